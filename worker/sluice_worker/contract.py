@@ -1,0 +1,198 @@
+"""The wire contract between operator and worker: what the admin port speaks.
+
+Both sides read and write these types and nothing else, so there is one place where a field is named.
+Decoding is strict: NaN, infinities, negative counts, wrong types and missing fields are refused by
+`msgspec` with the path of the field. Times are seconds (`*_s`) or milliseconds (`*_ms`).
+"""
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+T = TypeVar("T")
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+Milliseconds = Annotated[float, Meta(gt=0)]
+
+TICK_SECONDS = 2.0
+"""Length of one closed evidence tick."""
+TICK_RING = 900
+"""Closed ticks that a worker keeps: half an hour."""
+SKETCH_GAMMA = 1.02
+"""Ratio of neighbouring sketch buckets: a quantile read back is within 1 % (DDSketch)."""
+
+
+class Slo(Struct, frozen=True, forbid_unknown_fields=True):
+    """Targets in milliseconds; None means that there is no such target."""
+
+    ttft_ms: Milliseconds | None = None
+    itl_ms: Milliseconds | None = None
+    e2e_ms: Milliseconds | None = None
+
+
+class RuntimePatch(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of PATCH /v1/runtime_config. Fields left out keep their value.
+
+    Answers: 200 with the effective `RuntimeConfig`; 409 if `epoch` is older than the one in force;
+    422 if `max_num_seqs` is over the ceiling. The same patch again is 200 and changes nothing.
+    """
+
+    epoch: Count
+    max_num_seqs: Positive | None = None
+    max_num_batched_tokens: Positive | None = None
+    slo: Slo | None = None
+    overload: Literal["Queue", "Shed"] | None = None
+
+
+class Waiting(Struct, frozen=True):
+    """Requests that wait, by what they wait for."""
+
+    cap: Count = 0
+    kv: Count = 0
+
+
+class RuntimeConfig(Struct, frozen=True):
+    """The whole effective configuration: answer of GET and PATCH /v1/runtime_config."""
+
+    epoch: Count
+    max_num_seqs: Positive
+    max_num_batched_tokens: Positive
+    slo: Slo
+    overload: Literal["Queue", "Shed"]
+    ceiling: Positive
+    running: Count
+    waiting: Waiting
+    boot_id: str
+
+
+class Causes(Struct, frozen=True):
+    """Misses of the first-token target, each booked once, to the largest part of its time."""
+
+    cap: Count = 0
+    kv: Count = 0
+    prefill: Count = 0
+    cold: Count = 0
+
+
+class FirstTokens(Struct, frozen=True):
+    """First-token counts of one tick, over all arrivals whose fate was decided in it.
+
+    A request that was refused, timed out, or cancelled after the target counts as over, and one that
+    still waits past the target is counted when it passes the target; each request once.
+    `sketch`: bucket index i -> number of values in (GAMMA**(i-1), GAMMA**i] ms.
+    """
+
+    n: Count = 0
+    over: Count = 0
+    by: Causes = Causes()
+    sketch: dict[int, Count] = {}
+
+
+class TokenGaps(Struct, frozen=True):
+    """Inter-token gaps of one tick, over all tokens after a request's first.
+
+    `n_at_cap` and `over_at_cap` count only gaps of steps with running >= 0.9 * max_num_seqs.
+    `over_after_over`: gaps over target that directly follow one over target in the same request.
+    """
+
+    n: Count = 0
+    over: Count = 0
+    over_after_over: Count = 0
+    n_at_cap: Count = 0
+    over_at_cap: Count = 0
+    sketch: dict[int, Count] = {}
+
+
+class Requests(Struct, frozen=True):
+    """End-to-end counts of one tick, over finished requests."""
+
+    n: Count = 0
+    over: Count = 0
+    sketch: dict[int, Count] = {}
+
+
+class Tick(Struct, frozen=True):
+    """What happened in one closed tick of `TICK_SECONDS`.
+
+    `t_s`: wall-clock end of the tick (Unix time). `epoch`: the one in force at its end; a tick during
+    which the epoch changed has `settled` False, as has one before running <= the new cap (lowering).
+    `running`, `waiting`: at its end; `max_running`: the largest number in one of its steps.
+    `good`, `smooth`: finished requests whose first token held and whose mean gap held / at most 1 % of
+    whose gaps were over. `prompt_tokens` are those computed (cached ones left out), `finished` and
+    `generated_tokens` make the mean output length. `throttled_s`: CPU quota throttling of the cgroup.
+    """
+
+    seq: Count
+    t_s: Seconds
+    epoch: Count
+    boot_id: str
+    settled: bool
+    max_num_seqs: Positive
+    arrivals: Count
+    refused: Count
+    finished: Count
+    good: Count
+    smooth: Count
+    ttft: FirstTokens
+    itl: TokenGaps
+    e2e: Requests
+    steps: Count
+    decodes: Count
+    prefill_tokens: Count
+    generated_tokens: Count
+    busy_s: Seconds
+    throttled_s: Seconds
+    running: Count
+    max_running: Count
+    waiting: Waiting
+
+
+class StepModel(Struct, frozen=True):
+    """step_ms = a + b * decodes + c * kv_tokens + d * prefill_tokens, non-negative least squares.
+
+    `n`: records behind it. `resid_q`: ratio of measured to predicted step time at P99 of the records.
+    """
+
+    a: Seconds
+    b: Seconds
+    c: Seconds
+    d: Seconds
+    n: Count
+    resid_q: Seconds
+
+
+class Lengths(Struct, frozen=True):
+    """Lengths of finished requests, prompt plus output, in tokens."""
+
+    mean: Seconds
+    sigma: Seconds
+    n: Count
+
+
+class MemoryReport(Struct, frozen=True):
+    """Bytes by class, planned by the formula and measured at start."""
+
+    planned: dict[str, Count]
+    measured: dict[str, Count]
+    kv_tokens: Count
+
+
+class Evidence(Struct, frozen=True):
+    """Answer of GET /v1/evidence?after=SEQ: closed ticks with seq > SEQ, oldest first."""
+
+    boot_id: str
+    started_s: Seconds
+    ticks: list[Tick]
+    lengths: Lengths
+    memory: MemoryReport
+    step_model: StepModel | None = None
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """Parse JSON bytes as `kind`; raises msgspec.ValidationError or msgspec.DecodeError."""
+    return msgspec.json.decode(body, type=kind)
+
+
+encode = msgspec.json.encode

@@ -1,0 +1,195 @@
+"""Messages between the API process and the engine process of one worker.
+
+Transport: one AF_UNIX stream socket pair; each frame is a 4-byte little-endian length and a msgpack
+body. `encode_frame` writes one; the reader of each side cuts the stream with `split_frames`.
+Times are CLOCK_MONOTONIC seconds, which both processes share. No torch in here.
+"""
+
+import struct
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from .contract import MemoryReport, StepModel
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+MAX_FRAME_BYTES = 64 << 20
+
+
+class Message(Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages; the class name is the tag."""
+
+
+# API process -> engine process
+
+
+class Submit(Message, frozen=True):
+    """A request that the API process has validated. `arrival_s`: last byte of its body was read."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    max_tokens: int
+    temperature: float
+    seed: int | None
+    ignore_eos: bool
+    stop_token_ids: list[int]
+    min_tokens: int
+    arrival_s: float
+    cache_salt: str = ""
+
+
+class Abort(Message, frozen=True):
+    """The client left: free the request's blocks within one step. Unknown ids are ignored."""
+
+    request_id: str
+
+
+class Configure(Message, frozen=True):
+    """Live limits, in force from the next step on. The API process has checked them."""
+
+    epoch: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    itl_ms: float | None
+
+
+class CheckIntegrity(Message, frozen=True):
+    """Asks for an `Integrity` answer."""
+
+
+class Shutdown(Message, frozen=True):
+    """Leave the step loop once nothing runs or waits, then exit 0."""
+
+
+ToEngine = Submit | Abort | Configure | CheckIntegrity | Shutdown
+
+
+# engine process -> API process
+
+
+class Starting(Message, frozen=True):
+    """Progress of the start: weights, memory, profile."""
+
+    phase: str
+    percent: int
+
+
+class Ready(Message, frozen=True):
+    """The engine serves. `predicted_max_num_seqs`: the cap that the start-up profile predicts."""
+
+    ceiling: int
+    predicted_max_num_seqs: int
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    kv_tokens: int
+    memory: MemoryReport
+    step_model: StepModel | None
+
+
+class FirstToken(Struct, frozen=True, array_like=True):
+    """Where a request's time went before its first token (seconds), and what the cache gave."""
+
+    wait_cap_s: float
+    wait_kv_s: float
+    prefill_s: float
+    cached_tokens: int
+
+
+class TokenOut(Struct, frozen=True, array_like=True):
+    """One new token of one request. `first` only with the first token."""
+
+    request_id: str
+    token_id: int
+    finish_reason: FinishReason | None
+    first: FirstToken | None
+
+
+class Snapshot(Struct, frozen=True, array_like=True):
+    """The engine's state after a step."""
+
+    running: int
+    waiting_cap: int
+    waiting_kv: int
+    used_blocks: int
+    cached_blocks: int
+    num_blocks: int
+    num_preemptions: int
+    preempted_tokens: int
+    prefix_queries: int
+    prefix_hits: int
+
+
+class StepReport(Message, frozen=True):
+    """One step: its tokens and its record. `at_cap`: running >= 0.9 * max_num_seqs in this step."""
+
+    tokens: list[TokenOut]
+    epoch: int
+    step_s: float
+    num_decodes: int
+    num_kv_tokens: int
+    num_prefill_tokens: int
+    num_running: int
+    at_cap: bool
+    snapshot: Snapshot
+    step_model: StepModel | None = None
+
+
+class Finished(Message, frozen=True):
+    """A request ended without a token: aborted, or failed with `error` (its sentence)."""
+
+    request_id: str
+    finish_reason: FinishReason
+    error: str | None
+    snapshot: Snapshot
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent at least once a second, also when idle. `steps`: the step counter; `busy`: work exists."""
+
+    steps: int
+    busy: bool
+    snapshot: Snapshot
+
+
+class Integrity(Message, frozen=True):
+    """Answer to `CheckIntegrity`: None, or the sentence that says which invariant fails."""
+
+    problem: str | None
+
+
+class Failed(Message, frozen=True):
+    """The engine cannot start or go on; it exits non-zero after this. `code` as in `errors`."""
+
+    code: str
+    message: str
+
+
+FromEngine = Starting | Ready | StepReport | Finished | Heartbeat | Integrity | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
+from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode_frame(message: Message) -> bytes:
+    """`message` as one frame."""
+    body = _encoder.encode(message)
+    return struct.pack("<I", len(body)) + body
+
+
+def split_frames(buffer: bytearray) -> list[bytes]:
+    """Cut complete frame bodies off the front of `buffer`, leaving the rest in it."""
+    bodies, start = [], 0
+    while len(buffer) - start >= 4:
+        (length,) = struct.unpack_from("<I", buffer, start)
+        if length > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+        if len(buffer) - start - 4 < length:
+            break
+        bodies.append(bytes(buffer[start + 4 : start + 4 + length]))
+        start += 4 + length
+    del buffer[:start]
+    return bodies
