@@ -1,0 +1,215 @@
+"""Everything that a worker refuses or fails with, as one tree.
+
+SluiceError
+├── StartupError                exit code 2, before or instead of serving
+│   ├── ConfigError             flags, files
+│   ├── CheckpointError         missing, not safetensors, truncated, wrong shape
+│   ├── UnsupportedModel        an architecture or option that is not built
+│   └── DoesNotFit              the memory arithmetic says no
+├── RequestError           400  what a caller can put right
+│   ├── UnsupportedParameter
+│   ├── ContextLengthExceeded   prompt + output over the window
+│   ├── KvCapacityExceeded      could never fit in the KV pool
+│   ├── Unauthorized       401
+│   ├── ModelNotFound      404
+│   ├── RequestTimeout     408
+│   ├── StaleEpoch         409
+│   ├── BodyTooLarge       413
+│   └── OverCeiling        422
+├── Overloaded             429  retry later
+│   ├── QueueFull
+│   └── Shed                    the first-token target is already out of reach
+├── Unavailable            503  retry elsewhere
+│   ├── NotReady
+│   ├── Draining
+│   └── EngineDied
+└── RequestFailed          500  this one request failed in the engine
+"""
+
+from typing import ClassVar
+
+
+class SluiceError(Exception):
+    """One sentence for a person, an HTTP status and a stable code for a program.
+
+    `param` names the request field at fault. `retry_after_s` becomes the Retry-After header.
+    """
+
+    http_status: ClassVar[int] = 500
+    kind: ClassVar[str] = (
+        "InternalServerError"  # the `type` of an OpenAI error body, as vLLM spells it
+    )
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class StartupError(SluiceError):
+    """The worker cannot start; the process says why and exits with `exit_status`."""
+
+    code = "startup_failed"
+    exit_status: ClassVar[int] = 2
+
+
+class ConfigError(StartupError):
+    """Flags or files that contradict; `problems` holds one sentence each."""
+
+    code = "invalid_config"
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class CheckpointError(StartupError):
+    """The checkpoint directory is missing, incomplete, malformed or not safetensors."""
+
+    code = "invalid_checkpoint"
+
+
+class UnsupportedModel(StartupError):
+    """The checkpoint is sound, but this engine cannot run it."""
+
+    code = "unsupported_model"
+
+
+class DoesNotFit(StartupError):
+    """Weights, activations and one sequence of KV cache need more memory than there is."""
+
+    code = "does_not_fit"
+
+
+class RequestError(SluiceError):
+    """The caller can put this right."""
+
+    http_status = 400
+    kind = "BadRequestError"
+    code = "invalid_request"
+
+
+class UnsupportedParameter(RequestError):
+    """A known parameter with a value that is not built: refused, never ignored."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(RequestError):
+    """Prompt and output together are over the model's window."""
+
+    code = "context_length_exceeded"
+
+
+class KvCapacityExceeded(RequestError):
+    """The request could never fit in the KV pool."""
+
+    code = "kv_capacity_exceeded"
+
+
+class Unauthorized(RequestError):
+    """No bearer token, or a wrong one."""
+
+    http_status = 401
+    kind = "AuthenticationError"
+    code = "unauthorized"
+
+
+class ModelNotFound(RequestError):
+    """`model` is not the one served here."""
+
+    http_status = 404
+    kind = "NotFoundError"
+    code = "model_not_found"
+
+
+class RequestTimeout(RequestError):
+    """The body did not arrive within the receive deadline."""
+
+    http_status = 408
+    kind = "RequestTimeoutError"
+    code = "request_timeout"
+    retryable = True
+
+
+class StaleEpoch(RequestError):
+    """A runtime patch older than the one in force."""
+
+    http_status = 409
+    kind = "ConflictError"
+    code = "stale_epoch"
+
+
+class BodyTooLarge(RequestError):
+    """The body is over the cap; what was left of it was not read."""
+
+    http_status = 413
+    kind = "RequestEntityTooLargeError"
+    code = "body_too_large"
+
+
+class OverCeiling(RequestError):
+    """A runtime patch over what the buffers were sized for."""
+
+    http_status = 422
+    kind = "UnprocessableEntityError"
+    code = "over_ceiling"
+
+
+class Overloaded(SluiceError):
+    """Too much work here and now; retry after `retry_after_s`."""
+
+    http_status = 429
+    kind = "RateLimitError"
+    code = "overloaded"
+    retryable = True
+
+
+class QueueFull(Overloaded):
+    """The waiting queue has reached --max-num-queued-reqs."""
+
+    code = "queue_full"
+
+
+class Shed(Overloaded):
+    """The first-token target can no longer be met, and overload is Shed."""
+
+    code = "shed"
+
+
+class Unavailable(SluiceError):
+    """This worker does not serve now; another one may."""
+
+    http_status = 503
+    kind = "ServiceUnavailableError"
+    code = "unavailable"
+    retryable = True
+
+
+class NotReady(Unavailable):
+    """The engine is still starting."""
+
+    code = "not_ready"
+
+
+class Draining(Unavailable):
+    """The worker is shutting down and takes no new work."""
+
+    code = "draining"
+
+
+class EngineDied(Unavailable):
+    """The engine process ended; open requests cannot be finished."""
+
+    code = "engine_died"
+
+
+class RequestFailed(SluiceError):
+    """The engine failed this one request."""
+
+    code = "request_failed"
