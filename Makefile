@@ -1,0 +1,39 @@
+# Ten targets at most. `make demo` shows the whole promise; `make test` proves it. Both set up what they need.
+PY := .venv/bin/python
+CLUSTER := python3 cluster/cluster.py
+
+.PHONY: setup lint unit test demo cluster cluster-down images clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt
+	@echo "== Python environment in .venv (torch alone is about 5 GB)"
+	@python3 -c 'import ensurepip, venv' 2>/dev/null || apt-get install -y -qq python3-venv
+	@python3 -m venv .venv && .venv/bin/pip install -q --disable-pip-version-check -c constraints.txt uv
+	@.venv/bin/uv pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+lint: setup
+	@.venv/bin/ruff format --check . && .venv/bin/ruff check .
+	@.venv/bin/mypy operator/sluice_operator worker/sluice_worker kernels/sluice_kernels cli/sluice cluster
+	@.venv/bin/mypy tests && .venv/bin/lint-imports
+
+unit: setup
+	@$(PY) -m pytest -q tests/unit
+
+test: lint unit
+	@bash tests/run
+
+demo: setup
+	@$(PY) -m sluice demo
+
+cluster:
+	@$(CLUSTER) up && $(CLUSTER) images
+
+cluster-down:
+	@$(CLUSTER) down
+
+images: cluster
+
+clean:
+	@rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis
