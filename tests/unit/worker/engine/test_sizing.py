@@ -1,0 +1,181 @@
+"""The memory arithmetic, against figures that others published for known models."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_worker.sizing import (
+    CPU_RESERVE_BYTES,
+    GIB,
+    MAX_CEILING,
+    MIB,
+    STATISTICAL_Z,
+    MemoryPlan,
+    ModelShape,
+    SizingError,
+    advice,
+    kv_bytes_per_token,
+    plan_memory,
+    resolve_dtype,
+    safetensors_header_bytes,
+    weights_bytes,
+)
+
+LLAMA_8B: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+SHAPE = ModelShape.from_config(LLAMA_8B)
+
+
+def plan(
+    *,
+    total: int = 80 * GIB,
+    weights: int = 16_060_522_496,
+    max_model_len: int = 8192,
+    max_num_seqs: int | None = None,
+    lengths: tuple[float, float] | None = None,
+    device: Literal["cpu", "cuda"] = "cuda",
+    shape: ModelShape = SHAPE,
+    dtype_bytes: int = 2,
+) -> MemoryPlan:
+    return plan_memory(
+        shape,
+        total_bytes=total,
+        utilization=0.9,
+        weights_bytes=weights,
+        max_num_batched_tokens=2048,
+        max_model_len=max_model_len,
+        block_size=16,
+        dtype_bytes=dtype_bytes,
+        max_num_seqs=max_num_seqs,
+        lengths=lengths,
+        device=device,
+    )
+
+
+def test_llama_8b_has_the_published_kv_bytes_and_weights() -> None:
+    assert kv_bytes_per_token(SHAPE, 2) == 128 << 10
+    assert weights_bytes(SHAPE, 2) == 16_060_522_496  # total_size of the published index
+    assert kv_bytes_per_token(SHAPE, 2, tensor_parallel=8) == 16 << 10
+
+
+def test_llama_8b_on_80_gib_carries_about_440k_tokens() -> None:
+    fitted = plan()
+    assert fitted.fits
+    assert 420_000 < fitted.kv_tokens < 480_000
+    assert fitted.guaranteed_seqs == fitted.kv_tokens // 8192
+    assert fitted.ceiling == MAX_CEILING
+
+
+def test_70b_on_4_gib_does_not_fit_and_says_what_would() -> None:
+    big = replace(SHAPE, num_layers=80, hidden_size=8192, num_heads=64, intermediate_size=28672)
+    refused = plan(total=4 * GIB, weights=141 * GIB, device="cpu", shape=big)
+    assert not refused.fits
+    assert refused.ceiling == 0
+    assert "weights 141.0 GiB" in refused.explain()
+    assert "of memory instead of 4.0 GiB" in advice(refused, big)
+    assert "GPUs of 80.0 GiB" in advice(plan(weights=141 * GIB), SHAPE)
+
+
+def test_advice_names_a_window_that_then_fits() -> None:
+    tight = plan(total=20 * GIB, max_model_len=131072)
+    assert not tight.fits
+    assert f"max_model_len {tight.kv_tokens}" in advice(tight, SHAPE)
+    assert plan(total=20 * GIB, max_model_len=tight.kv_tokens).fits
+
+
+def test_advice_names_bfloat16_only_where_it_helps() -> None:
+    full = plan(total=26 * GIB, weights=2 * 16_060_522_496, dtype_bytes=4)
+    assert "bfloat16" in advice(full, SHAPE)
+    assert "bfloat16" not in advice(plan(total=10 * GIB), SHAPE)
+
+
+def test_small_model_in_a_1_gib_pod_fits_beside_the_reserve() -> None:
+    small = replace(SHAPE, num_layers=6, hidden_size=256, num_heads=8, num_kv_heads=4, head_dim=32)
+    small = replace(small, intermediate_size=704, vocab_size=2048, max_position=512)
+    fitted = plan(total=GIB, weights=16 * MIB, max_model_len=512, device="cpu", shape=small)
+    assert fitted.fits
+    assert fitted.reserve_bytes == CPU_RESERVE_BYTES
+    assert sum(fitted.as_dict().values()) - fitted.total_bytes <= fitted.usable_bytes
+
+
+def test_users_maximum_and_observed_lengths_bound_the_ceiling() -> None:
+    assert plan(max_num_seqs=7).ceiling == 7
+    assert plan(lengths=(8000.0, 10.0)).ceiling < 60
+    assert plan(lengths=(8000.0, 10.0)).ceiling >= plan().guaranteed_seqs
+
+
+@given(
+    total=st.integers(1, 200 * GIB),
+    mean=st.floats(1, 8192),
+    sigma=st.floats(0, 8192),
+    asked=st.one_of(st.none(), st.integers(1, 4096)),
+)
+def test_no_plan_spends_more_than_it_has(
+    total: int, mean: float, sigma: float, asked: int | None
+) -> None:
+    made = plan(total=total, lengths=(mean, sigma), max_num_seqs=asked)
+    kv_bytes = made.kv_tokens * made.kv_bytes_per_token
+    assert made.kv_tokens == 0 or made.fixed_bytes + kv_bytes <= made.usable_bytes
+    assert made.fits == (made.ceiling >= 1)
+    n = made.statistical_seqs
+    enough = n * mean + STATISTICAL_Z * sigma * n**0.5 <= made.kv_tokens * (1 + 1e-9)
+    assert enough or n == made.guaranteed_seqs
+    assert made.explain()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"architectures": ["BertModel"]}, "architecture BertModel is not supported"),
+        ({"architectures": None}, "architectures must be a list of one name"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"vocab_size": -4}, "vocab_size must be a positive integer"),
+        ({"num_hidden_layers": True}, "num_hidden_layers must be a positive integer"),
+        ({"num_key_value_heads": 5}, "not a multiple of num_key_value_heads"),
+        ({"torch_dtype": "int4"}, "dtype must be one of"),
+    ],
+)
+def test_config_that_cannot_be_sized_gets_one_sentence(
+    change: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(SizingError, match=sentence):
+        ModelShape.from_config({**LLAMA_8B, **change})
+
+
+def test_impossible_numbers_are_refused() -> None:
+    with pytest.raises(SizingError, match="max_position_embeddings 131072"):
+        plan(max_model_len=131073)
+    with pytest.raises(SizingError, match="does not divide"):
+        kv_bytes_per_token(SHAPE, 2, tensor_parallel=3)
+    with pytest.raises(SizingError, match="dtype int8"):
+        resolve_dtype("int8", SHAPE)
+
+
+def test_header_bytes_follow_the_run_dtype_for_floats_only() -> None:
+    header: dict[str, object] = {
+        "__metadata__": {"format": "pt"},
+        "a": {"dtype": "F32", "shape": [10, 10], "data_offsets": [0, 400]},
+        "b": {"dtype": "I64", "shape": [3], "data_offsets": [400, 424]},
+    }
+    assert safetensors_header_bytes(header, None) == 424
+    assert safetensors_header_bytes(header, 2) == 224
+    with pytest.raises(SizingError, match="tensor c"):
+        safetensors_header_bytes({"c": {"dtype": "Q9", "shape": []}}, None)
+
+
+def test_dtype_of_either_spelling_is_read_and_auto_follows_it() -> None:
+    newer = {**LLAMA_8B, "torch_dtype": None, "dtype": "float16"}
+    assert ModelShape.from_config(newer).dtype == "float16"
+    assert resolve_dtype("auto", SHAPE) == "bfloat16"
+    assert resolve_dtype("float32", SHAPE) == "float32"
