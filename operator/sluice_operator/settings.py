@@ -1,0 +1,82 @@
+"""What the operator is started with: flags only, read once. One source, so `ps` shows the truth."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+API_GROUP = "sluice.dev"
+API_VERSION = "v1alpha1"
+PLURAL = "inferenceservices"
+KIND = "InferenceService"
+FIELD_MANAGER = "sluice-operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Start-up settings of one operator process.
+
+    `models_dir`: where this process reads checkpoints for `file:///models/...` (`model_root`).
+    `namespaces`: those that are served; empty means all. `tick_s`: seconds between two looks at the
+    evidence of one object; `resync_s`: seconds between two passes when nothing asks for one.
+    """
+
+    worker_image: str
+    image_pull_policy: str = "IfNotPresent"
+    models_dir: Path = Path("/models")
+    model_root: str = "/models"
+    namespaces: tuple[str, ...] = ()
+    address: str = ""
+    metrics_port: int = 9090
+    liveness_port: int = 8080
+    tick_s: float = 2.0
+    resync_s: float = 30.0
+    log_format: str = "plain"
+    verbose: bool = False
+
+
+def parse(argv: Sequence[str] | None = None) -> Settings:
+    """Settings from `argv`; exits with 2 and one sentence when a flag is wrong (argparse)."""
+    options = _parser().parse_args(argv)
+    return Settings(
+        worker_image=options.worker_image,
+        image_pull_policy=options.image_pull_policy,
+        models_dir=options.models_dir,
+        namespaces=tuple(options.namespace),
+        address=options.address,
+        metrics_port=options.metrics_port,
+        liveness_port=options.liveness_port,
+        tick_s=options.tick_seconds,
+        resync_s=options.resync_seconds,
+        log_format=options.log_format,
+        verbose=options.verbose,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("sluice-operator", description=__doc__)
+    add = parser.add_argument
+    add("--worker-image", required=True, help="image of the pods where the object names none")
+    add(
+        "--image-pull-policy",
+        default="IfNotPresent",
+        choices=("Always", "IfNotPresent", "Never"),
+        help="of the worker's container",
+    )
+    add("--models-dir", type=Path, default=Path("/models"), help="checkpoints of file:// URIs")
+    add("--namespace", action="append", default=[], help="serve only this one (may be repeated)")
+    add("--address", default="", help="address that metrics and liveness listen on (all)")
+    add("--metrics-port", type=int, default=9090)
+    add("--liveness-port", type=int, default=8080)
+    add("--tick-seconds", type=_positive, default=2.0, help="between two looks at the evidence")
+    add("--resync-seconds", type=_positive, default=30.0, help="between two passes when idle")
+    add("--log-format", choices=("plain", "json"), default="plain")
+    add("--verbose", action="store_true", help="log debug messages")
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value
