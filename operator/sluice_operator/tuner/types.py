@@ -1,0 +1,206 @@
+"""What the tuner is told, what it remembers, and what it answers.
+
+All values are frozen. Times are Unix seconds (`*_s`), targets milliseconds (`*_ms`), shares 0..1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+from msgspec import Struct
+from sluice_worker.contract import Evidence, RuntimeConfig
+
+TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]
+Verdict = Literal["Breach", "Headroom", "Hold", "NoTraffic"]
+Cause = Literal["cap", "kv", "prefill", "cold", "none"]
+LimitedBy = Literal["VRAM", "User", "InterTokenLatency", "Minimum", "Evidence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """`spec.slo`. `percentile`: "99", "99.9", ...; a target that is None was not asked for."""
+
+    percentile: str
+    ttft_ms: float | None
+    itl_ms: float | None
+    e2e_ms: float | None
+    window_s: float = 600.0
+    overload: Literal["Queue", "Shed"] = "Queue"
+    mode: Literal["Enforce", "Advisory"] = "Enforce"
+
+    @property
+    def allowed_share(self) -> float:
+        """The share of samples that may be over: 0.01 for P99."""
+        return float(1 - Decimal(self.percentile) / 100)
+
+    def by_name(self) -> dict[TargetName, float]:
+        """The targets that were asked for, in ms."""
+        all_targets: dict[TargetName, float | None] = {
+            "timeToFirstToken": self.ttft_ms,
+            "interTokenLatency": self.itl_ms,
+            "endToEnd": self.e2e_ms,
+        }
+        return {name: ms for name, ms in all_targets.items() if ms is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the tuner may not leave. `replicas_external`: somebody else writes `spec.replicas`."""
+
+    ceiling: int
+    min_num_seqs: int
+    min_replicas: int
+    max_replicas: int
+    replicas_external: bool = False
+    scale_up_window_s: float = 0.0
+    scale_down_window_s: float = 300.0
+    ceiling_by: Literal["VRAM", "User"] = "VRAM"
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod. `evidence`: all ticks held of it; `config`: its last runtime configuration.
+
+    `started_s`: its container started. `seen_s`: its evidence was last read; with it the clock of the
+    pod may be off, without it a pod is silent when its newest tick is old.
+    """
+
+    name: str
+    ready: bool
+    terminating: bool
+    evidence: Evidence | None
+    config: RuntimeConfig | None
+    started_s: float | None
+    seen_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything observed at `now`. `cap`, `epoch`: the persisted ones; `replicas`: those asked for."""
+
+    now: float
+    targets: Targets
+    limits: Limits
+    cap: int
+    epoch: int
+    replicas: int
+    pods: tuple[PodView, ...]
+
+
+class BreachedCap(Struct, frozen=True):
+    """A cap whose inter-token target broke. Not retried for 10 min * 2**times at these lengths."""
+
+    cap: int
+    time_s: float
+    times: int
+    mean_tokens: float
+
+
+class CapChange(Struct, frozen=True):
+    """The last change of the cap. `epoch` is the one that this change opened."""
+
+    time_s: float
+    from_cap: int
+    to_cap: int
+    epoch: int
+    reason: str
+
+
+class ReplicaChange(Struct, frozen=True):
+    """A change of the replicas. `settled_s`: when all of them were ready, None until then."""
+
+    time_s: float
+    from_replicas: int
+    to_replicas: int
+    reason: str
+    arrivals_per_s: float
+    drain_s: float = 0.0
+    settled_s: float | None = None
+
+
+class Past(Struct, frozen=True):
+    """All that cannot be recomputed from the ticks; kept in the ConfigMap as JSON by the rim.
+
+    `targets_since_s`: when the targets were last edited: older ticks were counted against others.
+    `scale_out_since_s`, `scale_in_since_s`: since when the demand asks for more or fewer replicas.
+    """
+
+    targets: str = ""
+    targets_since_s: float = 0.0
+    breached_caps: tuple[BreachedCap, ...] = ()
+    last_change: CapChange | None = None
+    scale_history: tuple[ReplicaChange, ...] = ()
+    scale_out_since_s: float | None = None
+    scale_in_since_s: float | None = None
+    cold_start_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetVerdict:
+    """One target, judged.
+
+    `n`, `over`, `over_share`: the promise, over all arrivals of the window; `used`: over_share divided
+    by `allowed_share`, at most 1 when the promise holds. `quantile_ms`: the asked percentile of the
+    window from the merged sketches. `epoch_n`, `epoch_over`, `verdict`: the evidence of this epoch.
+    `samples_needed`: until headroom can be shown if none more is over; None when it cannot matter.
+    `verifiable`: False when that would take more than an hour at the present traffic.
+    """
+
+    target: TargetName
+    target_ms: float
+    n: int
+    over: int
+    allowed_share: float
+    over_share: float
+    used: float
+    quantile_ms: float | None
+    verdict: Verdict
+    epoch_n: int
+    epoch_over: int
+    samples_needed: int | None
+    verifiable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition's answer: None is Unknown."""
+
+    holds: bool | None
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do and why. `cap`, `replicas`: what shall be (in Advisory mode: what is).
+
+    `proposed_cap`, `proposed_replicas`: what the law says, in every mode. `desired_replicas`: what the
+    demand alone asks for. `cap_reason` and `replicas_reason` are empty when that side holds; `reason`
+    and `message` are of the change, or of the hold. `effective_batch`: mean decodes in a step.
+    """
+
+    cap: int
+    replicas: int
+    proposed_cap: int
+    proposed_replicas: int
+    reason: str
+    message: str
+    cap_reason: str
+    replicas_reason: str
+    cause: Cause
+    verdicts: Mapping[TargetName, TargetVerdict]
+    slo_met: Condition
+    slo_feasible: Condition
+    metrics: Condition
+    predicted_cap: int | None
+    limited_by: LimitedBy
+    desired_replicas: int
+    pending_replicas: int
+    silent_pods: tuple[str, ...]
+    noisy_pods: tuple[str, ...]
+    effective_batch: float
+    arrivals_per_s: float
+    good_share: float | None
+    smooth_share: float | None
+    misses_by: Mapping[Cause, int]
