@@ -1,13 +1,18 @@
-"""What a worker is started with. Flags are spelled as vLLM's; parsing names all problems at once."""
+"""What a worker is started with: flags spelled as vLLM's; parsing names all problems at once."""
 
+import argparse
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from msgspec import Struct
 
 from .contract import Slo
+from .errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class EngineConfig(Struct, frozen=True):
@@ -31,7 +36,7 @@ class EngineConfig(Struct, frozen=True):
 
 
 class ServerConfig(Struct, frozen=True):
-    """All that the API process needs."""
+    """All that the API process needs. Timeouts and ages in seconds."""
 
     host: str = "0.0.0.0"  # noqa: S104 - a server's default, as vLLM's
     port: int = 8000
@@ -46,3 +51,246 @@ class ServerConfig(Struct, frozen=True):
     max_body_bytes: int = 4 << 20
     liveness_timeout: float = 30.0
     shutdown_timeout: float = 30.0
+    receive_timeout: float = 30.0
+    write_timeout: float = 30.0
+    connection_max_age: float = 30.0
+
+
+class WorkerConfig(Struct, frozen=True):
+    """Both processes' part of the command line."""
+
+    engine: EngineConfig
+    server: ServerConfig
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use: --served-model-name, or the directory's own name as the path."""
+        return self.server.served_model_name or self.engine.model
+
+
+class Flag(NamedTuple):
+    """One flag that takes a value: its name, how the text becomes a value, and its help."""
+
+    name: str
+    convert: Callable[[str], object]
+    help: str
+
+
+def _number(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], object]:
+    """A converter to `kind` within [low, high]."""
+    noun = "a whole number" if kind is int else "a number"
+    limits = f"from {low:g} on" if math.isinf(high) else f"from {low:g} to {high:g}"
+
+    def convert(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError as error:
+            raise ValueError(f"must be {noun} {limits}, not {text!r}") from error
+        if not low <= value <= high or (math.isinf(value)):
+            raise ValueError(f"must be {noun} {limits}, not {text}")
+        return value
+
+    return convert
+
+
+def _choice(*choices: str) -> Callable[[str], object]:
+    """A converter that accepts `choices` only."""
+
+    def convert(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}, not {text!r}")
+        return text
+
+    return convert
+
+
+_count = _number(int, 0, math.inf)
+_positive = _number(int, 1, math.inf)
+_port = _number(int, 0, 65535)
+_milliseconds = _number(float, 0.001, math.inf)
+_seconds = _number(float, 0.01, math.inf)
+
+ENGINE_FLAGS = (
+    Flag("model", str, "directory of a Hugging Face checkpoint (required)"),
+    Flag("dtype", _choice(*DTYPES), "type of weights and KV cache"),
+    Flag("load-format", _choice("auto", "safetensors", "dummy"), "dummy: random weights"),
+    Flag("seed", _number(int, 0, 2**63 - 1), "seed of random weights and unseeded sampling"),
+    Flag("max-model-len", _positive, "window in tokens, prompt plus output"),
+    Flag("max-num-seqs", _positive, "the ceiling of concurrent sequences; live changes stay below"),
+    Flag("initial-num-seqs", _positive, "the first cap; default: what the start profile predicts"),
+    Flag("max-num-batched-tokens", _positive, "token budget of one step"),
+    Flag("block-size", _positive, "tokens of one KV block"),
+    Flag("gpu-memory-utilization", _number(float, 0.01, 1), "share of the memory to use"),
+    Flag("num-gpu-blocks-override", _positive, "KV blocks, instead of what the memory gives"),
+    Flag("device", _choice("auto", "cpu", "cuda"), "where the model runs"),
+)
+SERVER_FLAGS = (
+    Flag("host", str, "address of the API port"),
+    Flag("port", _port, "API port; 0 picks a free one"),
+    Flag("admin-port", _port, "admin port: metrics, evidence, live configuration; 0: a free one"),
+    Flag("served-model-name", str, "the model's name in requests and metrics"),
+    Flag("api-key-file", Path, "file of bearer keys, one a line; without it the API is open"),
+    Flag("admin-token-file", Path, "file of the admin bearer; without it admin is on 127.0.0.1"),
+    Flag("runtime-config-dir", Path, "directory with files max_num_seqs and epoch, read at start"),
+    Flag("overload", _choice("Queue", "Shed"), "Shed drops what cannot meet --slo-ttft-ms"),
+    Flag("max-num-queued-reqs", _count, "waiting requests over which new ones get 429"),
+    Flag("max-body-bytes", _positive, "request bodies over it get 413"),
+    Flag("liveness-timeout", _seconds, "seconds without a step, with work, until not live"),
+    Flag("shutdown-timeout", _seconds, "seconds that running requests get after SIGTERM"),
+    Flag("receive-timeout", _seconds, "seconds for a request's headers, and for its body"),
+    Flag("write-timeout", _seconds, "seconds after which a reader that stopped reading is cut"),
+    Flag("connection-max-age", _seconds, "seconds after which a connection is closed when idle"),
+)
+SLO_FLAGS = (
+    Flag("slo-ttft-ms", _milliseconds, "target of the time to the first token"),
+    Flag("slo-itl-ms", _milliseconds, "target of the gap between two tokens"),
+    Flag("slo-e2e-ms", _milliseconds, "target of the whole request"),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of leaving the process, so that every problem is told at once."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError([message])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="sluice-worker",
+        description="Serves one model over the OpenAI API, with a live max_num_seqs.",
+        allow_abbrev=False,
+    )
+    for flag in (*ENGINE_FLAGS, *SERVER_FLAGS, *SLO_FLAGS):
+        parser.add_argument(f"--{flag.name}", help=flag.help, metavar="X")
+    parser.add_argument(
+        "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True
+    )
+    return parser
+
+
+def parse(argv: Sequence[str]) -> WorkerConfig:
+    """The configuration that `argv` asks for, files checked.
+
+    Raises ConfigError with all problems, one sentence each.
+    """
+    given, unknown = _parser().parse_known_args(argv)
+    problems = [f"{argument} is not a flag of sluice-worker" for argument in unknown]
+    engine = _convert(given, ENGINE_FLAGS, problems)
+    server = _convert(given, SERVER_FLAGS, problems)
+    slo = _convert(given, SLO_FLAGS, problems)
+    engine["enable_prefix_caching"] = given.enable_prefix_caching
+    if "gpu_memory_utilization" in engine:
+        engine["memory_utilization"] = engine.pop("gpu_memory_utilization")
+    server["slo"] = Slo(**{name.removeprefix("slo_"): value for name, value in slo.items()})
+    engine["itl_ms"] = slo.get("slo_itl_ms")
+    problems += _contradictions(engine, server)
+    problems += _checkpoint_problems(given.model, engine.get("load_format", "auto"))
+    problems += _file_problems(server)
+    if not problems:
+        engine |= _runtime_config(server.get("runtime_config_dir"), problems)
+    if problems:
+        raise ConfigError(problems)
+    return WorkerConfig(EngineConfig(**engine), ServerConfig(**server))
+
+
+def _convert(
+    given: argparse.Namespace, flags: tuple[Flag, ...], problems: list[str]
+) -> dict[str, Any]:
+    """The values of the flags that were given; what cannot be converted joins `problems`."""
+    values: dict[str, Any] = {}
+    for flag in flags:
+        name = flag.name.replace("-", "_")
+        text = getattr(given, name)
+        if text is None:
+            continue
+        try:
+            values[name] = flag.convert(text)
+        except ValueError as error:
+            problems.append(f"--{flag.name} {error}")
+    return values
+
+
+def _contradictions(engine: dict[str, Any], server: dict[str, Any]) -> list[str]:
+    """Flags that are sound alone, but not together."""
+    problems = []
+    port = server.get("port", ServerConfig().port)
+    if port and port == server.get("admin_port", ServerConfig().admin_port):
+        problems.append(f"--port and --admin-port are both {port}; give them different ports")
+    ceiling, initial = engine.get("max_num_seqs"), engine.get("initial_num_seqs")
+    if ceiling is not None and initial is not None and initial > ceiling:
+        problems.append(f"--initial-num-seqs {initial} is over --max-num-seqs {ceiling}")
+    budget = engine.get("max_num_batched_tokens", 2048)
+    if ceiling is not None and budget < ceiling:
+        problems.append(
+            f"--max-num-batched-tokens {budget} is under --max-num-seqs {ceiling}; "
+            "a step could not decode all sequences"
+        )
+    if server.get("overload") == "Shed" and server["slo"].ttft_ms is None:
+        problems.append("--overload Shed needs --slo-ttft-ms, the target that it sheds for")
+    return problems
+
+
+def _checkpoint_problems(model: str | None, load_format: str) -> list[str]:
+    """Why `model` cannot be a checkpoint directory, as far as a look at its names tells."""
+    if model is None:
+        return ["--model is required: the directory of a checkpoint"]
+    directory = Path(model)
+    if not directory.is_dir():
+        return [f"--model {model} is not a directory"]
+    problems = [
+        f"--model {model} has no {name}"
+        for name in ("config.json", "tokenizer.json")
+        if not (directory / name).is_file()
+    ]
+    if load_format != "dummy" and not any(directory.glob("*.safetensors")):
+        problems.append(
+            f"--model {model} has no *.safetensors; other formats are not loaded, because "
+            "they can run code"
+        )
+    return problems
+
+
+def _file_problems(server: dict[str, Any]) -> list[str]:
+    problems = []
+    for flag in ("api_key_file", "admin_token_file"):
+        path: Path | None = server.get(flag)
+        if path is None:
+            continue
+        try:
+            read_secrets(path)
+        except ConfigError as error:
+            problems += [f"--{flag.replace('_', '-')} {problem}" for problem in error.problems]
+    directory: Path | None = server.get("runtime_config_dir")
+    if directory is not None and not directory.is_dir():
+        problems.append(f"--runtime-config-dir {directory} is not a directory")
+    return problems
+
+
+def read_secrets(path: Path) -> tuple[str, ...]:
+    """The non-empty lines of `path`; raises ConfigError if there is none or it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise ConfigError([f"{path} cannot be read: {reason}"]) from error
+    secrets = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not secrets:
+        raise ConfigError([f"{path} holds no key"])
+    return secrets
+
+
+def _runtime_config(directory: Path | None, problems: list[str]) -> dict[str, int]:
+    """Cap and epoch that the operator persisted, so that a new pod starts where its peers are."""
+    values: dict[str, int] = {}
+    fields = (("max_num_seqs", "initial_num_seqs", 1), ("epoch", "epoch", 0))
+    for file_name, field, lowest in fields:
+        path = directory / file_name if directory else None
+        if path is None or not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+        if not text.isascii() or not text.isdigit() or int(text) < lowest:
+            problems.append(f"{path} must hold a whole number from {lowest} on, not {text[:40]!r}")
+        else:
+            values[field] = int(text)
+    return values
