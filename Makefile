@@ -21,10 +21,10 @@ lint: setup
 unit: setup
 	@$(PY) -m pytest -q tests/unit
 
-test: lint unit
+test: lint
 	@bash tests/run
 
-demo: setup
+demo: setup cluster
 	@$(PY) -m sluice demo
 
 cluster:

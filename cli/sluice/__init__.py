@@ -1,1 +1,1 @@
-"""The command line, the one place that may import both the operator's and the worker's pure sides."""
+"""The command line: the one place that may import both pure sides, operator and worker."""

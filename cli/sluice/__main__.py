@@ -1,0 +1,30 @@
+"""`sluice`: one module a command, imported only when its command is called."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "demo": "see the whole promise on a real cluster",
+    "load": "closed- and open-loop load on an OpenAI endpoint",
+    "plan": "the memory arithmetic of a checkpoint, without a pod",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and run its command; the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="sluice", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    chosen = next((a for a in arguments if a in COMMANDS), None)
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        if name == chosen:
+            importlib.import_module(f"sluice.{name}").add_arguments(command)
+    args = parser.parse_args(arguments)
+    return int(importlib.import_module(f"sluice.{args.command}").main(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""`sluice demo`: the whole promise on a real cluster, told while it happens.
+
+Installs the chart, applies a model that cannot fit and then one that can, streams a completion
+through the Service, finds one pod's capacity X, and drives 0.5 X, 1.3 X and 0.3 X at it while the
+table shows the object's own status. Exit 0 only if every promise was seen (`timeline.checks`).
+"""
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sluice import timeline
+from sluice.kube import NAMESPACE, Kube, KubeError, condition, wait_for
+
+SYSTEM = "sluice-system"
+NAME = "demo"
+POLL_SECONDS = 2.0
+LOAD_POD = "sluice-demo-load"
+SCALE_IN_SECONDS = 120.0
+
+
+def say(text: str) -> None:
+    """One line of the story."""
+    print(text, flush=True)
+
+
+@dataclass
+class Demo:
+    """The demo's state: where it runs, and what it saw."""
+
+    kube: Kube
+    root: Path
+    images: Mapping[str, str]
+    rows: list[timeline.Row] = field(default_factory=list)
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    phase: str = "warmup"
+
+    def install(self) -> None:
+        """`helm upgrade --install`, waiting for the operator."""
+        say("\n== helm install: the CRD, its RBAC and the operator")
+        self.kube.run(
+            "helm", "upgrade", "--install", "sluice", str(self.root / "charts/sluice"),
+            "--namespace", SYSTEM, "--create-namespace", "--wait", "--timeout", "120s",
+            "--set", f"image={self.images['operator']}",
+            "--set", f"worker.image={self.images['worker']}",
+        )  # fmt: skip
+
+    def refuse_too_large(self) -> None:
+        """A model that cannot fit is told so before any pod exists."""
+        say("\n== kubectl apply -f examples/too-large.yaml: a model that cannot fit")
+        self.kube.kubectl("apply", "-f", str(self.root / "examples/too-large.yaml"))
+
+        def refused() -> Mapping[str, Any] | None:
+            fits = condition(self.kube.inference_service("too-large"), "ModelFits")
+            return fits if fits.get("status") == "False" else None
+
+        fits = wait_for("ModelFits=False", 60, refused)
+        say(f"   ModelFits=False: {fits['message']}")
+        if self.kube.pods("too-large"):
+            raise KubeError("a pod exists for a model that cannot fit")
+        say("   no pod was made")
+        self.kube.kubectl("delete", "-f", str(self.root / "examples/too-large.yaml"))
+
+    def apply(self) -> None:
+        """The service of the demo, from nothing to Ready."""
+        say("\n== kubectl apply -f examples/demo.yaml")
+        self.kube.kubectl("delete", "infs", NAME, "--ignore-not-found", "--wait=true")
+        wait_for("old pods to leave", 90, lambda: True if not self.kube.pods(NAME) else None)
+        self.kube.kubectl("apply", "-f", str(self.root / "examples/demo.yaml"))
+        last = ""
+
+        def ready() -> Mapping[str, Any] | None:
+            nonlocal last
+            now = condition(self.kube.inference_service(NAME), "Ready")
+            if (text := f"   Ready={now.get('status')}: {now.get('message')}") != last:
+                say(last := text)
+            return now if now.get("status") == "True" else None
+
+        wait_for("Ready=True", 240, ready)
+
+    def complete(self) -> None:
+        """Stream a completion through the Service."""
+        say("\n== a completion, streamed through the Service\n")
+        with self.kube.service_url(NAME) as url:
+            self._stream(url)
+
+    def _stream(self, url: str) -> None:
+        prompt = "def read_lines(path):\n"
+        body = {"model": NAME, "prompt": prompt, "max_tokens": 80, "stream": True, "temperature": 0}
+        sys.stdout.write("   | " + prompt.replace("\n", "\n   | "))
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
+            response.raise_for_status()
+            for line in response.iter_lines():
+                if line.startswith("data: ") and not line.endswith("[DONE]"):
+                    text = json.loads(line[6:])["choices"][0]["text"]
+                    sys.stdout.write(text.replace("\n", "\n   | "))
+                    sys.stdout.flush()
+        say("")
+
+    def drive(self, phases: list[str]) -> None:
+        """Run the load and look at the object meanwhile, until the second pod has come and gone."""
+        say("\n== load: one pod's capacity X (closed loop), then 0.5 X, 1.3 X, 0.3 X (open loop)\n")
+        self.kube.patch("infs", NAME, {"spec": {"scaling": {"maxReplicas": 1}}})
+        self.kube.kubectl("delete", "pod", LOAD_POD, "--ignore-not-found", "--wait=true")
+        self.kube.start_load(LOAD_POD, self.images["operator"], NAME, "--phases", *phases)
+        self.phase = phases[0].split(":")[0]
+        names = [p.split(":")[0] for p in phases]
+        reader = threading.Thread(target=self._read_load, args=(names,), daemon=True)
+        reader.start()
+        say(timeline.Row.HEADER)
+        start = time.time()
+        while reader.is_alive():
+            self.look(start)
+            reader.join(POLL_SECONDS)
+        end = time.monotonic() + SCALE_IN_SECONDS
+        while not timeline.scaled_in(self.rows).seen and time.monotonic() < end:
+            self.look(start)
+            time.sleep(POLL_SECONDS)
+
+    def _read_load(self, names: list[str]) -> None:
+        """Follow the load's lines; once capacity is known, let the service have two pods."""
+        for line in self.kube.follow("kubectl", "logs", "-f", "-n", NAMESPACE, LOAD_POD):
+            record = json.loads(line) if line.startswith("{") else {}
+            if "phase" not in record:
+                continue
+            self.phases.append(record)
+            following = names.index(record["phase"]) + 1
+            self.phase = names[following] if following < len(names) else "idle"
+            say(f"   -- {record['phase']}: {record['requests_per_s']:.1f} requests/s, P99 TTFT"
+                f" {record['p99_ttft_ms']} ms, ITL {record['p99_itl_ms']} ms at the client,"
+                f" {record['results']}")  # fmt: skip
+            if record["phase"] == "capacity":
+                say(f"   -- X = {record['capacity']:.1f} requests/s; maxReplicas: 1 -> 2")
+                self.kube.patch("infs", NAME, {"spec": {"scaling": {"maxReplicas": 2}}})
+
+    def look(self, start: float) -> None:
+        """One row of the table."""
+        try:
+            seen = timeline.row(
+                time.time(), self.phase, self.kube.inference_service(NAME), self.kube.pods(NAME)
+            )
+        except (KubeError, json.JSONDecodeError) as e:
+            say(f"   (no answer from the API server: {str(e)[:80]})")
+            return
+        self.rows.append(seen)
+        say(seen.line(start))
+
+    def finish(self, out: Path) -> bool:
+        """Say what was seen, write the timeline, and tell whether all promises held."""
+        from sluice.plot import timeline_png
+
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "demo.json").write_text(
+            json.dumps(timeline.as_json(self.rows, self.phases), indent=1)
+        )
+        slo = self.kube.inference_service(NAME)["spec"]["slo"]
+        targets = [
+            timeline.milliseconds(slo.get(k)) for k in ("timeToFirstToken", "interTokenLatency")
+        ]
+        timeline_png(self.rows, targets[0], targets[1], out / "demo.png")
+        say("\n== what was seen")
+        results = timeline.checks(self.rows, self.phases)
+        for check in results:
+            say(f"   {'yes' if check.seen else 'NO '}  {check.claim}: {check.detail}")
+        url = f"http://{self.kube.cluster_address(NAME)}"
+        say(f"\n   timeline: {out / 'demo.png'} and {out / 'demo.json'}")
+        say(f"   the service is still up; try:\n   curl -X POST {url}/generate"
+            " -d '{\"prompt\": \"import \"}'")  # fmt: skip
+        return all(check.seen for check in results)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `sluice demo`."""
+    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the repository's folder")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/demo"), help="where PNG and JSON go"
+    )
+    parser.add_argument(
+        "--phases",
+        nargs="+",
+        default=["warmup:closed:16:30", "capacity:closed:16:20", "low:open:0.5:30",
+                 "high:open:1.3:120", "ebb:open:0.3:75"],
+    )  # fmt: skip
+
+
+def main(args: argparse.Namespace) -> int:
+    """Entry of `sluice demo`: 0 if all was seen, 1 if not, 3 without a cluster."""
+    state = args.root / "build/cluster/cluster.json"
+    if not state.exists():
+        say(f"There is no cluster: {state} is missing; `make cluster` brings one up.")
+        return 3
+    cluster = json.loads(state.read_text())
+    bin_dir = Path(cluster["bin_dir"]) if cluster.get("bin_dir") else None
+    demo = Demo(Kube(Path(cluster["kubeconfig"]), bin_dir), args.root, cluster["images"])
+    try:
+        demo.install()
+        demo.refuse_too_large()
+        demo.apply()
+        demo.complete()
+        demo.drive(args.phases)
+        return 0 if demo.finish(args.out) else 1
+    except (KubeError, httpx.HTTPError) as e:
+        say(f"\nThe demo stopped: {e}")
+        return 1

@@ -1,0 +1,169 @@
+"""What the demo saw, row by row, and what it must have seen. Pure: values in, values out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MIN_SHARE_OF_NEW_POD = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One look at the object's status and its pods. Milliseconds for `*_ms`; None = no samples."""
+
+    t_s: float
+    phase: str
+    arrivals_per_s: float | None
+    cap: int
+    effective_batch: float | None
+    replicas: int
+    ready: int
+    ttft_p99_ms: float | None
+    itl_p99_ms: float | None
+    verdict: str
+    cause: str
+    reason: str
+    pods: Mapping[str, int] = field(default_factory=dict)
+    """Pod UID -> restarts."""
+
+    HEADER = (
+        "   time phase     arrivals/s  cap  batch  pods  TTFT P99  ITL P99  verdict     cause      "
+    )
+
+    def line(self, start_s: float) -> str:
+        """The row as one line of the live table."""
+        return (
+            f"{self.t_s - start_s:6.0f}s {self.phase:9.9} {_num(self.arrivals_per_s, 10, 1)}"
+            f" {self.cap:4d} {_num(self.effective_batch, 6, 1)}  {self.ready:d}/{self.replicas:d}"
+            f" {_num(self.ttft_p99_ms, 7, 0)}ms {_num(self.itl_p99_ms, 6, 1)}ms"
+            f"  {self.verdict:11.11} {self.cause:10.10}"
+        )
+
+
+def _num(value: float | None, width: int, digits: int) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:{width}.{digits}f}"
+
+
+def milliseconds(text: str | None) -> float | None:
+    """`"123ms"` or `"1.5s"` of a status field as milliseconds."""
+    if not text:
+        return None
+    if text.endswith("ms"):
+        return float(text[:-2])
+    return 1000 * float(text.removesuffix("s"))
+
+
+def row(
+    t_s: float, phase: str, service: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]
+) -> Row:
+    """Read an InferenceService and its pods as the API server gives them."""
+    status = service.get("status") or {}
+    batching, slo = status.get("batching") or {}, status.get("slo") or {}
+    ttft, itl = slo.get("timeToFirstToken") or {}, slo.get("interTokenLatency") or {}
+    verdicts = [v for v in (ttft.get("verdict"), itl.get("verdict")) if v]
+    worst = next((v for v in ("Breach", "Hold", "Headroom") if v in verdicts), "NoTraffic")
+    return Row(
+        t_s=t_s,
+        phase=phase,
+        arrivals_per_s=_float(status.get("arrivalsPerSecond")),
+        cap=int(batching.get("maxNumSeqs") or 0),
+        effective_batch=_float(batching.get("effectiveBatch")),
+        replicas=int(status.get("replicas") or 0),
+        ready=int(status.get("readyReplicas") or 0),
+        ttft_p99_ms=milliseconds(ttft.get("p99")),
+        itl_p99_ms=milliseconds(itl.get("p99")),
+        verdict=worst,
+        cause=str(slo.get("cause") or "-"),
+        reason=str((batching.get("lastChange") or {}).get("reason") or ""),
+        pods={pod["metadata"]["uid"]: _restarts(pod) for pod in pods},
+    )
+
+
+def _float(value: object) -> float | None:
+    return None if value is None else float(str(value))
+
+
+def _restarts(pod: Mapping[str, Any]) -> int:
+    containers = (pod.get("status") or {}).get("containerStatuses") or []
+    return sum(int(c.get("restartCount", 0)) for c in containers)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise of the story: whether it was seen, and what was seen."""
+
+    claim: str
+    seen: bool
+    detail: str
+
+
+def raised_live(rows: Sequence[Row]) -> Check:
+    """The cap went up between two rows whose pods are the same and never restarted."""
+    raises = [
+        (a.cap, b.cap)
+        for a, b in zip(rows, rows[1:], strict=False)
+        if b.cap > a.cap > 0 and set(a.pods) & set(b.pods)
+    ]
+    restarts = sum(
+        max(r.pods.get(uid, 0) for r in rows) for uid in {u for r in rows for u in r.pods}
+    )
+    detail = ", ".join(f"{a} -> {b}" for a, b in raises) + f"; restarts: {restarts}"
+    return Check(
+        "the cap was raised live, without a restart", bool(raises) and not restarts, detail
+    )
+
+
+def scaled_out(rows: Sequence[Row]) -> Check:
+    """A second pod became ready."""
+    first = next((r for r in rows if r.ready >= 2), None)
+    high = next((r for r in rows if r.phase == "high"), None)
+    took = f"{first.t_s - high.t_s:.0f} s after the load rose" if first and high else "never"
+    return Check("a second pod became ready", first is not None, took)
+
+
+def broken(rows: Sequence[Row]) -> Check:
+    """The load broke a target."""
+    over = [r for r in rows if r.phase == "high" and r.verdict == "Breach"]
+    return Check("the load broke a target", bool(over), over[0].cause if over else "no breach seen")
+
+
+def shared(phases: Sequence[Mapping[str, Any]]) -> Check:
+    """The pod that came later served its part of the high load."""
+    by_pod = next((dict(p["by_pod"]) for p in phases if p["phase"] == "high"), {})
+    total = sum(by_pod.values()) or 1
+    shares = sorted((n / total for n in by_pod.values()), reverse=True)
+    second = shares[1] if len(shares) > 1 else 0.0
+    detail = f"{100 * second:.0f} % of {total} requests"
+    return Check("the new pod served its share", second >= MIN_SHARE_OF_NEW_POD, detail)
+
+
+def scaled_in(rows: Sequence[Row]) -> Check:
+    """After two ready pods there was one again, and its leaving pod is gone."""
+    last = rows[-1] if rows else None
+    seen = any(r.ready >= 2 for r in rows) and last is not None and len(last.pods) == 1
+    return Check(
+        "the second pod was drained and left", seen, f"{len(last.pods) if last else 0} pod"
+    )
+
+
+def nothing_lost(phases: Sequence[Mapping[str, Any]]) -> Check:
+    """Every request of every phase ended ok."""
+    sent = sum(int(p["sent"]) for p in phases)
+    ok = sum(int(p["results"].get("ok", 0)) for p in phases)
+    retries = sum(int(p["retries"]) for p in phases)
+    detail = f"{ok} of {sent} requests answered in full, {retries} client retries"
+    return Check("no request was lost", sent > 0 and ok == sent, detail)
+
+
+def checks(rows: Sequence[Row], phases: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """All promises of the story."""
+    return [
+        raised_live(rows), broken(rows), scaled_out(rows), shared(phases), scaled_in(rows),
+        nothing_lost(phases),
+    ]  # fmt: skip
+
+
+def as_json(rows: Sequence[Row], phases: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """The whole timeline, for the file beside the plot."""
+    seen = [asdict(c) for c in checks(rows, phases)]
+    return {"rows": [asdict(r) for r in rows], "phases": list(phases), "checks": seen}

@@ -1,0 +1,34 @@
+"""The load's command line and its arithmetic."""
+
+import argparse
+
+import pytest
+from sluice.load import Ledger, Outcome, phase, quantile_ms
+
+
+def test_phase_names_its_kind_amount_and_seconds() -> None:
+    assert phase("high:open:1.3:90") == ("high", "open", 1.3, 90.0)
+
+
+@pytest.mark.parametrize("text", ["high", "high:up:1:2", "high:open:x:2", "high:open:-1:2", "::::"])
+def test_phase_that_cannot_be_read_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="NAME:closed"):
+        phase(text)
+
+
+def test_quantile_is_a_value_that_occurred() -> None:
+    assert quantile_ms([0.001 * i for i in range(1, 101)], 0.99) == 100.0
+    assert quantile_ms([], 0.99) is None
+
+
+def test_summary_counts_each_outcome_once_and_rates_only_good_ones() -> None:
+    ledger = Ledger("high", sent=3)
+    ledger.outcomes = [
+        Outcome("ok", "p", 0.1, 1.0, 10, (0.1,) * 9, 0),
+        Outcome("ok", "q", 0.2, 1.0, 10, (0.1,) * 9, 1),
+        Outcome("failed", "", 0.0, 1.0, 0, (), 2, "HTTP 503"),
+    ]
+    summary = ledger.summary(2.0)
+    assert summary["results"] == {"ok": 2, "failed": 1}
+    assert (summary["requests_per_s"], summary["tokens_per_s"]) == (1.0, 10.0)
+    assert (summary["retries"], summary["details"]) == (3, {"HTTP 503": 1})

@@ -1,0 +1,93 @@
+"""The demo's checks: each passes on a story that kept its promise and fails on one that did not."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sluice import timeline
+from sluice.timeline import Row
+
+A, B = "uid-a", "uid-b"
+
+
+def row(t: float, phase: str, cap: int, ready: int, verdict: str = "Hold", **pods: int) -> Row:
+    names = {"a": A, "b": B}
+    return Row(
+        t_s=t,
+        phase=phase,
+        arrivals_per_s=10.0,
+        cap=cap,
+        effective_batch=2.0,
+        replicas=ready,
+        ready=ready,
+        ttft_p99_ms=120.0,
+        itl_p99_ms=9.5,
+        verdict=verdict,
+        cause="cap",
+        reason="",
+        pods={names[k]: v for k, v in (pods or {"a": 0}).items()},
+    )
+
+
+STORY = [
+    row(0, "warmup", 2, 1),
+    row(2, "warmup", 8, 1),
+    row(4, "high", 8, 1, "Breach"),
+    row(30, "high", 8, 2, a=0, b=0),
+    row(60, "ebb", 8, 1),
+]
+
+
+def phase(name: str, ok: int, by_pod: dict[str, int], **results: int) -> dict[str, Any]:
+    sent = ok + sum(results.values())
+    return {
+        "phase": name,
+        "sent": sent,
+        "results": {"ok": ok, **results},
+        "retries": 0,
+        "by_pod": by_pod,
+    }
+
+
+PHASES = [phase("low", 50, {"p": 50}), phase("high", 100, {"p": 70, "q": 30})]
+
+
+def test_story_that_kept_every_promise_passes_every_check() -> None:
+    assert [c.claim for c in timeline.checks(STORY, PHASES) if not c.seen] == []
+
+
+def test_restart_between_raises_is_not_a_live_raise() -> None:
+    rows = [STORY[0], replace(STORY[1], pods={A: 1})]
+    assert not timeline.raised_live(rows).seen
+
+
+def test_raise_seen_on_other_pods_is_not_a_live_raise() -> None:
+    rows = [STORY[0], replace(STORY[1], pods={B: 0})]
+    assert not timeline.raised_live(rows).seen
+
+
+def test_new_pod_below_a_fifth_of_the_requests_is_not_real_capacity() -> None:
+    assert not timeline.shared([phase("high", 100, {"p": 81, "q": 19})]).seen
+
+
+@pytest.mark.parametrize("result", ["failed", "cut"])
+def test_one_request_without_full_answer_is_a_loss(result: str) -> None:
+    assert not timeline.nothing_lost([phase("low", 99, {"p": 100}, **{result: 1})]).seen
+
+
+def test_second_pod_that_stays_is_not_scaled_in() -> None:
+    assert not timeline.scaled_in(STORY[:4]).seen
+
+
+def test_status_without_samples_is_a_row_of_dashes() -> None:
+    line = timeline.row(3.0, "warmup", {"status": {}}, []).line(0.0)
+    assert line.split() == "3s warmup - 0 - 0/0 -ms -ms NoTraffic -".split()
+
+
+def test_worst_verdict_of_the_targets_is_shown() -> None:
+    slo = {
+        "timeToFirstToken": {"verdict": "Headroom", "p99": "1.5s"},
+        "interTokenLatency": {"verdict": "Breach", "p99": "31ms"},
+    }
+    seen = timeline.row(0.0, "high", {"status": {"slo": slo}}, [])
+    assert (seen.verdict, seen.ttft_p99_ms, seen.itl_p99_ms) == ("Breach", 1500.0, 31.0)
