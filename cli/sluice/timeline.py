@@ -59,13 +59,14 @@ def row(
     """Read an InferenceService and its pods as the API server gives them."""
     status = service.get("status") or {}
     batching, slo = status.get("batching") or {}, status.get("slo") or {}
+    load = status.get("load") or {}
     ttft, itl = slo.get("timeToFirstToken") or {}, slo.get("interTokenLatency") or {}
     verdicts = [v for v in (ttft.get("verdict"), itl.get("verdict")) if v]
     worst = next((v for v in ("Breach", "Hold", "Headroom") if v in verdicts), "NoTraffic")
     return Row(
         t_s=t_s,
         phase=phase,
-        arrivals_per_s=_float(status.get("arrivalsPerSecond")),
+        arrivals_per_s=_float(load.get("arrivalsPerSecond")),
         cap=int(batching.get("maxNumSeqs") or 0),
         effective_batch=_float(batching.get("effectiveBatch")),
         replicas=int(status.get("replicas") or 0),
@@ -73,7 +74,7 @@ def row(
         ttft_p99_ms=milliseconds(ttft.get("p99")),
         itl_p99_ms=milliseconds(itl.get("p99")),
         verdict=worst,
-        cause=str(slo.get("cause") or "-"),
+        cause=str(load.get("cause") or "-"),
         reason=str((batching.get("lastChange") or {}).get("reason") or ""),
         pods={pod["metadata"]["uid"]: _restarts(pod) for pod in pods},
     )

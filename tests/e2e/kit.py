@@ -1,0 +1,112 @@
+"""What the end-to-end tests share: objects, and looks at a real cluster. No sleeps but polling."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from sluice.kube import NAMESPACE, Kube, KubeError, condition, wait_for
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster with the chart installed, and its two images."""
+
+    kube: Kube
+    operator_image: str
+    worker_image: str
+
+    def apply(self, name: str, model: str, **spec: object) -> None:
+        """Apply an InferenceService on CPU; `spec` holds further top-level fields."""
+        body: dict[str, object] = {
+            "model": {"uri": f"file:///models/{model}"},
+            "hardware": {"accelerator": "cpu", "cpu": "500m", "memory": "2Gi"},
+            **spec,
+        }
+        manifest = {
+            "apiVersion": "sluice.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": body,
+        }
+        self.kube.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+
+    def patch(self, name: str, spec: Mapping[str, object]) -> None:
+        """Merge `spec` into the object's."""
+        self.kube.patch("infs", name, {"spec": spec})
+
+    def wait_condition(
+        self, name: str, kind: str, status: str, seconds: float = 180
+    ) -> Mapping[str, Any]:
+        """Wait for a condition's status; the condition."""
+
+        def look() -> Mapping[str, Any] | None:
+            seen = condition(self.kube.inference_service(name), kind)
+            return seen if seen.get("status") == status else None
+
+        try:
+            return wait_for(f"{name} {kind}={status}", seconds, look)
+        except KubeError as e:
+            raise AssertionError(f"{e}; the object says {self.status(name)}") from e
+
+    def wait_status(self, name: str, what: str, seconds: float, holds: Any) -> dict[str, Any]:
+        """Wait until `holds(status)`; the status."""
+        try:
+            return wait_for(what, seconds, lambda: s if holds(s := self.status(name)) else None)
+        except KubeError as e:
+            raise AssertionError(f"{e}; the object says {self.status(name)}") from e
+
+    def status(self, name: str) -> dict[str, Any]:
+        """The object's status."""
+        return dict(self.kube.inference_service(name).get("status") or {})
+
+    def identities(self, name: str) -> dict[str, int]:
+        """Pod UID -> restarts."""
+        return {
+            pod["metadata"]["uid"]: sum(
+                c["restartCount"] for c in pod["status"].get("containerStatuses", [])
+            )
+            for pod in self.kube.pods(name)
+        }
+
+    def delete(self, name: str) -> None:
+        """Delete the object and wait until its pods are gone."""
+        self.kube.kubectl("delete", "infs", name, "--ignore-not-found", "--wait=true")
+        wait_for("the pods to go", 90, lambda: True if not self.kube.pods(name) else None)
+
+    def complete(self, name: str, body: Mapping[str, object]) -> dict[str, Any]:
+        """POST /v1/completions through the Service."""
+        with self.kube.service_url(name) as url:
+            response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        return dict(response.json())
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Events of the object, oldest first."""
+        chosen = f"involvedObject.name={name},involvedObject.kind=InferenceService"
+        items = self.kube.get("events", "-n", NAMESPACE, "--field-selector", chosen)["items"]
+        return list(items)
+
+    def load(self, pod: str, name: str, *phases: str, **flags: object) -> list[dict[str, Any]]:
+        """Run `sluice load` in a pod to its end; its phase summaries."""
+        self.start_load(pod, name, *phases, **flags)
+        return self.finish_load(pod)
+
+    def start_load(self, pod: str, name: str, *phases: str, **flags: object) -> None:
+        """Start `sluice load` in a pod. Flags: capacity=3.0 is `--capacity 3.0`."""
+        self.kube.kubectl("delete", "pod", pod, "--ignore-not-found", "--wait=true")
+        argv = [w for k, v in flags.items() for w in (f"--{k.replace('_', '-')}", *str(v).split())]
+        self.kube.start_load(pod, self.operator_image, name, "--phases", *phases, *argv)
+
+    def finish_load(self, pod: str) -> list[dict[str, Any]]:
+        """Follow a load pod to its end; its phase summaries."""
+        lines = self.kube.follow("kubectl", "logs", "-f", "-n", NAMESPACE, pod)
+        records = [json.loads(line) for line in lines if line.startswith("{")]
+        self.kube.kubectl("delete", "pod", pod, "--wait=false")
+        return [record for record in records if "phase" in record]
+
+
+def lost(phases: list[dict[str, Any]]) -> int:
+    """Requests that were not answered in full."""
+    return sum(int(p["sent"]) - int(p["results"].get("ok", 0)) for p in phases)
