@@ -33,6 +33,8 @@ KIND = "InferenceService"
 PLURAL = "inferenceservices"
 MAX_NAME_LENGTH = 40
 """Names of children and of their pods are the object's name and a suffix, within 63 characters."""
+MAX_HISTORY = 5
+"""Changes of replicas that `status.scaling.history` keeps."""
 Task = Literal["Generate", "Embed", "Classify", "Score", "ImageEmbed", "ImageClassify"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 EngineName = Literal["Sluice", "VLLM", "SGLang", "TGI", "Ollama"]

@@ -1,0 +1,185 @@
+"""The schema of `status`: what the operator reports. No floats: shares and times are texts."""
+
+from typing import Any
+
+from .spec import MAX_HISTORY
+
+Schema = dict[str, Any]
+
+COUNT: Schema = {"type": "integer", "format": "int64", "minimum": 0}
+SIGNED: Schema = {"type": "integer", "format": "int64"}
+TEXT: Schema = {"type": "string", "maxLength": 1024}
+MESSAGE: Schema = {"type": "string", "maxLength": 32768}
+TIME: Schema = {"type": "string", "format": "date-time"}
+FLAG: Schema = {"type": "boolean"}
+BYTES_BY_CLASS: Schema = {
+    "type": "object",
+    "additionalProperties": {"x-kubernetes-int-or-string": True},
+}
+"""Whole bytes, or a quantity as text."""
+
+
+def say(schema: Schema, description: str) -> Schema:
+    """`schema` with a description for `kubectl explain`."""
+    return {"description": description, **schema}
+
+
+def group(description: str, **properties: Schema) -> Schema:
+    """An object with `properties`, each optional."""
+    return {"description": description, "type": "object", "properties": properties}
+
+
+def names(description: str) -> Schema:
+    """A list of names of pods."""
+    items = {"type": "string", "maxLength": 253}
+    schema = {"type": "array", "maxItems": 1000, "items": items}
+    return {"description": description, **schema, "x-kubernetes-list-type": "atomic"}
+
+
+def one_of(description: str, *values: str) -> Schema:
+    """One of `values`."""
+    return {"description": description, "type": "string", "enum": list(values)}
+
+
+def _model() -> Schema:
+    return group(
+        "The checkpoint, as its headers say.",
+        name=say(TEXT, "The `model` of the OpenAI API."),
+        resolvedRevision=say(TEXT, "Commit of an hf:// model."),
+        parameters=say(COUNT, "Number of weights."),
+        bytes=say(COUNT, "Bytes of the weights."),
+    )
+
+
+def _memory() -> Schema:
+    return group(
+        "Bytes by class.",
+        planned=say(BYTES_BY_CLASS, "By the formula."),
+        measured=say(BYTES_BY_CLASS, "By a worker at its start."),
+        kvTokens=say(COUNT, "Tokens that the KV cache of one pod holds."),
+        errorPercent=say(TEXT, "Measured against planned, in percent."),
+    )
+
+
+def _batching() -> Schema:
+    return group(
+        "The cap on concurrent sequences of a pod.",
+        ceiling=say(COUNT, "Most that memory and the user allow; fixed at start."),
+        maxNumSeqs=say(COUNT, "The cap in force."),
+        initialNumSeqs=say(COUNT, "The cap before any evidence."),
+        predicted=say(COUNT, "Largest cap that the step model expects to hold the target."),
+        effectiveBatch=say(TEXT, "Mean number of sequences that ran in a step."),
+        epoch=say(COUNT, "Number of the last change."),
+        limitedBy=one_of(
+            "What keeps the cap from rising.", "VRAM", "InterTokenLatency", "User", "Minimum"
+        ),
+        lastChange=group(
+            "The last change of the cap.",
+            **{
+                "time": TIME,
+                "from": COUNT,
+                "to": COUNT,
+                "epoch": COUNT,
+                "reason": TEXT,
+                "message": MESSAGE,
+            },
+        ),
+    )
+
+
+def _target(name: str) -> Schema:
+    return group(
+        f"Evidence on {name} in the window.",
+        target=say(TEXT, "The target, as a duration."),
+        p99=say(TEXT, "Measured at the percentile of the object, as a duration."),
+        over=say(COUNT, "Samples over target."),
+        samples=say(COUNT, "Samples in the window."),
+        allowedPercent=say(TEXT, "Share that may be over."),
+        usedPercent=say(TEXT, "Share that was over."),
+        verdict=one_of("What the evidence says.", "Breach", "Headroom", "Hold", "NoTraffic"),
+        samplesNeeded=say(COUNT, "Samples until a verdict."),
+    )
+
+
+def _slo() -> Schema:
+    return group(
+        "The promise against what was measured.",
+        timeToFirstToken=_target("the first token"),
+        interTokenLatency=_target("the gaps between tokens"),
+        endToEnd=_target("whole requests"),
+        met=say(FLAG, "Whether every target holds over the window."),
+        goodPercent=say(TEXT, "Requests whose first token and mean gap held."),
+        smoothPercent=say(TEXT, "Requests whose first token held and hardly any gap was over."),
+    )
+
+
+def _scaling() -> Schema:
+    decision = {"time": TIME, "reason": TEXT, "message": MESSAGE, "from": COUNT, "to": COUNT}
+    history = {"type": "array", "maxItems": MAX_HISTORY, "items": group("One.", **decision)}
+    return group(
+        "Replicas, and why.",
+        desired=say(COUNT, "Replicas wanted now."),
+        pending=say(COUNT, "Pods that are not ready yet."),
+        replicasOwner=one_of("Who sets the replicas.", "Sluice", "External"),
+        lastDecision=group("The last decision.", **decision),
+        history={
+            "description": "Last changes, newest first.",
+            **history,
+            "x-kubernetes-list-type": "atomic",
+        },
+    )
+
+
+def _load() -> Schema:
+    return group(
+        "What arrives.",
+        arrivalsPerSecond=say(TEXT, "Requests a second."),
+        running=say(COUNT, "Sequences that run, over all pods."),
+        waiting=say(COUNT, "Requests that wait, over all pods."),
+        cause=say(TEXT, "Where most misses of the first token come from."),
+    )
+
+
+def _conditions() -> Schema:
+    condition = group(
+        "As everywhere in Kubernetes.",
+        type={"type": "string", "maxLength": 64},
+        status={"type": "string", "enum": ["True", "False", "Unknown"]},
+        reason=TEXT,
+        message=MESSAGE,
+        lastTransitionTime=TIME,
+        observedGeneration=SIGNED,
+    )
+    return {
+        "description": "Ready, Reconciling, Stalled, ModelFits, SLOMet, SLOFeasible, "
+        "MetricsAvailable.",
+        "type": "array",
+        "maxItems": 16,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+        "items": {**condition, "required": ["type", "status"]},
+    }
+
+
+def status_schema() -> Schema:
+    """The structural schema of `status`."""
+    return group(
+        "What was seen and decided; written by the operator only.",
+        observedGeneration=say(SIGNED, "The generation that this status is about."),
+        url=say(TEXT, "Where the Service answers, inside the cluster."),
+        replicas=say(COUNT, "Pods there are."),
+        readyReplicas=say(COUNT, "Pods that serve."),
+        selector=say(TEXT, "Label selector of the pods, for /scale."),
+        model=_model(),
+        memory=_memory(),
+        batching=_batching(),
+        slo=_slo(),
+        scaling=_scaling(),
+        load=_load(),
+        pods=group(
+            "Pods that stand out.",
+            silent=names("Without metrics; left out of the sums."),
+            noisy=names("Alone over target; named, not averaged."),
+        ),
+        conditions=_conditions(),
+    )
