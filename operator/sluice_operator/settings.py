@@ -5,10 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-API_GROUP = "sluice.dev"
-API_VERSION = "v1alpha1"
-PLURAL = "inferenceservices"
-KIND = "InferenceService"
 FIELD_MANAGER = "sluice-operator"
 
 

@@ -1,0 +1,168 @@
+"""Reads what a checkpoint says of itself: config.json and safetensors headers, never a tensor.
+
+Rim, but only for reading under one root directory. Files are hostile input: sizes are capped, links
+that lead outside, pipes and devices are refused, and every problem is one typed sentence.
+"""
+
+import json
+import os
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice_worker.sizing import (
+    DTYPE_BYTES,
+    ModelShape,
+    resolve_dtype,
+    safetensors_header_bytes,
+)
+
+_MAX_JSON_BYTES = 16 << 20
+_MAX_HEADER_BYTES = 100_000_000
+"""The safetensors format's own limit."""
+_MAX_SHARDS = 1000
+_INDEX = "model.safetensors.index.json"
+
+
+class CheckpointError(Exception):
+    """The checkpoint is there and cannot be served; the message names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is known of a model before any pod. `weights_bytes` in `dtype`, as it would run."""
+
+    shape: ModelShape
+    dtype: str
+    weights_bytes: int
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Nothing is known of the model, and why: it is not within this process's reach."""
+
+    message: str
+
+
+def read(uri: str, dtype: str, root: Path, root_uri: str = "/models") -> Checkpoint | Unread:
+    """The checkpoint at `uri` under `root`, which stands for `root_uri` in file:// URIs.
+
+    `dtype`: the one asked for, "auto" for the checkpoint's own. Raises CheckpointError, or
+    SizingError from the arithmetic, where the checkpoint is there and cannot be served.
+    """
+    prefix = f"file://{root_uri}/"
+    if not uri.startswith(prefix):
+        return Unread(f"{uri} is not read by the operator: the worker sizes itself")
+    directory = _inside(root, uri.removeprefix(prefix))
+    if not directory.is_dir():
+        return Unread(f"the operator's image has no {uri}: the worker sizes itself")
+    shape = ModelShape.from_config(_json_object(root, directory / "config.json"))
+    runs_as = resolve_dtype(dtype, shape)
+    stored, converted = _weights(root, directory, DTYPE_BYTES[shape.dtype], DTYPE_BYTES[runs_as])
+    return Checkpoint(shape, runs_as, converted, stored // DTYPE_BYTES[shape.dtype])
+
+
+def _weights(root: Path, directory: Path, stored: int, wanted: int) -> tuple[int, int]:
+    """Bytes of all tensors at `stored` and at `wanted` bytes per element.
+
+    From the headers of the files where they are there, else from the index's total_size.
+    """
+    index = directory / _INDEX
+    if index.exists():
+        files = _shards(root, index)
+        if not all((directory / name).exists() for name in files):
+            total = _total_size(root, index)
+            return total, total * wanted // stored
+    else:
+        files = tuple(sorted(path.name for path in directory.glob("*.safetensors")))
+    if not files:
+        others = sorted(p.name for p in directory.iterdir() if p.suffix in {".bin", ".pt", ".pkl"})
+        found = f"; {others[0]} is a pickle and is never opened" if others else ""
+        raise CheckpointError(f"{directory.name} holds no safetensors file{found}.")
+    headers = [_header(root, directory / name) for name in files]
+    as_stored = sum(safetensors_header_bytes(header, stored) for header in headers)
+    return as_stored, sum(safetensors_header_bytes(header, wanted) for header in headers)
+
+
+def _shards(root: Path, index: Path) -> tuple[str, ...]:
+    weight_map = _json_object(root, index).get("weight_map", {})
+    if not isinstance(weight_map, Mapping):
+        raise CheckpointError(f"{index.name}: weight_map is not an object.")
+    names = sorted({str(name) for name in weight_map.values()})
+    if len(names) > _MAX_SHARDS:
+        raise CheckpointError(f"{index.name} names {len(names)} files; at most {_MAX_SHARDS}.")
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{index.name} points to {name[:128]}, outside its directory.")
+    return tuple(names) or ("model.safetensors",)
+
+
+def _total_size(root: Path, index: Path) -> int:
+    metadata = _json_object(root, index).get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    if isinstance(total, bool) or not isinstance(total, int) or total < 1:
+        raise CheckpointError(f"{index.name} has no metadata.total_size, and its files are absent.")
+    return total
+
+
+def _header(root: Path, path: Path) -> Mapping[str, object]:
+    """The JSON header of a safetensors file: 8 bytes of length, then that many of JSON."""
+    with _opened(root, path) as fd:
+        size = os.fstat(fd).st_size
+        (length,) = struct.unpack("<Q", os.read(fd, 8).ljust(8, b"\xff"))
+        if length > min(_MAX_HEADER_BYTES, size - 8):
+            raise CheckpointError(f"{path.name} is truncated or no safetensors file.")
+        return _object(_read_exactly(fd, length), path)
+
+
+def _json_object(root: Path, path: Path) -> Mapping[str, object]:
+    with _opened(root, path) as fd:
+        if os.fstat(fd).st_size > _MAX_JSON_BYTES:
+            raise CheckpointError(f"{path.name} is larger than {_MAX_JSON_BYTES >> 20} MiB.")
+        return _object(_read_exactly(fd, os.fstat(fd).st_size), path)
+
+
+def _object(data: bytes, path: Path) -> Mapping[str, object]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise CheckpointError(f"{path.name} is not JSON: {type(e).__name__}.") from e
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name} holds no JSON object.")
+    return value
+
+
+@contextmanager
+def _opened(root: Path, path: Path) -> Iterator[int]:
+    """A regular file under `root`, opened without waiting (a pipe would block for ever)."""
+    inside = _inside(root, os.path.relpath(path, root))
+    try:
+        fd = os.open(inside, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as e:
+        raise CheckpointError(f"{path.name} cannot be read: {e.strerror}.") from e
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise CheckpointError(f"{path.name} is no regular file.")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _inside(root: Path, relative: str) -> Path:
+    """`relative` resolved under `root`; CheckpointError if a link or `..` leads out of it."""
+    resolved = (root / relative).resolve()
+    if not resolved.is_relative_to(root.resolve()):
+        raise CheckpointError(f"{relative[:128]} leads outside of the models' directory.")
+    return resolved
+
+
+def _read_exactly(fd: int, length: int) -> bytes:
+    parts = []
+    while length and (part := os.read(fd, length)):
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)

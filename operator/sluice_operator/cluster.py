@@ -1,0 +1,199 @@
+"""The only module that writes to the API server: server-side apply through the official client.
+
+Every write is idempotent (deterministic names, one field manager), so one that is repeated after a
+crash or a broken connection does no harm. Calls run in threads and each has a deadline.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import urllib3
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config.config_exception import ConfigException
+
+from .metrics import Metrics
+from .settings import FIELD_MANAGER
+from .spec import API_VERSION, KIND, PLURAL
+
+Object = Mapping[str, Any]
+
+_log = logging.getLogger(__name__)
+_DEADLINE_S = 30
+_ATTEMPTS = 4
+_MAX_WAIT_S = 10.0
+_COLLECTIONS: Mapping[str, tuple[str, str]] = {
+    KIND: (f"/apis/{API_VERSION}", PLURAL),
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Secret": ("/api/v1", "secrets"),
+    "Service": ("/api/v1", "services"),
+    "Event": ("/api/v1", "events"),
+    "Deployment": ("/apis/apps/v1", "deployments"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+}
+
+
+class ClusterError(Exception):
+    """The API server refused a request or could not be reached; `status` 0 means the latter."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.retry_after_s = status, reason, retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The name of one object."""
+
+    kind: str
+    namespace: str
+    name: str = ""
+
+    @property
+    def path(self) -> str:
+        """Its path at the API server; the collection's without a name."""
+        prefix, plural = _COLLECTIONS[self.kind]
+        collection = f"{prefix}/namespaces/{self.namespace}/{plural}"
+        return f"{collection}/{self.name}" if self.name else collection
+
+
+def ref_of(manifest: Object) -> Ref:
+    """The name of `manifest`."""
+    meta = manifest["metadata"]
+    return Ref(manifest["kind"], meta["namespace"], meta["name"])
+
+
+class Cluster:
+    """One connection pool to the API server."""
+
+    def __init__(self, api: ApiClient, metrics: Metrics) -> None:
+        self._api, self._metrics = api, metrics
+
+    @staticmethod
+    def connect(metrics: Metrics) -> "Cluster":
+        """By the pod's service account, else by KUBECONFIG; ClusterError where neither is there."""
+        configuration = Configuration()
+        try:
+            config.load_incluster_config(client_configuration=configuration)
+        except ConfigException:
+            try:
+                config.load_kube_config(client_configuration=configuration)
+            except (ConfigException, OSError) as e:
+                raise ClusterError(0, "NoCluster", f"no cluster is configured: {e}") from e
+        configuration.retries = False  # the passes retry, and count it
+        return Cluster(ApiClient(configuration), metrics)
+
+    async def get(self, ref: Ref) -> Object | None:
+        """The live object, or None if there is none."""
+        try:
+            return await self._request("GET", ref)
+        except ClusterError as e:
+            if e.status == 404:
+                return None
+            raise
+
+    async def apply(self, manifest: Object, subresource: str = "") -> Object:
+        """Server-side apply of all of `manifest`'s fields as ours; the object as it is then.
+
+        A resourceVersion in the manifest makes it conditional: 409 if somebody else wrote since.
+        """
+        return await self._request(
+            "PATCH",
+            ref_of(manifest),
+            subresource=subresource,
+            query=[("fieldManager", FIELD_MANAGER), ("force", "true")],
+            body=manifest,
+            content_type="application/apply-patch+yaml",
+        )
+
+    async def create_once(self, manifest: Object) -> bool:
+        """Create `manifest`; False if an object of that name is there already."""
+        ref = ref_of(manifest)
+        try:
+            await self._request("POST", Ref(ref.kind, ref.namespace), body=manifest)
+        except ClusterError as e:
+            if e.status == 409:
+                return False
+            raise
+        return True
+
+    async def _request(
+        self,
+        verb: str,
+        ref: Ref,
+        *,
+        subresource: str = "",
+        query: list[tuple[str, str]] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        path = f"{ref.path}/{subresource}" if subresource else ref.path
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return await asyncio.to_thread(
+                    self._send, verb, ref.kind, path, query or [], body, content_type
+                )
+            except ClusterError as e:
+                if attempt == _ATTEMPTS or not _is_worth_retrying(e):
+                    raise
+                wait_s = min(max(e.retry_after_s, 0.2 * 2**attempt), _MAX_WAIT_S)
+                _log.debug("%s %s: %s; again in %.1f s", verb, path, e, wait_s)
+                await asyncio.sleep(wait_s)
+        raise AssertionError("unreachable")
+
+    def _send(
+        self,
+        verb: str,
+        kind: str,
+        path: str,
+        query: list[tuple[str, str]],
+        body: Object | None,
+        content_type: str,
+    ) -> Object:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        request = self._api.param_serialize(
+            verb,
+            path,
+            query_params=query,
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            response = self._api.call_api(*request, _request_timeout=_DEADLINE_S)
+            data = response.read()
+        except (urllib3.exceptions.HTTPError, OSError) as e:
+            self._metrics.api_requests.labels(verb, kind, "0").inc()
+            raise ClusterError(0, "Unreachable", f"the API server cannot be reached: {e}") from e
+        self._metrics.api_requests.labels(verb, kind, str(response.status)).inc()
+        if not 200 <= response.status < 300:
+            raise _refusal(response.status, data, response.getheader("Retry-After"))
+        return _decoded(data)
+
+
+def _is_worth_retrying(error: ClusterError) -> bool:
+    # 409 is not here: it means that what we know is stale, and the next pass looks again.
+    return error.status in (0, 429) or error.status >= 500
+
+
+def _decoded(data: bytes) -> Object:
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise ClusterError(0, "BadAnswer", "the API server answered no object")
+    return value
+
+
+def _refusal(status: int, data: bytes, retry_after: str | None) -> ClusterError:
+    """The API server's own words; its Status objects never repeat what we sent of a Secret."""
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        answer = {}
+    said = answer if isinstance(answer, dict) else {}
+    wait_s = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
+    message = str(said.get("message") or f"the API server answered {status}")
+    return ClusterError(status, str(said.get("reason") or "Unknown"), message, wait_s)

@@ -1,0 +1,149 @@
+"""What was seen of the cluster, as frozen values. Pure: reads objects of the API server."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+Object = Mapping[str, Any]
+
+_WAITING_TROUBLES = frozenset(
+    {
+        "CrashLoopBackOff",
+        "ImagePullBackOff",
+        "ErrImagePull",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+    }
+)
+OOM_MEMORY_S = 600.0
+"""A pod whose container was killed for memory this recently is not called healthy (kaito#1493)."""
+_MAX_MESSAGE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a pod, or the making of pods, does not get on; the reason is Kubernetes' own word."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod of an object. `started_s`: Unix time of its start, 0 before it has one."""
+
+    name: str
+    uid: str
+    ip: str
+    ready: bool
+    terminating: bool
+    started_s: float
+    trouble: Trouble | None
+
+    @property
+    def serving(self) -> bool:
+        """Whether the Service sends requests to it."""
+        return self.ready and not self.terminating
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The Deployment's own account of itself; all 0 where there is none."""
+
+    exists: bool = False
+    observed: bool = False
+    replicas: int = 0
+    updated: int = 0
+    ready: int = 0
+    trouble: Trouble | None = None
+
+
+def pod_of(body: Object, now: float) -> Pod:
+    """Read a live pod."""
+    meta, status = body["metadata"], body.get("status") or {}
+    return Pod(
+        name=meta["name"],
+        uid=meta["uid"],
+        ip=status.get("podIP") or "",
+        ready=_condition(status, "Ready").get("status") == "True",
+        terminating=meta.get("deletionTimestamp") is not None,
+        started_s=unix_time(status.get("startTime")),
+        trouble=_pod_trouble(status, now),
+    )
+
+
+def rollout_of(body: Object | None) -> Rollout:
+    """Read a live Deployment."""
+    if body is None:
+        return Rollout()
+    status = body.get("status") or {}
+    generation = body["metadata"].get("generation", 0)
+    return Rollout(
+        exists=True,
+        observed=status.get("observedGeneration", 0) >= generation,
+        replicas=status.get("replicas", 0),
+        updated=status.get("updatedReplicas", 0),
+        ready=status.get("readyReplicas", 0),
+        trouble=_rollout_trouble(status),
+    )
+
+
+def unix_time(stamp: str | None) -> float:
+    """Unix time of an API server's timestamp; 0 for None."""
+    if not stamp:
+        return 0.0
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def timestamp(now: float) -> str:
+    """Unix time as the API server writes it."""
+    return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _condition(status: Object, kind: str) -> Object:
+    found: Object = {}
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == kind:
+            found = condition
+    return found
+
+
+def _rollout_trouble(status: Object) -> Trouble | None:
+    failure = _condition(status, "ReplicaFailure")
+    if failure.get("status") == "True":  # quota, or an admission that refuses the pods
+        return _trouble(failure.get("reason") or "FailedCreate", failure.get("message"))
+    return None
+
+
+def _pod_trouble(status: Object, now: float) -> Trouble | None:
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return _trouble(scheduled.get("reason") or "Unschedulable", scheduled.get("message"))
+    return next(_container_troubles(status.get("containerStatuses") or (), now), None)
+
+
+def _container_troubles(containers: Sequence[Object], now: float) -> Iterator[Trouble]:
+    for container in containers:
+        last = (container.get("lastState") or {}).get("terminated") or {}
+        state = container.get("state") or {}
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or last
+        if ended.get("reason") == "OOMKilled" and _is_recent(ended, now):
+            times = container.get("restartCount", 0)
+            yield Trouble("OOMKilled", f"killed for memory, restarted {times} times")
+        elif waiting.get("reason") in _WAITING_TROUBLES:
+            # The worker's last words say more than "back-off restarting failed container".
+            said = last.get("message") or waiting.get("message")
+            yield _trouble(waiting["reason"], said)
+
+
+def _is_recent(ended: Object, now: float) -> bool:
+    return now - unix_time(ended.get("finishedAt")) < OOM_MEMORY_S
+
+
+def _trouble(reason: str, message: object) -> Trouble:
+    text = " ".join(str(message or "").split())
+    return Trouble(reason, text[-_MAX_MESSAGE:])

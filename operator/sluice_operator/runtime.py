@@ -1,0 +1,50 @@
+"""What must survive an operator: cap, epoch, replicas and the tuner's memory, as ConfigMap data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from .tuner import Past
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The decided state of one object. `cap` None: no pod has said yet what it predicts.
+
+    `epoch` rises with every change of the cap and is persisted before any pod hears of it.
+    """
+
+    epoch: int
+    cap: int | None
+    replicas: int
+    past: Past = Past()
+
+    def data(self) -> dict[str, str]:
+        """As the ConfigMap holds it; workers read `epoch` and `max_num_seqs` when they start."""
+        cap = {} if self.cap is None else {"max_num_seqs": str(self.cap)}
+        past = msgspec.json.encode(self.past).decode()
+        return {"epoch": str(self.epoch), **cap, "replicas": str(self.replicas), "past.json": past}
+
+    def same_decision(self, other: "Runtime") -> bool:
+        """Whether only the tuner's memory differs, if anything."""
+        return (self.epoch, self.cap, self.replicas) == (other.epoch, other.cap, other.replicas)
+
+
+def parse(data: Mapping[str, str]) -> Runtime | None:
+    """Read ConfigMap data; None where a person has made nonsense of the numbers."""
+    try:
+        epoch, replicas = int(data["epoch"]), int(data["replicas"])
+        cap = int(data["max_num_seqs"]) if "max_num_seqs" in data else None
+    except (KeyError, ValueError):
+        return None
+    if epoch < 0 or replicas < 0 or (cap is not None and cap < 1):
+        return None
+    return Runtime(epoch, cap, replicas, _past_of(data.get("past.json", "{}")))
+
+
+def _past_of(text: str) -> Past:
+    try:
+        return msgspec.json.decode(text, type=Past)
+    except msgspec.MsgspecError:
+        return Past()  # it only bounds how fast things change; the evidence is read anew

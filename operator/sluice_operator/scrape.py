@@ -1,0 +1,178 @@
+"""Evidence and configuration of the own pods, over their admin port. A bad pod is named, never fatal.
+
+Every answer has a deadline and a size cap, redirects are not followed, and decoding is strict: NaN,
+negative counts and missing fields are refused by the contract's types.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import httpx
+import msgspec
+from sluice_worker.contract import (
+    TICK_RING,
+    Evidence,
+    RuntimeConfig,
+    RuntimePatch,
+    Tick,
+    decode,
+    encode,
+)
+
+from .children import ADMIN_PORT
+from .metrics import Metrics
+
+T = TypeVar("T")
+DEADLINE_S = 2.0
+MAX_BODY_BYTES = 4 << 20
+
+
+class ScrapeError(Exception):
+    """A pod did not answer as the contract says; `reason` is short and bounded, for a metric."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One pod to ask: its name, which is unique in its namespace, its uid and its address."""
+
+    name: str
+    uid: str
+    ip: str
+
+    def url(self, path: str) -> str:
+        """`path` at the admin port."""
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"http://{host}:{ADMIN_PORT}{path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """What is held of one pod. `problem`: why its last answer is missing, None if it is there.
+
+    `evidence` keeps at most TICK_RING ticks of the present boot; `seen_s`: when it was last read.
+    """
+
+    evidence: Evidence | None = None
+    config: RuntimeConfig | None = None
+    seen_s: float | None = None
+    problem: str | None = None
+
+
+def merge(held: Evidence | None, fresh: Evidence) -> Evidence:
+    """`fresh` with the ticks already held before it; another boot_id starts anew."""
+    if held is None or held.boot_id != fresh.boot_id:
+        return fresh
+    last = fresh.ticks[0].seq if fresh.ticks else None
+    before = [tick for tick in held.ticks if last is None or tick.seq < last]
+    return msgspec.structs.replace(fresh, ticks=(before + fresh.ticks)[-TICK_RING:])
+
+
+def last_seq(held: Evidence | None) -> int | None:
+    """The newest tick held, for `after`."""
+    ticks: list[Tick] = held.ticks if held else []
+    return ticks[-1].seq if ticks else None
+
+
+class Scraper:
+    """The pods' admin ports of one object. Holds what each pod said, for as long as it is there."""
+
+    def __init__(self, client: httpx.AsyncClient, metrics: Metrics) -> None:
+        self._client, self._metrics = client, metrics
+        self._held: dict[str, Scrape] = {}
+
+    async def scrape(
+        self, targets: tuple[Target, ...], token: str, now: float
+    ) -> Mapping[str, Scrape]:
+        """Ask all `targets` at once; by pod uid. What is held of other pods is dropped."""
+        answers = await asyncio.gather(*(self._scrape_one(t, token, now) for t in targets))
+        self._held = {target.uid: answer for target, answer in zip(targets, answers, strict=True)}
+        return self._held
+
+    async def patch(self, target: Target, token: str, patch: RuntimePatch) -> RuntimeConfig:
+        """Send `patch`; the pod's effective configuration. ScrapeError if it is refused."""
+        async with _deadline():
+            body = await self._call("PATCH", target, "/v1/runtime_config", token, encode(patch))
+        config = _decoded(body, RuntimeConfig)
+        held = self._held.get(target.uid, Scrape())
+        self._held[target.uid] = replace(held, config=config)
+        return config
+
+    async def _scrape_one(self, target: Target, token: str, now: float) -> Scrape:
+        held = self._held.get(target.uid, Scrape())
+        try:
+            async with _deadline():
+                config = _decoded(
+                    await self._call("GET", target, "/v1/runtime_config", token), RuntimeConfig
+                )
+                evidence = await self._evidence(target, token, held, config.boot_id)
+        except ScrapeError as e:
+            self._metrics.scrape_failures.labels(e.reason).inc()
+            return replace(held, problem=str(e))
+        return Scrape(evidence, config, now, None)
+
+    async def _evidence(self, target: Target, token: str, held: Scrape, boot_id: str) -> Evidence:
+        same_boot = held.evidence is not None and held.evidence.boot_id == boot_id
+        after = last_seq(held.evidence) if same_boot else None
+        query = "" if after is None else f"?after={after}"
+        fresh = _decoded(await self._call("GET", target, f"/v1/evidence{query}", token), Evidence)
+        return merge(held.evidence, fresh)
+
+    async def _call(
+        self, verb: str, target: Target, path: str, token: str, body: bytes | None = None
+    ) -> bytes:
+        # identity: a compressed answer could be small on the wire and huge in memory.
+        headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            async with self._client.stream(
+                verb, target.url(path), headers=headers, content=body
+            ) as response:
+                answer = await _capped(response)
+        except httpx.HTTPError as e:
+            raise ScrapeError("Unreachable", f"{path}: {type(e).__name__}") from e
+        if response.status_code != 200:
+            raise ScrapeError("Refused", f"{path} answered {response.status_code}")
+        return answer
+
+
+def create_client() -> httpx.AsyncClient:
+    """A client for pods only: no proxy from the environment, no redirects."""
+    limits = httpx.Limits(max_connections=256, max_keepalive_connections=128)
+    return httpx.AsyncClient(
+        trust_env=False, follow_redirects=False, limits=limits, timeout=DEADLINE_S
+    )
+
+
+async def _capped(response: httpx.Response) -> bytes:
+    parts, size = [], 0
+    async for part in response.aiter_raw():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise ScrapeError("TooLarge", f"an answer of over {MAX_BODY_BYTES >> 20} MiB")
+        parts.append(part)
+    return b"".join(parts)
+
+
+@asynccontextmanager
+async def _deadline() -> AsyncIterator[None]:
+    """The whole exchange ends in time: httpx's own timeout is per read, so a drip never ends."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield
+    except TimeoutError as e:
+        raise ScrapeError("Timeout", f"no answer within {DEADLINE_S:g} s") from e
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return decode(body, kind)
+    except msgspec.MsgspecError as e:
+        raise ScrapeError("Malformed", f"not a valid {kind.__name__}: {str(e)[:200]}") from e
