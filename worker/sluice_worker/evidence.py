@@ -1,0 +1,453 @@
+"""What the targets are judged by: counts over all arrivals and all gaps, in closed ticks. Pure.
+
+Every method is told the time (`now_s`: CLOCK_MONOTONIC seconds, the clock of `wire`). A request's
+clock starts with the last byte of its body and is read when bytes of a token are handed to its
+socket, so that HTTP, tokenising and a busy event loop count as what they are: waiting.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .contract import (
+    SKETCH_GAMMA,
+    TICK_RING,
+    TICK_SECONDS,
+    Causes,
+    Evidence,
+    FirstTokens,
+    Lengths,
+    MemoryReport,
+    Requests,
+    Slo,
+    StepModel,
+    Tick,
+    TokenGaps,
+    Waiting,
+)
+from .wire import FirstToken, Snapshot, StepReport
+
+Cause = Literal["cap", "kv", "prefill", "cold"]
+
+LENGTHS_KEPT = 1024
+"""Finished requests behind `Lengths`: recent ones, so that a shift of the traffic shows."""
+SMOOTH_SHARE = 0.01
+"""Share of a request's own gaps that may be over while a reader still calls it smooth (design 6)."""
+SMALLEST_MS = 0.01
+_LOG_GAMMA = math.log(SKETCH_GAMMA)
+
+
+def bucket(value_ms: float) -> int:
+    """The sketch bucket i with GAMMA**(i-1) < value_ms <= GAMMA**i."""
+    return math.ceil(math.log(max(value_ms, SMALLEST_MS)) / _LOG_GAMMA)
+
+
+def largest_part(parts: FirstToken, ttft_s: float) -> Cause:
+    """What took the largest part of a first token's time.
+
+    What the engine does not account for (HTTP, tokenising, a start still under way) is `cold`.
+    """
+    rest = ttft_s - parts.wait_cap_s - parts.wait_kv_s - parts.prefill_s
+    shares: list[tuple[float, Cause]] = [
+        (parts.wait_cap_s, "cap"),
+        (parts.wait_kv_s, "kv"),
+        (parts.prefill_s, "prefill"),
+        (rest, "cold"),
+    ]
+    return max(shares, key=lambda share: share[0])[1]
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """The clock of one request from arrival to end; times in seconds, gaps in milliseconds.
+
+    `admitted_s` is an estimate until the first token (see `Recorder.step`). `decided`: its first
+    token has been counted, on time or over.
+    """
+
+    request_id: str
+    arrival_s: float
+    submitted_s: float
+    num_prompt_tokens: int
+    admitted_s: float | None = None
+    decided: bool = False
+    held_first: bool = False
+    first_s: float | None = None
+    last_s: float = 0.0
+    num_tokens: int = 0
+    num_gaps_over: int = 0
+    last_was_over: bool = False
+
+    @property
+    def mean_gap_ms(self) -> float:
+        """Mean gap between its tokens; 0 with fewer than two."""
+        if self.first_s is None or self.num_tokens < 2:
+            return 0.0
+        return (self.last_s - self.first_s) * 1e3 / (self.num_tokens - 1)
+
+
+@dataclass(slots=True)
+class _Share:
+    """Values counted against a target."""
+
+    n: int = 0
+    over: int = 0
+    sketch: dict[int, int] = field(default_factory=dict)
+
+    def add(self, value_ms: float, target_ms: float | None) -> bool:
+        """Count a value; True if it is over."""
+        self.n += 1
+        index = bucket(value_ms)
+        self.sketch[index] = self.sketch.get(index, 0) + 1
+        is_over = target_ms is not None and value_ms > target_ms
+        self.over += is_over
+        return is_over
+
+
+@dataclass(slots=True)
+class _OpenTick:
+    """The tick that is being filled; the fields are those of `contract.Tick`."""
+
+    arrivals: int = 0
+    refused: int = 0
+    finished: int = 0
+    good: int = 0
+    smooth: int = 0
+    ttft: _Share = field(default_factory=_Share)
+    by: dict[Cause, int] = field(default_factory=dict)
+    itl: _Share = field(default_factory=_Share)
+    over_after_over: int = 0
+    n_at_cap: int = 0
+    over_at_cap: int = 0
+    e2e: _Share = field(default_factory=_Share)
+    steps: int = 0
+    decodes: int = 0
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    busy_s: float = 0.0
+    max_running: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Settling:
+    """A change of the cap that has not taken effect yet."""
+
+    before: int
+    after: int
+
+    def is_over(self, num_running: int) -> bool:
+        """Lowered: the excess has drained. Raised: one was admitted above the old cap."""
+        if self.after < self.before:
+            return num_running <= self.after
+        return self.after == self.before or num_running > self.before
+
+
+NOTHING = Snapshot(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+class Recorder:
+    """Books each request once, and closes a tick every `TICK_SECONDS`."""
+
+    def __init__(self, boot_id: str, now_s: float, wall_s: float) -> None:
+        self.boot_id = boot_id
+        self.started_s = wall_s
+        self.epoch = 0
+        self.max_num_seqs = 1
+        self.slo = Slo()
+        self.snapshot = NOTHING
+        self.step_model: StepModel | None = None
+        self.memory = MemoryReport(planned={}, measured={}, kv_tokens=0)
+        self._ticks: deque[Tick] = deque(maxlen=TICK_RING)
+        self._next_seq = 1
+        self._tick = _OpenTick()
+        self._tick_start_s = now_s
+        self._throttled_s = 0.0
+        self._settling: _Settling | None = None
+        self._is_mixed = True  # the first tick holds the start
+        self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
+        self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
+        self._pending: dict[str, Flight] = {}  # without a first token, oldest first
+
+    # -- what is in force
+
+    def start(self, epoch: int, max_num_seqs: int, slo: Slo) -> None:
+        """The engine serves, and this has been in force from its first step on."""
+        self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
+
+    def configure(self, epoch: int, max_num_seqs: int, slo: Slo) -> None:
+        """A change is in force; until it has taken effect, ticks are not settled.
+
+        The same configuration again changes nothing.
+        """
+        if (epoch, max_num_seqs, slo) == (self.epoch, self.max_num_seqs, self.slo):
+            return
+        self._is_mixed = True
+        self._settling = _Settling(self.max_num_seqs, max_num_seqs)
+        self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
+
+    # -- the life of a request
+
+    def arrive(
+        self, request_id: str, arrival_s: float, now_s: float, num_prompt_tokens: int
+    ) -> Flight:
+        """A request that goes to the engine now; `arrival_s`: the last byte of its body was read."""
+        flight = Flight(request_id, arrival_s, now_s, num_prompt_tokens)
+        self._tick.arrivals += 1
+        self._waiting[request_id] = flight
+        self._pending[request_id] = flight
+        return flight
+
+    def refuse(self, *, cold: bool = False) -> None:
+        """A request that is answered 429 or 503 on arrival: over, and never seen by the engine."""
+        self._tick.arrivals += 1
+        self._tick.refused += 1
+        self._miss("cold" if cold else self._waiting_cause())
+
+    def first_token(self, flight: Flight, now_s: float, parts: FirstToken) -> float:
+        """The first token was handed over; returns the time it took, in seconds."""
+        self._leave(flight)
+        ttft_s = now_s - flight.arrival_s
+        flight.first_s = flight.last_s = now_s
+        flight.num_tokens = 1
+        target = self.slo.ttft_ms
+        is_over = flight.decided or (target is not None and ttft_s * 1e3 > target)
+        flight.held_first = not is_over
+        share, index = self._tick.ttft, bucket(ttft_s * 1e3)
+        share.sketch[index] = share.sketch.get(index, 0) + 1
+        if not flight.decided:
+            flight.decided = True
+            if is_over:
+                self._miss(largest_part(parts, ttft_s))
+            else:
+                share.n += 1
+        return ttft_s
+
+    def next_token(self, flight: Flight, now_s: float, *, at_cap: bool) -> float:
+        """A later token was handed over; returns its gap in seconds."""
+        gap_s = now_s - flight.last_s
+        flight.last_s = now_s
+        flight.num_tokens += 1
+        tick = self._tick
+        is_over = tick.itl.add(gap_s * 1e3, self.slo.itl_ms)
+        tick.n_at_cap += at_cap
+        if is_over:
+            flight.num_gaps_over += 1
+            tick.over_at_cap += at_cap
+            tick.over_after_over += flight.last_was_over
+        flight.last_was_over = is_over
+        return gap_s
+
+    def finish(self, flight: Flight, now_s: float) -> float:
+        """All of its tokens were handed over; returns the end-to-end time in seconds."""
+        self._leave(flight)
+        tick, e2e_s = self._tick, now_s - flight.arrival_s
+        tick.finished += 1
+        tick.e2e.add(e2e_s * 1e3, self.slo.e2e_ms)
+        self._lengths.append(flight.num_prompt_tokens + flight.num_tokens)
+        if flight.held_first:
+            target = self.slo.itl_ms
+            tick.good += target is None or flight.mean_gap_ms <= target
+            num_gaps = flight.num_tokens - 1
+            tick.smooth += flight.num_gaps_over <= math.floor(num_gaps * SMOOTH_SHARE)
+        return e2e_s
+
+    def drop(self, flight: Flight, now_s: float, *, by_server: bool, refused: bool = False) -> None:
+        """It ended without finishing. Before its first token that is a miss if the server ended it
+        (`by_server`: failed, shed), or if the client left after the target had passed.
+        """
+        cause = self._cause_so_far(flight, now_s)
+        self._leave(flight)
+        self._tick.refused += refused
+        if flight.decided:
+            return
+        flight.decided = True
+        target = self.slo.ttft_ms
+        is_late = target is not None and (now_s - flight.arrival_s) * 1e3 > target
+        if by_server or is_late:
+            self._miss(cause)
+        else:
+            self._tick.ttft.n += 1
+
+    # -- the engine's side
+
+    def step(self, report: StepReport, now_s: float) -> None:
+        """Book a step. Who was admitted follows from the queue's length, which is first in, first
+        out: of the requests the step knew of, all but the last `waiting` have left the queue.
+        """
+        tick = self._tick
+        tick.steps += 1
+        tick.decodes += report.num_decodes
+        tick.prefill_tokens += report.num_prefill_tokens
+        tick.generated_tokens += len(report.tokens)
+        tick.busy_s += report.step_s
+        tick.max_running = max(tick.max_running, report.num_running)
+        if report.step_model is not None:
+            self.step_model = report.step_model
+        self.observe(report.snapshot)
+        self._admit(now_s - report.step_s, now_s)
+        if report.epoch == self.epoch:
+            self._settle(report.num_running)
+
+    def observe(self, snapshot: Snapshot) -> None:
+        """The engine's state, from a step, a heartbeat or the end of a request."""
+        self.snapshot = snapshot
+
+    def _admit(self, step_start_s: float, now_s: float) -> None:
+        num_waiting = self.snapshot.waiting_cap + self.snapshot.waiting_kv
+        unseen = _count_while_later(reversed(self._waiting.values()), step_start_s)
+        while len(self._waiting) - unseen > num_waiting:
+            request_id = next(iter(self._waiting))
+            self._waiting.pop(request_id).admitted_s = now_s
+
+    # -- ticks
+
+    def advance(self, now_s: float, wall_s: float, throttled_s: float) -> None:
+        """Close the ticks that ended by `now_s`. `throttled_s`: the cgroup's total so far."""
+        while now_s - self._tick_start_s >= TICK_SECONDS:
+            end_s = self._tick_start_s + TICK_SECONDS
+            self._count_late(end_s)
+            self._settle_idle()
+            self._close(wall_s - (now_s - end_s), throttled_s)
+            self._tick_start_s = end_s
+
+    def evidence(self, after: int) -> Evidence:
+        """All closed ticks with seq > `after`, and what else the tuner reads."""
+        return Evidence(
+            boot_id=self.boot_id,
+            started_s=self.started_s,
+            ticks=[tick for tick in self._ticks if tick.seq > after],
+            lengths=self._length_stats(),
+            memory=self.memory,
+            step_model=self.step_model,
+        )
+
+    def hopeless(self, now_s: float) -> list[Flight]:
+        """Waiting requests that can no longer have their first token in time (overload: Shed).
+
+        The rest of their way is at least one prefill, as the fitted step model predicts it.
+        """
+        target = self.slo.ttft_ms
+        if target is None:
+            return []
+        late = []
+        for flight in self._waiting.values():
+            left_ms = target - (now_s - flight.arrival_s) * 1e3
+            if left_ms <= 0 or left_ms < self._prefill_ms(flight.num_prompt_tokens):
+                late.append(flight)
+        return late
+
+    @property
+    def num_open_before_first_token(self) -> int:
+        """Requests that still wait for their first token."""
+        return len(self._pending)
+
+    def _prefill_ms(self, num_tokens: int) -> float:
+        model = self.step_model
+        return 0.0 if model is None else model.a + model.d * num_tokens
+
+    def _count_late(self, end_s: float) -> None:
+        """Requests that still wait and passed the target in this tick are over, now and once."""
+        target = self.slo.ttft_ms
+        if target is None:
+            return
+        for flight in self._pending.values():
+            if (end_s - flight.arrival_s) * 1e3 <= target:
+                break
+            if not flight.decided:
+                flight.decided = True
+                self._miss(self._cause_so_far(flight, end_s))
+
+    def _close(self, wall_s: float, throttled_s: float) -> None:
+        tick, state = self._tick, self.snapshot
+        self._ticks.append(
+            Tick(
+                seq=self._next_seq,
+                t_s=max(0.0, wall_s),
+                epoch=self.epoch,
+                boot_id=self.boot_id,
+                settled=not self._is_mixed and self._settling is None,
+                max_num_seqs=self.max_num_seqs,
+                arrivals=tick.arrivals,
+                refused=tick.refused,
+                finished=tick.finished,
+                good=tick.good,
+                smooth=tick.smooth,
+                ttft=FirstTokens(tick.ttft.n, tick.ttft.over, Causes(**tick.by), tick.ttft.sketch),
+                itl=_gaps(tick),
+                e2e=Requests(tick.e2e.n, tick.e2e.over, tick.e2e.sketch),
+                steps=tick.steps,
+                decodes=tick.decodes,
+                prefill_tokens=tick.prefill_tokens,
+                generated_tokens=tick.generated_tokens,
+                busy_s=tick.busy_s,
+                throttled_s=max(0.0, throttled_s - self._throttled_s),
+                running=state.running,
+                max_running=tick.max_running,
+                waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
+            )
+        )
+        self._throttled_s = throttled_s
+        self._next_seq += 1
+        self._tick = _OpenTick()
+        self._is_mixed = self._settling is not None
+
+    def _settle(self, num_running: int) -> None:
+        if self._settling is not None and self._settling.is_over(num_running):
+            self._settling = None
+
+    def _settle_idle(self) -> None:
+        """An engine without work sends no steps; a lowered cap holds there too."""
+        if self._settling is not None and self._settling.after <= self._settling.before:
+            self._settle(self.snapshot.running)
+
+    # -- causes
+
+    def _miss(self, cause: Cause) -> None:
+        self._tick.ttft.n += 1
+        self._tick.ttft.over += 1
+        self._tick.by[cause] = self._tick.by.get(cause, 0) + 1
+
+    def _waiting_cause(self) -> Cause:
+        return "kv" if self.snapshot.waiting_kv > self.snapshot.waiting_cap else "cap"
+
+    def _cause_so_far(self, flight: Flight, now_s: float) -> Cause:
+        """The largest part of the wait of a request that has no first token yet."""
+        if flight.request_id in self._waiting or flight.admitted_s is None:
+            return self._waiting_cause()
+        waited_s, prefilling_s = flight.admitted_s - flight.arrival_s, now_s - flight.admitted_s
+        return "prefill" if prefilling_s >= waited_s else self._waiting_cause()
+
+    def _leave(self, flight: Flight) -> None:
+        self._waiting.pop(flight.request_id, None)
+        self._pending.pop(flight.request_id, None)
+
+    def _length_stats(self) -> Lengths:
+        n = len(self._lengths)
+        if n == 0:
+            return Lengths(mean=0.0, sigma=0.0, n=0)
+        mean = sum(self._lengths) / n
+        variance = sum((length - mean) ** 2 for length in self._lengths) / n
+        return Lengths(mean=mean, sigma=math.sqrt(variance), n=n)
+
+
+def _gaps(tick: _OpenTick) -> TokenGaps:
+    return TokenGaps(
+        n=tick.itl.n,
+        over=tick.itl.over,
+        over_after_over=tick.over_after_over,
+        n_at_cap=tick.n_at_cap,
+        over_at_cap=tick.over_at_cap,
+        sketch=tick.itl.sketch,
+    )
+
+
+def _count_while_later(flights: Iterable[Flight], moment_s: float) -> int:
+    """How many of `flights`, newest first, were submitted after `moment_s`."""
+    count = 0
+    for flight in flights:
+        if flight.submitted_s <= moment_s:
+            break
+        count += 1
+    return count
