@@ -67,6 +67,11 @@ MODEL_URI = text(
         "s3:// is not built yet: copy the checkpoint into a volume and use pvc://CLAIM/PATH",
         lambda uri: not uri.startswith("s3://"),
     ),
+    Rule(
+        "!self.startsWith('hf://')",
+        "hf:// is not built yet: download the checkpoint into a volume and use pvc://CLAIM/PATH",
+        lambda uri: not uri.startswith("hf://"),
+    ),
     matching("(hf|pvc|file|s3)://.*", "must start with hf://, pvc:// or file:///models/"),
     Rule("!self.contains('..')", "must not contain '..'", lambda uri: ".." not in uri),
     _if_prefixed(
