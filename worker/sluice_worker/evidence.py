@@ -34,7 +34,7 @@ Cause = Literal["cap", "kv", "prefill", "cold"]
 LENGTHS_KEPT = 1024
 """Finished requests behind `Lengths`: recent ones, so that a shift of the traffic shows."""
 SMOOTH_SHARE = 0.01
-"""Share of a request's own gaps that may be over while a reader still calls it smooth (design 6)."""
+"""Share of its own gaps that may be over in a request that a reader calls smooth (design 6)."""
 SMALLEST_MS = 0.01
 _LOG_GAMMA = math.log(SKETCH_GAMMA)
 
@@ -192,7 +192,7 @@ class Recorder:
     def arrive(
         self, request_id: str, arrival_s: float, now_s: float, num_prompt_tokens: int
     ) -> Flight:
-        """A request that goes to the engine now; `arrival_s`: the last byte of its body was read."""
+        """A request that goes to the engine; `arrival_s`: when the last byte of it was read."""
         flight = Flight(request_id, arrival_s, now_s, num_prompt_tokens)
         self._tick.arrivals += 1
         self._waiting[request_id] = flight

@@ -1,0 +1,342 @@
+"""Prometheus text over one snapshot: vLLM's names, types and labels, and our own `sluice_*`.
+
+Dashboards, KEDA scalers and endpoint pickers made for vLLM read these unchanged (V1 names). Labels
+are the model's served name and the engine's index, never anything that a client sends.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from .contract import MemoryReport, Slo, StepModel
+from .wire import FinishReason, FirstToken, Snapshot, StepReport
+
+Values = dict[tuple[str, ...], float]
+"""Values of one family by the labels that it has beyond the common ones."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FINISHED_REASONS = ("stop", "length", "abort", "error")
+
+# vLLM's edges in seconds (v1/metrics/loggers.py).
+TTFT_EDGES = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+ITL_EDGES = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+LATENCY_EDGES = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+ITERATION_EDGES = (1, 8, *(2**i for i in range(4, 15)))
+N_EDGES = (1, 2, 5, 10, 20)
+PREEMPTION_EDGES = (1, 2, 3, 4, 5, 10, 20)
+
+
+def with_target(edges: tuple[float, ...], target_ms: float | None) -> tuple[float, ...]:
+    """`edges` with one on the target, so that the share over it can be read off exactly."""
+    return edges if target_ms is None else tuple(sorted({*edges, target_ms / 1e3}))
+
+
+def one_two_five(largest: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, ... up to `largest`, as vLLM's edges of token counts."""
+    edges: list[float] = []
+    for exponent in range(int(math.log10(max(largest, 1))) + 1):
+        edges += [m * 10**exponent for m in (1, 2, 5) if m * 10**exponent <= largest]
+    return tuple(edges)
+
+
+class Histogram:
+    """Counts per bucket; `edges` are upper, inclusive."""
+
+    def __init__(self, edges: Iterable[float]) -> None:
+        self.edges = tuple(edges)
+        self.counts = [0] * (len(self.edges) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.edges, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by edge, as the exposition format wants them."""
+        buckets, running = [], 0
+        for edge, count in zip((*self.edges, math.inf), self.counts, strict=True):
+            running += count
+            buckets.append(("+Inf" if math.isinf(edge) else str(float(edge)), float(running)))
+        return buckets
+
+
+def _histograms(slo: Slo, max_model_len: int) -> dict[str, Histogram]:
+    tokens = one_two_five(max_model_len)
+    return {
+        "time_to_first_token_seconds": Histogram(with_target(TTFT_EDGES, slo.ttft_ms)),
+        "inter_token_latency_seconds": Histogram(with_target(ITL_EDGES, slo.itl_ms)),
+        "request_time_per_output_token_seconds": Histogram(with_target(ITL_EDGES, slo.itl_ms)),
+        "e2e_request_latency_seconds": Histogram(with_target(LATENCY_EDGES, slo.e2e_ms)),
+        "request_queue_time_seconds": Histogram(LATENCY_EDGES),
+        "request_inference_time_seconds": Histogram(LATENCY_EDGES),
+        "request_prefill_time_seconds": Histogram(LATENCY_EDGES),
+        "request_decode_time_seconds": Histogram(LATENCY_EDGES),
+        "request_prompt_tokens": Histogram(tokens),
+        "request_generation_tokens": Histogram(tokens),
+        "request_max_num_generation_tokens": Histogram(tokens),
+        "request_params_max_tokens": Histogram(tokens),
+        "request_prefill_kv_computed_tokens": Histogram(tokens),
+        "request_params_n": Histogram(N_EDGES),
+        "iteration_tokens_total": Histogram(ITERATION_EDGES),
+    }
+
+
+HELP = {
+    "time_to_first_token_seconds": "Last byte of the body read to first byte of a token sent.",
+    "inter_token_latency_seconds": "Gap between two tokens of a request as sent.",
+    "request_time_per_output_token_seconds": "Mean gap of a request.",
+    "e2e_request_latency_seconds": "Last byte of the body read to last token sent.",
+    "request_queue_time_seconds": "Time waiting for the cap and for KV blocks.",
+    "request_inference_time_seconds": "Time from admission to the last token.",
+    "request_prefill_time_seconds": "Time from admission to the first token.",
+    "request_decode_time_seconds": "Time from the first token to the last.",
+    "request_prompt_tokens": "Prompt tokens of a request.",
+    "request_generation_tokens": "Tokens generated for a request.",
+    "request_max_num_generation_tokens": "Largest output of a request's sequences.",
+    "request_params_max_tokens": "The max_tokens that requests ask for.",
+    "request_prefill_kv_computed_tokens": "Prompt tokens computed, cached ones left out.",
+    "request_params_n": "The n that requests ask for.",
+    "iteration_tokens_total": "Tokens of one engine step.",
+}
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Totals since the start, fed by the server as things happen."""
+
+    slo: Slo
+    max_model_len: int
+    created_s: float
+    prompt_tokens: int = 0
+    prompt_tokens_cached: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    step_s: float = 0.0
+    finished: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    cut: dict[str, int] = field(default_factory=dict)
+    histograms: dict[str, Histogram] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.histograms = _histograms(self.slo, self.max_model_len)
+
+    def observe(self, name: str, value: float) -> None:
+        """Count `value` in the histogram `name` (without its prefix)."""
+        self.histograms[name].observe(value)
+
+    def step(self, report: StepReport) -> None:
+        """One engine step."""
+        self.steps += 1
+        self.step_s += report.step_s
+        self.generation_tokens += len(report.tokens)
+        self.observe("iteration_tokens_total", report.num_decodes + report.num_prefill_tokens)
+
+    def first_token(self, ttft_s: float, parts: FirstToken, num_prompt_tokens: int) -> None:
+        """A request's first token was sent."""
+        self.prompt_tokens += num_prompt_tokens
+        self.prompt_tokens_cached += parts.cached_tokens
+        self.observe("time_to_first_token_seconds", ttft_s)
+        self.observe("request_queue_time_seconds", parts.wait_cap_s + parts.wait_kv_s)
+        self.observe("request_prefill_time_seconds", parts.prefill_s)
+        computed = num_prompt_tokens - parts.cached_tokens
+        self.observe("request_prefill_kv_computed_tokens", computed)
+
+    def end(self, reason: FinishReason) -> None:
+        """A sequence ended, for whatever reason."""
+        self.finished[reason] = self.finished.get(reason, 0) + 1
+
+    def reject(self, reason: str) -> None:
+        """A request was refused on arrival."""
+        self.rejected[reason] = self.rejected.get(reason, 0) + 1
+
+    def connection_cut(self, reason: Literal["receive", "write"]) -> None:
+        """A connection missed the deadline named."""
+        self.cut[reason] = self.cut.get(reason, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is true at the moment of a scrape."""
+
+    is_ready: bool
+    snapshot: Snapshot
+    open_requests: int
+    epoch: int
+    max_num_seqs: int
+    ceiling: int
+    cache_config: dict[str, str]
+    memory: MemoryReport
+    step_model: StepModel | None
+
+
+class WorkerCollector(Collector):
+    """Yields every family from the statistics and one view."""
+
+    def __init__(self, model_name: str, stats: Statistics, view: Callable[[], View]) -> None:
+        self.labels = {"model_name": model_name, "engine": "0"}
+        self.stats = stats
+        self.view = view
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known before the first scrape; keeps the registry from scraping."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """One pass over everything, in the order of the module."""
+        view = self.view()
+        yield from self._engine_gauges(view)
+        yield from self._counters(view.snapshot)
+        for name, histogram in self.stats.histograms.items():
+            family = HistogramMetricFamily(f"vllm:{name}", HELP[name], labels=list(self.labels))
+            family.add_metric(list(self.labels.values()), histogram.buckets(), histogram.total)
+            yield family
+        yield from self._own(view)
+
+    def _gauge(self, name: str, text: str, values: Values, *labels: str) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=[*self.labels, *labels])
+        for extra, value in values.items():
+            family.add_metric([*self.labels.values(), *extra], value)
+        return family
+
+    def _counter(self, name: str, text: str, values: Values, *labels: str) -> Metric:
+        family = CounterMetricFamily(name, text, labels=[*self.labels, *labels])
+        for extra, value in values.items():
+            family.add_metric([*self.labels.values(), *extra], value, created=self.stats.created_s)
+        return family
+
+    def _engine_gauges(self, view: View) -> Iterator[Metric]:
+        state = view.snapshot
+        waiting = state.waiting_cap + state.waiting_kv
+        usage = state.used_blocks / state.num_blocks if state.num_blocks else 0.0
+        yield self._gauge(
+            "vllm:num_requests_running", "Sequences in the batch.", {(): state.running}
+        )
+        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait.", {(): waiting})
+        yield self._gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "Sequences that wait, by reason.",
+            {("capacity",): waiting, ("deferred",): 0},
+            "reason",
+        )
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use.", {(): usage})
+        yield self._gauge(
+            "vllm:engine_sleep_state",
+            "1 for the state that the engine is in.",
+            {("awake",): 1, ("weights_offloaded",): 0, ("discard_all",): 0},
+            "sleep_state",
+        )
+        config = view.cache_config
+        yield self._gauge(
+            "vllm:cache_config_info",
+            "The KV cache's configuration.",
+            {tuple(config.values()): 1},
+            *config,
+        )
+
+    def _counters(self, state: Snapshot) -> Iterator[Metric]:
+        stats = self.stats
+        plain = (
+            ("prefix_cache_queries", "Prompt tokens looked up.", state.prefix_queries),
+            ("prefix_cache_hits", "Prompt tokens found.", state.prefix_hits),
+            ("num_preemptions", "Preemptions.", state.num_preemptions),
+            ("prompt_tokens", "Prompt tokens of requests begun.", stats.prompt_tokens),
+            ("prompt_tokens_cached", "Of these, found in the cache.", stats.prompt_tokens_cached),
+            ("generation_tokens", "Tokens generated.", stats.generation_tokens),
+        )
+        for name, text, value in plain:
+            yield self._counter(f"vllm:{name}", text, {(): value})
+        ends: Values = {(reason,): stats.finished.get(reason, 0) for reason in FINISHED_REASONS}
+        yield self._counter("vllm:request_success", "Ended sequences.", ends, "finished_reason")
+        rejections = CounterMetricFamily(
+            "vllm:admission_rejections",
+            "Requests refused on arrival.",
+            labels=["model_name", "reason"],
+        )
+        for reason in dict.fromkeys(("max_num_queued_reqs", *stats.rejected)):
+            labels = [self.labels["model_name"], reason]
+            rejections.add_metric(labels, stats.rejected.get(reason, 0), created=stats.created_s)
+        yield rejections
+
+    def _own(self, view: View) -> Iterator[Metric]:
+        state, stats = view.snapshot, self.stats
+        plain = (
+            ("ready", "1 if the worker serves.", int(view.is_ready)),
+            ("open_requests", "Sequences that have not ended.", view.open_requests),
+            ("max_num_seqs", "The cap in force.", view.max_num_seqs),
+            ("max_num_seqs_ceiling", "The largest cap possible.", view.ceiling),
+            ("epoch", "The operator's number of the configuration in force.", view.epoch),
+            ("kv_cached_blocks", "Free blocks that hold a reusable prefix.", state.cached_blocks),
+        )
+        for name, text, value in plain:
+            yield self._gauge(f"sluice_{name}", text, {(): value})
+        yield self._gauge(
+            "sluice_num_requests_waiting",
+            "Sequences that wait, by what for.",
+            {("cap",): state.waiting_cap, ("kv",): state.waiting_kv},
+            "reason",
+        )
+        yield self._gauge(
+            "sluice_memory_bytes", "Memory by class.", _memory(view.memory), "class", "kind"
+        )
+        if view.step_model is not None:
+            yield self._gauge(
+                "sluice_step_model",
+                "step_ms = a + b decodes + c kv_tokens + d prefill_tokens.",
+                _coefficients(view.step_model),
+                "coefficient",
+            )
+        yield self._counter("sluice_steps", "Engine steps.", {(): stats.steps})
+        yield self._counter("sluice_step_seconds", "Time in engine steps.", {(): stats.step_s})
+        yield self._counter(
+            "sluice_preempted_tokens", "Tokens to recompute.", {(): state.preempted_tokens}
+        )
+        yield self._counter(
+            "sluice_connections_cut",
+            "Connections cut at a deadline.",
+            {(reason,): stats.cut.get(reason, 0) for reason in ("receive", "write")},
+            "deadline",
+        )
+
+
+def _memory(memory: MemoryReport) -> Values:
+    planned: Values = {(name, "planned"): float(size) for name, size in memory.planned.items()}
+    measured: Values = {(name, "measured"): float(size) for name, size in memory.measured.items()}
+    return {**planned, **measured}
+
+
+def _coefficients(model: StepModel) -> Values:
+    values = {"a": model.a, "b": model.b, "c": model.c, "d": model.d, "resid_q": model.resid_q}
+    return {(name,): value for name, value in values.items()}
+
+
+class Exposition:
+    """The registry of one worker."""
+
+    def __init__(self, model_name: str, stats: Statistics, view: Callable[[], View]) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(WorkerCollector(model_name, stats, view))
+
+    def text(self) -> bytes:
+        """All families in the text format."""
+        return generate_latest(self._registry)
