@@ -324,9 +324,18 @@ def object_schema(cls: type[SpecObject]) -> Schema:
 
 def _property(spec: Field) -> Schema:
     described: Schema = {"description": spec.doc}
-    if spec.default is not None:
+    if spec.default == {}:
+        # Rules are checked over a default as it is written, so it must be written in full.
+        described["default"] = _defaults(spec.kind.schema)
+    elif spec.default is not None:
         described["default"] = spec.default
     return {**described, **spec.kind.schema}
+
+
+def _defaults(schema: Schema) -> dict[str, Any]:
+    """What the API server fills an empty object of `schema` with."""
+    properties = schema.get("properties", {})
+    return {name: value["default"] for name, value in properties.items() if "default" in value}
 
 
 def _read_object(cls: type[SpecObject], value: object, path: str, problems: Problems) -> Any:
