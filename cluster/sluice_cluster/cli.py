@@ -1,0 +1,183 @@
+"""The commands: up, down, status, binaries, images, env."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from sluice_cluster import binaries, images, kind, local
+from sluice_cluster.choose import Choice, Found, choose
+from sluice_cluster.settings import REGISTRY, ClusterError, ImpossibleError, Settings
+from sluice_cluster.shell import Word, locked, run, say, succeeds
+from sluice_cluster.state import State
+
+CLIENTS = ("kubectl", "helm")
+
+
+def find(settings: Settings) -> Found:
+    """What this machine offers."""
+    return Found(
+        kubeconfig=settings.kubeconfig,
+        docker_answers=succeeds(["docker", "info"], timeout=10.0),
+        is_root=settings.is_root,
+        is_linux=sys.platform == "linux",
+        has_apt=shutil.which("apt-get") is not None,
+    )
+
+
+def decide(settings: Settings) -> Choice:
+    """The cluster to use; ImpossibleError says what is missing."""
+    choice = choose(find(settings))
+    if choice.kind == "none":
+        raise ImpossibleError(choice.reason)
+    return choice
+
+
+def up(settings: Settings, with_images: bool) -> None:
+    """Have a cluster, and our images in it if asked; both at once where nothing is built yet."""
+    choice = decide(settings)
+    say(choice.reason)
+    paths = settings.paths
+    building = _Aside(lambda: images.prepare(settings)) if with_images else None
+    with locked(paths.cache / "cluster.lock"):
+        state = _up(settings, choice)
+        state.write(paths.state_file)
+    if building is not None:
+        building.join()
+        make_images(settings)
+
+
+def _up(settings: Settings, choice: Choice) -> State:
+    paths = settings.paths
+    before = State.read(paths.state_file)
+    known = before.images if before is not None and before.kind == choice.kind else {}
+    if choice.kind == "existing":
+        binaries.ensure(paths, CLIENTS)
+        kubectl: list[Word] = [binaries.folder(paths) / "kubectl", "get", "--raw=/readyz"]
+        run([*kubectl, f"--kubeconfig={settings.kubeconfig}"], timeout=30.0)
+        return State("existing", str(settings.kubeconfig), settings.registry, known)
+    if choice.kind == "kind":
+        binaries.ensure(paths, CLIENTS)
+        kind.up(paths)
+        return State("kind", str(paths.kubeconfig), None, known)
+    local.up(paths)
+    return State("local", str(paths.kubeconfig), REGISTRY, known)
+
+
+class _Aside:
+    """A thread whose error is raised where it is joined."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._error: ClusterError | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except ClusterError as error:
+            self._error = error
+
+    def join(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def make_images(settings: Settings) -> None:
+    """Build what changed, bring it to the cluster, and print the references."""
+    state = State.read(settings.paths.state_file)
+    if state is None:
+        raise ClusterError("no cluster is up: run `python3 cluster/cluster.py up` first")
+    references = images.deliver(settings, state)
+    replace(state, images=references).write(settings.paths.state_file)
+    print(json.dumps(references, indent=1))
+
+
+def down(settings: Settings) -> None:
+    """End the cluster that was started here; one that the user brought is left alone."""
+    paths = settings.paths
+    state = State.read(paths.state_file)
+    if state is not None and state.kind == "existing":
+        say("the cluster that SLUICE_KUBECONFIG named is not ours to stop")
+        paths.state_file.unlink()
+    elif state is not None and state.kind == "kind":
+        kind.down(paths)
+        paths.state_file.unlink()
+    elif settings.is_root:
+        with locked(paths.cache / "cluster.lock"):
+            local.down(paths)
+    else:
+        say("no cluster was started from here")
+
+
+def status(settings: Settings) -> int:
+    """Say what is up; 0 when it is healthy."""
+    state = State.read(settings.paths.state_file)
+    if state is not None:
+        print(json.dumps({"kind": state.kind, "kubeconfig": state.kubeconfig, **state.images}))
+    if state is None or state.kind == "local":
+        print(local.describe(settings.paths))
+        node = local.Node(settings.paths, binaries.folder(settings.paths))
+        return 0 if settings.is_root and local.is_healthy(node) else 1
+    kubectl = binaries.folder(settings.paths) / "kubectl"
+    healthy = succeeds([kubectl, f"--kubeconfig={state.kubeconfig}", "get", "--raw=/readyz"])
+    print("the API server is ready" if healthy else "the API server does not answer")
+    return 0 if healthy else 1
+
+
+def environment(settings: Settings) -> str:
+    """Shell lines that make kubectl and helm find the cluster."""
+    paths = settings.paths
+    state = State.read(paths.state_file)
+    config = state.kubeconfig if state is not None else str(paths.kubeconfig)
+    return f'export KUBECONFIG="{config}"\nexport PATH="{binaries.folder(paths)}:$PATH"'
+
+
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="cluster.py", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    start = commands.add_parser("up", help="have a cluster: yours, kind, or one on this machine")
+    start.add_argument("--images", action="store_true", help="and our images in it")
+    commands.add_parser("down", help="leave the machine as it was")
+    commands.add_parser("status", help="what runs; exit code 0 when healthy")
+    commands.add_parser("binaries", help="build Kubernetes, etcd and helm, once per machine")
+    commands.add_parser("images", help="build what changed and bring it to the cluster")
+    commands.add_parser("env", help="lines to eval: KUBECONFIG and PATH")
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Exit code 0; 1 with a sentence; 3 when no cluster is possible on this machine."""
+    arguments = _arguments(given)
+    settings = Settings.from_environment()
+    try:
+        return _dispatch(arguments, settings)
+    except ClusterError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
+    match arguments.command:
+        case "up":
+            up(settings, arguments.images)
+        case "down":
+            down(settings)
+        case "status":
+            return status(settings)
+        case "binaries":
+            print(binaries.ensure(settings.paths))
+        case "images":
+            make_images(settings)
+        case "env":
+            print(environment(settings))
+    return 0

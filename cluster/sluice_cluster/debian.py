@@ -1,0 +1,65 @@
+"""What the local cluster takes from Debian or Ubuntu."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from sluice_cluster.settings import COLD_NEED_BYTES, WARM_NEED_BYTES, ClusterError, Paths
+from sluice_cluster.shell import run_visibly, say
+
+# package: a program or file that is there when the package is
+PACKAGES = {
+    "containerd": "/usr/bin/containerd",
+    "runc": "/usr/sbin/runc",
+    "containernetworking-plugins": "/usr/lib/cni/bridge",
+    "nftables": "/usr/sbin/nft",
+    "conntrack": "/usr/sbin/conntrack",
+    "iproute2": "/usr/sbin/ip",
+    "iptables": "/usr/sbin/iptables",
+    "socat": "/usr/bin/socat",
+    "openssl": "/usr/bin/openssl",
+    "buildah": "/usr/bin/buildah",
+    "debootstrap": "/usr/sbin/debootstrap",
+    "docker-registry": "/usr/bin/docker-registry",
+    "ca-certificates": "/etc/ssl/certs/ca-certificates.crt",
+    "python3-venv": "/usr/lib/python3/dist-packages",
+}
+# Debian's packages start these as system services; ours are instances of our own
+SERVICES = ("containerd", "docker-registry")
+FOUND_ELSEWHERE = {"iproute2": "/sbin/ip", "nftables": "/sbin/nft", "iptables": "/sbin/iptables"}
+
+
+def missing() -> list[str]:
+    """Packages whose file is not on this machine."""
+    return [
+        package
+        for package, file in PACKAGES.items()
+        if not os.path.exists(file) and not os.path.exists(FOUND_ELSEWHERE.get(package, file))
+    ]
+
+
+def install_missing(paths: Paths) -> None:
+    """apt-get install what is missing, saying so. No service of theirs is started."""
+    absent = missing()
+    if not absent:
+        return
+    say(f"installing Debian packages: {' '.join(absent)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    log = paths.logs / "apt.log"
+    run_visibly("apt-get update", ["apt-get", "update", "-q"], log, env=environment)
+    command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *absent]
+    run_visibly("apt-get install", command, log, env=environment)
+
+
+def check_disk(paths: Paths) -> None:
+    """ClusterError when images and pods would not fit on the disk of the cache."""
+    paths.cache.mkdir(parents=True, exist_ok=True)
+    warm = (paths.cache / "registry" / "docker").exists()
+    need = WARM_NEED_BYTES if warm else COLD_NEED_BYTES
+    free = shutil.disk_usage(paths.cache).free
+    if free < need:
+        raise ClusterError(
+            f"{paths.cache} has {free / 1e9:.0f} GB free, and the cluster with its images needs "
+            f"about {need / 1e9:.0f} GB: free some, or set XDG_CACHE_HOME to a larger disk"
+        )

@@ -1,0 +1,196 @@
+"""Container images: a base from Debian, ours from the Dockerfiles that everybody uses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice_cluster import debian, kind
+from sluice_cluster.content import key_of, key_of_files
+from sluice_cluster.settings import REGISTRY, ClusterError, Paths, Settings
+from sluice_cluster.shell import Word, locked, run, run_visibly, say, succeeds, wait_until
+from sluice_cluster.state import State
+
+BASE_PACKAGES = "python3,python3-venv,ca-certificates"
+CERTIFICATES = Path("/etc/ssl/certs")
+BUNDLE = CERTIFICATES / "ca-certificates.crt"
+PAUSE_FILE = 'FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT ["/pause"]\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One of our images and what it is made of; `inputs` are globs below the repository."""
+
+    name: str
+    dockerfile: str
+    inputs: tuple[str, ...]
+
+
+COMMON = ("pyproject.toml", "constraints.txt", ".dockerignore", "worker/sluice_worker")
+MODELS = ("examples/model/*.json", "examples/model/*.safetensors", "examples/models")
+IMAGES = (
+    Image(
+        "operator",
+        "operator/Dockerfile",
+        (*COMMON, *MODELS, "operator"),
+    ),
+    Image(
+        "worker",
+        "worker/Dockerfile",
+        (*COMMON, *MODELS, "worker", "kernels", "cli"),
+    ),
+)
+
+
+def pause_reference(binary: Path) -> str:
+    """The pause image's name in the loopback registry."""
+    return f"{REGISTRY}/sluice/pause:{key_of(binary.read_bytes(), PAUSE_FILE)}"
+
+
+def push_pause(paths: Paths, binary: Path) -> None:
+    """Build the pause image from its binary, unless the registry has it."""
+    wait_until("the image registry to answer", _registry_answers, 20.0)
+    name = pause_reference(binary)
+    if is_pushed(name):
+        return
+    context = paths.build / "pause"
+    context.mkdir(parents=True, exist_ok=True)
+    shutil.copy(binary, context / "pause")
+    (context / "Dockerfile").write_text(PAUSE_FILE)
+    run(["buildah", "bud", "-q", "-t", name, context], env=_environment())
+    push(paths, "pause", name)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "BUILDAH_ISOLATION": "chroot"}
+
+
+def _registry_answers() -> bool:
+    return _status(f"http://{REGISTRY}/v2/") == 200
+
+
+def is_pushed(reference: str) -> bool:
+    """Whether the loopback registry holds the manifest of `reference`."""
+    name, _, tag = reference.removeprefix(f"{REGISTRY}/").rpartition(":")
+    return _status(f"http://{REGISTRY}/v2/{name}/manifests/{tag}") == 200
+
+
+def _status(url: str) -> int:
+    accept = "application/vnd.oci.image.manifest.v1+json"
+    request = urllib.request.Request(url, method="HEAD", headers={"Accept": accept})  # noqa: S310
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=5) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def push(paths: Paths, what: str, name: str) -> None:
+    """Push to the registry in `name`; only the loopback one may speak plain HTTP."""
+    options = ["--tls-verify=false"] if name.startswith(f"{REGISTRY}/") else []
+    command = ["buildah", "push", *options, name, f"docker://{name}"]
+    run_visibly(f"{what} push", command, paths.logs / f"push-{what}.log")
+
+
+def image_key(paths: Paths, image: Image) -> str:
+    """The key of everything that goes into `image`: it is the image's tag."""
+    return key_of_files(paths.repository, (image.dockerfile, *image.inputs), BASE_PACKAGES)
+
+
+def reference(paths: Paths, image: Image, registry: str | None) -> str:
+    """What a pod asks for."""
+    prefix = f"{registry}/" if registry else ""
+    return f"{prefix}sluice/{image.name}:{image_key(paths, image)}"
+
+
+def base_reference() -> str:
+    """The base image's name in buildah's store; a new package list makes a new base."""
+    return f"localhost/sluice-base:{key_of(_suite(), BASE_PACKAGES)}"
+
+
+def _suite() -> str:
+    for line in Path("/etc/os-release").read_text().splitlines():
+        if line.startswith("VERSION_CODENAME="):
+            return line.partition("=")[2].strip('"')
+    raise ClusterError("/etc/os-release names no VERSION_CODENAME, which debootstrap needs")
+
+
+def prepare(settings: Settings) -> None:
+    """Do now what needs no cluster: packages, the base image and the builds."""
+    if settings.kubeconfig is None:
+        debian.install_missing(settings.paths)
+        for image in IMAGES:
+            name = reference(settings.paths, image, REGISTRY)
+            if not is_pushed(name):
+                build(settings.paths, image, name)
+
+
+def deliver(settings: Settings, state: State) -> dict[str, str]:
+    """Our images, built if their inputs changed and known to the cluster: {name: reference}."""
+    paths, references = settings.paths, {}
+    for image in IMAGES:
+        references[image.name] = name = reference(paths, image, state.registry)
+        if state.kind == "kind":
+            kind.load(paths, name, image.dockerfile)
+        elif state.registry is None:
+            raise ClusterError(
+                "the cluster that SLUICE_KUBECONFIG names needs a registry to pull our images "
+                "from: name one that it and this machine can reach in SLUICE_REGISTRY"
+            )
+        elif is_pushed(name):
+            say(f"{image.name}: unchanged ({name})")
+        else:
+            build(paths, image, name)
+            push(paths, image.name, name)
+    return references
+
+
+def ensure_base(paths: Paths) -> str:
+    """A base image as python:3-slim is one, made from Debian packages; returns its name."""
+    name = base_reference()
+    if succeeds(["buildah", "inspect", "--type=image", name]):
+        return name
+    with locked(paths.cache / "base.lock"), tempfile.TemporaryDirectory(dir=paths.cache) as root:
+        command = ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", _suite(), root]
+        run_visibly("base image", command, paths.logs / "debootstrap.log")
+        container = run(["buildah", "from", "scratch"], env=_environment()).strip()
+        run(["buildah", "copy", "-q", container, root, "/"], env=_environment())
+        run(["buildah", "commit", "-q", "--rm", container, name], env=_environment())
+    return name
+
+
+def build(paths: Paths, image: Image, name: str) -> None:
+    """Build one image with buildah, layer by layer: what did not change comes from its cache."""
+    with locked(paths.cache / "images.lock"):
+        base = ensure_base(paths)
+        command: list[Word] = ["buildah", "bud", "--layers", "--network=host", *_from_host()]
+        command += ["--build-arg", f"BASE={base}", "-t", name, "-f", image.dockerfile, "."]
+        run_visibly(
+            f"{image.name} image",
+            command,
+            paths.logs / f"image-{image.name}.log",
+            env=_environment(),
+            cwd=paths.repository,
+        )
+
+
+def _from_host() -> list[str]:
+    """The host's certificates and package caches, so that a build trusts what the host trusts."""
+    options: list[str] = []
+    if BUNDLE.exists():
+        options += [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"]
+        options += ["--build-arg", f"SSL_CERT_FILE={BUNDLE}"]
+    for file in (Path("/etc/pip.conf"), Path("/etc/uv/uv.toml")):
+        if file.exists():
+            options.append(f"--volume={file}:{file}:ro")
+    cache = Path.home() / ".cache" / "uv"
+    cache.mkdir(parents=True, exist_ok=True)
+    return [*options, f"--volume={cache}:/root/.cache/uv"]
