@@ -108,9 +108,14 @@ def _with_rules(schema: Schema, rules: Sequence[Rule]) -> Schema:
 
 def matching(pattern: str, message: str) -> Rule:
     """The whole text matches `pattern` (written in what RE2 and Python have in common)."""
-    quoted = f"^({pattern})$".replace("\\", "\\\\")
-    holds = partial(_matches, re.compile(pattern))
-    return Rule(f"self.matches('{quoted}')", message, holds)
+    return Rule(
+        f"self.matches('{quoted(pattern)}')", message, partial(_matches, re.compile(pattern))
+    )
+
+
+def quoted(pattern: str) -> str:
+    """`pattern` anchored, as it stands between single quotes in CEL."""
+    return f"^({pattern})$".replace("\\", "\\\\")
 
 
 def _matches(pattern: re.Pattern[str], value: str) -> bool:
@@ -216,9 +221,8 @@ def duration(low: str, high: str, *, seconds: bool, why: str = "") -> Kind:
             return _refuse(problems, path, message)
         return amount / 1000 if seconds else amount
 
-    quoted = _DURATION_PATTERN.replace("\\", "\\\\")
     bounds = f"duration(self) >= duration('{low}') && duration(self) <= duration('{high}')"
-    rule = Rule(f"self.matches('^({quoted})$') && {bounds}", message, lambda _: True)
+    rule = Rule(f"self.matches('{quoted(_DURATION_PATTERN)}') && {bounds}", message, lambda _: True)
     return Kind(_with_rules({"type": "string", "maxLength": 32}, [rule]), read)
 
 
@@ -229,35 +233,34 @@ _SUFFIXES: Final = {
 }  # fmt: skip
 
 
-def quantity(suffixes: Sequence[str], *, scale: int, most: str, message: str) -> Kind:
-    """A Kubernetes quantity over zero and at most `most`, read as int, times `scale`.
+def quantity(suffixes: Sequence[str], *, scale: int, least: str, most: str, message: str) -> Kind:
+    """A Kubernetes quantity in [least, most], read as int, times `scale`.
 
     It may end in one of `suffixes`; a bare integer is taken too.
     """
     pattern = rf"[0-9]{{1,15}}(\.[0-9]{{1,3}})?({'|'.join(suffixes)})?"
     compiled = re.compile(pattern)
-    limit = _amount(most) * scale
+    low, high = _amount(least), _amount(most)
 
     def read(value: object, path: str, problems: Problems) -> Any:
         written = str(value) if isinstance(value, str) or _is_integer(value) else ""
-        if compiled.fullmatch(written) and 1 <= (amount := _amount(written) * scale) <= limit:
-            return int(amount)
+        if compiled.fullmatch(written) and low <= (amount := _amount(written)) <= high:
+            return int(amount * scale)
         return _refuse(problems, path, message)
 
     # The ternary keeps `quantity` away from what does not match: it would fail with its own words.
-    quoted = f"^({pattern})$".replace("\\", "\\\\")
     cel = (
-        f"type(self) == int ? {_between('string(self)', most)} : "
-        f"self.matches('{quoted}') && {_between('self', most)}"
+        f"type(self) == int ? {_between('string(self)', least, most)} : "
+        f"self.matches('{quoted(pattern)}') && {_between('self', least, most)}"
     )
     rule = Rule(cel, message, lambda _: True)
     return Kind(_with_rules({"x-kubernetes-int-or-string": True}, [rule]), read)
 
 
-def _between(value: str, most: str) -> str:
-    amount = f"quantity({value})"
-    over_zero = f"{amount}.isGreaterThan(quantity('0'))"
-    return f"{over_zero} && !{amount}.isGreaterThan(quantity('{most}'))"
+def _between(value: str, least: str, most: str) -> str:
+    low = f"quantity({value}).isLessThan(quantity('{least}'))"
+    high = f"quantity({value}).isGreaterThan(quantity('{most}'))"
+    return f"!{low} && !{high}"
 
 
 def _amount(written: str) -> Decimal:
@@ -276,7 +279,18 @@ def decimal_text(*rules: Rule) -> Kind:
     return Kind(inner.schema, read)
 
 
-def list_of(item: Kind, max_items: int) -> Kind:
+def number_text(*rules: Rule) -> Kind:
+    """A number as a string, or as an integer where it is one (YAML's 99); read as str."""
+    inner = text(*rules, max_length=8)
+
+    def read(value: object, path: str, problems: Problems) -> Any:
+        return inner.read(str(value) if _is_integer(value) else value, path, problems)
+
+    cel = [Rule(f"string(self).{r.cel.removeprefix('self.')}", r.message, r.holds) for r in rules]
+    return Kind(_with_rules({"x-kubernetes-int-or-string": True}, cel), read)
+
+
+def list_of(item: Kind, max_items: int, *rules: Rule) -> Kind:
     """A list, read as tuple."""
 
     def read(value: object, path: str, problems: Problems) -> Any:
@@ -285,13 +299,15 @@ def list_of(item: Kind, max_items: int) -> Kind:
         if len(value) > max_items:
             return _refuse(problems, path, f"must have at most {max_items} items")
         items = tuple(item.read(v, f"{path}[{i}]", problems) for i, v in enumerate(value))
-        return INVALID if any(v is INVALID for v in items) else items
+        if any(v is INVALID for v in items):
+            return INVALID
+        return _check(items, rules, path, problems)
 
     schema = {"type": "array", "maxItems": max_items, "items": item.schema}
-    return Kind({**schema, "x-kubernetes-list-type": "atomic"}, read)
+    return Kind(_with_rules({**schema, "x-kubernetes-list-type": "atomic"}, rules), read)
 
 
-def map_of(item: Kind, max_items: int) -> Kind:
+def map_of(item: Kind, max_items: int, *rules: Rule) -> Kind:
     """A map from strings, read as dict."""
 
     def read(value: object, path: str, problems: Problems) -> Any:
@@ -300,10 +316,12 @@ def map_of(item: Kind, max_items: int) -> Kind:
         if len(value) > max_items:
             return _refuse(problems, path, f"must have at most {max_items} entries")
         read_items = {str(k): item.read(v, f"{path}.{k}", problems) for k, v in value.items()}
-        return INVALID if any(v is INVALID for v in read_items.values()) else read_items
+        if any(v is INVALID for v in read_items.values()):
+            return INVALID
+        return _check(read_items, rules, path, problems)
 
-    schema = {"type": "object", "maxProperties": max_items}
-    return Kind({**schema, "additionalProperties": item.schema}, read)
+    schema: Schema = {"type": "object", "maxProperties": max_items}
+    return Kind(_with_rules({**schema, "additionalProperties": item.schema}, rules), read)
 
 
 def object_of(cls: type[SpecObject]) -> Kind:

@@ -1,12 +1,30 @@
 """The particular texts and quantities of the object, with the sentences that refuse them."""
 
-from .fields import Rule, auto_or_integer, decimal_text, matching, quantity, text
+import re
 
-ENGINE_FLAGS = (
-    "block-size", "liveness-timeout", "load-format", "max-num-queued-reqs",
-    "num-gpu-blocks-override", "seed",
-)  # fmt: skip
-"""Flags of the worker that `engine.args` may give; all others have a field or belong to us."""
+from .fields import (
+    Rule,
+    auto_or_integer,
+    decimal_text,
+    list_of,
+    map_of,
+    matching,
+    number_text,
+    quantity,
+    quoted,
+    text,
+)
+
+ENGINE_FLAGS = {
+    "block-size": "[1-9][0-9]{0,3}",
+    "liveness-timeout": "[1-9][0-9]{0,4}",
+    "load-format": "(auto|safetensors|dummy)",
+    "max-num-queued-reqs": "[0-9]{1,6}",
+    "num-gpu-blocks-override": "[1-9][0-9]{0,8}",
+    "seed": "[0-9]{1,9}",
+}
+"""Flags of the worker that `engine.args` may give, and their values; all others have a field here
+or belong to the operator, so the object is no way to more rights than its fields give."""
 
 OBJECT_NAME = text(
     matching(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "must be the name of a Kubernetes object")
@@ -27,30 +45,62 @@ IMAGE = text(
 )
 ENGINE_ARGUMENT = text(
     matching(
-        f"--({'|'.join(ENGINE_FLAGS)})=[A-Za-z0-9][A-Za-z0-9._-]*",
-        "must be --FLAG=VALUE with FLAG one of " + ", ".join(ENGINE_FLAGS),
+        "--(" + "|".join(f"{flag}={value}" for flag, value in ENGINE_FLAGS.items()) + ")",
+        "must be --FLAG=VALUE with a value that fits and FLAG one of " + ", ".join(ENGINE_FLAGS),
     ),
     max_length=64,
+)
+
+
+def _names_each_flag_once(arguments: tuple[str, ...]) -> bool:
+    names = [argument.split("=")[0] for argument in arguments]
+    return len(set(names)) == len(names)
+
+
+ENGINE_ARGUMENTS = list_of(
+    ENGINE_ARGUMENT,
+    len(ENGINE_FLAGS),
+    Rule(
+        "self.all(a, self.exists_one(b, b.startsWith(a.split('=')[0] + '=')))",
+        "must not give a flag twice",
+        _names_each_flag_once,
+    ),
+)
+_LABEL = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = rf"([a-z0-9][-a-z0-9.]{{0,200}}/)?{_LABEL}"
+LABEL_KEY = text(matching(_LABEL_KEY, "must be the key of a label"))
+LABEL_VALUE = text(
+    matching(f"({_LABEL})?", "must be the value of a label"), min_length=0, max_length=63
+)
+LABELS = map_of(
+    LABEL_VALUE,
+    16,
+    Rule(
+        f"self.all(key, key.matches('{quoted(_LABEL_KEY)}'))",
+        "keys must be those of labels, as example.com/zone",
+        lambda labels: all(re.fullmatch(_LABEL_KEY, key) for key in labels),
+    ),
 )
 MEMORY = quantity(
     ("Ki", "Mi", "Gi", "Ti", "k", "M", "G", "T"),
     scale=1,
+    least="1",
     most="1024Ti",
     message="must be bytes over zero and at most 1024Ti, such as 24Gi or 1500Mi",
 )
 CPU = quantity(
     ("m",),
     scale=1000,
+    least="1m",
     most="1024",
-    message="must be CPUs over zero and at most 1024, such as 2 or 500m",
+    message="must be CPUs from 1m to 1024, such as 2 or 500m",
 )
 NUM_SEQS = auto_or_integer(1, 4096)
 UTILIZATION = decimal_text(
-    matching(r"0\.[0-9]*[1-9][0-9]*|1(\.0+)?", 'must be a decimal in (0, 1], as "0.90"')
+    matching(r"0\.(0[1-9]|[1-9])[0-9]*|1(\.0+)?", 'must be a string from "0.01" to "1", as "0.90"')
 )
-PERCENTILE = text(
-    matching(r"[5-9][0-9](\.[0-9]{1,2})?", 'must be a string from "50" to "99.99", as "99.9"'),
-    max_length=5,
+PERCENTILE = number_text(
+    matching(r"[5-9][0-9](\.[0-9]{1,2})?", 'must be a string from "50" to "99.99", as "99.9"')
 )
 
 

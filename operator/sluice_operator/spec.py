@@ -19,12 +19,11 @@ from .fields import (
     flag,
     integer,
     list_of,
-    map_of,
     matching,
     object_of,
     spec_field,
-    text,
 )
+from .tolerations import Toleration
 
 GROUP = "sluice.dev"
 VERSION = "v1alpha1"
@@ -156,38 +155,10 @@ class Engine(SpecObject):
     )
     args: tuple[str, ...] = spec_field(
         "args",
-        list_of(kinds.ENGINE_ARGUMENT, len(kinds.ENGINE_FLAGS)),
+        kinds.ENGINE_ARGUMENTS,
         "Flags for the engine that have no field here, each as --FLAG=VALUE.",
         default=[],
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toleration(SpecObject):
-    """As in a pod; None: not given."""
-
-    key: str | None = spec_field("key", text(min_length=0), "Taint key.")
-    operator: Literal["Exists", "Equal"] | None = spec_field(
-        "operator", choice(("Exists", "Equal")), "How key and value are compared."
-    )
-    value: str | None = spec_field("value", text(min_length=0, max_length=63), "Taint value.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = spec_field(
-        "effect", choice(("NoSchedule", "PreferNoSchedule", "NoExecute")), "Taint effect."
-    )
-    toleration_seconds: int | None = spec_field(
-        "tolerationSeconds", integer(0, 2**31 - 1), "How long NoExecute is tolerated."
-    )
-
-    def manifest(self) -> dict[str, object]:
-        """As a pod spec wants it."""
-        wire = {
-            "key": self.key,
-            "operator": self.operator,
-            "value": self.value,
-            "effect": self.effect,
-            "tolerationSeconds": self.toleration_seconds,
-        }
-        return {name: value for name, value in wire.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +198,7 @@ class Hardware(SpecObject):
     )
     node_selector: Mapping[str, str] = spec_field(
         "nodeSelector",
-        map_of(text(min_length=0, max_length=63), 16),
+        kinds.LABELS,
         "Labels of nodes.",
         default={},
     )
