@@ -1,0 +1,248 @@
+"""The API process's side of the engine: its process, its socket, and who waits for its tokens."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+import sys
+import time
+from typing import Protocol
+
+import msgspec
+
+from .config import EngineConfig
+from .errors import EngineDied, RequestFailed, SluiceError
+from .health import Pulse
+from .wire import (
+    Abort,
+    CheckIntegrity,
+    Configure,
+    Failed,
+    Finished,
+    FinishReason,
+    FromEngine,
+    Heartbeat,
+    Integrity,
+    Ready,
+    Shutdown,
+    Starting,
+    StepReport,
+    Submit,
+    ToEngine,
+    TokenOut,
+    encode_frame,
+    from_engine_decoder,
+    split_frames,
+)
+
+log = logging.getLogger(__name__)
+INTEGRITY_TIMEOUT_S = 10.0
+EXIT_TIMEOUT_S = 5.0
+
+
+class Sink(Protocol):
+    """Where one sequence's tokens go."""
+
+    def token(self, token: TokenOut, *, at_cap: bool, now_s: float) -> None:
+        """A token; the last one carries a finish reason and nothing follows it."""
+
+    def ended(self, reason: FinishReason, error: SluiceError | None) -> None:
+        """The sequence ended without a token; nothing follows."""
+
+
+class Listener(Protocol):
+    """Who is told of the engine as a whole. `now_s`: monotonic seconds at receipt."""
+
+    def ready(self, ready: Ready, now_s: float) -> None:
+        """The engine serves."""
+
+    def step(self, report: StepReport, now_s: float) -> None:
+        """A step was made; its tokens go to their sinks after this."""
+
+    def state(self, message: Finished | Heartbeat, now_s: float) -> None:
+        """A message with a newer snapshot."""
+
+    def died(self, error: EngineDied) -> None:
+        """The engine process ended; all sinks have been told."""
+
+
+def request_error(message: Finished) -> SluiceError | None:
+    """Why a request ended without a token; None for an abort that was asked for."""
+    if message.finish_reason != "error" and message.error is None:
+        return None
+    return RequestFailed(message.error or "the engine could not finish this request")
+
+
+class EngineClient:
+    """One engine process. All methods belong to the event loop's thread."""
+
+    def __init__(self, pulse: Pulse, listener: Listener) -> None:
+        self.pulse = pulse
+        self.failure: Failed | None = None
+        self.closed = asyncio.Event()
+        self._listener = listener
+        self._sinks: dict[str, Sink] = {}
+        self._transport: asyncio.WriteTransport | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._integrity: list[asyncio.Future[str | None]] = []
+        self._is_leaving = False
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id; 0 before it was started."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def num_open(self) -> int:
+        """Sequences that were submitted and have not ended."""
+        return len(self._sinks)
+
+    async def start(self, config: EngineConfig) -> None:
+        """Start the engine process and send it `config`; returns before it is ready."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "sluice_worker.engine_process", "--fd", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # a Ctrl-C is for the API process, which drains
+            )
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_unix_connection(lambda: _Wire(self), sock=ours)
+        body = msgspec.msgpack.encode(config)
+        self._transport.write(struct.pack("<I", len(body)) + body)
+
+    def submit(self, request: Submit, sink: Sink) -> None:
+        """Send a request; its tokens go to `sink`. Raises EngineDied if the engine is gone."""
+        self._send(request)
+        self._sinks[request.request_id] = sink
+        self.pulse.work_arrived(time.monotonic())
+
+    def abort(self, request_id: str) -> None:
+        """The client left: nothing more goes to the sink. An unknown or ended id is ignored."""
+        if self._sinks.pop(request_id, None) is not None and not self.closed.is_set():
+            self._send(Abort(request_id))
+
+    def configure(self, limits: Configure) -> None:
+        """Change the live limits from the next step on."""
+        self._send(limits)
+
+    async def check_integrity(self) -> str | None:
+        """None, or the sentence that says which invariant of the block pool fails."""
+        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._integrity.append(answer)
+        self._send(CheckIntegrity())
+        return await asyncio.wait_for(answer, INTEGRITY_TIMEOUT_S)
+
+    async def stop(self) -> None:
+        """Ask the engine to leave, wait a little, and end it if it does not."""
+        self._is_leaving = True
+        if self._process is None:
+            return
+        if not self.closed.is_set():
+            self._send(Shutdown())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), EXIT_TIMEOUT_S)
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _send(self, message: ToEngine) -> None:
+        if self._transport is None or self.closed.is_set():
+            raise EngineDied(self.pulse.death or "the engine process is not running")
+        self._transport.write(encode_frame(message))
+
+    # -- called by the socket
+
+    def receive(self, body: bytes) -> None:
+        """One frame of the engine. A malformed one raises, and the connection is lost."""
+        message: FromEngine = from_engine_decoder.decode(body)
+        now_s = time.monotonic()
+        match message:
+            case StepReport():
+                self._step(message, now_s)
+            case Heartbeat():
+                self.pulse.beat(message.steps, message.busy or bool(self._sinks), now_s)
+                self._listener.state(message, now_s)
+            case Finished():
+                self._finished(message, now_s)
+            case Starting():
+                self.pulse.starting(message.phase, message.percent, now_s)
+            case Ready():
+                self.pulse.serving(now_s)
+                self._listener.ready(message, now_s)
+            case Integrity():
+                if self._integrity:
+                    self._integrity.pop(0).set_result(message.problem)
+            case Failed():
+                self.failure = message
+
+    def _step(self, report: StepReport, now_s: float) -> None:
+        self.pulse.stepped(now_s)
+        self._listener.step(report, now_s)
+        sinks, at_cap = self._sinks, report.at_cap
+        for token in report.tokens:
+            # A request that was aborted while its step ran has no sink any more.
+            sink = sinks.get(token.request_id)
+            if sink is None:
+                continue
+            if token.finish_reason is not None:
+                del sinks[token.request_id]
+            sink.token(token, at_cap=at_cap, now_s=now_s)
+
+    def _finished(self, message: Finished, now_s: float) -> None:
+        self._listener.state(message, now_s)
+        sink = self._sinks.pop(message.request_id, None)
+        if sink is not None:
+            sink.ended(message.finish_reason, request_error(message))
+
+    def lost(self, error: Exception | None) -> None:
+        """The socket closed: the engine is gone, and everybody who waits is told."""
+        if self.closed.is_set():
+            return
+        self.closed.set()
+        reason = "the engine process ended"
+        if self.failure is not None:
+            reason = f"the engine process failed: {self.failure.message}"
+        elif error is not None:
+            reason = f"the engine's messages cannot be read: {error}"
+        self.pulse.died(reason)
+        died = EngineDied(reason)
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink.ended("error", died)
+        for answer in self._integrity:
+            if not answer.done():
+                answer.set_exception(died)
+        if not self._is_leaving:
+            log.error("engine died", extra={"reason": reason, "open_requests": len(sinks)})
+        self._listener.died(died)
+
+
+class _Wire(asyncio.Protocol):
+    """Cuts the stream into frames."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._buffer = bytearray()
+        self._transport: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            for body in split_frames(self._buffer):
+                self._client.receive(body)
+        except (ValueError, msgspec.MsgspecError) as error:
+            if self._transport is not None:
+                self._transport.close()
+            self._client.lost(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._client.lost(exc)

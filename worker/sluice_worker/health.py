@@ -1,0 +1,97 @@
+"""Health means progress: live is idle, or the step counter moved lately. Pure.
+
+A busy engine is not a dead one: a long prefill moves the counter at its end, and the timeout is the
+longest step that is still believed.
+"""
+
+from dataclasses import dataclass, field
+
+READY_SHARE = 0.5
+"""Share of the liveness timeout after which a stalled engine is no longer sent new work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer of a probe and, for people, its reason."""
+
+    ok: bool
+    reason: str
+    phase: str = "serving"
+    percent: int = 100
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What is known of the engine process; times are monotonic seconds.
+
+    `heard_s`: the last message; `moved_s`: the last time that the step counter moved or there was
+    nothing to do.
+    """
+
+    now_s: float
+    phase: str = "process"
+    percent: int = 0
+    is_serving: bool = False
+    is_draining: bool = False
+    death: str | None = None
+    steps: int = 0
+    has_work: bool = False
+    heard_s: float = field(init=False)
+    moved_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.heard_s = self.moved_s = self.now_s
+
+    def starting(self, phase: str, percent: int, now_s: float) -> None:
+        """The engine said how far its start is."""
+        self.phase, self.percent, self.heard_s = phase, percent, now_s
+
+    def serving(self, now_s: float) -> None:
+        """The engine said that it serves."""
+        self.is_serving, self.phase, self.percent = True, "serving", 100
+        self.heard_s = self.moved_s = now_s
+
+    def stepped(self, now_s: float) -> None:
+        """A step was reported."""
+        self.heard_s = self.moved_s = now_s
+
+    def beat(self, steps: int, has_work: bool, now_s: float) -> None:
+        """A heartbeat: its step counter, and whether the engine has work."""
+        self.heard_s = now_s
+        if steps != self.steps or not has_work:
+            self.moved_s = now_s
+        self.steps, self.has_work = steps, has_work
+
+    def work_arrived(self, now_s: float) -> None:
+        """Work was sent; an idle engine owes a step from now on, not from its last one."""
+        if not self.has_work:
+            self.has_work, self.moved_s = True, now_s
+
+    def died(self, reason: str) -> None:
+        """The engine process ended."""
+        self.death = reason
+
+    def liveness(self, now_s: float, timeout_s: float) -> Verdict:
+        """Whether a restart would help."""
+        if self.death is not None:
+            return Verdict(False, self.death, "dead", 0)
+        if not self.is_serving:  # loading may take minutes; a startup probe bounds it
+            return Verdict(True, f"starting: {self.phase}", self.phase, self.percent)
+        stalled_s = self._stalled_s(now_s)
+        if stalled_s > timeout_s:
+            return Verdict(False, f"no step for {stalled_s:.0f} s while there is work", "hung")
+        return Verdict(True, "ok")
+
+    def readiness(self, now_s: float, timeout_s: float) -> Verdict:
+        """Whether new work should be sent here."""
+        live = self.liveness(now_s, timeout_s * READY_SHARE)
+        if not live.ok or not self.is_serving:
+            return Verdict(False, live.reason, live.phase, live.percent)
+        if self.is_draining:
+            return Verdict(False, "draining: the worker is shutting down", "draining")
+        return Verdict(True, "ok")
+
+    def _stalled_s(self, now_s: float) -> float:
+        """Seconds without progress: of steps while there is work, of heartbeats always."""
+        silent_s = now_s - self.heard_s
+        return max(silent_s, now_s - self.moved_s) if self.has_work else silent_s
