@@ -81,7 +81,7 @@ def test_second_pod_that_stays_is_not_scaled_in() -> None:
 
 def test_status_without_samples_is_a_row_of_dashes() -> None:
     line = timeline.row(3.0, "warmup", {"status": {}}, []).line(0.0)
-    assert line.split() == "3s warmup - 0 - 0/0 -ms -ms NoTraffic -".split()
+    assert line.split() == ["3s", "warmup", "-", "0", "-", "0/0", "-ms", "-ms", "NoTraffic", "-"]
 
 
 def test_worst_verdict_of_the_targets_is_shown() -> None:

@@ -1,0 +1,73 @@
+"""`sluice plan DIR`: the memory arithmetic of a checkpoint, before any pod exists."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from sluice_operator import checkpoint
+from sluice_worker import sizing
+
+UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+
+
+def memory(text: str) -> int:
+    """Bytes of a quantity such as 24Gi, 1500Mi or 2000000000."""
+    number, unit = (text[:-2], UNITS[text[-2:]]) if text[-2:] in UNITS else (text, 1)
+    try:
+        if (value := int(float(number) * unit)) > 0:
+            return value
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a quantity of memory such as 24Gi or 1500Mi")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `sluice plan`."""
+    parser.add_argument(
+        "model", type=Path, help="a checkpoint's folder, or one with its config and index"
+    )
+    parser.add_argument(
+        "--memory", type=memory, required=True, help="of one GPU, or of the pod: 24Gi"
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--dtype", default="auto", choices=("auto", *sizing.DTYPE_BYTES))
+    parser.add_argument("--max-model-len", type=int, help="default: the checkpoint's own")
+    parser.add_argument("--max-num-seqs", type=int, help="the user's maximum")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
+    parser.add_argument("--block-size", type=int, help="default: 16 on a GPU, 64 on a CPU")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Entry of `sluice plan`: 0 if the model fits, 1 if not, 2 if it cannot be read."""
+    root = args.model.resolve()
+    uri = f"file:///models/{root.name}"
+    try:
+        found = checkpoint.read(uri, args.dtype, root.parent)
+        if isinstance(found, checkpoint.Unread):
+            raise sizing.SizingError(f"{args.model} is not a folder.")
+        plan = sizing.plan_memory(
+            found.shape,
+            total_bytes=args.memory,
+            utilization=args.gpu_memory_utilization,
+            weights_bytes=found.weights_bytes,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_model_len=args.max_model_len or found.shape.max_position,
+            block_size=args.block_size or (16 if args.device == "cuda" else 64),
+            dtype_bytes=sizing.DTYPE_BYTES[found.dtype],
+            max_num_seqs=args.max_num_seqs,
+            lengths=None,
+            device=args.device,
+        )
+    except (checkpoint.CheckpointError, sizing.SizingError) as e:
+        print(f"sluice plan: {e}", file=sys.stderr)
+        return 2
+    if args.json:
+        numbers = {"fits": plan.fits, "ceiling": plan.ceiling, "kv_tokens": plan.kv_tokens}
+        print(json.dumps({**numbers, **plan.as_dict()}))
+    else:
+        print(plan.explain())
+        print(f"max_num_seqs: {plan.ceiling}" if plan.fits else sizing.advice(plan, found.shape))
+    return 0 if plan.fits else 1

@@ -1,0 +1,47 @@
+"""`sluice plan`: the arithmetic at the command line, with the exit code as its answer."""
+
+import json
+from pathlib import Path
+
+import pytest
+from sluice.__main__ import main
+
+TOO_LARGE = str(Path(__file__).parents[3] / "examples/models/too-large")
+
+
+def test_model_that_cannot_fit_is_refused_with_what_would_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", TOO_LARGE, "--memory", "24Gi"]) == 1
+    said = capsys.readouterr().out
+    assert "24.0 GiB" in said
+    assert "It would fit with" in said
+
+
+def test_same_model_fits_where_there_is_enough_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", TOO_LARGE, "--memory", "320Gi", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["fits"] is True
+    assert 1 <= seen["ceiling"] <= 256
+
+
+def test_user_maximum_bounds_the_ceiling(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", TOO_LARGE, "--memory", "320Gi", "--json", "--max-num-seqs", "3"])
+    assert json.loads(capsys.readouterr().out)["ceiling"] == 3
+
+
+def test_folder_without_checkpoint_is_one_sentence_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(tmp_path), "--memory", "1Gi"]) == 2
+    assert "config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["much", "-1Gi", "0", "Gi"])
+def test_memory_that_is_no_quantity_is_refused(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", TOO_LARGE, "--memory", text])
+    assert stop.value.code == 2
+    assert "memory" in capsys.readouterr().err
