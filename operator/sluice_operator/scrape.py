@@ -1,4 +1,4 @@
-"""Evidence and configuration of the own pods, over their admin port. A bad pod is named, never fatal.
+"""Evidence and configuration of the own pods. One that misbehaves is named, and never fatal.
 
 Every answer has a deadline and a size cap, redirects are not followed, and decoding is strict: NaN,
 negative counts and missing fields are refused by the contract's types.
@@ -86,6 +86,10 @@ class Scraper:
     def __init__(self, client: httpx.AsyncClient, metrics: Metrics) -> None:
         self._client, self._metrics = client, metrics
         self._held: dict[str, Scrape] = {}
+
+    def knows(self, uid: str) -> bool:
+        """Whether that pod has been asked before."""
+        return uid in self._held
 
     async def scrape(
         self, targets: tuple[Target, ...], token: str, now: float

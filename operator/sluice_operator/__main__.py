@@ -1,0 +1,29 @@
+"""`sluice-operator`: reads the flags and runs kopf until a signal."""
+
+import kopf
+
+from .handlers import create_registry
+from .settings import Settings, parse
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The console script."""
+    run(parse(argv))
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    log_format = kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.FULL
+    kopf.configure(verbose=settings.verbose, log_format=log_format)
+    address = settings.address or "0.0.0.0"  # noqa: S104 - the kubelet probes from outside
+    kopf.run(
+        registry=create_registry(settings),
+        standalone=True,  # peering would let two operators freeze each other
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+        liveness_endpoint=f"http://{address}:{settings.liveness_port}/healthz",
+    )
+
+
+if __name__ == "__main__":
+    main()

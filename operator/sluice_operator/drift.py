@@ -1,0 +1,58 @@
+"""What is live against what is wanted: is a write needed, and what was edited. Pure.
+
+Only our own fields are compared: defaults that the API server adds and fields that others own are
+left alone, as server-side apply leaves them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .children import MANIFEST_ANNOTATION, digest
+
+Object = Mapping[str, Any]
+
+_ESSENCE = ("labels", "annotations", "ownerReferences")
+
+
+def differences(wanted: object, live: object, path: str = "") -> Iterator[str]:
+    """Paths of the fields of `wanted` that `live` lacks or has otherwise."""
+    if isinstance(wanted, Mapping):
+        found = live if isinstance(live, Mapping) else {}
+        for key, value in wanted.items():
+            yield from differences(value, found.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        yield from _list_differences(wanted, live if isinstance(live, Sequence) else (), path)
+    elif wanted != live:
+        yield path
+
+
+def _list_differences(wanted: Sequence[Any], live: Sequence[Any], path: str) -> Iterator[str]:
+    if wanted and all(isinstance(item, Mapping) and "name" in item for item in wanted):
+        # Lists with a merge key: a webhook may have put a sidecar or a variable between ours.
+        by_name = {item.get("name"): item for item in live if isinstance(item, Mapping)}
+        for item in wanted:
+            yield from differences(item, by_name.get(item["name"]), f"{path}[{item['name']}]")
+    elif len(wanted) != len(live):
+        yield path
+    else:
+        for index, (ours, theirs) in enumerate(zip(wanted, live, strict=True)):
+            yield from differences(ours, theirs, f"{path}[{index}]")
+
+
+def manifest_hash(thing: Object | None) -> str | None:
+    """The hash that our manifest carries, in it and on the live object."""
+    annotations = (thing or {}).get("metadata", {}).get("annotations") or {}
+    found = annotations.get(MANIFEST_ANNOTATION)
+    return found if isinstance(found, str) else None
+
+
+def version(thing: Object) -> int:
+    """The resourceVersion, which is a number that rises with each write (KEP-5504)."""
+    return int(thing.get("metadata", {}).get("resourceVersion", 0))
+
+
+def acceptance(wanted: Object, live: Object) -> str:
+    """Names the pair, so that a write which the API server changes itself is not repeated."""
+    meta = live["metadata"]
+    body = {key: value for key, value in live.items() if key not in ("metadata", "status")}
+    return digest([manifest_hash(wanted), body, [meta.get(key) for key in _ESSENCE]])

@@ -1,0 +1,95 @@
+"""Whether the model fits, before any pod exists. Pure: its numbers against the memory."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sluice_worker.sizing import (
+    DTYPE_BYTES,
+    MAX_CEILING,
+    MemoryPlan,
+    SizingError,
+    advice,
+    plan_memory,
+)
+
+from .checkpoint import Checkpoint, Unread
+from .spec import Spec
+
+UNREAD_CAP = 4
+"""Cap to start with where nothing is known of the model."""
+_DEFAULT_BATCHED_TOKENS = 2048
+_BLOCK_SIZE = {"nvidia": 16, "cpu": 64}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The checkpoint is there and cannot be served; the message says why."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The answer for one object. `memory` and `checkpoint` are None where nothing could be read."""
+
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+    memory: MemoryPlan | None = None
+    checkpoint: Checkpoint | None = None
+
+
+def judge(spec: Spec, found: Checkpoint | Unread | Refused) -> Fit:
+    """The memory arithmetic of the design, section 5, for one pod."""
+    if isinstance(found, Unread):
+        return Fit("Unknown", "HeadersUnavailable", found.message)
+    if isinstance(found, Refused):
+        return Fit("False", "UnsupportedCheckpoint", found.message)
+    try:
+        memory = _plan(spec, found)
+    except SizingError as e:
+        return Fit("False", "ImpossibleSize", str(e), None, found)
+    if memory.fits:
+        return Fit("True", "Fits", memory.explain(), memory, found)
+    message = f"{memory.explain()} {advice(memory, found.shape)}"
+    return Fit("False", "InsufficientMemory", message, memory, found)
+
+
+def ceiling_of(spec: Spec, fit: Fit) -> int | None:
+    """`--max-num-seqs`: what memory and the user allow; None: the worker sizes itself."""
+    return fit.memory.ceiling if fit.memory else spec.batching.max_num_seqs
+
+
+def initial_cap(spec: Spec, fit: Fit) -> int | None:
+    """The cap before any evidence; None lets the first pod predict it from its start-up profile."""
+    if spec.batching.initial_num_seqs is not None:
+        return spec.batching.initial_num_seqs
+    if fit.memory is None:
+        return min(UNREAD_CAP, spec.batching.max_num_seqs or MAX_CEILING)
+    return None
+
+
+def _plan(spec: Spec, found: Checkpoint) -> MemoryPlan:
+    accelerator = spec.hardware.accelerator
+    return plan_memory(
+        found.shape,
+        total_bytes=spec.hardware.memory_bytes,
+        utilization=spec.batching.memory_utilization,
+        weights_bytes=found.weights_bytes,
+        max_num_batched_tokens=spec.batching.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS,
+        max_model_len=spec.model.max_model_len or found.shape.max_position,
+        block_size=_block_size(spec),
+        dtype_bytes=DTYPE_BYTES[found.dtype],
+        max_num_seqs=spec.batching.max_num_seqs,
+        lengths=None,  # a ceiling is fixed at start, so it must not move with the traffic
+        device="cuda" if accelerator == "nvidia" else "cpu",
+    )
+
+
+def _block_size(spec: Spec) -> int:
+    given = [arg.partition("=")[2] for arg in spec.engine.args if arg.startswith("--block-size=")]
+    if not given:
+        return _BLOCK_SIZE[spec.hardware.accelerator]
+    if not given[-1].isdigit():
+        raise SizingError(f"--block-size={given[-1]} is not a number.")
+    return int(given[-1])

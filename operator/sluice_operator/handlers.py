@@ -1,0 +1,157 @@
+"""What kopf watches, and nothing else: each handler only wakes the reconciler of an object.
+
+No handler causes a finalizer, an annotation or a status of kopf's: children go with their owner by
+garbage collection, also while the operator is down.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import kopf
+from prometheus_client import start_http_server
+
+from .children import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL
+from .cluster import Cluster
+from .metrics import create_metrics
+from .reconcile import Context, Reconciler
+from .scrape import create_client
+from .settings import Settings
+from .spec import GROUP, PLURAL, VERSION
+
+Object = Mapping[str, Any]
+Key = tuple[str, str]
+
+CHILDREN: Mapping[str, tuple[str, str, str]] = {
+    "Pod": ("", "v1", "pods"),
+    "Deployment": ("apps", "v1", "deployments"),
+    "Service": ("", "v1", "services"),
+    "ConfigMap": ("", "v1", "configmaps"),
+    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
+}
+"""What is watched, and only with our label; Secrets are read by name."""
+
+
+@dataclass(slots=True)
+class Operator:
+    """The reconcilers of one operator process, and what their watches have seen."""
+
+    settings: Settings
+    context: Context | None = None
+    indices: dict[str, Mapping[Key, Iterable[Object]]] = field(default_factory=dict)
+    reconcilers: dict[Key, Reconciler] = field(default_factory=dict)
+    tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+
+    def children(self, kind: str, namespace: str, owner: str) -> Iterable[Object]:
+        """Live children of one kind, by the label that names their owner."""
+        return self.indices.get(kind, {}).get((namespace, owner), ())
+
+    def see(self, context: Context, key: Key, body: Object) -> None:
+        """An object is there, or has changed."""
+        if key not in self.tasks:
+            self.reconcilers[key] = Reconciler(context, *key)
+            self.tasks[key] = asyncio.create_task(self.reconcilers[key].run(), name="/".join(key))
+            context.metrics.objects.set(len(self.tasks))
+        self.reconcilers[key].see(body)
+
+    async def forget(self, key: Key) -> None:
+        """An object is gone."""
+        task = self.tasks.pop(key, None)
+        self.reconcilers.pop(key, None)
+        if self.context:
+            self.context.metrics.objects.set(len(self.tasks))
+        if task:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def stop(self) -> None:
+        """Every reconciler ends; what it was writing is safe to write again."""
+        for key in list(self.tasks):
+            await self.forget(key)
+        if self.context:
+            await self.context.client.aclose()
+
+
+def create_registry(settings: Settings) -> kopf.OperatorRegistry:
+    """All handlers, bound to one `Operator` of their own."""
+    registry, operator = kopf.OperatorRegistry(), Operator(settings)
+    _register_lifecycle(registry, operator)
+    for kind, resource in CHILDREN.items():
+        _register_child(registry, operator, kind, resource)
+    _register_objects(registry, operator)
+    return registry
+
+
+def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> None:
+    @kopf.on.startup(registry=registry)
+    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings)
+        metrics = create_metrics()
+        cluster = Cluster.connect(metrics)
+        client = create_client()
+        operator.context = Context(operator.settings, cluster, client, metrics, operator.children)
+        start_http_server(
+            operator.settings.metrics_port,
+            addr=operator.settings.address or "0.0.0.0",  # noqa: S104 - scraped from outside
+            registry=metrics.registry,
+        )
+
+    @kopf.on.cleanup(registry=registry)
+    async def stop(**_: Any) -> None:
+        await operator.stop()
+
+    @kopf.on.probe(id="objects", registry=registry)
+    async def count(**_: Any) -> int:
+        return len(operator.tasks)
+
+
+def _register_child(
+    registry: kopf.OperatorRegistry, operator: Operator, kind: str, resource: tuple[str, str, str]
+) -> None:
+    selector = {MANAGED_BY_LABEL: MANAGED_BY}
+
+    @kopf.index(*resource, id=kind, labels=selector, registry=registry)
+    async def index(body: kopf.Body, **_: Any) -> dict[Key, Object]:
+        return {_owner_of(body): dict(body)}
+
+    @kopf.on.event(*resource, id=f"{kind}-changed", labels=selector, registry=registry)
+    async def changed(body: kopf.Body, type: str, **_: Any) -> None:
+        reconciler = operator.reconcilers.get(_owner_of(body))
+        if reconciler and type == "DELETED" and kind != "Pod":
+            reconciler.child_deleted(kind)
+        elif reconciler:
+            reconciler.wake()
+
+
+def _register_objects(registry: kopf.OperatorRegistry, operator: Operator) -> None:
+    @kopf.on.event(GROUP, VERSION, PLURAL, id="object-changed", registry=registry)
+    async def changed(body: kopf.Body, type: str, namespace: str, name: str, **others: Any) -> None:
+        if operator.context is None:
+            raise kopf.TemporaryError("not started yet", delay=1)
+        operator.indices.update({kind: others[kind] for kind in CHILDREN})
+        if type == "DELETED":
+            await operator.forget((namespace, name))
+        else:
+            operator.see(operator.context, (namespace, name), dict(body))
+
+
+def _owner_of(body: kopf.Body) -> Key:
+    return str(body.metadata.namespace), str(body.metadata.labels.get(INSTANCE_LABEL, ""))
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """kopf's settings: measured values, and no trace of kopf on the objects."""
+    settings.posting.enabled = False  # our events are our own, deduplicated
+    settings.posting.level = logging.WARNING
+    settings.watching.server_timeout = 600  # an int: the API server refuses 600.0
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    settings.networking.enforce_retry_after = True
+    settings.persistence.finalizer = f"{GROUP}/operator"
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    for group, _, plural in CHILDREN.values():
+        name = f"{plural}.{group}" if group else plural
+        settings.watching.label_selectors[name] = f"{MANAGED_BY_LABEL}={MANAGED_BY}"

@@ -1,0 +1,421 @@
+"""One pass as a value: (object, observed, now) -> what to write, to send and to tell. Pure.
+
+The order of `Plan.apply` is binding: the ConfigMap with cap and epoch comes first, so that no pod
+ever hears of an epoch that would be lost with the operator.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+from sluice_worker.contract import Evidence, RuntimeConfig, RuntimePatch
+from sluice_worker.contract import Slo as WireSlo
+from sluice_worker.sizing import MAX_CEILING
+
+from . import children, drift, events, status
+from .events import Notice
+from .fit import UNREAD_CAP, Fit, ceiling_of, initial_cap
+from .observed import Object, Pod, rollout_of
+from .runtime import Runtime
+from .scrape import Scrape
+from .settings import Settings
+from .spec import InferenceService, Spec
+from .tuner import Decision, Limits, Observation, PodView, Targets, decide
+from .tuner.types import CapChange
+
+PAST_SAVE_SECONDS = 30.0
+"""The tuner's memory alone is saved this rarely: losing it costs caution, not correctness."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that one pass knows. `live`: children by kind; `scrapes`: by pod uid.
+
+    `runtime`: what the ConfigMap holds, or the newer memory of this process; None at the start.
+    `accepted`: by kind, `drift.acceptance` of our last write; `deleted`: kinds whose child somebody
+    deleted since the last pass; `saved_s`: when the runtime was last persisted.
+    """
+
+    live: Mapping[str, Object]
+    pods: tuple[Pod, ...]
+    scrapes: Mapping[str, Scrape]
+    fit: Fit
+    token: str
+    previous: Object
+    runtime: Runtime | None
+    accepted: Mapping[str, str]
+    deleted: frozenset[str]
+    saved_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PodPatch:
+    """A PATCH of one pod's runtime configuration."""
+
+    pod: Pod
+    patch: RuntimePatch
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do: apply in order, then send, then tell, then write the status if it differs."""
+
+    apply: tuple[Object, ...]
+    patches: tuple[PodPatch, ...]
+    notices: tuple[Notice, ...]
+    status: dict[str, object]
+    runtime: Runtime | None
+    requeue_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuned:
+    """The runtime after this pass, and how it came about."""
+
+    runtime: Runtime
+    decision: Decision | None
+    notices: tuple[Notice, ...] = ()
+
+
+def refuse(previous: Object, generation: int, message: str, now: float) -> dict[str, object]:
+    """The status of an object whose spec cannot be read; its pods, if any, go on as they are."""
+    return status.refuse(previous, generation, message, now)
+
+
+def plan(service: InferenceService, observed: Observed, settings: Settings, now: float) -> Plan:
+    """What this pass shall do about `service`."""
+    if observed.fit.status == "False":
+        return _plan_nothing(service, observed, settings, now)
+    ceiling = _effective_ceiling(service.spec, observed)
+    tuned = _tune(service.spec, observed, ceiling, now)
+    wanted = _children(service, observed, settings, tuned.runtime)
+    written = tuple(_to_apply(wanted, observed, tuned, now))
+    report = _report(service, observed, tuned, ceiling)
+    new_status = status.build(report, observed.previous, now)
+    told = (*tuned.notices, *_restorations(wanted, observed))
+    return Plan(
+        apply=written,
+        patches=tuple(_patches(service.spec, observed, tuned.runtime)),
+        notices=(*told, *events.transitions(observed.previous, new_status)),
+        status=new_status,
+        runtime=tuned.runtime,
+        requeue_s=_requeue_s(observed, settings),
+    )
+
+
+def _plan_nothing(
+    service: InferenceService, observed: Observed, settings: Settings, now: float
+) -> Plan:
+    """The model does not fit: no child is made, and pods that serve an older spec stay."""
+    runtime = observed.runtime or Runtime(0, None, 0)
+    report = _report(service, observed, _Tuned(runtime, None), ceiling=None)
+    new_status = status.build(report, observed.previous, now)
+    notices = tuple(events.transitions(observed.previous, new_status))
+    return Plan((), (), notices, new_status, observed.runtime, settings.resync_s)
+
+
+def _report(
+    service: InferenceService, observed: Observed, tuned: _Tuned, ceiling: int | None
+) -> status.Report:
+    return status.Report(
+        service=service,
+        fit=observed.fit,
+        rollout=rollout_of(observed.live.get("Deployment")),
+        pods=observed.pods,
+        runtime=tuned.runtime,
+        desired=tuned.runtime.replicas,
+        ceiling=ceiling,
+        decision=tuned.decision,
+        evidence=tuple(_evidence(observed)),
+        configs=tuple(_configs(observed)),
+        problems=tuple(_problems(observed)),
+    )
+
+
+def _requeue_s(observed: Observed, settings: Settings) -> float:
+    """Evidence is looked at while there may be some; everything else wakes us by itself."""
+    return settings.tick_s if any(pod.serving for pod in observed.pods) else settings.resync_s
+
+
+# What the pods said
+
+
+def _scrape_of(observed: Observed, pod: Pod) -> Scrape:
+    return observed.scrapes.get(pod.uid, Scrape())
+
+
+def _configs(observed: Observed) -> Iterator[RuntimeConfig]:
+    for pod in observed.pods:
+        config = _scrape_of(observed, pod).config
+        if pod.serving and config is not None:
+            yield config
+
+
+def _evidence(observed: Observed) -> Iterator[Evidence]:
+    for pod in observed.pods:
+        evidence = _scrape_of(observed, pod).evidence
+        if pod.serving and evidence is not None:
+            yield evidence
+
+
+def _problems(observed: Observed) -> Iterator[str]:
+    for pod in sorted(observed.pods, key=lambda pod: pod.name):
+        problem = _scrape_of(observed, pod).problem
+        if pod.serving and problem:
+            yield f"pod {pod.name}: {problem}"
+
+
+def _pod_view(observed: Observed, pod: Pod) -> PodView:
+    scrape = _scrape_of(observed, pod)
+    return PodView(
+        name=pod.name,
+        ready=pod.ready,
+        terminating=pod.terminating,
+        evidence=scrape.evidence,
+        config=scrape.config,
+        started_s=pod.started_s or None,
+        seen_s=scrape.seen_s,
+    )
+
+
+# Cap, epoch and replicas
+
+
+def _effective_ceiling(spec: Spec, observed: Observed) -> int:
+    """The least of what was planned and what the workers found when they started."""
+    planned = ceiling_of(spec, observed.fit)
+    reported = [config.ceiling for config in _configs(observed)]
+    if planned is None and not reported:
+        return UNREAD_CAP
+    return min([planned or MAX_CEILING, *reported])
+
+
+def _limits(spec: Spec, ceiling: int) -> Limits:
+    behavior = spec.scaling.behavior
+    return Limits(
+        ceiling=ceiling,
+        min_num_seqs=min(spec.batching.min_num_seqs, ceiling),
+        min_replicas=spec.scaling.min_replicas,
+        max_replicas=spec.scaling.max_replicas,
+        replicas_external=spec.replicas is not None,
+        scale_up_window_s=float(behavior.scale_up.stabilization_window_s),
+        scale_down_window_s=float(behavior.scale_down.stabilization_window_s),
+        ceiling_by="User" if ceiling == spec.batching.max_num_seqs else "VRAM",
+    )
+
+
+def _targets(spec: Spec) -> Targets:
+    slo = spec.slo
+    if slo is None:
+        return Targets("99", None, None, None)
+    return Targets(
+        slo.percentile,
+        slo.ttft_ms,
+        slo.itl_ms,
+        slo.e2e_ms,
+        slo.window_s,
+        slo.overload,
+        slo.mode,
+    )
+
+
+def _replicas(spec: Spec, runtime: Runtime) -> int:
+    """One writer: an outside owner's spec.replicas, else ours within the bounds."""
+    if spec.replicas is not None:
+        return spec.replicas
+    return min(max(runtime.replicas, spec.scaling.min_replicas), spec.scaling.max_replicas)
+
+
+def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
+    runtime = observed.runtime or Runtime(0, initial_cap(spec, observed.fit), 0)
+    runtime = replace(runtime, replicas=_replicas(spec, runtime))
+    settled = _settle(spec, observed, runtime, ceiling, now)
+    cap = settled.runtime.cap
+    if cap is None:
+        return settled
+    limits = _limits(spec, ceiling)
+    observation = Observation(
+        now=now,
+        targets=_targets(spec),
+        limits=limits,
+        cap=cap,
+        epoch=settled.runtime.epoch,
+        replicas=settled.runtime.replicas,
+        pods=tuple(_pod_view(observed, pod) for pod in observed.pods),
+    )
+    past, decision = decide(settled.runtime.past, observation)
+    after = _decided(spec, replace(settled.runtime, past=past), decision)
+    told = _decision_notices(settled.runtime, after, decision)
+    return _Tuned(after, decision, (*settled.notices, *told))
+
+
+def _decided(spec: Spec, runtime: Runtime, decision: Decision) -> Runtime:
+    """The decision as state: a change of the cap opens an epoch."""
+    epoch = runtime.epoch + (decision.cap != runtime.cap)
+    replicas = runtime.replicas if spec.replicas is not None else decision.replicas
+    return replace(runtime, epoch=epoch, cap=decision.cap, replicas=replicas)
+
+
+def _settle(spec: Spec, observed: Observed, runtime: Runtime, ceiling: int, now: float) -> _Tuned:
+    """What needs no evidence: the first cap, the bounds, an epoch that pods are past."""
+    ahead = max((config.epoch for config in _configs(observed)), default=0)
+    if ahead > runtime.epoch:  # the ConfigMap was lost or edited; pods refuse an older epoch
+        notice = Notice(
+            True, "EpochRecovered", f"epoch {ahead + 1}: pods were at {ahead}", f"epoch/{ahead}"
+        )
+        return _Tuned(replace(runtime, epoch=ahead + 1), None, (notice,))
+    if runtime.cap is None:
+        return _adopt(observed, runtime)
+    low = min(spec.batching.min_num_seqs, ceiling)
+    bounded = min(max(runtime.cap, low), ceiling)
+    if bounded == runtime.cap:
+        return _Tuned(runtime, None)
+    return _bound(runtime, bounded, f"the bounds are {low} to {ceiling}", now)
+
+
+def _adopt(observed: Observed, runtime: Runtime) -> _Tuned:
+    """The first cap is the least that the pods predict from their start-up profiles."""
+    predicted = [config.max_num_seqs for config in _configs(observed)]
+    if not predicted:
+        return _Tuned(runtime, None)
+    adopted = replace(runtime, cap=min(predicted), epoch=runtime.epoch + 1)
+    message = f"epoch {adopted.epoch}: the cap starts at {adopted.cap}, predicted by the profile"
+    return _Tuned(
+        adopted, None, (Notice(False, "CapPredicted", message, f"epoch/{adopted.epoch}"),)
+    )
+
+
+def _bound(runtime: Runtime, cap: int, why: str, now: float) -> _Tuned:
+    epoch, before = runtime.epoch + 1, runtime.cap or cap
+    change = CapChange(now, before, cap, epoch, "Bounds")
+    past = msgspec.structs.replace(runtime.past, last_change=change)
+    message = f"epoch {epoch}: cap {before} -> {cap}: {why}"
+    notice = Notice(False, "CapBounded", message, f"epoch/{epoch}")
+    return _Tuned(replace(runtime, cap=cap, epoch=epoch, past=past), None, (notice,))
+
+
+def _decision_notices(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Notice]:
+    seen = _evidence_text(decision)
+    if after.cap != before.cap:
+        message = (
+            f"epoch {after.epoch}: cap {before.cap} -> {after.cap}: {decision.message}; {seen}"
+        )
+        yield Notice(False, decision.cap_reason, message, f"epoch/{after.epoch}")
+    if after.replicas != before.replicas:
+        count = f"{before.replicas} -> {after.replicas}"
+        message = f"epoch {after.epoch}: replicas {count}: {decision.message}; {seen}"
+        changed_s = max((c.time_s for c in after.past.scale_history), default=0.0)
+        key = f"replicas/{count}/{changed_s:.0f}"
+        yield Notice(False, decision.replicas_reason, message, key)
+
+
+def _evidence_text(decision: Decision) -> str:
+    parts = [
+        f"{name} {status.milliseconds(v.target_ms)}: n={v.n}, over={v.over}, {v.verdict}"
+        for name, v in decision.verdicts.items()
+    ]
+    return "; ".join(parts) or "no targets"
+
+
+# What to write and to send
+
+
+def _children(
+    service: InferenceService, observed: Observed, settings: Settings, runtime: Runtime
+) -> tuple[Object, ...]:
+    pods = children.deployment(
+        service,
+        settings,
+        ceiling=ceiling_of(service.spec, observed.fit),
+        replicas=runtime.replicas,
+        live=observed.live.get("Deployment"),
+    )
+    return (
+        children.configmap(service, runtime),
+        children.secret(service, observed.token),
+        children.kube_service(service),
+        children.disruption_budget(service),
+        pods,
+    )
+
+
+def _to_apply(
+    wanted: tuple[Object, ...], observed: Observed, tuned: _Tuned, now: float
+) -> Iterator[Object]:
+    for manifest in wanted:
+        live = observed.live.get(manifest["kind"])
+        if _in_sync(manifest, live, observed):
+            continue
+        if manifest["kind"] != "ConfigMap":
+            yield manifest
+        elif live is None or not _can_wait(tuned.runtime, observed, live, now):
+            yield _conditional(manifest, live)
+
+
+def _in_sync(manifest: Object, live: Object | None, observed: Observed) -> bool:
+    if live is None:
+        return False
+    if next(drift.differences(manifest, live), None) is None:
+        return True
+    return observed.accepted.get(manifest["kind"]) == drift.acceptance(manifest, live)
+
+
+def _can_wait(runtime: Runtime, observed: Observed, live: Object, now: float) -> bool:
+    """Whether only the tuner's memory changed, and was saved not long ago."""
+    saved = observed.runtime is not None and observed.runtime.same_decision(runtime)
+    held = live.get("data") or {}
+    same = all(held.get(k) == v for k, v in runtime.data().items() if k != "past.json")
+    return saved and same and now - observed.saved_s < PAST_SAVE_SECONDS
+
+
+def _conditional(manifest: Object, live: Object | None) -> Object:
+    """Refused with 409 if somebody wrote since: two operators never both open an epoch."""
+    if live is None:
+        return manifest
+    version = live["metadata"]["resourceVersion"]
+    return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}}
+
+
+def _restorations(wanted: tuple[Object, ...], observed: Observed) -> Iterator[Notice]:
+    """What a person (or another controller) did to a child, and that it is undone."""
+    for manifest in wanted:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        live = observed.live.get(kind)
+        if live is None:
+            if kind in observed.deleted:
+                text = f"{kind} {name} was deleted: created again"
+                # The acceptance of our last write stands for the object that is gone.
+                key = f"{kind}/deleted/{observed.accepted.get(kind, '')}"
+                yield Notice(True, "ChildRestored", text, key)
+        elif drift.manifest_hash(live) == drift.manifest_hash(manifest):
+            edited = tuple(drift.differences(manifest, live))
+            if edited and not _in_sync(manifest, live, observed):
+                text = f"{kind} {name} was edited: put back {', '.join(edited[:8])}"
+                version = live["metadata"]["resourceVersion"]
+                yield Notice(True, "ChildRestored", text, f"{kind}/edited/{version}")
+
+
+def _patches(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPatch]:
+    """For every pod that is not as it should be: late, new, or with targets since edited."""
+    if runtime.cap is None:
+        return
+    slo, targets = _wire_slo(spec), _targets(spec)
+    for pod in observed.pods:
+        config = _scrape_of(observed, pod).config
+        if config is None or pod.terminating:
+            continue
+        cap = min(runtime.cap, config.ceiling)
+        wanted = (runtime.epoch, cap, slo, targets.overload)
+        if wanted != (config.epoch, config.max_num_seqs, config.slo, config.overload):
+            yield PodPatch(
+                pod,
+                RuntimePatch(
+                    epoch=runtime.epoch, max_num_seqs=cap, slo=slo, overload=targets.overload
+                ),
+            )
+
+
+def _wire_slo(spec: Spec) -> WireSlo:
+    if spec.slo is None:
+        return WireSlo()
+    return WireSlo(spec.slo.ttft_ms, spec.slo.itl_ms, spec.slo.e2e_ms)

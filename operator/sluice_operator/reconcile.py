@@ -1,0 +1,325 @@
+"""One task per object: observe -> plan -> apply, woken by events, else by the clock.
+
+Level-triggered: a pass starts from what is there, so it does not matter what woke it, how often, or
+where the last one was killed. What a pass knows from before is only a saving of reads.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from sluice_worker.sizing import SizingError
+
+from . import children, drift, events, runtime, status
+from .admin_token import new_token, token_of
+from .checkpoint import Checkpoint, CheckpointError, Unread, read
+from .cluster import Cluster, ClusterError, Ref
+from .events import Notice
+from .fit import Fit, Refused, judge
+from .metrics import Metrics
+from .observed import Pod, pod_of
+from .plan import Observed, Plan, plan, refuse
+from .runtime import Runtime
+from .scrape import Scrape, ScrapeError, Scraper, Target
+from .settings import Settings
+from .spec import API_VERSION, KIND, InferenceService, SpecError, parse
+
+Object = Mapping[str, Any]
+Found = Checkpoint | Unread | Refused
+
+_log = logging.getLogger(__name__)
+_MIN_SPACING_S = 0.5
+"""Between two passes, so that a fight over a field with somebody else stays cheap."""
+_MAX_BACKOFF_S = 60.0
+_REREAD_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all reconcilers of one operator share. `children`: (kind, namespace, owner) -> live."""
+
+    settings: Settings
+    cluster: Cluster
+    client: httpx.AsyncClient
+    metrics: Metrics
+    children: Callable[[str, str, str], Iterable[Object]]
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What one reconciler remembers; all of it can be lost at any time."""
+
+    runtime: Runtime | None = None
+    saved_s: float = 0.0
+    accepted: dict[str, str] = field(default_factory=dict)
+    written: dict[str, Object] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)
+    secret_read_s: float = 0.0
+    token: str = field(default="", repr=False)
+    found: Found | None = None
+    found_key: tuple[str, str] = ("", "")
+    found_s: float = 0.0
+
+
+class Reconciler:
+    """Looks after one object until its task is cancelled."""
+
+    def __init__(self, context: Context, namespace: str, name: str) -> None:
+        self._context, self._namespace, self._name = context, namespace, name
+        self._scraper = Scraper(context.client, context.metrics)
+        self._memory = _Memory()
+        self._body: Object = {}
+        self._wake = asyncio.Event()
+
+    def see(self, body: Object) -> None:
+        """The object as of a watch event. Our own status write does not wake us."""
+        if drift.version(body) <= drift.version(self._body):
+            return
+        if body["metadata"]["uid"] != self._body.get("metadata", {}).get("uid"):
+            self._memory = _Memory()  # another object of the same name
+        self._body = body
+        self.wake()
+
+    def child_deleted(self, kind: str) -> None:
+        """Somebody deleted that child."""
+        self._memory.written.pop(kind, None)
+        self._memory.deleted.add(kind)
+        self.wake()
+
+    def wake(self) -> None:
+        """Something that this object is made of has changed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Pass after pass, for ever."""
+        failures = 0
+        while True:
+            self._wake.clear()
+            started_s = time.monotonic()
+            pause_s = await self._counted_pass()
+            failures = 0 if pause_s is not None else failures + 1
+            await asyncio.sleep(_MIN_SPACING_S)
+            if pause_s is None:  # events do not cut it short, or they would defeat the back-off
+                backoff_s = min(2.0**failures, _MAX_BACKOFF_S)
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            else:
+                await self._woken(max(started_s + pause_s - time.monotonic(), 0.0))
+
+    async def _woken(self, pause_s: float) -> None:
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _counted_pass(self) -> float | None:
+        """Seconds until the next pass, or None if this one failed."""
+        passes = self._context.metrics.passes
+        try:
+            with self._context.metrics.pass_seconds.time():
+                pause_s = await self._pass(time.time())
+        except ClusterError as e:
+            _log.warning("%s/%s: %s: %s", self._namespace, self._name, e.reason, e)
+            passes.labels("error").inc()
+        except Exception:
+            # Ours to mend: it must be seen, and must not take the other objects down with it.
+            _log.exception("%s/%s: a pass failed", self._namespace, self._name)
+            passes.labels("bug").inc()
+        else:
+            passes.labels("ok").inc()
+            return pause_s
+        return None
+
+    async def _pass(self, now: float) -> float:
+        body = self._body
+        meta, previous = body["metadata"], body.get("status") or {}
+        if meta.get("deletionTimestamp"):
+            return _MAX_BACKOFF_S
+        try:
+            service = parse(body)
+        except SpecError as e:
+            wanted = refuse(previous, meta.get("generation", 0), str(e), now)
+            await self._tell(meta, events.transitions(previous, wanted), now)
+            await self._write_status(wanted)
+            return self._context.settings.resync_s
+        observed = await self._observe(service, previous, now)
+        planned = plan(service, observed, self._context.settings, now)
+        await self._execute(service, planned, previous, now)
+        return planned.requeue_s
+
+    # Observe
+
+    async def _observe(self, service: InferenceService, previous: Object, now: float) -> Observed:
+        memory = self._memory
+        fit = judge(service.spec, await self._checkpoint(service, now))
+        live = await self._live(service, fit, now)
+        pods = self._pods(now)
+        if memory.runtime is None and "ConfigMap" in live:
+            memory.runtime = runtime.parse(live["ConfigMap"].get("data") or {})
+        return Observed(
+            live=live,
+            pods=pods,
+            scrapes=await self._scrape(pods, now),
+            fit=fit,
+            token=memory.token,
+            previous=previous,
+            runtime=memory.runtime,
+            accepted=dict(memory.accepted),
+            deleted=frozenset(memory.deleted),
+            saved_s=memory.saved_s,
+        )
+
+    async def _checkpoint(self, service: InferenceService, now: float) -> Found:
+        """Read once; what could not be read is tried again now and then."""
+        memory, model, settings = self._memory, service.spec.model, self._context.settings
+        key = (model.uri, model.dtype)
+        is_known = isinstance(memory.found, Checkpoint) or now - memory.found_s < _REREAD_S
+        if memory.found is None or memory.found_key != key or not is_known:
+            memory.found = await asyncio.to_thread(
+                _read_checkpoint, model.uri, model.dtype, settings
+            )
+            memory.found_key, memory.found_s = key, now
+        return memory.found
+
+    async def _live(self, service: InferenceService, fit: Fit, now: float) -> dict[str, Object]:
+        live = {}
+        for kind in ("ConfigMap", "Service", "PodDisruptionBudget", "Deployment"):
+            child = self._child(kind)
+            if child is not None:
+                live[kind] = child
+        if fit.status == "False":
+            return live
+        if "ConfigMap" not in live:
+            # The watch shows only labelled ones; writing over cap and epoch would undo them.
+            name = children.runtime_name(service)
+            found = await self._context.cluster.get(Ref("ConfigMap", service.namespace, name))
+            live.update({"ConfigMap": found} if found else {})
+        secret = await self._secret(service, now)
+        return {**live, "Secret": secret} if secret else live
+
+    def _child(self, kind: str) -> Object | None:
+        """The newer of what the watch has seen and what our last write returned."""
+        watched = next(iter(self._context.children(kind, self._namespace, self._name)), None)
+        written = self._memory.written.get(kind)
+        if watched is None or written is None:
+            return watched or written
+        return written if drift.version(written) > drift.version(watched) else watched
+
+    async def _secret(self, service: InferenceService, now: float) -> Object | None:
+        """By name and now and then: the operator has no right to list secrets."""
+        memory = self._memory
+        if now - memory.secret_read_s >= self._context.settings.resync_s:
+            ref = Ref("Secret", service.namespace, children.secret_name(service))
+            found = await self._context.cluster.get(ref)
+            memory.secret_read_s = now
+            if found is not None:
+                memory.written["Secret"] = found
+            elif memory.written.pop("Secret", None) is not None:
+                memory.deleted.add("Secret")
+        secret = memory.written.get("Secret")
+        memory.token = (token_of(secret) if secret else None) or memory.token or new_token()
+        return secret
+
+    def _pods(self, now: float) -> tuple[Pod, ...]:
+        found = self._context.children("Pod", self._namespace, self._name)
+        pods = (pod_of(body, now) for body in found)
+        return tuple(sorted(pods, key=lambda pod: pod.name))
+
+    async def _scrape(self, pods: tuple[Pod, ...], now: float) -> Mapping[str, Scrape]:
+        targets = tuple(
+            _target(pod) for pod in pods if pod.ip and (pod.serving or self._scraper.knows(pod.uid))
+        )
+        return await self._scraper.scrape(targets, self._memory.token, now)
+
+    # Execute
+
+    async def _execute(
+        self, service: InferenceService, planned: Plan, previous: Object, now: float
+    ) -> None:
+        meta = self._body["metadata"]
+        try:
+            await self._apply(planned, now)
+        except ClusterError as e:
+            if 400 <= e.status < 500 and e.status not in (409, 429):
+                failed = status.fail(planned.status, previous, str(e), now)
+                await self._tell(meta, events.transitions(previous, failed), now)
+                await self._write_status(failed)
+            raise
+        self._memory.runtime = planned.runtime
+        self._memory.deleted.clear()
+        await self._send(planned)
+        await self._tell(meta, planned.notices, now)
+        await self._write_status(planned.status)
+
+    async def _apply(self, planned: Plan, now: float) -> None:
+        memory = self._memory
+        for manifest in planned.apply:
+            kind = manifest["kind"]
+            try:
+                live = await self._context.cluster.apply(manifest)
+            except ClusterError as e:
+                if kind == "ConfigMap" and e.status == 409:
+                    memory.runtime = None  # somebody else decided: look again before deciding
+                raise
+            memory.written[kind] = live
+            memory.accepted[kind] = drift.acceptance(manifest, live)
+            if kind == "ConfigMap":
+                memory.runtime, memory.saved_s = planned.runtime, now
+            _log.info("%s/%s: applied %s", self._namespace, self._name, kind)
+
+    async def _send(self, planned: Plan) -> None:
+        """A pod that cannot be reached is sent its configuration again at the next pass."""
+        answers = await asyncio.gather(
+            *(
+                self._scraper.patch(_target(item.pod), self._memory.token, item.patch)
+                for item in planned.patches
+            ),
+            return_exceptions=True,
+        )
+        for item, answer in zip(planned.patches, answers, strict=True):
+            if isinstance(answer, ScrapeError):
+                self._context.metrics.scrape_failures.labels(answer.reason).inc()
+                _log.warning(
+                    "%s/%s: pod %s: %s", self._namespace, self._name, item.pod.name, answer
+                )
+            elif isinstance(answer, BaseException):
+                raise answer
+
+    async def _tell(self, meta: Object, notices: Iterable[Notice], now: float) -> None:
+        for notice in notices:
+            _log.info("%s/%s: %s: %s", self._namespace, self._name, notice.reason, notice.message)
+            try:
+                await self._context.cluster.create_once(events.manifest(meta, notice, now))
+            except ClusterError as e:  # an event less is no reason to stop serving
+                _log.warning("%s/%s: no event: %s", self._namespace, self._name, e)
+
+    async def _write_status(self, wanted: dict[str, Any]) -> None:
+        """Write the status if it differs from what is live, once for each difference."""
+        live = self._body.get("status") or {}
+        pair = children.digest([wanted, live])
+        if wanted == live or self._memory.accepted.get(KIND) == pair:
+            return
+        meta = {"name": self._name, "namespace": self._namespace}
+        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": wanted}
+        body = await self._context.cluster.apply(manifest, "status")
+        self._memory.accepted[KIND] = children.digest([wanted, body.get("status") or {}])
+        if drift.version(body) > drift.version(self._body):
+            if body["metadata"].get("generation") != self._body["metadata"].get("generation"):
+                self.wake()  # the answer brings a spec that this pass has not seen
+            self._body = body
+
+
+def _target(pod: Pod) -> Target:
+    return Target(pod.name, pod.uid, pod.ip)
+
+
+def _read_checkpoint(uri: str, dtype: str, settings: Settings) -> Found:
+    try:
+        return read(uri, dtype, settings.models_dir, settings.model_root)
+    except (CheckpointError, SizingError) as e:
+        return Refused(str(e))

@@ -1,0 +1,338 @@
+"""The object's status: conditions first, then the evidence behind them. Pure.
+
+Nothing in here changes while nothing happens, so an idle object's status is never written twice.
+Shares and times are texts of three significant digits: the schema has no floats.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_worker.contract import Evidence, RuntimeConfig
+
+from .children import selector
+from .fit import Fit
+from .observed import Object, Pod, Rollout, Trouble, timestamp
+from .runtime import Runtime
+from .spec import MAX_HISTORY, InferenceService
+from .tuner import Condition, Decision, TargetVerdict
+from .tuner.types import ReplicaChange
+
+_MAX_MESSAGE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a status is made of. `desired`: replicas asked for.
+
+    `decision` is None before there is a cap; `problems`: sentences on pods that did not answer.
+    """
+
+    service: InferenceService
+    fit: Fit
+    rollout: Rollout
+    pods: tuple[Pod, ...]
+    runtime: Runtime
+    desired: int
+    ceiling: int | None
+    decision: Decision | None
+    evidence: tuple[Evidence, ...]
+    configs: tuple[RuntimeConfig, ...]
+    problems: tuple[str, ...]
+
+
+def healthy_pods(pods: Sequence[Pod]) -> int:
+    """Pods that serve and were not killed for memory lately: Ready must not hide an OOM loop."""
+    return sum(pod.serving and pod.trouble is None for pod in pods)
+
+
+def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
+    """The whole status of an object whose spec could be read."""
+    service, rollout = report.service, report.rollout
+    # spec.slo may have been taken out; then there is nothing to say about it.
+    parts = {
+        "model": _model(report),
+        "memory": _memory(report),
+        "batching": _batching(report),
+        "slo": _slo(report.decision) if service.spec.slo else {},
+        "scaling": _scaling(report),
+        "load": _load(report),
+        "pods": _pods(report.decision),
+    }
+    return {
+        "observedGeneration": service.generation,
+        "url": f"http://{service.name}.{service.namespace}.svc",
+        "replicas": rollout.replicas,
+        "readyReplicas": rollout.ready,
+        "selector": ",".join(f"{key}={value}" for key, value in selector(service).items()),
+        **{name: part for name, part in parts.items() if part},
+        "conditions": _stamped(_conditions(report), previous, service.generation, now),
+    }
+
+
+def refuse(previous: Object, generation: int, message: str, now: float) -> dict[str, Any]:
+    """The status of an object that cannot be read: what was known stays, and why nothing moves."""
+    stalled = {
+        "Reconciling": Condition(False, "InvalidSpec", "nothing is done until the spec is valid"),
+        "Stalled": Condition(True, "InvalidSpec", message),
+    }
+    kept = _kept(previous)
+    kept.setdefault("Ready", Condition(False, "InvalidSpec", message))
+    status = {key: value for key, value in previous.items() if key != "conditions"}
+    conditions = _stamped({**kept, **stalled}, previous, generation, now)
+    return {**status, "observedGeneration": generation, "conditions": conditions}
+
+
+def fail(status: dict[str, Any], previous: Object, message: str, now: float) -> dict[str, Any]:
+    """`status` of a pass whose writes were refused: a quota, a policy, a missing right."""
+    conditions = _kept(status)
+    conditions["Reconciling"] = Condition(False, "ApplyFailed", "")
+    conditions["Stalled"] = Condition(True, "ApplyFailed", message)
+    generation = status["observedGeneration"]
+    return {**status, "conditions": _stamped(conditions, previous, generation, now)}
+
+
+def _kept(previous: Object) -> dict[str, Condition]:
+    answers = {"True": True, "False": False}
+    return {
+        entry["type"]: Condition(
+            answers.get(entry["status"]), entry.get("reason", ""), entry.get("message", "")
+        )
+        for entry in previous.get("conditions") or ()
+    }
+
+
+def _stamped(
+    conditions: Mapping[str, Condition], previous: Object, generation: int, now: float
+) -> list[dict[str, Any]]:
+    """As the API has them; a transition is a change of the status, not of the words."""
+    before = {entry["type"]: entry for entry in previous.get("conditions") or ()}
+    stamped = []
+    for kind, condition in conditions.items():
+        status = {True: "True", False: "False", None: "Unknown"}[condition.holds]
+        old = before.get(kind, {})
+        unchanged = old.get("status") == status and "lastTransitionTime" in old
+        stamped.append(
+            {
+                "type": kind,
+                "status": status,
+                "reason": condition.reason,
+                "message": condition.message[:_MAX_MESSAGE],
+                "lastTransitionTime": old["lastTransitionTime"] if unchanged else timestamp(now),
+                "observedGeneration": generation,
+            }
+        )
+    return stamped
+
+
+def _conditions(report: Report) -> dict[str, Condition]:
+    ready = _ready(report)
+    stalled = _stalled(report, ready)
+    fits = {"True": True, "False": False, "Unknown": None}[report.fit.status]
+    return {
+        "Ready": ready,
+        "Reconciling": _reconciling(report, stalled),
+        "Stalled": stalled,
+        "ModelFits": Condition(fits, report.fit.reason, report.fit.message),
+        **_tuned(report),
+    }
+
+
+def _tuned(report: Report) -> dict[str, Condition]:
+    decision = report.decision
+    if decision is None:
+        unknown = Condition(None, "NoPods", "no pod has reported yet")
+        return dict.fromkeys(("SLOMet", "SLOFeasible", "MetricsAvailable"), unknown)
+    metrics = decision.metrics
+    if report.problems:
+        said = "; ".join([metrics.message, *report.problems])
+        metrics = Condition(metrics.holds, metrics.reason, said)
+    return {
+        "SLOMet": decision.slo_met,
+        "SLOFeasible": decision.slo_feasible,
+        "MetricsAvailable": metrics,
+    }
+
+
+def _ready(report: Report) -> Condition:
+    healthy = healthy_pods(report.pods)
+    trouble = _first_trouble(report)
+    if healthy:
+        message = f"{healthy} of {report.desired} pods serve"
+        return Condition(True, "Serving", message + (f"; {trouble[1]}" if trouble else ""))
+    if report.fit.status == "False":
+        return Condition(False, report.fit.reason, report.fit.message)
+    if trouble:
+        return Condition(False, *trouble)
+    if report.desired == 0:
+        return Condition(False, "ScaledToZero", "spec.replicas is 0")
+    return Condition(False, "Starting", f"none of {report.desired} pods is ready yet")
+
+
+def _first_trouble(report: Report) -> tuple[str, str] | None:
+    """Reason and sentence of the first pod, by name, that does not get on."""
+    for pod in sorted(report.pods, key=lambda pod: pod.name):
+        if pod.trouble and not pod.terminating:
+            return pod.trouble.reason, _sentence(f"pod {pod.name}", pod.trouble)
+    if report.rollout.trouble:
+        return report.rollout.trouble.reason, _sentence("the Deployment", report.rollout.trouble)
+    return None
+
+
+def _sentence(who: str, trouble: Trouble) -> str:
+    return f"{who}: {trouble.reason}: {trouble.message}".rstrip(": ")
+
+
+def _stalled(report: Report, ready: Condition) -> Condition:
+    if report.fit.status == "False":
+        return Condition(True, report.fit.reason, report.fit.message)
+    trouble = _first_trouble(report)
+    if trouble and not ready.holds:
+        return Condition(True, *trouble)
+    return Condition(False, "NotStalled", "")
+
+
+def _reconciling(report: Report, stalled: Condition) -> Condition:
+    rollout, desired = report.rollout, report.desired
+    if stalled.holds:
+        return Condition(False, stalled.reason, "")
+    if not rollout.observed or rollout.updated < desired:
+        return Condition(True, "RollingOut", f"{rollout.updated} of {desired} pods are up to date")
+    if rollout.replicas != desired or rollout.ready < desired:
+        return Condition(True, "Scaling", f"{rollout.ready} of {desired} pods are ready")
+    return Condition(False, "Settled", "")
+
+
+def _model(report: Report) -> dict[str, Any]:
+    found = report.fit.checkpoint
+    name = {"name": report.service.spec.model.name}
+    if found is None:
+        return name
+    return {**name, "parameters": found.num_parameters, "bytes": found.weights_bytes}
+
+
+def _memory(report: Report) -> dict[str, Any]:
+    memory = report.fit.memory
+    measured = next((e.memory for e in report.evidence if e.memory.measured), None)
+    planned = memory.as_dict() if memory else dict(measured.planned) if measured else {}
+    if not planned:
+        return {}
+    part: dict[str, Any] = {"planned": planned}
+    if memory:
+        part["kvTokens"] = memory.kv_tokens
+    if measured:
+        part["measured"] = dict(measured.measured)
+        part["kvTokens"] = measured.kv_tokens
+        part["errorPercent"] = _error_percent(planned, measured.measured)
+    return part
+
+
+def _error_percent(planned: Mapping[str, int], measured: Mapping[str, int]) -> str:
+    """Of what the model itself takes: the KV cache is then made to fill the rest."""
+    keys = [
+        key for key in measured if key in planned and key not in ("total_bytes", "kv_cache_bytes")
+    ]
+    plan = sum(planned[key] for key in keys)
+    return _percent((sum(measured[key] for key in keys) - plan) / plan) if plan else "0"
+
+
+def _batching(report: Report) -> dict[str, Any]:
+    runtime, decision = report.runtime, report.decision
+    part: dict[str, Any] = {
+        "ceiling": report.ceiling,
+        "maxNumSeqs": runtime.cap,
+        "initialNumSeqs": report.service.spec.batching.initial_num_seqs,
+        "epoch": runtime.epoch,
+    }
+    if decision is not None:
+        part["predicted"] = decision.predicted_cap
+        part["effectiveBatch"] = f"{decision.effective_batch:.1f}"
+        part["limitedBy"] = decision.limited_by
+    change = runtime.past.last_change
+    if change is not None:
+        part["lastChange"] = {
+            "time": timestamp(change.time_s),
+            "from": change.from_cap,
+            "to": change.to_cap,
+            "epoch": change.epoch,
+            "reason": change.reason,
+        }
+    return {key: value for key, value in part.items() if value is not None}
+
+
+def _slo(decision: Decision | None) -> dict[str, Any]:
+    if decision is None:
+        return {}
+    part: dict[str, Any] = {name: _target(verdict) for name, verdict in decision.verdicts.items()}
+    if decision.slo_met.holds is not None:
+        part["met"] = decision.slo_met.holds
+    for key, share in (("good", decision.good_share), ("smooth", decision.smooth_share)):
+        if share is not None:
+            part[f"{key}Percent"] = _percent(share)
+    return part
+
+
+def _target(verdict: TargetVerdict) -> dict[str, Any]:
+    part: dict[str, Any] = {
+        "target": milliseconds(verdict.target_ms),
+        "samples": verdict.n,
+        "over": verdict.over,
+        "allowedPercent": _percent(verdict.allowed_share),
+        "usedPercent": _percent(verdict.over_share),
+        "verdict": verdict.verdict,
+    }
+    if verdict.quantile_ms is not None:
+        part["p99"] = milliseconds(verdict.quantile_ms)
+    if verdict.samples_needed is not None:
+        part["samplesNeeded"] = verdict.samples_needed
+    return part
+
+
+def _scaling(report: Report) -> dict[str, Any]:
+    decision, history = report.decision, report.runtime.past.scale_history
+    external = report.service.spec.replicas is not None
+    part: dict[str, Any] = {"replicasOwner": "External" if external else "Sluice"}
+    if decision is not None:
+        part["desired"] = decision.desired_replicas
+        part["pending"] = decision.pending_replicas
+    if history:
+        newest = sorted(history, key=lambda change: -change.time_s)[:MAX_HISTORY]
+        part["history"] = [_replica_change(change) for change in newest]
+        part["lastDecision"] = part["history"][0]
+    return part
+
+
+def _replica_change(change: ReplicaChange) -> dict[str, Any]:
+    return {
+        "time": timestamp(change.time_s),
+        "from": change.from_replicas,
+        "to": change.to_replicas,
+        "reason": change.reason,
+    }
+
+
+def _load(report: Report) -> dict[str, Any]:
+    if report.decision is None:
+        return {}
+    part: dict[str, Any] = {
+        "arrivalsPerSecond": f"{report.decision.arrivals_per_s:.2f}",
+        "running": sum(config.running for config in report.configs),
+        "waiting": sum(config.waiting.cap + config.waiting.kv for config in report.configs),
+    }
+    return {**part, "cause": report.decision.cause} if report.decision.cause != "none" else part
+
+
+def _pods(decision: Decision | None) -> dict[str, Any]:
+    if decision is None:
+        return {}
+    named = {"silent": sorted(decision.silent_pods), "noisy": sorted(decision.noisy_pods)}
+    return {key: names for key, names in named.items() if names}
+
+
+def milliseconds(value: float) -> str:
+    """A duration as text with three significant digits: 0.42ms, 51.3ms, 1230ms."""
+    return f"{float(f'{value:.3g}'):g}ms" if value < 1e6 else f"{value / 1000:.0f}s"
+
+
+def _percent(share: float) -> str:
+    return f"{float(f'{100 * share:.3g}'):g}"
