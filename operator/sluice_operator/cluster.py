@@ -7,7 +7,7 @@ crash or a broken connection does no harm. Calls run in threads and each has a d
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,16 @@ class Cluster:
                 return None
             raise
 
+    async def serves_objects(self) -> bool:
+        """Whether the API server knows our kind: the CRD is installed."""
+        try:
+            known = await self._call("GET", KIND, f"/apis/{API_VERSION}")
+        except ClusterError as e:
+            if e.status == 404:
+                return False
+            raise
+        return any(resource.get("name") == PLURAL for resource in known.get("resources", ()))
+
     async def apply(self, manifest: Object, subresource: str = "") -> Object:
         """Server-side apply of all of `manifest`'s fields as ours; the object as it is then.
 
@@ -132,10 +142,22 @@ class Cluster:
         content_type: str = "application/json",
     ) -> Object:
         path = f"{ref.path}/{subresource}" if subresource else ref.path
+        return await self._call(verb, ref.kind, path, query or [], body, content_type)
+
+    async def _call(
+        self,
+        verb: str,
+        kind: str,
+        path: str,
+        query: Sequence[tuple[str, str]] = (),
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        """One request with its retries."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await asyncio.to_thread(
-                    self._send, verb, ref.kind, path, query or [], body, content_type
+                    self._send, verb, kind, path, list(query), body, content_type
                 )
             except ClusterError as e:
                 if attempt == _ATTEMPTS or not _is_worth_retrying(e):

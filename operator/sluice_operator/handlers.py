@@ -29,9 +29,8 @@ CHILDREN: Mapping[str, tuple[str, str, str]] = {
     "Deployment": ("apps", "v1", "deployments"),
     "Service": ("", "v1", "services"),
     "ConfigMap": ("", "v1", "configmaps"),
-    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
 }
-"""What is watched, and only with our label; Secrets are read by name."""
+"""What is watched, and only with our label; the other children are read by name."""
 
 
 @dataclass(slots=True)
@@ -90,6 +89,8 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
         configure(settings)
         metrics = create_metrics()
         cluster = Cluster.connect(metrics)
+        if not await cluster.serves_objects():
+            raise kopf.TemporaryError(f"{PLURAL}.{GROUP} is not installed: apply crds/", delay=5)
         client = create_client()
         operator.context = Context(operator.settings, cluster, client, metrics, operator.children)
         start_http_server(
@@ -127,14 +128,17 @@ def _register_child(
 
 def _register_objects(registry: kopf.OperatorRegistry, operator: Operator) -> None:
     @kopf.on.event(GROUP, VERSION, PLURAL, id="object-changed", registry=registry)
-    async def changed(body: kopf.Body, type: str, namespace: str, name: str, **others: Any) -> None:
+    async def changed(
+        body: kopf.Body, type: str, namespace: str | None, name: str, **others: Any
+    ) -> None:
         if operator.context is None:
             raise kopf.TemporaryError("not started yet", delay=1)
         operator.indices.update({kind: others[kind] for kind in CHILDREN})
+        key = (namespace or "", name)
         if type == "DELETED":
-            await operator.forget((namespace, name))
+            await operator.forget(key)
         else:
-            operator.see(operator.context, (namespace, name), dict(body))
+            operator.see(operator.context, key, dict(body))
 
 
 def _owner_of(body: kopf.Body) -> Key:
@@ -149,9 +153,9 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
     settings.networking.enforce_retry_after = True
+    settings.scanning.disabled = True  # needs rights on CRDs and namespaces that we do without
     settings.persistence.finalizer = f"{GROUP}/operator"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
-    for group, _, plural in CHILDREN.values():
-        name = f"{plural}.{group}" if group else plural
-        settings.watching.label_selectors[name] = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
+    for resource in CHILDREN.values():
+        settings.watching.label_selectors[resource] = f"{MANAGED_BY_LABEL}={MANAGED_BY}"

@@ -59,7 +59,7 @@ class _Memory:
     accepted: dict[str, str] = field(default_factory=dict)
     written: dict[str, Object] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
-    secret_read_s: float = 0.0
+    read_by_name_s: float = 0.0
     token: str = field(default="", repr=False)
     found: Found | None = None
     found_key: tuple[str, str] = ("", "")
@@ -188,7 +188,7 @@ class Reconciler:
 
     async def _live(self, service: InferenceService, fit: Fit, now: float) -> dict[str, Object]:
         live = {}
-        for kind in ("ConfigMap", "Service", "PodDisruptionBudget", "Deployment"):
+        for kind in ("ConfigMap", "Service", "Deployment"):
             child = self._child(kind)
             if child is not None:
                 live[kind] = child
@@ -199,8 +199,12 @@ class Reconciler:
             name = children.runtime_name(service)
             found = await self._context.cluster.get(Ref("ConfigMap", service.namespace, name))
             live.update({"ConfigMap": found} if found else {})
-        secret = await self._secret(service, now)
-        return {**live, "Secret": secret} if secret else live
+        live.update(await self._by_name(service, now))
+        secret = live.get("Secret")
+        self._memory.token = (
+            (token_of(secret) if secret else None) or self._memory.token or new_token()
+        )
+        return live
 
     def _child(self, kind: str) -> Object | None:
         """The newer of what the watch has seen and what our last write returned."""
@@ -210,20 +214,22 @@ class Reconciler:
             return watched or written
         return written if drift.version(written) > drift.version(watched) else watched
 
-    async def _secret(self, service: InferenceService, now: float) -> Object | None:
-        """By name and now and then: the operator has no right to list secrets."""
+    async def _by_name(self, service: InferenceService, now: float) -> dict[str, Object]:
+        """Children that no watch shows: the operator has no right to list secrets, for one."""
         memory = self._memory
-        if now - memory.secret_read_s >= self._context.settings.resync_s:
-            ref = Ref("Secret", service.namespace, children.secret_name(service))
-            found = await self._context.cluster.get(ref)
-            memory.secret_read_s = now
-            if found is not None:
-                memory.written["Secret"] = found
-            elif memory.written.pop("Secret", None) is not None:
-                memory.deleted.add("Secret")
-        secret = memory.written.get("Secret")
-        memory.token = (token_of(secret) if secret else None) or memory.token or new_token()
-        return secret
+        refs = (
+            Ref("Secret", service.namespace, children.secret_name(service)),
+            Ref("PodDisruptionBudget", service.namespace, children.deployment_name(service)),
+        )
+        if now - memory.read_by_name_s >= self._context.settings.resync_s:
+            for ref in refs:
+                found = await self._context.cluster.get(ref)
+                if found is not None:
+                    memory.written[ref.kind] = found
+                elif memory.written.pop(ref.kind, None) is not None:
+                    memory.deleted.add(ref.kind)
+            memory.read_by_name_s = now
+        return {ref.kind: memory.written[ref.kind] for ref in refs if ref.kind in memory.written}
 
     def _pods(self, now: float) -> tuple[Pod, ...]:
         found = self._context.children("Pod", self._namespace, self._name)
