@@ -243,8 +243,12 @@ def quantity(suffixes: Sequence[str], *, scale: int, least: str, most: str, mess
     low, high = _amount(least), _amount(most)
 
     def read(value: object, path: str, problems: Problems) -> Any:
-        written = str(value) if isinstance(value, str) or _is_integer(value) else ""
-        if compiled.fullmatch(written) and low <= (amount := _amount(written)) <= high:
+        amount: Decimal | None = None
+        if isinstance(value, str) and compiled.fullmatch(value):
+            amount = _amount(value)
+        elif isinstance(value, int) and _is_integer(value):
+            amount = Decimal(value)
+        if amount is not None and low <= amount <= high:
             return int(amount * scale)
         return _refuse(problems, path, message)
 

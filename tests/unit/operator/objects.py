@@ -1,0 +1,234 @@
+"""Objects for tests: one that is valid, many that are not with what is said of them, and fuzz."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+Object = dict[str, Any]
+REMOVED = object()
+
+
+def valid_object(name: str = "demo") -> Object:
+    """A complete valid object as a user writes it."""
+    return {
+        "apiVersion": "sluice.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "model": {"uri": "file:///models/demo"},
+            "hardware": {"accelerator": "cpu", "cpu": "500m", "memory": "1500Mi"},
+            "slo": {"timeToFirstToken": "500ms", "interTokenLatency": "50ms"},
+            "scaling": {"maxReplicas": 10},
+        },
+    }
+
+
+def changed(body: Object, path: str, value: Any) -> Object:
+    """A copy of `body` with the field at dotted `path` set to `value`, or removed."""
+    result = copy.deepcopy(body)
+    *parents, last = path.split(".")
+    at = result
+    for part in parents:
+        at = at.setdefault(part, {})
+    if value is REMOVED:
+        at.pop(last, None)
+    else:
+        at[last] = value
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """One change that makes the valid object invalid, and what `parse` and the API server say."""
+
+    path: str
+    value: Any
+    says: str
+    server: str = ""
+
+    @property
+    def server_says(self) -> str:
+        """The API server's words: the same, where the sentence is a rule of ours."""
+        return self.server or self.says
+
+    @property
+    def body(self) -> Object:
+        """The object with the change."""
+        return changed(valid_object(), self.path, self.value)
+
+
+_DURATION = "must be a duration between"
+INVALID = [
+    Invalid("spec.model.uri", "s3://bucket/demo", "s3:// is not built yet"),
+    Invalid("spec.model.uri", "hf://Qwen/Qwen3-0.6B", "hf:// is not built yet"),
+    Invalid("spec.model.uri", "hf://Qwen", "hf:// needs the form hf://OWNER/NAME"),
+    Invalid("spec.model.uri", "http://169.254.169.254/latest/meta-data", "must start with hf://"),
+    Invalid("spec.model.uri", "file:///etc/passwd", "file:// is read only under file:///models/"),
+    Invalid("spec.model.uri", "file://localhost/models/a", "only under file:///models/"),
+    Invalid("spec.model.uri", "file:///models/../etc", "must not contain '..'"),
+    Invalid("spec.model.uri", "file:///models/a\n", "file:// is read only"),
+    Invalid("spec.model.uri", "pvc://Claim/a", "pvc:// needs the form"),
+    Invalid("spec.model.uri", REMOVED, "spec.model.uri: is required", "Required value"),
+    Invalid("spec.model.uri", 7, "must be a string", "must be of type string"),
+    Invalid("spec.model.uri", "file:///models/" + "a" * 300, "253 characters", "Too long"),
+    Invalid("spec.model.revision", "main", "belong to hf:// models only"),
+    Invalid("spec.model.task", "Embed", "only Generate is built yet"),
+    Invalid("spec.model.task", "Sing", "must be one of Generate", "Unsupported value"),
+    Invalid("spec.model.dtype", "int8", "must be one of auto", "Unsupported value"),
+    Invalid("spec.model.maxModelLen", 0, "must be between 1 and", "greater than or equal to 1"),
+    Invalid("spec.model.maxModelLen", "4k", "must be a whole number", "must be of type integer"),
+    Invalid("spec.model.name", "a b", "must be letters, digits and"),
+    Invalid("spec.model.weights", "x", "spec.model.weights: unknown field", "unknown field"),
+    Invalid("spec.model", REMOVED, "spec.model: is required", "Required value"),
+    Invalid("spec.engine.name", "VLLM", "only Sluice is built yet"),
+    Invalid("spec.engine.image", "a;reboot", "must be an image"),
+    Invalid("spec.engine.args", ["--model=/etc"], "must be --FLAG=VALUE"),
+    Invalid("spec.engine.args", ["--seed=1 --model=/"], "must be --FLAG=VALUE"),
+    Invalid("spec.engine.args", ["--seed=x"], "with a value that fits"),
+    Invalid("spec.engine.args", ["--seed=1", "--seed=2"], "must not give a flag twice"),
+    Invalid("spec.engine.args", "--seed=1", "must be a list", "must be of type array"),
+    Invalid("spec.engine.env", [{"name": "LD_PRELOAD"}], "unknown field", "unknown field"),
+    Invalid("spec.hardware.gpus", 1, "gpus must be 0 or left out with accelerator cpu"),
+    Invalid("spec.hardware.accelerator", "tpu", "must be one of nvidia", "Unsupported value"),
+    Invalid("spec.hardware.memory", "24GB", "must be bytes over zero"),
+    Invalid("spec.hardware.memory", "0Gi", "must be bytes over zero"),
+    Invalid("spec.hardware.memory", -1, "must be bytes over zero"),
+    Invalid("spec.hardware.memory", REMOVED, "memory: is required", "Required value"),
+    Invalid("spec.hardware.cpu", "0.5m", "must be CPUs from 1m to 1024"),
+    Invalid("spec.hardware.nodeSelector", {"a b": "c"}, "keys must be those of labels"),
+    Invalid("spec.hardware.nodeSelector", {"zone": "a b"}, "must be the value of a label"),
+    Invalid("spec.hardware.tolerations", [{"value": "x"}], "must be Exists where key is left out"),
+    Invalid("spec.batching.mode", "Static", "only Continuous is built yet"),
+    Invalid("spec.batching.maxNumSeqs", "Many", "must be Auto or a whole number"),
+    Invalid("spec.batching.maxNumSeqs", 0, "must be Auto or a whole number"),
+    Invalid("spec.batching", {"minNumSeqs": 9, "maxNumSeqs": 8}, "must not be over maxNumSeqs"),
+    Invalid("spec.batching", {"initialNumSeqs": 9, "maxNumSeqs": 8}, "not be over maxNumSeqs"),
+    Invalid("spec.batching", {"initialNumSeqs": 1, "minNumSeqs": 2}, "not be under minNumSeqs"),
+    Invalid("spec.batching.memoryUtilization", "1.5", 'from "0.01" to "1"'),
+    Invalid("spec.batching.memoryUtilization", 0.9, "must be a string", "must be of type string"),
+    Invalid("spec.batching.prefixCaching", "yes", "must be true or false", "type boolean"),
+    Invalid("spec.slo.percentile", "100", 'must be a string from "50" to "99.99"'),
+    Invalid("spec.slo.percentile", "p99", 'must be a string from "50" to "99.99"'),
+    Invalid("spec.slo.percentile", 99.9, "must be a string", "must be of type integer or string"),
+    Invalid("spec.slo.timeToFirstToken", "half a second", _DURATION),
+    Invalid("spec.slo.timeToFirstToken", "0s", _DURATION),
+    Invalid("spec.slo.endToEnd", "100ms", "timeToFirstToken must not be over endToEnd"),
+    Invalid("spec.slo.window", "1h", "workers keep evidence of half an hour"),
+    Invalid("spec.slo", {"percentile": "99"}, "slo needs at least one of"),
+    Invalid("spec.scaling", {"minReplicas": 3, "maxReplicas": 2}, "not be over maxReplicas"),
+    Invalid("spec.scaling.minReplicas", 0, "must be between 1 and", "greater than or equal to 1"),
+    Invalid("spec.replicas", -1, "must be between 0 and", "greater than or equal to 0"),
+    Invalid("spec.drain.timeout", "2h", _DURATION),
+    Invalid("metadata.name", "a" * 41, "metadata.name must have at most 40 characters"),
+    Invalid("metadata.name", "1demo", "metadata.name must be lower-case letters"),
+    Invalid("metadata.name", "demo.v1", "metadata.name must be lower-case letters"),
+]  # fmt: skip
+"""Each is refused by `parse` and by the API server; metadata.name is what the rest hangs on."""
+
+
+def _texts(*values: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(values)
+
+
+def _durations(low_ms: int, high_ms: int) -> st.SearchStrategy[str]:
+    return st.integers(low_ms, high_ms).flatmap(
+        lambda ms: st.sampled_from(
+            [f"{ms}ms", f"{ms / 1000:.3f}s", f"{ms // 1000}s{ms % 1000}ms"],
+        )
+    )
+
+
+_NUM_SEQS: st.SearchStrategy[Any] = st.just("Auto") | st.integers(1, 4096)
+_GOOD: dict[str, st.SearchStrategy[Any]] = {
+    "spec.model.uri": _texts("file:///models/a", "file:///models/a-b/c.d_e/", "pvc://c/d", "pvc://c"),
+    "spec.model.name": _texts("a", "Qwen/Qwen3-0.6B", "a:b_c.d-e", "x" * 128),
+    "spec.model.dtype": _texts("auto", "float32", "bfloat16", "float16"),
+    "spec.model.maxModelLen": st.integers(1, 1_048_576),
+    "spec.engine.image": _texts("a", "10.0.0.1:5000/w/x:1.0", "r/w@sha256:" + "0" * 64),
+    "spec.engine.args": st.lists(
+        _texts("--seed=1", "--block-size=16", "--load-format=dummy", "--liveness-timeout=5"),
+        unique=True,
+    ),
+    "spec.hardware.memory": st.integers(1, 2**50)
+    | _texts("1", "0.5Gi", "24Gi", "1.125Ti", "1024Ti", "1500M", "7k"),
+    "spec.hardware.cpu": st.integers(1, 1024) | _texts("1m", "0.5", "500m", "1.250", "1024"),
+    "spec.hardware.nodeSelector": st.dictionaries(
+        _texts("zone", "example.com/zone", "a_b.c"), _texts("", "a", "A-b_c.9"), max_size=3
+    ),
+    "spec.hardware.tolerations": st.lists(
+        st.sampled_from(
+            [
+                {"operator": "Exists"},
+                {"key": "gpu", "value": "yes", "effect": "NoSchedule"},
+                {"key": "a/b", "effect": "NoExecute", "tolerationSeconds": 3},
+            ]
+        ),
+        max_size=3,
+    ),
+    "spec.batching.maxNumSeqs": st.just("Auto") | st.integers(64, 4096),
+    "spec.batching.initialNumSeqs": st.just("Auto") | st.integers(8, 64),
+    "spec.batching.minNumSeqs": st.integers(1, 8),
+    "spec.batching.maxNumBatchedTokens": st.just("Auto") | st.integers(16, 65_536),
+    "spec.batching.memoryUtilization": _texts("0.90", "1", "1.0", "0.015", "0.5"),
+    "spec.batching.prefixCaching": st.booleans(),
+    "spec.batching.speculation": _texts("Auto", "Never"),
+    "spec.slo.percentile": _texts("50", "99", "99.9", "99.99") | st.integers(50, 99),
+    "spec.slo.timeToFirstToken": _durations(1, 3_600_000),
+    "spec.slo.endToEnd": _durations(3_600_000, 86_400_000),
+    "spec.slo.window": _durations(10_000, 1_800_000),
+    "spec.slo.overload": _texts("Queue", "Shed"),
+    "spec.slo.mode": _texts("Enforce", "Advisory"),
+    "spec.scaling.minReplicas": st.integers(1, 10),
+    "spec.scaling.maxReplicas": st.integers(10, 1000),
+    "spec.scaling.behavior.scaleDown.stabilizationWindowSeconds": st.integers(0, 3600),
+    "spec.scaling.behavior.scaleUp": st.just({}),
+    "spec.replicas": st.none() | st.integers(0, 1000),
+    "spec.drain.timeout": _durations(1000, 3_600_000),
+}  # fmt: skip
+_JUNK: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        None, True, -1, 0, 2**31, 2**63 - 1, 0.5, "", " ", "auto", "Auto", "0", "1e3", "-5s", "1 s",
+        "٣ms", "NaN", "a\n", "\x00", "..", "'", "{{ .Values }}", "$(HOME)", "x" * 300, [], [None],
+        [[]], {}, {"a": 1}, ["--seed=1\n"], "1h1m1s1ms1h", "5m", "file:///models/", "99.999",
+    ]
+)  # fmt: skip
+
+
+@st.composite
+def valid_objects(draw: st.DrawFn) -> Object:
+    """Valid objects with any subset of the optional fields given."""
+    body = valid_object()
+    for path in draw(st.lists(st.sampled_from(sorted(_GOOD)), unique=True)):
+        body = changed(body, path, draw(_GOOD[path]))
+    return body
+
+
+@st.composite
+def arbitrary_objects(draw: st.DrawFn) -> Object:
+    """Valid objects with one to three fields, at any depth, replaced by something odd."""
+    body = draw(valid_objects())
+    paths = [
+        *sorted(_GOOD),
+        "spec.model",
+        "spec.slo",
+        "spec.batching",
+        "spec.scaling",
+        "spec.drain",
+    ]
+    for path in draw(st.lists(st.sampled_from(paths), min_size=1, max_size=3, unique=True)):
+        if _reaches_an_object(body, path):
+            body = changed(body, path, draw(_JUNK))
+    return body
+
+
+def _reaches_an_object(body: Object, path: str) -> bool:
+    at: Any = body
+    for part in path.split(".")[:-1]:
+        if not isinstance(at, dict):
+            return False
+        at = at.get(part, {})
+    return isinstance(at, dict)
