@@ -1,0 +1,131 @@
+"""Schedulers, requests, checkpoints and engines for the tests of this folder."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from sluice_worker.blocks import BlockPool
+from sluice_worker.engine import Engine
+from sluice_worker.files import read_json
+from sluice_worker.models.config import DecoderConfig
+from sluice_worker.models.decoder import Decoder
+from sluice_worker.runner import Runner
+from sluice_worker.scheduler import Limits, Scheduler
+from sluice_worker.steptime import StepTimes
+from sluice_worker.weights import Checkpoint
+from sluice_worker.wire import Finished, Submit
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCAB = 199
+
+
+def create_scheduler(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 16,
+    cap: int = 4,
+    budget: int = 48,
+    itl_ms: float | None = None,
+    max_model_len: int = 512,
+    prefix_caching: bool = True,
+    eos: Iterable[int] = (),
+) -> Scheduler:
+    return Scheduler(
+        BlockPool(num_blocks, block_size, prefix_caching=prefix_caching),
+        Limits(0, cap, budget, itl_ms),
+        max_model_len=max_model_len,
+        vocab_size=VOCAB,
+        eos_token_ids=frozenset(eos),
+    )
+
+
+def create_request(
+    request_id: str,
+    prompt: int | list[int],
+    *,
+    max_tokens: int = 8,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    min_tokens: int = 0,
+    stop_token_ids: Iterable[int] = (),
+    ignore_eos: bool = False,
+    salt: str = "",
+) -> Submit:
+    """A request; a prompt given as a length is made of tokens that no other request shares."""
+    if isinstance(prompt, int):
+        start = sum(request_id.encode())
+        prompt = [(start * 31 + 7 * i * i + i) % VOCAB for i in range(prompt)]
+    return Submit(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        stop_token_ids=list(stop_token_ids),
+        min_tokens=min_tokens,
+        arrival_s=0.0,
+        cache_salt=salt,
+    )
+
+
+def create_requests(lengths: Iterable[int], *, max_tokens: int = 8) -> list[Submit]:
+    return [create_request(f"r{n}", n, max_tokens=max_tokens) for n in lengths]
+
+
+def save_llama(path: Path, **changes: object) -> LlamaForCausalLM:
+    """A small random Llama with grouped heads, saved by transformers; returned for reference."""
+    torch.manual_seed(7)
+    values: dict[str, object] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 112,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.15,
+        "eos_token_id": None,
+        "bos_token_id": None,
+        **changes,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**values)).eval()
+    model.save_pretrained(path, max_shard_size="100KB" if changes.get("sharded") else "5GB")
+    return model
+
+
+def load_decoder(path: Path) -> Decoder:
+    config = DecoderConfig.from_json(read_json(path, "config.json"))
+    source = Checkpoint(path, torch.float32, torch.device("cpu"))
+    model = Decoder(config, source.read)
+    source.finish(config.shape.tie_word_embeddings)
+    return model
+
+
+def create_engine(path: Path, scheduler: Scheduler) -> Engine:
+    pool = scheduler.pool
+    runner = Runner(load_decoder(path), pool.num_total, pool.block_size, scheduler.eos_token_ids)
+    return Engine(scheduler, runner, StepTimes())
+
+
+def run_all(engine: Engine, requests: Iterable[Submit]) -> dict[str, list[int]]:
+    """Submit everything at once and step until idle; each request's output."""
+    outputs: dict[str, list[int]] = {}
+    for request in requests:
+        outputs[request.request_id] = []
+        assert engine.submit(request, 0.0) is None
+    while engine.has_work:
+        collect(engine, outputs)
+    assert engine.scheduler.check_integrity() is None
+    assert engine.scheduler.pool.num_used == 0
+    return outputs
+
+
+def collect(engine: Engine, outputs: dict[str, list[int]]) -> list[Finished]:
+    """One step; its tokens are appended to `outputs`."""
+    report, failed = engine.step()
+    assert report is not None
+    for token in report.tokens:
+        outputs[token.request_id].append(token.token_id)
+    return failed

@@ -1,0 +1,165 @@
+"""The step loop's body: requests in, reports out. Knows neither sockets nor files."""
+
+import random
+import time
+
+from .contract import StepModel
+from .runner import Runner
+from .scheduler import Limits, Outcome, Scheduler, Step
+from .sequence import Sequence
+from .steptime import StepRecord, StepTimes, chunk_limit
+from .wire import (
+    Abort,
+    Configure,
+    Finished,
+    FinishReason,
+    FirstToken,
+    Snapshot,
+    StepReport,
+    Submit,
+    TokenOut,
+)
+
+REFIT_S = 1.0
+
+
+class Engine:
+    """Scheduler, runner and step model of one worker. Single-threaded; times are monotonic."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, times: StepTimes) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.times = times
+        self.num_steps = 0
+        self._refitted_at = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def submit(self, request: Submit, now: float) -> Finished | None:
+        """Queue a request, or say why it can never run."""
+        refusal = self.scheduler.can_admit(request)
+        if refusal is not None:
+            return self._finished(request.request_id, "error", refusal.sentence)
+        seed = random.getrandbits(63) if request.seed is None else request.seed
+        self.scheduler.add(Sequence(request, seed), now)
+        return None
+
+    def abort(self, message: Abort) -> Finished | None:
+        """Free the request's blocks now; None if there is no such request."""
+        if not self.scheduler.abort(message.request_id):
+            return None
+        return self._finished(message.request_id, "abort", None)
+
+    def configure(self, message: Configure) -> None:
+        """New limits from the next step on. Lowering the cap ends no running sequence."""
+        self.scheduler.limits = Limits(
+            epoch=message.epoch,
+            max_num_seqs=message.max_num_seqs,
+            max_num_batched_tokens=message.max_num_batched_tokens,
+            itl_ms=message.itl_ms,
+        )
+
+    def step(self) -> tuple[StepReport | None, list[Finished]]:
+        """One step: its report (None where nothing could run), and the requests that it failed."""
+        started = time.monotonic()
+        step = self.scheduler.schedule(started, self._chunk_limit)
+        self.runner.clear(self.scheduler.take_dirty_blocks())
+        if not step.works:
+            return None, []
+        tokens = self.runner.execute(step.works)
+        ended = time.monotonic()
+        outcomes = self.scheduler.commit(step, tokens, ended)
+        self.num_steps += 1
+        model = self._learn(step, started, ended)
+        return self._report(step, outcomes, started, ended, model), self._failures(outcomes)
+
+    def snapshot(self) -> Snapshot:
+        """Counts as of now."""
+        scheduler, pool, counters = self.scheduler, self.scheduler.pool, self.scheduler.counters
+        return Snapshot(
+            running=len(scheduler.running),
+            waiting_cap=scheduler.waiting_cap,
+            waiting_kv=scheduler.waiting_kv,
+            used_blocks=pool.num_used,
+            cached_blocks=pool.num_cached,
+            num_blocks=pool.num_total,
+            num_preemptions=counters.num_preemptions,
+            preempted_tokens=counters.preempted_tokens,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+        )
+
+    def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
+        limits, model = self.scheduler.limits, self.times.model
+        if model is None or limits.itl_ms is None:
+            return limits.max_num_batched_tokens
+        return chunk_limit(model, self.times.tail, limits.itl_ms, decodes, kv_tokens)
+
+    def _learn(self, step: Step, started: float, ended: float) -> StepModel | None:
+        """Record the step; the model where it was fitted anew."""
+        self.times.add(
+            StepRecord(
+                at_s=ended,
+                num_decodes=step.num_decodes,
+                num_kv_tokens=step.num_kv_tokens,
+                num_prefill_tokens=step.num_prefill_tokens,
+                step_ms=1000 * (ended - started),
+            )
+        )
+        if ended - self._refitted_at < REFIT_S:
+            return None
+        self._refitted_at = ended
+        return self.times.refit(ended)
+
+    def _report(
+        self,
+        step: Step,
+        outcomes: list[Outcome],
+        started: float,
+        ended: float,
+        model: StepModel | None,
+    ) -> StepReport:
+        return StepReport(
+            tokens=[
+                TokenOut(o.sequence.request_id, o.token_id, o.finish_reason, _first(o, ended))
+                for o in outcomes
+                if o.token_id is not None
+            ],
+            epoch=step.limits.epoch,
+            step_s=ended - started,
+            num_decodes=step.num_decodes,
+            num_kv_tokens=step.num_kv_tokens,
+            num_prefill_tokens=step.num_prefill_tokens,
+            num_running=step.num_running,
+            at_cap=step.at_cap,
+            snapshot=self.snapshot(),
+            step_model=model,
+        )
+
+    def _failures(self, outcomes: list[Outcome]) -> list[Finished]:
+        sentence = "the model's output for this request is not finite."
+        return [
+            self._finished(outcome.sequence.request_id, "error", sentence)
+            for outcome in outcomes
+            if outcome.token_id is None
+        ]
+
+    def _finished(self, request_id: str, reason: FinishReason, error: str | None) -> Finished:
+
+        return Finished(request_id, reason, error, self.snapshot())
+
+
+def _first(outcome: Outcome, now: float) -> FirstToken | None:
+    """Where the time went, with a request's first token."""
+    sequence = outcome.sequence
+    if sequence.num_output_tokens != 1:
+        return None
+    admitted = now if sequence.admitted_s is None else sequence.admitted_s
+    return FirstToken(
+        wait_cap_s=sequence.wait_cap_s,
+        wait_kv_s=sequence.wait_kv_s,
+        prefill_s=now - admitted,
+        cached_tokens=sequence.cached_tokens,
+    )

@@ -1,0 +1,55 @@
+"""Files of a checkpoint directory: regular ones, inside it, and nothing else. No torch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from .errors import CheckpointError
+
+MAX_JSON_BYTES = 64 << 20
+"""A tokenizer of 256 k entries takes about 20 MiB; an index of a thousand shards less."""
+
+
+def checkpoint_dir(model: str) -> Path:
+    """The checkpoint directory, absolute; CheckpointError if there is none."""
+    path = Path(model.removeprefix("file://")).resolve()
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory with a checkpoint.")
+    return path
+
+
+def inside(directory: Path, name: str) -> Path:
+    """`name` as a regular file under `directory`, links followed; CheckpointError otherwise."""
+    path = (directory / name).resolve()
+    if not path.is_relative_to(directory.resolve()):
+        raise CheckpointError(f"{name}: leads outside the checkpoint directory.")
+    if not path.exists():
+        raise CheckpointError(f"{name}: missing in {directory}.")
+    if not path.is_file():
+        raise CheckpointError(f"{name}: not a regular file.")
+    return path
+
+
+def read_json(directory: Path, name: str) -> Mapping[str, object]:
+    """The JSON object in a file of the checkpoint; CheckpointError naming the file."""
+    path = inside(directory, name)
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise CheckpointError(f"{name}: larger than {MAX_JSON_BYTES >> 20} MiB.")
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name}: not valid JSON.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{name}: not a JSON object.")
+    return value
+
+
+def eos_token_ids(directory: Path, config: Mapping[str, object]) -> frozenset[int]:
+    """End-of-sequence ids: generation_config.json's if it names any, else config.json's."""
+    values = None
+    if (directory / "generation_config.json").exists():
+        values = read_json(directory, "generation_config.json").get("eos_token_id")
+    if values is None:
+        values = config.get("eos_token_id")
+    ids = values if isinstance(values, list) else [values]
+    return frozenset(i for i in ids if isinstance(i, int) and not isinstance(i, bool))

@@ -1,0 +1,167 @@
+"""Runs steps on the device: builds the mixed batch, one forward, one token per sampling row.
+
+The only module of the engine that holds tensors between steps: the weights and the KV cache.
+"""
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sluice_kernels.decode_attention import padding_bias
+from sluice_kernels.gather_kv import page_rows
+from sluice_kernels.prefill_attention import causal_bias
+from torch import Tensor
+
+from .models.decoder import DecodeGroup, Decoder, PrefillSpan, StepInput
+from .sampler import Draw, sample
+from .scheduler import Work
+from .sizing import blocks_for
+
+Indices = NDArray[np.int64]
+
+
+class Runner:
+    """A decoder with its paged KV cache."""
+
+    def __init__(
+        self, model: Decoder, num_blocks: int, block_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        self.model = model
+        self.block_size = block_size
+        self.eos_token_ids = eos_token_ids
+        self.device = model.embedding.device
+        self.caches = self._allocate(num_blocks)
+        self._null_block = num_blocks  # pads the tables of shorter sequences
+        self._generator = torch.Generator(self.device)
+
+    def _allocate(self, num_blocks: int) -> list[Tensor]:
+        """Pages of zeros, finite as masked slots are still multiplied; the last is never written.
+
+        On a CPU the system zeroes them on first touch, so a large pool costs nothing to start.
+        """
+        shape = self.model.config.shape
+        page = (2, shape.num_kv_heads, self.block_size, shape.head_dim)
+        dtype = self.model.embedding.dtype
+        return [
+            torch.zeros((num_blocks + 1, *page), dtype=dtype, device=self.device)
+            for _ in range(shape.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def execute(self, works: Seq[Work]) -> list[int | None]:
+        """A token for each work that samples, in order; None where its logits are not finite."""
+        ordered = sorted(works, key=_by_length)
+        logits = self.model.forward(self.build(ordered), self.caches)
+        sampling = [work for work in ordered if work.samples]
+        tokens = sample(logits, [self._draw(work) for work in sampling], self._generator)
+        found = {id(work): token for work, token in zip(sampling, tokens, strict=True)}
+        return [found[id(work)] for work in works if work.samples]
+
+    def clear(self, blocks: Seq[int]) -> None:
+        """Zero the pages of `blocks`."""
+        if blocks:
+            for cache in self.caches:
+                cache[list(blocks)] = 0
+
+    def _draw(self, work: Work) -> Draw:
+        sequence = work.sequence
+        return Draw(
+            temperature=sequence.request.temperature,
+            seed=sequence.seed,
+            index=sequence.num_tokens,
+            forbidden=tuple(sequence.forbidden_tokens(self.eos_token_ids)),
+        )
+
+    def build(self, works: Seq[Work]) -> StepInput:
+        """The batch as tensors; `works` decodes first, those sorted by length."""
+        positions = np.concatenate([_positions(work) for work in works])
+        blocks = np.concatenate([self._blocks(work) for work in works])
+        token_ids = [
+            token
+            for work in works
+            for token in work.sequence.token_ids[work.start : work.start + work.num_tokens]
+        ]
+        ends = np.cumsum([work.num_tokens for work in works])
+        sampled = [int(end) - 1 for work, end in zip(works, ends, strict=True) if work.samples]
+        num_decodes = sum(1 for work in works if work.num_tokens == 1)
+        return StepInput(
+            token_ids=self._tensor(np.array(token_ids, dtype=np.int64)),
+            positions=self._tensor(positions),
+            blocks=self._tensor(blocks),
+            slots=self._tensor(positions % self.block_size),
+            decodes=tuple(self._decode_groups(works[:num_decodes])),
+            prefills=tuple(
+                self._prefill_span(work, int(end))
+                for work, end in zip(works[num_decodes:], ends[num_decodes:], strict=True)
+            ),
+            sampled_rows=self._tensor(np.array(sampled, dtype=np.int64)),
+        )
+
+    def _blocks(self, work: Work) -> Indices:
+        table = np.array(work.sequence.block_ids, dtype=np.int64)
+        return table[_positions(work) // self.block_size]
+
+    def _decode_groups(self, works: Seq[Work]) -> list[DecodeGroup]:
+        pages = [blocks_for(work.start + 1, self.block_size) for work in works]
+        return [self._decode_group(works, begin, end) for begin, end in _split(pages)]
+
+    def _decode_group(self, works: Seq[Work], begin: int, end: int) -> DecodeGroup:
+        members = works[begin:end]
+        lengths = np.array([work.start + 1 for work in members], dtype=np.int64)
+        num_pages = blocks_for(int(lengths.max()), self.block_size)
+        tables = np.full((len(members), num_pages), self._null_block, dtype=np.int64)
+        for row, work in enumerate(members):
+            used = work.sequence.block_ids[:num_pages]
+            tables[row, : len(used)] = used
+        num_kv_heads = self.model.config.shape.num_kv_heads
+        return DecodeGroup(
+            begin=begin,
+            end=end,
+            rows=page_rows(self._tensor(tables), num_kv_heads),
+            bias=padding_bias(
+                self._tensor(lengths),
+                num_pages * self.block_size,
+                num_kv_heads,
+                self.model.embedding.dtype,
+            ),
+        )
+
+    def _prefill_span(self, work: Work, end: int) -> PrefillSpan:
+        if work.start == 0:
+            return PrefillSpan(end - work.num_tokens, end, None, None)
+        num_pages = blocks_for(work.start + work.num_tokens, self.block_size)
+        table = np.array([work.sequence.block_ids[:num_pages]], dtype=np.int64)
+        num_slots = num_pages * self.block_size
+        return PrefillSpan(
+            begin=end - work.num_tokens,
+            end=end,
+            rows=page_rows(self._tensor(table), self.model.config.shape.num_kv_heads),
+            bias=causal_bias(work.start, work.num_tokens, num_slots, self.model.embedding),
+        )
+
+    def _tensor(self, values: Indices) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+
+def _by_length(work: Work) -> tuple[bool, int]:
+    return work.num_tokens > 1, work.start
+
+
+def _positions(work: Work) -> Indices:
+    return np.arange(work.start, work.start + work.num_tokens, dtype=np.int64)
+
+
+def _split(pages: Seq[int]) -> list[tuple[int, int]]:
+    """Groups of neighbours (sorted by pages) such that padding at most doubles what is read.
+
+    Each group costs its calls in every layer, so a group is cut only where that saves more.
+    """
+    if not pages:
+        return []
+    groups, begin = [], 0
+    for end in range(1, len(pages) + 1):
+        if end == len(pages) or pages[end] > 2 * pages[begin] + 2:
+            groups.append((begin, end))
+            begin = end
+    return groups

@@ -1,0 +1,73 @@
+"""One request's state. `num_computed_tokens` catches up with `num_tokens`; nothing else is a phase.
+
+Prefill, decode, a prefix hit and the resumption after a preemption are all the same case.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+
+from .wire import FinishReason, Submit
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request, its tokens (prompt, then output) and the KV blocks that hold the computed ones.
+
+    `seed` is the request's own or one drawn for it: with a token's position it decides that token,
+    so a preempted sequence samples again what it would have sampled.
+    """
+
+    request: Submit
+    seed: int
+    token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    num_trusted_tokens: int = 0
+    """Computed tokens that finite logits came of, or that the prefix cache gave."""
+    num_sealed_blocks: int = 0
+    sealed_key: int = 0
+    """Identity of the last block put into the prefix cache: the parent of the next."""
+    cached_tokens: int = 0
+    """Prompt tokens that the prefix cache spared, at the first admission."""
+    admitted_s: float | None = None
+    wait_cap_s: float = 0.0
+    wait_kv_s: float = 0.0
+    queued_at: tuple[float, float] = (0.0, 0.0)
+    """Readings of the scheduler's two wait clocks when it was queued."""
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.request.prompt_token_ids)
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def append(self, token_id: int, eos_token_ids: Set[int]) -> FinishReason | None:
+        """Add one sampled token; why the sequence ends with it, or None."""
+        self.token_ids.append(token_id)
+        request = self.request
+        if self.num_output_tokens >= request.min_tokens:
+            if token_id in eos_token_ids and not request.ignore_eos:
+                return "stop"
+            if token_id in request.stop_token_ids:
+                return "stop"
+        return "length" if self.num_output_tokens >= request.max_tokens else None
+
+    def forbidden_tokens(self, eos_token_ids: Set[int]) -> list[int]:
+        """Tokens that must not be sampled next: those that would end it before `min_tokens`."""
+        if self.num_output_tokens >= self.request.min_tokens:
+            return []
+        eos = [] if self.request.ignore_eos else sorted(eos_token_ids)
+        return [*eos, *self.request.stop_token_ids]

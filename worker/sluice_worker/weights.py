@@ -1,0 +1,127 @@
+"""Tensors of a checkpoint, from safetensors files only, or random ones from the config alone."""
+
+import re
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from .errors import CheckpointError
+from .files import inside, read_json
+
+INDEX = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+# Written by older exporters, and computed here: reading them would change nothing.
+_IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+
+
+class TensorSource(Protocol):
+    """Where a model's tensors come from."""
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor, on the device and in the dtype of the run; CheckpointError."""
+
+    def finish(self, tied: bool) -> None:
+        """Called when the model is built: CheckpointError if a tensor was left unread."""
+
+
+class Checkpoint:
+    """The safetensors files of a directory: one, or shards with an index."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._files = {name: _open(directory, name) for name in _file_names(directory)}
+        self._tensors: dict[str, str] = {}
+        for name, file in self._files.items():
+            self._tensors.update(dict.fromkeys(file.keys(), name))
+        self._read: set[str] = set()
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor `name`; CheckpointError if it is missing or of another shape or kind."""
+        file_name = self._tensors.get(name)
+        if file_name is None:
+            raise CheckpointError(f"{', '.join(sorted(self._files))}: tensor {name} is missing.")
+        self._read.add(name)
+        try:
+            tensor: Tensor = self._files[file_name].get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{file_name}: tensor {name} cannot be read.") from error
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"{file_name}: tensor {name} has shape {list(tensor.shape)}, but config.json asks "
+                f"for {list(shape)}."
+            )
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"{file_name}: tensor {name} is not of a floating dtype.")
+        # A copy always: a view would keep the whole file mapped.
+        return tensor.to(device=self._device, dtype=self._dtype, copy=True)
+
+    def finish(self, tied: bool) -> None:
+        """Refuse tensors that the model did not ask for: without them its output would be wrong."""
+        left = {name for name in self._tensors.keys() - self._read if not _IGNORED.search(name)}
+        if tied:
+            left.discard("lm_head.weight")
+        if left:
+            name = min(left)
+            raise CheckpointError(
+                f"{self._tensors[name]}: tensor {name} has no place in the model."
+            )
+
+
+class RandomWeights:
+    """Seeded random weights (`--load-format dummy`), scaled so that activations stay of order 1."""
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._dtype = dtype
+        self._device = device
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Ones for norms, zeros for biases, uniform values of variance 1/in elsewhere."""
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        if name.endswith("norm.weight"):
+            return tensor.fill_(1.0)
+        if name.endswith(".bias"):
+            return tensor.zero_()
+        bound = float((3.0 / shape[-1]) ** 0.5)
+        return tensor.uniform_(-bound, bound, generator=self._generator)
+
+    def finish(self, tied: bool) -> None:
+        """Nothing can be left over."""
+
+
+class _SafeFile(Protocol):
+    """What is used of an open safetensors file."""
+
+    def keys(self) -> list[str]: ...
+
+    def get_tensor(self, name: str) -> Tensor: ...
+
+
+def _open(directory: Path, name: str) -> _SafeFile:
+    path = inside(directory, name)
+    try:
+        return cast(_SafeFile, safe_open(str(path), framework="pt"))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{name}: not a complete safetensors file ({error}).") from error
+
+
+def _file_names(directory: Path) -> list[str]:
+    if (directory / INDEX).exists():
+        weight_map = read_json(directory, INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{INDEX}: weight_map is missing.")
+        names = sorted({str(name) for name in weight_map.values()})
+        for name in names:
+            if not name.endswith(".safetensors"):
+                raise CheckpointError(f"{INDEX}: {name[:128]} is not a safetensors file.")
+        return names
+    if (directory / "model.safetensors").exists():
+        return ["model.safetensors"]
+    pickles = sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLES)
+    if pickles:
+        raise CheckpointError(f"{pickles[0]}: only safetensors are read; convert the checkpoint.")
+    raise CheckpointError(f"model.safetensors: missing in {directory}.")
