@@ -89,7 +89,7 @@ def _build(paths: Paths, names: list[str], target: Path) -> None:
         paths.logs / "binaries.log",
         env={**os.environ, "CGO_ENABLED": "0", "GOBIN": str(staging), "GOFLAGS": "-mod=readonly"},
         cwd=paths.module,
-        describe=lambda lines: f"{lines} packages compiled or modules downloaded",
+        describe=lambda lines: f"{len(lines)} packages compiled or modules downloaded",
     )
     target.mkdir(parents=True, exist_ok=True)
     if "etcd" in names:  # go install names a binary after its import path without the version

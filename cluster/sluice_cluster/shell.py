@@ -71,7 +71,7 @@ def run_visibly(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    describe: Callable[[int], str] = lambda lines: f"{lines} lines of output",
+    describe: Callable[[list[str]], str] = lambda lines: lines[-1][:70] if lines else "started",
 ) -> None:
     """Run a command of minutes: a line of progress every few seconds, its output in `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def run_visibly(
 
 
 def _watch(
-    process: subprocess.Popen[bytes], what: str, log: Path, describe: Callable[[int], str]
+    process: subprocess.Popen[bytes], what: str, log: Path, describe: Callable[[list[str]], str]
 ) -> int:
     started = time.monotonic()
     try:
@@ -101,7 +101,7 @@ def _watch(
             try:
                 return process.wait(timeout=PROGRESS_SECONDS)
             except subprocess.TimeoutExpired:
-                lines = log.read_bytes().count(b"\n")
+                lines = log.read_text(errors="replace").splitlines()
                 say(f"{what}: {time.monotonic() - started:.0f} s, {describe(lines)}")
     except BaseException:
         process.terminate()
