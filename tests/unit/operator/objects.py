@@ -113,7 +113,7 @@ INVALID = [
     Invalid("spec.batching.prefixCaching", "yes", "must be true or false", "type boolean"),
     Invalid("spec.slo.percentile", "100", 'must be a string from "50" to "99.99"'),
     Invalid("spec.slo.percentile", "p99", 'must be a string from "50" to "99.99"'),
-    Invalid("spec.slo.percentile", 99.9, "must be a string", "must be of type integer or string"),
+    Invalid("spec.slo.percentile", 99.9, "must be a string", "must be of type"),
     Invalid("spec.slo.timeToFirstToken", "half a second", _DURATION),
     Invalid("spec.slo.timeToFirstToken", "0s", _DURATION),
     Invalid("spec.slo.endToEnd", "100ms", "timeToFirstToken must not be over endToEnd"),
@@ -191,7 +191,7 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
 }  # fmt: skip
 _JUNK: st.SearchStrategy[Any] = st.sampled_from(
     [
-        None, True, -1, 0, 2**31, 2**63 - 1, 0.5, "", " ", "auto", "Auto", "0", "1e3", "-5s", "1 s",
+        None, True, -1, 0, 2.0, 2**31, 2**63 - 1, 0.5, "", " ", "auto", "Auto", "0", "1e3", "-5s", "1 s",
         "٣ms", "NaN", "a\n", "\x00", "..", "'", "{{ .Values }}", "$(HOME)", "x" * 300, [], [None],
         [[]], {}, {"a": 1}, ["--seed=1\n"], "1h1m1s1ms1h", "5m", "file:///models/", "99.999",
     ]
