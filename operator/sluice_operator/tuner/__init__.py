@@ -1,8 +1,9 @@
 """The tuner: evidence of the pods in, the cap and the replicas out. Pure; stdlib and msgspec only.
 
-`types` is the interface, `decide.decide` the one entry. `evidence` selects and merges ticks, `detect`
-holds the statistical tests, `model` the step time, `demand` the replicas, `caps` the bounds of a
-change, `verdicts` judges the targets, `constants` every number with its reason.
+`types` is the interface, `decide.decide` the one entry. `evidence` selects and merges ticks,
+`sketch` reads quantiles, `detect` holds the statistical tests, `verdicts` judges the targets,
+`model` predicts the step time, `caps` moves the cap, `demand` counts replicas, `replicas` moves
+them, `conditions` says whether the promise holds, `constants` has every number with its reason.
 """
 
 from .decide import decide

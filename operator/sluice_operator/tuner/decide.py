@@ -1,8 +1,127 @@
 """Puts evidence, model, demand and causes together: the decision table of the design, section 6."""
 
-from .types import Decision, Observation, Past
+import msgspec
+
+from .caps import Move, cap_move, remember_breach
+from .case import Case, build_case
+from .conditions import feasible, limited_by, metrics_available, slo_met
+from .demand import Demand
+from .replicas import measure_demand, record_scale, replicas_move, settle_scale
+from .types import CapChange, Condition, Decision, Observation, Past, Targets
 
 
 def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     """What the cap and the replicas shall be, and why; `past` is what to hand in next time."""
-    raise NotImplementedError
+    past = _with_targets(past, observation.targets, observation.now)
+    num_ready = sum(pod.ready and not pod.terminating for pod in observation.pods)
+    past = settle_scale(past, observation.now, num_ready)
+    case = build_case(past, observation)
+    demand = measure_demand(case)
+    metrics, can_hold = metrics_available(case), feasible(case)
+    if metrics.holds:
+        cap = cap_move(case, can_hold)
+        past, replicas = replicas_move(case, demand, cap, can_hold)
+    else:
+        cap, replicas = _held(case, metrics)
+    decision = _decision(case, demand, cap, replicas, metrics, can_hold)
+    if observation.targets.mode == "Advisory":
+        return past, decision
+    return _remember(past, case, demand, cap, replicas), decision
+
+
+def _held(case: Case, metrics: Condition) -> tuple[Move, Move]:
+    """Without metrics only the limits are kept: they need no evidence."""
+    limits, seen = case.seen.limits, case.seen
+    cap = min(max(seen.cap, min(limits.min_num_seqs, limits.ceiling)), limits.ceiling)
+    replicas = seen.replicas
+    if not limits.replicas_external:
+        replicas = min(max(replicas, limits.min_replicas), limits.max_replicas)
+    reason, message = "MetricsUnavailable", metrics.message
+    return (
+        Move(cap, "WithinLimits" if cap != seen.cap else reason, message),
+        Move(replicas, "WithinLimits" if replicas != seen.replicas else reason, message),
+    )
+
+
+def _with_targets(past: Past, targets: Targets, now: float) -> Past:
+    """Edited targets void what was counted and learnt against the old ones."""
+    key = f"{targets.percentile}|{targets.ttft_ms}|{targets.itl_ms}|{targets.e2e_ms}"
+    if past.targets == key:
+        return past
+    if not past.targets:
+        return msgspec.structs.replace(past, targets=key)
+    return msgspec.structs.replace(past, targets=key, targets_since_s=now, breached_caps=())
+
+
+def _remember(past: Past, case: Case, demand: Demand, cap: Move, replicas: Move) -> Past:
+    seen = case.seen
+    if cap.to < seen.cap and cap.reason == "InterTokenLatencyBreached":
+        kept = remember_breach(case).breached_caps
+        past = msgspec.structs.replace(past, breached_caps=kept)
+    if cap.to != seen.cap:
+        change = CapChange(seen.now, seen.cap, cap.to, seen.epoch + 1, cap.reason)
+        past = msgspec.structs.replace(past, last_change=change)
+    if replicas.to != seen.replicas:
+        past = record_scale(past, case, demand, replicas)
+    return past
+
+
+def _decision(
+    case: Case,
+    demand: Demand,
+    cap: Move,
+    replicas: Move,
+    metrics: Condition,
+    can_hold: Condition,
+) -> Decision:
+    seen = case.seen
+    advisory = seen.targets.mode == "Advisory"
+    told = _told(case, cap, replicas)
+    finished, good, smooth = _quality(case)
+    return Decision(
+        cap=seen.cap if advisory else cap.to,
+        replicas=seen.replicas if advisory else replicas.to,
+        proposed_cap=cap.to,
+        proposed_replicas=replicas.to,
+        reason=told.reason,
+        message=f"advisory: {told.message}" if advisory else told.message,
+        cap_reason=cap.reason if cap.to != seen.cap else "",
+        replicas_reason=replicas.reason if replicas.to != seen.replicas else "",
+        cause=case.cause,
+        verdicts=case.verdicts,
+        slo_met=slo_met(case, demand, replicas),
+        slo_feasible=can_hold,
+        metrics=metrics,
+        predicted_cap=case.predicted_cap,
+        limited_by=limited_by(case),
+        desired_replicas=demand.needed,
+        pending_replicas=max(0, seen.replicas - case.fleet.num_ready),
+        silent_pods=case.fleet.silent,
+        noisy_pods=case.noisy,
+        effective_batch=case.work.decodes,
+        arrivals_per_s=demand.arrivals.per_s,
+        good_share=good / finished if finished else None,
+        smooth_share=smooth / finished if finished else None,
+        misses_by=case.misses_by,
+    )
+
+
+def _told(case: Case, cap: Move, replicas: Move) -> Move:
+    """The change that is made, both if both are; else why the cap, or the replicas, hold."""
+    changes = [
+        move
+        for move, now in ((cap, case.seen.cap), (replicas, case.seen.replicas))
+        if move.to != now
+    ]
+    if not changes:
+        pressing = replicas.reason in ("AtMaxReplicas", "AwaitingReplicas", "ScaleUpWindow")
+        return replicas if pressing else cap
+    message = "; ".join(move.message for move in changes)
+    return Move(changes[0].to, changes[0].reason, message)
+
+
+def _quality(case: Case) -> tuple[int, int, int]:
+    """Finished requests of the window, the good ones, the smooth ones."""
+    ticks = [tick for part in case.window for tick in part]
+    finished = sum(tick.finished for tick in ticks)
+    return finished, sum(tick.good for tick in ticks), sum(tick.smooth for tick in ticks)

@@ -14,7 +14,7 @@ from sluice_worker.contract import Evidence, RuntimeConfig
 TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]
 Verdict = Literal["Breach", "Headroom", "Hold", "NoTraffic"]
 Cause = Literal["cap", "kv", "prefill", "cold", "none"]
-LimitedBy = Literal["VRAM", "User", "InterTokenLatency", "Minimum", "Evidence"]
+LimitedBy = Literal["VRAM", "User", "InterTokenLatency", "Minimum"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Limits:
 class PodView:
     """One pod. `evidence`: all ticks held of it; `config`: its last runtime configuration.
 
-    `started_s`: its container started. `seen_s`: its evidence was last read; with it the clock of the
-    pod may be off, without it a pod is silent when its newest tick is old.
+    `started_s`: its container started. `seen_s`: its evidence was last read; with it the clock of
+    the pod may be off, without it a pod is silent when its newest tick is old.
     """
 
     name: str
@@ -77,7 +77,8 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything observed at `now`. `cap`, `epoch`: the persisted ones; `replicas`: those asked for."""
+    """Everything observed at `now`. `cap`, `epoch`: those persisted; `replicas`: those asked
+    for."""
 
     now: float
     targets: Targets
@@ -140,11 +141,12 @@ class Past(Struct, frozen=True):
 class TargetVerdict:
     """One target, judged.
 
-    `n`, `over`, `over_share`: the promise, over all arrivals of the window; `used`: over_share divided
-    by `allowed_share`, at most 1 when the promise holds. `quantile_ms`: the asked percentile of the
-    window from the merged sketches. `epoch_n`, `epoch_over`, `verdict`: the evidence of this epoch.
-    `samples_needed`: until headroom can be shown if none more is over; None when it cannot matter.
-    `verifiable`: False when that would take more than an hour at the present traffic.
+    `n`, `over`, `over_share`: the promise, over all arrivals of the window; `used`: `over_share`
+    divided by `allowed_share`, at most 1 when the promise holds. `quantile_ms`: the asked
+    percentile of the window from the merged sketches. `epoch_n`, `epoch_over`, `verdict`: the
+    evidence of this epoch. `samples_needed`: until headroom is shown if none more is over; 0
+    once it is shown. `verifiable`: False when that would take more than an hour at the present
+    traffic.
     """
 
     target: TargetName
@@ -158,7 +160,7 @@ class TargetVerdict:
     verdict: Verdict
     epoch_n: int
     epoch_over: int
-    samples_needed: int | None
+    samples_needed: int
     verifiable: bool
 
 
@@ -175,9 +177,10 @@ class Condition:
 class Decision:
     """What to do and why. `cap`, `replicas`: what shall be (in Advisory mode: what is).
 
-    `proposed_cap`, `proposed_replicas`: what the law says, in every mode. `desired_replicas`: what the
-    demand alone asks for. `cap_reason` and `replicas_reason` are empty when that side holds; `reason`
+    `proposed_cap`, `proposed_replicas`: what the law says, in every mode. `desired_replicas`: what
+    the demand alone asks for. `cap_reason`, `replicas_reason`: empty when that side holds; `reason`
     and `message` are of the change, or of the hold. `effective_batch`: mean decodes in a step.
+    `limited_by`: what keeps the cap from growing, None while nothing does.
     """
 
     cap: int
@@ -194,7 +197,7 @@ class Decision:
     slo_feasible: Condition
     metrics: Condition
     predicted_cap: int | None
-    limited_by: LimitedBy
+    limited_by: LimitedBy | None
     desired_replicas: int
     pending_replicas: int
     silent_pods: tuple[str, ...]

@@ -1,0 +1,189 @@
+"""Where the cap may go: the decision table's left half, bounded steps, and caps that breached."""
+
+from dataclasses import dataclass
+from math import floor
+
+import msgspec
+
+from . import constants as k
+from .case import Case
+from .evidence import cap_is_used
+from .types import BreachedCap, Condition, Past, TargetName
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value to go to, and why; `reason` is CamelCase and stable. Holding is a move to the
+    same."""
+
+    to: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The largest cap that a raise may reach now, and what limits it."""
+
+    cap: int
+    reason: str
+    message: str
+
+
+def cap_move(case: Case, feasible: Condition) -> Move:
+    """What the cap shall be."""
+    limits, cap = case.seen.limits, case.seen.cap
+    within = min(max(cap, min(limits.min_num_seqs, limits.ceiling)), limits.ceiling)
+    if within != cap:
+        message = f"the cap {cap} is outside {limits.min_num_seqs}..{limits.ceiling}"
+        return Move(within, "WithinLimits", message)
+    if 2 * len(case.acked) < len(case.pods):
+        message = f"epoch {case.seen.epoch} is acknowledged by {len(case.acked)} of "
+        return Move(cap, "AwaitingAcknowledgement", message + f"{len(case.pods)} pods")
+    if case.verdict("interTokenLatency") == "Breach":
+        return _lower(case, feasible)
+    late = case.late_in_queue
+    if late is not None:
+        return _raise_for_queue(case, late)
+    return _raise_with_headroom(case)
+
+
+def _lower(case: Case, feasible: Condition) -> Move:
+    cap, minimum = case.seen.cap, case.seen.limits.min_num_seqs
+    if feasible.holds is False:
+        return Move(cap, feasible.reason, feasible.message)
+    base = effective_cap(case)
+    best = floor(k.LOWER * base)
+    source = f"{k.LOWER:g} of the {base} that ran"
+    if case.predicted_cap is not None and case.predicted_cap < cap:
+        best, source = case.predicted_cap, "the model's best"
+    lowered = max(minimum, min(cap - 1, best))
+    message = f"{case.numbers('interTokenLatency')}; cap {cap} -> {lowered}, {source}"
+    return Move(lowered, "InterTokenLatencyBreached", message)
+
+
+def effective_cap(case: Case) -> int:
+    """The concurrency that really ran: a cap above it is not what breached."""
+    ran = max((tick.max_running for tick in case.recent_ticks), default=case.seen.cap)
+    return max(1, min(case.seen.cap, ran))
+
+
+def _raise_for_queue(case: Case, late: TargetName) -> Move:
+    cap, numbers = case.seen.cap, case.numbers(late)
+    held = {
+        "kv": Move(cap, "WaitingForKV", f"{numbers}; requests wait for KV memory, not the cap"),
+        "prefill": Move(cap, "PrefillBound", f"{numbers}; the time went into prefill"),
+        "cold": Move(cap, "ColdStart", f"{numbers}; the time went into a cold start"),
+    }
+    if case.cause in held:
+        return held[case.cause]
+    bound = raise_bound(case)
+    if bound.cap <= cap:
+        return Move(cap, bound.reason, f"{numbers}; {bound.message}")
+    to = _step_up(cap, bound)
+    message = f"{numbers}; {case.misses_by['cap']} waited for the cap; cap {cap} -> {to}"
+    return Move(to, "FirstTokenBreached", message)
+
+
+def _raise_with_headroom(case: Case) -> Move:
+    cap = case.seen.cap
+    if not any(verdict.n for verdict in case.verdicts.values()):
+        return Move(cap, "NoTraffic", f"epoch {case.seen.epoch}: no traffic in the window")
+    if not cap_is_used(case.recent_ticks):
+        message = f"epoch {case.seen.epoch}: the cap {cap} is not used, so it proves nothing"
+        return Move(cap, "CapUnused", message)
+    bound = raise_bound(case)
+    if bound.cap <= cap:
+        return Move(cap, bound.reason, bound.message)
+    if not _shows_headroom(case):
+        return Move(cap, "CollectingEvidence", _what_is_missing(case))
+    to = _step_up(cap, bound)
+    message = f"{_proof(case)}; the cap is used; cap {cap} -> {to}"
+    return Move(to, "Headroom", message)
+
+
+def _shows_headroom(case: Case) -> bool:
+    """First-token headroom never gates a raise; the inter-token evidence does."""
+    verdict = case.verdict("interTokenLatency")
+    return verdict == "Headroom" or (verdict is None and len(case.epoch) >= k.RECENT_TICKS)
+
+
+def _proof(case: Case) -> str:
+    if "interTokenLatency" in case.verdicts:
+        return case.numbers("interTokenLatency")
+    return f"epoch {case.seen.epoch}: no inter-token target"
+
+
+def _what_is_missing(case: Case) -> str:
+    judged = case.verdicts.get("interTokenLatency")
+    if judged is None:
+        return f"epoch {case.seen.epoch}: {len(case.epoch)} of {k.RECENT_TICKS} ticks"
+    rate = "" if judged.verifiable else ", which takes over an hour at this rate"
+    return (
+        f"{case.numbers('interTokenLatency')}; headroom needs {judged.samples_needed} more samples "
+        f"at the cap{rate}"
+    )
+
+
+def _step_up(cap: int, bound: Bound) -> int:
+    return min(bound.cap, max(cap + 1, floor(cap * k.MAX_RAISE)))
+
+
+def raise_bound(case: Case) -> Bound:
+    """How far the cap may be raised: memory, evidence, the prediction, and what breached before."""
+    cap, limits = case.seen.cap, case.seen.limits
+    if not _inter_token_allows(case):
+        message = f"{case.numbers('interTokenLatency')}: no room to raise the cap {cap}"
+        return Bound(cap, "InterTokenLatencyAtTarget", message)
+    bound = Bound(limits.ceiling, "AtCeiling", f"the ceiling is {limits.ceiling}")
+    if case.predicted_cap is not None and case.predicted_cap < bound.cap:
+        message = f"the step model predicts that {case.predicted_cap} holds the inter-token target"
+        bound = Bound(case.predicted_cap, "AtPredictedCap", message)
+    blocked = blocked_from(case)
+    if blocked is not None and blocked <= bound.cap:
+        message = f"caps from {blocked} on breached the inter-token target and are not retried yet"
+        bound = Bound(blocked - 1, "CapRemembered", message)
+    return bound
+
+
+def _inter_token_allows(case: Case) -> bool:
+    """Whether the gaps at the cap stay within what is allowed, as far as they can tell."""
+    judged = case.verdicts.get("interTokenLatency")
+    if judged is None:
+        return True
+    if judged.verdict == "Breach":
+        return False
+    ticks = [tick for part in case.epoch for tick in part]
+    n = sum(tick.itl.n_at_cap for tick in ticks)
+    over = sum(tick.itl.over_at_cap for tick in ticks)
+    return n * judged.allowed_share < 1 or over <= judged.allowed_share * n
+
+
+def blocked_from(case: Case) -> int | None:
+    """The smallest cap that counts as one that breached and is not to be retried yet."""
+    now, tokens = case.seen.now, _mean_tokens(case)
+    blocked = [
+        max(1, floor(k.SAME_CAP * known.cap))
+        for known in case.past.breached_caps
+        if now < known.time_s + k.REMEMBER_S * 2**known.times
+        and abs(tokens - known.mean_tokens) <= k.LENGTHS_SHIFTED * known.mean_tokens
+    ]
+    return max(min(blocked), case.seen.limits.min_num_seqs + 1) if blocked else None
+
+
+def _mean_tokens(case: Case) -> float:
+    return case.work.prompt_tokens + case.work.output_tokens
+
+
+def remember_breach(case: Case) -> Past:
+    """The past, with the concurrency that just breached remembered, longer at each repetition."""
+    cap = effective_cap(case)
+    same = [known for known in case.past.breached_caps if _is_same(known.cap, cap)]
+    others = [known for known in case.past.breached_caps if known not in same]
+    times = min(max((known.times + 1 for known in same), default=0), k.MAX_DOUBLINGS)
+    kept = (*others, BreachedCap(cap, case.seen.now, times, _mean_tokens(case)))
+    return msgspec.structs.replace(case.past, breached_caps=kept[-k.REMEMBERED_CAPS :])
+
+
+def _is_same(one: int, other: int) -> bool:
+    return min(one, other) >= k.SAME_CAP * max(one, other)

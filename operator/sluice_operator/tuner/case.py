@@ -1,0 +1,148 @@
+"""Everything that one decision rests on, worked out once from what was observed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from sluice_worker.contract import Tick
+
+from . import constants as k
+from .evidence import (
+    Accepts,
+    Fleet,
+    HeardPod,
+    Work,
+    acknowledged,
+    describe_work,
+    misses_by_cause,
+    slices,
+    survey,
+)
+from .model import StepTime, step_time
+from .types import Cause, Observation, Past, TargetName, TargetVerdict, Verdict
+from .verdicts import Slices, is_breached, judge
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One decision's facts.
+
+    `pods`: heard and not noisy; `acked`: those of them that run this epoch; `epoch`: their ticks
+    that are evidence; `window`: all ticks of the promise. `predicted_cap`: the largest cap whose
+    step holds the inter-token target, at most the ceiling; None without a model or a target.
+    """
+
+    past: Past
+    seen: Observation
+    fleet: Fleet
+    pods: tuple[HeardPod, ...]
+    acked: tuple[HeardPod, ...]
+    noisy: tuple[str, ...]
+    window: Slices
+    epoch: Slices
+    verdicts: dict[TargetName, TargetVerdict]
+    work: Work
+    model: StepTime | None
+    predicted_cap: int | None
+    misses_by: dict[Cause, int]
+    cause: Cause
+
+    def verdict(self, name: TargetName) -> Verdict | None:
+        """The verdict on a target, or None where it was not asked for."""
+        judged = self.verdicts.get(name)
+        return judged.verdict if judged else None
+
+    @property
+    def recent_ticks(self) -> list[Tick]:
+        """The evidence of the last half minute."""
+        return [tick for part in self.epoch[-k.RECENT_TICKS :] for tick in part]
+
+    @property
+    def late_in_queue(self) -> TargetName | None:
+        """The target that breaks in the queue: the first token, or the end while some wait."""
+        if self.verdict("timeToFirstToken") == "Breach":
+            return "timeToFirstToken"
+        waiting = self.work.waiting_cap + self.work.waiting_kv
+        return "endToEnd" if self.verdict("endToEnd") == "Breach" and waiting else None
+
+    def numbers(self, name: TargetName) -> str:
+        """The evidence on a target as one clause for an event."""
+        judged = self.verdicts[name]
+        share = judged.epoch_over / judged.epoch_n if judged.epoch_n else 0.0
+        return (
+            f"epoch {self.seen.epoch}: {name} over {judged.target_ms:g} ms in {judged.epoch_over} "
+            f"of {judged.epoch_n} ({share:.2%}, allowed {judged.allowed_share:.2%}), "
+            f"verdict {judged.verdict}"
+        )
+
+
+def build_case(past: Past, seen: Observation) -> Case:
+    """Select, merge, test and model what `seen` holds."""
+    fleet = survey(seen)
+    accepts = Accepts(_regime_since_s(past), seen.epoch)
+    all_acked = acknowledged(fleet.heard, seen.epoch)
+    noisy = _noisy_pods(all_acked, accepts, seen)
+    pods = tuple(pod for pod in fleet.heard if pod.view.name not in noisy)
+    acked = tuple(pod for pod in all_acked if pod.view.name not in noisy)
+    since_s = max(seen.now - seen.targets.window_s, past.targets_since_s)
+    window = slices(fleet.heard + fleet.leaving, Accepts(since_s))
+    epoch = slices(acked, accepts)
+    work = describe_work(pods)
+    model = step_time(pods, work, 1 - seen.targets.allowed_share)
+    recent = [tick for part in epoch[-k.RECENT_TICKS :] for tick in part]
+    misses = misses_by_cause(recent)
+    return Case(
+        past=past,
+        seen=seen,
+        fleet=fleet,
+        pods=pods,
+        acked=acked,
+        noisy=noisy,
+        window=window,
+        epoch=epoch,
+        verdicts=judge(seen.targets, window, epoch),
+        work=work,
+        model=model,
+        predicted_cap=_predicted_cap(model, seen),
+        misses_by=misses,
+        cause=_main_cause(misses, work),
+    )
+
+
+def _regime_since_s(past: Past) -> float:
+    """Evidence starts anew when the targets or the number of serving pods changed."""
+    settled = [change.settled_s for change in past.scale_history if change.settled_s is not None]
+    return max([past.targets_since_s, *settled])
+
+
+def _noisy_pods(pods: Sequence[HeardPod], accepts: Accepts, seen: Observation) -> tuple[str, ...]:
+    """Pods that alone breach the inter-token target, at most half, where the others do not.
+
+    Only that target: a late first token is a matter of how the load is spread, not of the node.
+    """
+    if len(pods) < 2 or seen.targets.itl_ms is None:
+        return ()
+    breached = partial(is_breached, "interTokenLatency", targets=seen.targets)
+    slow = [pod for pod in pods if breached(slices([pod], accepts))]
+    rest = [pod for pod in pods if pod not in slow]
+    if not slow or 2 * len(slow) > len(pods) or breached(slices(rest, accepts)):
+        return ()
+    return tuple(pod.view.name for pod in slow)
+
+
+def _predicted_cap(model: StepTime | None, seen: Observation) -> int | None:
+    if model is None or seen.targets.itl_ms is None:
+        return None
+    return model.largest_batch(k.TARGET_MARGIN * seen.targets.itl_ms, seen.limits.ceiling)
+
+
+def _main_cause(misses: dict[Cause, int], work: Work) -> Cause:
+    """The largest cause. What is not booked was refused or never started: it waited in the
+    queue."""
+    causes: tuple[Cause, ...] = ("cap", "kv", "prefill", "cold", "none")
+    largest = max(causes, key=lambda cause: misses[cause])
+    if not misses[largest]:
+        return "none"
+    if largest != "none":
+        return largest
+    return "kv" if work.waiting_kv > work.waiting_cap else "cap"

@@ -1,0 +1,97 @@
+"""What status says: does the promise hold, can it hold, and are there metrics to tell."""
+
+from . import constants as k
+from .caps import Move, blocked_from, effective_cap
+from .case import Case
+from .demand import Demand
+from .types import Condition, LimitedBy
+
+
+def metrics_available(case: Case) -> Condition:
+    """Whether enough pods speak to decide."""
+    fleet = case.fleet
+    if not fleet.num_ready:
+        return Condition(None, "NoReadyPods", "no pod is ready yet")
+    if not fleet.silent:
+        return Condition(True, "AllPodsHeard", f"all {fleet.num_ready} ready pods are heard")
+    silent = ", ".join(fleet.silent)
+    message = (
+        f"{len(fleet.silent)} of {fleet.num_ready} ready pods gave no fresh evidence: {silent}"
+    )
+    if fleet.majority_silent:
+        return Condition(False, "MajoritySilent", message)
+    return Condition(True, "SomePodsSilent", message)
+
+
+def feasible(case: Case) -> Condition:
+    """Whether the targets can be held at all on this hardware."""
+    if case.verdict("interTokenLatency") == "Breach":
+        return _inter_token_feasible(case)
+    if case.late_in_queue and case.cause == "prefill":
+        message = (
+            f"{case.numbers(case.late_in_queue)}; the misses' time went into prefill: "
+            "shorter prompts, a faster device or a looser target are needed"
+        )
+        return Condition(False, "PrefillExceedsTarget", message)
+    if not case.epoch:
+        return Condition(None, "NoEvidence", f"epoch {case.seen.epoch}: no evidence yet")
+    return Condition(True, "Feasible", "no target is out of reach by the evidence")
+
+
+def _inter_token_feasible(case: Case) -> Condition:
+    """Infeasible when measured at the minimum, or when not even the minimum is predicted to hold.
+
+    Small pods with a CPU quota are always throttled somewhat; that alone says nothing.
+    """
+    seen, minimum = case.seen, case.seen.limits.min_num_seqs
+    target_ms = case.verdicts["interTokenLatency"].target_ms
+    tail_ms = case.model.tail_ms(minimum) if case.model else None
+    beyond = tail_ms is not None and tail_ms > target_ms
+    if not beyond and effective_cap(case) > minimum:
+        return Condition(True, "Feasible", "a lower cap can hold the inter-token target")
+    predicted = f"; {minimum} alone is predicted at {tail_ms:.1f} ms" if tail_ms else ""
+    message = f"{case.numbers('interTokenLatency')} at cap {seen.cap}{predicted}"
+    throttled = case.work.throttled_share
+    if throttled >= k.THROTTLED_INFEASIBLE:
+        need = f"; throttled {throttled:.0%} of the busy time: a higher CPU limit is needed"
+        return Condition(False, "CPUThrottled", message + need)
+    need = "; a faster device, a smaller model or dtype, or a looser target is needed"
+    return Condition(False, "InterTokenLatencyInfeasible", message + need)
+
+
+def slo_met(case: Case, demand: Demand, replicas: Move) -> Condition:
+    """Whether every target holds over its window, among all arrivals."""
+    judged = [verdict for verdict in case.verdicts.values() if verdict.n]
+    if not judged:
+        return Condition(None, "NoTraffic", "no traffic in the window")
+    missed = [verdict for verdict in judged if verdict.over > verdict.allowed_share * verdict.n]
+    parts = [
+        f"{v.target} over {v.target_ms:g} ms in {v.over} of {v.n} ({v.over_share:.2%})"
+        for v in missed or judged
+    ]
+    allowed = f"allowed {case.seen.targets.allowed_share:.2%} of {case.seen.targets.window_s:g} s"
+    message = f"{'; '.join(parts)}; {allowed}"
+    if not missed:
+        return Condition(True, "TargetsHold", message)
+    if replicas.reason == "AtMaxReplicas" or _at_the_maximum(case, demand):
+        return Condition(False, "AtMaxReplicas", f"{message}; {replicas.message}")
+    return Condition(False, "TargetMissed", message)
+
+
+def _at_the_maximum(case: Case, demand: Demand) -> bool:
+    limits = case.seen.limits
+    full = case.seen.replicas >= limits.max_replicas and not limits.replicas_external
+    return full and demand.needed > limits.max_replicas
+
+
+def limited_by(case: Case) -> LimitedBy | None:
+    """What keeps the cap from growing, None while nothing does."""
+    cap, limits = case.seen.cap, case.seen.limits
+    blocked = blocked_from(case)
+    if case.verdict("interTokenLatency") == "Breach" and cap <= limits.min_num_seqs:
+        return "Minimum"
+    if cap >= limits.ceiling:
+        return limits.ceiling_by
+    if case.predicted_cap is not None and case.predicted_cap <= cap:
+        return "InterTokenLatency"
+    return "InterTokenLatency" if blocked is not None and blocked <= cap + 1 else None

@@ -1,0 +1,137 @@
+"""Every number of the tuner, each with its reason. Nothing else in the package holds a bare
+constant.
+
+"Design" is section 6 of the design; the simulations named there are where its figures come from.
+"""
+
+from typing import Final
+
+# Breach: betting CUSUM on tick fractions.
+BETS: Final = (2.0, 5.0, 10.0, 20.0, 50.0)
+"""Stakes for an allowed share of 0.01, from slow leaks (2) to everything over (50). Scaled by
+0.01/m, the largest loses half its capital on a clean tick and can never go below zero."""
+BREACH_EVIDENCE: Final = 43_200.0
+"""Average run length in ticks of 2 s for one target: one false breach a day at share = m."""
+EVIDENCE_KEPT: Final = 2.0
+"""Evidence is clipped at this multiple of the threshold: after an hour of overload a breach
+must not need another hour to be forgotten. Everything over is forgotten after two clean
+ticks."""
+
+# Headroom: Wald's SPRT of m/4 against m.
+HEADROOM_SHARE: Final = 0.25
+"""Headroom means a share over target of at most a quarter of what is allowed (design)."""
+HEADROOM_ALPHA: Final = 0.2
+"""Chance to call a share of m headroom: cheap, as a wrong raise is undone by a breach. About 214
+independent clean samples for P99."""
+MIN_BATCHES: Final = 30
+"""Fewer batch means than this give no usable variance; then a whole batch counts as one sample."""
+DESIGN_QUANTILE: Final = 0.9
+"""The design effect is taken at the window's own P90: common enough to be estimated, and it shares
+its spells with the P99."""
+MAX_SPELL_CORRELATION: Final = 0.95
+"""Bound of the lag-one correlation of slow steps, so that the design effect stays finite."""
+VERIFIABLE_S: Final = 3600.0
+"""Evidence that takes more than an hour of traffic to collect cannot verify a target (design)."""
+
+# Selecting ticks.
+STALE_TICKS: Final = 5
+"""A pod whose newest tick is this many ticks old is silent: one missed read is 1-2 ticks."""
+RECENT_TICKS: Final = 15
+"""Half a minute: the span over which causes, use of the cap and lengths are read."""
+USED_SHARE: Final = 0.9
+"""A cap is used where running reached this share of it (design)."""
+
+# Model.
+TARGET_MARGIN: Final = 0.85
+"""The predicted step quantile may fill this share of the target: what lies between a step and the
+byte on the socket (sampling, framing, the event loop) is not in the step's record."""
+MIN_MODEL_RECORDS: Final = 30
+"""A step model with fewer records proposes nothing; four coefficients need several times as
+many."""
+MIN_CHUNK_TOKENS: Final = 16
+"""The prefill chunk that the engine keeps even when the inter-token target is tight: one KV
+block."""
+THROTTLED_ADDITIVE: Final = 0.05
+"""Above this throttled share of the busy time the residual is a stall of a fixed length (the
+rest of a CFS period, at most 100 ms), which a larger batch does not stretch: it is added, not
+multiplied."""
+THROTTLED_INFEASIBLE: Final = 0.3
+"""An inter-token target that not even the smallest cap holds is the CPU quota's doing from here on:
+a pod held at half a core spends half of its busy time throttled."""
+DEFAULT_OUTPUT_TOKENS: Final = 128.0
+"""Mean output length before anything has finished: a short chat answer."""
+DEFAULT_PROMPT_TOKENS: Final = 128.0
+"""Mean uncached prompt before any was computed."""
+CALIBRATION: Final = (0.3, 1.2)
+"""Bounds of measured over predicted throughput of a saturated pod. Below one: tokenising, HTTP and
+the client eat time that no step shows; above: the fit is off, and trusting it less is safe."""
+MIN_SATURATED_TICKS: Final = 3
+"""Ticks of a saturated pod before its throughput corrects the model."""
+MIN_GAPS: Final = 1000
+"""Measured gaps before their quantile corrects the model's: ten beyond a P99."""
+MIN_CORRECTION: Final = 0.25
+"""A correction below this says that the fit is of another regime; it is then only half believed."""
+
+# Cap.
+MAX_RAISE: Final = 2.0
+"""One raise at most doubles: in simulation x2 reached 89-98 % of the best, single steps 9-56 %."""
+LOWER: Final = 0.8
+"""A lowering without a model, as in AIMD limiters: 0.8, not 0.5, since the knee is near."""
+REMEMBER_S: Final = 600.0
+"""A breached cap is not retried for this long, doubled at each repetition (design)."""
+MAX_DOUBLINGS: Final = 8
+"""42 hours: longer than a day's pattern remembers nothing useful."""
+SAME_CAP: Final = 0.9
+"""A cap from this share of a breached one on counts as the breached one: it would run as full."""
+LENGTHS_SHIFTED: Final = 0.2
+"""A mean length that moved by more than this makes what was learnt about a cap void (design)."""
+REMEMBERED_CAPS: Final = 8
+"""Breached caps kept in the ConfigMap; older ones have expired in practice."""
+
+# Demand.
+RATE_CHUNKS: Final = 5
+"""The sustained arrival rate is the median of this many chunks: one burst cannot move it, and a
+step of the load has moved it after three."""
+MIN_CHUNK_S: Final = 6.0
+"""Shortest chunk, three ticks: a step is seen within 18 s."""
+MAX_CHUNK_S: Final = 120.0
+"""Longest chunk: five of them are ten minutes."""
+CHUNK_ARRIVALS: Final = 10.0
+"""Arrivals that a chunk should hold, so that a low rate does not read as zero."""
+BURST_MEMORY_S: Final = 600.0
+"""Bursts are remembered for ten minutes (design)."""
+BURST_MEAN: Final = 3.0
+"""A burst is a tick with more than this many times the mean arrivals ..."""
+BURST_SIGMA: Final = 6.0
+"""... and more than this many Poisson deviations above it: never by chance in a day of ticks."""
+RECURRENT_BURSTS: Final = 3
+"""Bursts within the memory from which on they are a pattern to provide for, not an accident that a
+pod drains by itself."""
+MAX_DISPERSION: Final = 4.0
+"""Bound of variance over mean of the arrivals; beyond it the bursts themselves are provided for."""
+MOST_REPLICAS: Final = 1000
+"""No demand is computed beyond this: it bounds the search, and no single object has more pods."""
+MAX_UTILISATION: Final = 0.95
+"""Above this the queueing formula is a guess: plan replicas below it, also without a target."""
+SCALE_IN_UTILISATION: Final = 0.75
+"""Utilisation that the pods left after a scale-in may reach at most: with 0.95 to scale out, a band
+wide enough that noise of 10-20 % in the rate cannot cross it both ways."""
+SCALE_IN_MARGIN: Final = 0.25
+"""The share over target predicted for fewer replicas may be this part of what is allowed: the share
+that also counts as headroom."""
+LOAD_ROSE: Final = 1.2
+"""A second scale-out before the first has settled only if arrivals rose by more than this
+(design)."""
+DEFAULT_COLD_START_S: Final = 60.0
+"""Until one was measured: pulling nothing, loading and profiling a small model."""
+MAX_DRAIN_S: Final = 600.0
+"""A predicted drain is not waited for longer than this: the prediction is then worth nothing."""
+MIN_SERVICE_S: Final = 0.001
+"""No request takes less: keeps a fit of zeros from promising an infinite capacity."""
+HISTORY: Final = 5
+"""Changes of the replicas kept for status (design)."""
+GROWING_QUEUE_S: Final = 20.0
+"""A queue that grew over this span while every pod was full needs a pod, whatever the model
+says."""
+MIN_FINISHED: Final = 5
+"""Finished requests per pod before their mean output is believed: the first to finish are short."""

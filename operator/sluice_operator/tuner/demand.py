@@ -1,0 +1,210 @@
+"""How many pods the arrivals need: Little, Halfin-Whitt, the backlog and recurring bursts.
+
+Demand is read from arrivals, never from completions; zero traffic is a value.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, exp, inf, sqrt
+from statistics import NormalDist, fmean, median
+
+from sluice_worker.contract import TICK_SECONDS
+
+from . import constants as k
+from .evidence import HeardPod
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """`per_s`: sustained rate; `dispersion`: variance over mean of the counts of ticks, at least 1.
+
+    `burst`: the largest burst if bursts recur, else 0.
+    """
+
+    per_s: float
+    dispersion: float
+    burst: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What one pod does: `concurrency` sequences at once, each for `service_s` seconds."""
+
+    concurrency: float
+    service_s: float
+
+    @property
+    def per_s(self) -> float:
+        """Requests that one pod completes per second when full."""
+        return self.concurrency / self.service_s
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The replicas that are needed, and those that would be with the margin for scaling in."""
+
+    arrivals: Arrivals
+    capacity: Capacity | None
+    needed: int
+    needed_with_margin: int
+    drain_s: float
+
+
+def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> Arrivals:
+    """Arrivals at `pods` in the last ten minutes, scaled up for pods that are not heard."""
+    counts = [count / heard_share for count in _counts(pods, now)]
+    if not counts:
+        return Arrivals(0.0, 1.0, 0)
+    per_s = _sustained_per_s(counts)
+    burst = _recurring_burst(counts, per_s * TICK_SECONDS)
+    mean_per_s = fmean(counts) / TICK_SECONDS
+    return Arrivals(max(per_s, mean_per_s) if burst else per_s, _dispersion(counts), burst)
+
+
+def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
+    """Arrivals of each span of a tick, oldest first, up to the newest that every pod has closed."""
+    by_time: dict[int, int] = {}
+    for pod in pods:
+        for end_s, tick in pod.ticks:
+            index = round(end_s / TICK_SECONDS)
+            by_time[index] = by_time.get(index, 0) + tick.arrivals
+    if not by_time:
+        return []
+    last = min(round(pod.ticks[-1][0] / TICK_SECONDS) for pod in pods if pod.ticks)
+    oldest = round((now - k.BURST_MEMORY_S) / TICK_SECONDS)
+    return [by_time.get(index, 0) for index in range(max(oldest, min(by_time)), last + 1)]
+
+
+def _sustained_per_s(counts: Sequence[float]) -> float:
+    """Median over chunks: moved by a step of the load, not by one burst."""
+    newest = counts[-k.RECENT_TICKS :]
+    per_s = max(fmean(counts), fmean(newest)) / TICK_SECONDS
+    chunk_s = min(max(k.CHUNK_ARRIVALS / per_s if per_s else inf, k.MIN_CHUNK_S), k.MAX_CHUNK_S)
+    size = ceil(chunk_s / TICK_SECONDS)
+    chunks = [
+        fmean(counts[end - size : end])
+        for end in range(len(counts), size - 1, -size)[: k.RATE_CHUNKS]
+    ]
+    return (median(chunks) if chunks else fmean(counts)) / TICK_SECONDS
+
+
+def _dispersion(counts: Sequence[float]) -> float:
+    """From differences of neighbours, so that a step of the load does not read as noise."""
+    newest = counts[-2 * k.RECENT_TICKS :]
+    mean = fmean(newest)
+    if len(newest) < k.RECENT_TICKS or not mean:
+        return 1.0
+    steps = [(b - a) ** 2 / 2 for a, b in zip(newest, newest[1:], strict=False)]
+    return min(max(fmean(steps) / mean, 1.0), k.MAX_DISPERSION)
+
+
+def _recurring_burst(counts: Sequence[float], sustained: float) -> int:
+    """The largest burst if there were several; `sustained`: arrivals of a tick at the steady
+    rate."""
+    usual = max(fmean(counts), sustained)
+    bar = max(k.BURST_MEAN * usual, usual + k.BURST_SIGMA * sqrt(usual))
+    high = [count > bar for count in counts]
+    starts = sum(now and not before for before, now in zip([False, *high], high, strict=False))
+    return ceil(max(counts)) if starts >= k.RECURRENT_BURSTS else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What a plan for replicas must hold: waits of at most `wait_s` for all but `allowed`.
+
+    `wait_s` is infinite without a first-token target; then only utilisation counts.
+    """
+
+    wait_s: float
+    allowed: float
+    window_s: float
+    waiting: int
+
+
+def plan_demand(
+    arrivals: Arrivals,
+    capacity: Capacity | None,
+    queue: Queue,
+    replicas: int,
+    minimum: int,
+) -> Demand:
+    """Replicas for `arrivals`, for the queue that `replicas` cannot drain, for recurring bursts."""
+    if capacity is None or not (arrivals.per_s or queue.waiting):
+        needed = minimum if capacity or not arrivals.per_s else replicas
+        return Demand(arrivals, capacity, needed, needed, 0.0)
+    steady = _for_rate(arrivals, capacity, queue, k.MAX_UTILISATION, queue.allowed)
+    relaxed = _for_rate(
+        arrivals,
+        capacity,
+        queue,
+        k.SCALE_IN_UTILISATION,
+        k.SCALE_IN_MARGIN * queue.allowed,
+    )
+    burst = _for_burst(arrivals, capacity, queue)
+    backlog = _for_backlog(arrivals, capacity, queue, replicas)
+    needed = max(minimum, steady, burst, backlog)
+    drain_s = drain_seconds(queue.waiting, arrivals, capacity, needed)
+    return Demand(arrivals, capacity, needed, max(needed, relaxed), drain_s)
+
+
+def share_that_waits(per_s: float, dispersion: float, capacity: Capacity, replicas: int) -> float:
+    """Chance that an arrival finds every sequence taken (Halfin and Whitt 1981)."""
+    offered = per_s * capacity.service_s
+    spare = replicas * capacity.concurrency - offered
+    if spare <= 0:
+        return 1.0
+    if offered <= 0:
+        return 0.0
+    beta = spare / sqrt(dispersion * offered)
+    normal = NormalDist()
+    density = normal.pdf(beta)
+    return density / (density + beta * normal.cdf(beta))
+
+
+def share_too_late(arrivals: Arrivals, capacity: Capacity, queue: Queue, replicas: int) -> float:
+    """Chance that an arrival waits longer than `queue.wait_s`; the wait's tail is exponential."""
+    spare = replicas * capacity.concurrency - arrivals.per_s * capacity.service_s
+    if spare <= 0:
+        return 1.0
+    waits = share_that_waits(arrivals.per_s, arrivals.dispersion, capacity, replicas)
+    return waits * exp(-spare * queue.wait_s / (capacity.service_s * arrivals.dispersion))
+
+
+def _for_rate(
+    arrivals: Arrivals, capacity: Capacity, queue: Queue, utilisation: float, allowed: float
+) -> int:
+    replicas = max(1, _whole(arrivals.per_s / (capacity.per_s * utilisation)))
+    while replicas < k.MOST_REPLICAS:
+        if share_too_late(arrivals, capacity, queue, replicas) <= allowed:
+            break
+        replicas += 1
+    return replicas
+
+
+def _whole(replicas: float) -> int:
+    """`replicas` rounded up, at most `MOST_REPLICAS`."""
+    return ceil(min(replicas, k.MOST_REPLICAS))
+
+
+def _for_burst(arrivals: Arrivals, capacity: Capacity, queue: Queue) -> int:
+    """Pods that start a whole burst within the wait: those free at once, and those that end."""
+    if not arrivals.burst or queue.wait_s == inf:
+        return 1
+    started = capacity.concurrency * (1 + queue.wait_s / capacity.service_s)
+    return _whole(arrivals.burst / started)
+
+
+def _for_backlog(arrivals: Arrivals, capacity: Capacity, queue: Queue, replicas: int) -> int:
+    """Pods that drain the queue within the window, where `replicas` do not by themselves."""
+    if drain_seconds(queue.waiting, arrivals, capacity, replicas) <= queue.window_s:
+        return 1
+    per_s = arrivals.per_s + queue.waiting / queue.window_s
+    return _whole(per_s / (capacity.per_s * k.MAX_UTILISATION))
+
+
+def drain_seconds(waiting: int, arrivals: Arrivals, capacity: Capacity, replicas: int) -> float:
+    """How long `replicas` need to empty the queue; infinite when arrivals outrun them."""
+    if not waiting:
+        return 0.0
+    spare_per_s = replicas * capacity.per_s - arrivals.per_s
+    return waiting / spare_per_s if spare_per_s > 0 else inf

@@ -1,0 +1,79 @@
+"""The two tests of the evidence: is a target breached, and is there headroom. Otherwise: hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, log
+
+from . import constants as k
+
+Series = Sequence[tuple[int, int]]
+"""(samples, samples over target) of each tick, oldest first."""
+
+
+def breach_evidence(series: Series, allowed: float, threshold: float) -> float:
+    """Mean capital of the bets against "the share over target is at most `allowed`".
+
+    A betting CUSUM (e-detector: Shin, Ramdas, Rinaldo 2023) on the ticks' fractions, so any
+    dependence inside a tick is allowed. A tick smaller than the mean bets less. Clipped at a
+    multiple of `threshold` so that it can be forgotten again.
+    """
+    sizes = [n for n, _ in series if n]
+    if not sizes:
+        return 1.0
+    mean_size = sum(sizes) / len(sizes)
+    stakes = [bet * 0.01 / allowed for bet in k.BETS]
+    capital = [1.0] * len(stakes)
+    for n, over in series:
+        if not n:
+            continue
+        win = min(1.0, n / mean_size) * (over / n - allowed)
+        capital = [
+            max(1.0, s) * (1 + stake * win) for s, stake in zip(capital, stakes, strict=True)
+        ]
+        excess = sum(capital) / len(capital) / (k.EVIDENCE_KEPT * threshold)
+        if excess > 1:
+            capital = [s / excess for s in capital]
+    return sum(capital) / len(capital)
+
+
+def design_effect(batches: Series, spell_correlation: float = 0.0) -> float:
+    """By how much the variance of a share exceeds that of independent samples, at least 1.
+
+    `batches`: (samples, marked samples) of each batch. With fewer than `MIN_BATCHES` a whole batch
+    counts as one sample. `spell_correlation`: share of slow samples that follow a slow one.
+    """
+    batches = [(n, marked) for n, marked in batches if n]
+    total = sum(n for n, _ in batches)
+    if not total:
+        return 1.0
+    rho = min(max(spell_correlation, 0.0), k.MAX_SPELL_CORRELATION)
+    return max(1.0, _batch_effect(batches, total)) * (1 + rho) / (1 - rho)
+
+
+def _batch_effect(batches: Series, total: int) -> float:
+    num = len(batches)
+    if num < k.MIN_BATCHES:
+        return total / num
+    share = sum(marked for _, marked in batches) / total
+    if not 0 < share < 1:
+        return 1.0
+    spread = sum((marked - n * share) ** 2 for n, marked in batches) * num / (num - 1)
+    return spread / (total * share * (1 - share))
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """Whether a share of m/4 has been shown against m, and how many clean samples are missing."""
+
+    shown: bool
+    samples_needed: int
+
+
+def headroom(n: int, over: int, effect: float, allowed: float) -> Headroom:
+    """Wald's sequential probability ratio test on counts divided by the design `effect`."""
+    low = allowed * k.HEADROOM_SHARE
+    per_clean = log((1 - low) / (1 - allowed))
+    per_over = log(low / allowed)
+    ratio = ((n - over) * per_clean + over * per_over) / effect
+    missing = log(1 / k.HEADROOM_ALPHA) - ratio
+    return Headroom(missing <= 0, max(0, ceil(missing / per_clean * effect)))

@@ -1,0 +1,217 @@
+"""Which pods are heard, which of their ticks count, and what those ticks add up to."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from sluice_worker.contract import TICK_SECONDS, Tick
+
+from . import constants as k
+from .types import Cause, Observation, PodView
+
+
+@dataclass(frozen=True, slots=True)
+class HeardPod:
+    """A pod with evidence. `ticks`: (end in the operator's clock, tick), oldest first."""
+
+    view: PodView
+    ticks: tuple[tuple[float, Tick], ...]
+
+    def since(self, time_s: float) -> list[Tick]:
+        """Ticks that began at `time_s` or later."""
+        return [tick for end_s, tick in self.ticks if end_s - TICK_SECONDS >= time_s]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """`heard`: ready pods with fresh evidence; `leaving`: others whose ticks belong to the
+    promise."""
+
+    heard: tuple[HeardPod, ...]
+    leaving: tuple[HeardPod, ...]
+    silent: tuple[str, ...]
+    num_ready: int
+
+    @property
+    def majority_silent(self) -> bool:
+        """Whether too few pods speak to decide anything."""
+        return 2 * len(self.silent) > self.num_ready
+
+    def without(self, names: Iterable[str]) -> "Fleet":
+        """The same fleet with the pods of these `names` unheard."""
+        left_out = set(names)
+        kept = tuple(pod for pod in self.heard if pod.view.name not in left_out)
+        return Fleet(kept, self.leaving, self.silent, self.num_ready)
+
+
+def survey(observation: Observation) -> Fleet:
+    """Sort the pods into heard, leaving and silent."""
+    heard: list[HeardPod] = []
+    leaving: list[HeardPod] = []
+    silent: list[str] = []
+    serving = [pod for pod in observation.pods if pod.ready and not pod.terminating]
+    for view in observation.pods:
+        pod = HeardPod(view, _aligned(view, observation.now))
+        if view not in serving:
+            leaving.append(pod)
+        elif _is_fresh(pod, observation.now):
+            heard.append(pod)
+        else:
+            silent.append(view.name)
+    return Fleet(tuple(heard), tuple(leaving), tuple(silent), len(serving))
+
+
+def _aligned(view: PodView, now: float) -> tuple[tuple[float, Tick], ...]:
+    """The pod's ticks, each once, with their ends moved to the operator's clock."""
+    if view.evidence is None or not view.evidence.ticks:
+        return ()
+    unique = {(tick.boot_id, tick.seq): tick for tick in view.evidence.ticks}
+    ticks = sorted(unique.values(), key=lambda tick: tick.t_s)
+    shift = _clock_shift(ticks[-1].t_s, view.seen_s, now)
+    return tuple((tick.t_s + shift, tick) for tick in ticks)
+
+
+def _clock_shift(newest_s: float, seen_s: float | None, now: float) -> float:
+    """Seconds to add to a pod's clock. A tick closed at most a tick before it was read."""
+    reference = now if seen_s is None else min(seen_s, now)
+    age = reference - newest_s
+    if age < 0 or (seen_s is not None and age > k.STALE_TICKS * TICK_SECONDS):
+        return age - TICK_SECONDS / 2
+    return 0.0
+
+
+def _is_fresh(pod: HeardPod, now: float) -> bool:
+    return bool(pod.ticks) and now - pod.ticks[-1][0] <= k.STALE_TICKS * TICK_SECONDS
+
+
+def slices(pods: Iterable[HeardPod], accepts: "Accepts") -> list[tuple[Tick, ...]]:
+    """The accepted ticks of `pods`, put together by time: one tuple for each span of a tick."""
+    by_time: dict[int, list[Tick]] = {}
+    for pod in pods:
+        for end_s, tick in pod.ticks:
+            if accepts(end_s, tick):
+                by_time.setdefault(round(end_s / TICK_SECONDS), []).append(tick)
+    return [tuple(by_time[index]) for index in sorted(by_time)]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepts:
+    """Which ticks count: those begun since `since_s`, of `epoch` and settled if one is given."""
+
+    since_s: float
+    epoch: int | None = None
+
+    def __call__(self, end_s: float, tick: Tick) -> bool:
+        """Whether `tick`, which ended at `end_s`, counts."""
+        if end_s - TICK_SECONDS < self.since_s:
+            return False
+        return self.epoch is None or (tick.epoch == self.epoch and tick.settled)
+
+
+def acknowledged(pods: Sequence[HeardPod], epoch: int) -> tuple[HeardPod, ...]:
+    """The pods that run the configuration of `epoch`."""
+    return tuple(
+        pod
+        for pod in pods
+        if (pod.view.config.epoch if pod.view.config else pod.ticks[-1][1].epoch) == epoch
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the recent ticks of some pods say about the work, whatever the epoch.
+
+    `output_tokens`, `prompt_tokens`: means of a request, the prompt without what the prefix
+    cache gave; `context_tokens`: KV tokens of a running sequence; `decodes`, `prefill_tokens`:
+    means of a step; `throttled_share`: of the busy time; `waiting_cap`, `waiting_kv`: now, over
+    all pods.
+    """
+
+    output_tokens: float
+    prompt_tokens: float
+    context_tokens: float
+    decodes: float
+    prefill_tokens: float
+    throttled_share: float
+    waiting_cap: int
+    waiting_kv: int
+    running: int
+    refused: int
+
+
+def recent(pods: Iterable[HeardPod]) -> list[Tick]:
+    """The last `RECENT_TICKS` ticks of each pod."""
+    return [tick for pod in pods for _, tick in pod.ticks[-k.RECENT_TICKS :]]
+
+
+def describe_work(pods: Sequence[HeardPod]) -> Work:
+    """Mean lengths and steps of `pods` over their recent ticks, with defaults before any."""
+    ticks = recent(pods)
+    last = [pod.ticks[-1][1] for pod in pods]
+    steps = sum(tick.steps for tick in ticks)
+    busy_s = sum(tick.busy_s for tick in ticks)
+    output = _output_tokens(pods, ticks)
+    prompt = _prompt_tokens(ticks)
+    return Work(
+        output_tokens=output,
+        prompt_tokens=prompt,
+        context_tokens=max(_total_tokens(pods, output + prompt) - output / 2, 1.0),
+        decodes=sum(tick.decodes for tick in ticks) / steps if steps else 0.0,
+        prefill_tokens=sum(tick.prefill_tokens for tick in ticks) / steps if steps else 0.0,
+        throttled_share=sum(t.throttled_s for t in ticks) / busy_s if busy_s else 0.0,
+        waiting_cap=sum(tick.waiting.cap for tick in last),
+        waiting_kv=sum(tick.waiting.kv for tick in last),
+        running=sum(tick.running for tick in last),
+        refused=sum(tick.refused for tick in ticks),
+    )
+
+
+def _output_tokens(pods: Sequence[HeardPod], ticks: Sequence[Tick]) -> float:
+    """Mean output of what finished. Running ones count once nothing finished: a lower bound."""
+    generated = sum(tick.generated_tokens for tick in ticks)
+    finished = sum(tick.finished for tick in ticks)
+    if finished >= len(pods) * k.MIN_FINISHED:
+        return max(generated / finished, 1.0)
+    open_ones = finished + sum(pod.ticks[-1][1].running for pod in pods)
+    return max(k.DEFAULT_OUTPUT_TOKENS, generated / open_ones if open_ones else 0.0)
+
+
+def _prompt_tokens(ticks: Sequence[Tick]) -> float:
+    started = sum(tick.arrivals - min(tick.refused, tick.arrivals) for tick in ticks)
+    computed = sum(tick.prefill_tokens for tick in ticks)
+    return computed / started if started else k.DEFAULT_PROMPT_TOKENS
+
+
+def _total_tokens(pods: Sequence[HeardPod], default: float) -> float:
+    """Mean prompt plus output of finished requests, over the pods that finished any."""
+    lengths = [pod.view.evidence.lengths for pod in pods if pod.view.evidence]
+    total = sum(length.n for length in lengths)
+    if not total:
+        return default
+    return sum(length.mean * length.n for length in lengths) / total
+
+
+def cap_is_used(ticks: Sequence[Tick]) -> bool:
+    """Whether at least half of `ticks` ran at the cap or had requests waiting for it."""
+    used = [t for t in ticks if t.max_running >= k.USED_SHARE * t.max_num_seqs or t.waiting.cap]
+    return bool(ticks) and 2 * len(used) >= len(ticks)
+
+
+def misses_by_cause(ticks: Iterable[Tick]) -> dict[Cause, int]:
+    """First-token misses of `ticks` by what they were booked to; `none`: refused or not booked."""
+    by: dict[Cause, int] = {"cap": 0, "kv": 0, "prefill": 0, "cold": 0, "none": 0}
+    for tick in ticks:
+        causes = tick.ttft.by
+        booked = causes.cap + causes.kv + causes.prefill + causes.cold
+        by["cap"] += causes.cap
+        by["kv"] += causes.kv
+        by["prefill"] += causes.prefill
+        by["cold"] += causes.cold
+        by["none"] += max(0, tick.ttft.over - booked)
+    return by
+
+
+def median_kv_tokens(pods: Sequence[HeardPod]) -> float | None:
+    """KV tokens of one pod, or None if no pod reported them."""
+    sizes = [pod.view.evidence.memory.kv_tokens for pod in pods if pod.view.evidence]
+    return median(sizes) if sizes else None

@@ -1,0 +1,255 @@
+"""When replicas change: the decision table's right half, with its guards."""
+
+from math import inf
+
+import msgspec
+from sluice_worker.contract import TICK_SECONDS
+
+from . import constants as k
+from .caps import Move, raise_bound
+from .case import Case
+from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
+from .evidence import median_kv_tokens, recent
+from .types import Condition, Past, ReplicaChange
+
+
+def measure_demand(case: Case) -> Demand:
+    """What the arrivals need, at the concurrency that a pod can reach."""
+    fleet, seen = case.fleet, case.seen
+    heard_share = len(fleet.heard) / fleet.num_ready if fleet.num_ready else 1.0
+    sources = tuple(pod for pod in fleet.heard + fleet.leaving if pod.ticks)
+    arrivals = read_arrivals(sources, seen.now, heard_share or 1.0)
+    capacity = _capacity(case)
+    return plan_demand(
+        arrivals, capacity, _queue(case, capacity), seen.replicas, seen.limits.min_replicas
+    )
+
+
+def _queue(case: Case, capacity: Capacity | None) -> Queue:
+    targets = case.seen.targets
+    wait_s = inf
+    if targets.ttft_ms is not None:
+        prefill_ms = 0.0
+        if case.model and capacity:
+            batch = capacity.concurrency
+            prefill_ms = case.model.d * case.work.prompt_tokens + case.model.mean_ms(batch, 0)
+        wait_s = max(0.0, targets.ttft_ms - prefill_ms) / 1000
+    waiting = case.work.waiting_cap + case.work.waiting_kv
+    return Queue(wait_s, targets.allowed_share, targets.window_s, waiting)
+
+
+def _capacity(case: Case) -> Capacity | None:
+    """Of one pod: from the step model where there is one, else from what was seen (Little)."""
+    work = case.work
+    if case.model is None:
+        return _observed_capacity(case)
+    concurrency = _reachable_concurrency(case)
+    service_ms = case.model.request_ms(concurrency, work.output_tokens, work.prompt_tokens)
+    return Capacity(concurrency, max(service_ms / 1000, k.MIN_SERVICE_S) / _calibration(case))
+
+
+def _observed_capacity(case: Case) -> Capacity | None:
+    ticks = recent(case.pods)
+    finished_per_tick = sum(tick.finished for tick in ticks) / len(ticks) if ticks else 0.0
+    running = sum(tick.running for tick in ticks) / len(ticks) if ticks else 0.0
+    if not finished_per_tick or not running:
+        return None
+    service_s = running * TICK_SECONDS / finished_per_tick
+    return Capacity(float(case.seen.cap), max(service_s, k.MIN_SERVICE_S))
+
+
+def _reachable_concurrency(case: Case) -> float:
+    """The cap that raises can reach or a lowering would leave, or what the KV memory holds."""
+    cap, best = case.seen.cap, case.predicted_cap
+    if case.verdict("interTokenLatency") == "Breach":
+        reach = float(min(cap, best) if best else k.LOWER * cap)
+    else:
+        reach = float(max(cap, raise_bound(case).cap))
+    kv_tokens = median_kv_tokens(case.pods)
+    in_memory = kv_tokens / case.work.context_tokens if kv_tokens else reach
+    return max(1.0, min(reach, in_memory))
+
+
+def _calibration(case: Case) -> float:
+    """Measured over predicted tokens of full pods: what HTTP and tokenising cost, and a bad fit."""
+    assert case.model is not None
+    work, low_high = case.work, k.CALIBRATION
+    measured, predicted, num = 0.0, 0.0, 0
+    for tick in recent(case.pods):
+        is_full = tick.max_running >= k.USED_SHARE * tick.max_num_seqs
+        if not (is_full and tick.steps and tick.waiting.cap + tick.waiting.kv):
+            continue
+        batch = max(tick.decodes / tick.steps, 1.0)
+        service_ms = case.model.request_ms(batch, work.output_tokens, work.prompt_tokens)
+        if service_ms > 0:
+            measured += tick.generated_tokens
+            predicted += batch * work.output_tokens * TICK_SECONDS * 1000 / service_ms
+            num += 1
+    if num < k.MIN_SATURATED_TICKS or not predicted:
+        return 1.0
+    return min(max(measured / predicted, low_high[0]), low_high[1])
+
+
+def replicas_move(case: Case, demand: Demand, cap: Move, feasible: Condition) -> tuple[Past, Move]:
+    """What the replicas shall be, and the past with since when more or fewer were wanted."""
+    limits, replicas = case.seen.limits, case.seen.replicas
+    if limits.replicas_external:
+        past = _wanting(case.past, None, None)
+        return past, Move(replicas, "ReplicasExternal", "spec.replicas has an outside owner")
+    within = min(max(replicas, limits.min_replicas), limits.max_replicas)
+    if within != replicas:
+        message = f"{replicas} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
+        return _wanting(case.past, None, None), Move(within, "WithinLimits", message)
+    wanted = _wanted(case, demand, cap, feasible)
+    if wanted > replicas:
+        return _scale_out(case, demand, wanted)
+    if _may_shrink(case, demand):
+        return _scale_in(case, demand)
+    message = f"{_rate(demand)} needs {demand.needed}"
+    return _wanting(case.past, None, None), Move(replicas, "Steady", message)
+
+
+def _wanting(past: Past, out_s: float | None, in_s: float | None) -> Past:
+    return msgspec.structs.replace(past, scale_out_since_s=out_s, scale_in_since_s=in_s)
+
+
+def _rate(demand: Demand) -> str:
+    arrivals, capacity = demand.arrivals, demand.capacity
+    burst = f", bursts of {arrivals.burst}" if arrivals.burst else ""
+    one = f"; one pod holds {capacity.per_s:.2f}/s" if capacity else ""
+    return f"{arrivals.per_s:.2f} arrivals/s{burst}{one}"
+
+
+def _wanted(case: Case, demand: Demand, cap: Move, feasible: Condition) -> int:
+    """Replicas that are wanted now; those that are unless something presses for more."""
+    replicas = case.seen.replicas
+    if feasible.holds is False and case.verdict("interTokenLatency") == "Breach":
+        return replicas
+    raising = cap.to > case.seen.cap
+    late_in_queue = case.late_in_queue is not None and case.cause in ("cap", "kv")
+    overloaded = _overloaded(case, demand)
+    if not (late_in_queue or overloaded) or (raising and case.model is None):
+        return replicas
+    if not raising and late_in_queue and _queue_grows(case):
+        return max(demand.needed, replicas + 1)
+    return demand.needed
+
+
+def _overloaded(case: Case, demand: Demand) -> bool:
+    """More arrives than the pods can do, and it shows as a queue."""
+    if demand.capacity is None:
+        return False
+    waiting = case.work.waiting_cap + case.work.waiting_kv
+    return bool(waiting) and demand.arrivals.per_s > case.seen.replicas * demand.capacity.per_s
+
+
+def _queue_grows(case: Case) -> bool:
+    """Whether the queue grew all the while that every pod was full."""
+    num = int(k.GROWING_QUEUE_S / TICK_SECONDS)
+    if not case.pods or any(len(pod.ticks) < num for pod in case.pods):
+        return False
+    spans = [[tick for _, tick in pod.ticks[-num:]] for pod in case.pods]
+    full = all(
+        tick.max_running >= k.USED_SHARE * tick.max_num_seqs for span in spans for tick in span
+    )
+    before = sum(span[0].waiting.cap + span[0].waiting.kv for span in spans)
+    after = sum(span[-1].waiting.cap + span[-1].waiting.kv for span in spans)
+    return full and after > before * k.LOAD_ROSE and after > 0
+
+
+def _scale_out(case: Case, demand: Demand, wanted: int) -> tuple[Past, Move]:
+    now, limits, replicas = case.seen.now, case.seen.limits, case.seen.replicas
+    since_s = now if case.past.scale_out_since_s is None else case.past.scale_out_since_s
+    past = _wanting(case.past, since_s, None)
+    target = min(wanted, limits.max_replicas)
+    need = f"{_rate(demand)} needs {wanted}"
+    if target <= replicas:
+        message = f"{need}, and {limits.max_replicas} is the maximum"
+        return past, Move(replicas, "AtMaxReplicas", message)
+    if now - since_s < limits.scale_up_window_s:
+        message = f"{need}, for {now - since_s:.0f} of {limits.scale_up_window_s:.0f} s"
+        return past, Move(replicas, "ScaleUpWindow", message)
+    waits_for = _last_change_settles(past, demand.arrivals, now)
+    if waits_for:
+        return past, Move(replicas, "AwaitingReplicas", f"{need}; {waits_for}")
+    cause = f"{case.cause} waits" if case.cause != "none" else "overload"
+    message = f"{need} ({cause}); replicas {replicas} -> {target}"
+    return past, Move(target, "ScaledOut", message)
+
+
+def _last_change_settles(past: Past, arrivals: Arrivals, now: float) -> str:
+    """Why a second scale-out must wait, or ''. Arrivals that rose by a fifth do not wait."""
+    last = past.scale_history[-1] if past.scale_history else None
+    if last is None or last.to_replicas < last.from_replicas:
+        return ""
+    if arrivals.per_s > k.LOAD_ROSE * last.arrivals_per_s:
+        return ""
+    if last.settled_s is None:
+        return "the pods of the last scale-out are not ready yet"
+    left_s = last.settled_s + last.drain_s - now
+    return f"the backlog drains for {left_s:.0f} s more" if left_s > 0 else ""
+
+
+def _may_shrink(case: Case, demand: Demand) -> bool:
+    """Fewer would do with margin, nothing waits, and every pod asked for is there."""
+    waiting = case.work.waiting_cap + case.work.waiting_kv
+    return (
+        demand.needed_with_margin < case.seen.replicas
+        and not waiting
+        and case.fleet.num_ready >= case.seen.replicas
+    )
+
+
+def _scale_in(case: Case, demand: Demand) -> tuple[Past, Move]:
+    now, limits, replicas = case.seen.now, case.seen.limits, case.seen.replicas
+    since_s = now if case.past.scale_in_since_s is None else case.past.scale_in_since_s
+    past = _wanting(case.past, None, since_s)
+    fits = f"{_rate(demand)} fits {demand.needed_with_margin} with margin"
+    if now - since_s < limits.scale_down_window_s:
+        message = f"{fits}, for {now - since_s:.0f} of {limits.scale_down_window_s:.0f} s"
+        return past, Move(replicas, "ScaleDownWindow", message)
+    target = max(demand.needed_with_margin, limits.min_replicas, -(-replicas // 2))
+    message = f"{fits}; replicas {replicas} -> {target}"
+    return _wanting(past, None, None), Move(target, "ScaledIn", message)
+
+
+def record_scale(past: Past, case: Case, demand: Demand, move: Move) -> Past:
+    """The past with this change of the replicas."""
+    change = ReplicaChange(
+        time_s=case.seen.now,
+        from_replicas=case.seen.replicas,
+        to_replicas=move.to,
+        reason=move.reason,
+        arrivals_per_s=demand.arrivals.per_s,
+        drain_s=min(_drain_after(past, case, demand, move.to), k.MAX_DRAIN_S),
+    )
+    history = (*past.scale_history, change)[-k.HISTORY :]
+    return msgspec.structs.replace(
+        past, scale_history=history, scale_out_since_s=None, scale_in_since_s=None
+    )
+
+
+def _drain_after(past: Past, case: Case, demand: Demand, replicas: int) -> float:
+    """Seconds to drain today's queue, and what the cold start adds to it, at `replicas`."""
+    capacity, per_s = demand.capacity, demand.arrivals.per_s
+    if capacity is None or replicas < case.seen.replicas:
+        return 0.0
+    cold_s = past.cold_start_s or k.DEFAULT_COLD_START_S
+    grows_per_s = max(0.0, per_s - case.seen.replicas * capacity.per_s)
+    waiting = case.work.waiting_cap + case.work.waiting_kv + grows_per_s * cold_s
+    spare_per_s = replicas * capacity.per_s - per_s
+    return waiting / spare_per_s if spare_per_s > 0 else inf
+
+
+def settle_scale(past: Past, now: float, num_ready: int) -> Past:
+    """Note when the last change's pods were all ready: the cold start is then measured."""
+    last = past.scale_history[-1] if past.scale_history else None
+    if last is None or last.settled_s is not None:
+        return past
+    grew = last.to_replicas > last.from_replicas
+    if grew and num_ready < last.to_replicas or not grew and num_ready > last.to_replicas:
+        return past
+    settled = msgspec.structs.replace(last, settled_s=now)
+    cold_s = now - last.time_s if grew else past.cold_start_s
+    history = (*past.scale_history[:-1], settled)
+    return msgspec.structs.replace(past, scale_history=history, cold_start_s=cold_s)

@@ -1,0 +1,43 @@
+"""Quantiles from the pods' sketches: bucket i counts values in (GAMMA**(i-1), GAMMA**i] ms.
+
+Sketches of several pods and ticks are added; percentiles never are (DDSketch, VLDB 2019).
+"""
+
+from collections.abc import Iterable, Mapping
+
+from sluice_worker.contract import SKETCH_GAMMA
+
+
+def merge(sketches: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """The sum of `sketches`."""
+    merged: dict[int, int] = {}
+    for sketch in sketches:
+        for bucket, count in sketch.items():
+            merged[bucket] = merged.get(bucket, 0) + count
+    return merged
+
+
+def bucket_at(sketch: Mapping[int, int], quantile: float) -> int | None:
+    """The bucket that holds the `quantile` (0..1) of the values, or None if there are none."""
+    rank = quantile * (sum(sketch.values()) - 1)
+    if rank < 0:
+        return None
+    seen = 0
+    for bucket in sorted(sketch):
+        seen += sketch[bucket]
+        if seen > rank:
+            return bucket
+    return max(sketch)
+
+
+def quantile_ms(sketch: Mapping[int, int], quantile: float) -> float | None:
+    """The `quantile` (0..1) in ms, within 1 %, or None if there are no values."""
+    bucket = bucket_at(sketch, quantile)
+    if bucket is None:
+        return None
+    return float(2 * SKETCH_GAMMA**bucket / (1 + SKETCH_GAMMA))
+
+
+def count_above(sketch: Mapping[int, int], bucket: int) -> int:
+    """How many values lie in buckets above `bucket`."""
+    return sum(count for index, count in sketch.items() if index > bucket)

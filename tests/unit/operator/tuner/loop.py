@@ -1,0 +1,66 @@
+"""Runs the real tuner against the model world, as the operator's rim does."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+from sluice_operator.tuner import Decision, Limits, Observation, Past, decide
+from sluice_worker.contract import TICK_SECONDS
+from unit.operator.tuner.world import World
+
+
+@dataclass
+class Loop:
+    """Observes `world` every `every_s`, decides, and applies the decision."""
+
+    world: World
+    limits: Limits
+    every_s: float = TICK_SECONDS
+    past: Past = field(default_factory=Past)
+    decisions: list[tuple[float, Decision]] = field(default_factory=list)
+
+    def observe(self) -> Observation:
+        """What the rim would hand to the tuner now."""
+        world = self.world
+        return Observation(
+            now=world.now,
+            targets=world.targets,
+            limits=self.limits,
+            cap=world.cap,
+            epoch=world.epoch,
+            replicas=world.replicas,
+            pods=tuple(pod.view(world.now) for pod in world.pods),
+        )
+
+    def run(self, end_s: float) -> None:
+        """Let the world and the tuner run until `end_s`; `past` goes through JSON each time."""
+        while self.world.now < end_s:
+            self.world.run_until(self.world.now + self.every_s)
+            self.turn()
+
+    def turn(self) -> Decision:
+        """One decision, applied."""
+        past = msgspec.json.decode(msgspec.json.encode(self.past), type=Past)
+        self.past, decision = decide(past, self.observe())
+        self.decisions.append((self.world.now, decision))
+        if decision.cap != self.world.cap:
+            self.world.set_cap(decision.cap)
+        if decision.replicas != self.world.replicas:
+            self.world.set_replicas(decision.replicas)
+        return decision
+
+    @property
+    def cap_changes(self) -> list[tuple[float, int, str]]:
+        """(time, new cap, reason) of each change."""
+        return [(at, d.cap, d.cap_reason) for at, d in self.decisions if d.cap_reason]
+
+    @property
+    def replica_changes(self) -> list[tuple[float, int, str]]:
+        """(time, new replicas, reason) of each change."""
+        return [
+            (at, d.replicas, d.replicas_reason) for at, d in self.decisions if d.replicas_reason
+        ]
+
+    @property
+    def last(self) -> Decision:
+        """The newest decision."""
+        return self.decisions[-1][1]
