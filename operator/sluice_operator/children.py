@@ -181,7 +181,7 @@ def _template_inputs(
     return {
         "image": [spec.engine.image or settings.worker_image, settings.image_pull_policy],
         "model": [spec.model.uri, spec.model.name, spec.model.dtype, spec.model.max_model_len],
-        "ceiling": ceiling or spec.batching.max_num_seqs,
+        "ceiling": ceiling,
         "initial": spec.batching.initial_num_seqs,
         "tokens": spec.batching.max_num_batched_tokens,
         "utilization": spec.batching.memory_utilization,
@@ -350,7 +350,7 @@ def _arguments(service: InferenceService, settings: Settings, ceiling: int | Non
         "device": "cuda" if spec.hardware.accelerator == "nvidia" else "cpu",
         "dtype": spec.model.dtype,
         "max-model-len": spec.model.max_model_len,
-        "max-num-seqs": ceiling or spec.batching.max_num_seqs,
+        "max-num-seqs": ceiling,
         "initial-num-seqs": spec.batching.initial_num_seqs,
         "max-num-batched-tokens": spec.batching.max_num_batched_tokens,
         "gpu-memory-utilization": f"{spec.batching.memory_utilization:g}",

@@ -57,7 +57,10 @@ def judge(spec: Spec, found: Checkpoint | Unread | Refused) -> Fit:
 
 def ceiling_of(spec: Spec, fit: Fit) -> int | None:
     """`--max-num-seqs`: what memory and the user allow; None: the worker sizes itself."""
-    return fit.memory.ceiling if fit.memory else spec.batching.max_num_seqs
+    most = fit.memory.ceiling if fit.memory else spec.batching.max_num_seqs
+    budget = spec.batching.max_num_batched_tokens
+    # A step decodes every running sequence, so the token budget bounds them too.
+    return most if most is None or budget is None else min(most, budget)
 
 
 def initial_cap(spec: Spec, fit: Fit) -> int | None:

@@ -1,0 +1,165 @@
+"""Claims on the children's manifests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from sluice_operator import children
+from sluice_operator.runtime import Runtime
+from unit.operator.observations import SETTINGS, create_service
+
+
+def _deployment(
+    live: Any = None, *, ceiling: int | None = 32, replicas: int = 1, **changes: Any
+) -> dict[str, Any]:
+    service = create_service(**changes)
+    return children.deployment(service, SETTINGS, ceiling=ceiling, replicas=replicas, live=live)
+
+
+def _pod(**changes: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = _deployment(**changes)["spec"]["template"]["spec"]
+    return spec
+
+
+def _container(**changes: Any) -> dict[str, Any]:
+    container: dict[str, Any] = _pod(**changes)["containers"][0]
+    return container
+
+
+def test_every_child_is_owned_by_the_object_and_named_after_it() -> None:
+    service = create_service()
+    made = [
+        children.configmap(service, Runtime(1, 4, 1)),
+        children.secret(service, "token"),
+        children.kube_service(service),
+        children.disruption_budget(service),
+        _deployment(),
+    ]
+    for manifest in made:
+        meta = manifest["metadata"]
+        assert meta["name"].startswith("demo")
+        assert meta["ownerReferences"][0]["uid"] == "uid-1"
+        assert meta["ownerReferences"][0]["controller"] is True
+
+
+def test_pods_satisfy_pod_security_restricted() -> None:
+    pod, container = _pod(), _container()
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_a_leaving_pod_has_time_for_endpoints_drain_and_exit() -> None:
+    pod = _pod(drain__timeout="45s")
+    pre_stop = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert "--shutdown-timeout=45" in pod["containers"][0]["args"]
+    assert pod["terminationGracePeriodSeconds"] > pre_stop + 45
+
+
+def test_no_pod_goes_before_its_successor_is_ready() -> None:
+    rolling = _deployment()["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxUnavailable": 0, "maxSurge": 1}
+
+
+def test_cpu_pod_is_limited_to_what_the_model_was_planned_into() -> None:
+    resources = _container(hardware__memory="1536Mi", hardware__cpu="500m")["resources"]
+    assert resources["limits"] == {"cpu": "500m", "memory": "1536Mi"}
+    assert resources["limits"] == resources["requests"]
+
+
+def test_gpu_pod_asks_for_the_gpu_and_leaves_its_own_memory_open() -> None:
+    container = _container(hardware__accelerator="nvidia", hardware__memory="24Gi")
+    assert container["resources"]["limits"] == {"cpu": "500m", "nvidia.com/gpu": "1"}
+    assert "--device=cuda" in container["args"]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(1 << 30, "1Gi"), (1536 << 20, "1536Mi"), (1_500_000_000, "1500000000"), (3 << 40, "3Ti")],
+)
+def test_bytes_are_spelled_as_the_api_server_spells_them(num_bytes: int, text: str) -> None:
+    assert children.bytes_quantity(num_bytes) == text
+
+
+def test_whole_cpus_are_spelled_without_millis() -> None:
+    assert children.cpu_quantity(2000) == "2"
+    assert children.cpu_quantity(1500) == "1500m"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"slo__timeToFirstToken": "900ms"},
+        {"slo__overload": "Shed"},
+        {"scaling__maxReplicas": 3},
+        {"batching__minNumSeqs": 2},
+        {"replicas": 2},
+    ],
+)
+def test_targets_bounds_and_replicas_restart_no_pod(change: dict[str, Any]) -> None:
+    assert _deployment(**change)["spec"]["template"] == _deployment()["spec"]["template"]
+
+
+def test_another_model_restarts_pods() -> None:
+    other = _deployment(model__uri="file:///models/other")
+    assert other["spec"]["template"] != _deployment()["spec"]["template"]
+
+
+def test_an_upgraded_operator_keeps_the_template_of_an_unchanged_object() -> None:
+    live = json.loads(json.dumps(_deployment()))
+    old = {"metadata": {"labels": {}}, "spec": {"containers": ["as an older operator made it"]}}
+    live["metadata"]["annotations"][children.TEMPLATE_ANNOTATION] = json.dumps(old)
+    assert _deployment(live)["spec"]["template"] == old
+    assert _deployment(live, model__dtype="bfloat16")["spec"]["template"] != old
+
+
+def test_a_new_default_image_reaches_the_pods() -> None:
+    live = _deployment()
+    newer = dataclasses.replace(SETTINGS, worker_image="registry/worker:2")
+    made = children.deployment(create_service(), newer, ceiling=32, replicas=1, live=live)
+    assert made["spec"]["template"]["spec"]["containers"][0]["image"] == "registry/worker:2"
+
+
+@pytest.mark.parametrize("spoilt", ["", "{", "[]", "null"])
+def test_a_spoilt_template_annotation_is_made_anew(spoilt: str) -> None:
+    live = json.loads(json.dumps(_deployment()))
+    live["metadata"]["annotations"][children.TEMPLATE_ANNOTATION] = spoilt
+    assert _deployment(live) == _deployment()
+
+
+def test_a_volume_claim_is_mounted_read_only_and_served_from_its_path() -> None:
+    pod = _pod(model__uri="pvc://models/llama/8b")
+    volume = pod["volumes"][-1]["persistentVolumeClaim"]
+    assert volume == {"claimName": "models", "readOnly": True}
+    assert "--model=/mnt/models/llama/8b" in pod["containers"][0]["args"]
+
+
+def test_worker_sizes_itself_where_no_ceiling_is_known() -> None:
+    arguments = _container(ceiling=None)["args"]
+    assert not any(argument.startswith("--max-num-seqs") for argument in arguments)
+
+
+def test_the_worker_accepts_every_flag_that_it_is_given(tmp_path: Any) -> None:
+    from sluice_worker import config
+
+    (tmp_path / "token").write_text("secret")
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    arguments = [
+        argument.replace("/models/demo", str(tmp_path))
+        .replace("/etc/sluice/admin", str(tmp_path))
+        .replace("/etc/sluice/runtime", str(tmp_path))
+        for argument in _container(batching__prefixCaching=False)["args"]
+    ]
+    parsed = config.parse(arguments)
+    assert parsed.engine.max_num_seqs == 32
+    assert parsed.engine.enable_prefix_caching is False
+    assert parsed.server.shutdown_timeout == 60.0

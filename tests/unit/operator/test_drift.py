@@ -1,0 +1,85 @@
+"""Claims on what counts as a difference between live and wanted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from sluice_operator import children, drift
+from sluice_operator.runtime import Runtime
+from unit.operator.observations import SETTINGS, create_service
+
+
+def _wanted() -> dict[str, Any]:
+    return children.deployment(create_service(), SETTINGS, ceiling=8, replicas=1, live=None)
+
+
+def _live() -> dict[str, Any]:
+    live: dict[str, Any] = json.loads(json.dumps(_wanted()))
+    return live
+
+
+def test_defaults_and_fields_of_others_are_no_difference() -> None:
+    live = _live()
+    live["metadata"]["labels"]["team"] = "search"
+    live["spec"]["template"]["spec"]["dnsPolicy"] = "ClusterFirst"
+    live["spec"]["template"]["spec"]["containers"].insert(0, {"name": "sidecar"})
+    assert list(drift.differences(_wanted(), live)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.replicas", 5),
+        ("spec.template.spec.containers.0.image", "other"),
+        ("spec.template.spec.containers.0.args", []),
+        ("spec.template.spec.containers", []),
+        ("metadata.labels", {}),
+        ("metadata.ownerReferences", []),
+    ],
+)
+def test_every_edit_of_a_field_of_ours_is_named(path: str, value: Any) -> None:
+    live = _live()
+    *parents, last = path.split(".")
+    at: Any = live
+    for part in parents:
+        at = at[int(part) if part.isdigit() else part]
+    at[last] = value
+    named = list(drift.differences(_wanted(), live))
+    assert named
+    assert all(name.startswith(path.partition(".")[0]) for name in named)
+
+
+def test_a_field_that_is_no_longer_wanted_shows_in_the_manifest_hash() -> None:
+    service = create_service(hardware__nodeSelector={"disk": "ssd"})
+    before = children.deployment(service, SETTINGS, ceiling=8, replicas=1, live=None)
+    assert "metadata.annotations.sluice.dev/manifest" in drift.differences(_wanted(), before)
+
+
+def test_a_difference_that_the_api_server_made_itself_is_accepted_once() -> None:
+    wanted, live = _wanted(), _live()
+    live["spec"]["replicas"] = 7
+    accepted = drift.acceptance(wanted, live)
+    live["metadata"]["resourceVersion"] = "8"
+    live["status"] = {"replicas": 1}
+    assert drift.acceptance(wanted, live) == accepted
+    live["spec"]["replicas"] = 9
+    assert drift.acceptance(wanted, live) != accepted
+
+
+def test_the_runtime_survives_its_configmap() -> None:
+    from sluice_operator.runtime import parse
+
+    for runtime in (Runtime(0, None, 1), Runtime(7, 12, 3)):
+        manifest = children.configmap(create_service(), runtime)
+        assert parse(manifest["data"]) == runtime
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"epoch": "x", "replicas": "1"}, {"epoch": "1", "replicas": "-1"}]
+)
+def test_nonsense_in_the_configmap_is_not_taken_for_a_runtime(data: dict[str, str]) -> None:
+    from sluice_operator.runtime import parse
+
+    assert parse(data) is None

@@ -1,0 +1,264 @@
+"""Claims on one pass: what it writes, sends and tells for what it sees."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sluice_operator.fit import Fit
+from sluice_operator.plan import Observed, Plan, plan
+from sluice_operator.runtime import Runtime
+from sluice_operator.scrape import Scrape
+from sluice_operator.spec import InferenceService
+from sluice_worker.contract import Slo
+from unit.operator.observations import (
+    NOW,
+    SETTINGS,
+    create_config,
+    create_fit,
+    create_observed,
+    create_pod,
+    create_scrape,
+    create_service,
+)
+
+
+def _plan(service: InferenceService, observed: Observed, now: float = NOW) -> Plan:
+    return plan(service, observed, SETTINGS, now)
+
+
+def _kinds(planned: Plan) -> list[str]:
+    return [manifest["kind"] for manifest in planned.apply]
+
+
+def _condition(planned: Plan, kind: str) -> dict[str, Any]:
+    conditions: Any = planned.status["conditions"]
+    found: dict[str, Any] = next(c for c in conditions if c["type"] == kind)
+    return found
+
+
+def _after(planned: Plan, observed: Observed) -> Observed:
+    """What the next pass sees once everything was written."""
+    live = dict(observed.live)
+    for manifest in planned.apply:
+        stored = json.loads(json.dumps(manifest))
+        stored["metadata"]["resourceVersion"] = "5"
+        live[manifest["kind"]] = stored
+    return replace(
+        observed, live=live, runtime=planned.runtime, previous=planned.status, saved_s=NOW
+    )
+
+
+def _serving(service: InferenceService, **config: Any) -> Observed:
+    """A service at epoch 1, cap 4, all written, whose one pod now answers with `config`."""
+    pod = create_pod()
+    scrapes = {pod.uid: create_scrape()}
+    first = create_observed(service, pods=(pod,), scrapes=scrapes, runtime=Runtime(1, 4, 1))
+    written = _after(_plan(service, first), first)
+    return replace(written, scrapes={pod.uid: create_scrape(**config)})
+
+
+def test_a_new_object_gets_all_children_with_the_cap_before_the_pods() -> None:
+    service = create_service()
+    planned = _plan(service, create_observed(service))
+    assert _kinds(planned) == [
+        "ConfigMap", "Secret", "Service", "PodDisruptionBudget", "Deployment",
+    ]  # fmt: skip
+
+
+def test_a_pass_over_what_it_has_written_writes_nothing() -> None:
+    service = create_service()
+    observed = create_observed(service)
+    first = _plan(service, observed)
+    second = _plan(service, _after(first, observed), NOW + 60)
+    assert second.apply == ()
+    assert second.notices == ()
+    assert second.status == first.status
+
+
+def test_a_pass_over_a_serving_object_without_traffic_writes_nothing() -> None:
+    service = create_service()
+    observed = _serving(service)
+    settled = _plan(service, observed, NOW + 2)
+    again = _plan(service, replace(observed, previous=settled.status), NOW + 60)
+    assert settled.apply == again.apply == ()
+    assert settled.patches == again.patches == ()
+    assert again.status == settled.status
+    assert again.notices == ()
+
+
+def test_a_model_that_does_not_fit_gets_no_child_and_says_what_would_fit() -> None:
+    service = create_service(hardware__memory="800Mi")
+    planned = _plan(service, create_observed(service))
+    assert planned.apply == ()
+    fits = _condition(planned, "ModelFits")
+    assert (fits["status"], fits["reason"]) == ("False", "InsufficientMemory")
+    assert "MiB" in fits["message"]
+    assert "would fit with" in fits["message"]
+    assert _condition(planned, "Ready")["status"] == "False"
+    assert _condition(planned, "Stalled")["status"] == "True"
+    assert [notice.reason for notice in planned.notices].count("InsufficientMemory") == 3
+
+
+def test_an_edit_that_cannot_fit_leaves_the_serving_pods_alone() -> None:
+    service = create_service()
+    observed = _serving(service)
+    bigger = create_service(hardware__memory="800Mi")
+    planned = _plan(bigger, replace(observed, fit=create_fit(bigger.spec)))
+    assert planned.apply == ()
+    assert _condition(planned, "Ready")["status"] == "True"
+    assert _condition(planned, "ModelFits")["status"] == "False"
+
+
+def test_a_model_that_cannot_be_read_starts_carefully() -> None:
+    service = create_service()
+    unread = Fit("Unknown", "HeadersUnavailable", "not there")
+    planned = _plan(service, create_observed(service, fit=unread))
+    assert planned.runtime is not None
+    assert planned.runtime.cap == 4
+    assert _condition(planned, "ModelFits")["status"] == "Unknown"
+    assert "Deployment" in _kinds(planned)
+
+
+def test_the_first_cap_is_the_least_that_pods_predict() -> None:
+    service = create_service()
+    pods = (create_pod("demo-1"), create_pod("demo-2"))
+    caps = {"uid-demo-1": 12, "uid-demo-2": 9}
+    scrapes = {uid: create_scrape(epoch=0, max_num_seqs=cap) for uid, cap in caps.items()}
+    observed = create_observed(service, pods=pods, scrapes=scrapes, runtime=Runtime(0, None, 1))
+    planned = _plan(service, observed)
+    assert planned.runtime is not None
+    assert (planned.runtime.cap, planned.runtime.epoch) == (9, 1)
+    assert _kinds(planned)[0] == "ConfigMap"
+    assert {item.patch.max_num_seqs for item in planned.patches} == {9}
+
+
+def test_the_configmap_write_is_refused_if_another_operator_wrote_since() -> None:
+    service = create_service()
+    observed = _serving(service)
+    narrowed = create_service(batching__maxNumSeqs=2)
+    planned = _plan(narrowed, replace(observed, fit=create_fit(narrowed.spec)))
+    assert planned.apply[0]["metadata"]["resourceVersion"] == "5"
+
+
+def test_a_lowered_maximum_lowers_the_cap_in_a_new_epoch() -> None:
+    observed = _serving(create_service())
+    narrowed = create_service(batching__maxNumSeqs=2)
+    planned = _plan(narrowed, replace(observed, fit=create_fit(narrowed.spec)))
+    assert planned.runtime is not None
+    assert (planned.runtime.cap, planned.runtime.epoch) == (2, 2)
+    assert "CapBounded" in [notice.reason for notice in planned.notices]
+    assert [(p.patch.epoch, p.patch.max_num_seqs) for p in planned.patches] == [(2, 2)]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"epoch": 0}, {"max_num_seqs": 3}, {"slo": Slo(900.0, 50.0)}, {"overload": "Shed"}],
+)
+def test_a_pod_that_is_not_as_it_should_be_is_sent_everything_again(
+    config: dict[str, Any],
+) -> None:
+    service = create_service()
+    planned = _plan(service, _serving(service, **config))
+    [item] = planned.patches
+    assert (item.patch.epoch, item.patch.max_num_seqs) == (1, 4)
+    assert item.patch.slo == Slo(500.0, 50.0)
+
+
+def test_edited_targets_reach_the_pods_and_restart_none() -> None:
+    service = create_service()
+    observed = _serving(service)
+    edited = create_service(slo__timeToFirstToken="900ms")
+    planned = _plan(edited, observed)
+    assert "Deployment" not in _kinds(planned)
+    assert [item.patch.slo for item in planned.patches] == [Slo(900.0, 50.0)]
+
+
+def test_a_pod_is_never_sent_a_cap_over_its_own_ceiling() -> None:
+    service = create_service()
+    observed = _serving(service)
+    pods = (*observed.pods, create_pod("demo-2"))
+    scrapes = {**observed.scrapes, "uid-demo-2": create_scrape(ceiling=3, epoch=0)}
+    planned = _plan(service, replace(observed, pods=pods, scrapes=scrapes))
+    assert {item.patch.max_num_seqs for item in planned.patches} == {3}
+
+
+def test_pods_past_our_epoch_are_overtaken() -> None:
+    service = create_service()
+    planned = _plan(service, _serving(service, epoch=9))
+    assert planned.runtime is not None
+    assert planned.runtime.epoch == 10
+    assert "EpochRecovered" in [notice.reason for notice in planned.notices]
+
+
+def test_a_leaving_pod_is_sent_nothing() -> None:
+    service = create_service()
+    leaving = replace(create_pod(), terminating=True)
+    observed = replace(
+        _serving(service), pods=(leaving,), scrapes={leaving.uid: create_scrape(epoch=0)}
+    )
+    assert _plan(service, observed).patches == ()
+
+
+def test_an_outside_owner_of_the_replicas_is_followed() -> None:
+    service = create_service(replicas=7)
+    planned = _plan(service, create_observed(service))
+    deployment = planned.apply[-1]
+    assert deployment["spec"]["replicas"] == 7
+    scaling: Any = planned.status["scaling"]
+    assert scaling["replicasOwner"] == "External"
+
+
+def test_replicas_persist_when_the_outside_owner_leaves() -> None:
+    service = create_service(scaling__maxReplicas=5)
+    observed = create_observed(service, runtime=Runtime(1, 4, 9))
+    assert _plan(service, observed).apply[-1]["spec"]["replicas"] == 5
+
+
+def test_an_edited_child_is_put_back_and_the_event_says_what_was_undone() -> None:
+    service = create_service()
+    observed = _serving(service)
+    live = json.loads(json.dumps(observed.live))
+    live["Deployment"]["spec"]["replicas"] = 9
+    planned = _plan(service, replace(observed, live=live))
+    assert _kinds(planned) == ["Deployment"]
+    [notice] = [n for n in planned.notices if n.reason == "ChildRestored"]
+    assert "spec.replicas" in notice.message
+
+
+def test_a_deleted_child_comes_back_with_an_event() -> None:
+    service = create_service()
+    observed = _serving(service)
+    live = {kind: child for kind, child in observed.live.items() if kind != "Service"}
+    planned = _plan(service, replace(observed, live=live, deleted=frozenset({"Service"})))
+    assert _kinds(planned) == ["Service"]
+    assert "ChildRestored" in [notice.reason for notice in planned.notices]
+
+
+def test_a_pod_without_metrics_is_named() -> None:
+    service = create_service()
+    observed = replace(_serving(service), scrapes={"uid-demo-1": Scrape(problem="Timeout: 2 s")})
+    planned = _plan(service, observed)
+    assert "demo-1: Timeout" in _condition(planned, "MetricsAvailable")["message"]
+
+
+def test_evidence_is_looked_at_only_while_pods_serve() -> None:
+    service = create_service()
+    assert _plan(service, create_observed(service)).requeue_s == SETTINGS.resync_s
+    assert _plan(service, _serving(service)).requeue_s == SETTINGS.tick_s
+
+
+def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
+    service = create_service()
+    planned = _plan(service, create_observed(service))
+    others = [m for m in planned.apply if m["kind"] != "Secret"]
+    said = json.dumps([others, planned.status]) + repr(planned.notices)
+    assert "secret-canary" not in said
+
+
+def test_a_pod_at_the_running_config_is_left_alone() -> None:
+    service = create_service()
+    assert create_config().epoch == 1
+    assert _plan(service, _serving(service)).patches == ()
