@@ -18,19 +18,25 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
-{{/* What the operator does in a namespace that it serves: every verb is used, none is spare. */}}
+{{/*
+What the operator does in a namespace that it serves: every verb is used, none is spare.
+A server-side apply of something new needs create and patch. Secrets are read by name only.
+*/}}
 {{- define "sluice.rules" -}}
 - apiGroups: [sluice.dev]
   resources: [inferenceservices]
-  verbs: [get, list, watch, patch]
+  verbs: [list, watch]
 - apiGroups: [sluice.dev]
   resources: [inferenceservices/status]
   verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch]
+  verbs: [list, watch, create, patch]
 - apiGroups: [""]
-  resources: [services, configmaps]
+  resources: [services]
+  verbs: [list, watch, create, patch]
+- apiGroups: [""]
+  resources: [configmaps]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [secrets]
@@ -40,8 +46,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [get, create, patch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end -}}
