@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from .config import EngineConfig
-from .errors import EngineDied, RequestFailed, SluiceError
+from .errors import EngineDied, RequestFailed, SluiceError, StartupError
 from .health import Pulse
 from .wire import (
     Abort,
@@ -125,6 +125,18 @@ class EngineClient:
         if self._sinks.pop(request_id, None) is not None and not self.closed.is_set():
             self._send(Abort(request_id))
 
+    def fail(self, request_id: str, error: SluiceError) -> None:
+        """End a sequence from this side (shed, or the worker is leaving); its sink is told."""
+        sink = self._sinks.pop(request_id, None)
+        if sink is not None:
+            self._send(Abort(request_id))
+            sink.ended("error", error)
+
+    def fail_all(self, error: SluiceError) -> None:
+        """End every open sequence."""
+        for request_id in list(self._sinks):
+            self.fail(request_id, error)
+
     def configure(self, limits: Configure) -> None:
         """Change the live limits from the next step on."""
         self._send(limits)
@@ -135,6 +147,13 @@ class EngineClient:
         self._integrity.append(answer)
         self._send(CheckIntegrity())
         return await asyncio.wait_for(answer, INTEGRITY_TIMEOUT_S)
+
+    def raise_if_never_served(self) -> None:
+        """If the engine ended before it was ready: StartupError with its own sentence."""
+        if not self.pulse.is_serving:
+            if self.failure is not None:
+                raise StartupError(self.failure.message)
+            raise StartupError("the engine process ended before it could serve; see its output")
 
     async def stop(self) -> None:
         """Ask the engine to leave, wait a little, and end it if it does not."""

@@ -235,7 +235,7 @@ def _checkpoint_problems(model: str | None, load_format: str) -> list[str]:
     """Why `model` cannot be a checkpoint directory, as far as a look at its names tells."""
     if model is None:
         return ["--model is required: the directory of a checkpoint"]
-    directory = Path(model)
+    directory = Path(model.removeprefix("file://"))
     if not directory.is_dir():
         return [f"--model {model} is not a directory"]
     problems = [

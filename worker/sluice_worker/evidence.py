@@ -78,6 +78,7 @@ class Flight:
     last_s: float = 0.0
     num_tokens: int = 0
     num_gaps_over: int = 0
+    queue_s: float = 0.0
     last_was_over: bool = False
 
     @property
@@ -303,9 +304,13 @@ class Recorder:
 
     # -- ticks
 
+    def is_due(self, now_s: float) -> bool:
+        """Whether a tick has ended."""
+        return now_s - self._tick_start_s >= TICK_SECONDS
+
     def advance(self, now_s: float, wall_s: float, throttled_s: float) -> None:
         """Close the ticks that ended by `now_s`. `throttled_s`: the cgroup's total so far."""
-        while now_s - self._tick_start_s >= TICK_SECONDS:
+        while self.is_due(now_s):
             end_s = self._tick_start_s + TICK_SECONDS
             self._count_late(end_s)
             self._settle_idle()
@@ -338,10 +343,10 @@ class Recorder:
                 late.append(flight)
         return late
 
-    @property
-    def num_open_before_first_token(self) -> int:
-        """Requests that still wait for their first token."""
-        return len(self._pending)
+    def finished_per_s(self) -> float:
+        """Rate at which requests finished lately."""
+        recent = [self._ticks[-back] for back in range(1, min(len(self._ticks), 15) + 1)]
+        return sum(tick.finished for tick in recent) / (max(1, len(recent)) * TICK_SECONDS)
 
     def _prefill_ms(self, num_tokens: int) -> float:
         model = self.step_model

@@ -125,7 +125,6 @@ class Statistics:
     """Totals since the start, fed by the server as things happen."""
 
     slo: Slo
-    max_model_len: int
     created_s: float
     prompt_tokens: int = 0
     prompt_tokens_cached: int = 0
@@ -138,7 +137,11 @@ class Statistics:
     histograms: dict[str, Histogram] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.histograms = _histograms(self.slo, self.max_model_len)
+        self.histograms = _histograms(self.slo, 1)
+
+    def set_window(self, max_model_len: int) -> None:
+        """Token histograms reach to the window, which is known once the engine serves."""
+        self.histograms = _histograms(self.slo, max_model_len)
 
     def observe(self, name: str, value: float) -> None:
         """Count `value` in the histogram `name` (without its prefix)."""

@@ -1,0 +1,52 @@
+"""The admin port: what the operator reads and changes."""
+
+from typing import TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from ..contract import RuntimePatch, encode
+from ..errors import RequestError
+from ..protocol import parse_object
+from .guards import JSON, read_body
+from .service import Service
+
+T = TypeVar("T")
+OPEN_PATHS = ("/metrics", "/health", "/healthz", "/readyz", "/version")
+"""What answers without a bearer on the admin port."""
+MAX_PATCH_BYTES = 64 << 10
+
+
+def add_admin_routes(app: FastAPI, service: Service) -> None:
+    """All routes of the admin port but the probes."""
+
+    @app.get("/v1/runtime_config")
+    async def runtime_config() -> Response:
+        return Response(encode(service.runtime_config()), media_type=JSON)
+
+    @app.patch("/v1/runtime_config")
+    async def patch(request: Request) -> Response:
+        timeout_s = service.config.server.receive_timeout
+        body = await read_body(request, MAX_PATCH_BYTES, timeout_s)
+        change = _convert(parse_object(body), RuntimePatch)
+        return Response(encode(service.patch(change)), media_type=JSON)
+
+    @app.get("/v1/evidence")
+    async def evidence(request: Request) -> Response:
+        after = request.query_params.get("after", "0")
+        if not (after.isascii() and after.isdigit() and len(after) < 19):
+            raise RequestError("after must be a whole number from 0 on", param="after")
+        return Response(encode(service.evidence(int(after))), media_type=JSON)
+
+    @app.get("/v1/integrity")
+    async def integrity() -> Response:
+        problem = await service.client.check_integrity()
+        return Response(encode({"problem": problem}), 500 if problem else 200, media_type=JSON)
+
+
+def _convert(fields: dict[str, object], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(fields, type=kind)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"the patch is not valid: {error}") from error

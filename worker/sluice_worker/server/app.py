@@ -1,0 +1,41 @@
+"""The two applications of one service."""
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from . import admin, routes
+from .guards import Bearer, Edge, Inflight, install_errors
+from .service import Service
+
+
+def _bare() -> FastAPI:
+    app = FastAPI(title="Sluice", openapi_url=None, docs_url=None, redoc_url=None)
+    install_errors(app)
+    return app
+
+
+def api_app(service: Service, inflight: Inflight) -> ASGIApp:
+    """What clients speak to."""
+    app = _bare()
+    routes.add_routes(app, service)
+    return Edge(
+        app,
+        bearer=Bearer.of(service.config.server.api_key_file),
+        open_paths=routes.OPEN_PATHS,
+        inflight=inflight,
+        is_draining=lambda: service.is_draining,
+    )
+
+
+def admin_app(service: Service) -> ASGIApp:
+    """What the operator and Prometheus speak to."""
+    app = _bare()
+    routes.add_probes(app, service)
+    admin.add_admin_routes(app, service)
+    return Edge(
+        app,
+        bearer=Bearer.of(service.config.server.admin_token_file),
+        open_paths=admin.OPEN_PATHS,
+        inflight=Inflight(),
+        is_draining=lambda: False,
+    )

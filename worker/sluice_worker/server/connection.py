@@ -1,0 +1,140 @@
+"""HTTP/1.1 connections with deadlines: slow senders, stalled readers, and an age limit.
+
+uvicorn has none of these by default. They live in the protocol object, because there they cost
+nothing per token: a stalled reader is noticed by the transport's own write buffer.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from ..errors import RequestError
+from .replies import error_body
+
+CLOSES_AT = "closes_at"
+"""Key in the ASGI scope's state: loop time after which a reply closes its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds: for a request to arrive, for a reader to read on, and of a connection's age."""
+
+    receive_s: float
+    write_s: float
+    max_age_s: float
+
+
+class Connection(H11Protocol):
+    """One client connection."""
+
+    deadlines: Deadlines
+    on_cut: Callable[[Literal["receive", "write"]], None]
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._receive_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clocks. The age is jittered, or clients that came together leave together."""
+        super().connection_made(transport)
+        age_s = self.deadlines.max_age_s * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+        self.app_state = {**self.app_state, CLOSES_AT: self.loop.time() + age_s}
+        self._arm_receive()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clocks."""
+        self._receive_timer = _cancelled(self._receive_timer)
+        self._write_timer = _cancelled(self._write_timer)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """The receive deadline runs from a request's first byte to its last."""
+        if self._receive_timer is None:
+            self._arm_receive()
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.more_body:
+            self._receive_timer = _cancelled(self._receive_timer)
+
+    def pause_writing(self) -> None:
+        """The client has stopped reading: it is cut unless it reads on."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.deadlines.write_s, self._cut, "write")
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._write_timer = _cancelled(self._write_timer)
+        super().resume_writing()
+
+    def close_if_idle(self) -> None:
+        """Close between two requests; a request under way gets its answer."""
+        if self._is_idle():
+            self.shutdown()
+
+    def send_400_response(self, msg: str) -> None:
+        """A request that is no HTTP gets our error body, if an answer can still be sent."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        body = error_body(RequestError("the request is not valid HTTP/1.1"))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _arm_receive(self) -> None:
+        self._receive_timer = self.loop.call_later(self.deadlines.receive_s, self._receive_is_late)
+
+    def _receive_is_late(self) -> None:
+        """Headers that do not end are cut here; a body that does not end is answered 408."""
+        self._receive_timer = None
+        if self.cycle is None or self.cycle.response_complete:
+            self._cut("receive")
+
+    def _cut(self, deadline: Literal["receive", "write"]) -> None:
+        if not self.transport.is_closing():
+            type(self).on_cut(deadline)
+            self.transport.abort()
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """Cancel `timer`; the None to put in its place."""
+    if timer is not None:
+        timer.cancel()
+    return None
+
+
+def connection_class(
+    deadlines: Deadlines, on_cut: Callable[[Literal["receive", "write"]], None]
+) -> type[Connection]:
+    """A connection type with its deadlines, as uvicorn wants a class."""
+    return type(
+        "BoundConnection",
+        (Connection,),
+        {"deadlines": deadlines, "on_cut": staticmethod(on_cut)},
+    )

@@ -1,0 +1,171 @@
+"""One HTTP request's sequences, from submission to the one outcome that each of them gets."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..errors import SluiceError
+from ..evidence import Flight
+from ..protocol import Completion
+from ..wire import FinishReason, TokenOut
+from .ledger import Ledger
+from .replies import Usage, usage
+from .text import Transcript
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One sequence: a prompt's i-th answer.
+
+    `finish_reason`: None until its last token was read; `is_booked`: its one outcome was counted.
+    """
+
+    index: int
+    flight: Flight
+    transcript: Transcript
+    prompt_token_ids: Sequence[int]
+    counts_prompt: bool
+    finish_reason: FinishReason | None = None
+    is_booked: bool = False
+    cached_tokens: int = 0
+
+    def feed(self, token: TokenOut) -> str:
+        """The text that `token` adds; sets `finish_reason` if it is the last."""
+        if token.first is not None:
+            self.cached_tokens = token.first.cached_tokens
+        text = self.transcript.push(
+            token.token_id,
+            is_last=token.finish_reason is not None,
+            by_token=token.finish_reason == "stop",
+        )
+        self.finish_reason = token.finish_reason
+        if self.transcript.stop_reason is not None:
+            self.finish_reason = "stop"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A token that is on its way to the client; it reached this process at `at_s`."""
+
+    choice: Choice
+    token: TokenOut
+    at_cap: bool
+    at_s: float
+
+
+class Generation:
+    """All sequences of one request. The engine's side calls the sinks, the client's side `take`.
+
+    `abort` sends the engine an abort for a sequence; an ended one is ignored there.
+    """
+
+    def __init__(
+        self,
+        reply_id: str,
+        request: Completion,
+        ledger: Ledger,
+        abort: Callable[[str], None],
+    ) -> None:
+        self.reply_id = reply_id
+        self.created = int(time.time())
+        self.request = request
+        self.choices: list[Choice] = []
+        self.num_open = 0
+        self.error: SluiceError | None = None
+        self._ledger = ledger
+        self._abort = abort
+        self._arrived: deque[Arrived] = deque()
+        self._news = asyncio.Event()
+
+    def add(self, choice: Choice) -> "ChoiceSink":
+        """Take in a sequence that is about to be submitted."""
+        self.choices.append(choice)
+        self.num_open += 1
+        return ChoiceSink(self, choice)
+
+    # -- the engine's side
+
+    def arrive(self, item: Arrived) -> None:
+        """A token came; the client's side is woken."""
+        self._arrived.append(item)
+        self._news.set()
+
+    def fail(self, choice: Choice, error: SluiceError) -> None:
+        """A sequence failed, and with it the request; the client's side is woken."""
+        if self.error is None:
+            self.error = error
+        if not choice.is_booked:
+            self._ledger.fail(choice.flight, error, time.monotonic())
+            self._end(choice, "error")
+        self._news.set()
+
+    # -- the client's side
+
+    async def take(self) -> list[Arrived]:
+        """The tokens since the last call; none once all is over. Raises what failed the request."""
+        while not self._arrived:
+            if self.error is not None:
+                raise self.error
+            if not self.num_open:
+                return []
+            self._news.clear()
+            await self._news.wait()
+        arrived = list(self._arrived)
+        self._arrived.clear()
+        return arrived
+
+    def handed_over(self, item: Arrived, end: FinishReason | None, now_s: float) -> None:
+        """The token's bytes were given to the socket, or kept if the reply is not streamed.
+
+        `end`: the sequence's finish reason as of this token.
+        """
+        choice = item.choice
+        if choice.is_booked:
+            return
+        self._ledger.token(choice.flight, item.token, at_cap=item.at_cap, now_s=now_s)
+        if end is not None:
+            self._ledger.finish(choice.flight, end, now_s)
+            self._end(choice, end)  # a stop string may end it before the engine does
+
+    def leave(self) -> None:
+        """Nobody reads any more: free what is still running. Safe to call at any time."""
+        now_s = time.monotonic()
+        for choice in self.choices:
+            if not choice.is_booked:
+                self._ledger.leave(choice.flight, now_s)
+                self._end(choice, "abort")
+        self._news.set()
+
+    def _end(self, choice: Choice, reason: FinishReason) -> None:
+        choice.finish_reason = reason
+        choice.is_booked = True
+        self.num_open -= 1
+        self._abort(choice.flight.request_id)
+
+    def counts(self) -> Usage:
+        """Token counts so far; a prompt with n answers is counted once."""
+        return usage(
+            sum(len(c.prompt_token_ids) for c in self.choices if c.counts_prompt),
+            sum(len(c.transcript.token_ids) for c in self.choices),
+            sum(c.cached_tokens for c in self.choices if c.counts_prompt),
+        )
+
+
+class ChoiceSink:
+    """The engine client's view of one sequence (`client.Sink`)."""
+
+    def __init__(self, generation: Generation, choice: Choice) -> None:
+        self.generation = generation
+        self.choice = choice
+
+    def token(self, token: TokenOut, *, at_cap: bool, now_s: float) -> None:
+        """Pass the token on."""
+        self.generation.arrive(Arrived(self.choice, token, at_cap, now_s))
+
+    def ended(self, reason: FinishReason, error: SluiceError | None) -> None:
+        """The sequence ended without a token; an abort is one that was asked for here."""
+        if error is not None:
+            self.generation.fail(self.choice, error)

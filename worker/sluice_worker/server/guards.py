@@ -1,0 +1,226 @@
+"""Between the network and the routes: bodies, bearer tokens, request ids, connection ages."""
+
+import asyncio
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from fastapi import FastAPI, HTTPException, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..config import read_secrets
+from ..errors import BodyTooLarge, RequestError, RequestTimeout, SluiceError, Unauthorized
+from .connection import CLOSES_AT
+from .replies import encode, error_body
+
+log = logging.getLogger(__name__)
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+LINGER_S = 1.0
+LINGER_BYTES = 16 << 20
+JSON = "application/json"
+
+
+class Bearer:
+    """The tokens of one file. Never shown: not in repr, not in a log, not in an error."""
+
+    def __init__(self, tokens: Collection[str]) -> None:
+        self._tokens = tuple(token.encode() for token in tokens)
+
+    @classmethod
+    def of(cls, path: Path | None) -> "Bearer | None":
+        """The file's tokens, or None where there is no file and so no lock."""
+        return None if path is None else cls(read_secrets(path))
+
+    def __repr__(self) -> str:
+        return f"Bearer({len(self._tokens)} tokens)"
+
+    def check(self, authorization: bytes) -> None:
+        """Raise Unauthorized unless the header's value is one of the tokens."""
+        scheme, _, token = authorization.partition(b" ")
+        # Compared with every token, each in constant time, so that time tells nothing.
+        matches = [hmac.compare_digest(token.strip(), known) for known in self._tokens]
+        if scheme.lower() != b"bearer" or not any(matches):
+            raise Unauthorized("a valid bearer token is required")
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first value of a header, by its lower-case name."""
+    return next((value for key, value in scope["headers"] if key == name), None)
+
+
+class Inflight:
+    """HTTP requests between their headers and the end of their reply."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __enter__(self) -> None:
+        self.num_open += 1
+        self._empty.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.num_open -= 1
+        if self.num_open == 0:
+            self._empty.set()
+
+    async def until_empty(self, limit_s: float) -> bool:
+        """Wait until all were answered; False if that takes longer than `limit_s`."""
+        try:
+            await asyncio.wait_for(self._empty.wait(), limit_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Edge:
+    """The outermost layer: checks the bearer, echoes X-Request-Id, and closes old connections."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        bearer: Bearer | None,
+        open_paths: Collection[str],
+        inflight: Inflight,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._app = app
+        self._bearer = bearer
+        self._open_paths = frozenset(open_paths)
+        self._inflight = inflight
+        self._is_draining = is_draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+        given = header(scope, b"x-request-id")
+        request_id = given if given and REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(b"x-request-id", request_id)]
+                if self._is_draining() or _is_old(scope):
+                    extra.append((b"connection", b"close"))
+                message = {**message, "headers": [*message.get("headers", ()), *extra]}
+            await send(message)
+
+        try:
+            self._authorize(scope)
+        except Unauthorized as error:
+            await error_reply(error)(scope, receive, send_with_headers)
+            return
+        with self._inflight:
+            await self._app(scope, receive, send_with_headers)
+
+    def _authorize(self, scope: Scope) -> None:
+        if self._bearer is not None and scope["path"] not in self._open_paths:
+            self._bearer.check(header(scope, b"authorization") or b"")
+
+
+def _is_old(scope: Scope) -> bool:
+    closes_at = scope.get("state", {}).get(CLOSES_AT)
+    return closes_at is not None and asyncio.get_running_loop().time() > closes_at
+
+
+async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """The body, refused as soon as it is known to be over `max_bytes`.
+
+    Raises RequestError (framing, encoding), BodyTooLarge, RequestTimeout.
+    """
+    length = header(request.scope, b"content-length")
+    if length is not None and header(request.scope, b"transfer-encoding") is not None:
+        raise RequestError("Content-Length and Transfer-Encoding contradict each other")
+    if (header(request.scope, b"content-encoding") or b"identity").lower() != b"identity":
+        raise RequestError("Content-Encoding is not supported; send the body as it is")
+    too_large = BodyTooLarge(f"the body is over the limit of {max_bytes} bytes")
+    if length is not None and int(length) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError as error:
+        raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s") from error
+    return bytes(body)
+
+
+def error_reply(error: SluiceError) -> Response:
+    """`error` as a response, with Retry-After where waiting helps."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    kind = LingeringReply if isinstance(error, BodyTooLarge | RequestTimeout) else Response
+    return kind(error_body(error), error.http_status, headers, JSON)
+
+
+class LingeringReply(Response):
+    """Answers while the request is still being sent, and closes.
+
+    What still comes is thrown away for a moment: closing with unread bytes would reset the
+    connection, and the client might never see the answer.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all, read a little, then end the reply, which closes the connection."""
+        headers = [*self.raw_headers, (b"connection", b"close")]
+        start = {"type": "http.response.start", "status": self.status_code, "headers": headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await _discard(receive)
+        except TimeoutError:
+            log.debug("a client sent on after it was refused")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _discard(receive: Receive) -> None:
+    num_bytes = 0
+    while num_bytes < LINGER_BYTES:
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return
+
+
+def install_errors(app: FastAPI) -> None:
+    """Every error of a route becomes an OpenAI error body."""
+
+    @app.exception_handler(SluiceError)
+    async def typed(request: Request, error: SluiceError) -> Response:
+        return error_reply(error)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody reads it
+
+    @app.exception_handler(HTTPException)
+    @app.exception_handler(404)
+    @app.exception_handler(405)
+    async def http(request: Request, error: HTTPException) -> Response:
+        kinds = {404: "NotFoundError", 405: "MethodNotAllowedError"}
+        body = {
+            "message": f"{request.method} {request.url.path[:256]}: {error.detail}",
+            "type": kinds.get(error.status_code, "BadRequestError"),
+            "param": None,
+            "code": error.status_code,
+        }
+        headers = dict(error.headers or {})
+        return Response(encode({"error": body}), error.status_code, headers, JSON)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return error_reply(SluiceError("an internal error occurred; the server's log names it"))

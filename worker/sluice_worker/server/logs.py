@@ -1,0 +1,36 @@
+"""Log lines as JSON events. No prompt, token or secret is ever given to a logger."""
+
+import json
+import logging
+import sys
+import time
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class EventFormatter(logging.Formatter):
+    """One JSON object a line: time, level, event, and the fields passed as `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """`record` as one line."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields = {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
+        event = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **fields,
+        }
+        if record.exc_info:
+            event["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(event, default=str)
+
+
+def install(level: str = "INFO") -> None:
+    """Events go to standard error; libraries speak from warnings on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(EventFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("sluice_worker").setLevel(level)

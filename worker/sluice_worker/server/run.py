@@ -1,0 +1,140 @@
+"""Binds the ports, starts the engine, and leaves in order. The only place with signals."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from ..config import WorkerConfig
+from ..errors import ConfigError, RequestFailed
+from .app import admin_app, api_app
+from .connection import Connection, Deadlines, connection_class
+from .guards import Inflight
+from .service import Service
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 75
+"""Longer than clients keep idle connections, so that the client closes first."""
+MAX_HEADER_BYTES = 64 << 10
+BACKLOG = 2048
+ANSWER_S = 2.0
+"""After the engine died: seconds in which open requests get their error."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `serve`, as there are two servers in one loop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing."""
+        yield
+
+    def close_idle(self) -> None:
+        """Close connections that wait for a next request."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.close_if_idle()
+
+
+def bind(flag: str, host: str, port: int) -> socket.socket:
+    """A listening socket; raises ConfigError in one sentence."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError([f"--{flag} {port} on {host} cannot be used: {reason}"]) from error
+
+
+def _server(app: ASGIApp, service: Service) -> _Server:
+    limits = service.config.server
+    deadlines = Deadlines(limits.receive_timeout, limits.write_timeout, limits.connection_max_age)
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=connection_class(deadlines, lambda reason: service.stats.connection_cut(reason)),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        )
+    )
+
+
+async def serve(config: WorkerConfig) -> int:
+    """Serve until a signal or the engine's end. Returns the exit status:
+
+    0 after a signal, 1 if the engine died while serving; raises StartupError if it cannot start.
+    """
+    limits = config.server
+    admin_host = limits.host if limits.admin_token_file else "127.0.0.1"
+    service = Service(config)
+    with (
+        bind("port", limits.host, limits.port) as api_socket,
+        bind("admin-port", admin_host, limits.admin_port) as admin_socket,
+    ):
+        log.info(
+            "listening",
+            extra={
+                "port": api_socket.getsockname()[1],
+                "admin_port": admin_socket.getsockname()[1],
+                "model": config.model_name,
+            },
+        )
+        inflight = Inflight()
+        api = _server(api_app(service, inflight), service)
+        admin = _server(admin_app(service), service)
+        tasks = [
+            asyncio.create_task(api.serve([api_socket])),
+            asyncio.create_task(admin.serve([admin_socket])),
+            asyncio.create_task(service.beat()),
+        ]
+        try:
+            return await _live(service, api, inflight)
+        finally:
+            await service.client.stop()
+            api.should_exit = admin.should_exit = True
+            tasks[2].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _live(service: Service, api: _Server, inflight: Inflight) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    await service.client.start(service.config.engine)
+    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(service.ended.wait())]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            await _drain(service, api, inflight)
+            return 0
+    finally:
+        for end in ends:
+            end.cancel()
+    service.client.raise_if_never_served()
+    await inflight.until_empty(ANSWER_S)
+    return 1
+
+
+async def _drain(service: Service, api: _Server, inflight: Inflight) -> None:
+    """Readiness off, no new work, running work finishes; what does not is told so."""
+    limit_s = service.config.server.shutdown_timeout
+    log.info("draining", extra={"open_requests": service.client.num_open, "limit_s": limit_s})
+    service.drain()
+    api.close_idle()
+    if not await inflight.until_empty(limit_s):
+        log.warning("cut at the limit", extra={"open_requests": service.client.num_open})
+        service.client.fail_all(RequestFailed("the worker shut down before this was finished"))
+        await inflight.until_empty(ANSWER_S)

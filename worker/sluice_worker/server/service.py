@@ -1,0 +1,392 @@
+"""What is in force and what is open: the API process's one object with state.
+
+It decides who is let in, sends requests to the engine, and is told what the engine says.
+"""
+
+import asyncio
+import logging
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+from ..client import EngineClient
+from ..config import WorkerConfig
+from ..contract import Evidence, RuntimeConfig, RuntimePatch, Slo, Waiting
+from ..errors import (
+    ContextLengthExceeded,
+    Draining,
+    EngineDied,
+    KvCapacityExceeded,
+    ModelNotFound,
+    NotReady,
+    OverCeiling,
+    QueueFull,
+    RequestError,
+    Shed,
+    SluiceError,
+    StaleEpoch,
+)
+from ..evidence import Recorder
+from ..files import read_json
+from ..health import Pulse, Verdict
+from ..metrics import Exposition, Statistics, View
+from ..protocol import Completion
+from ..tokenizer import Tokenizer
+from ..wire import Configure, Finished, Heartbeat, Ready, StepReport, Submit
+from .cgroup import throttled_s
+from .generation import Choice, Generation
+from .ledger import Ledger
+from .text import Transcript
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.1
+"""How often ticks are closed and hopeless requests are looked for."""
+INLINE_CHARS = 4096
+"""Longer prompts are tokenised in a thread, so that streams do not wait for them."""
+MAX_RETRY_AFTER_S = 60
+
+
+class Service:
+    """One worker's API side. All methods belong to the event loop's thread."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        now_s = time.monotonic()
+        directory = Path(config.engine.model.removeprefix("file://"))
+        self.config = config
+        self.tokenizer = Tokenizer(directory)
+        self.vocab_size = _vocab_size(directory, self.tokenizer)
+        self.boot_id = uuid.uuid4().hex
+        self.created_s = time.time()
+        self.epoch = config.engine.epoch
+        self.max_num_batched_tokens = config.engine.max_num_batched_tokens
+        self.slo = config.server.slo
+        self.overload = config.server.overload
+        self.pulse = Pulse(now_s)
+        self.client = EngineClient(self.pulse, self)
+        self.recorder = Recorder(self.boot_id, now_s, self.created_s)
+        self.engine: Ready | None = None
+        self.is_draining = False
+        self.started = asyncio.Event()
+        self.ended = asyncio.Event()
+        self._max_num_seqs = 1
+        self._ids = count(1)
+        self.stats = Statistics(self.slo, self.created_s)
+        self.exposition = Exposition(config.model_name, self.stats, self.view)
+        self.ledger = Ledger(self.recorder, self.stats)
+
+    # -- what the engine says (client.Listener)
+
+    def ready(self, ready: Ready, now_s: float) -> None:
+        """The engine serves: its limits are known and in force."""
+        self.engine = ready
+        self._max_num_seqs = ready.max_num_seqs
+        self.stats.set_window(ready.max_model_len)
+        self.recorder.memory = ready.memory
+        self.recorder.step_model = ready.step_model
+        self.recorder.start(self.epoch, ready.max_num_seqs, self.slo)
+        self.started.set()
+        log.info(
+            "ready",
+            extra={
+                "max_num_seqs": ready.max_num_seqs,
+                "ceiling": ready.ceiling,
+                "predicted": ready.predicted_max_num_seqs,
+                "epoch": self.epoch,
+                "kv_tokens": ready.kv_tokens,
+                "max_model_len": ready.max_model_len,
+            },
+        )
+
+    def step(self, report: StepReport, now_s: float) -> None:
+        """A step was made."""
+        self.recorder.step(report, now_s)
+        self.stats.step(report)
+
+    def state(self, message: Finished | Heartbeat, now_s: float) -> None:
+        """A newer snapshot."""
+        self.recorder.observe(message.snapshot)
+
+    def died(self, error: EngineDied) -> None:
+        """The engine process ended."""
+        self.started.set()
+        self.ended.set()
+
+    # -- requests
+
+    async def open(self, request: Completion, arrival_s: float) -> Generation:
+        """Let a request in and submit its sequences, or raise why not."""
+        self._check_open()
+        self._check_model(request)
+        prompts = [await self._token_ids(prompt) for prompt in request.prompts]
+        engine = self._check_open()
+        budgets = [self._budget(ids, request, engine) for ids in prompts]
+        self._check_queue(len(prompts) * request.n)
+        reply_id = f"cmpl-{request.request_id or uuid.uuid4().hex}"
+        generation = Generation(reply_id, request, self.ledger, self.client.abort)
+        self.stats.observe("request_params_n", request.n)
+        for ids, max_tokens in zip(prompts, budgets, strict=True):
+            self.stats.observe("request_params_max_tokens", max_tokens)
+            for i in range(request.n):
+                self._submit(generation, ids, max_tokens, i, arrival_s)
+        return generation
+
+    def _submit(
+        self,
+        generation: Generation,
+        prompt: Sequence[int],
+        max_tokens: int,
+        i: int,
+        arrival_s: float,
+    ) -> None:
+        request = generation.request
+        request_id = str(next(self._ids))
+        flight = self.recorder.arrive(request_id, arrival_s, time.monotonic(), len(prompt))
+        transcript = Transcript(
+            self.tokenizer.detokenizer(),
+            stops=request.stop,
+            stop_token_ids=frozenset(request.stop_token_ids),
+            min_tokens=request.min_tokens,
+        )
+        index = len(generation.choices)
+        sink = generation.add(Choice(index, flight, transcript, prompt, counts_prompt=i == 0))
+        message = Submit(
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            max_tokens=max_tokens,
+            temperature=request.temperature,
+            seed=None if request.seed is None else request.seed + i,
+            ignore_eos=request.ignore_eos,
+            stop_token_ids=list(request.stop_token_ids),
+            min_tokens=min(request.min_tokens, max_tokens),
+            arrival_s=arrival_s,
+            cache_salt=request.cache_salt,
+        )
+        self.client.submit(message, sink)
+
+    def _check_open(self) -> Ready:
+        """The engine's limits, or why no request is taken now."""
+        problem: SluiceError | None = None
+        if self.client.closed.is_set():
+            problem = EngineDied(self.pulse.death or "the engine process ended", retry_after_s=1)
+        elif self.is_draining:
+            problem = Draining("this worker is shutting down", retry_after_s=1)
+        elif self.engine is None:
+            text = f"the model is being loaded: {self.pulse.phase} ({self.pulse.percent} %)"
+            problem = NotReady(text, retry_after_s=5)
+        if problem is not None:
+            self.recorder.refuse(cold=True)
+            self.stats.reject(problem.code)
+            raise problem
+        assert self.engine is not None  # the third problem above
+        return self.engine
+
+    def _check_model(self, request: Completion) -> None:
+        name = self.config.model_name
+        if request.model is not None and request.model != name:
+            raise ModelNotFound(
+                f"the model {request.model!r} does not exist; this worker serves {name!r}",
+                param="model",
+            )
+
+    async def _token_ids(self, prompt: str | tuple[int, ...]) -> Sequence[int]:
+        if isinstance(prompt, tuple):
+            highest = max(prompt, default=0)
+            if highest >= self.vocab_size:
+                raise RequestError(
+                    f"token id {highest} is outside the vocabulary of {self.vocab_size}",
+                    param="prompt",
+                )
+            return prompt
+        if len(prompt) <= INLINE_CHARS:
+            return self.tokenizer.encode(prompt)
+        return await asyncio.to_thread(self.tokenizer.encode, prompt)
+
+    def _budget(self, ids: Sequence[int], request: Completion, engine: Ready) -> int:
+        """The sequence's max_tokens; raises if it can never fit the window or the pool."""
+        window, pool = engine.max_model_len, engine.num_blocks * engine.block_size
+        if not ids:
+            raise RequestError("the prompt holds no token", param="prompt")
+        room = window - len(ids)
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(ids)} tokens; the model's window of {window} tokens must "
+                "hold at least one more",
+                param="prompt",
+            )
+        max_tokens = request.max_tokens
+        if max_tokens is None or (request.has_default_length and max_tokens > room):
+            max_tokens = min(room, max(1, pool - len(ids)))
+        if max_tokens > room:
+            raise ContextLengthExceeded(
+                f"the prompt's {len(ids)} tokens and max_tokens {max_tokens} are over the model's "
+                f"window of {window} tokens",
+                param="max_tokens",
+            )
+        if len(ids) + max_tokens > pool:
+            raise KvCapacityExceeded(
+                f"the prompt's {len(ids)} tokens and max_tokens {max_tokens} are over the KV "
+                f"pool of {pool} tokens and could never run",
+                param="prompt" if len(ids) >= pool else "max_tokens",
+            )
+        return max_tokens
+
+    def _check_queue(self, num_new: int) -> None:
+        limit = self.config.server.max_num_queued_reqs
+        state, num_open = self.recorder.snapshot, self.client.num_open
+        num_queued = state.waiting_cap + state.waiting_kv
+        num_waiting = max(num_open - self._max_num_seqs, num_queued)
+        over_cap = num_open + num_new - self._max_num_seqs
+        if over_cap > limit or (num_queued > 0 and num_queued + num_new > limit):
+            for _ in range(num_new):
+                self.recorder.refuse()
+            self.stats.reject("max_num_queued_reqs")
+            raise QueueFull(
+                f"{max(0, num_waiting)} requests wait already, and --max-num-queued-reqs "
+                f"is {limit}",
+                retry_after_s=self._retry_after_s(num_waiting),
+            )
+
+    def _retry_after_s(self, num_waiting: int) -> int:
+        """Seconds in which those that wait will have finished at the present rate."""
+        rate = self.recorder.finished_per_s()
+        seconds = math.ceil(num_waiting / rate) if rate > 0 else 1
+        return min(max(1, seconds), MAX_RETRY_AFTER_S)
+
+    # -- live configuration
+
+    def runtime_config(self) -> RuntimeConfig:
+        """What is in force; raises NotReady before the engine serves."""
+        if self.engine is None:
+            raise NotReady("the model is being loaded", retry_after_s=1)
+        state = self.recorder.snapshot
+        return RuntimeConfig(
+            epoch=self.epoch,
+            max_num_seqs=self._max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            slo=self.slo,
+            overload=self.overload,
+            ceiling=self.engine.ceiling,
+            running=state.running,
+            waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
+            boot_id=self.boot_id,
+        )
+
+    def patch(self, change: RuntimePatch) -> RuntimeConfig:
+        """Put `change` in force. The same again changes nothing; see `contract.RuntimePatch`."""
+        current = self.runtime_config()
+        cap = change.max_num_seqs or current.max_num_seqs
+        budget = change.max_num_batched_tokens or current.max_num_batched_tokens
+        slo, overload = change.slo or current.slo, change.overload or current.overload
+        self._check_patch(change, current, cap, budget, slo)
+        wanted = (cap, budget, slo, overload)
+        effective = (
+            current.max_num_seqs,
+            current.max_num_batched_tokens,
+            current.slo,
+            current.overload,
+        )
+        if change.epoch == current.epoch:
+            if wanted != effective:
+                raise StaleEpoch(
+                    f"epoch {change.epoch} is in force with other values; a change needs a new one",
+                    param="epoch",
+                )
+            return current
+        self.client.configure(Configure(change.epoch, cap, budget, slo.itl_ms))
+        self.epoch, self._max_num_seqs = change.epoch, cap
+        self.max_num_batched_tokens, self.slo, self.overload = budget, slo, overload
+        self.recorder.configure(change.epoch, cap, slo)
+        log.info("configured", extra={"epoch": change.epoch, "max_num_seqs": cap})
+        return self.runtime_config()
+
+    def _check_patch(
+        self, change: RuntimePatch, current: RuntimeConfig, cap: int, budget: int, slo: Slo
+    ) -> None:
+        if change.epoch < current.epoch:
+            raise StaleEpoch(
+                f"epoch {change.epoch} is older than epoch {current.epoch}, which is in force",
+                param="epoch",
+            )
+        if cap > current.ceiling:
+            raise OverCeiling(
+                f"max_num_seqs {cap} is over the ceiling of {current.ceiling}, for which the "
+                "buffers were sized at start",
+                param="max_num_seqs",
+            )
+        largest = self.config.engine.max_num_batched_tokens
+        if not cap <= budget <= largest:
+            raise OverCeiling(
+                f"max_num_batched_tokens {budget} must be from max_num_seqs {cap} to the "
+                f"{largest} that memory was planned for",
+                param="max_num_batched_tokens",
+            )
+
+    def evidence(self, after: int) -> Evidence:
+        """Closed ticks after `after`; raises NotReady before the engine serves."""
+        if self.engine is None:
+            raise NotReady("the model is being loaded", retry_after_s=1)
+        return self.recorder.evidence(after)
+
+    # -- health, metrics, time
+
+    def liveness(self) -> Verdict:
+        """Whether the engine makes progress."""
+        return self.pulse.liveness(time.monotonic(), self.config.server.liveness_timeout)
+
+    def readiness(self) -> Verdict:
+        """Whether new requests are taken."""
+        return self.pulse.readiness(time.monotonic(), self.config.server.liveness_timeout)
+
+    def drain(self) -> None:
+        """Take no new request from now on."""
+        self.is_draining = self.pulse.is_draining = True
+
+    def view(self) -> View:
+        """What a scrape shows."""
+        engine, config = self.engine, self.config.engine
+        return View(
+            is_ready=self.readiness().ok,
+            snapshot=self.recorder.snapshot,
+            open_requests=self.client.num_open,
+            epoch=self.epoch,
+            max_num_seqs=self._max_num_seqs,
+            ceiling=engine.ceiling if engine else 0,
+            cache_config={
+                "block_size": str(engine.block_size if engine else config.block_size),
+                "num_gpu_blocks": str(engine.num_blocks if engine else None),
+                "cache_dtype": config.dtype,
+                "enable_prefix_caching": str(config.enable_prefix_caching),
+                "gpu_memory_utilization": str(config.memory_utilization),
+            },
+            memory=self.recorder.memory,
+            step_model=self.recorder.step_model,
+        )
+
+    async def beat(self) -> None:
+        """Close ticks as time passes, and shed what is hopeless; runs until cancelled."""
+        while True:
+            now_s = time.monotonic()
+            if self.recorder.is_due(now_s):
+                self.recorder.advance(now_s, time.time(), throttled_s())
+            if self.overload == "Shed":
+                self._shed(now_s)
+            await asyncio.sleep(BEAT_S)
+
+    def _shed(self, now_s: float) -> None:
+        for flight in self.recorder.hopeless(now_s):
+            error = Shed(
+                "the first token can no longer come within the target of "
+                f"{self.slo.ttft_ms:g} ms, so the request was dropped",
+                retry_after_s=self._retry_after_s(self.client.num_open),
+            )
+            self.client.fail(flight.request_id, error)
+
+
+def _vocab_size(directory: Path, tokenizer: Tokenizer) -> int:
+    """Rows of the embedding table, over which a token id has no meaning."""
+    size = read_json(directory, "config.json").get("vocab_size")
+    return size if isinstance(size, int) else tokenizer.vocab_size
