@@ -1,0 +1,199 @@
+"""The chart, with real Helm on a real API server: it installs, and asks for little."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from integration.apiserver import ApiServer
+from sluice_cluster import binaries
+from sluice_cluster.settings import ClusterError, Settings
+from sluice_cluster.shell import Word, run
+
+CHART = Path(__file__).parents[2] / "charts" / "sluice"
+IMAGES = ("--set", "image=registry/operator:1", "--set", "worker.image=registry/worker:1")
+NAMESPACE = "chart-test"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:sluice"
+
+Manifest = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """Helm, built from its Go module."""
+    return binaries.ensure(Settings.from_environment().paths, ("helm",)) / "helm"
+
+
+@pytest.fixture(scope="session")
+def installed(helm: Path, apiserver: ApiServer) -> ApiServer:
+    """The API server with the chart installed in a namespace that enforces `restricted`."""
+    body = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {
+            "name": NAMESPACE,
+            "labels": {"pod-security.kubernetes.io/enforce": "restricted"},
+        },
+    }
+    kubectl(apiserver, "apply", "-f", "-", stdin=json.dumps(body))
+    # the CRD may be there already, from another test
+    on_cluster(helm, apiserver, "install", "sluice", str(CHART), *IMAGES, "--take-ownership")
+    return apiserver
+
+
+def kubectl(server: ApiServer, *arguments: str, stdin: str | None = None) -> str:
+    command: list[Word] = [server.kubectl, f"--kubeconfig={server.kubeconfig}", *arguments]
+    return run(command, stdin=stdin)
+
+
+def on_cluster(helm: Path, server: ApiServer, *arguments: str) -> str:
+    where = ("--namespace", NAMESPACE, "--kubeconfig", str(server.kubeconfig))
+    return run([helm, *arguments, *where], env=dict(os.environ))
+
+
+def template(helm: Path, *arguments: str) -> list[Manifest]:
+    rendered = run([helm, "template", "sluice", CHART, "--namespace", NAMESPACE, *arguments])
+    return [body for body in yaml.safe_load_all(rendered) if body]
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    return [body for body in manifests if body["kind"] == kind]
+
+
+def test_lint_has_nothing_to_say(helm: Path) -> None:
+    assert "0 chart(s) failed" in run([helm, "lint", "--strict", CHART, *IMAGES])
+
+
+def test_every_value_can_be_given_and_all_that_is_rendered_is_yaml(helm: Path) -> None:
+    given = (
+        "--set", "verbose=true,logFormat=json,nodeSelector.disk=ssd,podAnnotations.a=b",
+        "--set", "watchNamespaces={one,two},imagePullSecrets[0].name=pull",
+        "--set", "modelsVolume.persistentVolumeClaim.claimName=models",
+        "--set", "tolerations[0].operator=Exists,affinity.nodeAffinity=null",
+    )  # fmt: skip
+    manifests = template(helm, *IMAGES, *given)
+    pod = of_kind(manifests, "Deployment")[0]["spec"]["template"]["spec"]
+    assert {"--verbose", "--log-format=json", "--namespace=one"} <= set(
+        pod["containers"][0]["args"]
+    )
+    assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0][
+        "volumeMounts"
+    ]
+    assert [role["metadata"]["namespace"] for role in of_kind(manifests, "Role")] == ["one", "two"]
+    assert not of_kind(manifests, "ClusterRole")
+
+
+def test_the_crd_can_be_left_out(helm: Path) -> None:
+    kept = template(helm, *IMAGES, "--set", "crds.install=false")
+    assert not of_kind(kept, "CustomResourceDefinition")
+    assert len(of_kind(template(helm, *IMAGES), "CustomResourceDefinition")) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "image is required"),
+        (("--set", "image=a"), "worker.image is required"),
+        ((*IMAGES, "--set", "replicas=2"), "replicas"),
+        ((*IMAGES, "--set", "logFormat=xml"), "logFormat"),
+        ((*IMAGES, "--set", "watchNamespaces={A_b}"), "watchNamespaces"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(
+    helm: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(ClusterError, match=says):
+        template(helm, *arguments)
+
+
+def test_the_operator_may_do_what_it_does_and_no_more(helm: Path) -> None:
+    (role,) = of_kind(template(helm, *IMAGES), "ClusterRole")
+    allowed = {
+        f"{verb} {resource}"
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert not any("*" in right or "exec" in right or "delete" in right for right in allowed)
+    assert allowed.isdisjoint({"list secrets", "watch secrets", "patch inferenceservices"})
+
+
+@pytest.mark.parametrize(
+    ("right", "expected"),
+    [
+        ("list inferenceservices.sluice.dev", "yes"),
+        ("patch inferenceservices.sluice.dev/status", "yes"),
+        ("patch inferenceservices.sluice.dev", "no"),
+        ("create deployments.apps", "yes"),
+        ("delete deployments.apps", "no"),
+        ("get secrets", "yes"),
+        ("list secrets", "no"),
+        ("create pods/exec", "no"),
+        ("create pods", "no"),
+        ("list nodes", "no"),
+    ],
+)
+def test_the_api_server_grants_the_account_that(
+    installed: ApiServer, right: str, expected: str
+) -> None:
+    verb, resource = right.split()
+    name, _, subresource = resource.partition("/")
+    group = "sluice.dev" if "sluice.dev" in name else name.partition(".")[2]
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": ACCOUNT,
+            "resourceAttributes": {
+                "namespace": "default",
+                "verb": verb,
+                "group": group,
+                "resource": name.partition(".")[0],
+                "subresource": subresource,
+            },
+        },
+    }
+    answer = kubectl(installed, "create", "-f", "-", "-o", "json", stdin=json.dumps(review))
+    assert json.loads(answer)["status"]["allowed"] == (expected == "yes")
+
+
+def test_the_operators_pod_passes_pod_security_restricted(helm: Path, installed: ApiServer) -> None:
+    (deployment,) = of_kind(template(helm, *IMAGES), "Deployment")
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "operator", "namespace": NAMESPACE},
+        "spec": deployment["spec"]["template"]["spec"],
+    }
+    said = kubectl(installed, "create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
+    assert "pod/operator created" in said
+    root = pod["spec"]["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+    assert root is True
+
+
+def test_there_is_one_operator_at_any_time(installed: ApiServer) -> None:
+    body = json.loads(
+        kubectl(installed, "get", "deployment", "sluice", "-n", NAMESPACE, "-o", "json")
+    )
+    assert body["spec"]["replicas"] == 1
+    assert body["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_an_upgrade_renews_the_crd_and_an_uninstall_keeps_it(
+    helm: Path, installed: ApiServer
+) -> None:
+    crd = ("crd", "inferenceservices.sluice.dev")
+    kubectl(installed, "patch", *crd, "--type=json", "-p", _WITHOUT_SHORT_NAMES)
+    on_cluster(helm, installed, "upgrade", "sluice", str(CHART), *IMAGES, "--force-conflicts")
+    live = json.loads(kubectl(installed, "get", *crd, "-o", "json"))
+    assert live["spec"]["names"]["shortNames"] == ["infs"]
+    on_cluster(helm, installed, "uninstall", "sluice")
+    assert kubectl(installed, "get", "deployment", "-n", NAMESPACE, "-o", "name") == ""
+    assert kubectl(installed, "get", *crd, "-o", "name").strip().endswith("sluice.dev")
+
+
+_WITHOUT_SHORT_NAMES = '[{"op": "remove", "path": "/spec/names/shortNames"}]'
