@@ -1,5 +1,7 @@
 """`sluice-operator`: reads the flags and runs kopf until a signal."""
 
+import logging
+
 import kopf
 
 from .handlers import create_registry
@@ -15,6 +17,8 @@ def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     log_format = kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.FULL
     kopf.configure(verbose=settings.verbose, log_format=log_format)
+    if not settings.verbose:  # kopf tells of every event that a handler has seen
+        logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     address = settings.address or "0.0.0.0"  # noqa: S104 - the kubelet probes from outside
     kopf.run(
         registry=create_registry(settings),

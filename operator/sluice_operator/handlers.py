@@ -84,6 +84,12 @@ def create_registry(settings: Settings) -> kopf.OperatorRegistry:
 
 
 def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> None:
+    @kopf.on.login(registry=registry)
+    def login(**known: Any) -> kopf.ConnectionInfo | None:
+        # A registry of one's own comes without kopf's default logins. The first reads the token
+        # anew at each login, which rotated ones need.
+        return kopf.login_with_service_account(**known) or kopf.login_via_client(**known)
+
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)

@@ -1,0 +1,233 @@
+"""A real operator process against a real API server, and an administrator's view of what it did."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from integration.apiserver import ApiServer, free_ports
+from sluice_cluster.shell import tail, wait_until
+
+ROOT = Path(__file__).parents[2]
+Object = dict[str, Any]
+_PREFIX = {
+    "inferenceservices": "/apis/sluice.dev/v1alpha1",
+    "deployments": "/apis/apps/v1",
+    "poddisruptionbudgets": "/apis/policy/v1",
+}
+CHILDREN = {
+    "configmaps": "demo-runtime",
+    "secrets": "demo-admin",
+    "services": "demo",
+    "poddisruptionbudgets": "demo",
+    "deployments": "demo",
+}
+"""Every child of an object named demo."""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """One namespace as an administrator sees it."""
+
+    client: httpx.Client
+    name: str
+
+    def path(self, plural: str, name: str = "") -> str:
+        """The path of a collection, or of one object in it."""
+        prefix = _PREFIX.get(plural, "/api/v1")
+        return f"{prefix}/namespaces/{self.name}/{plural}" + (f"/{name}" if name else "")
+
+    def find(self, plural: str, name: str) -> Object | None:
+        """One object, None if there is none."""
+        answer = self.client.get(self.path(plural, name))
+        if answer.status_code == 404:
+            return None
+        return self._object(answer)
+
+    def get(self, plural: str, name: str) -> Object:
+        """One object that must be there."""
+        return self._object(self.client.get(self.path(plural, name)))
+
+    def all(self, plural: str) -> list[Object]:
+        """All of a collection."""
+        items: list[Object] = self._object(self.client.get(self.path(plural)))["items"]
+        return items
+
+    def create(self, plural: str, body: Object) -> Object:
+        """A new object."""
+        return self._object(self.client.post(self.path(plural), json=body))
+
+    def patch(self, plural: str, name: str, body: Object, subresource: str = "") -> Object:
+        """A merge patch, as a person's `kubectl edit` ends in."""
+        path = self.path(plural, name) + (f"/{subresource}" if subresource else "")
+        headers = {"Content-Type": "application/merge-patch+json"}
+        return self._object(self.client.patch(path, json=body, headers=headers))
+
+    def delete(self, plural: str, name: str) -> None:
+        """Gone at once."""
+        self._object(self.client.delete(self.path(plural, name)))
+
+    def events(self, reason: str) -> list[str]:
+        """Messages of the events with `reason`."""
+        return [event["message"] for event in self.all("events") if event["reason"] == reason]
+
+    def condition(self, kind: str, name: str = "demo") -> Object:
+        """One condition of an object; empty before it has one."""
+        status = self.get("inferenceservices", name).get("status", {})
+        found = [c for c in status.get("conditions", []) if c["type"] == kind]
+        return found[0] if found else {}
+
+    def versions(self) -> dict[str, str]:
+        """resourceVersion of the object demo and of all its children."""
+        everything = {**CHILDREN, "inferenceservices": "demo"}
+        return {
+            plural: self.get(plural, name)["metadata"]["resourceVersion"]
+            for plural, name in everything.items()
+        }
+
+    def has_children(self) -> bool:
+        """Whether every child of demo is there."""
+        return all(self.find(plural, name) for plural, name in CHILDREN.items())
+
+    @staticmethod
+    def _object(answer: httpx.Response) -> Object:
+        assert answer.is_success, answer.text
+        body: Object = answer.json()
+        return body
+
+
+@contextlib.contextmanager
+def administrator(server: ApiServer) -> Iterator[httpx.Client]:
+    """A connection with every right, the CRD in force."""
+    context = ssl.create_default_context(cafile=str(server.certificate_authority))
+    context.load_cert_chain(str(server.client_certificate), str(server.client_key))
+    with httpx.Client(base_url=server.url, verify=context, trust_env=False) as client:
+        crd = (ROOT / "crds/inferenceservices.yaml").read_text()
+        answer = client.patch(
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.sluice.dev",
+            params={"fieldManager": "test", "force": "true"},
+            headers={"Content-Type": "application/apply-patch+yaml"},
+            content=crd,
+        )
+        assert answer.is_success, answer.text
+
+        def served() -> bool:
+            return client.get("/apis/sluice.dev/v1alpha1/inferenceservices").is_success
+
+        wait_until("the CRD to be served", served, 30.0)
+        yield client
+
+
+@dataclass(slots=True)
+class OperatorProcess:
+    """One `sluice-operator`."""
+
+    process: subprocess.Popen[bytes]
+    metrics_port: int
+    log: Path
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of a counter over all series that carry `labels`."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        total = 0.0
+        for line in httpx.get(url, trust_env=False).text.splitlines():
+            wanted = all(f'{key}="{value}"' in line for key, value in labels.items())
+            if line.startswith((name + "{", name + " ")) and wanted:
+                total += float(line.rpartition(" ")[2])
+        return total
+
+    def await_passes(self, count: int) -> None:
+        """Until it has looked `count` more times."""
+        before = self.metric("sluice_operator_passes_total")
+        self.wait(
+            f"{count} passes",
+            lambda: self.metric("sluice_operator_passes_total") >= before + count,
+        )
+
+    def wait(self, what: str, holds: Callable[[], bool], seconds: float = 30.0) -> None:
+        """Until `holds`; fails with the end of the operator's log."""
+        wait_until(what, holds, seconds, why_not=lambda: tail(self.log))
+
+    def writes(self) -> float:
+        """Requests so far that could change something."""
+        verbs = ("PATCH", "POST", "DELETE")
+        name = "sluice_operator_api_requests_total"
+        return sum(self.metric(name, verb=verb) for verb in verbs)
+
+    def kill(self) -> None:
+        """As the kernel would for memory: nothing is cleaned up."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(timeout=10)
+
+
+@contextlib.contextmanager
+def running_operator(
+    server: ApiServer, namespace: str, models: Path, log: Path, *flags: str
+) -> Iterator[OperatorProcess]:
+    """Start an operator for one namespace; stop it at the end, and look for tracebacks."""
+    metrics_port, liveness_port = free_ports(2)
+    command = [
+        sys.executable, "-m", "sluice_operator", "--worker-image=registry.invalid/worker:1",
+        f"--models-dir={models}", f"--namespace={namespace}", "--address=127.0.0.1",
+        f"--metrics-port={metrics_port}", f"--liveness-port={liveness_port}",
+        "--resync-seconds=1", *flags,
+    ]  # fmt: skip
+    environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig)}
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+    try:
+        yield OperatorProcess(process, metrics_port, log)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    assert "Traceback" not in log.read_text(), tail(log)
+
+
+def write_models(folder: Path) -> Path:
+    """Checkpoints of which only the headers are there: `demo` fits anywhere, `huge` nowhere."""
+    write_model(folder / "demo", layers=4, total_size=16 << 20)
+    write_model(folder / "huge", layers=80, total_size=140 << 30)
+    (folder / "pickled").mkdir()
+    (folder / "pickled" / "config.json").write_text(json.dumps(_config(4)))
+    (folder / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00.")
+    return folder
+
+
+def write_model(folder: Path, *, layers: int, total_size: int) -> None:
+    """config.json and an index without its files."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(_config(layers)))
+    index = {
+        "metadata": {"total_size": total_size},
+        "weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _config(layers: int) -> Object:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": layers,
+        "vocab_size": 2048,
+        "max_position_embeddings": 1024,
+        "torch_dtype": "float32",
+    }

@@ -1,0 +1,276 @@
+"""A real operator on a real API server: objects become children, and stay as they should be."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from integration.apiserver import ApiServer
+from integration.operator_runs import (
+    CHILDREN,
+    Namespace,
+    OperatorProcess,
+    administrator,
+    running_operator,
+    write_models,
+)
+from unit.operator.objects import changed, valid_object
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
+    with administrator(apiserver) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def space(client: httpx.Client) -> Namespace:
+    """A namespace of its own for each test."""
+    name = f"operator-{next(_numbers)}"
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    assert client.post("/api/v1/namespaces", json=body).is_success
+    return Namespace(client, name)
+
+
+@pytest.fixture
+def operator(
+    apiserver: ApiServer, space: Namespace, models: Path, tmp_path: Path
+) -> Iterator[OperatorProcess]:
+    with running_operator(apiserver, space.name, models, tmp_path / "operator.log") as process:
+        yield process
+
+
+def demo(space: Namespace, **changes: Any) -> dict[str, Any]:
+    """The valid object in `space`, fields given as paths with __ for the dot."""
+    body = changed(valid_object(), "metadata.namespace", space.name)
+    for path, value in changes.items():
+        body = changed(body, "spec." + path.replace("__", "."), value)
+    return space.create("inferenceservices", body)
+
+
+def settle(operator: OperatorProcess, space: Namespace) -> None:
+    """Until the children are there and the status says so, and nothing is under way."""
+    operator.wait("the children", space.has_children)
+    operator.wait("a status", lambda: space.condition("Ready") != {})
+    operator.await_passes(3)
+
+
+def test_an_object_becomes_five_children_that_it_owns(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    uid = demo(space)["metadata"]["uid"]
+    settle(operator, space)
+    for plural, name in CHILDREN.items():
+        [owner] = space.get(plural, name)["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"]) == (uid, True)
+    status = space.get("inferenceservices", "demo")["status"]
+    assert status["url"] == f"http://demo.{space.name}.svc"
+    assert space.condition("ModelFits")["status"] == "True"
+    assert space.condition("Ready")["reason"] == "Starting"
+    assert all(
+        c["observedGeneration"] == status["observedGeneration"] for c in status["conditions"]
+    )
+
+
+def test_a_pass_without_news_writes_nothing(operator: OperatorProcess, space: Namespace) -> None:
+    demo(space)
+    settle(operator, space)
+    versions, writes = space.versions(), operator.writes()
+    operator.await_passes(5)
+    assert space.versions() == versions
+    assert operator.writes() == writes
+
+
+def test_kopf_leaves_no_trace_on_the_object(operator: OperatorProcess, space: Namespace) -> None:
+    demo(space)
+    settle(operator, space)
+    metadata = space.get("inferenceservices", "demo")["metadata"]
+    assert "finalizers" not in metadata
+    assert "annotations" not in metadata
+
+
+def test_a_model_that_cannot_fit_makes_no_child(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    demo(space, model__uri="file:///models/huge")
+    operator.wait("the verdict", lambda: space.condition("ModelFits").get("status") == "False")
+    operator.await_passes(3)
+    assert not any(space.find(plural, name) for plural, name in CHILDREN.items())
+    said = space.condition("ModelFits")
+    assert said["reason"] == "InsufficientMemory"
+    assert "140.0 GiB" in said["message"]
+    assert "would fit with" in said["message"]
+    assert space.events("InsufficientMemory")
+
+
+def test_a_pickled_checkpoint_is_refused_by_name(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    demo(space, model__uri="file:///models/pickled")
+    operator.wait("the verdict", lambda: space.condition("ModelFits").get("status") == "False")
+    assert "pytorch_model.bin" in space.condition("ModelFits")["message"]
+    assert space.find("deployments", "demo") is None
+
+
+def test_an_object_that_is_made_to_fit_starts(operator: OperatorProcess, space: Namespace) -> None:
+    demo(space, model__uri="file:///models/huge")
+    operator.wait("the verdict", lambda: space.condition("ModelFits").get("status") == "False")
+    space.patch("inferenceservices", "demo", {"spec": {"model": {"uri": "file:///models/demo"}}})
+    settle(operator, space)
+    assert space.condition("ModelFits")["status"] == "True"
+
+
+def test_edited_targets_do_not_change_the_pod_template(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    demo(space)
+    settle(operator, space)
+    before = space.get("deployments", "demo")["metadata"]["generation"]
+    space.patch("inferenceservices", "demo", {"spec": {"slo": {"timeToFirstToken": "900ms"}}})
+    generation = space.get("inferenceservices", "demo")["metadata"]["generation"]
+    operator.wait(
+        "the edit to be observed",
+        lambda: space.condition("Ready")["observedGeneration"] == generation,
+    )
+    assert space.get("deployments", "demo")["metadata"]["generation"] == before
+
+
+@pytest.mark.parametrize("plural", sorted(CHILDREN))
+def test_a_deleted_child_is_restored_and_told(
+    operator: OperatorProcess, space: Namespace, plural: str
+) -> None:
+    demo(space)
+    settle(operator, space)
+    token = space.get("secrets", "demo-admin")["data"]["token"]
+    space.delete(plural, CHILDREN[plural])
+    operator.wait("the child", lambda: space.find(plural, CHILDREN[plural]) is not None)
+    operator.wait("the event", lambda: bool(space.events("ChildRestored")))
+    assert "was deleted" in space.events("ChildRestored")[0]
+    assert space.get("secrets", "demo-admin")["data"]["token"] == token
+
+
+@pytest.mark.parametrize(
+    ("plural", "edit"),
+    [
+        ("deployments", {"spec": {"replicas": 7}}),
+        ("services", {"spec": {"selector": {"app.kubernetes.io/instance": "other"}}}),
+        ("configmaps", {"data": {"epoch": "99"}}),
+        ("deployments", {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}),
+        ("configmaps", {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}),
+    ],
+)
+def test_what_a_person_edits_is_put_back_and_the_event_names_it(
+    operator: OperatorProcess, space: Namespace, plural: str, edit: dict[str, Any]
+) -> None:
+    demo(space)
+    settle(operator, space)
+    wanted = space.get(plural, CHILDREN[plural])
+    space.patch(plural, CHILDREN[plural], edit)
+    operator.wait("the event", lambda: bool(space.events("ChildRestored")))
+
+    def restored() -> bool:
+        now = space.get(plural, CHILDREN[plural])
+        same_labels = now["metadata"]["labels"] == wanted["metadata"]["labels"]
+        return same_labels and all(now.get(k) == wanted.get(k) for k in ("spec", "data"))
+
+    operator.wait("the child as it was", restored)
+
+
+def test_fields_of_others_on_a_child_stay(operator: OperatorProcess, space: Namespace) -> None:
+    demo(space)
+    settle(operator, space)
+    space.patch("services", "demo", {"metadata": {"annotations": {"team": "search"}}})
+    writes = operator.writes()
+    operator.await_passes(3)
+    assert space.get("services", "demo")["metadata"]["annotations"]["team"] == "search"
+    assert operator.writes() == writes
+
+
+def test_spec_replicas_belong_to_whoever_sets_them(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    demo(space)
+    settle(operator, space)
+    space.patch("inferenceservices", "demo", {"spec": {"replicas": 3}}, "scale")
+    operator.wait(
+        "three replicas", lambda: space.get("deployments", "demo")["spec"]["replicas"] == 3
+    )
+    owner = space.get("inferenceservices", "demo")["status"]["scaling"]["replicasOwner"]
+    assert owner == "External"
+
+
+def test_an_operator_killed_after_any_write_converges_to_the_same_children(
+    apiserver: ApiServer, space: Namespace, models: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "operator.log"
+    demo(space)
+    for enough in (1, 2, 3, 4, 5, 6):
+        with running_operator(apiserver, space.name, models, log) as operator:
+            operator.wait("a start", lambda: _answers(operator))
+            operator.wait("a write", lambda: operator.writes() >= 1 or space.has_children())
+            operator.kill()
+        assert enough
+    with running_operator(apiserver, space.name, models, log) as operator:
+        operator.wait("a start", lambda: _answers(operator))
+        settle(operator, space)
+    assert {p: [o["metadata"]["name"] for o in space.all(p) if _is_ours(o)] for p in CHILDREN} == {
+        plural: [name] for plural, name in CHILDREN.items()
+    }
+
+
+def test_a_restarted_operator_changes_nothing(
+    apiserver: ApiServer, space: Namespace, models: Path, tmp_path: Path
+) -> None:
+    demo(space)
+    with running_operator(apiserver, space.name, models, tmp_path / "1.log") as first:
+        first.wait("a start", lambda: _answers(first))
+        settle(first, space)
+    versions = space.versions()
+    with running_operator(apiserver, space.name, models, tmp_path / "2.log") as second:
+        second.wait("a start", lambda: _answers(second))
+        second.await_passes(4)
+        assert second.writes() == 0
+    assert space.versions() == versions
+
+
+def test_two_objects_are_looked_after_side_by_side(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    demo(space)
+    body = changed(valid_object("other"), "metadata.namespace", space.name)
+    space.create("inferenceservices", body)
+    settle(operator, space)
+    operator.wait("the other", lambda: space.find("deployments", "other") is not None)
+    one, two = (space.get("secrets", f"{name}-admin")["data"] for name in ("demo", "other"))
+    assert one["token"] != two["token"]
+
+
+def test_a_deleted_object_is_forgotten(operator: OperatorProcess, space: Namespace) -> None:
+    demo(space)
+    settle(operator, space)
+    space.delete("inferenceservices", "demo")
+    operator.wait("it to be forgotten", lambda: operator.metric("sluice_operator_objects") == 0)
+    assert space.find("inferenceservices", "demo") is None
+
+
+def _answers(operator: OperatorProcess) -> bool:
+    try:
+        operator.metric("sluice_operator_passes_total")
+    except httpx.TransportError:
+        return False
+    return True
+
+
+def _is_ours(body: dict[str, Any]) -> bool:
+    return "app.kubernetes.io/managed-by" in body["metadata"].get("labels", {})
