@@ -3,6 +3,7 @@
 The only module of the engine that holds tensors between steps: the weights and the KV cache.
 """
 
+import math
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -36,17 +37,17 @@ class Runner:
         self._generator = torch.Generator(self.device)
 
     def _allocate(self, num_blocks: int) -> list[Tensor]:
-        """Pages of zeros, finite as masked slots are still multiplied; the last is never written.
-
-        On a CPU the system zeroes them on first touch, so a large pool costs nothing to start.
-        """
+        """Pages of zeros, finite as masked slots are multiplied too; the last is never written."""
         shape = self.model.config.shape
         page = (2, shape.num_kv_heads, self.block_size, shape.head_dim)
         dtype = self.model.embedding.dtype
-        return [
-            torch.zeros((num_blocks + 1, *page), dtype=dtype, device=self.device)
-            for _ in range(shape.num_layers)
-        ]
+        size = (num_blocks + 1, *page)
+        return [_zeros(size, dtype, self.device) for _ in range(shape.num_layers)]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return sum(cache.nbytes for cache in self.caches)
 
     @torch.inference_mode()
     def execute(self, works: Seq[Work]) -> list[int | None]:
@@ -142,6 +143,15 @@ class Runner:
 
     def _tensor(self, values: Indices) -> Tensor:
         return torch.from_numpy(values).to(self.device)
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    # calloc, which torch.zeros does not use: the system zeroes a page when it is first touched, so
+    # a large pool takes neither time nor memory before it is needed.
+    raw = np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(size)
 
 
 def _by_length(work: Work) -> tuple[bool, int]:

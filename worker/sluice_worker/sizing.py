@@ -280,12 +280,14 @@ def plan_memory(
     device: Literal["cpu", "cuda"],
     tensor_parallel: int = 1,
     activation_bytes: int | None = None,
+    num_blocks: int | None = None,
 ) -> MemoryPlan:
     """The plan for one rank. A model that does not fit is a plan with `fits` False, not an error.
 
     `lengths`: mean and standard deviation of observed lengths in tokens, None before any traffic.
-    `activation_bytes`: measured, in place of the formula's. Raises SizingError where no memory
-    could help: impossible numbers, or max_model_len over the model's own.
+    `activation_bytes`: measured, in place of the formula's. `num_blocks`: fixed by a person.
+    Raises SizingError where no memory could help: impossible numbers, or max_model_len over the
+    model's own.
     """
     _check_request(shape, utilization, max_num_batched_tokens, max_model_len, block_size)
     if activation_bytes is None:
@@ -297,7 +299,8 @@ def plan_memory(
     per_token = kv_bytes_per_token(shape, dtype_bytes, tensor_parallel)
     usable = int(utilization * total_bytes)
     left = usable - weights_bytes - activation_bytes - workspace - reserve
-    num_blocks = max(left // (per_token * block_size), 0)
+    if num_blocks is None:
+        num_blocks = max(left // (per_token * block_size), 0)
     guaranteed = num_blocks // blocks_for(max_model_len, block_size)
     statistical = max(guaranteed, _statistical_seqs(num_blocks, block_size, max_model_len, lengths))
     ceiling = min(statistical, max_num_seqs or MAX_CEILING) if guaranteed else 0

@@ -1,6 +1,7 @@
 """Tensors of a checkpoint, from safetensors files only, or random ones from the config alone."""
 
 import re
+from math import prod
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -38,6 +39,14 @@ class Checkpoint:
         for name, file in self._files.items():
             self._tensors.update(dict.fromkeys(file.keys(), name))
         self._read: set[str] = set()
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all tensors, by the files' headers."""
+        return sum(
+            prod(self._files[file].get_slice(name).get_shape())
+            for name, file in self._tensors.items()
+        )
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor `name`; CheckpointError if it is missing or of another shape or kind."""
@@ -93,12 +102,18 @@ class RandomWeights:
         """Nothing can be left over."""
 
 
+class _Slice(Protocol):
+    def get_shape(self) -> list[int]: ...
+
+
 class _SafeFile(Protocol):
     """What is used of an open safetensors file."""
 
     def keys(self) -> list[str]: ...
 
     def get_tensor(self, name: str) -> Tensor: ...
+
+    def get_slice(self, name: str) -> _Slice: ...
 
 
 def _open(directory: Path, name: str) -> _SafeFile:

@@ -84,6 +84,22 @@ class Decoder:
         self.frequencies = frequencies.to(self.embedding.device)
         self.scale = float(shape.head_dim**-0.5)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights; tied embeddings count once."""
+        linears = [
+            part
+            for layer in self.layers
+            for part in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        ]
+        tensors = [self.embedding, self.norm, self.head.weight]
+        tensors += [
+            norm for layer in self.layers for norm in (layer.attention_norm, layer.mlp_norm)
+        ]
+        tensors += [part.weight for part in linears]
+        tensors += [part.bias for part in linears if part.bias is not None]
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
     def forward(self, step: StepInput, caches: list[Tensor]) -> Tensor:
         """Logits of the sampled rows, float32 [num_sampled, vocab_size].
 

@@ -1,0 +1,128 @@
+"""The engine as a real process over a real socket pair."""
+
+from pathlib import Path
+
+import pytest
+from sluice_worker.config import EngineConfig
+from sluice_worker.wire import (
+    Abort,
+    CheckIntegrity,
+    Configure,
+    Failed,
+    Finished,
+    Heartbeat,
+    Integrity,
+    Ready,
+    Shutdown,
+    StepReport,
+)
+
+from .factories import create_request, create_requests, save_llama
+from .process import engine_process
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    save_llama(path)
+    return path
+
+
+def config(checkpoint: Path, **changes: object) -> EngineConfig:
+    values: dict[str, object] = {
+        "model": str(checkpoint),
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 48,
+        "num_gpu_blocks_override": 128,
+        "block_size": 16,
+        **changes,
+    }
+    return EngineConfig(**values)  # type: ignore[arg-type]
+
+
+def test_life_of_an_engine_process(checkpoint: Path) -> None:
+    with engine_process(config(checkpoint, itl_ms=1000.0, epoch=3)) as engine:
+        ready = engine.wait_for(Ready)
+        assert (ready.ceiling, ready.num_blocks, ready.kv_tokens) == (4, 128, 2048)
+        assert ready.max_model_len == 512
+        assert 1 <= ready.predicted_max_num_seqs <= 4
+        assert ready.step_model is not None
+        assert ready.memory.measured["weights_bytes"] == ready.memory.planned["weights_bytes"]
+        # Idle, it beats.
+        first = engine.wait_for(Heartbeat)
+        assert engine.wait_for(Heartbeat).steps == first.steps == 0
+        # It generates, and each report carries the epoch in force.
+        requests = create_requests((1, 17, 65), max_tokens=8)
+        for request in requests:
+            engine.send(request)
+        tokens, reports = engine.outputs({request.request_id for request in requests})
+        assert [len(tokens[request.request_id]) for request in requests] == [8, 8, 8]
+        assert {report.epoch for report in reports} == {3}
+        firsts = [token.first for report in reports for token in report.tokens if token.first]
+        assert len(firsts) == 3
+        # A change is in force from the next step on, and lowering the cap ends nobody.
+        long = [create_request(f"long{i}", 20, max_tokens=400) for i in range(3)]
+        for request in long:
+            engine.send(request)
+        engine.wait_for(StepReport, lambda report: report.num_running == 3)
+        engine.send(Configure(epoch=4, max_num_seqs=1, max_num_batched_tokens=32, itl_ms=None))
+        changed = engine.wait_for(StepReport, lambda report: report.epoch == 4)
+        assert changed.num_running == 3
+        assert changed.at_cap
+        # Aborts free the blocks at once; unknown ids are ignored.
+        engine.send(Abort("nobody"))
+        for request in long:
+            engine.send(Abort(request.request_id))
+        ended = [engine.wait_for(Finished) for _ in long]
+        assert {message.finish_reason for message in ended} == {"abort"}
+        assert ended[-1].snapshot.used_blocks == 0
+        engine.send(CheckIntegrity())
+        assert engine.wait_for(Integrity).problem is None
+        # What can never fit is refused, and the queue moves on.
+        engine.send(create_request("huge", 500, max_tokens=100))
+        refused = engine.wait_for(Finished)
+        assert refused.finish_reason == "error"
+        assert "over the window of 512" in str(refused.error)
+        # Shutdown lets running work finish.
+        engine.send(create_request("last", 5, max_tokens=30))
+        engine.send(Shutdown())
+        tokens, _ = engine.outputs({"last"})
+        assert len(tokens["last"]) == 30
+        assert engine.exit_status() == 0
+
+
+def test_engine_ends_itself_when_the_api_process_is_gone(checkpoint: Path) -> None:
+    with engine_process(config(checkpoint)) as engine:
+        engine.wait_for(Ready)
+        engine.send(create_request("a", 5, max_tokens=500))
+        engine.wait_for(StepReport)
+        engine.hang_up()
+        assert engine.exit_status() == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "sentence"),
+    [
+        ({"model": "/nowhere"}, "invalid_checkpoint", "not a directory"),
+        ({"max_model_len": 4096}, "invalid_config", "max_position_embeddings 512"),
+        ({"num_gpu_blocks_override": 3}, "does_not_fit", "max_model_len 48"),
+    ],
+)
+def test_failed_start_says_why_and_exits_with_2(
+    checkpoint: Path, changes: dict[str, object], code: str, sentence: str
+) -> None:
+    with engine_process(config(checkpoint, **changes)) as engine:
+        failed = engine.wait_for(Failed)
+        assert failed.code == code
+        assert sentence in failed.message
+        assert engine.exit_status() == 2
+
+
+def test_dummy_weights_need_a_config_only(tmp_path: Path, checkpoint: Path) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    with engine_process(config(tmp_path, load_format="dummy")) as engine:
+        ready = engine.wait_for(Ready)
+        assert ready.memory.measured["weights_bytes"] == ready.memory.planned["weights_bytes"]
+        engine.send(create_request("a", 5, max_tokens=4))
+        tokens, _ = engine.outputs({"a"})
+        assert len(tokens["a"]) == 4

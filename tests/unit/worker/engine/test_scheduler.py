@@ -1,0 +1,258 @@
+"""Who starts and who continues, without a model: every step samples the token 7."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sluice_worker.scheduler import MIN_CHUNK_TOKENS, Limits, Outcome, Scheduler, Step
+from sluice_worker.sequence import Sequence
+from sluice_worker.wire import Submit
+
+from .factories import create_request, create_requests, create_scheduler
+
+
+def unlimited(decodes: int, kv_tokens: int) -> int:
+    return 1 << 30
+
+
+def add(scheduler: Scheduler, *requests: Submit, now: float = 0.0) -> list[Sequence]:
+    sequences = [Sequence(request, seed=0) for request in requests]
+    for sequence in sequences:
+        assert scheduler.can_admit(sequence.request) is None
+        scheduler.add(sequence, now)
+    return sequences
+
+
+def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Step, list[Outcome]]:
+    planned = scheduler.schedule(now, unlimited)
+    sampled = [7 for work in planned.works if work.samples]
+    return planned, scheduler.commit(planned, sampled, now)
+
+
+def set_cap(scheduler: Scheduler, cap: int, budget: int = 48) -> None:
+    scheduler.limits = Limits(scheduler.limits.epoch + 1, cap, budget)
+
+
+def test_decodes_come_first_and_prefill_takes_the_rest_of_the_budget() -> None:
+    scheduler = create_scheduler(budget=48)
+    add(scheduler, *create_requests((10, 100)))
+    first, _ = step(scheduler)
+    assert [work.num_tokens for work in first.works] == [10, 38]
+    second, _ = step(scheduler)
+    assert [work.num_tokens for work in second.works] == [1, 47]
+    assert (second.num_decodes, second.num_prefill_tokens) == (1, 47)
+    third, _ = step(scheduler)
+    assert [(work.start, work.num_tokens, work.samples) for work in third.works] == [
+        (11, 1, True),
+        (85, 15, True),
+    ]
+
+
+def test_chunk_is_sized_for_the_inter_token_target_but_never_below_the_floor() -> None:
+    scheduler = create_scheduler(budget=400, itl_ms=50.0)
+    add(scheduler, *create_requests((10,)))
+    scheduler.schedule(0.0, unlimited)
+    scheduler.commit(scheduler.schedule(0.0, unlimited), [7], 0.0)
+    add(scheduler, create_request("long", 300))
+    assert scheduler.schedule(0.0, lambda n, kv: 123).num_prefill_tokens == 123
+    assert scheduler.schedule(0.0, lambda n, kv: -5).num_prefill_tokens == MIN_CHUNK_TOKENS
+
+
+def test_without_decodes_a_chunk_may_use_the_whole_budget() -> None:
+    scheduler = create_scheduler(budget=400, itl_ms=50.0)
+    add(scheduler, create_request("long", 300))
+    assert scheduler.schedule(0.0, lambda n, kv: 1).num_prefill_tokens == 300
+
+
+def test_more_decodes_than_budget_starve_nobody() -> None:
+    scheduler = create_scheduler(cap=4, budget=48)
+    add(scheduler, *create_requests((5, 6, 7, 100)))
+    step(scheduler)
+    set_cap(scheduler, 4, budget=2)
+    planned, _ = step(scheduler)
+    assert (planned.num_decodes, len(planned.works)) == (4, 4)  # the last is a chunk of one
+
+
+def test_cap_bounds_admission_in_order_of_arrival() -> None:
+    scheduler = create_scheduler(cap=2)
+    sequences = add(scheduler, *create_requests((3, 4, 5)))
+    planned, _ = step(scheduler)
+    assert scheduler.running == sequences[:2]
+    assert (scheduler.waiting_cap, scheduler.waiting_kv) == (1, 0)
+    assert planned.at_cap
+
+
+def test_lowering_the_cap_drains_and_never_kills() -> None:
+    scheduler = create_scheduler(cap=4)
+    sequences = add(scheduler, *create_requests((3, 4, 5, 6, 9), max_tokens=4))
+    step(scheduler)
+    set_cap(scheduler, 1)
+    while scheduler.running != sequences[4:]:
+        planned, _ = step(scheduler)
+        assert planned.num_running in (4, 1)
+    assert all(sequence.num_output_tokens == 4 for sequence in sequences[:4])
+
+
+def test_raising_the_cap_takes_effect_at_the_next_step() -> None:
+    scheduler = create_scheduler(cap=1)
+    add(scheduler, *create_requests((3, 4, 5)))
+    step(scheduler)
+    set_cap(scheduler, 3)
+    assert step(scheduler)[0].num_running == 3
+
+
+def test_out_of_blocks_preempts_the_newest_and_loses_no_token() -> None:
+    scheduler = create_scheduler(num_blocks=6, block_size=16, cap=2, max_model_len=96)
+    old, new = add(
+        scheduler,
+        create_request("old", 30, max_tokens=40),
+        create_request("new", 30, max_tokens=40),
+    )
+    while not scheduler.counters.num_preemptions:
+        step(scheduler)
+    assert scheduler.running == [old]
+    assert list(scheduler.waiting) == [new]
+    assert new.block_ids == []
+    assert new.num_output_tokens > 0
+    assert scheduler.counters.preempted_tokens > 30
+    while scheduler.has_work:
+        step(scheduler)
+        assert scheduler.check_integrity() is None
+    assert (old.num_output_tokens, new.num_output_tokens) == (40, 40)
+
+
+def test_what_can_never_fit_is_refused_and_the_queue_moves_on() -> None:
+    scheduler = create_scheduler(num_blocks=4, max_model_len=512)
+    codes = {
+        "context_length_exceeded": create_request("a", 500, max_tokens=13),
+        "kv_capacity_exceeded": create_request("b", 60, max_tokens=5),
+        "invalid_request": create_request("c", [1, 2, 99999]),
+    }
+    for code, request in codes.items():
+        refusal = scheduler.can_admit(request)
+        assert refusal is not None
+        assert refusal.code == code
+    assert scheduler.can_admit(create_request("d", [])) is not None
+    assert scheduler.can_admit(create_request("e", 60, max_tokens=4)) is None
+
+
+def test_waits_are_booked_to_what_was_lacking() -> None:
+    scheduler = create_scheduler(num_blocks=4, cap=1, max_model_len=64)
+    add(scheduler, create_request("a", 40, max_tokens=3), now=0.0)
+    step(scheduler, now=1.0)
+    (second,) = add(scheduler, create_request("b", 40, max_tokens=1), now=3.0)
+    step(scheduler, now=5.0)
+    set_cap(scheduler, 2)
+    step(scheduler, now=8.0)  # "a" is done after this one, but held the blocks until then
+    step(scheduler, now=12.0)
+    assert (second.wait_cap_s, second.wait_kv_s) == (5.0, 4.0)
+    assert second.admitted_s == 12.0
+
+
+def test_prefix_hit_is_not_computed_again_and_counted() -> None:
+    scheduler = create_scheduler(cap=1)
+    prompt = list(range(40))
+    add(scheduler, create_request("a", prompt, max_tokens=2))
+    while scheduler.has_work:
+        step(scheduler)
+    (second,) = add(scheduler, create_request("b", [*prompt, 5, 6], max_tokens=2))
+    planned, _ = step(scheduler)
+    assert (planned.works[0].start, planned.works[0].num_tokens) == (32, 10)
+    assert second.cached_tokens == 32
+    assert (scheduler.counters.prefix_queries, scheduler.counters.prefix_hits) == (82, 32)
+
+
+def test_no_hit_across_salts() -> None:
+    scheduler = create_scheduler(cap=1)
+    prompt = list(range(40))
+    add(scheduler, create_request("a", prompt, max_tokens=2, salt="x"))
+    while scheduler.has_work:
+        step(scheduler)
+    (other,) = add(scheduler, create_request("b", prompt, max_tokens=2, salt="y"))
+    step(scheduler)
+    assert other.cached_tokens == 0
+
+
+def test_non_finite_row_fails_alone_and_is_neither_cached_nor_left_dirty() -> None:
+    scheduler = create_scheduler(cap=2)
+    bad, good = add(scheduler, *create_requests((20, 21)))
+    planned = scheduler.schedule(0.0, unlimited)
+    blocks = list(bad.block_ids)
+    outcomes = scheduler.commit(planned, [None, 7], 0.0)
+    assert [outcome.finish_reason for outcome in outcomes] == ["error", None]
+    assert scheduler.running == [good]
+    assert scheduler.pool.match(bad.token_ids, "") == []
+    assert scheduler.take_dirty_blocks() == blocks
+    assert scheduler.take_dirty_blocks() == []
+
+
+def test_stop_tokens_end_a_sequence_only_after_min_tokens() -> None:
+    scheduler = create_scheduler(eos=[7])
+    plain, ignoring, patient, custom = add(
+        scheduler,
+        create_request("a", 3),
+        create_request("b", 3, ignore_eos=True, max_tokens=3),
+        create_request("c", 3, min_tokens=3),
+        create_request("d", 3, ignore_eos=True, stop_token_ids=[7], max_tokens=9),
+    )
+    assert patient.forbidden_tokens(frozenset([7])) == [7]
+    reasons = {}
+    while scheduler.has_work:
+        for outcome in step(scheduler)[1]:
+            if outcome.finish_reason:
+                sequence = outcome.sequence
+                reasons[sequence.request_id] = (outcome.finish_reason, sequence.num_output_tokens)
+    assert reasons == {"a": ("stop", 1), "b": ("length", 3), "c": ("stop", 3), "d": ("stop", 1)}
+
+
+Action = tuple[str, int, int]
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 40), st.integers(1, 12)),
+        st.tuples(st.just("abort"), st.integers(0, 30), st.just(0)),
+        st.tuples(st.just("cap"), st.integers(1, 8), st.integers(1, 64)),
+        st.tuples(st.just("step"), st.integers(1, 4), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(actions=ACTIONS, num_blocks=st.integers(13, 30), caching=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_random_adds_aborts_and_caps_leak_no_block_and_lose_no_request(
+    actions: list[Action], num_blocks: int, caching: bool
+) -> None:
+    scheduler = create_scheduler(
+        num_blocks=num_blocks, block_size=4, max_model_len=52, prefix_caching=caching
+    )
+    live: dict[str, Sequence] = {}
+    for number, (kind, first, second) in enumerate(actions):
+        if kind == "add":
+            prompt = [(first + i) % 5 for i in range(first)]
+            request = create_request(str(number), prompt, max_tokens=second)
+            (live[str(number)],) = add(scheduler, request)
+        elif kind == "abort":
+            assert scheduler.abort(str(first)) == (live.pop(str(first), None) is not None)
+        elif kind == "cap":
+            set_cap(scheduler, first, second)
+        else:
+            for _ in range(first):
+                run_checked_step(scheduler, live)
+    set_cap(scheduler, 4)
+    for _ in range(3000):
+        if not live:
+            break
+        run_checked_step(scheduler, live)
+    assert not live
+    assert not scheduler.has_work
+    assert scheduler.pool.num_used == 0
+
+
+def run_checked_step(scheduler: Scheduler, live: dict[str, Sequence]) -> None:
+    budget = scheduler.limits.max_num_batched_tokens
+    planned, outcomes = step(scheduler)
+    assert planned.num_decodes + planned.num_prefill_tokens <= max(budget, planned.num_decodes + 1)
+    assert len({id(work.sequence) for work in planned.works}) == len(planned.works)
+    for outcome in outcomes:
+        if outcome.finish_reason:
+            ended = live.pop(outcome.sequence.request_id)
+            assert ended.num_output_tokens == ended.request.max_tokens
+    assert scheduler.check_integrity() is None

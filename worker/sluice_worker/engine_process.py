@@ -1,0 +1,194 @@
+"""The engine process: `python -m sluice_worker.engine_process --fd N`.
+
+It starts before torch is imported, because the thread settings of OpenMP are read only once. The
+first frame that it receives is the `EngineConfig`; from then on it speaks `wire`.
+"""
+
+import argparse
+import gc
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .config import EngineConfig
+from .errors import StartupError
+from .files import checkpoint_dir, read_json
+from .models.config import DecoderConfig
+from .resources import Resources
+from .wire import (
+    Abort,
+    CheckIntegrity,
+    Configure,
+    Failed,
+    Heartbeat,
+    Integrity,
+    Message,
+    Shutdown,
+    Starting,
+    Submit,
+    ToEngine,
+    encode_frame,
+    split_frames,
+    to_engine_decoder,
+)
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+HEARTBEAT_S = 1.0
+RECEIVE_BYTES = 1 << 18
+
+
+class Disconnected(Exception):
+    """The API process is gone: nobody is left to work for."""
+
+
+class Link:
+    """The socket to the API process."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = bytearray()
+        self._frames: list[bytes] = []
+
+    def send(self, message: Message) -> None:
+        """Send one message; raises Disconnected."""
+        try:
+            self._socket.sendall(encode_frame(message))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Disconnected from error
+
+    def receive(self, timeout_s: float) -> list[bytes]:
+        """Frames that are there, waiting at most `timeout_s` for the first; raises Disconnected."""
+        readable, _, _ = select.select([self._socket], [], [], max(timeout_s, 0.0))
+        if not readable:
+            return []
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+        except ConnectionResetError as error:
+            raise Disconnected from error
+        if not data:
+            raise Disconnected
+        self._buffer += data
+        return split_frames(self._buffer)
+
+    def receive_config(self) -> tuple[EngineConfig, list[bytes]]:
+        """The first frame, and those that came right behind it."""
+        frames: list[bytes] = []
+        while not frames:
+            frames = self.receive(HEARTBEAT_S)
+        return msgspec.msgpack.decode(frames[0], type=EngineConfig), frames[1:]
+
+
+class Loop:
+    """Steps while there is work, answers messages between steps, and beats once a second."""
+
+    def __init__(self, link: Link, engine: "Engine") -> None:
+        self._link = link
+        self._engine = engine
+        self._is_draining = False
+        self._next_beat = 0.0
+
+    def run(self, frames: list[bytes]) -> None:
+        """Returns after a Shutdown, once nothing runs or waits; raises Disconnected."""
+        while True:
+            for frame in frames:
+                self._handle(to_engine_decoder.decode(frame))
+            if self._is_draining and not self._engine.has_work:
+                return
+            self._beat(time.monotonic())
+            if self._engine.has_work:
+                self._step()
+            idle_s = 0.0 if self._engine.has_work else self._next_beat - time.monotonic()
+            frames = self._link.receive(idle_s)
+
+    def _step(self) -> None:
+        report, failures = self._engine.step()
+        for failure in failures:
+            self._link.send(failure)
+        if report is not None:
+            self._link.send(report)
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case Submit():
+                answer = self._engine.submit(message, time.monotonic())
+            case Abort():
+                answer = self._engine.abort(message)
+            case Configure():
+                answer = None
+                self._engine.configure(message)
+            case CheckIntegrity():
+                answer = None
+                self._link.send(Integrity(self._engine.scheduler.check_integrity()))
+            case Shutdown():
+                answer = None
+                self._is_draining = True
+        if answer is not None:
+            self._link.send(answer)
+
+    def _beat(self, now: float) -> None:
+        if now >= self._next_beat:
+            self._next_beat = now + HEARTBEAT_S
+            engine = self._engine
+            self._link.send(Heartbeat(engine.num_steps, engine.has_work, engine.snapshot()))
+
+
+def serve(link: Link) -> int:
+    """Start, serve and stop; the process's exit status."""
+    config, frames = link.receive_config()
+    link.send(Starting("import", 0))
+    _set_threads(Resources().num_threads())
+    try:
+        # What can be refused without torch, whose import takes seconds, is refused before it.
+        DecoderConfig.from_json(read_json(checkpoint_dir(config.model), "config.json"))
+        from .startup import start  # imports torch, which reads the settings above
+
+        engine, ready = start(config, lambda phase, percent: link.send(Starting(phase, percent)))
+        link.send(ready)
+        # What is alive now stays: collections need not look at it again.
+        gc.collect()
+        gc.freeze()
+        Loop(link, engine).run(frames)
+    except StartupError as error:
+        link.send(Failed(error.code, error.message))
+        return error.exit_status
+    except Disconnected:
+        raise
+    except Exception as error:
+        link.send(Failed("engine_failed", f"{type(error).__name__}: {error}"))
+        raise
+    return 0
+
+
+def _set_threads(count: int) -> None:
+    """Threads as the quota pays for, and none that spins while it waits.
+
+    With default spinning, two threads on busy cores took 10-100 times as long (measured).
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(count))
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; `--fd` is the inherited socket."""
+    parser = argparse.ArgumentParser(prog="sluice_worker.engine_process")
+    parser.add_argument("--fd", type=int, required=True)
+    fd: int = parser.parse_args(arguments).fd
+    with socket.socket(fileno=fd) as sock:
+        sock.setblocking(True)
+        try:
+            return serve(Link(sock))
+        except Disconnected:
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

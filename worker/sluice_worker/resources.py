@@ -1,0 +1,108 @@
+"""What this process may use of the machine: CPU quota and memory limit of its cgroup. No torch.
+
+Limits are looked up from the process's own cgroup to the root and the smallest holds; in a
+container the mount shows the container's own cgroup as the root.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+# v1 writes "no limit" as the largest multiple of the page size.
+_NO_LIMIT = 1 << 60
+
+
+class Resources:
+    """Reads below `cgroup` and `proc`, which tests replace."""
+
+    def __init__(self, cgroup: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> None:
+        self._cgroup = cgroup
+        self._proc = proc
+
+    def cpu_quota(self) -> float | None:
+        """Cores that the cgroup may use on average, or None without a limit."""
+        quotas = []
+        for directory in self._directories("cpu"):
+            words = _words(directory / "cpu.max")  # v2: "max 100000" or "50000 100000"
+            if not words:
+                words = _words(directory / "cpu.cfs_quota_us")
+                words += _words(directory / "cpu.cfs_period_us")
+            if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:
+                quotas.append(int(words[0]) / int(words[1]))
+        return min(quotas, default=None)
+
+    def num_threads(self) -> int:
+        """Compute threads: the CPUs it may run on, and no more than the quota pays for."""
+        cpus = len(os.sched_getaffinity(0))
+        quota = self.cpu_quota()
+        return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
+
+    def memory_bytes(self) -> int:
+        """The cgroup's memory limit, or the machine's memory where that is smaller or unlimited."""
+        limits = [self._node_memory()]
+        for directory in self._directories("memory"):
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                words = _words(directory / name)
+                if words and words[0].isdigit() and int(words[0]) < _NO_LIMIT:
+                    limits.append(int(words[0]))
+        return min(limits)
+
+    def resident_bytes(self, pid: int) -> int:
+        """Resident memory of a process; 0 where it cannot be read."""
+        words = _words(self._proc / str(pid) / "statm")
+        return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if len(words) > 1 else 0
+
+    def peak_bytes(self) -> int:
+        """Largest resident memory of this process since `reset_peak`."""
+        return _kibibytes(self._proc / "self" / "status", "VmHWM:")
+
+    def reset_peak(self) -> bool:
+        """Start a new peak (man 5 proc, clear_refs: 5); False where that is not allowed."""
+        try:
+            (self._proc / "self" / "clear_refs").write_text("5")
+        except OSError:
+            return False
+        return True
+
+    def _node_memory(self) -> int:
+        return _kibibytes(self._proc / "meminfo", "MemTotal:")
+
+    def _directories(self, controller: str) -> Iterator[Path]:
+        """Cgroup directories that may hold the controller's limits, v2 and v1."""
+        for line in _lines(self._proc / "self" / "cgroup"):
+            _, names, path = line.split(":", 2)
+            if not names:
+                yield from _up(self._cgroup, path)
+                yield from _up(self._cgroup / "unified", path)
+            elif controller in names.split(","):
+                yield from _up(self._cgroup / names, path)
+                yield from _up(self._cgroup / controller, path)
+
+
+def _up(base: Path, path: str) -> Iterator[Path]:
+    here = base / path.lstrip("/")
+    if here != base:
+        yield here
+        yield from (parent for parent in here.parents if parent.is_relative_to(base))
+    else:
+        yield base
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _words(path: Path) -> list[str]:
+    lines = _lines(path)
+    return lines[0].split() if lines else []
+
+
+def _kibibytes(path: Path, label: str) -> int:
+    for line in _lines(path):
+        if line.startswith(label):
+            return int(line.split()[1]) << 10
+    return 0

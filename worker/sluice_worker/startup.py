@@ -1,0 +1,314 @@
+"""From a configuration to an engine that serves: weights, memory, profile.
+
+Memory is planned by the formula before anything is loaded, then again with what was measured, and
+both are reported.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from .blocks import BlockPool
+from .config import EngineConfig
+from .contract import MemoryReport
+from .engine import Engine
+from .errors import ConfigError, DoesNotFit
+from .files import checkpoint_dir, eos_token_ids, read_json
+from .models.config import DecoderConfig
+from .models.decoder import Decoder
+from .resources import Resources
+from .runner import Runner
+from .scheduler import MIN_CHUNK_TOKENS, Limits, Scheduler, Work
+from .sequence import Sequence
+from .sizing import (
+    DEFAULT_MEAN_LENGTH,
+    DTYPE_BYTES,
+    MemoryPlan,
+    SizingError,
+    advice,
+    blocks_for,
+    plan_memory,
+    resolve_dtype,
+    weights_bytes,
+)
+from .steptime import StepRecord, StepTimes, predicted_cap
+from .weights import Checkpoint, RandomWeights, TensorSource
+from .wire import Ready, Submit
+
+Progress = Callable[[str, int], None]
+"""(phase, percent) of the start."""
+
+DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 64, "cuda": 16}
+PROFILE_CPU_S = 1.5
+"""CPU seconds that the profile may take: in a pod of half a core they are three of waiting."""
+MAX_STEP_S = 0.5
+"""Longest dummy step; the activations of a larger one are extrapolated."""
+
+
+def start(config: EngineConfig, progress: Progress) -> tuple[Engine, Ready]:
+    """Load the model and measure it. Raises StartupError with one sentence."""
+    return _Start(config, Resources()).run(progress)
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What the profile found."""
+
+    activation_bytes: int
+    records: list[StepRecord]
+
+
+class _Start:
+    """One start; the attributes are what its later phases need of the earlier."""
+
+    def __init__(self, config: EngineConfig, resources: Resources) -> None:
+        self.config = config
+        self.resources = resources
+        self.directory: Path = checkpoint_dir(config.model)
+        config_json = read_json(self.directory, "config.json")
+        self.decoder = DecoderConfig.from_json(config_json)
+        self.eos = eos_token_ids(self.directory, config_json)
+        self.device = torch.device(_pick_device(config.device))
+        self.kind: Literal["cpu", "cuda"] = "cuda" if self.device.type == "cuda" else "cpu"
+        self.dtype_name = resolve_dtype(config.dtype, self.decoder.shape)
+        self.block_size = config.block_size or DEFAULT_BLOCK_SIZE[self.kind]
+        self.max_model_len = config.max_model_len or self.decoder.shape.max_position
+
+    def run(self, progress: Progress) -> tuple[Engine, Ready]:
+        progress("weights", 0)
+        base_bytes = self._base_bytes()
+        source = self._source()
+        planned = self._plan(self._weights_bytes(source), None)
+        _refuse_unless_fits(planned, self.decoder)
+        model = Decoder(self.decoder, source.read)
+        source.finish(self.decoder.shape.tie_word_embeddings)
+        progress("profile", 60)
+        measured = self._profile(model, planned)
+        activation = max(measured.activation_bytes, planned.activation_bytes)
+        plan = self._plan(model.num_bytes, activation)
+        _refuse_unless_fits(plan, self.decoder)
+        progress("memory", 90)
+        runner = Runner(model, plan.num_blocks, self.block_size, self.eos)
+        times = StepTimes()
+        times.set_profile(measured.records)
+        predicted = self._predicted_cap(times, plan.ceiling)
+        limits = self._limits(plan.ceiling, predicted)
+        engine = Engine(self._scheduler(plan, limits), runner, times)
+        report = MemoryReport(
+            planned=planned.as_dict(),
+            measured={
+                "total_bytes": planned.total_bytes,
+                "weights_bytes": model.num_bytes,
+                "activation_bytes": measured.activation_bytes,
+                "reserve_bytes": base_bytes,
+                "kv_cache_bytes": runner.num_bytes,
+            },
+            kv_tokens=plan.kv_tokens,
+        )
+        return engine, self._ready(plan, predicted, limits, report, times)
+
+    # Memory
+
+    def _base_bytes(self) -> int:
+        """What is there before the model: on a CPU both processes, on a GPU the context."""
+        if self.kind == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            return int(total - free)
+        pids = (os.getpid(), os.getppid())
+        return sum(self.resources.resident_bytes(pid) for pid in pids)
+
+    def _total_bytes(self) -> int:
+        if self.kind == "cuda":
+            return int(torch.cuda.mem_get_info(self.device)[1])
+        return self.resources.memory_bytes()
+
+    def _plan(self, num_weights: int, activation: int | None) -> MemoryPlan:
+        config = self.config
+        try:
+            return plan_memory(
+                self.decoder.shape,
+                total_bytes=self._total_bytes(),
+                utilization=config.memory_utilization,
+                weights_bytes=num_weights,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=self.max_model_len,
+                block_size=self.block_size,
+                dtype_bytes=DTYPE_BYTES[self.dtype_name],
+                max_num_seqs=config.max_num_seqs,
+                lengths=None,
+                device=self.kind,
+                activation_bytes=activation,
+                num_blocks=config.num_gpu_blocks_override,
+            )
+        except SizingError as error:
+            raise ConfigError([str(error)]) from error
+
+    # Weights
+
+    def _source(self) -> TensorSource:
+        dtype: torch.dtype = getattr(torch, self.dtype_name)
+        if self.config.load_format == "dummy":
+            return RandomWeights(self.config.seed, dtype, self.device)
+        return Checkpoint(self.directory, dtype, self.device)
+
+    def _weights_bytes(self, source: TensorSource) -> int:
+        dtype_bytes = DTYPE_BYTES[self.dtype_name]
+        if isinstance(source, Checkpoint):
+            return source.num_elements * dtype_bytes
+        return weights_bytes(self.decoder.shape, dtype_bytes)
+
+    # Profile
+
+    def _profile(self, model: Decoder, plan: MemoryPlan) -> _Measured:
+        """Time a few dummy steps, cheap ones first, and take the peak of a large one."""
+        budget = self.config.max_num_batched_tokens
+        largest = max(min(budget, self.max_model_len), 1)
+        runner = Runner(
+            model, blocks_for(self.max_model_len, self.block_size), self.block_size, self.eos
+        )
+        dummy = _Dummy(runner, self.max_model_len)
+        dummy.run(dummy.prefill(min(8, largest)))  # the first calls of a library are slow
+        deadline = time.process_time() + PROFILE_CPU_S
+        records = []
+        for works in self._profile_steps(dummy, plan.ceiling, largest):
+            records.append(min((dummy.run(works) for _ in range(2)), key=lambda r: r.step_ms))
+            if time.process_time() > deadline:
+                break
+        rate_ms = max(r.step_ms / r.num_prefill_tokens for r in records if r.num_prefill_tokens)
+        affordable = min(budget, max(int(1000 * MAX_STEP_S / rate_ms), MIN_CHUNK_TOKENS))
+        peak = self._peak_bytes(dummy, affordable)
+        return _Measured(math.ceil(peak * budget / affordable), records)
+
+    def _profile_steps(self, dummy: "_Dummy", ceiling: int, largest: int) -> Iterator[list[Work]]:
+        short, long = min(32, self.max_model_len), min(512, self.max_model_len)
+        yield dummy.prefill(min(32, largest))
+        yield dummy.decodes(1, short)
+        yield dummy.decodes(min(8, ceiling), short)
+        yield dummy.decodes(min(8, ceiling), long)
+        yield dummy.prefill(min(128, largest))
+        yield dummy.decodes(min(32, ceiling), short)
+        yield dummy.decodes(1, long)
+        yield dummy.prefill(min(256, largest))
+
+    def _peak_bytes(self, dummy: "_Dummy", num_tokens: int) -> int:
+        works = dummy.prefill(num_tokens)
+        if self.kind == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            dummy.run(works)
+            return int(torch.cuda.max_memory_allocated(self.device) - before)
+        if not self.resources.reset_peak():
+            return 0
+        before = self.resources.resident_bytes(os.getpid())
+        dummy.run(works)
+        return max(self.resources.peak_bytes() - before, 0)
+
+    # Limits
+
+    def _predicted_cap(self, times: StepTimes, ceiling: int) -> int:
+        if self.config.itl_ms is None or times.model is None:
+            return ceiling
+        return predicted_cap(
+            times.model,
+            itl_ms=self.config.itl_ms,
+            kv_per_seq=min(self.max_model_len / 2, DEFAULT_MEAN_LENGTH),
+            chunk_tokens=MIN_CHUNK_TOKENS,
+            ceiling=ceiling,
+        )
+
+    def _limits(self, ceiling: int, predicted: int) -> Limits:
+        config = self.config
+        return Limits(
+            epoch=config.epoch,
+            max_num_seqs=min(config.initial_num_seqs or predicted, ceiling),
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            itl_ms=config.itl_ms,
+        )
+
+    def _scheduler(self, plan: MemoryPlan, limits: Limits) -> Scheduler:
+        caching = self.config.enable_prefix_caching
+        return Scheduler(
+            BlockPool(plan.num_blocks, self.block_size, prefix_caching=caching),
+            limits,
+            max_model_len=self.max_model_len,
+            vocab_size=self.decoder.shape.vocab_size,
+            eos_token_ids=self.eos,
+        )
+
+    def _ready(
+        self,
+        plan: MemoryPlan,
+        predicted: int,
+        limits: Limits,
+        memory: MemoryReport,
+        times: StepTimes,
+    ) -> Ready:
+        return Ready(
+            ceiling=plan.ceiling,
+            predicted_max_num_seqs=predicted,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            num_blocks=plan.num_blocks,
+            kv_tokens=plan.kv_tokens,
+            memory=memory,
+            step_model=times.model,
+        )
+
+
+class _Dummy:
+    """Steps of made-up sequences, which all write to the same blocks: only their cost matters."""
+
+    def __init__(self, runner: Runner, max_model_len: int) -> None:
+        self._runner = runner
+        self._max_model_len = max_model_len
+
+    def prefill(self, num_tokens: int) -> list[Work]:
+        """Whole prompts, together `num_tokens`."""
+        works = []
+        while num_tokens > 0:
+            count = min(num_tokens, self._max_model_len)
+            works.append(Work(self._sequence(count), 0, count, samples=True))
+            num_tokens -= count
+        return works
+
+    def decodes(self, count: int, context: int) -> list[Work]:
+        """One token each for `count` sequences of `context` tokens."""
+        sequences = [self._sequence(context) for _ in range(count)]
+        return [Work(sequence, context - 1, 1, samples=True) for sequence in sequences]
+
+    def run(self, works: list[Work]) -> StepRecord:
+        started = time.monotonic()
+        self._runner.execute(works)
+        ended = time.monotonic()
+        return StepRecord(
+            at_s=ended,
+            num_decodes=sum(1 for work in works if work.num_tokens == 1),
+            num_kv_tokens=sum(work.start + work.num_tokens for work in works),
+            num_prefill_tokens=sum(work.num_tokens for work in works if work.num_tokens > 1),
+            step_ms=1000 * (ended - started),
+        )
+
+    def _sequence(self, num_tokens: int) -> Sequence:
+        request = Submit("", [0] * num_tokens, 1, 0.0, 0, False, [], 0, 0.0)
+        sequence = Sequence(request, seed=0)
+        num_blocks = blocks_for(num_tokens, self._runner.block_size)
+        sequence.block_ids = list(range(num_blocks))
+        return sequence
+
+
+def _pick_device(asked: str) -> str:
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(["--device cuda: this machine has no usable GPU."])
+    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _refuse_unless_fits(plan: MemoryPlan, decoder: DecoderConfig) -> None:
+    if not plan.fits:
+        raise DoesNotFit(f"{plan.explain()} {advice(plan, decoder.shape)}")
