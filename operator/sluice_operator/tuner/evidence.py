@@ -135,8 +135,7 @@ class Work:
     throttled_share: float
     waiting_cap: int
     waiting_kv: int
-    running: int
-    refused: int
+    spare_pods: tuple[str, ...]
 
 
 def recent(pods: Iterable[HeardPod]) -> list[Tick]:
@@ -151,7 +150,7 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
     steps = sum(tick.steps for tick in ticks)
     busy_s = sum(tick.busy_s for tick in ticks)
     output = _output_tokens(pods, ticks)
-    prompt = _prompt_tokens(ticks)
+    prompt = _prompt_tokens(pods)
     return Work(
         output_tokens=output,
         prompt_tokens=prompt,
@@ -161,8 +160,16 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
         throttled_share=sum(t.throttled_s for t in ticks) / busy_s if busy_s else 0.0,
         waiting_cap=sum(tick.waiting.cap for tick in last),
         waiting_kv=sum(tick.waiting.kv for tick in last),
-        running=sum(tick.running for tick in last),
-        refused=sum(tick.refused for tick in ticks),
+        spare_pods=tuple(pod.view.name for pod in pods if _has_spare(pod)),
+    )
+
+
+def _has_spare(pod: HeardPod) -> bool:
+    """Whether nothing waited and at most half of the cap ran for ten seconds."""
+    ticks = [tick for _, tick in pod.ticks[-k.STALE_TICKS :]]
+    return all(
+        2 * tick.max_running <= tick.max_num_seqs and not (tick.waiting.cap + tick.waiting.kv)
+        for tick in ticks
     )
 
 
@@ -170,16 +177,20 @@ def _output_tokens(pods: Sequence[HeardPod], ticks: Sequence[Tick]) -> float:
     """Mean output of what finished. Running ones count once nothing finished: a lower bound."""
     generated = sum(tick.generated_tokens for tick in ticks)
     finished = sum(tick.finished for tick in ticks)
-    if finished >= len(pods) * k.MIN_FINISHED:
+    if finished and finished >= len(pods) * k.MIN_FINISHED:
         return max(generated / finished, 1.0)
     open_ones = finished + sum(pod.ticks[-1][1].running for pod in pods)
     return max(k.DEFAULT_OUTPUT_TOKENS, generated / open_ones if open_ones else 0.0)
 
 
-def _prompt_tokens(ticks: Sequence[Tick]) -> float:
-    started = sum(tick.arrivals - min(tick.refused, tick.arrivals) for tick in ticks)
-    computed = sum(tick.prefill_tokens for tick in ticks)
-    return computed / started if started else k.DEFAULT_PROMPT_TOKENS
+def _prompt_tokens(pods: Sequence[HeardPod]) -> float:
+    """Prefilled tokens per request that was started: finished ones and those more that run."""
+    computed, started = 0, 0
+    for pod in pods:
+        ticks = [tick for _, tick in pod.ticks[-k.RECENT_TICKS :]]
+        computed += sum(tick.prefill_tokens for tick in ticks[1:])
+        started += sum(tick.finished for tick in ticks[1:]) + ticks[-1].running - ticks[0].running
+    return computed / started if started > 0 else k.DEFAULT_PROMPT_TOKENS
 
 
 def _total_tokens(pods: Sequence[HeardPod], default: float) -> float:

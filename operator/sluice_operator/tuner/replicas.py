@@ -34,8 +34,13 @@ def _queue(case: Case, capacity: Capacity | None) -> Queue:
             batch = capacity.concurrency
             prefill_ms = case.model.d * case.work.prompt_tokens + case.model.mean_ms(batch, 0)
         wait_s = max(0.0, targets.ttft_ms - prefill_ms) / 1000
-    waiting = case.work.waiting_cap + case.work.waiting_kv
-    return Queue(wait_s, targets.allowed_share, targets.window_s, waiting)
+    return Queue(wait_s, targets.allowed_share, targets.window_s, _backlog(case))
+
+
+def _backlog(case: Case) -> int:
+    """Requests that wait for want of pods: none while a pod has much room (clients that keep an old
+    connection, or a queue from before it came)."""
+    return 0 if case.work.spare_pods else case.work.waiting_cap + case.work.waiting_kv
 
 
 def _capacity(case: Case) -> Capacity | None:
@@ -144,9 +149,11 @@ def _overloaded(case: Case, demand: Demand) -> bool:
 
 
 def _queue_grows(case: Case) -> bool:
-    """Whether the queue grew all the while that every pod was full."""
+    """Whether the queue grew all the while that every pod was full, and none is on its way."""
     num = int(k.GROWING_QUEUE_S / TICK_SECONDS)
-    if not case.pods or any(len(pod.ticks) < num for pod in case.pods):
+    if not case.pods or case.fleet.num_ready < case.seen.replicas:
+        return False
+    if any(len(pod.ticks) < num for pod in case.pods):
         return False
     spans = [[tick for _, tick in pod.ticks[-num:]] for pod in case.pods]
     full = all(

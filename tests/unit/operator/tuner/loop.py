@@ -1,11 +1,12 @@
 """Runs the real tuner against the model world, as the operator's rim does."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
-from sluice_operator.tuner import Decision, Limits, Observation, Past, decide
+from sluice_operator.tuner import Decision, Limits, Observation, Past, Targets, decide
 from sluice_worker.contract import TICK_SECONDS
-from unit.operator.tuner.world import World
+from unit.operator.tuner.world import Shape, World
 
 
 @dataclass
@@ -64,3 +65,14 @@ class Loop:
     def last(self) -> Decision:
         """The newest decision."""
         return self.decisions[-1][1]
+
+
+SMALL_CPU = Shape(a=4, b=1.0, c=0.0005, d=0.3, kv_tokens=40_000, ceiling=32, noise=0.1)
+"""32 sequences take 38 ms a step; about 10 requests/s of 64 + 64 tokens."""
+TARGETS = Targets("99", ttft_ms=500, itl_ms=60, e2e_ms=None, window_s=60)
+
+
+def limits(**changes: Any) -> Limits:
+    """1..32 sequences on 1..4 replicas, scaled in after 30 s."""
+    usual = Limits(32, 1, min_replicas=1, max_replicas=4, scale_down_window_s=30)
+    return replace(usual, **changes)

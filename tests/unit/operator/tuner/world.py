@@ -338,6 +338,7 @@ class Pod:
                     break
                 self.tick.ttft.n += 1
                 self.tick.ttft.over += 1
+                sequence.waited_for_kv |= self.running < self.cap
                 self._book_miss(sequence, now)
         tick, self.tick = self.tick, OpenTick(settled=not self.draining_to_cap)
         self.ticks.append(self._closed(tick, now, seq))

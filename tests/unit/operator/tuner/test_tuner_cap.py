@@ -1,0 +1,182 @@
+"""What the tuner does to the cap, in the model world with the real code."""
+
+from dataclasses import replace
+
+from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
+from unit.operator.tuner.traces import bursts, poisson
+from unit.operator.tuner.world import Request, World
+
+
+def test_cap_bound_misses_raise_the_cap_by_doubling_within_20_s_each() -> None:
+    world = World(SMALL_CPU, TARGETS, poisson([(120, 9)]), cap=2)
+    loop = Loop(world, limits(max_replicas=1))
+    loop.run(120)
+    times = [at for at, _, _ in loop.cap_changes]
+    caps = [2, *(cap for _, cap, _ in loop.cap_changes)]
+    assert times[0] <= 20
+    assert all(later - sooner <= 20 for sooner, later in zip(times, times[1:], strict=False))
+    assert all(sooner < later <= 2 * sooner for sooner, later in zip(caps, caps[1:], strict=False))
+    assert caps[-1] >= 16
+
+
+def test_light_load_does_not_raise_an_unused_cap() -> None:
+    world = World(SMALL_CPU, TARGETS, poisson([(600, 1)]), cap=8)
+    loop = Loop(world, limits())
+    loop.run(600)
+    assert loop.cap_changes == loop.replica_changes == []
+    assert loop.last.reason == "CapUnused"
+
+
+def test_broken_gaps_lower_the_cap_to_the_models_best() -> None:
+    targets = replace(TARGETS, itl_ms=30)
+    world = World(SMALL_CPU, targets, poisson([(120, 12)]), cap=32)
+    loop = Loop(world, limits(max_replicas=1))
+    loop.run(120)
+    at, cap, reason = loop.cap_changes[0]
+    assert reason == "InterTokenLatencyBreached"
+    assert cap == loop.decisions[0][1].predicted_cap or 6 <= cap <= 14
+    assert at <= 30
+
+
+def test_draining_from_a_high_cap_does_not_lower_it_a_second_time() -> None:
+    long_ones = [Request(0.1 + 0.01 * i, 16, 1500) for i in range(32)]
+    targets = replace(TARGETS, itl_ms=30)
+    world = World(SMALL_CPU, targets, long_ones, cap=32)
+    loop = Loop(world, limits(max_replicas=1))
+    loop.run(50)
+    assert len(loop.cap_changes) == 1
+    assert world.pods[0].running > world.cap
+
+
+def test_a_cap_without_a_step_model_is_lowered_by_a_fifth_of_what_ran() -> None:
+    shape = replace(SMALL_CPU, reports_model=False, ceiling=256, kv_tokens=400_000)
+    long_ones = [Request(0.1 + 0.01 * i, 16, 3000) for i in range(40)]
+    world = World(shape, replace(TARGETS, itl_ms=30), long_ones, cap=256)
+    loop = Loop(world, limits(ceiling=256, max_replicas=1))
+    loop.run(20)
+    assert loop.cap_changes[0][1] == 32
+
+
+def test_long_prompts_that_break_the_first_token_do_not_raise_the_cap() -> None:
+    world = World(SMALL_CPU, TARGETS, poisson([(300, 0.2)], prompt=3000), cap=4)
+    loop = Loop(world, limits())
+    loop.run(300)
+    assert loop.cap_changes == []
+    infeasible = [d for _, d in loop.decisions if d.slo_feasible.holds is False]
+    assert {d.slo_feasible.reason for d in infeasible} == {"PrefillExceedsTarget"}
+
+
+def test_waiting_for_kv_memory_adds_pods_and_leaves_the_cap() -> None:
+    shape = replace(SMALL_CPU, kv_tokens=1600)
+    world = World(shape, TARGETS, poisson([(200, 5)], prompt=256, output=64), cap=16)
+    loop = Loop(world, limits())
+    loop.run(200)
+    assert loop.cap_changes == []
+    assert loop.replica_changes
+    assert any(d.cause == "kv" for _, d in loop.decisions)
+
+
+def test_throttling_that_breaks_even_one_sequence_is_infeasible_and_named() -> None:
+    shape = replace(SMALL_CPU, stall_ms=50, stall_chance=0.3)
+    world = World(shape, replace(TARGETS, itl_ms=40), poisson([(120, 4)]), cap=8)
+    loop = Loop(world, limits(max_replicas=3))
+    loop.run(120)
+    assert loop.cap_changes == loop.replica_changes == []
+    assert loop.last.slo_feasible.holds is False
+    assert loop.last.slo_feasible.reason == "CPUThrottled"
+
+
+def test_a_pod_that_is_always_throttled_somewhat_is_tuned_like_any_other() -> None:
+    shape = replace(SMALL_CPU, stall_ms=50, stall_chance=0.1)
+    world = World(shape, replace(TARGETS, itl_ms=150), poisson([(120, 7)]), cap=2)
+    loop = Loop(world, limits(max_replicas=1))
+    loop.run(120)
+    assert world.cap >= 16
+    assert loop.last.slo_feasible.holds
+
+
+def test_nothing_finishes_and_the_breach_is_still_seen() -> None:
+    shape = replace(SMALL_CPU, kv_tokens=10_000_000)
+    world = World(shape, TARGETS, poisson([(60, 1)], output=100_000), cap=4)
+    loop = Loop(world, limits(max_replicas=1, ceiling=4))
+    loop.run(60)
+    assert sum(pod.total_finished for pod in world.pods) <= 2
+    assert loop.last.verdicts["timeToFirstToken"].verdict == "Breach"
+    assert loop.last.slo_met.holds is False
+
+
+def test_one_slow_pod_of_three_is_named_and_the_cap_left_alone() -> None:
+    world = World(SMALL_CPU, TARGETS, poisson([(200, 9)]), cap=8, replicas=3)
+    world.pods[1].slowness = 6.0
+    loop = Loop(world, limits(min_replicas=3))
+    loop.run(200)
+    assert loop.last.noisy_pods == ("pod-2",)
+    assert not any(reason == "InterTokenLatencyBreached" for _, _, reason in loop.cap_changes)
+
+
+def test_a_cap_that_breached_is_not_retried_for_ten_minutes() -> None:
+    shape = replace(SMALL_CPU, reports_model=False)
+    world = World(shape, replace(TARGETS, itl_ms=30), poisson([(700, 12)]), cap=32)
+    loop = Loop(world, limits(max_replicas=1))
+    loop.run(600)
+    lowered = [at for at, _, why in loop.cap_changes if why == "InterTokenLatencyBreached"]
+    breached = min(known.cap for known in loop.past.breached_caps)
+    assert lowered
+    assert world.cap < breached
+    assert not any(at > lowered[-1] for at, cap, _ in loop.cap_changes if cap >= breached)
+
+
+def test_edited_targets_void_the_evidence_and_what_was_learnt() -> None:
+    world = World(SMALL_CPU, replace(TARGETS, itl_ms=30), poisson([(400, 12)]), cap=32)
+    loop = Loop(world, limits(max_replicas=1))
+    loop.run(60)
+    assert loop.past.breached_caps
+    world.set_targets(replace(TARGETS, itl_ms=100))
+    edited = loop.turn()
+    assert edited.verdicts["interTokenLatency"].epoch_n == 0
+    assert loop.past.breached_caps == ()
+    loop.run(200)
+    assert world.cap > 16
+
+
+def test_three_nines_at_one_request_a_second_change_nothing() -> None:
+    targets = replace(TARGETS, percentile="99.9", window_s=600)
+    world = World(SMALL_CPU, targets, poisson([(600, 1)]), cap=8)
+    loop = Loop(world, limits())
+    loop.run(600)
+    assert loop.cap_changes == loop.replica_changes == []
+    assert loop.last.verdicts["timeToFirstToken"].verdict in ("Hold", "Headroom")
+
+
+def test_rare_traffic_is_said_to_be_unverifiable() -> None:
+    targets = replace(TARGETS, percentile="99.9", window_s=600)
+    world = World(SMALL_CPU, targets, poisson([(600, 0.1)]), cap=8)
+    loop = Loop(world, limits())
+    loop.run(600)
+    assert not loop.last.verdicts["timeToFirstToken"].verifiable
+
+
+def test_an_infeasible_first_token_target_never_lowers_the_cap() -> None:
+    targets = replace(TARGETS, ttft_ms=5)
+    world = World(SMALL_CPU, targets, poisson([(300, 5)]), cap=8)
+    loop = Loop(world, limits())
+    loop.run(300)
+    assert min([8, *(cap for _, cap, _ in loop.cap_changes)]) == 8
+
+
+def test_advisory_mode_reports_and_changes_nothing() -> None:
+    targets = replace(TARGETS, mode="Advisory")
+    world = World(SMALL_CPU, targets, poisson([(60, 9)]), cap=2)
+    loop = Loop(world, limits())
+    loop.run(60)
+    assert (world.cap, world.replicas) == (2, 1)
+    assert loop.last.proposed_cap == 4
+    assert loop.last.message.startswith("advisory: ")
+
+
+def test_a_burst_raises_the_cap_but_never_beyond_the_ceiling_or_the_prediction() -> None:
+    world = World(SMALL_CPU, TARGETS, bursts(100, 30, 20), cap=2)
+    loop = Loop(world, limits(max_replicas=1))
+    loop.run(600)
+    best = max(d.predicted_cap or 0 for _, d in loop.decisions)
+    assert 16 <= world.cap <= min(best, 32)

@@ -1,0 +1,180 @@
+"""What the tuner does to the replicas, in the model world with the real code."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from random import Random
+
+import pytest
+from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
+from unit.operator.tuner.traces import bursts, poisson
+from unit.operator.tuner.world import Pod, Request, World
+
+
+def to_the_oldest(pods: Sequence[Pod], request: Request, random: Random) -> Pod:
+    """Keep-alive clients that never reconnect."""
+    return pods[0]
+
+
+def test_a_load_over_one_pod_adds_one_and_a_low_load_takes_it_back() -> None:
+    world = World(SMALL_CPU, TARGETS, poisson([(60, 5), (200, 13), (200, 3)]), cap=2)
+    loop = Loop(world, limits())
+    loop.run(460)
+    (out_s, out, _), (in_s, back, _) = loop.replica_changes
+    assert (out, back) == (2, 1)
+    assert 60 < out_s <= 120
+    assert 290 <= in_s <= 330
+    assert loop.last.slo_met.holds
+
+
+@pytest.mark.parametrize("per_s", [2.0, 5.0, 7.0, 9.0, 12.0])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_replicas_do_not_swing_at_constant_load(per_s: float, replicas: int) -> None:
+    world = World(SMALL_CPU, TARGETS, poisson([(900, per_s)]), cap=16, replicas=replicas)
+    loop = Loop(world, limits(), every_s=4)
+    loop.run(900)
+    assert len(loop.replica_changes) <= 1
+
+
+def test_recurring_bursts_change_the_replicas_at_most_twice() -> None:
+    world = World(SMALL_CPU, TARGETS, bursts(200, 30, 100), cap=16)
+    loop = Loop(world, limits(), every_s=10)
+    loop.run(3000)
+    assert len(loop.replica_changes) <= 2
+
+
+def test_one_burst_that_a_pod_drains_by_itself_adds_no_pod() -> None:
+    trace = chain(poisson([(100, 3)]), (Request(100, 64, 64) for _ in range(120)))
+    tail = (Request(r.t_s + 100, r.prompt_tokens, r.max_tokens) for r in poisson([(100, 3)]))
+    world = World(SMALL_CPU, TARGETS, chain(trace, tail), cap=16)
+    loop = Loop(world, limits())
+    loop.run(200)
+    assert loop.replica_changes == []
+    assert any(d.verdicts["timeToFirstToken"].verdict == "Breach" for _, d in loop.decisions)
+
+
+def test_a_backlog_after_a_scale_out_adds_no_further_pod() -> None:
+    shape = replace(SMALL_CPU, cold_start_s=60)
+    world = World(shape, TARGETS, poisson([(30, 3), (400, 14)]), cap=30)
+    loop = Loop(world, limits(max_replicas=6))
+    loop.run(430)
+    assert [replicas for _, replicas, _ in loop.replica_changes] == [2]
+
+
+def test_load_that_rose_again_does_not_wait_for_the_first_scale_out() -> None:
+    shape = replace(SMALL_CPU, cold_start_s=120)
+    world = World(shape, TARGETS, poisson([(30, 3), (40, 14), (100, 40)]), cap=30)
+    loop = Loop(world, limits(max_replicas=6))
+    loop.run(150)
+    assert len(loop.replica_changes) >= 2
+    assert loop.replica_changes[1][0] < loop.replica_changes[0][0] + 120
+
+
+@pytest.mark.parametrize("overload", ["Queue", "Shed"])
+def test_overload_at_the_maximum_keeps_the_promise_broken_and_says_why(overload: str) -> None:
+    targets = replace(TARGETS, overload=overload)  # type: ignore[arg-type]
+    shape = replace(SMALL_CPU, max_num_queued=20)
+    world = World(shape, targets, poisson([(200, 60)]), cap=30)
+    loop = Loop(world, limits(max_replicas=1))
+    loop.run(200)
+    late = [decision for at, decision in loop.decisions if at > 30]
+    assert {decision.slo_met.holds for decision in late} == {False}
+    assert late[-1].slo_met.reason == "AtMaxReplicas"
+    assert world.replicas == 1
+
+
+def test_zero_traffic_scales_in_to_the_minimum() -> None:
+    world = World(SMALL_CPU, TARGETS, (), cap=8, replicas=4)
+    loop = Loop(world, limits())
+    loop.run(120)
+    assert world.replicas == 1
+    assert loop.last.slo_met.holds is None
+    assert loop.last.slo_met.reason == "NoTraffic"
+
+
+def test_demand_is_read_from_arrivals_when_completions_saturate() -> None:
+    world = World(SMALL_CPU, TARGETS, poisson([(60, 40)]), cap=30)
+    loop = Loop(world, limits(max_replicas=8))
+    loop.run(60)
+    assert loop.replica_changes[-1][1] >= 4
+
+
+def test_dropping_prefix_hits_add_a_pod_and_leave_the_cap() -> None:
+    def hits() -> list[Request]:
+        arrivals = poisson([(400, 5)], prompt=512, output=32)
+        cached = {True: 460, False: 0}
+        return [replace(r, cached_tokens=cached[r.t_s < 150]) for r in arrivals]
+
+    world = World(SMALL_CPU, TARGETS, hits(), cap=16)
+    loop = Loop(world, limits())
+    loop.run(400)
+    assert all(at > 150 for at, _, _ in loop.replica_changes)
+    assert loop.replica_changes[0][1] == 2
+    assert world.cap >= 16
+
+
+def test_keep_alive_clients_on_the_old_pod_do_not_add_pods_beyond_demand() -> None:
+    world = World(SMALL_CPU, TARGETS, poisson([(300, 13)]), cap=30, route=to_the_oldest)
+    loop = Loop(world, limits(max_replicas=6))
+    loop.run(300)
+    assert max(replicas for _, replicas, _ in loop.replica_changes) == 2
+
+
+def test_scaling_in_mid_stream_loses_no_request() -> None:
+    trace = list(poisson([(60, 12), (100, 2)], output=400))
+    world = World(SMALL_CPU, TARGETS, trace, cap=30, replicas=2)
+    loop = Loop(world, limits(scale_down_window_s=4))
+    loop.run(400)
+    pods = world.pods + world.gone
+    assert loop.replica_changes[-1][1] == 1
+    assert sum(pod.total_finished for pod in pods) == len(trace)
+    assert world.lost == 0
+
+
+def test_an_infeasible_first_token_at_the_ceiling_does_not_pin_replicas() -> None:
+    targets = replace(TARGETS, ttft_ms=5)
+    world = World(SMALL_CPU, targets, poisson([(300, 5)]), cap=32)
+    loop = Loop(world, limits(max_replicas=8))
+    loop.run(300)
+    assert world.replicas <= 2
+
+
+def test_idle_replicas_leave_although_the_target_is_infeasible() -> None:
+    targets = replace(TARGETS, ttft_ms=5)
+    world = World(SMALL_CPU, targets, poisson([(300, 1)]), cap=32, replicas=4)
+    loop = Loop(world, limits())
+    loop.run(300)
+    assert world.replicas <= 2
+
+
+def test_an_outside_owner_of_the_replicas_is_respected() -> None:
+    world = World(SMALL_CPU, TARGETS, poisson([(120, 13)]), cap=2)
+    loop = Loop(world, limits(replicas_external=True))
+    loop.run(120)
+    assert loop.replica_changes == []
+    assert world.cap > 2
+
+
+def test_an_outside_owner_attached_later_takes_over_at_once() -> None:
+    world = World(SMALL_CPU, TARGETS, poisson([(200, 13)]), cap=30)
+    loop = Loop(world, limits())
+    loop.run(100)
+    world.set_replicas(3)
+    loop.limits = limits(replicas_external=True, max_replicas=2)
+    loop.run(200)
+    assert world.replicas == 3
+
+
+def test_replicas_follow_edited_limits() -> None:
+    world = World(SMALL_CPU, TARGETS, (), cap=8, replicas=1)
+    loop = Loop(world, limits(min_replicas=3))
+    loop.run(4)
+    assert world.replicas == 3
+
+
+def test_scale_up_waits_for_its_window() -> None:
+    world = World(SMALL_CPU, TARGETS, poisson([(120, 13)]), cap=30)
+    loop = Loop(world, limits(scale_up_window_s=30))
+    loop.run(120)
+    wanted_s = next(at for at, d in loop.decisions if d.reason == "ScaleUpWindow")
+    assert loop.replica_changes[0][0] >= wanted_s + 30
