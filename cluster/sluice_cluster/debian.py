@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 from sluice_cluster.settings import COLD_NEED_BYTES, WARM_NEED_BYTES, ClusterError, Paths
 from sluice_cluster.shell import run_visibly, say
@@ -25,8 +28,8 @@ PACKAGES = {
     "ca-certificates": "/etc/ssl/certs/ca-certificates.crt",
     "python3-venv": "/usr/lib/python3/dist-packages",
 }
-# Debian's packages start these as system services; ours are instances of our own
-SERVICES = ("containerd", "docker-registry")
+# while it exists and exits 101, dpkg starts no service: ours are instances of our own
+POLICY = Path("/usr/sbin/policy-rc.d")
 FOUND_ELSEWHERE = {"iproute2": "/sbin/ip", "nftables": "/sbin/nft", "iptables": "/sbin/iptables"}
 
 
@@ -45,11 +48,25 @@ def install_missing(paths: Paths) -> None:
     if not absent:
         return
     say(f"installing Debian packages: {' '.join(absent)}")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     log = paths.logs / "apt.log"
     run_visibly("apt-get update", ["apt-get", "update", "-q"], log, env=environment)
     command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *absent]
-    run_visibly("apt-get install", command, log, env=environment)
+    with _no_services():
+        run_visibly("apt-get install", command, log, env=environment)
+
+
+@contextlib.contextmanager
+def _no_services() -> Iterator[None]:
+    if POLICY.exists():  # somebody else's policy stands
+        yield
+        return
+    POLICY.write_text("#!/bin/sh\nexit 101\n")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink()
 
 
 def check_disk(paths: Paths) -> None:

@@ -62,8 +62,13 @@ def push_pause(paths: Paths, binary: Path) -> None:
     context.mkdir(parents=True, exist_ok=True)
     shutil.copy(binary, context / "pause")
     (context / "Dockerfile").write_text(PAUSE_FILE)
-    run(["buildah", "bud", "-q", "-t", name, context], env=_environment())
+    run([*_buildah(paths), "bud", "-q", "-t", name, context], env=_environment())
     push(paths, "pause", name)
+
+
+def _buildah(paths: Paths) -> list[Word]:
+    """buildah with a store of our own: the machine's own images are left alone."""
+    return ["buildah", f"--root={paths.cache / 'buildah'}", f"--runroot={paths.build_run}"]
 
 
 def _environment() -> dict[str, str]:
@@ -96,8 +101,17 @@ def _status(url: str) -> int:
 def push(paths: Paths, what: str, name: str) -> None:
     """Push to the registry in `name`; only the loopback one may speak plain HTTP."""
     options = ["--tls-verify=false"] if name.startswith(f"{REGISTRY}/") else []
-    command = ["buildah", "push", *options, name, f"docker://{name}"]
+    command: list[Word] = [*_buildah(paths), "push", *options, name, f"docker://{name}"]
     run_visibly(f"{what} push", command, paths.logs / f"push-{what}.log")
+
+
+def _fetch(paths: Paths, what: str, name: str) -> None:
+    """Bring an image to the node now: a first pod would wait a minute for it."""
+    ctr: list[Word] = ["ctr", f"--address={paths.run / 'containerd.sock'}", "--namespace=k8s.io"]
+    registries = paths.run / "config" / "registries"
+    command: list[Word] = [*ctr, "images", "pull", f"--hosts-dir={registries}", name]
+    log = paths.logs / f"pull-{what}.log"
+    run_visibly(f"{what} pull", command, log, describe=lambda lines: "unpacking")
 
 
 def image_key(paths: Paths, image: Image) -> str:
@@ -150,20 +164,23 @@ def deliver(settings: Settings, state: State) -> dict[str, str]:
         else:
             build(paths, image, name)
             push(paths, image.name, name)
+            if state.kind == "local":
+                _fetch(paths, image.name, name)
     return references
 
 
 def ensure_base(paths: Paths) -> str:
     """A base image as python:3-slim is one, made from Debian packages; returns its name."""
     name = base_reference()
-    if succeeds(["buildah", "inspect", "--type=image", name]):
+    buildah = _buildah(paths)
+    if succeeds([*buildah, "inspect", "--type=image", name]):
         return name
     with locked(paths.cache / "base.lock"), tempfile.TemporaryDirectory(dir=paths.cache) as root:
         command = ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", _suite(), root]
         run_visibly("base image", command, paths.logs / "debootstrap.log")
-        container = run(["buildah", "from", "scratch"], env=_environment()).strip()
-        run(["buildah", "copy", "-q", container, root, "/"], env=_environment())
-        run(["buildah", "commit", "-q", "--rm", container, name], env=_environment())
+        container = run([*buildah, "from", "scratch"], env=_environment()).strip()
+        run([*buildah, "copy", "-q", container, root, "/"], env=_environment())
+        run([*buildah, "commit", "-q", "--rm", container, name], env=_environment())
     return name
 
 
@@ -171,7 +188,8 @@ def build(paths: Paths, image: Image, name: str) -> None:
     """Build one image with buildah, layer by layer: what did not change comes from its cache."""
     with locked(paths.cache / "images.lock"):
         base = ensure_base(paths)
-        command: list[Word] = ["buildah", "bud", "--layers", "--network=host", *_from_host()]
+        command = [*_buildah(paths), "bud", "--layers", "--force-rm", "--network=host"]
+        command += _from_host()
         command += ["--build-arg", f"BASE={base}", "-t", name, "-f", image.dockerfile, "."]
         run_visibly(
             f"{image.name} image",

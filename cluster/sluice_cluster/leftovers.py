@@ -26,9 +26,12 @@ PROGRAMS = (
     "docker-registry",
     "containerd-shim-runc-v2",
     "containerd",
+    "buildah",
 )
 # what Kubernetes and containerd make outside the folders that we give them
 FOREIGN = (
+    "/etc/cni",
+    "/run/containers",
     "/run/containerd",
     "/var/lib/cni",
     "/var/lib/kubelet",
@@ -63,6 +66,9 @@ def clean(paths: Paths) -> None:
     """Leave no process, mount, interface, address, rule, cgroup or folder of a local cluster."""
     _stop_processes(paths)
     _unmount((paths.run, paths.var, paths.cache / "containerd"))
+    if not any(_ours(str(paths.build_run))):  # else an image is being built
+        _unmount((paths.build_run, paths.cache / "buildah"))
+        shutil.rmtree(paths.build_run, ignore_errors=True)
     network.remove()
     _remove_cgroups()
     before = Before.read(paths.run / "before.json")

@@ -45,6 +45,7 @@ class Paths:
     repository: Path
     cache: Path  # kept for ever: binaries, base image, registry, unpacked images
     run: Path = Path("/run/sluice")  # sockets and pids of the local cluster; one per machine
+    build_run: Path = Path("/run/sluice-build")  # buildah's mounts and locks
     var: Path = Path("/var/lib/sluice")  # etcd and kubelet; gone after `down`
 
     @property
