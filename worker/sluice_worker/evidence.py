@@ -166,7 +166,8 @@ class Recorder:
         self._tick_start_s = now_s
         self._throttled_s = 0.0
         self._settling: _Settling | None = None
-        self._is_mixed = True  # the first tick holds the start
+        self._is_mixed = True
+        self._is_started = False
         self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
         self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
         self._pending: dict[str, Flight] = {}  # without a first token, oldest first
@@ -176,6 +177,7 @@ class Recorder:
     def start(self, epoch: int, max_num_seqs: int, slo: Slo) -> None:
         """The engine serves, and this has been in force from its first step on."""
         self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
+        self._is_started = True
 
     def configure(self, epoch: int, max_num_seqs: int, slo: Slo) -> None:
         """A change is in force; until it has taken effect, ticks are not settled.
@@ -396,7 +398,7 @@ class Recorder:
         self._throttled_s = throttled_s
         self._next_seq += 1
         self._tick = _OpenTick()
-        self._is_mixed = self._settling is not None
+        self._is_mixed = self._settling is not None or not self._is_started
 
     def _settle(self, num_running: int) -> None:
         if self._settling is not None and self._settling.is_over(num_running):

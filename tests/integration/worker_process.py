@@ -1,0 +1,121 @@
+"""A real worker: both of its processes, on loopback, with a tiny random model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from unit.worker.api.tiny import write_checkpoint
+
+START_S = 120.0
+POLL_S = 0.05
+ENGINE = "sluice_worker.engine_process"
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A running worker and where it listens."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    url: str
+    admin_url: str
+
+    def events(self) -> list[dict[str, Any]]:
+        """The JSON lines that it has logged."""
+        lines = self.log.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def engine_pid(self) -> int:
+        """The process id of its engine process."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        for pid in children.split():
+            if ENGINE in Path(f"/proc/{pid}/cmdline").read_text():
+                return int(pid)
+        raise AssertionError("the worker has no engine process")
+
+    def until(self, path: str, status: int, limit_s: float = START_S) -> httpx.Response:
+        """The first answer of GET `path` that has `status`."""
+        end_s = time.monotonic() + limit_s
+        while time.monotonic() < end_s:
+            assert self.process.poll() is None, self.log.read_text()
+            answer = httpx.get(self.url + path, timeout=10)
+            if answer.status_code == status:
+                return answer
+            time.sleep(POLL_S)
+        raise AssertionError(f"{path} did not answer {status}: {answer.text}")
+
+    def metric(self, name: str) -> float:
+        """The sum of a family's series as the metrics page shows them now."""
+        text = httpx.get(self.admin_url + "/metrics").text
+        values = [
+            float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if line.startswith((name + "{", name + " "))
+        ]
+        assert values, f"no {name} in the metrics"
+        return sum(values)
+
+    def until_metric(self, name: str, value: float, limit_s: float = 20.0) -> None:
+        """Wait until a metric has `value`."""
+        end_s = time.monotonic() + limit_s
+        while (seen := self.metric(name)) != value:
+            assert time.monotonic() < end_s, f"{name} stayed at {seen}, not {value}"
+            time.sleep(POLL_S)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+
+
+def command(model: Path, *flags: str) -> list[str]:
+    """A worker's command line, on free ports of loopback."""
+    return [
+        *(sys.executable, "-m", "sluice_worker", "--model", str(model), "--load-format", "dummy"),
+        *("--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--device", "cpu"),
+        *("--served-model-name", "tiny", "--dtype", "float32", *flags),
+    ]
+
+
+@contextmanager
+def running_worker(directory: Path, *flags: str, ready: bool = True) -> Iterator[Worker]:
+    """A worker in a process of its own, ended on leaving."""
+    model = write_checkpoint(directory / "model", max_position=4096)
+    log = directory / "worker.log"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command(model, *flags), stderr=output, env=environment)
+    try:
+        worker = _listening(process, log)
+        if ready:
+            worker.until("/readyz", 200)
+        yield worker
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _listening(process: subprocess.Popen[bytes], log: Path) -> Worker:
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        for line in log.read_text().splitlines():
+            if '"listening"' in line:
+                event = json.loads(line)
+                urls = [f"http://127.0.0.1:{event[key]}" for key in ("port", "admin_port")]
+                return Worker(process, log, *urls)
+        assert process.poll() is None, log.read_text()
+        time.sleep(POLL_S)
+    raise AssertionError("the worker did not listen: " + log.read_text())
+
+
+def stream_events(body: str) -> list[str]:
+    """The data of each server-sent event."""
+    return [part.removeprefix("data: ") for part in body.split("\n\n") if part]
