@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from sluice_operator.crd import crd, render
 from sluice_operator.spec import Spec, parse
+from sluice_operator.tuner.types import LimitedBy, TargetName, Verdict
 from unit.operator.objects import changed, valid_object
 
 ROOT = Path(__file__).parents[3]
@@ -95,3 +96,13 @@ def test_every_dataclass_of_the_spec_is_frozen() -> None:
         assert value.__dataclass_params__.frozen, type(value)
         pending += [v for f in fields(value) if is_dataclass(v := getattr(value, f.name))]
     assert Spec.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def test_the_status_takes_every_word_of_the_tuner() -> None:
+    properties = SCHEMA["properties"]["status"]["properties"]
+    assert set(properties["batching"]["properties"]["limitedBy"]["enum"]) == set(
+        get_args(LimitedBy)
+    )
+    for name in get_args(TargetName):
+        target = properties["slo"]["properties"][name]["properties"]
+        assert set(target["verdict"]["enum"]) == set(get_args(Verdict))
