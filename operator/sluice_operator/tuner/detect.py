@@ -1,6 +1,6 @@
 """The two tests of the evidence: is a target breached, and is there headroom. Otherwise: hold."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, log
 
@@ -11,16 +11,22 @@ Series = Sequence[tuple[int, int]]
 
 
 def breach_evidence(series: Series, allowed: float, threshold: float) -> float:
-    """Mean capital of the bets against "the share over target is at most `allowed`".
+    """Evidence after the last tick that more than `allowed` is over: a breach from `threshold`."""
+    evidence = 1.0
+    for evidence in breach_path(series, allowed, threshold):  # noqa: B007 - the last one
+        pass
+    return evidence
+
+
+def breach_path(series: Series, allowed: float, threshold: float) -> Iterator[float]:
+    """Mean capital of the bets against "the share over target is at most `allowed`", tick by tick.
 
     A betting CUSUM (e-detector: Shin, Ramdas, Rinaldo 2023) on the ticks' fractions, so any
     dependence inside a tick is allowed. A tick smaller than the mean bets less. Clipped at a
     multiple of `threshold` so that it can be forgotten again.
     """
     sizes = [n for n, _ in series if n]
-    if not sizes:
-        return 1.0
-    mean_size = sum(sizes) / len(sizes)
+    mean_size = sum(sizes) / len(sizes) if sizes else 1.0
     stakes = [bet * 0.01 / allowed for bet in k.BETS]
     capital = [1.0] * len(stakes)
     for n, over in series:
@@ -28,12 +34,13 @@ def breach_evidence(series: Series, allowed: float, threshold: float) -> float:
             continue
         win = min(1.0, n / mean_size) * (over / n - allowed)
         capital = [
-            max(1.0, s) * (1 + stake * win) for s, stake in zip(capital, stakes, strict=True)
+            max(1.0, held) * (1 + stake * win) for held, stake in zip(capital, stakes, strict=True)
         ]
-        excess = sum(capital) / len(capital) / (k.EVIDENCE_KEPT * threshold)
+        mean = sum(capital) / len(capital)
+        excess = mean / (k.EVIDENCE_KEPT * threshold)
         if excess > 1:
-            capital = [s / excess for s in capital]
-    return sum(capital) / len(capital)
+            capital = [held / excess for held in capital]
+        yield min(mean, k.EVIDENCE_KEPT * threshold)
 
 
 def design_effect(batches: Series, spell_correlation: float = 0.0) -> float:

@@ -1,0 +1,43 @@
+"""A long steady run exactly at the limit: the tuner must not fidget."""
+
+from collections import deque
+from random import Random
+
+import pytest
+from sluice_operator.tuner import Past, decide
+from sluice_worker.contract import Tick, Waiting
+from unit.operator.tuner.made import gaps, late, observation, pod, tick
+
+HOURS = 12
+TICKS_PER_HOUR = 1800
+
+
+def at_the_limit(random: Random, seq: int, cap: int, epoch: int) -> Tick:
+    """1 % of the gaps over, whole steps at once, and 1 % of the first tokens; the cap in use."""
+    slow_steps = sum(random.random() < 0.01 for _ in range(125))
+    slow_starts = sum(random.random() < 0.01 for _ in range(10))
+    return tick(
+        seq,
+        epoch=epoch,
+        max_num_seqs=cap,
+        max_running=cap,
+        itl=gaps(125 * cap, slow_steps * cap),
+        ttft=late(10, slow_starts),
+        waiting=Waiting(cap=1),
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_share_at_the_limit_all_day_changes_the_cap_less_than_once_an_hour(seed: int) -> None:
+    random, ring, past = Random(seed), deque[Tick](maxlen=300), Past()
+    cap, epoch, changes = 8, 1, 0
+    for seq in range(1, HOURS * TICKS_PER_HOUR):
+        ring.append(at_the_limit(random, seq, cap, epoch))
+        if seq % 20:
+            continue
+        view = pod("a", ring, epoch=epoch)
+        past, decision = decide(past, observation(view, cap=cap, epoch=epoch))
+        assert decision.replicas == 1
+        if decision.cap != cap:
+            cap, epoch, changes = decision.cap, epoch + 1, changes + 1
+    assert changes <= HOURS

@@ -1,0 +1,163 @@
+"""Which evidence counts: epochs, acknowledgements, silent pods, clocks, restarts."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from sluice_operator.tuner import Past, decide
+from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
+
+BROKEN = gaps(1000, 500)
+
+
+def test_only_ticks_of_the_epoch_are_evidence() -> None:
+    old = [tick(seq, itl=BROKEN) for seq in range(1, 20)]
+    new = [tick(seq, epoch=2) for seq in range(20, 40)]
+    _, decision = decide(Past(), observation(pod("a", old + new, epoch=2), epoch=2))
+    judged = decision.verdicts["interTokenLatency"]
+    assert (judged.epoch_n, judged.epoch_over) == (20_000, 0)
+    assert judged.over == 19 * 500
+    assert decision.cap == 8
+
+
+def test_unsettled_ticks_are_no_evidence_but_belong_to_the_promise() -> None:
+    ticks = [tick(seq, itl=BROKEN, settled=False) for seq in range(1, 20)]
+    _, decision = decide(Past(), observation(pod("a", ticks)))
+    assert decision.cap == 8
+    assert decision.verdicts["interTokenLatency"].epoch_n == 0
+    assert decision.slo_met.holds is False
+
+
+def test_counts_are_summed_over_the_pods_that_acknowledged_the_epoch() -> None:
+    first = pod("a", [tick(seq, epoch=2) for seq in range(1, 10)], epoch=2)
+    second = pod("b", [tick(seq, itl=BROKEN) for seq in range(1, 10)], epoch=1)
+    _, decision = decide(Past(), observation(first, second, epoch=2))
+    assert decision.verdicts["interTokenLatency"].epoch_n == 9_000
+    assert decision.cap == 8
+    third = pod("c", [tick(seq, epoch=2) for seq in range(1, 10)], epoch=2)
+    _, decision = decide(Past(), observation(first, second, third, epoch=2))
+    assert decision.verdicts["interTokenLatency"].epoch_n == 18_000
+
+
+def test_killed_between_persisting_and_sending_the_change_is_held_then_goes_on() -> None:
+    ticks = [tick(seq, ttft=late(10, 10)) for seq in range(1, 20)]
+    before, change = decide(Past(), observation(pod("a", ticks)))
+    assert change.cap == 16
+    persisted = {"cap": 16, "epoch": 2}
+    for past in (Past(), before):
+        _, held = decide(past, observation(pod("a", ticks), **persisted))
+        assert (held.cap, held.reason) == (16, "AwaitingAcknowledgement")
+        sent = pod("a", [*ticks, tick(20, epoch=2, max_num_seqs=16)], epoch=2)
+        _, after = decide(past, observation(sent, **persisted))
+        assert after.cap == 16
+        assert after.verdicts["timeToFirstToken"].epoch_n == 10
+
+
+def test_a_silent_pod_is_left_out_and_named() -> None:
+    ticks = [tick(seq, itl=BROKEN, ttft=late(10, 0)) for seq in range(1, 20)]
+    silent = pod("mute", [], evidence=None, config=None)
+    pods = (pod("a", ticks), pod("b", ticks), silent)
+    _, decision = decide(Past(), observation(*pods))
+    assert decision.silent_pods == ("mute",)
+    assert decision.metrics.holds
+    assert decision.cap == 6
+
+
+def test_a_pod_whose_ticks_stopped_is_silent() -> None:
+    stale = pod("stale", [tick(seq) for seq in range(1, 10)])
+    fresh = pod("fresh", [tick(seq) for seq in range(1, 20)])
+    _, decision = decide(Past(), observation(stale, fresh))
+    assert decision.silent_pods == ("stale",)
+
+
+def test_a_silent_majority_holds_everything() -> None:
+    ticks = [tick(seq, itl=BROKEN, ttft=late(10, 10)) for seq in range(1, 20)]
+    mute = [pod(name, [], evidence=None, config=None) for name in ("x", "y")]
+    _, decision = decide(Past(), observation(pod("a", ticks), *mute))
+    assert (decision.cap, decision.replicas) == (8, 3)
+    assert decision.metrics.holds is False
+    assert decision.reason == "MetricsUnavailable"
+
+
+def test_no_ready_pod_is_waited_for_without_blame() -> None:
+    starting = pod("a", [], ready=False, evidence=None, config=None)
+    _, decision = decide(Past(), observation(starting))
+    assert decision.metrics.holds is None
+    assert (decision.cap, decision.replicas) == (8, 1)
+
+
+@pytest.mark.parametrize("skew_s", [-3600.0, -30.0, -1.0, 1.0, 3600.0])
+def test_a_pod_with_another_clock_is_heard(skew_s: float) -> None:
+    ticks = [tick(seq, t_s=10_000 + 2.0 * seq + skew_s, itl=BROKEN) for seq in range(1, 20)]
+    now = 10_000 + 38.5
+    view = pod("a", ticks, seen_s=now)
+    _, decision = decide(Past(), observation(view, now=now))
+    assert decision.silent_pods == ()
+    assert decision.cap == 6
+
+
+def test_a_tick_that_was_read_twice_counts_once() -> None:
+    ticks = [tick(seq) for seq in range(1, 10)]
+    _, decision = decide(Past(), observation(pod("a", ticks + ticks)))
+    assert decision.verdicts["interTokenLatency"].n == 9_000
+
+
+def test_a_restarted_pod_keeps_what_it_served_before() -> None:
+    ticks = [tick(seq, t_s=2.0 * seq) for seq in range(1, 10)]
+    again = [tick(seq, t_s=40 + 2.0 * seq, boot_id="other") for seq in range(1, 10)]
+    _, decision = decide(Past(), observation(pod("a", ticks + again)))
+    assert decision.verdicts["interTokenLatency"].n == 18_000
+
+
+def test_leaving_pods_belong_to_the_promise_and_not_to_the_evidence() -> None:
+    ticks = [tick(seq) for seq in range(1, 10)]
+    leaving = pod("old", [tick(seq, itl=BROKEN) for seq in range(1, 10)], terminating=True)
+    _, decision = decide(Past(), observation(pod("a", ticks), leaving, replicas=1))
+    judged = decision.verdicts["interTokenLatency"]
+    assert (judged.n, judged.over) == (18_000, 4_500)
+    assert (judged.epoch_n, judged.epoch_over) == (9_000, 0)
+
+
+def test_the_promise_is_of_the_window_only() -> None:
+    ticks = [tick(seq, itl=BROKEN if seq < 50 else gaps(1000, 0)) for seq in range(1, 200)]
+    short = replace(TARGETS, window_s=100.0)
+    _, decision = decide(Past(), observation(pod("a", ticks), targets=short))
+    judged = decision.verdicts["interTokenLatency"]
+    assert (judged.n, judged.over) == (50_000, 0)
+
+
+def test_a_burst_of_cold_starts_changes_nothing() -> None:
+    ticks = [tick(seq, ttft=late(10, 10, "cold")) for seq in range(1, 20)]
+    _, decision = decide(Past(), observation(pod("a", ticks)))
+    assert (decision.cap, decision.replicas) == (8, 1)
+    assert decision.reason == "ColdStart"
+
+
+def test_past_survives_json() -> None:
+    ticks = [tick(seq, itl=BROKEN) for seq in range(1, 20)]
+    past, _ = decide(Past(), observation(pod("a", ticks)))
+    assert past.breached_caps
+    assert msgspec.json.decode(msgspec.json.encode(past), type=Past) == past
+
+
+def test_an_event_carries_epoch_target_counts_and_verdict() -> None:
+    ticks = [tick(seq, itl=BROKEN) for seq in range(1, 20)]
+    _, decision = decide(Past(), observation(pod("a", ticks)))
+    assert decision.reason == "InterTokenLatencyBreached"
+    assert decision.message == (
+        "epoch 1: interTokenLatency over 50 ms in 9500 of 19000 (50.00%, allowed 1.00%), "
+        "verdict Breach; cap 8 -> 6, 0.8 of the 8 that ran"
+    )
+
+
+def test_the_cap_is_kept_within_edited_limits_without_evidence() -> None:
+    limits = replace(LIMITS, ceiling=4)
+    _, decision = decide(Past(), observation(limits=limits))
+    assert (decision.cap, decision.reason) == (4, "WithinLimits")
+
+
+def test_measured_at_one_sequence_the_target_is_infeasible() -> None:
+    ticks = [tick(seq, itl=BROKEN, max_num_seqs=1, max_running=1) for seq in range(1, 20)]
+    _, decision = decide(Past(), observation(pod("a", ticks), cap=1))
+    assert (decision.cap, decision.replicas) == (1, 1)
+    assert decision.slo_feasible.reason == "InterTokenLatencyInfeasible"
