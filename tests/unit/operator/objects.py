@@ -191,7 +191,7 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
 }  # fmt: skip
 _JUNK: st.SearchStrategy[Any] = st.sampled_from(
     [
-        None, True, -1, 0, 2.0, 2**31, 2**63 - 1, 0.5, "", " ", "auto", "Auto", "0", "1e3", "-5s", "1 s",
+        None, True, -1, 0, 2**31, 2**63 - 1, 0.5, "", " ", "auto", "Auto", "0", "1e3", "-5s", "1 s",
         "٣ms", "NaN", "a\n", "\x00", "..", "'", "{{ .Values }}", "$(HOME)", "x" * 300, [], [None],
         [[]], {}, {"a": 1}, ["--seed=1\n"], "1h1m1s1ms1h", "5m", "file:///models/", "99.999",
     ]
