@@ -26,6 +26,8 @@ from .tuner.types import CapChange
 PAST_SAVE_SECONDS = 30.0
 """The tuner's memory alone is saved this rarely: losing it costs caution, not correctness."""
 
+_MEMORY_ONLY = {"data.past.json", f"metadata.annotations.{children.MANIFEST_ANNOTATION}"}
+
 
 @dataclass(frozen=True, slots=True)
 class Observed:
@@ -89,7 +91,7 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
     ceiling = _effective_ceiling(service.spec, observed)
     tuned = _tune(service.spec, observed, ceiling, now)
     wanted = _children(service, observed, settings, tuned.runtime)
-    written = tuple(_to_apply(wanted, observed, tuned, now))
+    written = tuple(_to_apply(wanted, observed, now))
     report = _report(service, observed, tuned, ceiling)
     new_status = status.build(report, observed.previous, now)
     told = (*tuned.notices, *_restorations(wanted, observed))
@@ -339,16 +341,14 @@ def _children(
     )
 
 
-def _to_apply(
-    wanted: tuple[Object, ...], observed: Observed, tuned: _Tuned, now: float
-) -> Iterator[Object]:
+def _to_apply(wanted: tuple[Object, ...], observed: Observed, now: float) -> Iterator[Object]:
     for manifest in wanted:
         live = observed.live.get(manifest["kind"])
         if _in_sync(manifest, live, observed):
             continue
         if manifest["kind"] != "ConfigMap":
             yield manifest
-        elif live is None or not _can_wait(tuned.runtime, observed, live, now):
+        elif live is None or not _can_wait(manifest, live, observed, now):
             yield _conditional(manifest, live)
 
 
@@ -360,12 +360,10 @@ def _in_sync(manifest: Object, live: Object | None, observed: Observed) -> bool:
     return observed.accepted.get(manifest["kind"]) == drift.acceptance(manifest, live)
 
 
-def _can_wait(runtime: Runtime, observed: Observed, live: Object, now: float) -> bool:
+def _can_wait(manifest: Object, live: Object, observed: Observed, now: float) -> bool:
     """Whether only the tuner's memory changed, and was saved not long ago."""
-    saved = observed.runtime is not None and observed.runtime.same_decision(runtime)
-    held = live.get("data") or {}
-    same = all(held.get(k) == v for k, v in runtime.data().items() if k != "past.json")
-    return saved and same and now - observed.saved_s < PAST_SAVE_SECONDS
+    changed = set(drift.differences(manifest, live))
+    return changed <= _MEMORY_ONLY and now - observed.saved_s < PAST_SAVE_SECONDS
 
 
 def _conditional(manifest: Object, live: Object | None) -> Object:

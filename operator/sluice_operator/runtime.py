@@ -26,10 +26,6 @@ class Runtime:
         past = msgspec.json.encode(self.past).decode()
         return {"epoch": str(self.epoch), **cap, "replicas": str(self.replicas), "past.json": past}
 
-    def same_decision(self, other: "Runtime") -> bool:
-        """Whether only the tuner's memory differs, if anything."""
-        return (self.epoch, self.cap, self.replicas) == (other.epoch, other.cap, other.replicas)
-
 
 def parse(data: Mapping[str, str]) -> Runtime | None:
     """Read ConfigMap data; None where a person has made nonsense of the numbers."""

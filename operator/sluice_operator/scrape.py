@@ -45,11 +45,12 @@ class Target:
     name: str
     uid: str
     ip: str
+    port: int = ADMIN_PORT
 
     def url(self, path: str) -> str:
         """`path` at the admin port."""
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"http://{host}:{ADMIN_PORT}{path}"
+        return f"http://{host}:{self.port}{path}"
 
 
 @dataclass(frozen=True, slots=True)

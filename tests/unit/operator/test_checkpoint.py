@@ -1,0 +1,123 @@
+"""Claims on reading checkpoints: headers only, hostile files refused with the file's name."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice_operator.checkpoint import Checkpoint, CheckpointError, Unread, read
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+    "vocab_size": 256, "max_position_embeddings": 512, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def _write_tensors(path: Path, header: dict[str, Any] | bytes, length: int | None = None) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A checkpoint of one tensor of 1,000 bfloat16 numbers."""
+    folder = tmp_path / "models" / "demo"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    tensor = {"dtype": "BF16", "shape": [10, 100], "data_offsets": [0, 2000]}
+    _write_tensors(folder / "model.safetensors", {"w": tensor})
+    return folder
+
+
+def _read(model: Path, dtype: str = "auto", uri: str = "file:///models/demo") -> Any:
+    return read(uri, dtype, model.parent)
+
+
+def test_weights_come_from_the_headers(model: Path) -> None:
+    found = _read(model)
+    assert isinstance(found, Checkpoint)
+    assert (found.dtype, found.weights_bytes, found.num_parameters) == ("bfloat16", 2000, 1000)
+
+
+def test_weights_are_counted_in_the_dtype_that_they_run_in(model: Path) -> None:
+    assert _read(model, "float32").weights_bytes == 4000
+
+
+def test_an_index_without_its_files_tells_the_size(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    index = {"metadata": {"total_size": 5000}, "weight_map": {"w": "model-1.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert _read(model, "float32").weights_bytes == 10_000
+
+
+def test_shards_are_added_up(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "model-1.safetensors")
+    tensor = {"dtype": "BF16", "shape": [50], "data_offsets": [0, 100]}
+    _write_tensors(model / "model-2.safetensors", {"v": tensor})
+    weight_map = {"w": "model-1.safetensors", "v": "model-2.safetensors"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert _read(model).weights_bytes == 2100
+
+
+@pytest.mark.parametrize("uri", ["pvc://claim/demo", "file:///models/absent"])
+def test_what_is_not_here_is_unknown_and_no_error(model: Path, uri: str) -> None:
+    assert isinstance(_read(model, uri=uri), Unread)
+
+
+@pytest.mark.parametrize(
+    ("content", "length"),
+    [(b"{}", 1000), (b"", 2**63), (b"[]", None), (b"{", None), (b"\xff\xfe", None)],
+)
+def test_a_broken_header_is_refused_with_the_files_name(
+    model: Path, content: bytes, length: int | None
+) -> None:
+    _write_tensors(model / "model.safetensors", content, length)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        _read(model)
+
+
+def test_an_empty_file_is_refused(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="truncated"):
+        _read(model)
+
+
+def test_deeply_nested_json_is_refused(model: Path) -> None:
+    (model / "config.json").write_text("[" * 200_000)
+    with pytest.raises(CheckpointError, match=r"config\.json is not JSON"):
+        _read(model)
+
+
+def test_pickles_are_named_and_not_opened(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
+        _read(model)
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "a/b.safetensors"])
+def test_an_index_that_points_outside_is_refused(model: Path, name: str) -> None:
+    index = {"weight_map": {"w": name}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="outside"):
+        _read(model)
+
+
+def test_a_link_out_of_the_models_directory_is_refused(model: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.json"
+    secret.write_text(json.dumps(CONFIG))
+    (model / "config.json").unlink()
+    (model / "config.json").symlink_to(secret)
+    with pytest.raises(CheckpointError, match="outside"):
+        _read(model)
+
+
+def test_a_pipe_is_refused_without_waiting_for_a_writer(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    os.mkfifo(model / "model.safetensors")
+    with pytest.raises(CheckpointError, match="regular file"):
+        _read(model)

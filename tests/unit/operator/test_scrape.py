@@ -1,0 +1,222 @@
+"""Claims on scraping: a pod that misbehaves is named in time, and costs no memory or state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from sluice_operator import scrape
+from sluice_operator.metrics import create_metrics
+from sluice_operator.scrape import Scrape, ScrapeError, Scraper, Target, create_client, merge
+from sluice_worker.contract import (
+    TICK_RING,
+    Evidence,
+    FirstTokens,
+    Requests,
+    RuntimePatch,
+    Tick,
+    TokenGaps,
+    Waiting,
+    encode,
+)
+from unit.operator.observations import NOW, create_config, create_evidence
+
+Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
+
+
+def _tick(seq: int, boot_id: str = "boot-1") -> Tick:
+    return Tick(
+        seq=seq, t_s=NOW + 2 * seq, epoch=1, boot_id=boot_id, settled=True, max_num_seqs=4,
+        arrivals=0, refused=0, finished=0, good=0, smooth=0, ttft=FirstTokens(),
+        itl=TokenGaps(), e2e=Requests(), steps=0, decodes=0, prefill_tokens=0,
+        generated_tokens=0, busy_s=0.0, throttled_s=0.0, running=0, max_running=0,
+        waiting=Waiting(),
+    )  # fmt: skip
+
+
+def _evidence(*seqs: int, boot_id: str = "boot-1") -> Evidence:
+    return create_evidence(ticks=[_tick(seq, boot_id) for seq in seqs], boot_id=boot_id)
+
+
+def _reply(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+@asynccontextmanager
+async def _admin_port(answer: Answer) -> AsyncIterator[Target]:
+    """A TCP server that reads one request after another and lets `answer` do what it likes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = next(
+                    (int(x[15:]) for x in head.decode().split("\r\n")
+                     if x.lower().startswith("content-length:")), 0,
+                )  # fmt: skip
+                await reader.readexactly(length)
+                await answer(head.decode(), writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        yield Target("demo-1", "uid-demo-1", "127.0.0.1", port)
+
+
+async def _scrape(target: Target, times: int = 1) -> Scrape:
+    async with create_client() as client:
+        scraper = Scraper(client, create_metrics())
+        for _ in range(times):
+            held = await scraper.scrape((target,), "token", NOW)
+    return held[target.uid]
+
+
+async def _healthy(head: str, writer: asyncio.StreamWriter) -> None:
+    after = int(head.partition("after=")[2].partition(" ")[0] or -1)
+    fresh = [seq for seq in (0, 1, 2) if seq > after]
+    body = encode(create_config()) if "runtime_config" in head else encode(_evidence(*fresh))
+    writer.write(_reply(body))
+
+
+async def test_only_new_ticks_are_asked_for_and_the_old_ones_stay() -> None:
+    async with _admin_port(_healthy) as target:
+        held = await _scrape(target, times=3)
+    assert held.problem is None
+    assert held.evidence is not None
+    assert [tick.seq for tick in held.evidence.ticks] == [0, 1, 2]
+
+
+async def test_the_token_is_sent_and_compression_is_not_accepted() -> None:
+    heads = []
+
+    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
+        heads.append(head.lower())
+        await _healthy(head, writer)
+
+    async with _admin_port(answer) as target:
+        await _scrape(target)
+    assert all("authorization: bearer token" in head for head in heads)
+    assert all("accept-encoding: identity" in head for head in heads)
+
+
+def test_a_restarted_pod_starts_with_empty_hands() -> None:
+    merged = merge(_evidence(5, 6), _evidence(0, boot_id="boot-2"))
+    assert [tick.seq for tick in merged.ticks] == [0]
+
+
+def test_at_most_half_an_hour_is_held() -> None:
+    held = _evidence(*range(TICK_RING))
+    merged = merge(held, _evidence(TICK_RING, TICK_RING + 1))
+    assert len(merged.ticks) == TICK_RING
+    assert merged.ticks[-1].seq == TICK_RING + 1
+
+
+def test_ticks_that_are_sent_twice_are_held_once() -> None:
+    merged = merge(_evidence(0, 1, 2), _evidence(1, 2, 3))
+    assert [tick.seq for tick in merged.ticks] == [0, 1, 2, 3]
+
+
+async def _hang(head: str, writer: asyncio.StreamWriter) -> None:
+    await asyncio.Event().wait()
+
+
+async def _drip(head: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    for _ in range(1_000_000):
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.01)  # each byte comes well within a read timeout
+
+
+async def _huge(head: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10000000000\r\n\r\n")
+    while True:
+        writer.write(b" " * 65536)
+        await writer.drain()
+
+
+async def _redirect(head: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(_reply(b"", "302 Found", "Location: http://169.254.169.254/"))
+
+
+async def _not_a_number(head: str, writer: asyncio.StreamWriter) -> None:
+    body = encode(create_config()).replace(b'"running":0', b'"running":NaN')
+    writer.write(_reply(body))
+
+
+async def _negative(head: str, writer: asyncio.StreamWriter) -> None:
+    body = encode(create_config()).replace(b'"running":0', b'"running":-1')
+    writer.write(_reply(body))
+
+
+async def _denied(head: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(_reply(b"{}", "401 Unauthorized"))
+
+
+async def _nonsense(head: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (_hang, "no answer within"),
+        (_drip, "no answer within"),
+        (_huge, "over 4 MiB"),
+        (_redirect, "answered 302"),
+        (_not_a_number, "not a valid RuntimeConfig"),
+        (_negative, "not a valid RuntimeConfig"),
+        (_denied, "answered 401"),
+        (_nonsense, "RemoteProtocolError"),
+    ],
+)
+async def test_a_pod_that_misbehaves_is_named_and_its_evidence_kept(
+    answer: Answer, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrape, "DEADLINE_S", 0.5)
+    async with _admin_port(answer) as target:
+        held = await _scrape(target)
+    assert held.problem is not None
+    assert says in held.problem
+    assert held.evidence is None
+
+
+async def test_an_absent_pod_is_named() -> None:
+    held = await _scrape(Target("gone", "uid-gone", "127.0.0.1", 1))
+    assert held.problem is not None
+    assert "ConnectError" in held.problem
+
+
+async def test_one_bad_pod_does_not_delay_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "DEADLINE_S", 0.5)
+    async with _admin_port(_hang) as bad, _admin_port(_healthy) as good, create_client() as client:
+        good = replace(good, uid="uid-good")
+        held = await Scraper(client, create_metrics()).scrape((bad, good), "token", NOW)
+    assert held["uid-good"].problem is None
+    assert held[bad.uid].problem is not None
+
+
+async def test_a_refused_patch_is_an_error_that_names_the_status() -> None:
+    async def refuse(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(_reply(b"{}", "409 Conflict"))
+
+    async with _admin_port(refuse) as target, create_client() as client:
+        with pytest.raises(ScrapeError, match="409"):
+            await Scraper(client, create_metrics()).patch(target, "t", RuntimePatch(epoch=1))
+
+
+async def test_an_accepted_patch_is_remembered_as_the_pods_configuration() -> None:
+    async with _admin_port(_healthy) as target, create_client() as client:
+        scraper = Scraper(client, create_metrics())
+        config = await scraper.patch(target, "t", RuntimePatch(epoch=1, max_num_seqs=4))
+        assert config.max_num_seqs == 4
+        assert scraper.knows(target.uid)

@@ -1,0 +1,232 @@
+"""Claims on conditions and status: what a person reads in `kubectl get` and `kubectl describe`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sluice_operator import events, status
+from sluice_operator.observed import Rollout, rollout_of
+from sluice_operator.runtime import Runtime
+from sluice_operator.status import Report, build, milliseconds, refuse
+from sluice_operator.tuner.types import CapChange, Past, ReplicaChange
+from unit.operator.observations import (
+    NOW,
+    create_config,
+    create_evidence,
+    create_fit,
+    create_pod,
+    create_service,
+)
+
+
+def _report(**changes: Any) -> Report:
+    service = create_service()
+    report = Report(
+        service=service,
+        fit=create_fit(service.spec),
+        rollout=Rollout(True, True, 1, 1, 1, None),
+        pods=(create_pod(),),
+        runtime=Runtime(1, 4, 1),
+        desired=1,
+        ceiling=32,
+        decision=None,
+        evidence=(),
+        configs=(),
+        problems=(),
+    )
+    return replace(report, **changes)
+
+
+def _condition(report: Report, kind: str) -> dict[str, Any]:
+    conditions = build(report, {}, NOW)["conditions"]
+    found: dict[str, Any] = next(c for c in conditions if c["type"] == kind)
+    return found
+
+
+def _waiting(reason: str, message: str = "why") -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"containerStatuses": [{"state": state, "restartCount": 3}], "conditions": []}
+
+
+def _oom(finished: str, ready: str = "True") -> dict[str, Any]:
+    ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": finished}
+    container = {"state": {"running": {}}, "lastState": {"terminated": ended}, "restartCount": 4}
+    conditions = [{"type": "Ready", "status": ready}]
+    return {"containerStatuses": [container], "conditions": conditions}
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason"),
+    [
+        (_waiting("ImagePullBackOff"), "ImagePullBackOff"),
+        (_waiting("ErrImageNeverPull"), "ErrImageNeverPull"),
+        (_waiting("CrashLoopBackOff"), "CrashLoopBackOff"),
+        (_waiting("CreateContainerConfigError"), "CreateContainerConfigError"),
+        (
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+                    }
+                ]
+            },
+            "Unschedulable",
+        ),
+    ],
+)
+def test_a_pod_that_does_not_start_is_the_reason_of_not_ready(
+    pod: dict[str, Any], reason: str
+) -> None:
+    report = _report(pods=(create_pod(**pod),), rollout=Rollout(True, True, 1, 1, 0, None))
+    ready = _condition(report, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", reason)
+    assert "demo-1" in ready["message"]
+    assert _condition(report, "Stalled")["reason"] == reason
+
+
+def test_a_crashing_worker_speaks_through_its_last_line() -> None:
+    pod = _waiting("CrashLoopBackOff", "back-off 5m0s restarting failed container")
+    said = "sluice-worker: --model /models/x is not a directory"
+    pod["containerStatuses"][0]["lastState"] = {"terminated": {"message": said, "exitCode": 2}}
+    report = _report(pods=(create_pod(**pod),))
+    assert said in _condition(report, "Ready")["message"]
+
+
+def test_ready_does_not_hide_a_pod_that_is_killed_for_memory_again_and_again() -> None:
+    report = _report(pods=(create_pod(**_oom("2025-10-09T08:52:00Z")),))
+    assert _condition(report, "Ready")["reason"] == "OOMKilled"
+
+
+def test_a_pod_killed_for_memory_long_ago_counts_again() -> None:
+    report = _report(pods=(create_pod(**_oom("2025-10-09T08:00:00Z")),))
+    assert _condition(report, "Ready")["status"] == "True"
+
+
+def test_pods_that_may_not_be_made_are_the_reason_of_not_ready() -> None:
+    failure = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": "exceeded quota",
+    }
+    deployment = {"metadata": {"generation": 1}, "status": {"conditions": [failure]}}
+    report = _report(pods=(), rollout=rollout_of(deployment))
+    ready = _condition(report, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "FailedCreate")
+    assert "exceeded quota" in ready["message"]
+
+
+def test_one_pod_of_two_serves_and_the_other_is_named() -> None:
+    pods = (create_pod("demo-1"), create_pod("demo-2", **_waiting("ImagePullBackOff")))
+    ready = _condition(_report(pods=pods, desired=2), "Ready")
+    assert ready["status"] == "True"
+    assert "1 of 2 pods serve" in ready["message"]
+    assert "demo-2: ImagePullBackOff" in ready["message"]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "reason", "state"),
+    [
+        (Rollout(True, False, 1, 1, 1), "RollingOut", "True"),
+        (Rollout(True, True, 2, 1, 2), "Scaling", "True"),
+        (Rollout(True, True, 1, 0, 1), "RollingOut", "True"),
+        (Rollout(True, True, 1, 1, 1), "Settled", "False"),
+    ],
+)
+def test_reconciling_follows_the_rollout(rollout: Rollout, reason: str, state: str) -> None:
+    condition = _condition(_report(rollout=rollout), "Reconciling")
+    assert (condition["status"], condition["reason"]) == (state, reason)
+
+
+def test_a_stalled_object_is_not_reconciling() -> None:
+    report = _report(pods=(create_pod(**_waiting("ErrImagePull")),), rollout=Rollout())
+    assert _condition(report, "Stalled")["status"] == "True"
+    assert _condition(report, "Reconciling")["status"] == "False"
+
+
+def test_a_transition_is_a_change_of_status_and_not_of_words() -> None:
+    first = build(_report(), {}, NOW)
+    later = build(_report(desired=2), first, NOW + 60)
+    times = {c["type"]: c["lastTransitionTime"] for c in first["conditions"]}
+    for condition in later["conditions"]:
+        same = condition["type"] != "Reconciling"
+        assert (condition["lastTransitionTime"] == times[condition["type"]]) is same
+
+
+def test_nothing_changes_in_the_status_while_nothing_happens() -> None:
+    report = _report(evidence=(create_evidence(),), configs=(create_config(),))
+    first = build(report, {}, NOW)
+    assert build(report, first, NOW + 3600) == first
+
+
+def test_an_unreadable_spec_keeps_what_was_known_and_says_every_problem() -> None:
+    before = build(_report(), {}, NOW)
+    after = refuse(before, 4, "spec.slo: a; spec.model: b", NOW + 5)
+    conditions = {c["type"]: c for c in after["conditions"]}
+    assert conditions["Ready"]["status"] == "True"
+    assert conditions["Stalled"]["reason"] == "InvalidSpec"
+    assert conditions["Stalled"]["message"] == "spec.slo: a; spec.model: b"
+    assert after["batching"] == before["batching"]
+    assert after["observedGeneration"] == 4
+
+
+def test_refused_writes_are_told_in_the_status() -> None:
+    failed = status.fail(build(_report(), {}, NOW), {}, "exceeded quota", NOW)
+    conditions = {c["type"]: c for c in failed["conditions"]}
+    assert (conditions["Stalled"]["status"], conditions["Stalled"]["message"]) == (
+        "True",
+        "exceeded quota",
+    )
+
+
+def test_measured_memory_stands_beside_the_plan() -> None:
+    memory = build(_report(evidence=(create_evidence(),)), {}, NOW)["memory"]
+    assert memory["measured"] == {"weights_bytes": 110}
+    assert memory["kvTokens"] == 4096
+    assert float(memory["errorPercent"]) < 0  # 110 bytes against a plan of 16 MiB
+
+
+def test_history_is_newest_first_and_bounded() -> None:
+    history = tuple(ReplicaChange(NOW + i, i, i + 1, f"R{i}", 1.0) for i in range(8))
+    change = CapChange(NOW, 8, 4, 2, "InterTokenBreach")
+    past = Past(scale_history=history, last_change=change)
+    built = build(_report(runtime=Runtime(2, 4, 1, past)), {}, NOW)
+    assert [entry["reason"] for entry in built["scaling"]["history"]] == [
+        "R7", "R6", "R5", "R4", "R3",
+    ]  # fmt: skip
+    assert built["batching"]["lastChange"]["from"] == 8
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.4213, "0.421ms"), (51.27, "51.3ms"), (1234.0, "1230ms"), (5e6, "5000s")]
+)
+def test_times_are_texts_of_three_digits(value: float, text: str) -> None:
+    assert milliseconds(value) == text
+
+
+def test_a_condition_that_turns_is_told_once() -> None:
+    before = build(_report(), {}, NOW)
+    broken = build(_report(pods=(create_pod(**_waiting("ErrImagePull")),)), before, NOW + 5)
+    told = list(events.transitions(before, broken))
+    assert {notice.reason for notice in told} == {"ErrImagePull"}
+    assert all(notice.warning for notice in told)
+    assert list(events.transitions(broken, broken)) == []
+
+
+def test_an_ordinary_start_is_no_warning() -> None:
+    starting = build(_report(pods=(), rollout=Rollout()), {}, NOW)
+    assert [n for n in events.transitions({}, starting) if n.warning] == []
+
+
+def test_an_event_has_a_name_that_repeats_with_its_key() -> None:
+    meta = {"name": "demo", "namespace": "default", "uid": "u"}
+    notice = events.Notice(False, "CapRaised", "m", "epoch/3")
+    one, two = events.manifest(meta, notice, NOW), events.manifest(meta, notice, NOW + 9)
+    assert one["metadata"] == two["metadata"]
+    other = events.manifest({**meta, "uid": "v"}, notice, NOW)
+    assert other["metadata"] != one["metadata"]
