@@ -1,0 +1,176 @@
+"""How a real worker starts, drains and dies: every request gets exactly one outcome."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from integration.worker_process import Worker, command, running_worker, stream_events
+from unit.worker.api.tiny import write_checkpoint
+
+LONG: dict[str, Any] = {"prompt": "def", "max_tokens": 1200, "ignore_eos": True}
+FLAGS = ("--max-num-seqs", "4", "--num-gpu-blocks-override", "512", "--shutdown-timeout", "60")
+RUNNING = "vllm:num_requests_running"
+
+
+async def post(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
+    return await client.post("/v1/completions", json={**LONG, **fields})
+
+
+def outcome(answer: httpx.Response | BaseException, *, stream: bool) -> str:
+    """ok, fail (a typed error) or cut; anything else is no outcome at all."""
+    if isinstance(answer, httpx.RemoteProtocolError | httpx.ReadError):
+        return "cut"
+    assert isinstance(answer, httpx.Response), answer
+    if answer.status_code != 200:
+        assert answer.json()["error"]["message"]
+        return "fail"
+    if not stream:
+        return "ok"
+    last = stream_events(answer.text)[-1]
+    return "ok" if last == "[DONE]" else "fail" if "error" in json.loads(last) else "cut"
+
+
+async def open_requests(client: httpx.AsyncClient, worker: Worker) -> list[asyncio.Task[Any]]:
+    """Four that run (two streams, two not) and two that wait."""
+    tasks = [asyncio.create_task(post(client, stream=i % 2 == 0)) for i in range(6)]
+    await asyncio.to_thread(worker.until_metric, RUNNING, 4)
+    await asyncio.to_thread(worker.until_metric, "vllm:num_requests_waiting", 2)
+    return tasks
+
+
+async def test_sigterm_under_load_loses_nothing_and_exits_0(tmp_path: Path) -> None:
+    with running_worker(tmp_path, *FLAGS) as worker:
+        async with httpx.AsyncClient(base_url=worker.url, timeout=120) as client:
+            tasks = await open_requests(client, worker)
+            worker.terminate()
+            await asyncio.to_thread(worker.until, "/readyz", 503)
+            refused = await post(client)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.headers["connection"] == "close"
+            answers = await asyncio.gather(*tasks)
+        assert [outcome(a, stream=i % 2 == 0) for i, a in enumerate(answers)] == ["ok"] * 6
+        assert await asyncio.to_thread(worker.process.wait, 20) == 0
+        assert "Traceback" not in worker.log.read_text()
+
+
+async def test_what_outlives_the_shutdown_timeout_is_told_so(tmp_path: Path) -> None:
+    with running_worker(tmp_path, *FLAGS, "--shutdown-timeout", "0.2") as worker:
+        async with httpx.AsyncClient(base_url=worker.url, timeout=120) as client:
+            tasks = await open_requests(client, worker)
+            worker.terminate()
+            answers = await asyncio.gather(*tasks)
+        assert [outcome(a, stream=i % 2 == 0) for i, a in enumerate(answers)] == ["fail"] * 6
+        assert await asyncio.to_thread(worker.process.wait, 20) == 0
+
+
+async def test_a_killed_engine_answers_everybody_and_ends_the_worker(tmp_path: Path) -> None:
+    with running_worker(tmp_path, *FLAGS) as worker:
+        async with httpx.AsyncClient(base_url=worker.url, timeout=120) as client:
+            tasks = await open_requests(client, worker)
+            os.kill(worker.engine_pid(), signal.SIGKILL)
+            answers = await asyncio.gather(*tasks)
+        seen = [outcome(a, stream=i % 2 == 0) for i, a in enumerate(answers)]
+        assert seen == ["fail"] * 6
+        assert await asyncio.to_thread(worker.process.wait, 20) == 1
+        assert any(event["event"] == "engine died" for event in worker.events())
+
+
+async def test_a_hung_engine_loses_readiness_first_and_then_liveness(tmp_path: Path) -> None:
+    with running_worker(tmp_path, *FLAGS, "--liveness-timeout", "4") as worker:
+        engine = worker.engine_pid()
+        async with httpx.AsyncClient(base_url=worker.url, timeout=120) as client:
+            tasks = await open_requests(client, worker)
+            os.kill(engine, signal.SIGSTOP)
+            await asyncio.to_thread(worker.until, "/readyz", 503, 10)
+            assert (await client.get("/healthz")).status_code == 200
+            failed = await asyncio.to_thread(worker.until, "/healthz", 503, 10)
+            assert "no step" in failed.json()["reason"]
+            os.kill(engine, signal.SIGCONT)
+            await asyncio.to_thread(worker.until, "/readyz", 200, 10)
+            answers = await asyncio.gather(*tasks)
+        assert [outcome(a, stream=i % 2 == 0) for i, a in enumerate(answers)] == ["ok"] * 6
+
+
+async def test_while_it_starts_a_worker_says_how_far_it_is(tmp_path: Path) -> None:
+    with running_worker(tmp_path, *FLAGS, ready=False) as worker:
+        async with httpx.AsyncClient(base_url=worker.url, timeout=30) as client:
+            starting = (await client.get("/readyz")).json()
+            refused = await post(client)
+            assert (await client.get("/healthz")).status_code == 200
+        assert starting["status"] == "not ready"
+        assert 0 <= starting["percent"] < 100
+        assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "not_ready")
+        await asyncio.to_thread(worker.until, "/readyz", 200)
+
+
+async def test_a_full_queue_is_answered_429_at_once(tmp_path: Path) -> None:
+    with running_worker(tmp_path, *FLAGS, "--max-num-queued-reqs", "2") as worker:
+        async with httpx.AsyncClient(base_url=worker.url, timeout=120) as client:
+            tasks = await open_requests(client, worker)
+            began_s = time.monotonic()
+            refused = await post(client)
+            assert time.monotonic() - began_s < 2
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            answers = await asyncio.gather(*tasks)
+        assert [answer.status_code for answer in answers] == [200] * 6
+
+
+async def test_shed_drops_what_cannot_meet_the_first_token_target(tmp_path: Path) -> None:
+    flags = (*FLAGS, "--overload", "Shed", "--slo-ttft-ms", "400")
+    with running_worker(tmp_path, *flags) as worker:
+        async with httpx.AsyncClient(base_url=worker.url, timeout=120) as client:
+            tasks = [asyncio.create_task(post(client)) for _ in range(6)]
+            answers = await asyncio.gather(*tasks)
+        assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 2
+        shed = next(answer for answer in answers if answer.status_code == 429)
+        assert shed.json()["error"]["reason"] == "shed"
+        assert int(shed.headers["retry-after"]) >= 1
+
+
+def _run(line: list[str]) -> tuple[int, str]:
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stderr
+
+
+def test_every_problem_of_the_flags_is_told_at_once(tmp_path: Path) -> None:
+    line = command(tmp_path / "nowhere", "--max-num-seqs", "0", "--gpu-memory-utilization", "2")
+    status, told = _run([*line, "--api-key-file", str(tmp_path / "no"), "--colour", "--dtype", "x"])
+    assert status == 2
+    for name in ("nowhere", "max-num-seqs", "gpu-memory-utilization", "api-key-file", "--colour"):
+        assert sum(name in line for line in told.splitlines()) == 1, told
+    assert "Traceback" not in told
+
+
+def test_a_model_that_cannot_start_is_told_in_one_sentence(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model")
+    status, told = _run(command(model, "--max-model-len", "1000000"))
+    assert status == 2
+    sentence = [line for line in told.splitlines() if line.startswith("sluice-worker: ")]
+    assert len(sentence) == 1, told
+    assert "Traceback" not in told
+
+
+def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status, told = _run([*command(model), "--port", port])
+    assert status == 2
+    assert f"--port {port}" in told
+
+
+@pytest.mark.parametrize("content", ["", "many", "-1", "0"])
+def test_a_damaged_runtime_config_is_told_with_its_file(tmp_path: Path, content: str) -> None:
+    model = write_checkpoint(tmp_path / "model")
+    (tmp_path / "max_num_seqs").write_text(content)
+    status, told = _run(command(model, "--runtime-config-dir", str(tmp_path)))
+    assert (status, str(tmp_path / "max_num_seqs") in told) == (2, True)
