@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sluice_cluster import binaries, images, kind, local
+from sluice_cluster import binaries, docker, images, kind, local
 from sluice_cluster.choose import Choice, Found, choose
 from sluice_cluster.settings import REGISTRY, ClusterError, ImpossibleError, Settings
 from sluice_cluster.shell import Word, locked, run, say, succeeds
@@ -23,7 +23,7 @@ def find(settings: Settings) -> Found:
     """What this machine offers."""
     return Found(
         kubeconfig=settings.kubeconfig,
-        docker_answers=succeeds(["docker", "info"], timeout=10.0),
+        docker_answers=docker.answers(),
         is_root=settings.is_root,
         is_linux=sys.platform == "linux",
         has_apt=shutil.which("apt-get") is not None,
@@ -43,12 +43,14 @@ def up(settings: Settings, with_images: bool) -> None:
     choice = decide(settings)
     say(choice.reason)
     paths = settings.paths
-    building = _Aside(lambda: images.prepare(settings)) if with_images else None
+    aside = with_images and choice.kind == "local"
+    building = _Aside(lambda: images.prepare(paths)) if aside else None
     with locked(paths.cache / "cluster.lock"):
         state = _up(settings, choice)
         state.write(paths.state_file)
     if building is not None:
         building.join()
+    if with_images:
         make_images(settings)
 
 
@@ -95,7 +97,7 @@ def make_images(settings: Settings) -> None:
     state = State.read(settings.paths.state_file)
     if state is None:
         raise ClusterError("no cluster is up: run `python3 cluster/cluster.py up` first")
-    references = images.deliver(settings, state)
+    references = images.deliver(settings.paths, state)
     replace(state, images=references).write(settings.paths.state_file)
     print(json.dumps(references, indent=1))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sluice_cluster.settings import COLD_NEED_BYTES, WARM_NEED_BYTES, ClusterError, Paths
-from sluice_cluster.shell import run_visibly, say
+from sluice_cluster.shell import locked, run_visibly, say
 
 # package: a program or file that is there when the package is
 PACKAGES = {
@@ -44,7 +44,13 @@ def missing() -> list[str]:
 
 def install_missing(paths: Paths) -> None:
     """apt-get install what is missing, saying so. No service of theirs is started."""
-    absent = missing()
+    if not missing():
+        return
+    with locked(paths.cache / "apt.lock"):
+        _install(paths, missing())
+
+
+def _install(paths: Paths, absent: list[str]) -> None:
     if not absent:
         return
     say(f"installing Debian packages: {' '.join(absent)}")

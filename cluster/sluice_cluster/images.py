@@ -10,9 +10,9 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_cluster import debian, kind
+from sluice_cluster import debian, docker, kind
 from sluice_cluster.content import key_of, key_of_files
-from sluice_cluster.settings import REGISTRY, ClusterError, Paths, Settings
+from sluice_cluster.settings import REGISTRY, ClusterError, Paths
 from sluice_cluster.shell import Word, locked, run, run_visibly, say, succeeds, wait_until
 from sluice_cluster.state import State
 
@@ -137,36 +137,52 @@ def _suite() -> str:
     raise ClusterError("/etc/os-release names no VERSION_CODENAME, which debootstrap needs")
 
 
-def prepare(settings: Settings) -> None:
-    """Do now what needs no cluster: packages, the base image and the builds."""
-    if settings.kubeconfig is None:
-        debian.install_missing(settings.paths)
-        for image in IMAGES:
-            name = reference(settings.paths, image, REGISTRY)
-            if not is_pushed(name):
-                build(settings.paths, image, name)
-
-
-def deliver(settings: Settings, state: State) -> dict[str, str]:
-    """Our images, built if their inputs changed and known to the cluster: {name: reference}."""
-    paths, references = settings.paths, {}
+def prepare(paths: Paths) -> None:
+    """Build now, for the local cluster, what its registry takes once it is up."""
+    debian.install_missing(paths)
     for image in IMAGES:
-        references[image.name] = name = reference(paths, image, state.registry)
-        if state.kind == "kind":
-            kind.load(paths, name, image.dockerfile)
-        elif state.registry is None:
-            raise ClusterError(
-                "the cluster that SLUICE_KUBECONFIG names needs a registry to pull our images "
-                "from: name one that it and this machine can reach in SLUICE_REGISTRY"
-            )
-        elif is_pushed(name):
-            say(f"{image.name}: unchanged ({name})")
-        else:
+        name = reference(paths, image, REGISTRY)
+        if not is_pushed(name):
             build(paths, image, name)
-            push(paths, image.name, name)
-            if state.kind == "local":
-                _fetch(paths, image.name, name)
+
+
+def deliver(paths: Paths, state: State) -> dict[str, str]:
+    """Our images, built if their inputs changed and known to the cluster: {name: reference}."""
+    if state.kind == "existing" and state.registry is None:
+        raise ClusterError(
+            "the cluster that SLUICE_KUBECONFIG names needs a registry to pull our images "
+            "from: name one that it and this machine can reach in SLUICE_REGISTRY"
+        )
+    references = {image.name: reference(paths, image, state.registry) for image in IMAGES}
+    for image in IMAGES:
+        name = references[image.name]
+        if state.kind == "local":
+            _deliver_locally(paths, image, name)
+        else:
+            _deliver_with_docker(paths, state, image, name)
     return references
+
+
+def _deliver_locally(paths: Paths, image: Image, name: str) -> None:
+    if is_pushed(name):
+        say(f"{image.name}: unchanged ({name})")
+        return
+    build(paths, image, name)
+    push(paths, image.name, name)
+    _fetch(paths, image.name, name)
+
+
+def _deliver_with_docker(paths: Paths, state: State, image: Image, name: str) -> None:
+    if not docker.answers():
+        debian.install_missing(paths)
+        build(paths, image, name)
+        push(paths, image.name, name)
+        return
+    docker.build(paths, image.name, image.dockerfile, name)
+    if state.kind == "kind":
+        kind.load(paths, image.name, name)
+    else:
+        docker.push(paths, image.name, name)
 
 
 def ensure_base(paths: Paths) -> str:
@@ -185,8 +201,10 @@ def ensure_base(paths: Paths) -> str:
 
 
 def build(paths: Paths, image: Image, name: str) -> None:
-    """Build one image with buildah, layer by layer: what did not change comes from its cache."""
+    """Build one image with buildah: layers that did not change come from its cache."""
     with locked(paths.cache / "images.lock"):
+        if succeeds([*_buildah(paths), "inspect", "--type=image", name]):
+            return
         base = ensure_base(paths)
         command = [*_buildah(paths), "bud", "--layers", "--force-rm", "--network=host"]
         command += _from_host()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -138,7 +139,6 @@ def describe(paths: Paths) -> str:
 
 def _start(node: Node) -> None:
     paths = node.paths
-    shutil.rmtree(paths.logs, ignore_errors=True)
     Before.observe().write(paths.run / "before.json")
     paths.run.chmod(0o711)
     pki.create(node.authority.folder, [*identities(NODE_IP), *CLIENTS, KUBELET_SERVER])
@@ -162,6 +162,7 @@ def _configure(node: Node) -> None:
         "registry": REGISTRY,
         "bridge": BRIDGE,
         "pod_cidr": POD_CIDR,
+        "name_servers": json.dumps(network.name_servers()),
         "node_ip": NODE_IP,
         "node_name": NODE_NAME,
         "pause_image": images.pause_reference(node.binaries / "pause"),

@@ -65,6 +65,11 @@ def _links_of_bridge() -> list[str]:
     return ports + [BRIDGE for link in links if link["ifname"] == BRIDGE]
 
 
+def name_servers() -> list[str]:
+    """Addresses of the name servers in `resolv_conf`."""
+    return re.findall(r"^nameserver\s+(\S+)", resolv_conf(), re.MULTILINE)
+
+
 def resolv_conf() -> str:
     """Name servers that a pod can reach: systemd's stub on loopback is not one."""
     text = Path("/etc/resolv.conf").read_text() if Path("/etc/resolv.conf").exists() else ""

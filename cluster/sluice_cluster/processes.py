@@ -39,7 +39,7 @@ def started_at(pid: int) -> int | None:
 def spawn(name: str, command: Sequence[Word], logs: Path, env: Mapping[str, str]) -> Process:
     """Start `command` in a session of its own, its output in logs/name.log."""
     logs.mkdir(parents=True, exist_ok=True)
-    with (logs / f"{name}.log").open("ab") as log:
+    with (logs / f"{name}.log").open("wb") as log:
         child = subprocess.Popen(
             [str(part) for part in command],
             env=dict(env),

@@ -24,6 +24,7 @@ VALUES = {
     "registry": "127.0.0.1:5077",
     "bridge": "sluice0",
     "pod_cidr": "10.77.128.0/17",
+    "name_servers": '["10.0.0.53"]',
     "node_ip": "10.77.0.1",
     "node_name": "sluice",
     "pause_image": "127.0.0.1:5077/sluice/pause:1",

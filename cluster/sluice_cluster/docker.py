@@ -1,0 +1,24 @@
+"""A Docker engine's part: building and pushing our images, where there is one."""
+
+from __future__ import annotations
+
+from sluice_cluster.settings import Paths
+from sluice_cluster.shell import run_visibly, succeeds
+
+
+def answers() -> bool:
+    """Whether a Docker engine, not only its client, is there."""
+    return succeeds(["docker", "info"], timeout=10.0)
+
+
+def build(paths: Paths, what: str, dockerfile: str, name: str) -> None:
+    """Build one image, unless the engine has that tag."""
+    if not succeeds(["docker", "image", "inspect", name]):
+        command = ["docker", "build", "--progress=plain", "-t", name, "-f", dockerfile, "."]
+        log = paths.logs / f"image-{what}.log"
+        run_visibly(f"{what} image", command, log, cwd=paths.repository)
+
+
+def push(paths: Paths, what: str, name: str) -> None:
+    """Push one image to the registry in its name."""
+    run_visibly(f"{what} push", ["docker", "push", name], paths.logs / f"push-{what}.log")
