@@ -164,7 +164,7 @@ class Recorder:
         self._next_seq = 1
         self._tick = _OpenTick()
         self._tick_start_s = now_s
-        self._throttled_s = 0.0
+        self._throttled_s: float | None = None  # the first reading is where we begin
         self._settling: _Settling | None = None
         self._is_mixed = True
         self._is_started = False
@@ -368,6 +368,7 @@ class Recorder:
 
     def _close(self, wall_s: float, throttled_s: float) -> None:
         tick, state = self._tick, self.snapshot
+        before_s = throttled_s if self._throttled_s is None else self._throttled_s
         self._ticks.append(
             Tick(
                 seq=self._next_seq,
@@ -389,7 +390,7 @@ class Recorder:
                 prefill_tokens=tick.prefill_tokens,
                 generated_tokens=tick.generated_tokens,
                 busy_s=tick.busy_s,
-                throttled_s=max(0.0, throttled_s - self._throttled_s),
+                throttled_s=max(0.0, throttled_s - before_s),
                 running=state.running,
                 max_running=tick.max_running,
                 waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),

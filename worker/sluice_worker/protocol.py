@@ -335,12 +335,22 @@ def parse_object(body: bytes) -> dict[str, Any]:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8 (byte {error.start})") from error
+    strays: list[str] = []
+
+    def stray(digits: str) -> object:
+        strays.append(digits)
+        return _NotFinite
+
+    def finite(digits: str) -> object:
+        value = float(digits)
+        return value if math.isfinite(value) else stray(digits)
+
     try:
         value = json.loads(
             text,
             object_pairs_hook=_object_with_surrogates if "\\u" in text else _object,
-            parse_constant=lambda _: _NotFinite,
-            parse_float=_finite,
+            parse_constant=stray,
+            parse_float=finite,
         )
     except RecursionError as error:
         raise RequestError("the body is nested too deeply") from error
@@ -348,14 +358,11 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is not JSON: {error}") from error
     except ValueError as error:  # Python's bound on the digits of one integer
         raise RequestError("the body holds a number of more than 4,300 digits") from error
+    if strays:
+        raise RequestError("the body holds a number that is not finite")
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
     return value
-
-
-def _finite(digits: str) -> object:
-    value = float(digits)
-    return value if math.isfinite(value) else _NotFinite
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,333 @@
+"""The evidence: each arrival and each gap once, in the tick where its fate was decided."""
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sluice_worker.contract import (
+    SKETCH_GAMMA,
+    TICK_RING,
+    TICK_SECONDS,
+    Causes,
+    Evidence,
+    Slo,
+    StepModel,
+    Tick,
+    decode,
+    encode,
+)
+from sluice_worker.evidence import Flight, Recorder, bucket, largest_part
+from sluice_worker.wire import FirstToken, Snapshot, StepReport, TokenOut
+
+SLO = Slo(ttft_ms=500, itl_ms=50, e2e_ms=1000)
+NO_WAIT = FirstToken(0.0, 0.0, 0.0, 0)
+
+
+def create_recorder(cap: int = 4, slo: Slo = SLO) -> Recorder:
+    """A started recorder whose clock begins at 0."""
+    recorder = Recorder("boot", 0.0, 1000.0)
+    recorder.start(1, cap, slo)
+    return recorder
+
+
+def create_report(
+    *,
+    running: int = 1,
+    waiting_cap: int = 0,
+    waiting_kv: int = 0,
+    epoch: int = 1,
+    step_s: float = 0.01,
+    num_tokens: int = 0,
+) -> StepReport:
+    """A step's report with the numbers that the evidence reads."""
+    return StepReport(
+        tokens=[TokenOut(str(i), 1, None, None) for i in range(num_tokens)],
+        epoch=epoch,
+        step_s=step_s,
+        num_decodes=running,
+        num_kv_tokens=0,
+        num_prefill_tokens=3,
+        num_running=running,
+        at_cap=False,
+        snapshot=Snapshot(running, waiting_cap, waiting_kv, 0, 0, 8, 0, 0, 0, 0),
+    )
+
+
+def close(recorder: Recorder, now_s: float) -> list[Tick]:
+    """All ticks that ended by `now_s`."""
+    recorder.advance(now_s, 1000.0 + now_s, 0.0)
+    return recorder.evidence(0).ticks
+
+
+def total(ticks: list[Tick], path: str) -> float:
+    """The sum of one field, such as `ttft.over`, over `ticks`."""
+    values: list[float] = []
+    for tick in ticks:
+        value: object = tick
+        for name in path.split("."):
+            value = getattr(value, name)
+        assert isinstance(value, int | float)
+        values.append(value)
+    return sum(values)
+
+
+@given(st.floats(min_value=0.02, max_value=1e7))
+def test_a_value_read_back_from_its_bucket_is_within_one_percent(value_ms: float) -> None:
+    index = bucket(value_ms)
+    middle = 2 * SKETCH_GAMMA**index / (SKETCH_GAMMA + 1)
+    assert math.isclose(middle, value_ms, rel_tol=0.0101)
+
+
+@pytest.mark.parametrize(
+    ("parts", "cause"),
+    [
+        ((0.3, 0.1, 0.2), "cap"),
+        ((0.1, 0.3, 0.2), "kv"),
+        ((0.1, 0.2, 0.3), "prefill"),
+        ((0.1, 0.1, 0.1), "cold"),
+    ],
+)
+def test_a_miss_is_booked_to_its_largest_part(
+    parts: tuple[float, float, float], cause: str
+) -> None:
+    assert largest_part(FirstToken(*parts, 0), 0.7) == cause
+
+
+def test_a_request_that_still_waits_is_over_when_it_passes_the_target_and_never_again() -> None:
+    recorder = create_recorder()
+    flight = recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.step(create_report(running=4, waiting_cap=1), 0.5)
+    first = close(recorder, 2.0)
+    assert (first[0].ttft.n, first[0].ttft.over, first[0].ttft.by) == (1, 1, Causes(cap=1))
+    recorder.first_token(flight, 3.0, FirstToken(2.9, 0.0, 0.1, 0))
+    recorder.finish(flight, 3.0)
+    second = close(recorder, 4.0)[1]
+    assert (second.ttft.n, second.ttft.over) == (0, 0)
+    assert sum(second.ttft.sketch.values()) == 1
+    assert second.good == 0
+
+
+def test_a_request_within_the_target_at_the_end_of_a_tick_is_not_counted_yet() -> None:
+    recorder = create_recorder()
+    recorder.arrive("a", 1.8, 1.8, 10)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.arrivals, tick.ttft.n) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "by_server", "over"),
+    [(0.4, False, 0), (0.6, False, 1), (0.1, True, 1)],
+)
+def test_a_client_that_leaves_is_over_only_after_the_target(
+    left_s: float, by_server: bool, over: int
+) -> None:
+    recorder = create_recorder()
+    flight = recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.drop(flight, left_s, by_server=by_server)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.ttft.n, tick.ttft.over) == (1, over)
+
+
+def test_a_refusal_is_an_arrival_that_is_over() -> None:
+    recorder = create_recorder()
+    recorder.refuse()
+    recorder.refuse(cold=True)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.arrivals, tick.refused, tick.ttft.n, tick.ttft.over) == (2, 2, 2, 2)
+    assert tick.ttft.by == Causes(cap=1, cold=1)
+
+
+def test_a_wait_for_memory_is_not_booked_to_the_cap() -> None:
+    recorder = create_recorder()
+    recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.step(create_report(running=2, waiting_kv=1), 0.1)
+    assert close(recorder, 2.0)[0].ttft.by == Causes(kv=1)
+
+
+def test_a_long_prefill_is_not_booked_to_the_cap_that_others_wait_for() -> None:
+    recorder = create_recorder()
+    recorder.arrive("long prompt", 0.0, 0.0, 3000)
+    recorder.step(create_report(running=1), 0.05)  # admitted, prefilling
+    recorder.arrive("behind it", 0.1, 0.1, 10)
+    recorder.step(create_report(running=1, waiting_cap=1), 1.0)
+    assert close(recorder, 2.0)[0].ttft.by == Causes(cap=1, prefill=1)
+
+
+def test_gaps_over_are_counted_apart_at_the_cap_and_after_another() -> None:
+    recorder = create_recorder()
+    flight = recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.first_token(flight, 0.1, NO_WAIT)
+    for now_s, at_cap in ((0.11, False), (0.21, True), (0.31, True), (0.32, True)):
+        recorder.next_token(flight, now_s, at_cap=at_cap)
+    (tick,) = close(recorder, 2.0)
+    itl = tick.itl
+    assert (itl.n, itl.over, itl.over_after_over) == (4, 2, 1)
+    assert (itl.n_at_cap, itl.over_at_cap) == (3, 2)
+
+
+def test_good_and_smooth_judge_a_request_by_its_own_gaps() -> None:
+    recorder = create_recorder()
+    smooth = recorder.arrive("smooth", 0.0, 0.0, 10)
+    recorder.first_token(smooth, 0.0, NO_WAIT)
+    for i in range(100):
+        recorder.next_token(smooth, 0.01 * (i + 1), at_cap=False)
+    recorder.next_token(smooth, 1.1, at_cap=False)  # one gap of 101 is over: still smooth
+    recorder.finish(smooth, 1.1)
+    stalled = recorder.arrive("stalled", 1.1, 1.1, 10)
+    recorder.first_token(stalled, 1.2, NO_WAIT)
+    recorder.next_token(stalled, 1.3, at_cap=False)
+    recorder.finish(stalled, 1.3)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.finished, tick.good, tick.smooth) == (2, 1, 1)
+    assert (tick.e2e.n, tick.e2e.over) == (2, 1)
+
+
+def test_a_tick_in_which_the_epoch_changed_is_not_settled() -> None:
+    recorder = create_recorder(cap=4)
+    close(recorder, 2.0)
+    recorder.configure(2, 4, Slo(ttft_ms=100))
+    recorder.step(create_report(epoch=2), 2.5)
+    ticks = close(recorder, 6.0)
+    assert [tick.settled for tick in ticks] == [False, False, True]
+    assert [tick.epoch for tick in ticks] == [1, 2, 2]
+
+
+def test_a_lowered_cap_is_settled_once_the_excess_has_drained() -> None:
+    recorder = create_recorder(cap=8)
+    close(recorder, 2.0)
+    recorder.configure(2, 4, SLO)
+    for now_s, running in ((3.0, 8), (5.0, 6), (7.0, 4), (9.0, 4)):
+        recorder.step(create_report(running=running, epoch=2), now_s)
+        close(recorder, now_s + 1)
+    assert [tick.settled for tick in close(recorder, 10.0)] == [False, False, False, False, True]
+
+
+def test_a_lowered_cap_settles_on_an_idle_engine_too() -> None:
+    recorder = create_recorder(cap=8)
+    recorder.configure(2, 4, SLO)
+    assert [tick.settled for tick in close(recorder, 6.0)] == [False, True, True]
+
+
+def test_a_raised_cap_is_settled_once_one_was_admitted_above_the_old_one() -> None:
+    recorder = create_recorder(cap=4)
+    close(recorder, 2.0)
+    recorder.configure(2, 8, SLO)
+    for now_s, running in ((3.0, 4), (5.0, 4), (7.0, 5), (9.0, 3)):
+        recorder.step(create_report(running=running, epoch=2), now_s)
+        close(recorder, now_s + 1)
+    assert [tick.settled for tick in close(recorder, 10.0)] == [False, False, False, False, True]
+
+
+def test_steps_of_the_old_epoch_settle_nothing() -> None:
+    recorder = create_recorder(cap=4)
+    recorder.configure(2, 8, SLO)
+    recorder.step(create_report(running=5, epoch=1), 1.0)
+    close(recorder, 2.0)
+    assert not close(recorder, 4.0)[1].settled
+
+
+def test_the_same_configuration_again_unsettles_nothing() -> None:
+    recorder = create_recorder(cap=4)
+    close(recorder, 2.0)
+    recorder.configure(1, 4, SLO)
+    assert close(recorder, 4.0)[1].settled
+
+
+def test_ticks_before_the_engine_serves_are_not_settled() -> None:
+    recorder = Recorder("boot", 0.0, 1000.0)
+    close(recorder, 4.0)
+    recorder.start(1, 4, SLO)
+    assert [tick.settled for tick in close(recorder, 8.0)] == [False, False, False, True]
+
+
+def test_a_stalled_clock_closes_every_tick_that_passed_and_the_ring_forgets() -> None:
+    recorder = create_recorder()
+    ticks = close(recorder, TICK_SECONDS * (TICK_RING + 50))
+    assert [tick.seq for tick in ticks] == list(range(51, TICK_RING + 51))
+    assert ticks[-1].t_s == pytest.approx(1000.0 + TICK_SECONDS * (TICK_RING + 50))
+    assert recorder.evidence(TICK_RING + 48).ticks == ticks[-2:]
+
+
+def test_throttling_is_the_growth_within_the_tick() -> None:
+    recorder = create_recorder()
+    for now_s, throttled_s in ((2.0, 1.5), (4.0, 1.75)):
+        recorder.advance(now_s, 1000.0 + now_s, throttled_s)
+    assert [tick.throttled_s for tick in recorder.evidence(0).ticks] == [0.0, 0.25]
+
+
+def test_hopeless_is_who_cannot_be_prefilled_in_time_any_more() -> None:
+    recorder = create_recorder()
+    recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
+    recorder.arrive("long", 0.0, 0.0, 300)
+    recorder.arrive("short", 0.0, 0.0, 10)
+    assert [flight.request_id for flight in recorder.hopeless(0.1)] == []
+    assert [flight.request_id for flight in recorder.hopeless(0.3)] == ["long"]
+    assert [flight.request_id for flight in recorder.hopeless(0.49)] == ["long", "short"]
+    recorder.step(create_report(running=2), 0.495)
+    assert recorder.hopeless(0.499) == []  # admitted: it may still make it
+
+
+@dataclass
+class _Open:
+    flight: Flight
+    num_tokens: int = 0
+
+
+ACTIONS = ("arrive", "refuse", "token", "token", "token", "finish", "leave", "fail", "step", "tick")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 30), st.floats(0, 1.5))))
+def test_whatever_happens_each_arrival_is_counted_once(
+    story: list[tuple[str, int, float]],
+) -> None:
+    recorder, now_s, number = create_recorder(), 0.0, 0
+    open_requests: list[_Open] = []
+    gaps = finished = refused = 0
+    for action, pick, pause_s in story:
+        now_s += pause_s
+        chosen = open_requests[pick % len(open_requests)] if open_requests else None
+        if action == "arrive":
+            number += 1
+            open_requests.append(_Open(recorder.arrive(str(number), now_s, now_s, 5)))
+        elif action == "refuse":
+            refused += 1
+            recorder.refuse()
+        elif action == "step":
+            waiting = min(pick, len(open_requests))
+            recorder.step(create_report(running=1, waiting_cap=waiting), now_s)
+        elif action == "tick":
+            recorder.advance(now_s, now_s, 0.0)
+        elif chosen is not None:
+            if action == "token" and chosen.num_tokens == 0:
+                recorder.first_token(chosen.flight, now_s, NO_WAIT)
+                chosen.num_tokens = 1
+            elif action == "token":
+                recorder.next_token(chosen.flight, now_s, at_cap=bool(pick % 2))
+                gaps += 1
+            elif action != "finish" or chosen.num_tokens:
+                open_requests.remove(chosen)
+                if action == "finish":
+                    recorder.finish(chosen.flight, now_s)
+                    finished += 1
+                else:
+                    recorder.drop(chosen.flight, now_s, by_server=action == "fail")
+    for left in open_requests:
+        recorder.drop(left.flight, now_s, by_server=True)
+    ticks = close(recorder, now_s + TICK_SECONDS)
+    assert total(ticks, "arrivals") == total(ticks, "ttft.n") == number + refused
+    assert total(ticks, "refused") == refused
+    assert total(ticks, "itl.n") == gaps
+    assert total(ticks, "finished") == total(ticks, "e2e.n") == finished
+    for tick in ticks:
+        by = tick.ttft.by
+        assert by.cap + by.kv + by.prefill + by.cold == tick.ttft.over <= tick.ttft.n
+        assert tick.itl.over_after_over <= tick.itl.over <= tick.itl.n
+        assert tick.itl.over_at_cap <= min(tick.itl.over, tick.itl.n_at_cap)
+        assert max(tick.good, tick.smooth) <= tick.finished
+    evidence = recorder.evidence(0)
+    assert decode(encode(evidence), Evidence) == evidence
+    assert msgspec.json.decode(encode(evidence))

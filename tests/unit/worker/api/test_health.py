@@ -1,0 +1,69 @@
+"""Live is idle or moving; busy is not dead."""
+
+import pytest
+from sluice_worker.health import Pulse
+
+TIMEOUT_S = 10.0
+
+
+def create_pulse() -> Pulse:
+    """A serving engine at time 0."""
+    pulse = Pulse(0.0)
+    pulse.serving(0.0)
+    return pulse
+
+
+def test_a_start_is_live_but_not_ready_and_says_how_far_it_is() -> None:
+    pulse = Pulse(0.0)
+    pulse.starting("weights", 40, 1.0)
+    assert pulse.liveness(600.0, TIMEOUT_S).ok
+    ready = pulse.readiness(600.0, TIMEOUT_S)
+    assert (ready.ok, ready.phase, ready.percent) == (False, "weights", 40)
+
+
+def test_an_idle_engine_is_live_as_long_as_it_beats() -> None:
+    pulse = create_pulse()
+    for second in range(1, 100):
+        pulse.beat(0, False, float(second))
+    assert pulse.liveness(100.0, TIMEOUT_S).ok
+    assert not pulse.liveness(99.0 + TIMEOUT_S + 0.1, TIMEOUT_S).ok
+
+
+@pytest.mark.parametrize(("waited_s", "live", "ready"), [(4, 1, 1), (6, 1, 0), (11, 0, 0)])
+def test_work_without_a_step_costs_readiness_then_liveness(
+    waited_s: float, live: bool, ready: bool
+) -> None:
+    pulse = create_pulse()
+    pulse.work_arrived(0.0)
+    pulse.beat(0, True, float(waited_s))
+    assert pulse.liveness(waited_s, TIMEOUT_S).ok == live
+    assert pulse.readiness(waited_s, TIMEOUT_S).ok == ready
+
+
+def test_an_engine_that_was_idle_for_long_owes_a_step_only_from_the_new_work_on() -> None:
+    pulse = create_pulse()
+    pulse.beat(7, False, 1000.0)
+    pulse.work_arrived(1000.5)
+    assert pulse.readiness(1004.0, TIMEOUT_S).ok
+
+
+def test_steps_keep_a_busy_engine_live() -> None:
+    pulse = create_pulse()
+    pulse.work_arrived(0.0)
+    for second in range(9, 100, 9):
+        pulse.stepped(float(second))
+    assert pulse.liveness(100.0, TIMEOUT_S).ok
+
+
+def test_a_dead_engine_is_neither_live_nor_ready_at_once() -> None:
+    pulse = create_pulse()
+    pulse.died("the engine process ended")
+    for verdict in (pulse.liveness(0.0, TIMEOUT_S), pulse.readiness(0.0, TIMEOUT_S)):
+        assert (verdict.ok, verdict.reason) == (False, "the engine process ended")
+
+
+def test_draining_is_live_and_not_ready() -> None:
+    pulse = create_pulse()
+    pulse.is_draining = True
+    assert pulse.liveness(1.0, TIMEOUT_S).ok
+    assert not pulse.readiness(1.0, TIMEOUT_S).ok

@@ -1,0 +1,164 @@
+"""Any bytes give a request or a 4xx that names the field; never anything else."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from sluice_worker.errors import RequestError, UnsupportedParameter
+from sluice_worker.protocol import (
+    MAX_SEQUENCES,
+    NEUTRAL,
+    Completion,
+    parse_completion,
+    parse_generate,
+    parse_object,
+)
+
+
+def refusal(parse: Callable[[bytes], object], body: bytes) -> RequestError | None:
+    """Why `parse` refuses `body`, or None. Any other exception passes through."""
+    try:
+        parse(body)
+    except RequestError as error:
+        return error
+    return None
+
+
+def body_of(**fields: Any) -> bytes:
+    """A completions body with a prompt, and `fields`."""
+    return json.dumps({"prompt": "x", **fields}).encode()
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+@example(b'{"prompt": "x"}')
+@example(b"[" * 50_000)
+@example(b'{"a":' * 50_000)
+@example(b'{"prompt": ' + b"9" * 6000 + b"}")
+def test_any_bytes_are_a_request_or_a_named_refusal(body: bytes) -> None:
+    for parse in (parse_completion, parse_generate):
+        refused = refusal(parse, body)
+        assert refused is None or (400 <= refused.http_status < 500 and refused.message)
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+FIELDS = sorted(
+    [*NEUTRAL, "n", "max_tokens", "temperature", "seed", "stop", "stream", "min_tokens"]
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(FIELDS), ANY)
+def test_any_value_of_a_known_field_is_honoured_or_refused_by_its_name(
+    name: str, value: Any
+) -> None:
+    refused = refusal(parse_completion, json.dumps({"prompt": "x", name: value}).encode())
+    if refused is not None and refused.param != name:
+        assert "finite" in refused.message or "surrogate" in refused.message
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(st.text(max_size=8), ANY, max_size=6))
+def test_what_json_means_is_kept(fields: dict[str, Any]) -> None:
+    body = json.dumps(fields).encode()
+    refused = refusal(parse_object, body)
+    if refused is None:
+        assert parse_object(body) == json.loads(body)
+    else:
+        assert any(word in refused.message for word in ("finite", "surrogate"))
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_a_neutral_value_is_accepted_and_any_other_is_refused_by_name(name: str) -> None:
+    for value in NEUTRAL[name]:
+        assert parse_completion(body_of(**{name: value})).prompts == ("x",)
+    with pytest.raises(UnsupportedParameter) as refused:
+        parse_completion(body_of(**{name: "surely not neutral"}))
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parsed"),
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+    ],
+)
+def test_the_four_forms_of_a_prompt_are_read(prompt: Any, parsed: tuple[Any, ...]) -> None:
+    assert parse_completion(body_of(prompt=prompt)).prompts == parsed
+
+
+@pytest.mark.parametrize("prompt", [["a", 1], [1, "a"], [[1], 2], [True], [1.5], [-1], [2**31]])
+def test_mixed_and_impossible_prompts_are_refused(prompt: Any) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_completion(body_of(prompt=prompt))
+    assert refused.value.param == "prompt"
+
+
+def test_too_many_sequences_are_refused_before_any_is_made() -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_completion(body_of(prompt=["x"] * MAX_SEQUENCES, n=2))
+    assert str(MAX_SEQUENCES) in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"min_tokens": 9, "max_tokens": 8},
+        {"stream_options": {"include_usage": True}},
+        {"best_of": 4, "n": 2},
+        {"stop": [""]},
+        {"stop": ["x"] * 100_000},
+        {"max_tokens": 0},
+        {"max_tokens": -1},
+        {"max_tokens": 2**63},
+        {"n": 10**6},
+        {"seed": 2**64},
+        {"request_id": "a b"},
+    ],
+)
+def test_impossible_values_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_completion(body_of(**fields))
+    assert refused.value.param == next(iter(fields))
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert parse_completion(body_of(unheard_of=[1])) == parse_completion(body_of())
+
+
+def test_generate_is_greedy_unless_asked_otherwise() -> None:
+    assert parse_generate(b'{"prompt": "x"}').temperature == 0
+    assert parse_generate(b'{"inputs": "x", "parameters": {"do_sample": true}}').temperature == 1
+    assert parse_generate(b'{"prompt": "x", "temperature": 0.5}').temperature == 0.5
+
+
+def test_generate_takes_the_names_of_text_generation_inference() -> None:
+    parsed = parse_generate(b'{"inputs": "x", "parameters": {"max_new_tokens": 3}}')
+    assert (parsed.prompts, parsed.max_tokens, parsed.has_default_length) == (("x",), 3, False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"inputs": "x", "prompt": "y"}',
+        b'{"prompt": "x", "max_tokens": 1, "parameters": {"max_new_tokens": 1}}',
+        b'{"prompt": "x", "parameters": []}',
+        b'{"prompt": ["x", "y"]}',
+        b'{"prompt": "x", "stream": true}',
+        b'{"prompt": "x", "n": 2}',
+        b'{"prompt": "x", "do_sample": false, "temperature": 1}',
+    ],
+)
+def test_generate_refuses_what_it_cannot_mean(body: bytes) -> None:
+    with pytest.raises(RequestError):
+        parse_generate(body)

@@ -1,0 +1,79 @@
+"""Stop strings: no part of one is ever sent, and all else is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_worker.server.text import StopFinder, Transcript
+
+PIECES = st.lists(st.text(alphabet="ab\n", max_size=4), max_size=12)
+STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=3)
+
+
+def first_stop(text: str, stops: list[str]) -> int:
+    """Where the first stop string begins; the text's length without one."""
+    return min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))
+
+
+@given(PIECES, STOPS)
+def test_what_is_sent_is_the_text_before_the_first_stop(
+    pieces: list[str], stops: list[str]
+) -> None:
+    finder, sent, found = StopFinder(stops), "", None
+    for piece in pieces:
+        text, found = finder.push(piece)
+        sent += text
+        if found is not None:
+            break
+    else:
+        sent += finder.flush()
+    whole = "".join(pieces)
+    # A later, longer stop may begin before the one that was complete first: compare on what came.
+    came = whole if found is None else whole[: len(sent) + len(found)]
+    assert whole.startswith(sent)
+    assert sent == came[: first_stop(came, stops)]
+    assert (found is None) == all(stop not in whole for stop in stops)
+
+
+class Letters:
+    """A detokenizer whose token n is the n-th letter; 0 is a control token."""
+
+    def push(self, token_id: int) -> str:
+        return "" if token_id == 0 else chr(96 + token_id)
+
+    def flush(self) -> str:
+        return ""
+
+
+def create_transcript(
+    stops: tuple[str, ...] = (), stop_ids: frozenset[int] = frozenset(), min_tokens: int = 0
+) -> Transcript:
+    return Transcript(Letters(), stops=stops, stop_token_ids=stop_ids, min_tokens=min_tokens)
+
+
+def test_a_text_held_back_for_a_stop_string_is_sent_at_the_end() -> None:
+    transcript = create_transcript(stops=("abc",))
+    assert transcript.push(1, is_last=False, by_token=False) == ""
+    assert transcript.push(2, is_last=True, by_token=False) == "ab"
+    assert transcript.stop_reason is None
+
+
+def test_a_stop_token_is_counted_but_is_no_text() -> None:
+    transcript = create_transcript(stop_ids=frozenset({2}))
+    assert transcript.push(1, is_last=False, by_token=False) == "a"
+    assert transcript.push(2, is_last=True, by_token=True) == ""
+    assert (transcript.token_ids, transcript.stop_reason) == ([1, 2], 2)
+
+
+def test_the_end_token_gives_no_stop_reason() -> None:
+    transcript = create_transcript(stop_ids=frozenset({2}))
+    assert transcript.push(0, is_last=True, by_token=True) == ""
+    assert transcript.stop_reason is None
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, ""), (1, "a"), (3, "aaa")])
+def test_stop_strings_count_only_after_min_tokens(min_tokens: int, text: str) -> None:
+    transcript = create_transcript(stops=("a",), min_tokens=min_tokens)
+    sent = ""
+    while transcript.stop_reason is None:
+        sent += transcript.push(1, is_last=False, by_token=False)
+    assert sent == text
