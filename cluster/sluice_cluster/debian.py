@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 from sluice_cluster.settings import COLD_NEED_BYTES, WARM_NEED_BYTES, ClusterError, Paths
 from sluice_cluster.shell import locked, run_visibly, say
 
-# package: a program or file that is there when the package is
+# package: a file (or a pattern) that is there when the package is
 PACKAGES = {
     "containerd": "/usr/bin/containerd",
     "runc": "/usr/sbin/runc",
@@ -26,7 +27,7 @@ PACKAGES = {
     "debootstrap": "/usr/sbin/debootstrap",
     "docker-registry": "/usr/bin/docker-registry",
     "ca-certificates": "/etc/ssl/certs/ca-certificates.crt",
-    "python3-venv": "/usr/lib/python3/dist-packages",
+    "python3-venv": "/usr/lib/python3*/ensurepip",
 }
 # while it exists and exits 101, dpkg starts no service: ours are instances of our own
 POLICY = Path("/usr/sbin/policy-rc.d")
@@ -34,12 +35,12 @@ FOUND_ELSEWHERE = {"iproute2": "/sbin/ip", "nftables": "/sbin/nft", "iptables": 
 
 
 def missing() -> list[str]:
-    """Packages whose file is not on this machine."""
-    return [
-        package
-        for package, file in PACKAGES.items()
-        if not os.path.exists(file) and not os.path.exists(FOUND_ELSEWHERE.get(package, file))
-    ]
+    """Packages whose file is not on this machine, wherever it came from."""
+    return [package for package, file in PACKAGES.items() if not _is_there(package, file)]
+
+
+def _is_there(package: str, file: str) -> bool:
+    return any(glob.glob(path) for path in (file, FOUND_ELSEWHERE.get(package, file)))
 
 
 def install_missing(paths: Paths) -> None:

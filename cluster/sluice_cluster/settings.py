@@ -86,10 +86,11 @@ class Settings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         cache_home = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        given = environment.get("SLUICE_KUBECONFIG")
         repository = Path(__file__).resolve().parents[2]
         return cls(
             paths=Paths(repository=repository, cache=Path(cache_home) / "sluice"),
-            kubeconfig=environment.get("SLUICE_KUBECONFIG") or None,
+            kubeconfig=str(Path(given).expanduser().absolute()) if given else None,
             registry=environment.get("SLUICE_REGISTRY") or None,
             search_path=environment.get("PATH", ""),
             is_root=os.geteuid() == 0,

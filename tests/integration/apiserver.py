@@ -14,6 +14,8 @@ from sluice_cluster.settings import Settings
 from sluice_cluster.shell import Word, succeeds, tail, wait_until
 
 PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
+# a test run that is killed takes its servers with it
+TIED = ("setpriv", "--pdeathsig=KILL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ def running_apiserver(folder: Path) -> Iterator[ApiServer]:
     started: list[processes.Process] = []
     try:
         for name, command in (("etcd", plane.etcd()), ("kube-apiserver", _alone(plane))):
-            started.append(processes.spawn(name, command, folder / "logs", os.environ))
+            tied = [*TIED, *command]
+            started.append(processes.spawn(name, tied, folder / "logs", os.environ))
         server = _describe(plane, folder)
         _await_ready(server, started, folder)
         yield server
