@@ -11,7 +11,6 @@ from sluice_worker.errors import RequestError, UnsupportedParameter
 from sluice_worker.protocol import (
     MAX_SEQUENCES,
     NEUTRAL,
-    Completion,
     parse_completion,
     parse_generate,
     parse_object,
