@@ -92,9 +92,20 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
+        self._unseal(block)
+        return block
+
+    def _unseal(self, block: int) -> None:
         del self._found[self._content.pop(block)]
         del self._key[block]
-        return block
+
+    def forget(self, blocks: Seq[int]) -> list[int]:
+        """Make what only this one owner holds unfindable, and return it; shared blocks stay."""
+        owned = [block for block in blocks if self._refs[block] == 1]
+        for block in owned:
+            if block in self._key:
+                self._unseal(block)
+        return owned
 
     def seal(self, block: int, parent: int | str, tokens: tuple[int, ...]) -> int:
         """Make a full, used block findable; returns the key that its successor is chained to.

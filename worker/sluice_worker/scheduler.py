@@ -306,7 +306,9 @@ class Scheduler:
 
     def _outcome(self, sequence: Sequence, token_id: int | None) -> Outcome:
         if token_id is None:
-            # Its KV is not to be trusted, so nothing more of it is sealed.
+            # Its KV is not to be trusted, not even what earlier steps found sound.
+            self._dirty += self.pool.forget(sequence.block_ids)
+            sequence.num_trusted_tokens = sequence.num_computed_tokens
             self._retire(sequence)
             return Outcome(sequence, None, "error")
         sequence.num_trusted_tokens = sequence.num_computed_tokens

@@ -1,0 +1,82 @@
+"""The plain-torch kernels against attention written out, on scattered pages."""
+
+import pytest
+import torch
+from sluice_kernels.decode_attention import decode_attention, padding_bias
+from sluice_kernels.gather_kv import page_rows
+from sluice_kernels.prefill_attention import causal_bias, prefill_attention
+from sluice_kernels.store_kv import store_kv
+from torch import Tensor
+
+HEADS, KV_HEADS, HEAD_DIM, PAGE = 6, 2, 8, 4
+SCALE = HEAD_DIM**-0.5
+
+
+def written_out(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """query [heads, head_dim]; keys, values [context, kv_heads, head_dim]."""
+    keys = keys.repeat_interleave(HEADS // KV_HEADS, dim=1)
+    values = values.repeat_interleave(HEADS // KV_HEADS, dim=1)
+    weights = (torch.einsum("hd,chd->hc", query, keys) * SCALE).softmax(dim=-1)
+    return torch.einsum("hc,chd->hd", weights, values).reshape(-1)
+
+
+def paged(lengths: list[int], *, seed: int = 0) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """A cache, its tables, and each sequence's keys and values [length, 2, kv_heads, head_dim]."""
+    generator = torch.Generator().manual_seed(seed)
+    num_pages = max(-(-length // PAGE) for length in lengths)
+    order = torch.randperm(num_pages * len(lengths), generator=generator)
+    tables = order.view(len(lengths), num_pages)
+    # What lies in slots that no token was written to must not matter.
+    cache = torch.full((len(order), 2, KV_HEADS, PAGE, HEAD_DIM), 1e4)
+    contexts = []
+    for table, length in zip(tables, lengths, strict=True):
+        kv = torch.randn(length, 2, KV_HEADS, HEAD_DIM, generator=generator)
+        positions = torch.arange(length)
+        store_kv(cache, kv, table[positions // PAGE], positions % PAGE)
+        contexts.append(kv)
+    return cache, tables, contexts
+
+
+@pytest.mark.parametrize("lengths", [[1], [4, 5], [1, 3, 4, 16, 17]])
+def test_decode_equals_attention_written_out(lengths: list[int]) -> None:
+    cache, tables, contexts = paged(lengths)
+    query = torch.randn(len(lengths), HEADS, HEAD_DIM)
+    bias = padding_bias(torch.tensor(lengths), tables.shape[1] * PAGE, KV_HEADS, query.dtype)
+    out = decode_attention(query, cache, page_rows(tables, KV_HEADS), bias, SCALE)
+    for row, kv in enumerate(contexts):
+        expected = written_out(query[row], kv[:, 0], kv[:, 1])
+        torch.testing.assert_close(out[row], expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 9), (3, 6), (8, 1), (5, 12)])
+def test_prefill_equals_attention_written_out(start: int, count: int) -> None:
+    cache, tables, (kv,) = paged([start + count])
+    query = torch.randn(count, HEADS, HEAD_DIM)
+    rows = page_rows(tables, KV_HEADS) if start else None
+    num_slots = tables.shape[1] * PAGE
+    bias = causal_bias(start, count, num_slots, like=query) if start else None
+    out = prefill_attention(query, kv[start:], cache, rows, bias, SCALE)
+    for row in range(count):
+        seen = kv[: start + row + 1]
+        expected = written_out(query[row], seen[:, 0], seen[:, 1])
+        torch.testing.assert_close(out[row], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_bfloat16_stays_close_to_float32() -> None:
+    lengths = [3, 17]
+    cache, tables, _ = paged(lengths)
+    cache[cache == 1e4] = 0
+    query = torch.randn(2, HEADS, HEAD_DIM)
+    rows = page_rows(tables, KV_HEADS)
+    num_slots = tables.shape[1] * PAGE
+    exact, rough = (
+        decode_attention(
+            query.to(dtype),
+            cache.to(dtype),
+            rows,
+            padding_bias(torch.tensor(lengths), num_slots, KV_HEADS, dtype),
+            SCALE,
+        ).float()
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    torch.testing.assert_close(rough, exact, atol=0.05, rtol=0.05)

@@ -1,0 +1,193 @@
+"""Checkpoint files that lie, lack or lead astray: one typed sentence that names the file."""
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sluice_worker.errors import CheckpointError, StartupError, UnsupportedModel
+from sluice_worker.files import checkpoint_dir, eos_token_ids, inside, read_json
+from sluice_worker.models.config import DecoderConfig
+from sluice_worker.models.decoder import Decoder
+from sluice_worker.weights import RandomWeights
+
+from .factories import load_decoder, save_llama
+
+CPU = torch.device("cpu")
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    save_llama(path, num_hidden_layers=1, hidden_size=32, intermediate_size=48)
+    return path
+
+
+def edit_config(path: Path, **changes: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(path / WEIGHTS)
+    change(tensors)
+    save_file(tensors, path / WEIGHTS)
+
+
+def truncate(path: Path) -> None:
+    data = (path / WEIGHTS).read_bytes()
+    (path / WEIGHTS).write_bytes(data[: len(data) // 2])
+
+
+def huge_header(path: Path) -> None:
+    (path / WEIGHTS).write_bytes(struct.pack("<Q", 1 << 40) + b"{}")
+
+
+def overlapping(path: Path) -> None:
+    header = {name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for name in ("a", "b")}
+    body = json.dumps(header).encode()
+    (path / WEIGHTS).write_bytes(struct.pack("<Q", len(body)) + body + bytes(8))
+
+
+def only_pickle(path: Path) -> None:
+    (path / WEIGHTS).rename(path / "pytorch_model.bin")
+
+
+def fifo(path: Path) -> None:
+    (path / WEIGHTS).unlink()
+    os.mkfifo(path / WEIGHTS)
+
+
+def link_outside(path: Path) -> None:
+    (path / WEIGHTS).rename(path.parent / "elsewhere.safetensors")
+    (path / WEIGHTS).symlink_to(path.parent / "elsewhere.safetensors")
+
+
+def index(*, file_name: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        weight_map = {"model.norm.weight": file_name}
+        text = json.dumps({"weight_map": weight_map})
+        (path / "model.safetensors.index.json").write_text(text)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (truncate, "model.safetensors: not a complete safetensors file"),
+        (huge_header, "model.safetensors: not a complete safetensors file"),
+        (overlapping, "model.safetensors: not a complete safetensors file"),
+        (only_pickle, "pytorch_model.bin: only safetensors are read"),
+        (fifo, "model.safetensors: not a regular file"),
+        (link_outside, "model.safetensors: leads outside"),
+        (index(file_name="../other.safetensors"), "leads outside"),
+        (index(file_name="absent.safetensors"), "absent.safetensors: missing"),
+        (index(file_name="weights.bin"), "weights.bin is not a safetensors file"),
+    ],
+)
+def test_damaged_files_are_named(
+    checkpoint: Path, damage: Callable[[Path], None], sentence: str
+) -> None:
+    damage(checkpoint)
+    with pytest.raises(CheckpointError, match=sentence):
+        load_decoder(checkpoint)
+
+
+def drop_norm(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["model.norm.weight"]
+
+
+def widen_norm(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.norm.weight"] = torch.ones(33)
+
+
+def integer_norm(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.norm.weight"] = torch.ones(32, dtype=torch.int32)
+
+
+def extra_bias(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.ones(32)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (drop_norm, "tensor model.norm.weight is missing"),
+        (widen_norm, r"has shape \[33\], but config.json asks for \[32\]"),
+        (integer_norm, "not of a floating dtype"),
+        (extra_bias, "q_proj.bias has no place in the model"),
+    ],
+)
+def test_tensors_that_do_not_match_the_config_are_named(
+    checkpoint: Path, change: Callable[[dict[str, torch.Tensor]], None], sentence: str
+) -> None:
+    edit_tensors(checkpoint, change)
+    with pytest.raises(CheckpointError, match=f"model.safetensors: .*{sentence}"):
+        load_decoder(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"auto_map": {"AutoModel": "code.Model"}}, "auto_map"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope type yarn"),
+        ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta must be a positive number"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number"),
+        ({"head_dim": 7}, "head_dim 7 is odd"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(
+    checkpoint: Path, changes: dict[str, object], sentence: str
+) -> None:
+    edit_config(checkpoint, **changes)
+    with pytest.raises(StartupError, match=sentence):
+        DecoderConfig.from_json(read_json(checkpoint, "config.json"))
+
+
+def test_bad_json_and_missing_directory_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    for name, sentence in (
+        ("config.json", "not valid JSON"),
+        ("list.json", "not a JSON object"),
+        ("deep.json", "not valid JSON"),
+        ("../secret", "leads outside"),
+        ("absent.json", "missing"),
+    ):
+        with pytest.raises(CheckpointError, match=sentence):
+            read_json(tmp_path, name)
+    with pytest.raises(CheckpointError, match="not a directory"):
+        checkpoint_dir(str(tmp_path / "absent"))
+    assert checkpoint_dir(f"file://{tmp_path}") == inside(tmp_path, "config.json").parent
+
+
+def test_eos_of_the_generation_config_wins(tmp_path: Path) -> None:
+    assert eos_token_ids(tmp_path, {"eos_token_id": 5}) == {5}
+    assert eos_token_ids(tmp_path, {"eos_token_id": None}) == frozenset()
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    assert eos_token_ids(tmp_path, {"eos_token_id": 5}) == {1, 2}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_random_weights_follow_their_seed(checkpoint: Path, dtype: torch.dtype) -> None:
+    config = DecoderConfig.from_json(read_json(checkpoint, "config.json"))
+    first, again = (Decoder(config, RandomWeights(3, dtype, CPU).read) for _ in range(2))
+    other = Decoder(config, RandomWeights(4, dtype, CPU).read)
+    assert torch.equal(first.layers[0].qkv.weight, again.layers[0].qkv.weight)
+    assert not torch.equal(first.layers[0].qkv.weight, other.layers[0].qkv.weight)
+    assert first.layers[0].qkv.weight.float().std() == pytest.approx(32**-0.5, rel=0.1)
+
+
+def test_unsupported_is_not_called_damaged() -> None:
+    with pytest.raises(UnsupportedModel, match="architectures"):
+        DecoderConfig.from_json({})

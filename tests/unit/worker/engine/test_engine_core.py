@@ -1,0 +1,144 @@
+"""The engine without sockets: sampling, failures and books, on a real small model."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from sluice_worker.engine import Engine
+from sluice_worker.sampler import Draw, sample
+from sluice_worker.wire import Abort, Configure, Submit
+
+from .factories import (
+    collect,
+    create_engine,
+    create_request,
+    create_requests,
+    create_scheduler,
+    run_all,
+    save_llama,
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    save_llama(path, num_hidden_layers=2)
+    return path
+
+
+def sampled(lengths: tuple[int, ...]) -> list[Submit]:
+    return [create_request(f"r{n}", n, max_tokens=40, temperature=0.9, seed=n) for n in lengths]
+
+
+def test_seeded_sampling_does_not_depend_on_batch_or_preemption(checkpoint: Path) -> None:
+    lengths = (5, 17, 40, 70)
+    alone: dict[str, list[int]] = {}
+    for request in sampled(lengths):
+        alone |= run_all(create_engine(checkpoint, create_scheduler()), [request])
+    scheduler = create_scheduler(num_blocks=13, max_model_len=200)
+    assert run_all(create_engine(checkpoint, scheduler), sampled(lengths)) == alone
+    assert scheduler.counters.num_preemptions > 0
+    assert len(set(alone["r5"])) > 5
+
+
+def test_temperature_samples_the_softmax() -> None:
+    logits = torch.log(torch.tensor([[0.6, 0.3, 0.1]]))
+    generator = torch.Generator()
+    counts = Counter(
+        sample(logits.clone(), [Draw(1.0, seed, 0)], generator)[0] for seed in range(4000)
+    )
+    assert [counts[token] / 4000 for token in range(3)] == pytest.approx([0.6, 0.3, 0.1], abs=0.03)
+
+
+def test_positions_of_one_seed_draw_independently() -> None:
+    logits = torch.zeros(1, 2)
+    generator = torch.Generator()
+    draws = [sample(logits.clone(), [Draw(1.0, 7, index)], generator)[0] for index in range(2000)]
+    pairs = Counter(zip(draws, draws[1:], strict=False))
+    assert all(450 < count < 550 for count in pairs.values())
+
+
+def test_forbidden_tokens_are_not_sampled() -> None:
+    logits = torch.tensor([[5.0, 4.0, 3.0]] * 2)
+    draws = [Draw(0.0, 0, 0, forbidden=(0,)), Draw(1.0, 0, 0, forbidden=(0, 1))]
+    assert sample(logits, draws, torch.Generator()) == [1, 2]
+
+
+def poison(engine: Engine, request_id: str) -> None:
+    """Make the model's output for one running request NaN from here on: its pages hold NaN."""
+    (sequence,) = [s for s in engine.scheduler.running if s.request_id == request_id]
+    for cache in engine.runner.caches:
+        cache[sequence.block_ids] = float("nan")
+
+
+def test_nan_fails_one_request_and_reaches_no_other(checkpoint: Path) -> None:
+    requests = create_requests((20, 30, 45), max_tokens=30)
+    expected = run_all(create_engine(checkpoint, create_scheduler()), requests)
+    engine = create_engine(checkpoint, create_scheduler(num_blocks=16, max_model_len=200))
+    outputs: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        assert engine.submit(request, 0.0) is None
+    for _ in range(6):
+        assert collect(engine, outputs) == []
+    poison(engine, "r30")
+    (failed,) = collect(engine, outputs)
+    assert (failed.request_id, failed.finish_reason) == ("r30", "error")
+    assert "not finite" in str(failed.error)
+    # Every block is used again, those that held NaN among them.
+    later = [create_request(f"later{i}", 50, max_tokens=30) for i in range(4)]
+    outputs |= {request.request_id: [] for request in later}
+    for request in later:
+        assert engine.submit(request, 0.0) is None
+    while engine.has_work:
+        assert collect(engine, outputs) == []
+    assert outputs["r20"] == expected["r20"]
+    assert outputs["r45"] == expected["r45"]
+    assert all(len(outputs[request.request_id]) == 30 for request in later)
+    assert engine.scheduler.check_integrity() is None
+
+
+def test_abort_between_steps_frees_the_blocks_at_once(checkpoint: Path) -> None:
+    engine = create_engine(checkpoint, create_scheduler(cap=1))
+    for request in create_requests((100, 20)):
+        engine.submit(request, 0.0)
+    engine.step()
+    running = engine.abort(Abort("r100"))
+    assert running is not None
+    assert running.snapshot.used_blocks == 0
+    waiting = engine.abort(Abort("r20"))
+    assert waiting is not None
+    assert waiting.finish_reason == "abort"
+    assert engine.abort(Abort("r20")) is None
+    assert not engine.has_work
+    assert engine.scheduler.check_integrity() is None
+
+
+def test_configure_is_in_force_from_the_next_step(checkpoint: Path) -> None:
+    engine = create_engine(checkpoint, create_scheduler(cap=1, budget=16))
+    for request in create_requests((40, 20)):
+        engine.submit(request, 0.0)
+    before, _ = engine.step()
+    engine.configure(Configure(epoch=5, max_num_seqs=2, max_num_batched_tokens=64, itl_ms=None))
+    after, _ = engine.step()
+    assert before is not None
+    assert after is not None
+    assert (before.epoch, before.num_running, before.num_prefill_tokens) == (0, 1, 16)
+    assert (after.epoch, after.num_running, after.num_prefill_tokens) == (5, 2, 44)
+
+
+def test_first_token_says_where_the_time_went(checkpoint: Path) -> None:
+    engine = create_engine(checkpoint, create_scheduler())
+    request = create_request("a", 40, max_tokens=2)
+    run_all(engine, [request])
+    engine.submit(create_request("b", request.prompt_token_ids, max_tokens=2), 0.0)
+    report, _ = engine.step()
+    assert report is not None
+    first = report.tokens[0].first
+    assert first is not None
+    assert first.cached_tokens == 32
+    assert 0 < first.prefill_s <= report.step_s
+    second, _ = engine.step()
+    assert second is not None
+    assert second.tokens[0].first is None
+    assert second.tokens[0].finish_reason == "length"

@@ -1,0 +1,76 @@
+"""Limits of cgroups v1 and v2, read from directories laid out as the kernel does."""
+
+import os
+from pathlib import Path
+
+import pytest
+from sluice_worker.resources import Resources
+
+CPUS = len(os.sched_getaffinity(0))
+
+
+def machine(tmp_path: Path, cgroup_line: str, files: dict[str, str]) -> Resources:
+    proc = tmp_path / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text(cgroup_line)
+    (proc / "meminfo").write_text("MemTotal:       16777216 kB\nMemFree: 1 kB\n")
+    for name, text in files.items():
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Resources(tmp_path / "cgroup", proc)
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "quota", "memory"),
+    [
+        ("0::/\n", {"cpu.max": "50000 100000\n", "memory.max": "1073741824\n"}, 0.5, 1 << 30),
+        ("0::/\n", {"cpu.max": "max 100000\n", "memory.max": "max\n"}, None, 16 << 30),
+        (
+            "0::/pod/app\n",
+            {"pod/cpu.max": "150000 100000", "pod/app/cpu.max": "max 100000"},
+            1.5,
+            16 << 30,
+        ),
+        (
+            "4:memory:/pod\n2:cpu,cpuacct:/pod\n",
+            {
+                "memory/memory.limit_in_bytes": "536870912\n",
+                "cpu,cpuacct/pod/cpu.cfs_quota_us": "50000\n",
+                "cpu,cpuacct/pod/cpu.cfs_period_us": "100000\n",
+            },
+            0.5,
+            512 << 20,
+        ),
+        (
+            "4:memory:/\n1:cpu:/\n",
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "cpu/cpu.cfs_quota_us": "-1\n",
+                "cpu/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+            16 << 30,
+        ),
+        ("", {}, None, 16 << 30),
+    ],
+    ids=["v2", "v2-unlimited", "v2-nested", "v1-in-container", "v1-unlimited", "none"],
+)
+def test_limits_are_found(
+    tmp_path: Path, line: str, files: dict[str, str], quota: float | None, memory: int
+) -> None:
+    resources = machine(tmp_path, line, files)
+    assert resources.cpu_quota() == quota
+    assert resources.memory_bytes() == memory
+    assert resources.num_threads() == (CPUS if quota is None else min(CPUS, int(quota + 0.999)))
+
+
+def test_own_memory_is_read_and_its_peak_follows() -> None:
+    resources = Resources()
+    resident = resources.resident_bytes(os.getpid())
+    assert resident > 1 << 20
+    assert resources.peak_bytes() >= resident // 2
+    if resources.reset_peak():
+        block = bytearray(64 << 20)
+        assert resources.peak_bytes() >= resident + len(block) // 2
+    assert resources.resident_bytes(1 << 30) == 0

@@ -1,0 +1,123 @@
+"""The step model: what it finds in records, and what it lets a step do."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_worker.contract import StepModel
+from sluice_worker.steptime import (
+    MAX_AGE_S,
+    StepRecord,
+    StepTimes,
+    chunk_limit,
+    predict_ms,
+    predicted_cap,
+)
+
+TRUTH = StepModel(a=2.0, b=0.3, c=0.001, d=0.1, n=0, resid_q=1.0)
+
+
+def record(at_s: float, decodes: int, kv: int, prefill: int, *, scale: float = 1.0) -> StepRecord:
+    step_ms = scale * predict_ms(TRUTH, decodes, kv, prefill)
+    return StepRecord(at_s, decodes, kv, prefill, step_ms)
+
+
+def varied(at_s: float, *, scale: float = 1.0) -> list[StepRecord]:
+    return [
+        record(at_s, n, n * context, chunk, scale=scale)
+        for n in (1, 4, 16)
+        for context in (50, 400)
+        for chunk in (0, 32, 256)
+    ]
+
+
+def fitted(records: list[StepRecord], now: float = 0.0) -> StepModel:
+    times = StepTimes()
+    for item in records:
+        times.add(item)
+    model = times.refit(now)
+    assert model is not None
+    return model
+
+
+def test_known_coefficients_are_found() -> None:
+    model = fitted(varied(0.0))
+    assert (model.a, model.b, model.c, model.d) == pytest.approx((2.0, 0.3, 0.001, 0.1), rel=1e-3)
+    assert model.resid_q == pytest.approx(1.0, abs=1e-3)
+
+
+def test_no_coefficient_is_negative_even_where_noise_would_make_it_so() -> None:
+    falling = [StepRecord(0.0, n, 100 * n, 0, 10.0 - n) for n in range(1, 9)]
+    model = fitted(falling)
+    assert min(model.a, model.b, model.c, model.d) >= 0
+
+
+def test_old_regime_is_forgotten_by_age() -> None:
+    times = StepTimes()
+    for item in varied(0.0) + varied(MAX_AGE_S + 60, scale=3.0):
+        times.add(item)
+    model = times.refit(MAX_AGE_S + 61)
+    assert model is not None
+    assert model.n == len(varied(0.0))
+    assert predict_ms(model, 4, 800, 32) == pytest.approx(3 * predict_ms(TRUTH, 4, 800, 32), 0.01)
+
+
+def test_many_equal_steps_do_not_drown_the_few_others() -> None:
+    few = varied(0.0)
+    model = fitted(few + [record(0.0, 1, 60, 0) for _ in range(10_000)])
+    assert model.d == pytest.approx(0.1, rel=0.01)
+    assert model.n < 200
+
+
+def test_profile_keeps_the_slopes_that_traffic_does_not_show() -> None:
+    times = StepTimes()
+    times.set_profile(varied(0.0))
+    for _ in range(500):
+        times.add(record(1.0, 1, 60, 0))
+    model = times.refit(2.0)
+    assert model is not None
+    assert model.d == pytest.approx(0.1, rel=0.1)
+    cap = predicted_cap(model, itl_ms=20.0, kv_per_seq=200, chunk_tokens=32, ceiling=256)
+    assert cap < 256
+
+
+def test_without_recent_records_the_last_model_stays() -> None:
+    times = StepTimes()
+    for item in varied(0.0):
+        times.add(item)
+    before = times.refit(1.0)
+    assert times.refit(1000.0) == before
+
+
+def test_tail_is_that_of_the_slowest_steps() -> None:
+    times = StepTimes()
+    for item in [*varied(0.0), record(0.0, 4, 800, 32, scale=4.0)]:
+        times.add(item)
+    times.refit(0.0)
+    assert times.tail > 2.0
+
+
+@given(
+    itl=st.floats(1, 500),
+    resid=st.floats(1, 5),
+    ceiling=st.integers(1, 512),
+    kv=st.floats(0, 4000),
+)
+def test_predicted_cap_is_the_largest_within_the_target(
+    itl: float, resid: float, ceiling: int, kv: float
+) -> None:
+    model = StepModel(a=2.0, b=0.3, c=0.001, d=0.1, n=9, resid_q=resid)
+    cap = predicted_cap(model, itl_ms=itl, kv_per_seq=kv, chunk_tokens=32, ceiling=ceiling)
+
+    def quantile_ms(batch: int) -> float:
+        return resid * predict_ms(model, batch, kv * batch, 32)
+
+    assert 1 <= cap <= ceiling
+    assert cap == 1 or quantile_ms(cap) <= 0.85 * itl * (1 + 1e-9)
+    assert cap == ceiling or quantile_ms(cap + 1) > 0.85 * itl * (1 - 1e-9)
+
+
+def test_chunk_limit_keeps_the_tail_of_the_step_within_the_target() -> None:
+    limit = chunk_limit(TRUTH, 1.5, 30.0, 8, 1600)
+    assert 1.5 * predict_ms(TRUTH, 8, 1600 + limit, limit) <= 30.0
+    assert 1.5 * predict_ms(TRUTH, 8, 1602 + limit, limit + 2) > 30.0
+    assert chunk_limit(TRUTH, 1.5, 3.0, 8, 1600) <= 0

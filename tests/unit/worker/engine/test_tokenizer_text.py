@@ -1,0 +1,84 @@
+"""Text to tokens and back: whole characters only, and no control token from a user's text."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_worker.errors import CheckpointError
+from sluice_worker.tokenizer import Tokenizer
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Byte-level BPE with a BOS; too small for most characters, which are split into bytes."""
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<bos>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(["def f(x):\n    return x\n" * 20], trainer)
+    library.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 0)]
+    )
+    path = tmp_path_factory.mktemp("tokenizer")
+    library.save(str(path / "tokenizer.json"))
+    return Tokenizer(path)
+
+
+def pieces(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
+    detokenizer = tokenizer.detokenizer()
+    return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.flush()]
+
+
+@pytest.mark.parametrize("text", ["def f(x):", "naïve ☃ 日本語", "👩‍👩‍👧‍👦 family", "x" * 50, "é"])
+def test_pieces_join_to_the_text_and_are_whole_characters(tokenizer: Tokenizer, text: str) -> None:
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    parts = pieces(tokenizer, token_ids)
+    assert "".join(parts) == text
+    assert not any("\ufffd" in part for part in parts)
+
+
+def test_an_unfinished_character_shows_at_the_end_only(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("a☃", add_special_tokens=False)
+    parts = pieces(tokenizer, token_ids[:-1])
+    assert parts[0] == "a"
+    assert "".join(parts[:-1]) == "a"
+    assert "\ufffd" in parts[-1]
+
+
+def test_special_token_strings_in_a_text_stay_text(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("<eos>hi<bos>")
+    assert token_ids[0] == 0
+    assert 1 not in token_ids
+    assert 0 not in token_ids[1:]
+    assert tokenizer.decode(token_ids) == "<eos>hi<bos>"
+
+
+def test_special_tokens_are_left_out_of_the_output(tokenizer: Tokenizer) -> None:
+    body = tokenizer.encode("return", add_special_tokens=False)
+    assert "".join(pieces(tokenizer, [0, *body, 1])) == "return"
+
+
+@given(token_ids=st.lists(st.integers(0, 299), max_size=40))
+def test_any_tokens_join_to_what_decoding_them_whole_gives(
+    tokenizer: Tokenizer, token_ids: list[int]
+) -> None:
+    joined = "".join(pieces(tokenizer, token_ids))
+    joined.encode()  # valid UTF-8: no lone surrogates
+    whole = tokenizer.decode(token_ids)
+    assert joined.replace("\ufffd", "") == whole.replace("\ufffd", "")
+
+
+def test_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer"):
+        Tokenizer(tmp_path)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing"):
+        Tokenizer(tmp_path / "absent")
