@@ -227,6 +227,11 @@ async def run(args: argparse.Namespace) -> int:
         for name, kind, amount, seconds in args.phases:
             ledgers.append(Ledger(name))
             start = time.monotonic()
+            if not capacity:
+                emit(
+                    {"error": "no request was answered, so there is no capacity to take a part of"}
+                )
+                break
             if kind == "closed":
                 await closed_loop(send, ledgers[-1], int(amount), seconds)
             else:

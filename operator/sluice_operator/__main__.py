@@ -19,6 +19,7 @@ def run(settings: Settings) -> None:
     kopf.configure(verbose=settings.verbose, log_format=log_format)
     if not settings.verbose:  # kopf tells of every event that a handler has seen
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+        logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # one line for each probe
     address = settings.address or "0.0.0.0"  # noqa: S104 - the kubelet probes from outside
     kopf.run(
         registry=create_registry(settings),

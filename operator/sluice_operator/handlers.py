@@ -5,7 +5,9 @@ garbage collection, also while the operator is down.
 """
 
 import asyncio
+import dataclasses
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,8 +89,14 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
     @kopf.on.login(registry=registry)
     def login(**known: Any) -> kopf.ConnectionInfo | None:
         # A registry of one's own comes without kopf's default logins. The first reads the token
-        # anew at each login, which rotated ones need.
-        return kopf.login_with_service_account(**known) or kopf.login_via_client(**known)
+        # anew at each login, which rotated ones need; its server is a name, and not every cluster
+        # has a DNS.
+        account = kopf.login_with_service_account(**known)
+        if account is None:
+            return kopf.login_via_client(**known)
+        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+        bracketed = f"[{host}]" if ":" in host else host
+        return dataclasses.replace(account, server=f"https://{bracketed}:{port}")
 
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
