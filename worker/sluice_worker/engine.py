@@ -95,7 +95,7 @@ class Engine:
         limits, model = self.scheduler.limits, self.times.model
         if model is None or limits.itl_ms is None:
             return limits.max_num_batched_tokens
-        return chunk_limit(model, self.times.tail, limits.itl_ms, decodes, kv_tokens)
+        return chunk_limit(model, self.times.tail_ms, limits.itl_ms, decodes, kv_tokens)
 
     def _learn(self, step: Step, started: float, ended: float) -> StepModel | None:
         """Record the step; the model where it was fitted anew."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from .models.decoder import DecodeGroup, Decoder, PrefillSpan, StepInput
 from .sampler import Draw, sample
 from .scheduler import Work
-from .sizing import blocks_for
+from .sizing import MAX_GATHER_BYTES, blocks_for
 
 Indices = NDArray[np.int64]
 
@@ -105,7 +105,11 @@ class Runner:
 
     def _decode_groups(self, works: Seq[Work]) -> list[DecodeGroup]:
         pages = [blocks_for(work.start + 1, self.block_size) for work in works]
-        return [self._decode_group(works, begin, end) for begin, end in _split(pages)]
+        page_bytes = self.caches[0][0].nbytes
+        return [
+            self._decode_group(works, begin, end)
+            for begin, end in _split(pages, MAX_GATHER_BYTES // page_bytes)
+        ]
 
     def _decode_group(self, works: Seq[Work], begin: int, end: int) -> DecodeGroup:
         members = works[begin:end]
@@ -162,16 +166,16 @@ def _positions(work: Work) -> Indices:
     return np.arange(work.start, work.start + work.num_tokens, dtype=np.int64)
 
 
-def _split(pages: Seq[int]) -> list[tuple[int, int]]:
+def _split(pages: Seq[int], max_pages: int) -> list[tuple[int, int]]:
     """Groups of neighbours (sorted by pages) such that padding at most doubles what is read.
 
-    Each group costs its calls in every layer, so a group is cut only where that saves more.
+    Each group costs its calls in every layer, so one is cut only where that saves more, or where
+    its padded pages would be over `max_pages`.
     """
-    if not pages:
-        return []
     groups, begin = [], 0
-    for end in range(1, len(pages) + 1):
-        if end == len(pages) or pages[end] > 2 * pages[begin] + 2:
+    for end in range(1, len(pages)):
+        padded = pages[end] * (end + 1 - begin)
+        if pages[end] > 2 * pages[begin] + 2 or padded > max_pages:
             groups.append((begin, end))
             begin = end
-    return groups
+    return [*groups, (begin, len(pages))] if pages else []

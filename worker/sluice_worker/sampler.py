@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy, as in vLLM: dividing by them would overflow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:
@@ -25,13 +28,14 @@ def sample(logits: Tensor, draws: list[Draw], generator: torch.Generator) -> lis
     `generator` is on the logits' device; it is reseeded for each row that needs noise.
     """
     for row, draw in enumerate(draws):
-        if draw.forbidden:
-            logits[row, list(draw.forbidden)] = float("-inf")
+        forbidden = [token for token in draw.forbidden if 0 <= token < logits.shape[1]]
+        if forbidden:
+            logits[row, forbidden] = float("-inf")
     best, tokens = logits.max(dim=-1)
     finite = torch.isfinite(best).tolist()  # the largest of a row with a NaN is NaN
     chosen: list[int] = tokens.tolist()
     for row, draw in enumerate(draws):
-        if draw.temperature > 0 and finite[row]:
+        if draw.temperature >= GREEDY_BELOW and finite[row]:
             chosen[row] = _draw(logits[row], draw, generator)
     return [token if ok else None for token, ok in zip(chosen, finite, strict=True)]
 

@@ -20,6 +20,8 @@ CPU_RESERVE_BYTES = 700 * MIB
 """Interpreter, torch and the API process: 540 + 90 MiB resident with torch 2.15, and slack."""
 WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 32 * MIB, "cuda": 640 * MIB}
 """GEMM scratch and allocator slack; on CUDA also the context (about 500 MiB on Hopper)."""
+MAX_GATHER_BYTES = 32 * MIB
+"""Pages that attention brings together at once, for a group of decodes."""
 DEFAULT_MEAN_LENGTH = 1024
 """Mean length (prompt and output) assumed before any traffic, at most half of max_model_len."""
 STATISTICAL_Z = 2.326
@@ -294,9 +296,12 @@ def plan_memory(
         activation_bytes = _activations(
             shape, max_num_batched_tokens, max_num_seqs or MAX_CEILING, dtype_bytes
         )
-    workspace = WORKSPACE_BYTES[device]
     reserve = CPU_RESERVE_BYTES if device == "cpu" else 0
     per_token = kv_bytes_per_token(shape, dtype_bytes, tensor_parallel)
+    chunk = min(max_num_batched_tokens, max_model_len)
+    workspace = WORKSPACE_BYTES[device] + _attention_bytes(
+        chunk, max_model_len, dtype_bytes, per_token // shape.num_layers
+    )
     usable = int(utilization * total_bytes)
     left = usable - weights_bytes - activation_bytes - workspace - reserve
     if num_blocks is None:
@@ -338,6 +343,14 @@ def _check_request(
 
 
 _activations = activation_bytes
+
+
+def _attention_bytes(
+    chunk: int, max_model_len: int, dtype_bytes: int, layer_kv_bytes_per_token: int
+) -> int:
+    """Scratch of one layer's attention: gathered pages, and the mask of a chunk over its past."""
+    longest = max_model_len * layer_kv_bytes_per_token
+    return max(MAX_GATHER_BYTES, longest) + chunk * max_model_len * dtype_bytes
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

@@ -180,7 +180,8 @@ class _Start:
             records.append(min((dummy.run(works) for _ in range(2)), key=lambda r: r.step_ms))
             if time.process_time() > deadline:
                 break
-        rate_ms = max(r.step_ms / r.num_prefill_tokens for r in records if r.num_prefill_tokens)
+        prefills = [record for record in records if record.num_prefill_tokens]
+        rate_ms = min((r.step_ms / r.num_prefill_tokens for r in prefills), default=1.0)
         affordable = min(budget, max(int(1000 * MAX_STEP_S / rate_ms), MIN_CHUNK_TOKENS))
         peak = self._peak_bytes(dummy, affordable)
         return _Measured(math.ceil(peak * budget / affordable), records)

@@ -59,12 +59,15 @@ def predicted_cap(
     return int(min(max(room_ms / per_seq_ms, 1), ceiling))
 
 
-def chunk_limit(model: StepModel, tail: float, itl_ms: float, decodes: int, kv_tokens: int) -> int:
+def chunk_limit(
+    model: StepModel, tail_ms: float, itl_ms: float, decodes: int, kv_tokens: int
+) -> int:
     """Prefill tokens that keep the step's tail quantile within the target; may be negative.
 
-    `tail`: ratio of measured to predicted time at the quantile to be held.
+    `tail_ms`: measured beyond predicted time at the quantile to be held. In ms, not as a ratio: a
+    hiccup (a throttled CPU, another process) lasts as long in a short step as in a long one.
     """
-    room_ms = itl_ms / max(tail, 1.0) - predict_ms(model, decodes, kv_tokens, 0)
+    room_ms = itl_ms - max(tail_ms, 0.0) - predict_ms(model, decodes, kv_tokens, 0)
     # A chunk's own context counts as well: at most itself, beside what came before it.
     per_token_ms = model.c + model.d
     return int(room_ms / per_token_ms) if per_token_ms > 0 else 1 << 30
@@ -77,8 +80,8 @@ class StepTimes:
         self._buckets: dict[tuple[int, int, int], deque[StepRecord]] = {}
         self._anchor: list[StepRecord] = []
         self.model: StepModel | None = None
-        self.tail = 1.0
-        """Ratio of measured to predicted step time at P99.9 of the records."""
+        self.tail_ms = 0.0
+        """Measured beyond predicted step time at P99.9 of the records."""
 
     def set_profile(self, records: Seq[StepRecord]) -> None:
         """Start from the steps measured before any traffic."""
@@ -117,7 +120,7 @@ class StepTimes:
         ratios = step_ms[:judged] / predicted
         a, b, c, d = (float(value) for value in coefficients)
         quantile = float(np.quantile(ratios, MODEL_QUANTILE))
-        self.tail = float(np.quantile(ratios, TAIL_QUANTILE))
+        self.tail_ms = float(np.quantile(step_ms[:judged] - predicted, TAIL_QUANTILE))
         self.model = StepModel(a=a, b=b, c=c, d=d, n=judged, resid_q=quantile)
 
 

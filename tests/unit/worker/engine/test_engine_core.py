@@ -61,8 +61,13 @@ def test_positions_of_one_seed_draw_independently() -> None:
 
 def test_forbidden_tokens_are_not_sampled() -> None:
     logits = torch.tensor([[5.0, 4.0, 3.0]] * 2)
-    draws = [Draw(0.0, 0, 0, forbidden=(0,)), Draw(1.0, 0, 0, forbidden=(0, 1))]
+    draws = [Draw(0.0, 0, 0, forbidden=(0, -1, 999)), Draw(1.0, 0, 0, forbidden=(0, 1))]
     assert sample(logits, draws, torch.Generator()) == [1, 2]
+
+
+def test_a_tiny_temperature_is_greedy_and_does_not_overflow() -> None:
+    logits = torch.tensor([[1.0, 4.0, 3.0]])
+    assert sample(logits, [Draw(1e-40, 5, 0)], torch.Generator()) == [1]
 
 
 def poison(engine: Engine, request_id: str) -> None:

@@ -120,7 +120,7 @@ def test_failed_start_says_why_and_exits_with_2(
 
 def test_dummy_weights_need_a_config_only(tmp_path: Path, checkpoint: Path) -> None:
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
-    with engine_process(config(tmp_path, load_format="dummy")) as engine:
+    with engine_process(config(tmp_path, load_format="dummy", dtype="bfloat16")) as engine:
         ready = engine.wait_for(Ready)
         assert ready.memory.measured["weights_bytes"] == ready.memory.planned["weights_bytes"]
         engine.send(create_request("a", 5, max_tokens=4))
