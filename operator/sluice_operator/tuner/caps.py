@@ -73,7 +73,7 @@ def _raise_for_queue(case: Case, late: TargetName) -> Move:
     held = {
         "kv": Move(cap, "WaitingForKV", f"{numbers}; requests wait for KV memory, not the cap"),
         "prefill": Move(cap, "PrefillBound", f"{numbers}; the time went into prefill"),
-        "cold": Move(cap, "ColdStart", f"{numbers}; the time went into a cold start"),
+        "cold": _held_for_cold(case, numbers),
     }
     if case.cause in held:
         return held[case.cause]
@@ -83,6 +83,14 @@ def _raise_for_queue(case: Case, late: TargetName) -> Move:
     to = _step_up(cap, bound)
     message = f"{numbers}; {case.misses_by['cap']} waited for the cap; cap {cap} -> {to}"
     return Move(to, "FirstTokenBreached", message)
+
+
+def _held_for_cold(case: Case, numbers: str) -> Move:
+    """`cold` is all time outside the engine; without a young pod it is tokenising and HTTP."""
+    if case.is_cold:
+        return Move(case.seen.cap, "ColdStart", f"{numbers}; the time went into a cold start")
+    message = f"{numbers}; the time went by outside the engine: tokenising, HTTP, a busy CPU"
+    return Move(case.seen.cap, "OutsideEngine", message)
 
 
 def _raise_with_headroom(case: Case) -> Move:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
-from sluice_worker.contract import Tick
+from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
 from .evidence import (
@@ -65,6 +66,13 @@ class Case:
         waiting = self.work.waiting_cap + self.work.waiting_kv
         return "endToEnd" if self.verdict("endToEnd") == "Breach" and waiting else None
 
+    @property
+    def is_cold(self) -> bool:
+        """Whether a pod is starting or has started a short while ago."""
+        started = [pod.started_s for pod in self.seen.pods if not pod.terminating]
+        young = any(at is not None and self.seen.now - at < k.YOUNG_S for at in started)
+        return young or self.fleet.num_ready < self.seen.replicas
+
     def numbers(self, name: TargetName) -> str:
         """The evidence on a target as one clause for an event."""
         judged = self.verdicts[name]
@@ -79,7 +87,7 @@ class Case:
 def build_case(past: Past, seen: Observation) -> Case:
     """Select, merge, test and model what `seen` holds."""
     fleet = survey(seen)
-    accepts = Accepts(_regime_since_s(past), seen.epoch)
+    accepts = Accepts(_regime_since_s(past), seen.epoch, _used_since_s(past, seen))
     all_acked = acknowledged(fleet.heard, seen.epoch)
     noisy = _noisy_pods(all_acked, accepts, seen)
     pods = tuple(pod for pod in fleet.heard if pod.view.name not in noisy)
@@ -113,6 +121,14 @@ def _regime_since_s(past: Past) -> float:
     """Evidence starts anew when the targets or the number of serving pods changed."""
     settled = [change.settled_s for change in past.scale_history if change.settled_s is not None]
     return max([past.targets_since_s, *settled])
+
+
+def _used_since_s(past: Past, seen: Observation) -> float:
+    """From when on ticks count although no admission above the old cap has settled a raise."""
+    last = past.last_change
+    if last is None or last.epoch != seen.epoch or last.to_cap < last.from_cap:
+        return inf
+    return last.time_s + k.RECENT_TICKS * TICK_SECONDS
 
 
 def _noisy_pods(pods: Sequence[HeardPod], accepts: Accepts, seen: Observation) -> tuple[str, ...]:

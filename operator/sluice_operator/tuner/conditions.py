@@ -12,6 +12,8 @@ def metrics_available(case: Case) -> Condition:
     fleet = case.fleet
     if not fleet.num_ready:
         return Condition(None, "NoReadyPods", "no pod is ready yet")
+    if not fleet.heard and not fleet.silent:
+        return Condition(None, "NoEvidenceYet", "no pod has closed its first tick yet")
     if not fleet.silent:
         return Condition(True, "AllPodsHeard", f"all {fleet.num_ready} ready pods are heard")
     silent = ", ".join(fleet.silent)
@@ -23,11 +25,13 @@ def metrics_available(case: Case) -> Condition:
     return Condition(True, "SomePodsSilent", message)
 
 
-def feasible(case: Case) -> Condition:
+def feasible(case: Case, demand: Demand) -> Condition:
     """Whether the targets can be held at all on this hardware."""
     if case.verdict("interTokenLatency") == "Breach":
         return _inter_token_feasible(case)
-    if case.late_in_queue and case.cause == "prefill":
+    # Prefills that queue up behind each other want pods; one that is alone too long does not.
+    enough_pods = demand.needed <= case.seen.replicas
+    if case.late_in_queue and case.cause == "prefill" and enough_pods:
         message = (
             f"{case.numbers(case.late_in_queue)}; the misses' time went into prefill: "
             "shorter prompts, a faster device or a looser target are needed"

@@ -48,9 +48,8 @@ byte on the socket (sampling, framing, the event loop) is not in the step's reco
 MIN_MODEL_RECORDS: Final = 30
 """A step model with fewer records proposes nothing; four coefficients need several times as
 many."""
-MIN_CHUNK_TOKENS: Final = 16
-"""The prefill chunk that the engine keeps even when the inter-token target is tight: one KV
-block."""
+MIN_CHUNK_TOKENS: Final = 32
+"""The prefill chunk that the engine's scheduler keeps even when the target is tight."""
 THROTTLED_ADDITIVE: Final = 0.05
 """Above this throttled share of the busy time the residual is a stall of a fixed length (the
 rest of a CFS period, at most 100 ms), which a larger batch does not stretch: it is added, not
@@ -122,6 +121,8 @@ that also counts as headroom."""
 LOAD_ROSE: Final = 1.2
 """A second scale-out before the first has settled only if arrivals rose by more than this
 (design)."""
+YOUNG_S: Final = 120.0
+"""A pod this young may still owe its misses to its start: two default cold starts."""
 DEFAULT_COLD_START_S: Final = 60.0
 """Until one was measured: pulling nothing, loading and profiling a small model."""
 MAX_DRAIN_S: Final = 600.0

@@ -17,7 +17,7 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     past = settle_scale(past, observation.now, num_ready)
     case = build_case(past, observation)
     demand = measure_demand(case)
-    metrics, can_hold = metrics_available(case), feasible(case)
+    metrics, can_hold = metrics_available(case), feasible(case, demand)
     if metrics.holds:
         cap = cap_move(case, can_hold)
         past, replicas = replicas_move(case, demand, cap, can_hold)

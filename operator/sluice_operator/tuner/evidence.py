@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 
 from sluice_worker.contract import TICK_SECONDS, Tick
@@ -56,7 +57,7 @@ def survey(observation: Observation) -> Fleet:
             leaving.append(pod)
         elif _is_fresh(pod, observation.now):
             heard.append(pod)
-        else:
+        elif not _is_new(view, observation.now):
             silent.append(view.name)
     return Fleet(tuple(heard), tuple(leaving), tuple(silent), len(serving))
 
@@ -80,6 +81,13 @@ def _clock_shift(newest_s: float, seen_s: float | None, now: float) -> float:
     return 0.0
 
 
+def _is_new(view: PodView, now: float) -> bool:
+    """Whether it answered, and has only not closed its first tick yet."""
+    if view.evidence is None or view.evidence.ticks:
+        return False
+    return view.seen_s is not None and now - view.seen_s <= k.STALE_TICKS * TICK_SECONDS
+
+
 def _is_fresh(pod: HeardPod, now: float) -> bool:
     return bool(pod.ticks) and now - pod.ticks[-1][0] <= k.STALE_TICKS * TICK_SECONDS
 
@@ -96,16 +104,24 @@ def slices(pods: Iterable[HeardPod], accepts: "Accepts") -> list[tuple[Tick, ...
 
 @dataclass(frozen=True, slots=True)
 class Accepts:
-    """Which ticks count: those begun since `since_s`, of `epoch` and settled if one is given."""
+    """Which ticks count: those begun since `since_s`, of `epoch` and settled if one is given.
+
+    From `used_since_s` on a tick need not be settled: a raise that nothing has used for that long
+    is in force, and what breaks then (memory, prefill, the node) must still be seen.
+    """
 
     since_s: float
     epoch: int | None = None
+    used_since_s: float = inf
 
     def __call__(self, end_s: float, tick: Tick) -> bool:
         """Whether `tick`, which ended at `end_s`, counts."""
-        if end_s - TICK_SECONDS < self.since_s:
+        begun_s = end_s - TICK_SECONDS
+        if begun_s < self.since_s:
             return False
-        return self.epoch is None or (tick.epoch == self.epoch and tick.settled)
+        if self.epoch is None:
+            return True
+        return tick.epoch == self.epoch and (tick.settled or begun_s >= self.used_since_s)
 
 
 def acknowledged(pods: Sequence[HeardPod], epoch: int) -> tuple[HeardPod, ...]:

@@ -60,7 +60,10 @@ def _observed_capacity(case: Case) -> Capacity | None:
     if not finished_per_tick or not running:
         return None
     service_s = running * TICK_SECONDS / finished_per_tick
-    return Capacity(float(case.seen.cap), max(service_s, k.MIN_SERVICE_S))
+    concurrency = _in_memory(case, float(case.seen.cap))
+    if case.work.waiting_kv:
+        concurrency = min(concurrency, running)
+    return Capacity(max(concurrency, 1.0), max(service_s, k.MIN_SERVICE_S))
 
 
 def _reachable_concurrency(case: Case) -> float:
@@ -70,9 +73,13 @@ def _reachable_concurrency(case: Case) -> float:
         reach = float(min(cap, best) if best else k.LOWER * cap)
     else:
         reach = float(max(cap, raise_bound(case).cap))
+    return max(1.0, _in_memory(case, reach))
+
+
+def _in_memory(case: Case, reach: float) -> float:
+    """`reach`, or as many sequences as the KV memory of one pod holds at their mean length."""
     kv_tokens = median_kv_tokens(case.pods)
-    in_memory = kv_tokens / case.work.context_tokens if kv_tokens else reach
-    return max(1.0, min(reach, in_memory))
+    return min(reach, kv_tokens / case.work.context_tokens) if kv_tokens else reach
 
 
 def _calibration(case: Case) -> float:
@@ -131,13 +138,20 @@ def _wanted(case: Case, demand: Demand, cap: Move, feasible: Condition) -> int:
     if feasible.holds is False and case.verdict("interTokenLatency") == "Breach":
         return replicas
     raising = cap.to > case.seen.cap
-    late_in_queue = case.late_in_queue is not None and case.cause in ("cap", "kv")
-    overloaded = _overloaded(case, demand)
-    if not (late_in_queue or overloaded) or (raising and case.model is None):
+    late = case.late_in_queue is not None and not (case.cause == "cold" and case.is_cold)
+    if not (late or _overloaded(case, demand)) or _raises_first(case):
         return replicas
-    if not raising and late_in_queue and _queue_grows(case):
+    waits = late and case.cause in ("cap", "kv")
+    if waits and not raising and _queue_grows(case):
         return max(demand.needed, replicas + 1)
     return demand.needed
+
+
+def _raises_first(case: Case) -> bool:
+    """Without a model nobody knows what a higher cap would do: it is tried before adding a pod."""
+    if case.model is not None or case.cause not in ("cap", "none"):
+        return False
+    return raise_bound(case).cap > case.seen.cap
 
 
 def _overloaded(case: Case, demand: Demand) -> bool:

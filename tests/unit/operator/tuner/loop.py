@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 from sluice_operator.tuner import Decision, Limits, Observation, Past, Targets, decide
 from sluice_worker.contract import TICK_SECONDS
-from unit.operator.tuner.world import Shape, World
+from unit.operator.tuner.podmodel import Shape
+from unit.operator.tuner.world import World
 
 
 @dataclass

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
+from unit.operator.tuner.podmodel import Request
 from unit.operator.tuner.traces import bursts, poisson
-from unit.operator.tuner.world import Request, World
+from unit.operator.tuner.world import World
 
 
 def test_cap_bound_misses_raise_the_cap_by_doubling_within_20_s_each() -> None:

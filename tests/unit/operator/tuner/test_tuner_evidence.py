@@ -5,6 +5,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 from sluice_operator.tuner import Past, decide
+from sluice_operator.tuner.types import CapChange
+from sluice_worker.contract import Waiting
 from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
 
 BROKEN = gaps(1000, 500)
@@ -131,6 +133,51 @@ def test_a_burst_of_cold_starts_changes_nothing() -> None:
     _, decision = decide(Past(), observation(pod("a", ticks)))
     assert (decision.cap, decision.replicas) == (8, 1)
     assert decision.reason == "ColdStart"
+
+
+def test_time_outside_the_engine_of_an_old_pod_is_no_cold_start() -> None:
+    ticks = [tick(seq, ttft=late(10, 10, "cold")) for seq in range(100, 120)]
+    _, decision = decide(Past(), observation(pod("a", ticks)))
+    assert (decision.cap, decision.cap_reason) == (8, "")
+    assert decision.replicas == 2
+
+
+def test_a_raise_that_nothing_uses_does_not_blind_the_tuner() -> None:
+    raised = CapChange(0.0, 4, 8, epoch=1, reason="FirstTokenBreached")
+    past = Past(last_change=raised)
+    starved = [tick(seq, settled=False, ttft=late(10, 10, "kv")) for seq in range(1, 40)]
+    _, soon = decide(past, observation(pod("a", starved[:14])))
+    assert soon.verdicts["timeToFirstToken"].epoch_n == 0
+    _, later = decide(past, observation(pod("a", starved)))
+    assert later.verdicts["timeToFirstToken"].verdict == "Breach"
+    assert later.cause == "kv"
+
+
+def test_a_lowering_that_has_not_drained_is_never_evidence() -> None:
+    lowered = CapChange(0.0, 16, 8, epoch=1, reason="InterTokenLatencyBreached")
+    draining = [tick(seq, settled=False, itl=BROKEN) for seq in range(1, 60)]
+    _, decision = decide(Past(last_change=lowered), observation(pod("a", draining)))
+    assert decision.verdicts["interTokenLatency"].epoch_n == 0
+    assert decision.cap == 8
+
+
+def test_a_pod_that_has_closed_no_tick_yet_is_new_and_not_silent() -> None:
+    new = pod("new", [], seen_s=38.0)
+    _, alone = decide(Past(), observation(new, now=38.0))
+    assert (alone.metrics.holds, alone.silent_pods) == (None, ())
+    other = pod("a", [tick(seq) for seq in range(1, 20)])
+    _, both = decide(Past(), observation(other, new))
+    assert (both.metrics.holds, both.silent_pods) == (True, ())
+
+
+def test_waiting_for_memory_never_raises_the_cap() -> None:
+    ticks = [
+        tick(seq, ttft=late(10, 10, "kv"), max_running=3, running=3, waiting=Waiting(kv=20))
+        for seq in range(1, 20)
+    ]
+    _, decision = decide(Past(), observation(pod("a", ticks)))
+    assert decision.cap == 8
+    assert decision.replicas > 1
 
 
 def test_past_survives_json() -> None:

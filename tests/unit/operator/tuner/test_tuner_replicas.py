@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
+from unit.operator.tuner.podmodel import Pod, Request
 from unit.operator.tuner.traces import bursts, poisson
-from unit.operator.tuner.world import Pod, Request, World
+from unit.operator.tuner.world import World
 
 
 def to_the_oldest(pods: Sequence[Pod], request: Request, random: Random) -> Pod:
@@ -25,6 +26,16 @@ def test_a_load_over_one_pod_adds_one_and_a_low_load_takes_it_back() -> None:
     assert 60 < out_s <= 120
     assert 290 <= in_s <= 330
     assert loop.last.slo_met.holds
+
+
+def test_without_a_step_model_the_cap_is_raised_first_and_then_a_pod_added() -> None:
+    shape = replace(SMALL_CPU, reports_model=False)
+    world = World(shape, TARGETS, poisson([(30, 3), (200, 14)]), cap=2)
+    loop = Loop(world, limits())
+    loop.run(230)
+    reached_s = next(at for at, cap, _ in loop.cap_changes if cap == 32)
+    assert loop.replica_changes[0][0] >= reached_s
+    assert loop.replica_changes[0][1] == 2
 
 
 @pytest.mark.parametrize("per_s", [2.0, 5.0, 7.0, 9.0, 12.0])

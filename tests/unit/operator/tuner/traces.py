@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from random import Random
 
-from unit.operator.tuner.world import Request
+from unit.operator.tuner.podmodel import Request
 
 
 def poisson(
