@@ -36,7 +36,8 @@ class RuntimePatch(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """Body of PATCH /v1/runtime_config. Fields left out keep their value.
 
     Answers: 200 with the effective `RuntimeConfig`; 409 if `epoch` is older than the one in force;
-    422 if `max_num_seqs` is over the ceiling. The same patch again is 200 and changes nothing.
+    422 if `max_num_seqs` is over the ceiling. The same patch again is 200 and changes nothing. New
+    targets need no new epoch; new limits do: at the epoch in force they are 409.
     """
 
     epoch: Count

@@ -16,10 +16,8 @@ from ..client import EngineClient
 from ..config import WorkerConfig
 from ..contract import Evidence, RuntimeConfig, RuntimePatch, Slo, Waiting
 from ..errors import (
-    ContextLengthExceeded,
     Draining,
     EngineDied,
-    KvCapacityExceeded,
     ModelNotFound,
     NotReady,
     OverCeiling,
@@ -36,6 +34,7 @@ from ..metrics import Exposition, Statistics, View
 from ..protocol import Completion
 from ..tokenizer import Tokenizer
 from ..wire import Configure, Finished, Heartbeat, Ready, StepReport, Submit
+from .admission import is_full, num_waiting, token_budget
 from .cgroup import throttled_s
 from .generation import Choice, Generation
 from .ledger import Ledger
@@ -123,7 +122,8 @@ class Service:
         self._check_model(request)
         prompts = [await self._token_ids(prompt) for prompt in request.prompts]
         engine = self._check_open()
-        budgets = [self._budget(ids, request, engine) for ids in prompts]
+        window, pool = engine.max_model_len, engine.num_blocks * engine.block_size
+        budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
         self._check_queue(len(prompts) * request.n)
         reply_id = f"cmpl-{request.request_id or uuid.uuid4().hex}"
         generation = Generation(reply_id, request, self.ledger, self.client.abort)
@@ -205,50 +205,19 @@ class Service:
             return self.tokenizer.encode(prompt)
         return await asyncio.to_thread(self.tokenizer.encode, prompt)
 
-    def _budget(self, ids: Sequence[int], request: Completion, engine: Ready) -> int:
-        """The sequence's max_tokens; raises if it can never fit the window or the pool."""
-        window, pool = engine.max_model_len, engine.num_blocks * engine.block_size
-        if not ids:
-            raise RequestError("the prompt holds no token", param="prompt")
-        room = window - len(ids)
-        if room < 1:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(ids)} tokens; the model's window of {window} tokens must "
-                "hold at least one more",
-                param="prompt",
-            )
-        max_tokens = request.max_tokens
-        if max_tokens is None or (request.has_default_length and max_tokens > room):
-            max_tokens = min(room, max(1, pool - len(ids)))
-        if max_tokens > room:
-            raise ContextLengthExceeded(
-                f"the prompt's {len(ids)} tokens and max_tokens {max_tokens} are over the model's "
-                f"window of {window} tokens",
-                param="max_tokens",
-            )
-        if len(ids) + max_tokens > pool:
-            raise KvCapacityExceeded(
-                f"the prompt's {len(ids)} tokens and max_tokens {max_tokens} are over the KV "
-                f"pool of {pool} tokens and could never run",
-                param="prompt" if len(ids) >= pool else "max_tokens",
-            )
-        return max_tokens
-
     def _check_queue(self, num_new: int) -> None:
-        limit = self.config.server.max_num_queued_reqs
+        limit, cap = self.config.server.max_num_queued_reqs, self._max_num_seqs
         state, num_open = self.recorder.snapshot, self.client.num_open
-        num_queued = state.waiting_cap + state.waiting_kv
-        num_waiting = max(num_open - self._max_num_seqs, num_queued)
-        over_cap = num_open + num_new - self._max_num_seqs
-        if over_cap > limit or (num_queued > 0 and num_queued + num_new > limit):
-            for _ in range(num_new):
-                self.recorder.refuse()
-            self.stats.reject("max_num_queued_reqs")
-            raise QueueFull(
-                f"{max(0, num_waiting)} requests wait already, and --max-num-queued-reqs "
-                f"is {limit}",
-                retry_after_s=self._retry_after_s(num_waiting),
-            )
+        if not is_full(num_new, num_open, cap, state, limit):
+            return
+        for _ in range(num_new):
+            self.recorder.refuse()
+        self.stats.reject("max_num_queued_reqs")
+        waiting = num_waiting(num_open, cap, state)
+        raise QueueFull(
+            f"{waiting} requests wait already, and --max-num-queued-reqs is {limit}",
+            retry_after_s=self._retry_after_s(waiting),
+        )
 
     def _retry_after_s(self, num_waiting: int) -> int:
         """Seconds in which those that wait will have finished at the present rate."""
@@ -282,20 +251,14 @@ class Service:
         budget = change.max_num_batched_tokens or current.max_num_batched_tokens
         slo, overload = change.slo or current.slo, change.overload or current.overload
         self._check_patch(change, current, cap, budget, slo)
-        wanted = (cap, budget, slo, overload)
-        effective = (
-            current.max_num_seqs,
-            current.max_num_batched_tokens,
-            current.slo,
-            current.overload,
-        )
         if change.epoch == current.epoch:
-            if wanted != effective:
+            if (cap, budget) != (current.max_num_seqs, current.max_num_batched_tokens):
                 raise StaleEpoch(
-                    f"epoch {change.epoch} is in force with other values; a change needs a new one",
+                    f"epoch {change.epoch} is in force with other limits; they need a new one",
                     param="epoch",
                 )
-            return current
+            if (slo, overload) == (current.slo, current.overload):
+                return current
         self.client.configure(Configure(change.epoch, cap, budget, slo.itl_ms))
         self.epoch, self._max_num_seqs = change.epoch, cap
         self.max_num_batched_tokens, self.slo, self.overload = budget, slo, overload
