@@ -237,6 +237,27 @@ async def test_a_client_that_leaves_frees_its_sequences(worker: Worker, stream: 
     assert integrity.json() == {"problem": None}
 
 
+async def test_many_clients_that_leave_at_any_moment_leak_no_block(worker: Worker) -> None:
+    body = {"prompt": "def", "max_tokens": 400, "ignore_eos": True, "stream": True}
+
+    async def visit(pause_s: float) -> None:
+        async with httpx.AsyncClient(base_url=worker.url, timeout=60) as client:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(client.post("/v1/completions", json=body), pause_s)
+
+    await asyncio.gather(*(visit(0.02 * i) for i in range(60)))
+    await asyncio.to_thread(worker.until_metric, "sluice_open_requests", 0)
+    await asyncio.to_thread(worker.until_metric, "vllm:kv_cache_usage_perc", 0)
+    async with httpx.AsyncClient() as client:
+        integrity = await client.get(worker.admin_url + "/v1/integrity")
+    assert integrity.json() == {"problem": None}
+
+
+def test_a_control_token_written_in_a_prompt_is_only_text(worker: Worker) -> None:
+    choice = post(worker, prompt="<|end|>", return_token_ids=True).json()["choices"][0]
+    assert 0 not in choice["prompt_token_ids"]
+
+
 def test_a_reader_that_stops_reading_is_cut_and_others_go_on(worker: Worker) -> None:
     before = worker.metric("sluice_connections_cut_total")
     body = json.dumps(

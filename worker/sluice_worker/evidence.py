@@ -35,6 +35,8 @@ LENGTHS_KEPT = 1024
 """Finished requests behind `Lengths`: recent ones, so that a shift of the traffic shows."""
 SMOOTH_SHARE = 0.01
 """Share of its own gaps that may be over in a request that a reader calls smooth (design 6)."""
+SLOWNESS_WEIGHT = 0.1
+MAX_SLOWNESS = 20.0
 SMALLEST_MS = 0.01
 _LOG_GAMMA = math.log(SKETCH_GAMMA)
 
@@ -168,6 +170,7 @@ class Recorder:
         self._settling: _Settling | None = None
         self._is_mixed = True
         self._is_started = False
+        self._slowness = 1.0
         self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
         self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
         self._pending: dict[str, Flight] = {}  # without a first token, oldest first
@@ -212,6 +215,7 @@ class Recorder:
         """The first token was handed over; returns the time it took, in seconds."""
         self._leave(flight)
         ttft_s = now_s - flight.arrival_s
+        self._learn_prefill(flight, parts, ttft_s - parts.wait_cap_s - parts.wait_kv_s)
         flight.first_s = flight.last_s = now_s
         flight.num_tokens = 1
         target = self.slo.ttft_ms
@@ -351,8 +355,20 @@ class Recorder:
         return sum(tick.finished for tick in recent) / (max(1, len(recent)) * TICK_SECONDS)
 
     def _prefill_ms(self, num_tokens: int) -> float:
+        """From admission to the first token sent: the model's prediction, as slow as of late."""
         model = self.step_model
-        return 0.0 if model is None else model.a + model.d * num_tokens
+        return 0.0 if model is None else self._slowness * (model.a + model.d * num_tokens)
+
+    def _learn_prefill(self, flight: Flight, parts: FirstToken, seconds: float) -> None:
+        """Chunks shared with decodes take longer than one prefill alone; by how much, moves."""
+        if self.step_model is None:
+            return
+        alone_ms = self.step_model.a + self.step_model.d * (
+            flight.num_prompt_tokens - parts.cached_tokens
+        )
+        if alone_ms > 0:
+            ratio = min(max(1.0, seconds * 1e3 / alone_ms), MAX_SLOWNESS)
+            self._slowness += SLOWNESS_WEIGHT * (ratio - self._slowness)
 
     def _count_late(self, end_s: float) -> None:
         """Requests that still wait and passed the target in this tick are over, now and once."""

@@ -129,6 +129,8 @@ class Generation:
         if end is not None:
             self._ledger.finish(choice.flight, end, now_s)
             self._end(choice, end)  # a stop string may end it before the engine does
+            if self.num_open == 0:
+                self._ledger.whole(len(c.transcript.token_ids) for c in self.choices)
 
     def leave(self) -> None:
         """Nobody reads any more: free what is still running. Safe to call at any time."""

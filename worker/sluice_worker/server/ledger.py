@@ -1,5 +1,7 @@
 """Books each hand-over once, for the evidence and for the metrics."""
 
+from collections.abc import Iterable
+
 from ..errors import RequestError, SluiceError
 from ..evidence import Flight, Recorder
 from ..metrics import Statistics
@@ -39,6 +41,10 @@ class Ledger:
             stats.observe("request_decode_time_seconds", now_s - flight.first_s)
         if flight.num_tokens > 1:
             stats.observe("request_time_per_output_token_seconds", flight.mean_gap_ms / 1e3)
+
+    def whole(self, num_tokens: Iterable[int]) -> None:
+        """All sequences of a request have ended, with these output lengths."""
+        self.stats.observe("request_max_num_generation_tokens", max(num_tokens))
 
     def leave(self, flight: Flight, now_s: float) -> None:
         """The client left before the end."""

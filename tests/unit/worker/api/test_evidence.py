@@ -331,3 +331,14 @@ def test_whatever_happens_each_arrival_is_counted_once(
     evidence = recorder.evidence(0)
     assert decode(encode(evidence), Evidence) == evidence
     assert msgspec.json.decode(encode(evidence))
+
+
+def test_hopeless_learns_that_prefills_take_longer_among_decodes() -> None:
+    recorder = create_recorder()
+    recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
+    for i in range(50):
+        flight = recorder.arrive(str(i), 0.0, 0.0, 90)
+        recorder.first_token(flight, 0.3, NO_WAIT)  # three times the 100 ms predicted
+    recorder.arrive("next", 1.0, 1.0, 90)
+    assert recorder.hopeless(1.19) == []
+    assert [flight.request_id for flight in recorder.hopeless(1.21)] == ["next"]

@@ -1,0 +1,65 @@
+"""What can never run is refused before it waits; a full queue is full by what really waits."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_worker.errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
+from sluice_worker.protocol import Completion, parse_completion
+from sluice_worker.server.admission import is_full, num_waiting, token_budget
+from sluice_worker.wire import Snapshot
+
+
+def create_request(**fields: object) -> Completion:
+    return parse_completion(json.dumps({"prompt": "x", **fields}).encode())
+
+
+def create_snapshot(cap: int = 0, kv: int = 0) -> Snapshot:
+    return Snapshot(0, cap, kv, 0, 0, 0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "error", "param"),
+    [
+        (0, 1, RequestError, "prompt"),
+        (100, 1, ContextLengthExceeded, "prompt"),
+        (101, 1, ContextLengthExceeded, "prompt"),
+        (90, 11, ContextLengthExceeded, "max_tokens"),
+        (50, 31, KvCapacityExceeded, "max_tokens"),
+        (80, 1, KvCapacityExceeded, "prompt"),
+    ],
+)
+def test_what_can_never_fit_is_refused_by_its_field(
+    num_prompt: int, max_tokens: int, error: type[RequestError], param: str
+) -> None:
+    with pytest.raises(error) as refused:
+        token_budget(num_prompt, create_request(max_tokens=max_tokens), window=100, pool=80)
+    assert (refused.value.http_status, refused.value.param) == (400, param)
+
+
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 200))
+def test_a_default_length_always_fits_a_prompt_that_does(
+    num_prompt: int, window: int, pool: int
+) -> None:
+    if num_prompt >= min(window, pool):
+        return
+    for request in (create_request(), create_request(max_tokens=None)):
+        budget = token_budget(num_prompt, request, window=window, pool=pool + 16)
+        assert 1 <= budget <= window - num_prompt
+        assert num_prompt + budget <= pool + 16
+
+
+def test_a_free_place_is_no_queue() -> None:
+    assert not is_full(4, 0, 4, create_snapshot(), 0)
+    assert is_full(5, 0, 4, create_snapshot(), 0)
+
+
+@pytest.mark.parametrize(("queued", "full"), [(0, False), (2, False), (3, True)])
+def test_newcomers_wait_behind_those_that_wait_for_memory(queued: int, full: bool) -> None:
+    assert is_full(1, 4, 16, create_snapshot(kv=queued), 3) == full
+
+
+def test_requests_that_the_engine_has_not_reported_yet_wait_too() -> None:
+    assert num_waiting(10, 4, create_snapshot(cap=2)) == 6
+    assert num_waiting(3, 4, create_snapshot(kv=2)) == 2

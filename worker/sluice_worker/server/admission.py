@@ -1,0 +1,54 @@
+"""Who may come in: lengths that can run at all, and a queue that is not full. Pure."""
+
+from ..errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
+from ..protocol import Completion
+from ..wire import Snapshot
+
+
+def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int) -> int:
+    """The max_tokens of a sequence whose prompt has `num_prompt` tokens.
+
+    `window`: tokens of the longest sequence; `pool`: tokens of KV cache. Raises RequestError if the
+    sequence could never run, so that it never waits in front of one that can.
+    """
+    if num_prompt == 0:
+        raise RequestError("the prompt holds no token", param="prompt")
+    room = window - num_prompt
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"the prompt has {num_prompt} tokens; the model's window of {window} tokens must "
+            "hold at least one more",
+            param="prompt",
+        )
+    max_tokens = request.max_tokens
+    if max_tokens is None or (request.has_default_length and max_tokens > room):
+        max_tokens = min(room, max(1, pool - num_prompt))
+    if max_tokens > room:
+        raise ContextLengthExceeded(
+            f"the prompt's {num_prompt} tokens and max_tokens {max_tokens} are over the model's "
+            f"window of {window} tokens",
+            param="max_tokens",
+        )
+    if num_prompt + max_tokens > pool:
+        raise KvCapacityExceeded(
+            f"the prompt's {num_prompt} tokens and max_tokens {max_tokens} are over the KV pool "
+            f"of {pool} tokens and could never run",
+            param="prompt" if num_prompt >= pool else "max_tokens",
+        )
+    return max_tokens
+
+
+def num_waiting(num_open: int, cap: int, state: Snapshot) -> int:
+    """Sequences that wait, those included that the engine has not reported yet."""
+    return max(0, num_open - cap, state.waiting_cap + state.waiting_kv)
+
+
+def is_full(num_new: int, num_open: int, cap: int, state: Snapshot, limit: int) -> bool:
+    """Whether `num_new` sequences would make more than `limit` wait.
+
+    `num_open`: submitted and not ended. Whoever finds a free place does not wait for the cap; where
+    some wait for memory already, newcomers wait behind them.
+    """
+    num_queued = state.waiting_cap + state.waiting_kv
+    over_cap = num_open + num_new - cap
+    return over_cap > limit or (num_queued > 0 and num_queued + num_new > limit)
