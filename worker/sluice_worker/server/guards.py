@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import logging
 import re
+import socket
 import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -79,8 +80,12 @@ class Inflight:
         return True
 
 
+POD = socket.gethostname().encode()
+"""In Kubernetes a pod's host name is its own name: clients can tell who answered."""
+
+
 class Edge:
-    """The outermost layer: checks the bearer, echoes X-Request-Id, and closes old connections."""
+    """The outermost layer: checks the bearer, names request and pod, closes old connections."""
 
     def __init__(
         self,
@@ -106,7 +111,7 @@ class Edge:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                extra = [(b"x-request-id", request_id)]
+                extra = [(b"x-request-id", request_id), (b"x-sluice-pod", POD)]
                 if self._is_draining() or _is_old(scope):
                     extra.append((b"connection", b"close"))
                 message = {**message, "headers": [*message.get("headers", ()), *extra]}
