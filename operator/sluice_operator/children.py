@@ -63,6 +63,15 @@ def labels(service: InferenceService) -> dict[str, str]:
     return {**selector(service), MANAGED_BY_LABEL: MANAGED_BY}
 
 
+def is_ours(service: InferenceService, live: Object) -> bool:
+    """Whether `live` is a child of exactly this object, or was before a person edited it."""
+    meta = live["metadata"]
+    controllers = [o["uid"] for o in meta.get("ownerReferences") or () if o.get("controller")]
+    if controllers:
+        return controllers == [service.uid]
+    return (meta.get("labels") or {}).items() >= labels(service).items()
+
+
 def configmap(service: InferenceService, runtime: Runtime) -> Manifest:
     """Cap, epoch and the tuner's memory; mounted into the pods."""
     return _child(service, "v1", "ConfigMap", runtime_name(service), {"data": runtime.data()})

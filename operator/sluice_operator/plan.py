@@ -26,6 +26,7 @@ from .tuner.types import CapChange
 PAST_SAVE_SECONDS = 30.0
 """The tuner's memory alone is saved this rarely: losing it costs caution, not correctness."""
 
+_TAKEN_RETRY_S = 5.0
 _MEMORY_ONLY = {"data.past.json", f"metadata.annotations.{children.MANIFEST_ANNOTATION}"}
 
 
@@ -94,6 +95,11 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
     written = tuple(_to_apply(wanted, observed, now))
     report = _report(service, observed, tuned, ceiling)
     new_status = status.build(report, observed.previous, now)
+    taken = "; ".join(_taken(service, wanted, observed))
+    if taken:
+        failed = status.fail(new_status, observed.previous, "NameTaken", taken, now)
+        notices = tuple(events.transitions(observed.previous, failed))
+        return Plan((), (), notices, failed, observed.runtime, _TAKEN_RETRY_S)
     told = (*tuned.notices, *_restorations(wanted, observed))
     return Plan(
         apply=written,
@@ -339,6 +345,17 @@ def _children(
         children.disruption_budget(service),
         pods,
     )
+
+
+def _taken(
+    service: InferenceService, wanted: tuple[Object, ...], observed: Observed
+) -> Iterator[str]:
+    """Children whose names somebody else's objects have: those are never written over."""
+    for manifest in wanted:
+        live = observed.live.get(manifest["kind"])
+        if live is not None and not children.is_ours(service, live):
+            name = manifest["metadata"]["name"]
+            yield f"{manifest['kind']} {name} is there and is not of this InferenceService"
 
 
 def _to_apply(wanted: tuple[Object, ...], observed: Observed, now: float) -> Iterator[Object]:

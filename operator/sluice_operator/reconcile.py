@@ -122,7 +122,7 @@ class Reconciler:
         passes = self._context.metrics.passes
         try:
             with self._context.metrics.pass_seconds.time():
-                pause_s = await self._pass(time.time())
+                pause_s = await self.reconcile()
         except ClusterError as e:
             _log.warning("%s/%s: %s: %s", self._namespace, self._name, e.reason, e)
             passes.labels("error").inc()
@@ -135,8 +135,9 @@ class Reconciler:
             return pause_s
         return None
 
-    async def _pass(self, now: float) -> float:
-        body = self._body
+    async def reconcile(self) -> float:
+        """One pass; seconds until the next. Raises ClusterError where the API server refuses."""
+        now, body = time.time(), self._body
         meta, previous = body["metadata"], body.get("status") or {}
         if meta.get("deletionTimestamp"):
             return _MAX_BACKOFF_S
@@ -159,8 +160,9 @@ class Reconciler:
         fit = judge(service.spec, await self._checkpoint(service, now))
         live = await self._live(service, fit, now)
         pods = self._pods(now)
-        if memory.runtime is None and "ConfigMap" in live:
-            memory.runtime = runtime.parse(live["ConfigMap"].get("data") or {})
+        held = live.get("ConfigMap")
+        if memory.runtime is None and held and children.is_ours(service, held):
+            memory.runtime = runtime.parse(held.get("data") or {})
         return Observed(
             live=live,
             pods=pods,
@@ -188,17 +190,16 @@ class Reconciler:
 
     async def _live(self, service: InferenceService, fit: Fit, now: float) -> dict[str, Object]:
         live = {}
-        for kind in ("ConfigMap", "Service", "Deployment"):
-            child = self._child(kind)
+        for ref in _watched_refs(service):
+            child = self._child(ref.kind)
             if child is not None:
-                live[kind] = child
+                live[ref.kind] = child
         if fit.status == "False":
             return live
-        if "ConfigMap" not in live:
-            # The watch shows only labelled ones; writing over cap and epoch would undo them.
-            name = children.runtime_name(service)
-            found = await self._context.cluster.get(Ref("ConfigMap", service.namespace, name))
-            live.update({"ConfigMap": found} if found else {})
+        for ref in _watched_refs(service):
+            # The watch shows only labelled ones; others of that name must not be written over.
+            found = None if ref.kind in live else await self._context.cluster.get(ref)
+            live.update({ref.kind: found} if found else {})
         live.update(await self._by_name(service, now))
         secret = live.get("Secret")
         self._memory.token = (
@@ -217,10 +218,7 @@ class Reconciler:
     async def _by_name(self, service: InferenceService, now: float) -> dict[str, Object]:
         """Children that no watch shows: the operator has no right to list secrets, for one."""
         memory = self._memory
-        refs = (
-            Ref("Secret", service.namespace, children.secret_name(service)),
-            Ref("PodDisruptionBudget", service.namespace, children.deployment_name(service)),
-        )
+        refs = _unwatched_refs(service)
         if now - memory.read_by_name_s >= self._context.settings.resync_s:
             for ref in refs:
                 found = await self._context.cluster.get(ref)
@@ -252,7 +250,7 @@ class Reconciler:
             await self._apply(planned, now)
         except ClusterError as e:
             if 400 <= e.status < 500 and e.status not in (409, 429):
-                failed = status.fail(planned.status, previous, str(e), now)
+                failed = status.fail(planned.status, previous, "ApplyFailed", str(e), now)
                 await self._tell(meta, events.transitions(previous, failed), now)
                 await self._write_status(failed)
             raise
@@ -318,6 +316,21 @@ class Reconciler:
             if body["metadata"].get("generation") != self._body["metadata"].get("generation"):
                 self.wake()  # the answer brings a spec that this pass has not seen
             self._body = body
+
+
+def _watched_refs(service: InferenceService) -> tuple[Ref, ...]:
+    return (
+        Ref("ConfigMap", service.namespace, children.runtime_name(service)),
+        Ref("Service", service.namespace, children.deployment_name(service)),
+        Ref("Deployment", service.namespace, children.deployment_name(service)),
+    )
+
+
+def _unwatched_refs(service: InferenceService) -> tuple[Ref, ...]:
+    return (
+        Ref("Secret", service.namespace, children.secret_name(service)),
+        Ref("PodDisruptionBudget", service.namespace, children.deployment_name(service)),
+    )
 
 
 def _target(pod: Pod) -> Target:

@@ -83,11 +83,13 @@ def refuse(previous: Object, generation: int, message: str, now: float) -> dict[
     return {**status, "observedGeneration": generation, "conditions": conditions}
 
 
-def fail(status: dict[str, Any], previous: Object, message: str, now: float) -> dict[str, Any]:
-    """`status` of a pass whose writes were refused: a quota, a policy, a missing right."""
+def fail(
+    status: dict[str, Any], previous: Object, reason: str, message: str, now: float
+) -> dict[str, Any]:
+    """`status` of a pass that could not write: a quota, a policy, a missing right, a taken name."""
     conditions = _kept(status)
-    conditions["Reconciling"] = Condition(False, "ApplyFailed", "")
-    conditions["Stalled"] = Condition(True, "ApplyFailed", message)
+    conditions["Reconciling"] = Condition(False, reason, "")
+    conditions["Stalled"] = Condition(True, reason, message)
     generation = status["observedGeneration"]
     return {**status, "conditions": _stamped(conditions, previous, generation, now)}
 

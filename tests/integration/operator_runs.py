@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 from integration.apiserver import ApiServer, free_ports
 from sluice_cluster.shell import tail, wait_until
+from unit.operator.objects import changed, valid_object
 
 ROOT = Path(__file__).parents[2]
 Object = dict[str, Any]
@@ -95,6 +96,21 @@ class Namespace:
             for plural, name in everything.items()
         }
 
+    @property
+    def demo(self) -> tuple[str, str]:
+        """Namespace and name of the object demo."""
+        return self.name, "demo"
+
+    @staticmethod
+    def child(kind: str) -> str:
+        """The name of demo's child of `kind`."""
+        return {"ConfigMap": "demo-runtime", "Secret": "demo-admin"}.get(kind, "demo")
+
+    def ours(self, plural: str) -> list[Object]:
+        """Those of a collection that the operator made."""
+        label = "app.kubernetes.io/managed-by"
+        return [o for o in self.all(plural) if label in o["metadata"].get("labels", {})]
+
     def has_children(self) -> bool:
         """Whether every child of demo is there."""
         return all(self.find(plural, name) for plural, name in CHILDREN.items())
@@ -146,6 +162,14 @@ class OperatorProcess:
                 total += float(line.rpartition(" ")[2])
         return total
 
+    def answers(self) -> bool:
+        """Whether it has started so far that its metrics can be read."""
+        try:
+            self.metric("sluice_operator_passes_total")
+        except httpx.TransportError:
+            return False
+        return True
+
     def await_passes(self, count: int) -> None:
         """Until it has looked `count` more times."""
         before = self.metric("sluice_operator_passes_total")
@@ -172,21 +196,23 @@ class OperatorProcess:
 
 @contextlib.contextmanager
 def running_operator(
-    server: ApiServer, namespace: str, models: Path, log: Path, *flags: str
+    server: ApiServer, models: Path, log: Path, namespace: str = ""
 ) -> Iterator[OperatorProcess]:
-    """Start an operator for one namespace; stop it at the end, and look for tracebacks."""
+    """Start an operator, for one namespace or for all; stop it at the end, no traceback allowed."""
     metrics_port, liveness_port = free_ports(2)
     command = [
         sys.executable, "-m", "sluice_operator", "--worker-image=registry.invalid/worker:1",
-        f"--models-dir={models}", f"--namespace={namespace}", "--address=127.0.0.1",
+        f"--models-dir={models}", "--address=127.0.0.1",
         f"--metrics-port={metrics_port}", f"--liveness-port={liveness_port}",
-        "--resync-seconds=1", *flags,
+        "--resync-seconds=1", *([f"--namespace={namespace}"] if namespace else []),
     ]  # fmt: skip
     environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig)}
     with log.open("ab") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     try:
-        yield OperatorProcess(process, metrics_port, log)
+        operator = OperatorProcess(process, metrics_port, log)
+        operator.wait("the operator's metrics", operator.answers)
+        yield operator
     finally:
         if process.poll() is None:
             process.terminate()
@@ -196,6 +222,29 @@ def running_operator(
                 process.kill()
                 process.wait()
     assert "Traceback" not in log.read_text(), tail(log)
+
+
+def create_namespace(client: httpx.Client, name: str) -> Namespace:
+    """A new namespace."""
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    answer = client.post("/api/v1/namespaces", json=body)
+    assert answer.is_success, answer.text
+    return Namespace(client, name)
+
+
+def create_demo(space: Namespace, **changes: Any) -> Object:
+    """The valid object in `space`, fields of its spec given as paths with __ for the dot."""
+    body = changed(valid_object(), "metadata.namespace", space.name)
+    for path, value in changes.items():
+        body = changed(body, "spec." + path.replace("__", "."), value)
+    return space.create("inferenceservices", body)
+
+
+def settle(operator: OperatorProcess, space: Namespace) -> None:
+    """Until demo's children are there, the status says so, and nothing is under way."""
+    operator.wait("the children", space.has_children)
+    operator.wait("a status", lambda: space.condition("Ready") != {})
+    operator.await_passes(3)
 
 
 def write_models(folder: Path) -> Path:

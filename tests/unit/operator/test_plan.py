@@ -82,7 +82,9 @@ def test_a_pass_over_a_serving_object_without_traffic_writes_nothing() -> None:
     service = create_service()
     observed = _serving(service)
     settled = _plan(service, observed, NOW + 2)
-    again = _plan(service, replace(observed, previous=settled.status), NOW + 60)
+    scrapes = {uid: replace(held, seen_s=NOW + 60) for uid, held in observed.scrapes.items()}
+    later = replace(observed, previous=settled.status, scrapes=scrapes)
+    again = _plan(service, later, NOW + 60)
     assert settled.apply == again.apply == ()
     assert settled.patches == again.patches == ()
     assert again.status == settled.status
@@ -235,6 +237,23 @@ def test_a_deleted_child_comes_back_with_an_event() -> None:
     planned = _plan(service, replace(observed, live=live, deleted=frozenset({"Service"})))
     assert _kinds(planned) == ["Service"]
     assert "ChildRestored" in [notice.reason for notice in planned.notices]
+
+
+def test_somebody_elses_object_of_a_childs_name_is_left_alone() -> None:
+    service = create_service()
+    theirs = {"metadata": {"name": "demo", "resourceVersion": "9"}, "spec": {}}
+    planned = _plan(service, create_observed(service, live={"Service": theirs}))
+    assert planned.apply == ()
+    assert planned.patches == ()
+    assert _condition(planned, "Stalled")["reason"] == "NameTaken"
+
+
+def test_children_of_a_former_object_of_that_name_are_not_adopted() -> None:
+    service = create_service()
+    observed = _serving(service)
+    live = json.loads(json.dumps(observed.live))
+    live["Deployment"]["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-former"
+    assert _plan(service, replace(observed, live=live)).apply == ()
 
 
 def test_a_pod_without_metrics_is_named() -> None:

@@ -176,7 +176,7 @@ def test_an_unreadable_spec_keeps_what_was_known_and_says_every_problem() -> Non
 
 
 def test_refused_writes_are_told_in_the_status() -> None:
-    failed = status.fail(build(_report(), {}, NOW), {}, "exceeded quota", NOW)
+    failed = status.fail(build(_report(), {}, NOW), {}, "ApplyFailed", "exceeded quota", NOW)
     conditions = {c["type"]: c for c in failed["conditions"]}
     assert (conditions["Stalled"]["status"], conditions["Stalled"]["message"]) == (
         "True",

@@ -1,0 +1,168 @@
+"""An operator that dies leaves nothing half done: exhaustively after each write, and for real."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from integration.apiserver import ApiServer
+from integration.operator_runs import (
+    CHILDREN,
+    Namespace,
+    administrator,
+    create_demo,
+    create_namespace,
+    running_operator,
+    settle,
+    write_models,
+)
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import load_kube_config
+from sluice_operator.cluster import Cluster
+from sluice_operator.metrics import create_metrics
+from sluice_operator.reconcile import Context, Reconciler
+from sluice_operator.scrape import create_client
+from sluice_operator.settings import Settings
+
+Object = Mapping[str, Any]
+_numbers = itertools.count()
+_PLURALS = {"Deployment": "deployments", "Service": "services", "ConfigMap": "configmaps"}
+NUM_WRITES = 6
+"""Five children and the status."""
+
+
+class Killed(BaseException):
+    """The process is gone: nothing of ours may catch it."""
+
+
+class DyingCluster(Cluster):
+    """The real thing, in a process that ends right after its n-th write went through."""
+
+    writes_left: float = float("inf")
+
+    async def apply(self, manifest: Object, subresource: str = "") -> Object:
+        written = await super().apply(manifest, subresource)
+        self.writes_left -= 1
+        if self.writes_left == 0:
+            raise Killed
+        return written
+
+
+@pytest.fixture(scope="module")
+def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
+    with administrator(apiserver) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def space(client: httpx.Client) -> Namespace:
+    return create_namespace(client, f"restarts-{next(_numbers)}")
+
+
+async def reconcile_once(server: ApiServer, space: Namespace, models: Path, writes: float) -> bool:
+    """A new operator's pass over demo, ended after `writes` writes; whether it was ended."""
+    configuration = Configuration()
+    load_kube_config(str(server.kubeconfig), client_configuration=configuration)
+    metrics = create_metrics()
+    cluster = DyingCluster(ApiClient(configuration), metrics)
+    cluster.writes_left = writes
+    settings = Settings("registry.invalid/worker:1", models_dir=models)
+
+    def children(kind: str, namespace: str, owner: str) -> Iterable[Object]:
+        found = space.find(_PLURALS[kind], space.child(kind)) if kind in _PLURALS else None
+        return [found] if found else []
+
+    async with create_client() as client:
+        reconciler = Reconciler(Context(settings, cluster, client, metrics, children), *space.demo)
+        reconciler.see(space.get("inferenceservices", "demo"))
+        try:
+            await reconciler.reconcile()
+        except Killed:
+            return True
+    return False
+
+
+def _shape(space: Namespace) -> dict[str, Any]:
+    """The children without what differs from object to object."""
+    token = space.get("secrets", "demo-admin")["data"]["token"]
+    assert token
+    parts = {}
+    for plural, name in CHILDREN.items():
+        body = space.get(plural, name)
+        parts[plural] = (body.get("data") if plural == "configmaps" else None, _spec(body))
+    return parts
+
+
+def _spec(body: Mapping[str, Any]) -> Any:
+    spec = dict(body.get("spec", {}))
+    for assigned in ("clusterIP", "clusterIPs"):
+        spec.pop(assigned, None)
+    return spec
+
+
+async def test_killed_after_any_write_it_converges_to_what_an_unkilled_one_makes(
+    apiserver: ApiServer, client: httpx.Client, models: Path
+) -> None:
+    unkilled = create_namespace(client, f"restarts-{next(_numbers)}")
+    create_demo(unkilled)
+    assert not await reconcile_once(apiserver, unkilled, models, float("inf"))
+    wanted = _shape(unkilled)
+    for writes in range(1, NUM_WRITES + 1):
+        space = create_namespace(client, f"restarts-{next(_numbers)}")
+        create_demo(space)
+        assert await reconcile_once(apiserver, space, models, writes)
+        await reconcile_once(apiserver, space, models, float("inf"))
+        assert _shape(space) == wanted
+        for plural, name in CHILDREN.items():
+            assert [o["metadata"]["name"] for o in space.ours(plural)] == [name]
+
+
+async def test_a_killed_operator_that_had_written_everything_is_followed_by_silence(
+    apiserver: ApiServer, space: Namespace, models: Path
+) -> None:
+    create_demo(space)
+    assert await reconcile_once(apiserver, space, models, NUM_WRITES)
+    versions = space.versions()
+    assert not await reconcile_once(apiserver, space, models, 1)
+    assert space.versions() == versions
+
+
+def test_a_restarted_process_changes_nothing(
+    apiserver: ApiServer, space: Namespace, models: Path, tmp_path: Path
+) -> None:
+    create_demo(space)
+    with running_operator(apiserver, models, tmp_path / "1.log", space.name) as first:
+        settle(first, space)
+        first.kill()
+    versions = space.versions()
+    with running_operator(apiserver, models, tmp_path / "2.log", space.name) as second:
+        second.await_passes(4)
+        assert second.writes() == 0
+    assert space.versions() == versions
+
+
+def test_two_operators_never_both_open_an_epoch(
+    apiserver: ApiServer, space: Namespace, models: Path
+) -> None:
+    create_demo(space, batching__initialNumSeqs=4)
+    narrowed = {"spec": {"batching": {"maxNumSeqs": 2, "initialNumSeqs": 2}}}
+
+    async def race() -> None:
+        await reconcile_once(apiserver, space, models, float("inf"))
+        space.patch("inferenceservices", "demo", narrowed)
+        both = (reconcile_once(apiserver, space, models, float("inf")) for _ in range(2))
+        await asyncio.gather(*both, return_exceptions=True)
+
+    asyncio.run(race())
+    assert space.get("configmaps", "demo-runtime")["data"]["epoch"] == "1"
+    assert space.get("configmaps", "demo-runtime")["data"]["max_num_seqs"] == "2"
