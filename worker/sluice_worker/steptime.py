@@ -22,6 +22,7 @@ ANCHOR_WEIGHT = 0.02
 """Of a profile record beside a recent one."""
 PREDICTION_MARGIN = 0.85
 """A cap is proposed only where the predicted quantile is within this share of the target."""
+MIN_JUDGED = 32
 TAIL_QUANTILE = 0.999
 MODEL_QUANTILE = 0.99
 
@@ -115,7 +116,8 @@ class StepTimes:
         weights = [1.0] * len(recent) + [ANCHOR_WEIGHT] * len(anchor)
         features, step_ms = _arrays(records)
         coefficients = _nnls(features, step_ms, np.array(weights))
-        judged = len(recent) or len(anchor)
+        # A quantile of few is no quantile: until there are enough, the profile's count as well.
+        judged = len(recent) if len(recent) >= MIN_JUDGED else len(records)
         predicted = np.maximum(features[:judged] @ coefficients, 1e-6)
         ratios = step_ms[:judged] / predicted
         a, b, c, d = (float(value) for value in coefficients)
