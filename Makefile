@@ -1,8 +1,8 @@
-# Ten targets at most. `make demo` shows the whole promise; `make test` proves it. Both set up what they need.
+`make demo` shows the whole promise; `make test` proves it. Both set up what they need.
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test demo cluster cluster-down images clean
+.PHONY: setup lint unit test demo cluster cluster-down clean
 
 setup: .venv/.ready
 
@@ -24,16 +24,15 @@ unit: setup
 test: lint
 	@bash tests/run
 
-demo: setup cluster
+demo:
+	@$(MAKE) --no-print-directory -j2 setup cluster
 	@$(PY) -m sluice demo
 
 cluster:
-	@$(CLUSTER) up && $(CLUSTER) images
+	@$(CLUSTER) up --images
 
 cluster-down:
 	@$(CLUSTER) down
 
-images: cluster
-
-clean:
+clean: cluster-down
 	@rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -198,8 +198,8 @@ def main(args: argparse.Namespace) -> int:
         say(f"There is no cluster: {state} is missing; `make cluster` brings one up.")
         return 3
     cluster = json.loads(state.read_text())
-    bin_dir = Path(cluster["bin_dir"]) if cluster.get("bin_dir") else None
-    demo = Demo(Kube(Path(cluster["kubeconfig"]), bin_dir), args.root, cluster["images"])
+    kube = Kube(Path(cluster["kubeconfig"]), Path(cluster["bin_dir"]))
+    demo = Demo(kube, args.root, cluster["images"])
     try:
         demo.install()
         demo.refuse_too_large()

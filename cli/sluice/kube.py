@@ -41,13 +41,12 @@ class Kube:
     """One cluster, as its kubeconfig and the folder of kubectl and helm name it."""
 
     kubeconfig: Path
-    bin_dir: Path | None
+    bin_dir: Path
 
     @property
     def env(self) -> dict[str, str]:
         """The environment in which commands run."""
-        path = os.environ.get("PATH", "")
-        path = f"{self.bin_dir}{os.pathsep}{path}" if self.bin_dir else path
+        path = f"{self.bin_dir}{os.pathsep}{os.environ.get('PATH', '')}"
         return {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
 
     def run(self, *argv: str, stdin: str | None = None) -> str:

@@ -58,17 +58,18 @@ def _up(settings: Settings, choice: Choice) -> State:
     paths = settings.paths
     before = State.read(paths.state_file)
     known = before.images if before is not None and before.kind == choice.kind else {}
+    bin_dir = str(binaries.folder(paths))
     if choice.kind == "existing":
         binaries.ensure(paths, CLIENTS)
         kubectl: list[Word] = [binaries.folder(paths) / "kubectl", "get", "--raw=/readyz"]
         run([*kubectl, f"--kubeconfig={settings.kubeconfig}"], timeout=30.0)
-        return State("existing", str(settings.kubeconfig), settings.registry, known)
+        return State("existing", str(settings.kubeconfig), bin_dir, settings.registry, known)
     if choice.kind == "kind":
         binaries.ensure(paths, CLIENTS)
         kind.up(paths)
-        return State("kind", str(paths.kubeconfig), None, known)
+        return State("kind", str(paths.kubeconfig), bin_dir, None, known)
     local.up(paths)
-    return State("local", str(paths.kubeconfig), REGISTRY, known)
+    return State("local", str(paths.kubeconfig), bin_dir, REGISTRY, known)
 
 
 class _Aside:

@@ -9,16 +9,23 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`kind` is existing, kind or local; `images` maps operator and worker to what pods pull."""
+    """`kind` is existing, kind or local; `bin_dir` holds kubectl and helm.
+
+    `images` maps operator and worker to what pods pull.
+    """
 
     kind: str
     kubeconfig: str
+    bin_dir: str
     registry: str | None = None
     images: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path) -> State | None:
-        return cls(**json.loads(file.read_text())) if file.exists() else None
+        try:
+            return cls(**json.loads(file.read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None  # none yet, cut short, or of another version: `up` writes it anew
 
     def write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,7 @@ def test_a_spawned_program_is_remembered_and_stopped(tmp_path: Path) -> None:
 
 
 def test_the_state_file_is_read_back_as_written(tmp_path: Path) -> None:
-    state = State("local", "/kubeconfig", "127.0.0.1:5077", {"worker": "w:1"})
+    state = State("local", "/kubeconfig", "/bin", "127.0.0.1:5077", {"worker": "w:1"})
     state.write(tmp_path / "cluster.json")
     assert State.read(tmp_path / "cluster.json") == state
     assert State.read(tmp_path / "absent.json") is None
