@@ -7,6 +7,9 @@ import kopf
 from .handlers import create_registry
 from .settings import Settings, parse
 
+_CHATTY = ("aiohttp.access", "httpx", "kopf.activities", "kopf.objects")
+"""Loggers with a line for each probe, scrape and watch event."""
+
 
 def main(argv: list[str] | None = None) -> None:
     """The console script."""
@@ -17,9 +20,9 @@ def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     log_format = kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.FULL
     kopf.configure(verbose=settings.verbose, log_format=log_format)
-    if not settings.verbose:  # kopf tells of every event that a handler has seen
-        logging.getLogger("kopf.objects").setLevel(logging.WARNING)
-        logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # one line for each probe
+    if not settings.verbose:
+        for name in _CHATTY:
+            logging.getLogger(name).setLevel(logging.WARNING)
     address = settings.address or "0.0.0.0"  # noqa: S104 - the kubelet probes from outside
     kopf.run(
         registry=create_registry(settings),

@@ -29,6 +29,9 @@ MANIFEST_ANNOTATION = "sluice.dev/manifest"
 TEMPLATE_ANNOTATION = "sluice.dev/template"
 TEMPLATE_INPUTS_ANNOTATION = "sluice.dev/template-inputs"
 """Hash of what the pod template was made from; the same hash keeps the template as it was."""
+CEILING_ANNOTATION = "sluice.dev/ceiling"
+"""`--max-num-seqs` of the template, or that the workers size themselves."""
+_AUTO = "auto"
 PRE_STOP_SECONDS = 5
 """Longer than endpoints take to leave kube-proxy, so that no request meets a closed port."""
 GRACE_MARGIN_SECONDS = 10
@@ -113,10 +116,13 @@ def deployment(
     """The pods. A template made from the same inputs stays as `live` has it.
 
     So an operator that renders templates differently restarts no pod until its object changes.
-    `ceiling`: `--max-num-seqs`; None lets the worker size itself.
+    `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods that started with a higher
+    one stay too, as the cap is lowered live; only to go beyond what they started with takes new.
     """
-    inputs = digest(_template_inputs(service, settings, ceiling))
-    template = _kept_template(live, inputs) or _template(service, settings, ceiling)
+    inputs = digest(_template_inputs(service, settings))
+    started = _started_ceiling(live)
+    kept = _kept_template(live, inputs) if _suffices(started, ceiling) else None
+    template = kept or _template(service, settings, ceiling)
     spec = {
         "replicas": replicas,
         "revisionHistoryLimit": 3,
@@ -130,6 +136,7 @@ def deployment(
     }
     annotations = {
         TEMPLATE_INPUTS_ANNOTATION: inputs,
+        CEILING_ANNOTATION: started if kept and started else str(ceiling or _AUTO),
         TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
     }
     name = deployment_name(service)
@@ -178,10 +185,20 @@ def _owner(service: InferenceService) -> Manifest:
     }
 
 
-def _template_inputs(
-    service: InferenceService, settings: Settings, ceiling: int | None
-) -> dict[str, object]:
-    """What may restart pods: never the cap, the epoch, the targets or the replicas.
+def _started_ceiling(live: Object | None) -> str | None:
+    annotations = (live or {}).get("metadata", {}).get("annotations") or {}
+    started = annotations.get(CEILING_ANNOTATION)
+    return started if isinstance(started, str) else None
+
+
+def _suffices(started: str | None, ceiling: int | None) -> bool:
+    if started is None or started == _AUTO:
+        return started == _AUTO
+    return started.isdigit() and ceiling is not None and int(started) >= ceiling
+
+
+def _template_inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
+    """What restarts pods: never the cap, the epoch, the targets or the replicas.
 
     Wishes of the object and the image, not what we render from them, or an upgrade that renders
     them differently would restart every pod.
@@ -190,8 +207,6 @@ def _template_inputs(
     return {
         "image": [spec.engine.image or settings.worker_image, settings.image_pull_policy],
         "model": [spec.model.uri, spec.model.name, spec.model.dtype, spec.model.max_model_len],
-        "ceiling": ceiling,
-        "initial": spec.batching.initial_num_seqs,
         "tokens": spec.batching.max_num_batched_tokens,
         "utilization": spec.batching.memory_utilization,
         "caching": spec.batching.prefix_caching,
@@ -360,7 +375,6 @@ def _arguments(service: InferenceService, settings: Settings, ceiling: int | Non
         "dtype": spec.model.dtype,
         "max-model-len": spec.model.max_model_len,
         "max-num-seqs": ceiling,
-        "initial-num-seqs": spec.batching.initial_num_seqs,
         "max-num-batched-tokens": spec.batching.max_num_batched_tokens,
         "gpu-memory-utilization": f"{spec.batching.memory_utilization:g}",
         "admin-token-file": f"{_ADMIN_DIR}/token",

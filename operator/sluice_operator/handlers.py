@@ -16,7 +16,7 @@ import kopf
 from prometheus_client import start_http_server
 
 from .children import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL
-from .cluster import Cluster
+from .cluster import Cluster, ClusterError
 from .metrics import create_metrics
 from .reconcile import Context, Reconciler
 from .scrape import create_client
@@ -101,17 +101,7 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
-        metrics = create_metrics()
-        cluster = Cluster.connect(metrics)
-        if not await cluster.serves_objects():
-            raise kopf.TemporaryError(f"{PLURAL}.{GROUP} is not installed: apply crds/", delay=5)
-        client = create_client()
-        operator.context = Context(operator.settings, cluster, client, metrics, operator.children)
-        start_http_server(
-            operator.settings.metrics_port,
-            addr=operator.settings.address or "0.0.0.0",  # noqa: S104 - scraped from outside
-            registry=metrics.registry,
-        )
+        operator.context = await connect(operator)
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
@@ -120,6 +110,24 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
     @kopf.on.probe(id="objects", registry=registry)
     async def count(**_: Any) -> int:
         return len(operator.tasks)
+
+
+async def connect(operator: Operator) -> Context:
+    """What the reconcilers share. kopf tries again where waiting can help, with one line each."""
+    settings, metrics = operator.settings, create_metrics()
+    try:
+        cluster = Cluster.connect(metrics)
+        if not await cluster.serves_objects():
+            raise kopf.TemporaryError(f"{PLURAL}.{GROUP} is not installed: apply crds/", delay=5)
+    except ClusterError as e:
+        raise kopf.TemporaryError(str(e), delay=5) from e
+    address = settings.address or "0.0.0.0"  # noqa: S104 - scraped from outside
+    try:
+        start_http_server(settings.metrics_port, address, metrics.registry)
+    except OSError as e:
+        problem = f"--metrics-port {settings.metrics_port} cannot be used: {e.strerror}"
+        raise kopf.PermanentError(problem) from e
+    return Context(settings, cluster, create_client(), metrics, operator.children)
 
 
 def _register_child(

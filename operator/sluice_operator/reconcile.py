@@ -77,13 +77,15 @@ class Reconciler:
         self._wake = asyncio.Event()
 
     def see(self, body: Object) -> None:
-        """The object as of a watch event. Our own status write does not wake us."""
-        if drift.version(body) <= drift.version(self._body):
+        """The object as of a watch event. A change of its status alone does not wake us."""
+        before = self._body
+        if drift.version(body) <= drift.version(before):
             return
-        if body["metadata"]["uid"] != self._body.get("metadata", {}).get("uid"):
+        if _asked(body) != _asked(before):
+            self.wake()
+        if body["metadata"]["uid"] != before.get("metadata", {}).get("uid"):
             self._memory = _Memory()  # another object of the same name
         self._body = body
-        self.wake()
 
     def child_deleted(self, kind: str) -> None:
         """Somebody deleted that child."""
@@ -312,10 +314,13 @@ class Reconciler:
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": wanted}
         body = await self._context.cluster.apply(manifest, "status")
         self._memory.accepted[KIND] = children.digest([wanted, body.get("status") or {}])
-        if drift.version(body) > drift.version(self._body):
-            if body["metadata"].get("generation") != self._body["metadata"].get("generation"):
-                self.wake()  # the answer brings a spec that this pass has not seen
-            self._body = body
+        self.see(body)  # it may bring a spec that this pass has not seen
+
+
+def _asked(body: Object) -> tuple[Any, ...]:
+    """What of an object is a person's: not its status, and not the bookkeeping of its writes."""
+    meta = body.get("metadata", {})
+    return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp")
 
 
 def _watched_refs(service: InferenceService) -> tuple[Ref, ...]:

@@ -101,6 +101,7 @@ def test_whole_cpus_are_spelled_without_millis() -> None:
         {"slo__overload": "Shed"},
         {"scaling__maxReplicas": 3},
         {"batching__minNumSeqs": 2},
+        {"batching__initialNumSeqs": 2},
         {"replicas": 2},
     ],
 )
@@ -119,6 +120,24 @@ def test_an_upgraded_operator_keeps_the_template_of_an_unchanged_object() -> Non
     live["metadata"]["annotations"][children.TEMPLATE_ANNOTATION] = json.dumps(old)
     assert _deployment(live)["spec"]["template"] == old
     assert _deployment(live, model__dtype="bfloat16")["spec"]["template"] != old
+
+
+@pytest.mark.parametrize(("started", "ceiling"), [(16, 1), (16, 16), (None, 8), (None, None)])
+def test_a_lower_ceiling_than_the_pods_started_with_restarts_none(
+    started: int | None, ceiling: int | None
+) -> None:
+    live = _deployment(ceiling=started)
+    lowered = _deployment(live, ceiling=ceiling, batching__maxNumSeqs=ceiling or "Auto")
+    assert lowered["spec"]["template"] == live["spec"]["template"]
+    lifted = _deployment(lowered, ceiling=started)
+    assert lifted == live
+
+
+@pytest.mark.parametrize(("started", "ceiling"), [(16, 17), (16, None)])
+def test_a_higher_ceiling_takes_new_pods(started: int, ceiling: int | None) -> None:
+    live = _deployment(ceiling=started)
+    raised = _deployment(live, ceiling=ceiling)
+    assert raised["spec"]["template"] != live["spec"]["template"]
 
 
 def test_a_new_default_image_reaches_the_pods() -> None:

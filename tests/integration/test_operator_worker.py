@@ -1,0 +1,195 @@
+"""A real operator and a real worker: what is decided reaches the engine, live and after restarts.
+
+There is no kubelet here: the test makes the Pod object and starts the worker with the arguments,
+the token and the runtime directory that the Deployment, the Secret and the ConfigMap ask for.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from integration.apiserver import ApiServer
+from integration.operator_runs import (
+    Namespace,
+    OperatorProcess,
+    administrator,
+    create_demo,
+    create_namespace,
+    running_operator,
+    settle,
+)
+from sluice_cluster.shell import tail, wait_until
+
+ROOT = Path(__file__).parents[2]
+POD_IP = "127.0.0.77"
+MODELS = ROOT / "examples"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model where file:///models/demo points."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "demo").mkdir()
+    for path in (ROOT / "examples/model").iterdir():
+        if path.suffix in {".json", ".safetensors"}:
+            (folder / "demo" / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture
+def space(apiserver: ApiServer) -> Iterator[Namespace]:
+    with administrator(apiserver) as client:
+        yield create_namespace(client, f"worker-{os.urandom(4).hex()}")
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One `sluice-worker` in the place of a pod."""
+
+    token: str
+    log: Path
+
+    def config(self) -> dict[str, Any]:
+        """Its effective configuration; empty while it does not answer."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        url = f"http://{POD_IP}:8001/v1/runtime_config"
+        try:
+            answer = httpx.get(url, headers=headers, trust_env=False)
+        except httpx.TransportError:
+            return {}
+        config: dict[str, Any] = answer.json() if answer.is_success else {}
+        return config
+
+
+@contextlib.contextmanager
+def running_worker(space: Namespace, models: Path, folder: Path) -> Iterator[Worker]:
+    """Start what the Deployment asks for, and show it to the operator as a ready pod."""
+    container = space.get("deployments", "demo")["spec"]["template"]["spec"]["containers"][0]
+    token = base64.b64decode(space.get("secrets", "demo-admin")["data"]["token"]).decode()
+    folder.mkdir()
+    (folder / "token").write_text(token)
+    (folder / "runtime").mkdir()
+    for name, value in space.get("configmaps", "demo-runtime")["data"].items():
+        (folder / "runtime" / name).write_text(value)
+    replaced = {
+        "/models/": f"{models}/",
+        "/etc/sluice/admin": str(folder),
+        "/etc/sluice/runtime": str(folder / "runtime"),
+        "--host=": f"--host={POD_IP} --was=",
+    }
+    arguments = [_replace(argument, replaced).partition(" ")[0] for argument in container["args"]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    log = folder / "worker.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sluice_worker", *arguments],
+            env=environment,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        worker = Worker(token, log)
+        wait_until("the worker", lambda: bool(worker.config()), 90.0, why_not=lambda: tail(log))
+        show_pod(space)
+        yield worker
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _replace(argument: str, replaced: dict[str, str]) -> str:
+    for old, new in replaced.items():
+        argument = argument.replace(old, new)
+    return argument
+
+
+def show_pod(space: Namespace) -> None:
+    """A ready Pod object of the Deployment, as a ReplicaSet and a kubelet would leave it."""
+    template = space.get("deployments", "demo")["spec"]["template"]
+    name = f"demo-{os.urandom(4).hex()}"
+    meta = {"name": name, "labels": template["metadata"]["labels"]}
+    spec = {"containers": [{"name": "worker", "image": "none"}]}
+    space.create("pods", {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    ready = {"type": "Ready", "status": "True"}
+    addresses = {"podIP": POD_IP, "podIPs": [{"ip": POD_IP}]}
+    space.patch("pods", name, {"status": {**addresses, "conditions": [ready]}}, "status")
+
+
+def _status(space: Namespace) -> dict[str, Any]:
+    status: dict[str, Any] = space.get("inferenceservices", "demo")["status"]
+    return status
+
+
+def test_decisions_reach_the_engine_live_and_survive_both_restarts(
+    apiserver: ApiServer, space: Namespace, models: Path, tmp_path: Path
+) -> None:
+    create_demo(space, hardware__memory="3Gi")
+    with running_operator(apiserver, models, tmp_path / "1.log", space.name) as operator:
+        settle(operator, space)
+        with running_worker(space, models, tmp_path / "worker1") as worker:
+            _the_predicted_cap_is_adopted(operator, space, worker)
+            _edited_targets_arrive(operator, space, worker)
+            _a_lowered_maximum_arrives(operator, space, worker)
+            operator.kill()
+            _calm_under_a_new_operator(apiserver, space, models, tmp_path / "2.log", worker)
+        for pod in space.all("pods"):
+            space.client.delete(
+                space.path("pods", pod["metadata"]["name"]), params={"gracePeriodSeconds": 0}
+            )
+        with running_worker(space, models, tmp_path / "worker2") as second:
+            assert second.config()["max_num_seqs"] == 3  # before any operator is there
+            with running_operator(apiserver, models, tmp_path / "3.log", space.name) as third:
+                third.wait("the targets", lambda: second.config()["slo"]["ttft_ms"] == 900.0)
+
+
+def _the_predicted_cap_is_adopted(
+    operator: OperatorProcess, space: Namespace, worker: Worker
+) -> None:
+    operator.wait("the pod to be served", lambda: space.condition("Ready")["status"] == "True")
+    operator.wait("a cap", lambda: "maxNumSeqs" in _status(space)["batching"])
+    operator.wait("the targets", lambda: worker.config()["slo"]["itl_ms"] == 50.0)
+    cap = int(space.get("configmaps", "demo-runtime")["data"]["max_num_seqs"])
+    assert cap == worker.config()["max_num_seqs"]
+    assert worker.config()["epoch"] >= 1
+    assert space.condition("MetricsAvailable")["status"] == "True"
+
+
+def _edited_targets_arrive(operator: OperatorProcess, space: Namespace, worker: Worker) -> None:
+    boot = worker.config()["boot_id"]
+    space.patch("inferenceservices", "demo", {"spec": {"slo": {"timeToFirstToken": "900ms"}}})
+    operator.wait("the edited target", lambda: worker.config()["slo"]["ttft_ms"] == 900.0)
+    assert worker.config()["boot_id"] == boot
+
+
+def _a_lowered_maximum_arrives(operator: OperatorProcess, space: Namespace, worker: Worker) -> None:
+    before = worker.config()["epoch"]
+    space.patch("inferenceservices", "demo", {"spec": {"batching": {"maxNumSeqs": 3}}})
+    operator.wait("the lower cap", lambda: worker.config()["max_num_seqs"] == 3)
+    assert worker.config()["epoch"] == before + 1
+    data = space.get("configmaps", "demo-runtime")["data"]
+    assert (data["max_num_seqs"], data["epoch"]) == ("3", str(before + 1))
+    assert space.events("CapBounded")
+
+
+def _calm_under_a_new_operator(
+    apiserver: ApiServer, space: Namespace, models: Path, log: Path, worker: Worker
+) -> None:
+    config = worker.config()
+    with running_operator(apiserver, models, log, space.name) as second:
+        second.await_passes(4)
+        assert worker.config()["epoch"] == config["epoch"]
+        assert second.metric("sluice_operator_scrape_failures_total") == 0
+        versions, writes = space.versions(), second.writes()
+        second.await_passes(4)
+        assert space.versions() == versions
+        assert second.writes() == writes
