@@ -20,7 +20,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{/*
 What the operator does in a namespace that it serves: every verb is used, none is spare.
-A server-side apply of something new needs create and patch. Secrets are read by name only.
+A server-side apply of something new needs create and patch. Secrets are read by name only;
+Services and Deployments too, before the first write, as one of that name may be somebody else's.
 */}}
 {{- define "sluice.rules" -}}
 - apiGroups: [sluice.dev]
@@ -31,10 +32,10 @@ A server-side apply of something new needs create and patch. Secrets are read by
   verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [list, watch, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [services]
-  verbs: [list, watch, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch]
