@@ -18,12 +18,13 @@ from .evidence import HeardPod
 class Arrivals:
     """`per_s`: sustained rate; `dispersion`: variance over mean of the counts of ticks, at least 1.
 
-    `burst`: the largest burst if bursts recur, else 0.
+    `burst`: the largest burst if bursts recur, else 0. `is_known`: seen for half a minute at least.
     """
 
     per_s: float
     dispersion: float
     burst: int
+    is_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,16 @@ def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> A
     """Arrivals at `pods` in the last ten minutes, scaled up for pods that are not heard."""
     counts = [count / heard_share for count in _counts(pods, now)]
     if not counts:
-        return Arrivals(0.0, 1.0, 0)
+        return Arrivals(0.0, 1.0, 0, is_known=False)
     per_s = _sustained_per_s(counts)
     burst = _recurring_burst(counts, per_s * TICK_SECONDS)
     mean_per_s = fmean(counts) / TICK_SECONDS
-    return Arrivals(max(per_s, mean_per_s) if burst else per_s, _dispersion(counts), burst)
+    return Arrivals(
+        max(per_s, mean_per_s) if burst else per_s,
+        _dispersion(counts),
+        burst,
+        is_known=len(counts) >= k.RECENT_TICKS,
+    )
 
 
 def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
@@ -129,9 +135,12 @@ def plan_demand(
     minimum: int,
 ) -> Demand:
     """Replicas for `arrivals`, for the queue that `replicas` cannot drain, for recurring bursts."""
-    if capacity is None or not (arrivals.per_s or queue.waiting):
-        needed = minimum if capacity or not arrivals.per_s else replicas
-        return Demand(arrivals, capacity, needed, needed, 0.0)
+    if not arrivals.is_known:
+        return Demand(arrivals, capacity, replicas, replicas, 0.0)
+    if not (arrivals.per_s or queue.waiting):
+        return Demand(arrivals, capacity, minimum, minimum, 0.0)
+    if capacity is None:
+        return Demand(arrivals, capacity, replicas, replicas, 0.0)
     steady = _for_rate(arrivals, capacity, queue, k.MAX_UTILISATION, queue.allowed)
     relaxed = _for_rate(
         arrivals,

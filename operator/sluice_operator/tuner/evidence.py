@@ -137,12 +137,14 @@ def acknowledged(pods: Sequence[HeardPod], epoch: int) -> tuple[HeardPod, ...]:
 class Work:
     """What the recent ticks of some pods say about the work, whatever the epoch.
 
+    `lengths_known`: whether enough requests finished for their mean output to be believed.
     `output_tokens`, `prompt_tokens`: means of a request, the prompt without what the prefix
     cache gave; `context_tokens`: KV tokens of a running sequence; `decodes`, `prefill_tokens`:
     means of a step; `throttled_share`: of the busy time; `waiting_cap`, `waiting_kv`: now, over
     all pods.
     """
 
+    lengths_known: bool
     output_tokens: float
     prompt_tokens: float
     context_tokens: float
@@ -165,9 +167,11 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
     last = [pod.ticks[-1][1] for pod in pods]
     steps = sum(tick.steps for tick in ticks)
     busy_s = sum(tick.busy_s for tick in ticks)
-    output = _output_tokens(pods, ticks)
+    known = sum(tick.finished for tick in ticks) >= max(1, len(pods)) * k.MIN_FINISHED
+    output = _output_tokens(pods, ticks, known)
     prompt = _prompt_tokens(pods)
     return Work(
+        lengths_known=known,
         output_tokens=output,
         prompt_tokens=prompt,
         context_tokens=max(_total_tokens(pods, output + prompt) - output / 2, 1.0),
@@ -189,11 +193,11 @@ def _has_spare(pod: HeardPod) -> bool:
     )
 
 
-def _output_tokens(pods: Sequence[HeardPod], ticks: Sequence[Tick]) -> float:
+def _output_tokens(pods: Sequence[HeardPod], ticks: Sequence[Tick], known: bool) -> float:
     """Mean output of what finished. Running ones count once nothing finished: a lower bound."""
     generated = sum(tick.generated_tokens for tick in ticks)
     finished = sum(tick.finished for tick in ticks)
-    if finished and finished >= len(pods) * k.MIN_FINISHED:
+    if known:
         return max(generated / finished, 1.0)
     open_ones = finished + sum(pod.ticks[-1][1].running for pod in pods)
     return max(k.DEFAULT_OUTPUT_TOKENS, generated / open_ones if open_ones else 0.0)

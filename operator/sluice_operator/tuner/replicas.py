@@ -46,6 +46,8 @@ def _backlog(case: Case) -> int:
 def _capacity(case: Case) -> Capacity | None:
     """Of one pod: from the step model where there is one, else from what was seen (Little)."""
     work = case.work
+    if not work.lengths_known:
+        return None
     if case.model is None:
         return _observed_capacity(case)
     concurrency = _reachable_concurrency(case)
@@ -61,7 +63,7 @@ def _observed_capacity(case: Case) -> Capacity | None:
         return None
     service_s = running * TICK_SECONDS / finished_per_tick
     concurrency = _in_memory(case, float(case.seen.cap))
-    if case.work.waiting_kv:
+    if case.cause == "kv":
         concurrency = min(concurrency, running)
     return Capacity(max(concurrency, 1.0), max(service_s, k.MIN_SERVICE_S))
 
@@ -141,7 +143,7 @@ def _wanted(case: Case, demand: Demand, cap: Move, feasible: Condition) -> int:
     late = case.late_in_queue is not None and not (case.cause == "cold" and case.is_cold)
     if not (late or _overloaded(case, demand)) or _raises_first(case):
         return replicas
-    waits = late and case.cause in ("cap", "kv")
+    waits = late and case.cause in ("cap", "kv") and demand.arrivals.is_known
     if waits and not raising and _queue_grows(case):
         return max(demand.needed, replicas + 1)
     return demand.needed
@@ -155,11 +157,12 @@ def _raises_first(case: Case) -> bool:
 
 
 def _overloaded(case: Case, demand: Demand) -> bool:
-    """More arrives than the pods can do, and it shows as a queue."""
+    """More arrives than the pods can do, and it shows as a queue that stays for ten seconds."""
     if demand.capacity is None:
         return False
-    waiting = case.work.waiting_cap + case.work.waiting_kv
-    return bool(waiting) and demand.arrivals.per_s > case.seen.replicas * demand.capacity.per_s
+    spans = [pod.ticks[-k.STALE_TICKS :] for pod in case.pods]
+    queued = any(all(t.waiting.cap + t.waiting.kv for _, t in span) for span in spans)
+    return queued and demand.arrivals.per_s > case.seen.replicas * demand.capacity.per_s
 
 
 def _queue_grows(case: Case) -> bool:

@@ -1,9 +1,8 @@
 """A model of one worker: queue, cap, KV memory, steps, and the ticks that it reports.
 
-No clock of its own and no I/O. A pod admits from its FIFO queue below its cap and while KV memory lasts,
-runs one step after another (all decodes, then one chunk of prefill sized for the inter-token
-target), and closes a `contract.Tick` every 2 s. Times are seconds, step parameters
-milliseconds.
+No clock of its own and no I/O. A pod admits from its FIFO queue below its cap and while KV memory
+lasts, runs one step after another (all decodes, then one chunk of prefill sized for the inter-token
+target), and closes a `contract.Tick` every 2 s. Times are seconds, step parameters milliseconds.
 """
 
 import heapq
@@ -337,7 +336,7 @@ class Pod:
                     break
                 self.tick.ttft.n += 1
                 self.tick.ttft.over += 1
-                sequence.waited_for_kv |= self.running < self.cap
+                sequence.waited_for_kv |= self.waiting[0].waited_for_kv
                 self._book_miss(sequence, now)
         tick, self.tick = self.tick, OpenTick(settled=not self.draining_to_cap)
         self.ticks.append(self._closed(tick, now, seq))
@@ -377,10 +376,11 @@ class Pod:
         )
 
     def _waiting(self) -> Waiting:
-        """All wait for what the head of the queue waits for."""
+        """All wait for what the head waits for: below the cap, KV memory or just a step's end."""
         num = len(self.waiting)
-        for_kv = bool(num) and self.running < self.cap
-        return Waiting(0, num) if for_kv else Waiting(num, 0)
+        if num and self.running < self.cap:
+            return Waiting(0, num if self.waiting[0].waited_for_kv else 0)
+        return Waiting(num, 0)
 
     def view(self, now: float) -> PodView:
         """What the operator sees of this pod."""

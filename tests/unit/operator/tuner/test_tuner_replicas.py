@@ -132,12 +132,17 @@ def test_keep_alive_clients_on_the_old_pod_do_not_add_pods_beyond_demand() -> No
 
 
 def test_scaling_in_mid_stream_loses_no_request() -> None:
-    trace = list(poisson([(60, 12), (100, 2)], output=400))
+    long_ones = [Request(60, 16, 6000) for _ in range(6)]
+    usual = poisson([(60, 5), (100, 0.5)], output=200)
+    trace = sorted([*usual, *long_ones], key=lambda request: request.t_s)
     world = World(SMALL_CPU, TARGETS, trace, cap=30, replicas=2)
     loop = Loop(world, limits(scale_down_window_s=4))
     loop.run(400)
     pods = world.pods + world.gone
-    assert loop.replica_changes[-1][1] == 1
+    assert [replicas for _, replicas, _ in loop.replica_changes] == [1]
+    assert len(world.gone) == 1
+    ended_s = next(t.t_s for t in reversed(world.gone[0].ticks) if t.finished)
+    assert ended_s > loop.replica_changes[0][0] + 5
     assert sum(pod.total_finished for pod in pods) == len(trace)
     assert world.lost == 0
 
