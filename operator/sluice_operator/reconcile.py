@@ -237,9 +237,10 @@ class Reconciler:
         return tuple(sorted(pods, key=lambda pod: pod.name))
 
     async def _scrape(self, pods: tuple[Pod, ...], now: float) -> Mapping[str, Scrape]:
-        targets = tuple(
-            _target(pod) for pod in pods if pod.ip and (pod.serving or self._scraper.knows(pod.uid))
-        )
+        if not self._memory.token:  # nothing of ours is there yet
+            return {}
+        known = self._scraper.knows
+        targets = tuple(_target(p) for p in pods if p.ip and (p.serving or known(p.uid)))
         return await self._scraper.scrape(targets, self._memory.token, now)
 
     # Execute

@@ -172,13 +172,14 @@ def _edited_targets_arrive(operator: OperatorProcess, space: Namespace, worker: 
 
 
 def _a_lowered_maximum_arrives(operator: OperatorProcess, space: Namespace, worker: Worker) -> None:
-    before = worker.config()["epoch"]
+    before, pods = worker.config()["epoch"], space.get("deployments", "demo")["spec"]["template"]
     space.patch("inferenceservices", "demo", {"spec": {"batching": {"maxNumSeqs": 3}}})
     operator.wait("the lower cap", lambda: worker.config()["max_num_seqs"] == 3)
     assert worker.config()["epoch"] == before + 1
     data = space.get("configmaps", "demo-runtime")["data"]
     assert (data["max_num_seqs"], data["epoch"]) == ("3", str(before + 1))
     assert space.events("CapBounded")
+    assert space.get("deployments", "demo")["spec"]["template"] == pods
 
 
 def _calm_under_a_new_operator(

@@ -1,0 +1,109 @@
+"""The rights that the chart gives are enough, and an operator that loses them says so and waits."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from integration.apiserver import ApiServer
+from integration.operator_runs import (
+    administrator,
+    create_demo,
+    create_namespace,
+    running_operator,
+    settle,
+    write_models,
+)
+from sluice_cluster import binaries
+from sluice_cluster.settings import Settings
+from sluice_cluster.shell import run
+
+ROOT = Path(__file__).parents[2]
+BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+
+
+@pytest.fixture(scope="module")
+def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
+    with administrator(apiserver) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def chart() -> list[dict[str, Any]]:
+    """What `helm install` would create."""
+    helm = binaries.ensure(Settings.from_environment().paths, ("helm",)) / "helm"
+    flags = ["--set=image=x", "--set=worker.image=y", "--namespace=default"]
+    text = run([helm, "template", "sluice", ROOT / "charts/sluice", *flags])
+    return [body for body in yaml.safe_load_all(text) if body]
+
+
+@pytest.fixture(scope="module")
+def restricted(
+    apiserver: ApiServer,
+    client: httpx.Client,
+    chart: list[dict[str, Any]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> ApiServer:
+    """The API server for one who is the chart's service account."""
+    paths = {
+        "ServiceAccount": "/api/v1/namespaces/default/serviceaccounts",
+        "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+        "ClusterRoleBinding": BINDINGS,
+    }
+    for body in chart:
+        if body["kind"] in paths:
+            assert client.post(paths[body["kind"]], json=body).is_success
+    request = {"spec": {"expirationSeconds": 3600}}
+    account = "/api/v1/namespaces/default/serviceaccounts/sluice/token"
+    token = client.post(account, json=request).json()["status"]["token"]
+    kubeconfig = tmp_path_factory.mktemp("restricted") / "kubeconfig"
+    kubeconfig.write_text(json.dumps(_kubeconfig(apiserver, token)))
+    return replace(apiserver, kubeconfig=kubeconfig)
+
+
+def _kubeconfig(server: ApiServer, token: str) -> dict[str, Any]:
+    authority = base64.b64encode(server.certificate_authority.read_bytes()).decode()
+    cluster = {"server": server.url, "certificate-authority-data": authority}
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "it",
+        "clusters": [{"name": "it", "cluster": cluster}],
+        "users": [{"name": "it", "user": {"token": token}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+    }
+
+
+def test_the_charts_rights_are_enough_and_their_loss_is_outlived(
+    restricted: ApiServer, client: httpx.Client, tmp_path: Path, chart: list[dict[str, Any]]
+) -> None:
+    space = create_namespace(client, "rights")
+    create_demo(space)
+    models = write_models(tmp_path / "models")
+    with running_operator(restricted, models, tmp_path / "operator.log") as operator:
+        settle(operator, space)
+        assert operator.metric("sluice_operator_api_requests_total", code="403") == 0
+        [binding] = [body for body in chart if body["kind"] == "ClusterRoleBinding"]
+        assert client.delete(f"{BINDINGS}/{binding['metadata']['name']}").is_success
+        space.delete("services", "demo")
+        operator.wait(
+            "a refusal",
+            lambda: operator.metric("sluice_operator_api_requests_total", code="403") > 0,
+        )
+        assert client.post(BINDINGS, json=binding).is_success
+        operator.wait("the service", lambda: space.find("services", "demo") is not None, 90.0)
+
+
+def test_no_right_is_a_wildcard_and_no_secret_can_be_listed(chart: list[dict[str, Any]]) -> None:
+    [role] = [body for body in chart if body["kind"] == "ClusterRole"]
+    for rule in role["rules"]:
+        assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
+        if "secrets" in rule["resources"]:
+            assert not {"list", "watch", "delete"} & set(rule["verbs"])
