@@ -106,6 +106,10 @@ BURST_SIGMA: Final = 6.0
 RECURRENT_BURSTS: Final = 3
 """Bursts within the memory from which on they are a pattern to provide for, not an accident that a
 pod drains by itself."""
+DISPERSION_TICKS: Final = 150
+"""Five minutes: what the dispersion of the arrivals is read from."""
+DISPERSION_DOUBT: Final = 1.64
+"""One-sided 95 %: the estimate from n differences has a relative deviation of sqrt(3 / n)."""
 MAX_DISPERSION: Final = 4.0
 """Bound of variance over mean of the arrivals; beyond it the bursts themselves are provided for."""
 MOST_REPLICAS: Final = 1000
@@ -115,6 +119,9 @@ MAX_UTILISATION: Final = 0.95
 SCALE_IN_UTILISATION: Final = 0.75
 """Utilisation that the pods left after a scale-in may reach at most: with 0.95 to scale out, a band
 wide enough that noise of 10-20 % in the rate cannot cross it both ways."""
+UNMODELLED: Final = 0.5
+"""Without a step model, the share of that utilisation which is trusted: requests that were seen to
+be quick on half-empty pods will be slower on full ones."""
 SCALE_IN_MARGIN: Final = 0.25
 """The share over target predicted for fewer replicas may be this part of what is allowed: the share
 that also counts as headroom."""

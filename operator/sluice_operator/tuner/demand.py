@@ -29,10 +29,14 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one pod does: `concurrency` sequences at once, each for `service_s` seconds."""
+    """What one pod does: `concurrency` sequences at once, each for `service_s` seconds.
+
+    `is_modelled`: at that concurrency; else `service_s` was seen at whatever ran.
+    """
 
     concurrency: float
     service_s: float
+    is_modelled: bool = True
 
     @property
     def per_s(self) -> float:
@@ -95,13 +99,17 @@ def _sustained_per_s(counts: Sequence[float]) -> float:
 
 
 def _dispersion(counts: Sequence[float]) -> float:
-    """From differences of neighbours, so that a step of the load does not read as noise."""
-    newest = counts[-2 * k.RECENT_TICKS :]
+    """From differences of neighbours, so that a step of the load does not read as noise.
+
+    A lower bound of it: half a minute of a Poisson stream may read as 2 by chance.
+    """
+    newest = counts[-k.DISPERSION_TICKS :]
     mean = fmean(newest)
     if len(newest) < k.RECENT_TICKS or not mean:
         return 1.0
     steps = [(b - a) ** 2 / 2 for a, b in zip(newest, newest[1:], strict=False)]
-    return min(max(fmean(steps) / mean, 1.0), k.MAX_DISPERSION)
+    doubt = 1 + k.DISPERSION_DOUBT * sqrt(3 / len(steps))
+    return min(max(fmean(steps) / mean / doubt, 1.0), k.MAX_DISPERSION)
 
 
 def _recurring_burst(counts: Sequence[float], sustained: float) -> int:
@@ -142,11 +150,12 @@ def plan_demand(
     if capacity is None:
         return Demand(arrivals, capacity, replicas, replicas, 0.0)
     steady = _for_rate(arrivals, capacity, queue, k.MAX_UTILISATION, queue.allowed)
+    doubt = 1.0 if capacity.is_modelled else k.UNMODELLED
     relaxed = _for_rate(
         arrivals,
         capacity,
         queue,
-        k.SCALE_IN_UTILISATION,
+        k.SCALE_IN_UTILISATION * doubt,
         k.SCALE_IN_MARGIN * queue.allowed,
     )
     burst = _for_burst(arrivals, capacity, queue)

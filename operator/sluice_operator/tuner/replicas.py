@@ -65,7 +65,8 @@ def _observed_capacity(case: Case) -> Capacity | None:
     concurrency = _in_memory(case, float(case.seen.cap))
     if case.cause == "kv":
         concurrency = min(concurrency, running)
-    return Capacity(max(concurrency, 1.0), max(service_s, k.MIN_SERVICE_S))
+    service_s = max(service_s, k.MIN_SERVICE_S)
+    return Capacity(max(concurrency, 1.0), service_s, is_modelled=False)
 
 
 def _reachable_concurrency(case: Case) -> float:

@@ -394,8 +394,9 @@ class Pod:
     def _evidence(self) -> Evidence:
         shape, finished = self.shape, self.total_finished
         slow = self.slowness
+        mean_stall_ms = shape.stall_chance * shape.stall_ms
         model = StepModel(
-            shape.a * slow,
+            shape.a * slow + mean_stall_ms,
             shape.b * slow,
             shape.c * slow,
             shape.d * slow,

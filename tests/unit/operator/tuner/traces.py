@@ -1,13 +1,13 @@
 """Arrivals for the model world."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 
 from unit.operator.tuner.podmodel import Request
 
 
 def poisson(
-    phases: list[tuple[float, float]], *, prompt: int = 64, output: int = 64, seed: int = 1
+    phases: Sequence[tuple[float, float]], *, prompt: int = 64, output: int = 64, seed: int = 1
 ) -> Iterator[Request]:
     """Poisson arrivals in `phases` of (seconds, arrivals per second), with geometric lengths."""
     random, start_s = Random(seed), 0.0
