@@ -23,25 +23,40 @@ class Notice:
     key: str
 
 
-_GOOD = {"Ready": "True", "ModelFits": "True", "SLOMet": "True", "SLOFeasible": "True"}
+_GOOD = {
+    "ModelFits": "True",
+    "Ready": "True",
+    "Stalled": "False",
+    "SLOMet": "True",
+    "SLOFeasible": "True",
+    "MetricsAvailable": "True",
+}
+"""Conditions that are told, the one that explains most first, and the status that is good."""
 _QUIET = frozenset({"Starting", "NoPods"})
 """Reasons that are the course of things."""
-_TOLD = {**_GOOD, "MetricsAvailable": "True", "Stalled": "False"}
 
 
 def transitions(previous: Object, status: Object) -> Iterator[Notice]:
-    """An event for each condition that turned, or that turned bad for another reason."""
+    """An event for what turned bad, or bad for another reason, and for what is good again.
+
+    One reason is told once, though it may turn several conditions. From Unknown to good is no news.
+    """
     before = {entry["type"]: entry for entry in previous.get("conditions") or ()}
-    for entry in status["conditions"]:
-        kind, old = entry["type"], before.get(entry["type"], {})
-        if kind not in _TOLD or entry["status"] == "Unknown" or entry["reason"] in _QUIET:
+    after = {entry["type"]: entry for entry in status["conditions"]}
+    told = set(_QUIET)
+    for kind in filter(after.__contains__, _GOOD):
+        new, old = after[kind], before.get(kind, {})
+        if new["status"] == "Unknown" or new["reason"] in told:
             continue
-        bad = entry["status"] != _TOLD[kind]
-        turned = old.get("status") != entry["status"] and (bad or "status" in old)
-        if turned or (bad and old.get("reason") != entry["reason"]):
-            key = f"{kind}/{entry['status']}/{entry['reason']}/{entry['lastTransitionTime']}"
-            text = f"{kind}={entry['status']}: {entry['message']}".removesuffix(": ")
-            yield Notice(bad, entry["reason"], text, key)
+        bad = new["status"] != _GOOD[kind]
+        turned = old.get("status") != new["status"] and (
+            bad or old.get("status") in ("True", "False")
+        )
+        if turned or (bad and old.get("reason") != new["reason"]):
+            told.add(new["reason"])
+            key = f"{kind}/{new['status']}/{new['reason']}/{new['lastTransitionTime']}"
+            text = f"{kind}={new['status']}: {new['message']}".removesuffix(": ")
+            yield Notice(bad, new["reason"], text, key)
 
 
 def manifest(meta: Object, notice: Notice, now: float) -> dict[str, Any]:

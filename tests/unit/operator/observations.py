@@ -15,10 +15,14 @@ from sluice_operator.settings import Settings
 from sluice_operator.spec import InferenceService, Spec, parse
 from sluice_worker.contract import (
     Evidence,
+    FirstTokens,
     Lengths,
     MemoryReport,
+    Requests,
     RuntimeConfig,
     Slo,
+    Tick,
+    TokenGaps,
     Waiting,
 )
 from sluice_worker.sizing import ModelShape
@@ -80,6 +84,18 @@ def create_evidence(**changes: Any) -> Evidence:
         "lengths": Lengths(0, 0, 0), "memory": memory, **changes,
     }  # fmt: skip
     return Evidence(**values)
+
+
+def create_tick(seq: int, **changes: Any) -> Tick:
+    """A closed tick of 2 s in which nothing happened, at epoch 1 and cap 4, ending after NOW."""
+    values = {
+        "seq": seq, "t_s": NOW + 2 * seq, "epoch": 1, "boot_id": "boot-1", "settled": True,
+        "max_num_seqs": 4, "arrivals": 0, "refused": 0, "finished": 0, "good": 0, "smooth": 0,
+        "ttft": FirstTokens(), "itl": TokenGaps(), "e2e": Requests(), "steps": 0, "decodes": 0,
+        "prefill_tokens": 0, "generated_tokens": 0, "busy_s": 0.0, "throttled_s": 0.0,
+        "running": 0, "max_running": 0, "waiting": Waiting(), **changes,
+    }  # fmt: skip
+    return Tick(**values)
 
 
 def create_scrape(**changes: Any) -> Scrape:

@@ -12,16 +12,27 @@ from sluice_operator.plan import Observed, Plan, plan
 from sluice_operator.runtime import Runtime
 from sluice_operator.scrape import Scrape
 from sluice_operator.spec import InferenceService
-from sluice_worker.contract import Slo
+from sluice_worker.contract import (
+    Causes,
+    Evidence,
+    FirstTokens,
+    Lengths,
+    Slo,
+    StepModel,
+    TokenGaps,
+    Waiting,
+)
 from unit.operator.observations import (
     NOW,
     SETTINGS,
     create_config,
+    create_evidence,
     create_fit,
     create_observed,
     create_pod,
     create_scrape,
     create_service,
+    create_tick,
 )
 
 
@@ -101,7 +112,7 @@ def test_a_model_that_does_not_fit_gets_no_child_and_says_what_would_fit() -> No
     assert "would fit with" in fits["message"]
     assert _condition(planned, "Ready")["status"] == "False"
     assert _condition(planned, "Stalled")["status"] == "True"
-    assert [notice.reason for notice in planned.notices].count("InsufficientMemory") == 3
+    assert [notice.reason for notice in planned.notices].count("InsufficientMemory") == 1
 
 
 def test_an_edit_that_cannot_fit_leaves_the_serving_pods_alone() -> None:
@@ -275,6 +286,47 @@ def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
     others = [m for m in planned.apply if m["kind"] != "Secret"]
     said = json.dumps([others, planned.status]) + repr(planned.notices)
     assert "secret-canary" not in said
+
+
+def _breached(num_ticks: int) -> Evidence:
+    """Every request misses its first token, waiting for the cap, which is all in use."""
+    busy = {
+        "arrivals": 20, "finished": 8, "steps": 200, "decodes": 800, "prefill_tokens": 400,
+        "generated_tokens": 800, "busy_s": 1.9, "running": 4, "max_running": 4,
+        "ttft": FirstTokens(20, 20, Causes(cap=20), {380: 20}),
+        "itl": TokenGaps(800, 0, 0, 800, 0, {120: 800}), "waiting": Waiting(cap=30),
+    }  # fmt: skip
+    ticks = [create_tick(seq, **busy) for seq in range(1, num_ticks + 1)]
+    model = StepModel(a=2.0, b=0.5, c=0.0, d=0.05, n=4000, resid_q=1.2)
+    return create_evidence(ticks=ticks, lengths=Lengths(150, 30, 200), step_model=model)
+
+
+def test_a_breach_raises_the_cap_persists_it_first_and_tells_with_its_numbers() -> None:
+    service = create_service()
+    now = NOW + 62
+    scrape = replace(create_scrape(running=4), evidence=_breached(30), seen_s=now)
+    observed = replace(_serving(service), scrapes={"uid-demo-1": scrape})
+    planned = _plan(service, observed, now)
+    assert planned.runtime is not None
+    assert planned.runtime.cap is not None
+    assert planned.runtime.cap > 4
+    assert planned.runtime.epoch == 2
+    data = planned.apply[0]["data"]
+    assert (data["epoch"], data["max_num_seqs"]) == ("2", str(planned.runtime.cap))
+    assert [item.patch.epoch for item in planned.patches] == [2]
+    [told] = [n for n in planned.notices if n.message.startswith("epoch 2: cap 4 ->")]
+    assert "timeToFirstToken 500ms: n=600, over=600, Breach" in told.message
+
+
+def test_advice_changes_nothing() -> None:
+    service = create_service(slo__mode="Advisory")
+    now = NOW + 62
+    scrape = replace(create_scrape(running=4), evidence=_breached(30), seen_s=now)
+    observed = replace(_serving(service), scrapes={"uid-demo-1": scrape})
+    planned = _plan(service, observed, now)
+    assert planned.runtime is not None
+    assert (planned.runtime.cap, planned.runtime.epoch) == (4, 1)
+    assert planned.patches == ()
 
 
 def test_a_pod_at_the_running_config_is_left_alone() -> None:

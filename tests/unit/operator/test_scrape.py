@@ -14,31 +14,18 @@ from sluice_operator.scrape import Scrape, ScrapeError, Scraper, Target, create_
 from sluice_worker.contract import (
     TICK_RING,
     Evidence,
-    FirstTokens,
-    Requests,
     RuntimePatch,
-    Tick,
-    TokenGaps,
-    Waiting,
     encode,
 )
-from unit.operator.observations import NOW, create_config, create_evidence
+from unit.operator.observations import NOW, create_config, create_evidence, create_tick
 
 Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 
 
-def _tick(seq: int, boot_id: str = "boot-1") -> Tick:
-    return Tick(
-        seq=seq, t_s=NOW + 2 * seq, epoch=1, boot_id=boot_id, settled=True, max_num_seqs=4,
-        arrivals=0, refused=0, finished=0, good=0, smooth=0, ttft=FirstTokens(),
-        itl=TokenGaps(), e2e=Requests(), steps=0, decodes=0, prefill_tokens=0,
-        generated_tokens=0, busy_s=0.0, throttled_s=0.0, running=0, max_running=0,
-        waiting=Waiting(),
-    )  # fmt: skip
-
-
 def _evidence(*seqs: int, boot_id: str = "boot-1") -> Evidence:
-    return create_evidence(ticks=[_tick(seq, boot_id) for seq in seqs], boot_id=boot_id)
+    return create_evidence(
+        ticks=[create_tick(seq, boot_id=boot_id) for seq in seqs], boot_id=boot_id
+    )
 
 
 def _reply(body: bytes, status: str = "200 OK", *headers: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -216,6 +217,21 @@ def test_a_condition_that_turns_is_told_once() -> None:
     assert {notice.reason for notice in told} == {"ErrImagePull"}
     assert all(notice.warning for notice in told)
     assert list(events.transitions(broken, broken)) == []
+
+
+def test_unknown_turning_good_is_no_news() -> None:
+    before = build(_report(), {}, NOW)
+    after = json.loads(json.dumps(before))
+    for entry in after["conditions"]:
+        if entry["status"] == "Unknown":
+            entry |= {"status": "True", "reason": "Feasible"}
+    assert list(events.transitions(before, after)) == []
+
+
+def test_serving_again_is_told() -> None:
+    broken = build(_report(pods=(create_pod(**_waiting("ErrImagePull")),)), {}, NOW)
+    told = list(events.transitions(broken, build(_report(), broken, NOW + 5)))
+    assert ("Serving", False) in [(notice.reason, notice.warning) for notice in told]
 
 
 def test_an_ordinary_start_is_no_warning() -> None:
