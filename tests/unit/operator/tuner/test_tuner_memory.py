@@ -1,0 +1,86 @@
+"""What the tuner remembers: caps that breached, and scale-outs that have not settled."""
+
+from dataclasses import replace
+
+import pytest
+from sluice_operator.tuner import Decision, Past, decide
+from sluice_operator.tuner.types import BreachedCap, ReplicaChange
+from sluice_worker.contract import Waiting
+from unit.operator.tuner.made import LIMITS, gaps, late, observation, pod, tick
+
+QUEUED = [tick(seq, ttft=late(10, 10), waiting=Waiting(cap=9)) for seq in range(1, 31)]
+NOW = 60.0
+
+
+@pytest.mark.parametrize(
+    ("age_s", "times", "mean_tokens", "cap"),
+    [
+        (599, 0, 164, 13),
+        (601, 0, 164, 16),
+        (1199, 1, 164, 13),
+        (1201, 1, 164, 16),
+        (599, 0, 250, 16),
+        (599, 0, 150, 13),
+    ],
+)
+def test_a_breached_cap_is_avoided_for_a_time_that_doubles_unless_lengths_shifted(
+    age_s: float, times: int, mean_tokens: float, cap: int
+) -> None:
+    past = Past(breached_caps=(BreachedCap(16, NOW - age_s, times, mean_tokens),))
+    _, decision = decide(past, observation(pod("a", QUEUED)))
+    assert decision.cap == cap
+
+
+def test_breaching_the_same_cap_again_doubles_its_time() -> None:
+    broken = pod("a", [tick(seq, itl=gaps(1000, 500)) for seq in range(1, 31)])
+    first, _ = decide(Past(), observation(broken))
+    second, _ = decide(first, observation(broken))
+    assert [(known.cap, known.times) for known in first.breached_caps] == [(8, 0)]
+    assert [(known.cap, known.times) for known in second.breached_caps] == [(8, 1)]
+
+
+def overloaded(past: Past, num_starting: int = 0) -> Decision:
+    """10 arrivals/s where a pod at its ceiling does 5, `num_starting` pods on their way."""
+    busy = [tick(t.seq, ttft=t.ttft, waiting=t.waiting, arrivals=20) for t in QUEUED]
+    starting = [
+        pod(f"new-{index}", [], ready=False, evidence=None, config=None)
+        for index in range(num_starting)
+    ]
+    limits = replace(LIMITS, ceiling=8, max_replicas=8)
+    _, decision = decide(past, observation(pod("a", busy), *starting, limits=limits))
+    return decision
+
+
+def scaled(arrivals_per_s: float, drain_s: float = 0.0, settled_s: float | None = None) -> Past:
+    """One scale-out from 1 to 2 at second 20."""
+    change = ReplicaChange(20.0, 1, 2, "ScaledOut", arrivals_per_s, drain_s, settled_s)
+    return Past(scale_history=(change,))
+
+
+def test_more_arrivals_than_the_pods_can_do_add_what_the_rate_needs() -> None:
+    assert overloaded(Past()).replicas >= 3
+
+
+def test_no_second_scale_out_before_the_first_is_ready() -> None:
+    decision = overloaded(scaled(10.0), num_starting=1)
+    assert (decision.replicas, decision.reason) == (2, "AwaitingReplicas")
+    assert decision.pending_replicas == 1
+
+
+def test_no_second_scale_out_before_the_backlog_has_drained() -> None:
+    draining = Past(scale_history=(ReplicaChange(5.0, 0, 1, "ScaledOut", 10.0, 70.0, 10.0),))
+    assert overloaded(draining).reason == "AwaitingReplicas"
+    drained = Past(scale_history=(ReplicaChange(5.0, 0, 1, "ScaledOut", 10.0, 30.0, 10.0),))
+    assert overloaded(drained).replicas >= 3
+
+
+def test_arrivals_that_rose_by_a_fifth_do_not_wait() -> None:
+    assert overloaded(scaled(8.0), num_starting=1).replicas > 2
+    assert overloaded(scaled(9.0), num_starting=1).replicas == 2
+
+
+def test_the_cold_start_is_measured_when_the_new_pods_are_ready() -> None:
+    pods = [pod(name, QUEUED) for name in "ab"]
+    past, _ = decide(scaled(10.0), observation(*pods))
+    assert past.cold_start_s == 40.0
+    assert past.scale_history[-1].settled_s == NOW
