@@ -11,7 +11,6 @@ _WAITING_TROUBLES = frozenset(
     {
         "CrashLoopBackOff",
         "ImagePullBackOff",
-        "ErrImagePull",
         "ErrImageNeverPull",
         "InvalidImageName",
         "CreateContainerConfigError",
@@ -19,7 +18,9 @@ _WAITING_TROUBLES = frozenset(
         "RunContainerError",
     }
 )
-OOM_MEMORY_S = 600.0
+_SAME_TROUBLE = {"ErrImagePull": "ImagePullBackOff"}
+"""The kubelet alternates between the two; one that flaps would be told at every turn."""
+_RECENT_S = 600.0
 """A pod whose container was killed for memory this recently is not called healthy (kaito#1493)."""
 _MAX_MESSAGE = 300
 
@@ -131,17 +132,21 @@ def _container_troubles(containers: Sequence[Object], now: float) -> Iterator[Tr
         last = (container.get("lastState") or {}).get("terminated") or {}
         state = container.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or last
+        said = str(waiting.get("reason", ""))
+        reason = _SAME_TROUBLE.get(said, said)
         if ended.get("reason") == "OOMKilled" and _is_recent(ended, now):
             times = container.get("restartCount", 0)
             yield Trouble("OOMKilled", f"killed for memory, restarted {times} times")
-        elif waiting.get("reason") in _WAITING_TROUBLES:
-            # The worker's last words say more than "back-off restarting failed container".
-            said = last.get("message") or waiting.get("message")
-            yield _trouble(waiting["reason"], said)
+        elif ended.get("exitCode") and not container.get("ready") and _is_recent(ended, now):
+            # Also while it runs once more: the trouble is over when it is ready, not before. Its
+            # last words say more than "back-off restarting failed container".
+            yield _trouble("CrashLoopBackOff", ended.get("message") or waiting.get("message"))
+        elif reason in _WAITING_TROUBLES:
+            yield _trouble(reason, waiting.get("message"))
 
 
 def _is_recent(ended: Object, now: float) -> bool:
-    return now - unix_time(ended.get("finishedAt")) < OOM_MEMORY_S
+    return now - unix_time(ended.get("finishedAt")) < _RECENT_S
 
 
 def _trouble(reason: str, message: object) -> Trouble:

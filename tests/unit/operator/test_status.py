@@ -63,6 +63,7 @@ def _oom(finished: str, ready: str = "True") -> dict[str, Any]:
     [
         (_waiting("ImagePullBackOff"), "ImagePullBackOff"),
         (_waiting("ErrImageNeverPull"), "ErrImageNeverPull"),
+        (_waiting("ErrImagePull"), "ImagePullBackOff"),
         (_waiting("CrashLoopBackOff"), "CrashLoopBackOff"),
         (_waiting("CreateContainerConfigError"), "CreateContainerConfigError"),
         (
@@ -93,9 +94,12 @@ def test_a_pod_that_does_not_start_is_the_reason_of_not_ready(
 def test_a_crashing_worker_speaks_through_its_last_line() -> None:
     pod = _waiting("CrashLoopBackOff", "back-off 5m0s restarting failed container")
     said = "sluice-worker: --model /models/x is not a directory"
-    pod["containerStatuses"][0]["lastState"] = {"terminated": {"message": said, "exitCode": 2}}
+    ended = {"message": said, "exitCode": 2, "finishedAt": "2025-10-09T08:53:00Z"}
+    pod["containerStatuses"][0]["lastState"] = {"terminated": ended}
     report = _report(pods=(create_pod(**pod),))
     assert said in _condition(report, "Ready")["message"]
+    pod["containerStatuses"][0]["state"] = {"running": {}}  # until the next crash
+    assert _condition(_report(pods=(create_pod(**pod),)), "Ready") == _condition(report, "Ready")
 
 
 def test_ready_does_not_hide_a_pod_that_is_killed_for_memory_again_and_again() -> None:
@@ -214,7 +218,7 @@ def test_a_condition_that_turns_is_told_once() -> None:
     before = build(_report(), {}, NOW)
     broken = build(_report(pods=(create_pod(**_waiting("ErrImagePull")),)), before, NOW + 5)
     told = list(events.transitions(before, broken))
-    assert {notice.reason for notice in told} == {"ErrImagePull"}
+    assert {notice.reason for notice in told} == {"ImagePullBackOff"}
     assert all(notice.warning for notice in told)
     assert list(events.transitions(broken, broken)) == []
 
