@@ -1,5 +1,7 @@
 """The operator: watches InferenceServices, plans their children, tunes their cap and replicas.
 
-`spec`, `plan`, `children`, `status` and `tuner` are pure: they take what was observed and `now`, and
-return values. `handlers`, `cluster` and `scrape` are the rim that touches the world.
+Pure (observed state and `now` in, values out): `spec`, `fit`, `plan`, `children`, `drift`,
+`runtime`, `status`, `events`, `observed`, `tuner`. The rim that touches the world: `handlers`
+(watches), `reconcile` (one task per object), `cluster` (the only writer to the API server),
+`scrape` (the pods' admin ports), `checkpoint` (files under the models' directory).
 """
