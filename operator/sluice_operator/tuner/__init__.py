@@ -2,8 +2,9 @@
 
 `types` is the interface, `decide.decide` the one entry. `evidence` selects and merges ticks,
 `sketch` reads quantiles, `detect` holds the statistical tests, `verdicts` judges the targets,
-`model` predicts the step time, `caps` moves the cap, `demand` counts replicas, `replicas` moves
-them, `conditions` says whether the promise holds, `constants` has every number with its reason.
+`model` predicts the step time and `capacity` what a pod does, `caps` moves the cap, `demand`
+counts replicas, `replicas` moves them, `conditions` says whether the promise holds, `constants`
+has every number with its reason.
 """
 
 from .decide import decide

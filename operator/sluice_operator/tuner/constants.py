@@ -64,8 +64,10 @@ DEFAULT_PROMPT_TOKENS: Final = 128.0
 CALIBRATION: Final = (0.3, 1.2)
 """Bounds of measured over predicted throughput of a saturated pod. Below one: tokenising, HTTP and
 the client eat time that no step shows; above: the fit is off, and trusting it less is safe."""
-MIN_SATURATED_TICKS: Final = 3
-"""Ticks of a saturated pod before its throughput corrects the model."""
+MIN_FULL_TICKS: Final = 3
+"""Ticks of a full pod before its throughput corrects the model."""
+FULL_TICKS: Final = 30
+"""A minute of full ticks, the newest, is what the correction is read from."""
 MIN_GAPS: Final = 1000
 """Measured gaps before their quantile corrects the model's: ten beyond a P99."""
 MIN_CORRECTION: Final = 0.25

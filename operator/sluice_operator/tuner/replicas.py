@@ -6,10 +6,10 @@ import msgspec
 from sluice_worker.contract import TICK_SECONDS
 
 from . import constants as k
+from .capacity import pod_capacity
 from .caps import Move, raise_bound
 from .case import Case
 from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
-from .evidence import median_kv_tokens, recent
 from .types import Condition, Past, ReplicaChange
 
 
@@ -19,7 +19,7 @@ def measure_demand(case: Case) -> Demand:
     heard_share = len(fleet.heard) / fleet.num_ready if fleet.num_ready else 1.0
     sources = tuple(pod for pod in fleet.heard + fleet.leaving if pod.ticks)
     arrivals = read_arrivals(sources, seen.now, heard_share or 1.0)
-    capacity = _capacity(case)
+    capacity = pod_capacity(case)
     return plan_demand(
         arrivals, capacity, _queue(case, capacity), seen.replicas, seen.limits.min_replicas
     )
@@ -41,68 +41,6 @@ def _backlog(case: Case) -> int:
     """Requests that wait for want of pods: none while a pod has much room (clients that keep an old
     connection, or a queue from before it came)."""
     return 0 if case.work.spare_pods else case.work.waiting_cap + case.work.waiting_kv
-
-
-def _capacity(case: Case) -> Capacity | None:
-    """Of one pod: from the step model where there is one, else from what was seen (Little)."""
-    work = case.work
-    if not work.lengths_known:
-        return None
-    if case.model is None:
-        return _observed_capacity(case)
-    concurrency = _reachable_concurrency(case)
-    service_ms = case.model.request_ms(concurrency, work.output_tokens, work.prompt_tokens)
-    return Capacity(concurrency, max(service_ms / 1000, k.MIN_SERVICE_S) / _calibration(case))
-
-
-def _observed_capacity(case: Case) -> Capacity | None:
-    ticks = recent(case.pods)
-    finished_per_tick = sum(tick.finished for tick in ticks) / len(ticks) if ticks else 0.0
-    running = sum(tick.running for tick in ticks) / len(ticks) if ticks else 0.0
-    if not finished_per_tick or not running:
-        return None
-    service_s = running * TICK_SECONDS / finished_per_tick
-    concurrency = _in_memory(case, float(case.seen.cap))
-    if case.cause == "kv":
-        concurrency = min(concurrency, running)
-    service_s = max(service_s, k.MIN_SERVICE_S)
-    return Capacity(max(concurrency, 1.0), service_s, is_modelled=False)
-
-
-def _reachable_concurrency(case: Case) -> float:
-    """The cap that raises can reach or a lowering would leave, or what the KV memory holds."""
-    cap, best = case.seen.cap, case.predicted_cap
-    if case.verdict("interTokenLatency") == "Breach":
-        reach = float(min(cap, best) if best else k.LOWER * cap)
-    else:
-        reach = float(max(cap, raise_bound(case).cap))
-    return max(1.0, _in_memory(case, reach))
-
-
-def _in_memory(case: Case, reach: float) -> float:
-    """`reach`, or as many sequences as the KV memory of one pod holds at their mean length."""
-    kv_tokens = median_kv_tokens(case.pods)
-    return min(reach, kv_tokens / case.work.context_tokens) if kv_tokens else reach
-
-
-def _calibration(case: Case) -> float:
-    """Measured over predicted tokens of full pods: what HTTP and tokenising cost, and a bad fit."""
-    assert case.model is not None
-    work, low_high = case.work, k.CALIBRATION
-    measured, predicted, num = 0.0, 0.0, 0
-    for tick in recent(case.pods):
-        is_full = tick.max_running >= k.USED_SHARE * tick.max_num_seqs
-        if not (is_full and tick.steps and tick.waiting.cap + tick.waiting.kv):
-            continue
-        batch = max(tick.decodes / tick.steps, 1.0)
-        service_ms = case.model.request_ms(batch, work.output_tokens, work.prompt_tokens)
-        if service_ms > 0:
-            measured += tick.generated_tokens
-            predicted += batch * work.output_tokens * TICK_SECONDS * 1000 / service_ms
-            num += 1
-    if num < k.MIN_SATURATED_TICKS or not predicted:
-        return 1.0
-    return min(max(measured / predicted, low_high[0]), low_high[1])
 
 
 def replicas_move(case: Case, demand: Demand, cap: Move, feasible: Condition) -> tuple[Past, Move]:

@@ -39,6 +39,8 @@ class Shape:
 
     `noise`: sigma of the step time's log-normal factor. A step stalls for `stall_ms` with chance
     `stall_chance`, as a CPU quota does. `reports_model`: whether evidence carries the step model.
+    `slow_when_busy`: factor on steps at a quarter of the cap and above, which the reported model
+    does not know: a CPU quota.
     """
 
     a: float
@@ -55,6 +57,7 @@ class Shape:
     stall_chance: float = 0.0
     cold_start_s: float = 20.0
     reports_model: bool = True
+    slow_when_busy: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,8 @@ class Pod:
         chunks = tuple(self._chunks())
         prefill = sum(tokens for _, tokens in chunks)
         mean_ms = self._mean_ms(len(self.decoding), prefill) * self.slowness
+        if 4 * self.running >= self.cap:
+            mean_ms *= self.shape.slow_when_busy
         stalls = self.random.random() < self.shape.stall_chance
         stall_ms = self.shape.stall_ms if stalls else 0.0
         noise = exp(self.random.gauss(0, self.shape.noise))

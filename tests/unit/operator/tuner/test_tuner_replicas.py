@@ -38,6 +38,16 @@ def test_without_a_step_model_the_cap_is_raised_first_and_then_a_pod_added() -> 
     assert loop.replica_changes[0][1] == 2
 
 
+def test_pods_that_a_quota_slows_only_when_busy_do_not_swing() -> None:
+    """The model promises 10/s a pod; busy ones do 5. Idle ones look able to take it all."""
+    shape = replace(SMALL_CPU, slow_when_busy=2.0)
+    targets = replace(TARGETS, itl_ms=120)
+    world = World(shape, targets, poisson([(600, 6)]), cap=32)
+    loop = Loop(world, limits())
+    loop.run(600)
+    assert [replicas for _, replicas, _ in loop.replica_changes] == [2]
+
+
 @pytest.mark.parametrize("per_s", [2.0, 5.0, 7.0, 9.0, 12.0])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_replicas_do_not_swing_at_constant_load(per_s: float, replicas: int) -> None:

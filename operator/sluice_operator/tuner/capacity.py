@@ -1,0 +1,85 @@
+"""What one pod can do: from the step model, corrected by what full pods were seen to do."""
+
+from sluice_worker.contract import TICK_SECONDS, Tick
+
+from . import constants as k
+from .caps import raise_bound
+from .case import Case
+from .demand import Capacity
+from .evidence import Work, median_kv_tokens, recent
+from .model import StepTime
+
+
+def pod_capacity(case: Case) -> Capacity | None:
+    """Of one pod: from the step model where there is one, else from what was seen (Little)."""
+    work = case.work
+    if not work.lengths_known:
+        return None
+    if case.model is None:
+        return _observed_capacity(case)
+    concurrency = _reachable_concurrency(case)
+    service_ms = case.model.request_ms(concurrency, work.output_tokens, work.prompt_tokens)
+    service_s = max(service_ms / 1000, k.MIN_SERVICE_S)
+    return Capacity(concurrency, service_s / _calibration(case.model, case))
+
+
+def _observed_capacity(case: Case) -> Capacity | None:
+    ticks = recent(case.pods)
+    finished_per_tick = sum(tick.finished for tick in ticks) / len(ticks) if ticks else 0.0
+    running = sum(tick.running for tick in ticks) / len(ticks) if ticks else 0.0
+    if not finished_per_tick or not running:
+        return None
+    service_s = running * TICK_SECONDS / finished_per_tick
+    concurrency = _in_memory(case, float(case.seen.cap))
+    if case.cause == "kv":
+        concurrency = min(concurrency, running)
+    service_s = max(service_s, k.MIN_SERVICE_S)
+    return Capacity(max(concurrency, 1.0), service_s, is_modelled=False)
+
+
+def _reachable_concurrency(case: Case) -> float:
+    """The cap that raises can reach or a lowering would leave, or what the KV memory holds."""
+    cap, best = case.seen.cap, case.predicted_cap
+    if case.verdict("interTokenLatency") == "Breach":
+        reach = float(min(cap, best) if best else k.LOWER * cap)
+    else:
+        reach = float(max(cap, raise_bound(case).cap))
+    return max(1.0, _in_memory(case, reach))
+
+
+def _in_memory(case: Case, reach: float) -> float:
+    """`reach`, or as many sequences as the KV memory of one pod holds at their mean length."""
+    kv_tokens = median_kv_tokens(case.pods)
+    return min(reach, kv_tokens / case.work.context_tokens) if kv_tokens else reach
+
+
+def _calibration(model: StepTime, case: Case) -> float:
+    """Measured over predicted speed: what HTTP, a CPU quota and a bad fit cost; about 1.
+
+    Of the newest ticks in which a pod was full, however long ago: a pod that is throttled when full
+    runs freely when it is not, and would look able to take twice the load.
+    """
+    full = sorted(
+        (entry for pod in case.pods for entry in pod.ticks if _is_full(entry[1])),
+        key=lambda entry: entry[0],
+    )[-k.FULL_TICKS :]
+    if len(full) < k.MIN_FULL_TICKS:
+        return 1.0
+    predicted = sum(_predicted_tokens(model, case.work, tick) for _, tick in full)
+    measured = sum(tick.generated_tokens for _, tick in full)
+    lowest, highest = k.CALIBRATION
+    return min(max(measured / predicted, lowest), highest) if predicted > 0 else 1.0
+
+
+def _is_full(tick: Tick) -> bool:
+    at_cap = tick.max_running >= k.USED_SHARE * tick.max_num_seqs
+    return at_cap and tick.steps > 0 and tick.waiting.cap + tick.waiting.kv > 0
+
+
+def _predicted_tokens(model: StepTime, work: Work, tick: Tick) -> float:
+    """Tokens that a tick of steps as large as this one's should have given."""
+    batch = max(tick.decodes / tick.steps, 1.0)
+    service_ms = model.request_ms(batch, work.output_tokens, work.prompt_tokens)
+    if service_ms <= 0:
+        return 0.0
+    return batch * work.output_tokens * TICK_SECONDS * 1000 / service_ms
