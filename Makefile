@@ -1,4 +1,4 @@
-`make demo` shows the whole promise; `make test` proves it. Both set up what they need.
+# `make demo` shows the whole promise; `make test` proves it. Both set up what they need.
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
