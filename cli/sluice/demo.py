@@ -94,7 +94,8 @@ class Demo:
 
     def _stream(self, url: str) -> None:
         prompt = "def read_lines(path):\n"
-        body = {"model": NAME, "prompt": prompt, "max_tokens": 80, "stream": True, "temperature": 0}
+        body = {"model": NAME, "prompt": prompt, "max_tokens": 80, "stream": True,
+                "temperature": 0.7, "seed": 7}  # fmt: skip
         sys.stdout.write("   | " + prompt.replace("\n", "\n   | "))
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
             response.raise_for_status()
@@ -120,6 +121,8 @@ class Demo:
         while reader.is_alive():
             self.look(start)
             reader.join(POLL_SECONDS)
+        if len(self.phases) < len(phases):
+            raise KubeError(f"pod {LOAD_POD} ended early: {self.kube.last_words(LOAD_POD)}")
         end = time.monotonic() + SCALE_IN_SECONDS
         while not timeline.scaled_in(self.rows).seen and time.monotonic() < end:
             self.look(start)

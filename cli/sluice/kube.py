@@ -116,6 +116,11 @@ class Kube:
                 # "Forwarding from 127.0.0.1:41234 -> 8000"
                 yield f"http://{next(lines).split()[2]}"
 
+    def last_words(self, pod: str) -> str:
+        """The last line that a pod printed."""
+        lines = self.kubectl("logs", "--tail=1", "-n", NAMESPACE, pod).strip()
+        return lines or "it printed nothing"
+
     def start_load(self, pod: str, image: str, name: str, *argv: str) -> None:
         """Run `sluice load` against the Service in a pod, and wait until it runs."""
         url = f"http://{self.cluster_address(name)}"

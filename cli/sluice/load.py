@@ -112,7 +112,7 @@ async def read_stream(response: aiohttp.ClientResponse, start: float) -> Outcome
         if line.startswith(b"data: [DONE]"):
             done = True
         elif line.startswith(b"data: "):
-            if b'"error"' in line:
+            if b'"error"' in line and "error" in json.loads(line[6:]):
                 error = line.decode(errors="replace")[:200]
             times.append(time.monotonic())
     gaps = tuple(b - a for a, b in zip(times, times[1:], strict=False))

@@ -37,12 +37,12 @@ IMAGES = (
     Image(
         "operator",
         "operator/Dockerfile",
-        (*COMMON, *MODELS, "operator"),
+        (*COMMON, *MODELS, "operator", "cli"),
     ),
     Image(
         "worker",
         "worker/Dockerfile",
-        (*COMMON, *MODELS, "worker", "kernels", "cli"),
+        (*COMMON, *MODELS, "worker", "kernels"),
     ),
 )
 

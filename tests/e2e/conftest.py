@@ -1,38 +1,20 @@
-"""`cluster`: the cluster that is up, with both of our images in it."""
+"""`cluster`: the cluster that is up, with our images in it and the chart installed."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from e2e.kit import SYSTEM, Cluster
+from sluice.kube import Kube
 from sluice_cluster import binaries
 from sluice_cluster.settings import Settings
-from sluice_cluster.shell import Word, run, succeeds
+from sluice_cluster.shell import succeeds
 from sluice_cluster.state import State
 
 HOW = "python3 cluster/cluster.py up --images"
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """A running Kubernetes; `images` maps operator and worker to what pods pull."""
-
-    kind: str
-    kubeconfig: Path
-    images: dict[str, str]
-    binaries: Path  # holds kubectl and helm
-
-    def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 60.0) -> str:
-        """Output of kubectl; ClusterError with its error output if it fails."""
-        command: list[Word] = [self.binaries / "kubectl", f"--kubeconfig={self.kubeconfig}"]
-        return run([*command, *arguments], stdin=stdin, timeout=timeout)
-
-    def helm(self, *arguments: str, timeout: float = 180.0) -> str:
-        """Output of helm 4."""
-        command: list[Word] = [self.binaries / "helm", f"--kubeconfig={self.kubeconfig}"]
-        return run([*command, *arguments], timeout=timeout)
+CHART = Path(__file__).parents[2] / "charts" / "sluice"
 
 
 def _missing(settings: Settings, state: State | None) -> str | None:
@@ -54,5 +36,11 @@ def cluster() -> Cluster:
         pytest.fail(f"SLUICE_REQUIRE_CLUSTER=1, but {missing}")
     if missing is not None or state is None:
         pytest.skip(str(missing))
-    folder = binaries.folder(settings.paths)
-    return Cluster(state.kind, Path(state.kubeconfig), state.images, folder)
+    kube = Kube(Path(state.kubeconfig), binaries.folder(settings.paths))
+    kube.run(
+        "helm", "upgrade", "--install", "sluice", str(CHART), "--namespace", SYSTEM,
+        "--create-namespace", "--wait", "--timeout", "120s",
+        "--set", f"image={state.images['operator']}",
+        "--set", f"worker.image={state.images['worker']}",
+    )  # fmt: skip
+    return Cluster(kube, state.images["operator"])

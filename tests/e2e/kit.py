@@ -8,14 +8,15 @@ from typing import Any
 import httpx
 from sluice.kube import NAMESPACE, Kube, KubeError, condition, wait_for
 
+SYSTEM = "sluice-system"
+
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster with the chart installed, and its two images."""
+    """A running cluster with the chart installed; `operator_image` also holds `sluice load`."""
 
     kube: Kube
     operator_image: str
-    worker_image: str
 
     def apply(self, name: str, model: str, **spec: object) -> None:
         """Apply an InferenceService on CPU; `spec` holds further top-level fields."""

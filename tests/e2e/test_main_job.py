@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from e2e.kit import Cluster, lost
 
 DEMO = "e2e-demo"

@@ -75,7 +75,7 @@ def test_an_object_is_served_and_repaired_without_a_single_refusal(
 ) -> None:
     models = write_models(tmp_path / "models")
     log = tmp_path / "operator.log"
-    with running_operator(as_operator, space.name, models, log) as operator:
+    with running_operator(as_operator, models, log, space.name) as operator:
         space.create("inferenceservices", changed(valid_object(), "metadata.namespace", space.name))
         operator.wait("the children", space.has_children)
         operator.wait("a status", lambda: space.condition("Ready") != {})

@@ -1,6 +1,6 @@
 """The wire contract between operator and worker: what the admin port speaks.
 
-Both sides read and write these types and nothing else, so there is one place where a field is named.
+Both sides read and write these types and nothing else: there is one place where a field is named.
 Decoding is strict: NaN, infinities, negative counts, wrong types and missing fields are refused by
 `msgspec` with the path of the field. Times are seconds (`*_s`) or milliseconds (`*_ms`).
 """
@@ -80,8 +80,8 @@ class Causes(Struct, frozen=True):
 class FirstTokens(Struct, frozen=True):
     """First-token counts of one tick, over all arrivals whose fate was decided in it.
 
-    A request that was refused, timed out, or cancelled after the target counts as over, and one that
-    still waits past the target is counted when it passes the target; each request once.
+    A request refused, timed out, or cancelled after the target counts as over, and one that still
+    waits past the target is counted when it passes the target; each request once.
     `sketch`: bucket index i -> number of values in (GAMMA**(i-1), GAMMA**i] ms.
     """
 
@@ -117,12 +117,13 @@ class Requests(Struct, frozen=True):
 class Tick(Struct, frozen=True):
     """What happened in one closed tick of `TICK_SECONDS`.
 
-    `t_s`: wall-clock end of the tick (Unix time). `epoch`: the one in force at its end; a tick during
-    which the epoch changed has `settled` False, as has one before running <= the new cap (lowering).
+    `t_s`: wall-clock end of the tick (Unix time). `epoch`: the one in force at its end; a tick in
+    which the epoch changed has `settled` False, as has one before running <= the new, lower cap.
     `running`, `waiting`: at its end; `max_running`: the largest number in one of its steps.
-    `good`, `smooth`: finished requests whose first token held and whose mean gap held / at most 1 % of
-    whose gaps were over. `prompt_tokens` are those computed (cached ones left out), `finished` and
-    `generated_tokens` make the mean output length. `throttled_s`: CPU quota throttling of the cgroup.
+    `good`, `smooth`: finished requests whose first token held and whose mean gap held / at most 1 %
+    of whose gaps were over. `prompt_tokens` are those computed (cached ones left out), `finished`
+    and `generated_tokens` make the mean output length. `throttled_s`: CPU quota throttling of the
+    cgroup.
     """
 
     seq: Count
@@ -153,7 +154,7 @@ class Tick(Struct, frozen=True):
 class StepModel(Struct, frozen=True):
     """step_ms = a + b * decodes + c * kv_tokens + d * prefill_tokens, non-negative least squares.
 
-    `n`: records behind it. `resid_q`: ratio of measured to predicted step time at P99 of the records.
+    `n`: records behind it. `resid_q`: measured over predicted step time, at P99 of the records.
     """
 
     a: Seconds

@@ -147,7 +147,7 @@ class Finished(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent at least once a second, also when idle. `steps`: the step counter; `busy`: work exists."""
+    """Sent at least once a second, also when idle. `steps`: their counter; `busy`: work exists."""
 
     steps: int
     busy: bool
