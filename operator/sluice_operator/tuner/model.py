@@ -35,8 +35,14 @@ class StepTime:
         per_sequence = self.b + self.c * self.context_tokens
         return self.a + per_sequence * decodes + self.d * prefill_tokens
 
-    def tail_ms(self, decodes: float, prefill_tokens: float = k.MIN_CHUNK_TOKENS) -> float:
-        """The asked quantile of a step; by default with the smallest prefill chunk."""
+    def tail_ms(self, decodes: float, prefill_tokens: float | None = None) -> float:
+        """The asked quantile of a step; by default with the smallest prefill chunk.
+
+        One sequence alone decodes beside nobody's prefill: with a cap of 1 the next is not admitted
+        before it ends.
+        """
+        if prefill_tokens is None:
+            prefill_tokens = k.MIN_CHUNK_TOKENS if decodes > 1 else 0
         mean = self.mean_ms(decodes, prefill_tokens)
         return (mean * self.stretch + self.stall_ms) * self.correction
 
@@ -45,11 +51,10 @@ class StepTime:
         spare = (tail_ms / self.correction - self.stall_ms) / self.stretch
         spare -= self.mean_ms(0, k.MIN_CHUNK_TOKENS)
         per_sequence = self.b + self.c * self.context_tokens
-        if spare < 0:
-            return 0
-        if per_sequence * ceiling <= spare:
+        if 0 <= per_sequence * ceiling <= spare:
             return ceiling
-        return floor(spare / per_sequence)
+        batch = floor(spare / per_sequence) if spare > 0 else 0
+        return batch if batch > 1 else int(self.tail_ms(1) <= tail_ms)
 
     def request_ms(self, concurrency: float, output_tokens: float, prompt_tokens: float) -> float:
         """Residence of one request among `concurrency`: its decodes, and everybody's prefills."""

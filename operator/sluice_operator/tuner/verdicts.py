@@ -68,6 +68,8 @@ def _judge_one(
     n, over = _total(window, read.seen)
     epoch_n, epoch_over = _total(epoch, read.seen)
     verdict, needed = _test(name, targets.allowed_share, threshold, epoch)
+    if n and verdict == "NoTraffic":
+        verdict = "Hold"  # the epoch is too young to tell
     merged = sketch.merge(read.sketch(tick) for part in window for tick in part)
     share = over / n if n else 0.0
     return TargetVerdict(
