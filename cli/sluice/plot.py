@@ -26,12 +26,10 @@ def timeline_png(
     batch = [r.effective_batch or 0.0 for r in rows]
     axes[1].plot(t, batch, label="effective batch", color="#e08214", linewidth=1)
     axes[1].set_ylabel("sequences")
-    axes[1].legend(loc="upper left")
     axes[2].step(t, [r.replicas for r in rows], where="post", label="replicas", color="#999")
     axes[2].step(t, [r.ready for r in rows], where="post", label="ready", color="#2a8f4d")
     axes[2].set_ylabel("pods")
     axes[2].set_ylim(0, max(r.replicas for r in rows) + 0.5)
-    axes[2].legend(loc="upper left")
     for values, target, label, colour in (
         ([r.ttft_p99_ms for r in rows], ttft_ms, "first token", "#7b3294"),
         ([r.itl_p99_ms for r in rows], itl_ms, "inter token", "#c2417c"),
@@ -42,7 +40,8 @@ def timeline_png(
     axes[3].set_yscale("log")
     axes[3].set_ylabel("ms (dashed: target)")
     axes[3].set_xlabel("seconds")
-    axes[3].legend(loc="upper left")
+    for axis in axes[1:]:
+        axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     _shade_phases(axes, rows, start)
     figure.suptitle("One InferenceService: load, cap, pods, P99")
     figure.savefig(path, dpi=110)
