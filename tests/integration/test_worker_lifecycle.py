@@ -128,9 +128,12 @@ async def test_shed_drops_what_cannot_meet_the_first_token_target(tmp_path: Path
     flags = (*FLAGS, "--overload", "Shed", "--slo-ttft-ms", "400")
     with running_worker(tmp_path, *flags) as worker:
         async with httpx.AsyncClient(base_url=worker.url, timeout=120) as client:
-            tasks = [asyncio.create_task(post(client)) for _ in range(6)]
+            tasks = [asyncio.create_task(post(client)) for _ in range(40)]
             answers = await asyncio.gather(*tasks)
-        assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 2
+        codes = [answer.status_code for answer in answers]
+        # Ten rounds of four: however fast the machine, the last of them come too late.
+        assert codes.count(200) >= 4
+        assert codes.count(200) + codes.count(429) == 40
         shed = next(answer for answer in answers if answer.status_code == 429)
         assert shed.json()["error"]["reason"] == "shed"
         assert int(shed.headers["retry-after"]) >= 1
