@@ -57,6 +57,8 @@ def _lower(case: Case, feasible: Condition) -> Move:
     source = f"{k.LOWER:g} of the {base} that ran"
     if case.predicted_cap is not None and case.predicted_cap < cap:
         best, source = case.predicted_cap, "the model's best"
+        if best <= 1 < floor(k.HALVE * base):
+            best, source = floor(k.HALVE * base), f"half of the {base} that ran: the model sees one"
     lowered = max(minimum, min(cap - 1, best))
     message = f"{case.numbers('interTokenLatency')}; cap {cap} -> {lowered}, {source}"
     return Move(lowered, "InterTokenLatencyBreached", message)
@@ -77,7 +79,7 @@ def _raise_for_queue(case: Case, late: TargetName) -> Move:
     }
     if case.cause in held:
         return held[case.cause]
-    bound = raise_bound(case)
+    bound = raise_bound(case, is_pressing=True)
     if bound.cap <= cap:
         return Move(cap, bound.reason, f"{numbers}; {bound.message}")
     to = _step_up(cap, bound)
@@ -134,11 +136,19 @@ def _what_is_missing(case: Case) -> str:
 
 
 def _step_up(cap: int, bound: Bound) -> int:
-    return min(bound.cap, max(cap + 1, floor(cap * k.MAX_RAISE)))
+    return min(bound.cap, _doubled(cap))
 
 
-def raise_bound(case: Case) -> Bound:
-    """How far the cap may be raised: memory, evidence, the prediction, and what breached before."""
+def _doubled(cap: int) -> int:
+    return max(cap + 1, floor(cap * k.MAX_RAISE))
+
+
+def raise_bound(case: Case, *, is_pressing: bool = False) -> Bound:
+    """How far the cap may be raised: memory, evidence, the prediction, and what breached before.
+
+    `is_pressing`: requests miss their target for want of a higher cap. Headroom that was measured
+    then goes one step beyond the prediction, whose tail may be that of a noisy minute.
+    """
     cap, limits = case.seen.cap, case.seen.limits
     if not _inter_token_allows(case):
         message = f"{case.numbers('interTokenLatency')}: no room to raise the cap {cap}"
@@ -147,6 +157,9 @@ def raise_bound(case: Case) -> Bound:
     if case.predicted_cap is not None and case.predicted_cap < bound.cap:
         message = f"the step model predicts that {case.predicted_cap} holds the inter-token target"
         bound = Bound(case.predicted_cap, "AtPredictedCap", message)
+        if is_pressing and bound.cap <= cap < limits.ceiling and _shows_headroom(case):
+            message = f"{_proof(case)}: measured beyond the prediction"
+            bound = Bound(min(limits.ceiling, _doubled(cap)), "HeadroomMeasured", message)
     blocked = blocked_from(case)
     if blocked is not None and blocked <= bound.cap:
         message = f"caps from {blocked} on breached the inter-token target and are not retried yet"
@@ -169,14 +182,22 @@ def _inter_token_allows(case: Case) -> bool:
 
 def blocked_from(case: Case) -> int | None:
     """The smallest cap that counts as one that breached and is not to be retried yet."""
-    now, tokens = case.seen.now, _mean_tokens(case)
     blocked = [
         max(1, floor(k.SAME_CAP * known.cap))
         for known in case.past.breached_caps
-        if now < known.time_s + k.REMEMBER_S * 2**known.times
-        and abs(tokens - known.mean_tokens) <= k.LENGTHS_SHIFTED * known.mean_tokens
+        if case.seen.now < known.time_s + k.REMEMBER_S * 2**known.times
+        and not _is_another_time(known, case)
     ]
     return max(min(blocked), case.seen.limits.min_num_seqs + 1) if blocked else None
+
+
+def _is_another_time(known: BreachedCap, case: Case) -> bool:
+    """Whether requests have other lengths, or steps have become faster, than when it breached."""
+    if abs(_mean_tokens(case) - known.mean_tokens) > k.LENGTHS_SHIFTED * known.mean_tokens:
+        return True
+    if case.model is None:
+        return False
+    return case.model.tail_ms(known.cap) < (1 - k.STEPS_SHIFTED) * known.tail_ms
 
 
 def _mean_tokens(case: Case) -> float:
@@ -189,7 +210,8 @@ def remember_breach(case: Case) -> Past:
     same = [known for known in case.past.breached_caps if _is_same(known.cap, cap)]
     others = [known for known in case.past.breached_caps if known not in same]
     times = min(max((known.times + 1 for known in same), default=0), k.MAX_DOUBLINGS)
-    kept = (*others, BreachedCap(cap, case.seen.now, times, _mean_tokens(case)))
+    tail_ms = case.model.tail_ms(cap) if case.model else 0.0
+    kept = (*others, BreachedCap(cap, case.seen.now, times, _mean_tokens(case), tail_ms))
     return msgspec.structs.replace(case.past, breached_caps=kept[-k.REMEMBERED_CAPS :])
 
 
