@@ -5,7 +5,7 @@ checked; `for_engine` is the part of it that travels to the engine process. Name
 meanings are vLLM's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -19,6 +19,7 @@ MAX_STOPS = 16
 MAX_STOP_IDS = 64
 MAX_BAD_WORDS = 256
 MAX_BIASES = 1024
+MAX_ALLOWED = 4096
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 20
 """Log-probabilities of one prompt, all positions together: they are held until the reply."""
@@ -48,7 +49,9 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None
+    ) = None
     bad_words: Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)] | None = None
     seed: Seed | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
@@ -161,6 +164,22 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
             raise RequestError(
                 f"{name}: token id {highest} is outside the vocabulary of {vocab_size}", param=name
             )
+
+
+def check_something_left(
+    params: SamplingParams, sampling: Sampling, eos_token_ids: Set[int]
+) -> None:
+    """Raises RequestError if no token can ever come first."""
+    if params.allowed_token_ids is None:
+        return
+    excluded = {word[0] for word in sampling.bad_words if len(word) == 1}
+    if params.min_tokens:
+        excluded |= {*eos_token_ids, *params.stop_token_ids}
+    if excluded.issuperset(params.allowed_token_ids):
+        raise RequestError(
+            "allowed_token_ids holds no token that bad_words and min_tokens leave",
+            param="allowed_token_ids",
+        )
 
 
 def check_prompt_logprobs(params: SamplingParams, num_prompt: int) -> None:
