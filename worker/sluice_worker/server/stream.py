@@ -6,7 +6,7 @@ answered with its own status code and Retry-After instead of an event in a 200.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -152,8 +152,10 @@ class WholeReply(Response):
             texts = await self._collect()
             if any(choice.finish_reason == "abort" for choice in generation.choices):
                 return
-            choices = [self._choice(picked, texts[picked.index]) for picked in generation.choices]
-            body = self._body_of(choices, generation.counts())
+            if generation.request.sampling.prompt_logprobs is None:
+                body = self._body(texts)
+            else:  # of a long prompt, these take a while to write down
+                body = await asyncio.to_thread(self._body, texts)
         reply = Response(body, media_type="application/json")
         await reply(scope, receive, send)
 
@@ -166,6 +168,11 @@ class WholeReply(Response):
                     texts[picked.index].append(picked.feed(item.token))
                     self._generation.handed_over(item, picked.finish_reason, item.at_s)
         return {index: "".join(pieces) for index, pieces in texts.items()}
+
+    def _body(self, texts: Mapping[int, str]) -> bytes:
+        generation = self._generation
+        choices = [self._choice(picked, texts[picked.index]) for picked in generation.choices]
+        return self._body_of(choices, generation.counts())
 
     def _choice(self, picked: Choice, text: str) -> dict[str, Any]:
         has_ids = self._generation.request.return_token_ids
