@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Iterator
 
 from .contract import StepModel
 from .runner import Runner
@@ -14,6 +15,7 @@ from .wire import (
     Finished,
     FinishReason,
     FirstToken,
+    PromptScores,
     Snapshot,
     StepReport,
     Submit,
@@ -123,7 +125,13 @@ class Engine:
     ) -> StepReport:
         return StepReport(
             tokens=[
-                TokenOut(o.sequence.request_id, o.token_id, o.finish_reason, _first(o, ended))
+                TokenOut(
+                    o.sequence.request_id,
+                    o.token_id,
+                    o.finish_reason,
+                    _first(o, ended),
+                    o.sequence.scores,
+                )
                 for o in outcomes
                 if o.token_id is not None
             ],
@@ -136,10 +144,14 @@ class Engine:
             at_cap=step.at_cap,
             snapshot=self.snapshot(),
             step_model=model,
+            prompts=[*_take_prompt_scores(step)],
         )
 
     def _failures(self, outcomes: list[Outcome]) -> list[Finished]:
-        sentence = "the model's output for this request is not finite."
+        sentence = (
+            "no token can be sampled for this request: the model's output is not finite, or the "
+            "request's own parameters exclude every token."
+        )
         return [
             self._finished(outcome.sequence.request_id, "error", sentence)
             for outcome in outcomes
@@ -149,6 +161,15 @@ class Engine:
     def _finished(self, request_id: str, reason: FinishReason, error: str | None) -> Finished:
 
         return Finished(request_id, reason, error, self.snapshot())
+
+
+def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:
+    """What the step found out about prompts, told once."""
+    for work in step.works:
+        sequence = work.sequence
+        if sequence.prompt_scores is not None:
+            yield PromptScores(sequence.request_id, sequence.prompt_scores)
+            sequence.prompt_scores = None
 
 
 def _first(outcome: Outcome, now: float) -> FirstToken | None:

@@ -18,22 +18,18 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .errors import RequestError, UnsupportedParameter
+from .sampling_params import NumLogprobs, SamplingFields, SamplingParams, TokenId, resolve
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_N = 128
 MAX_SEQUENCES = 1024
 """Sequences of one request (prompts x n): bounded before anything is allocated for them."""
-MAX_STOPS = 16
 GENERATE_MAX_TOKENS = 128
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
 
 Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Temperature = Annotated[float, Meta(ge=0, le=100)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
+TokensOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
@@ -45,39 +41,31 @@ class StreamOptions(Struct, frozen=True):
     continuous_usage_stats: bool = False
 
 
-class CompletionBody(Struct, frozen=True):
+class CompletionBody(SamplingFields, frozen=True, kw_only=True):
     """The fields of POST /v1/completions that are honoured."""
 
     prompt: str | list[Any]
     model: Name | None = None
-    max_tokens: Tokens | None = COMPLETION_MAX_TOKENS
-    temperature: Temperature | None = 1.0
-    seed: Seed | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = 1
+    max_tokens: TokensOrNone | None = COMPLETION_MAX_TOKENS
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
-    ignore_eos: bool = False
-    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    logprobs: NumLogprobs | None = None
+    echo: bool | None = False
+    add_special_tokens: bool | None = True
     return_token_ids: bool | None = False
     request_id: RequestId | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     user: str | None = None
 
 
-class GenerateBody(Struct, frozen=True):
+class GenerateBody(SamplingFields, frozen=True, kw_only=True):
     """The fields of POST /generate that are honoured, `parameters` already merged in."""
 
     prompt: str | list[Any]
     model: Name | None = None
     max_tokens: Tokens | None = GENERATE_MAX_TOKENS
-    temperature: Temperature | None = None
     do_sample: bool | None = None
-    seed: Seed | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
-    ignore_eos: bool = False
-    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    add_special_tokens: bool | None = True
     return_token_ids: bool | None = False
 
 
@@ -85,44 +73,25 @@ class GenerateBody(Struct, frozen=True):
 # completions body, TGI's generate body (contract: what benchmark clients send).
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "adapter_id": (None,),
-    "add_special_tokens": (None, True),
-    "allowed_token_ids": (None,),
-    "bad_words": (None, []),
     "decoder_input_details": (None, False),
     "details": (None, False),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
     "grammar": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
-    "include_stop_str_in_output": (None, False),
     "kv_transfer_params": (None,),
     "length_penalty": (None, 1),
-    "logit_bias": (None, {}),
     "logits_processors": (None, []),
-    "logprobs": (None,),
     "lora_request": (None,),
-    "min_p": (None, 0),
-    "presence_penalty": (None, 0),
     "priority": (None, 0),
     "prompt_embeds": (None,),
-    "prompt_logprobs": (None,),
-    "repetition_penalty": (None, 1),
     "response_format": (None, {"type": "text"}),
     "return_full_text": (None, False),
-    "return_tokens_as_token_ids": (None, False),
-    "skip_special_tokens": (None, True),
-    "spaces_between_special_tokens": (None, True),
     "stream_interval": (None, 1),
     "structured_outputs": (None,),
     "suffix": (None, ""),
-    "top_k": (None, -1, 0),
     "top_n_tokens": (None, 0),
-    "top_p": (None, 1),
-    "truncate": (None,),
-    "truncate_prompt_tokens": (None,),
     "typical_p": (None, 1),
     "use_beam_search": (None, False),
     "watermark": (None, False),
@@ -135,19 +104,20 @@ class Completion:
 
     `prompts`: text, or token ids. `max_tokens` None: as many as the window leaves.
     `has_default_length`: the caller did not name a length, so that it may be cut to the window.
+    `prompt_logprobs`: how many to tell in a field of their own (echo tells them with the text).
+    `echo`: the reply begins with the prompt. `is_scoring`: it is nothing else (max_tokens was 0,
+    and is 1 here: the engine ends a sequence with a token, which is not told).
     """
 
     model: str | None
     prompts: tuple[str | tuple[int, ...], ...]
-    n: int
     max_tokens: int | None
     has_default_length: bool
-    temperature: float
-    seed: int | None
-    stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    ignore_eos: bool
-    min_tokens: int
+    sampling: SamplingParams
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    is_scoring: bool = False
+    add_special_tokens: bool = True
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -167,24 +137,23 @@ def parse_completion(body: bytes) -> Completion:
     if options is not None and not typed.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
     prompts = _prompts(typed.prompt, "prompt")
-    n = typed.n or 1
-    if len(prompts) * n > MAX_SEQUENCES:
+    sampling = _completion_sampling(typed)
+    if len(prompts) * sampling.n > MAX_SEQUENCES:
         raise RequestError(
-            f"{len(prompts)} prompts x n {n} are over the limit of {MAX_SEQUENCES} sequences",
+            f"{len(prompts)} prompts x n {sampling.n} are over the limit of {MAX_SEQUENCES} "
+            "sequences",
             param="n" if len(prompts) == 1 else "prompt",
         )
     return Completion(
         model=typed.model,
         prompts=prompts,
-        n=n,
-        max_tokens=typed.max_tokens,
+        max_tokens=1 if typed.max_tokens == 0 else typed.max_tokens,
         has_default_length="max_tokens" not in fields,
-        temperature=1.0 if typed.temperature is None else typed.temperature,
-        seed=typed.seed,
-        stop=_stops(typed.stop),
-        stop_token_ids=tuple(typed.stop_token_ids or ()),
-        ignore_eos=typed.ignore_eos,
-        min_tokens=_min_tokens(typed.min_tokens, typed.max_tokens),
+        sampling=sampling,
+        prompt_logprobs=typed.prompt_logprobs,
+        echo=bool(typed.echo),
+        is_scoring=typed.max_tokens == 0,
+        add_special_tokens=typed.add_special_tokens is not False,
         stream=bool(typed.stream),
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None
@@ -196,6 +165,30 @@ def parse_completion(body: bytes) -> Completion:
     )
 
 
+def _completion_sampling(body: CompletionBody) -> SamplingParams:
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError("max_tokens 0 needs echo: true", param="max_tokens")
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs are not told in a stream", param="prompt_logprobs")
+    return resolve(
+        body,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+
+
+_NOT_GENERATE: Mapping[str, object] = {
+    "n": 1,
+    "best_of": 1,
+    "stream": False,
+    "echo": False,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "return_tokens_as_token_ids": False,
+}
+
+
 def parse_generate(body: bytes) -> Completion:
     """The request in the body of POST /generate: `prompt`, or `inputs` and `parameters` as TGI's.
 
@@ -203,7 +196,7 @@ def parse_generate(body: bytes) -> Completion:
     """
     fields = _merge_parameters(parse_object(body))
     _refuse_unsupported(fields, GenerateBody)
-    for name, neutral in (("n", 1), ("best_of", 1), ("stream", False)):
+    for name, neutral in _NOT_GENERATE.items():
         if fields.get(name) not in (None, neutral):
             raise UnsupportedParameter(
                 f"{name} is not supported by /generate; use /v1/completions", param=name
@@ -215,20 +208,24 @@ def parse_generate(body: bytes) -> Completion:
     return Completion(
         model=typed.model,
         prompts=prompts,
-        n=1,
         max_tokens=typed.max_tokens,
         has_default_length="max_tokens" not in fields,
-        temperature=_generate_temperature(typed),
-        seed=typed.seed,
-        stop=_stops(typed.stop),
-        stop_token_ids=(),
-        ignore_eos=typed.ignore_eos,
-        min_tokens=_min_tokens(typed.min_tokens, typed.max_tokens),
+        sampling=resolve(
+            typed,
+            max_tokens=typed.max_tokens,
+            logprobs=None,
+            default_temperature=_generate_temperature(typed),
+        ),
+        add_special_tokens=typed.add_special_tokens is not False,
         return_token_ids=bool(typed.return_token_ids),
     )
 
 
-_RENAMED: Mapping[str, str] = {"inputs": "prompt", "max_new_tokens": "max_tokens"}
+_RENAMED: Mapping[str, str] = {
+    "inputs": "prompt",
+    "max_new_tokens": "max_tokens",
+    "truncate": "truncate_prompt_tokens",
+}
 
 
 def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
@@ -246,25 +243,10 @@ def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _generate_temperature(body: GenerateBody) -> float:
-    if body.temperature is None:
-        return 1.0 if body.do_sample else 0.0
-    if body.do_sample is False and body.temperature > 0:
+    """The temperature if none is given."""
+    if body.do_sample is False and body.temperature:
         raise RequestError("do_sample false contradicts a temperature over 0", param="do_sample")
-    return body.temperature
-
-
-def _min_tokens(min_tokens: int, max_tokens: int | None) -> int:
-    if max_tokens is not None and min_tokens > max_tokens:
-        raise RequestError(
-            f"min_tokens {min_tokens} is over max_tokens {max_tokens}", param="min_tokens"
-        )
-    return min_tokens
-
-
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+    return 1.0 if body.do_sample else 0.0
 
 
 def _prompts(prompt: str | list[Any], param: str) -> tuple[str | tuple[int, ...], ...]:
@@ -292,9 +274,10 @@ def _refuse_unsupported(fields: Mapping[str, Any], kind: type[Struct]) -> None:
     known = kind.__struct_fields__
     for name, value in fields.items():
         neutral = NEUTRAL.get(name)
+        if name in known or name == "best_of" or name in _NOT_GENERATE:
+            continue
         if neutral is None:
-            if name not in known and name not in ("best_of", "n", "stream"):
-                log.debug("unknown field ignored", extra={"field": name[:64]})
+            log.debug("unknown field ignored", extra={"field": name[:64]})
         elif value not in neutral:
             accepted = " or ".join(json.dumps(item) for item in neutral)
             raise UnsupportedParameter(
@@ -303,12 +286,12 @@ def _refuse_unsupported(fields: Mapping[str, Any], kind: type[Struct]) -> None:
             )
 
 
-_PATH = re.compile(r" - at `\$([^`]*)`$")
+_PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 
 
 def _convert(fields: Mapping[str, Any], kind: type[T]) -> T:
     try:
-        return msgspec.convert(fields, type=kind)
+        return msgspec.convert(fields, type=kind, str_keys=True)
     except msgspec.ValidationError as error:
         text = str(error)
         path = re.search(r"missing required field `(.*)`", text) or _PATH.search(text)

@@ -14,12 +14,17 @@ from sluice_kernels.gather_kv import page_rows
 from sluice_kernels.prefill_attention import causal_bias
 from torch import Tensor
 
+from .edits import Editor
 from .models.decoder import DecodeGroup, Decoder, PrefillSpan, StepInput
-from .sampler import Draw, sample
+from .sampler import Draw, joined, sample, score
 from .scheduler import Work
+from .sequence import Sequence
 from .sizing import MAX_GATHER_BYTES, blocks_for
 
 Indices = NDArray[np.int64]
+PROMPT_ROWS = 32
+"""Prompt positions scored at once: logits of a whole chunk would need memory that is not planned.
+"""
 
 
 class Runner:
@@ -34,7 +39,6 @@ class Runner:
         self.device = model.embedding.device
         self.caches = self._allocate(num_blocks)
         self._null_block = num_blocks  # pads the tables of shorter sequences
-        self._generator = torch.Generator(self.device)
 
     def _allocate(self, num_blocks: int) -> list[Tensor]:
         """Pages of zeros, finite as masked slots are multiplied too; the last is never written."""
@@ -51,13 +55,20 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, works: Seq[Work]) -> list[int | None]:
-        """A token for each work that samples, in order; None where its logits are not finite."""
+        """A token for each work that samples, in order; None where its logits are not finite.
+
+        Scores that requests ask for are left in their sequences.
+        """
         ordered = sorted(works, key=_by_length)
-        logits = self.model.forward(self.build(ordered), self.caches)
-        sampling = [work for work in ordered if work.samples]
-        tokens = sample(logits, [self._draw(work) for work in sampling], self._generator)
-        found = {id(work): token for work, token in zip(sampling, tokens, strict=True)}
-        return [found[id(work)] for work in works if work.samples]
+        step = self.build(ordered)
+        hidden = self.model.hidden(step, self.caches)
+        logits = self.model.logits(hidden[step.sampled_rows])
+        sampling = [work.sequence for work in ordered if work.samples]
+        tokens = sample(logits, [self._draw(sequence) for sequence in sampling])
+        self._score(logits, sampling, tokens)
+        self._score_prompts(hidden, ordered)
+        found = {id(sequence): token for sequence, token in zip(sampling, tokens, strict=True)}
+        return [found[id(work.sequence)] for work in works if work.samples]
 
     def clear(self, blocks: Seq[int]) -> None:
         """Zero the pages of `blocks`."""
@@ -65,14 +76,62 @@ class Runner:
             for cache in self.caches:
                 cache[list(blocks)] = 0
 
-    def _draw(self, work: Work) -> Draw:
-        sequence = work.sequence
+    def _draw(self, sequence: Sequence) -> Draw:
+        request, token_ids = sequence.request, sequence.token_ids
+        sampling = request.sampling
+        forbidden, edits = sequence.forbidden_tokens(self.eos_token_ids), None
+        if sampling.edits_logits:
+            if sequence.editor is None:
+                vocab_size = self.model.config.shape.vocab_size
+                sequence.editor = Editor(sampling, request.prompt_token_ids, vocab_size)
+            edits = sequence.editor.edits(token_ids)
+            forbidden += sequence.editor.bad_words(token_ids)
         return Draw(
-            temperature=sequence.request.temperature,
+            temperature=request.temperature,
             seed=sequence.seed,
             index=sequence.num_tokens,
-            forbidden=tuple(sequence.forbidden_tokens(self.eos_token_ids)),
+            forbidden=tuple(forbidden),
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            edits=edits,
         )
+
+    def _score(self, logits: Tensor, sequences: Seq[Sequence], tokens: Seq[int | None]) -> None:
+        asked = [
+            (row, sequence, token, sequence.request.sampling.logprobs + 1)
+            for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True))
+            if token is not None and sequence.request.sampling.logprobs is not None
+        ]
+        if not asked:
+            return
+        rows, scored, chosen, widths = zip(*asked, strict=True)
+        for sequence, scores in zip(scored, score(logits, rows, chosen, widths), strict=True):
+            sequence.scores = scores
+
+    def _score_prompts(self, hidden: Tensor, works: Seq[Work]) -> None:
+        end = 0
+        for work in works:
+            begin, end = end, end + work.num_tokens
+            if work.sequence.needs_prompt_scores:
+                self._score_prompt(hidden[begin:end], work)
+
+    def _score_prompt(self, hidden: Tensor, work: Work) -> None:
+        """Scores of the prompt tokens that follow those of `work` and have none yet."""
+        sequence = work.sequence
+        prompt = sequence.request.prompt_token_ids
+        width = (sequence.request.sampling.prompt_logprobs or 0) + 1
+        first = max(sequence.num_scored_tokens, work.start + 1)
+        last = min(work.start + work.num_tokens, len(prompt) - 1)
+        parts = []
+        for at in range(first, last + 1, PROMPT_ROWS):
+            tokens = prompt[at : min(at + PROMPT_ROWS, last + 1)]
+            row = at - 1 - work.start
+            logits = self.model.logits(hidden[row : row + len(tokens)])
+            parts += score(logits, range(len(tokens)), tokens, [width] * len(tokens))
+        if parts:
+            sequence.prompt_scores = joined(parts)
+            sequence.num_scored_tokens = last + 1
 
     def build(self, works: Seq[Work]) -> StepInput:
         """The batch as tensors; `works` decodes first, those sorted by length."""

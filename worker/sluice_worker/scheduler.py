@@ -272,7 +272,9 @@ class Scheduler:
         """Start waiting sequences, first come first served, below the cap and within the pool."""
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
             sequence = self.waiting[0]
-            matched = self.pool.match(sequence.token_ids, sequence.request.cache_salt)
+            matched = []
+            if not sequence.needs_prompt_scores:
+                matched = self.pool.match(sequence.token_ids, sequence.request.cache_salt)
             total = blocks_for(sequence.num_tokens, self.pool.block_size)
             # A margin for those that run: else the next step may preempt whom this one admits.
             margin = max(1, self.pool.num_total // 100) if self.running else 0

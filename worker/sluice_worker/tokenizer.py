@@ -23,23 +23,60 @@ class Tokenizer:
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._added = {
+            token_id: added.content
+            for token_id, added in self._tokenizer.get_added_tokens_decoder().items()
+        }
+        self._anchor = list(self._tokenizer.encode("a", add_special_tokens=False).ids)[-1:]
+        self._texts: dict[int, str] = {}  # at most one for each token of the vocabulary
 
     @property
     def vocab_size(self) -> int:
         """Tokens that it knows, added ones included."""
         return int(self._tokenizer.get_vocab_size())
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with what the tokenizer puts around a text (such as a BOS)."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, keep: int | None = None
+    ) -> list[int]:
+        """Token ids of `text`, with what the tokenizer puts around a text (such as a BOS).
+
+        `keep`: the most of them; the text's first are left out, what is put around it is not.
+        """
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids, is_around = list(encoding.ids), list(encoding.special_tokens_mask)
+        if keep is None or len(ids) <= keep:
+            return ids
+        inner = [at for at, around in enumerate(is_around) if not around]
+        room = keep - (len(ids) - len(inner))
+        if room <= 0:
+            return ids[-keep:]
+        dropped = set(inner[:-room])
+        return [token_id for at, token_id in enumerate(ids) if at not in dropped]
+
+    def token_text(self, token_id: int) -> str:
+        """A token's text as it stands inside a text; what is no whole character is U+FFFD."""
+        text = self._texts.get(token_id)
+        if text is None:
+            # Some decoders drop a text's first space, so it is decoded behind another token.
+            before = self.decode(self._anchor, skip_special_tokens=False)
+            whole = self.decode([*self._anchor, token_id], skip_special_tokens=False)
+            text = self._texts[token_id] = whole[len(before) :]
+        return text
+
+    def added_text(self, token_id: int) -> str | None:
+        """The text of an added token, such as a control token; None for all others."""
+        return self._added.get(token_id)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> "Detokenizer":
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> "Detokenizer":
         """A fresh incremental decoder for one output."""
-        return Detokenizer(self, skip_special_tokens)
+        spaced = skip_special_tokens or spaces_between_special_tokens
+        return Detokenizer(self, skip_special_tokens, spaced)
 
 
 class Detokenizer:
@@ -50,15 +87,27 @@ class Detokenizer:
     fallback) depend on what came before.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool, spaces_between_special_tokens: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._spaced = spaces_between_special_tokens
+        self._after_added = False  # the token before is an added one
         self._ids: list[int] = []
         self._start = 0  # where both decodings begin
         self._shown = 0  # tokens whose text was given out
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; may be empty."""
+        piece = self._push(token_id)
+        if self._spaced:
+            return piece
+        added, follows = self._tokenizer.added_text(token_id), self._after_added
+        self._after_added = added is not None
+        return added if added is not None and follows else piece
+
+    def _push(self, token_id: int) -> str:
         self._ids.append(token_id)
         before, text = self._before(), self._decode(len(self._ids))
         if text.endswith(REPLACEMENT) or len(text) <= len(before):

@@ -100,8 +100,8 @@ class Decoder:
         tensors += [part.bias for part in linears if part.bias is not None]
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
-    def forward(self, step: StepInput, caches: list[Tensor]) -> Tensor:
-        """Logits of the sampled rows, float32 [num_sampled, vocab_size].
+    def hidden(self, step: StepInput, caches: list[Tensor]) -> Tensor:
+        """The last layer's output for every token of the step, [num_tokens, hidden_size].
 
         caches: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], written in place.
         """
@@ -115,7 +115,11 @@ class Decoder:
             normed = rms_norm(stream, width, layer.mlp_norm, eps)
             gate, up = layer.gate_up(normed).chunk(2, dim=-1)
             stream += layer.down(silu(gate).mul_(up))
-        last = rms_norm(stream[step.sampled_rows], width, self.norm, eps)
+        return stream
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What `hidden` [num_rows, hidden_size] predicts, float32 [num_rows, vocab_size]."""
+        last = rms_norm(hidden, (self.config.shape.hidden_size,), self.norm, self.config.norm_eps)
         return self.head(last).float()
 
     def _attend(

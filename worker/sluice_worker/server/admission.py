@@ -5,6 +5,19 @@ from ..protocol import Completion
 from ..wire import Snapshot
 
 
+def prompt_limit(request: Completion, window: int) -> int | None:
+    """The last tokens of each prompt that are kept; None for all. Raises RequestError."""
+    keep = request.sampling.truncate_prompt_tokens
+    if keep is None:
+        return None
+    if keep > window:
+        raise RequestError(
+            f"truncate_prompt_tokens {keep} is over the model's window of {window} tokens",
+            param="truncate_prompt_tokens",
+        )
+    return keep if keep > 0 else max(window - (request.max_tokens or 1), 1)
+
+
 def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int) -> int:
     """The max_tokens of a sequence whose prompt has `num_prompt` tokens.
 

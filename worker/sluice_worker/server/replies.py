@@ -64,17 +64,21 @@ def choice(
     stop_reason: str | int | None,
     token_ids: Sequence[int] | None = None,
     prompt_token_ids: Sequence[int] | None = None,
+    logprobs: dict[str, Any] | None = None,
+    prompt_logprobs: Sequence[object] | None = None,
 ) -> dict[str, Any]:
     """One choice of a reply that is not streamed."""
     fields: dict[str, Any] = {
         "index": index,
         "text": text,
-        "logprobs": None,
+        "logprobs": logprobs,
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,
     }
     if token_ids is not None:
         fields |= {"token_ids": token_ids, "prompt_token_ids": prompt_token_ids}
+    if prompt_logprobs is not None:
+        fields["prompt_logprobs"] = prompt_logprobs
     return fields
 
 
@@ -128,12 +132,14 @@ class Chunks:
         token_ids: Sequence[int] | None = None,
         prompt_token_ids: Sequence[int] | None = None,
         counts: Usage | None = None,
+        logprobs: dict[str, Any] | None = None,
     ) -> bytes:
         """One event for one token."""
-        body = b'%s{"index":%d,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":%s' % (
+        body = b'%s{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s,"stop_reason":%s' % (
             self._head,
             index,
             encode(text),
+            b"null" if logprobs is None else encode(logprobs),
             b'"%s"' % finish_reason.encode() if finish_reason else b"null",
             encode(stop_reason),
         )

@@ -21,19 +21,19 @@ OPEN_PATHS = ("/health", "/healthz", "/readyz", "/version")
 
 def add_routes(app: FastAPI, service: Service) -> None:
     """All routes of the API port."""
-    model = service.config.model_name
+    model, text_of = service.config.model_name, service.tokenizer.token_text
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         generation = await _open(request, service, parse_completion)
         if generation.request.stream:
-            return EventStream(generation, model)
-        return WholeReply(generation, completion_body(generation, model))
+            return EventStream(generation, model, text_of)
+        return WholeReply(generation, completion_body(generation, model), text_of)
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
         generation = await _open(request, service, parse_generate)
-        return WholeReply(generation, generated_body(generation, model))
+        return WholeReply(generation, generated_body(generation, model), text_of)
 
     @app.get("/v1/models")
     async def list_models() -> Response:

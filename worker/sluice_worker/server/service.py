@@ -8,9 +8,12 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
+
+import msgspec
 
 from ..client import EngineClient
 from ..config import WorkerConfig
@@ -28,13 +31,20 @@ from ..errors import (
     StaleEpoch,
 )
 from ..evidence import Recorder
-from ..files import read_json
+from ..files import eos_token_ids, read_json
 from ..health import Pulse, Verdict
 from ..metrics import Exposition, Statistics, View
 from ..protocol import Completion
+from ..sampling_params import (
+    SamplingParams,
+    check_prompt_logprobs,
+    check_something_left,
+    check_vocabulary,
+    for_engine,
+)
 from ..tokenizer import Tokenizer
-from ..wire import Configure, Finished, Heartbeat, Ready, StepReport, Submit
-from .admission import is_full, num_waiting, token_budget
+from ..wire import Configure, Finished, Heartbeat, Ready, Sampling, StepReport, Submit
+from .admission import is_full, num_waiting, prompt_limit, token_budget
 from .cgroup import throttled_s
 from .generation import Choice, Generation
 from .ledger import Ledger
@@ -57,7 +67,9 @@ class Service:
         directory = Path(config.engine.model.removeprefix("file://"))
         self.config = config
         self.tokenizer = Tokenizer(directory)
-        self.vocab_size = _vocab_size(directory, self.tokenizer)
+        config_json = read_json(directory, "config.json")
+        self.vocab_size = _vocab_size(config_json, self.tokenizer)
+        self.eos_token_ids = eos_token_ids(directory, config_json)
         self.boot_id = uuid.uuid4().hex
         self.created_s = time.time()
         self.epoch = config.engine.epoch
@@ -118,54 +130,81 @@ class Service:
 
     async def open(self, request: Completion, arrival_s: float) -> Generation:
         """Let a request in and submit its sequences, or raise why not."""
-        self._check_open()
+        window = self._check_open().max_model_len
         self._check_model(request)
-        prompts = [await self._token_ids(prompt) for prompt in request.prompts]
+        sampling = self._sampling(request.sampling)
+        keep = prompt_limit(request, window)
+        prompts = [await self._token_ids(prompt, request, keep) for prompt in request.prompts]
         engine = self._check_open()
-        window, pool = engine.max_model_len, engine.num_blocks * engine.block_size
+        pool = engine.num_blocks * engine.block_size
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
-        self._check_queue(len(prompts) * request.n)
+        num_choices = request.sampling.n
+        check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
+        self._check_queue(len(prompts) * num_choices)
         reply_id = f"cmpl-{request.request_id or uuid.uuid4().hex}"
         generation = Generation(reply_id, request, self.ledger, self.client.abort)
-        self.stats.observe("request_params_n", request.n)
-        for ids, max_tokens in zip(prompts, budgets, strict=True):
+        self.stats.observe("request_params_n", num_choices)
+        for asked, ids, max_tokens in zip(request.prompts, prompts, budgets, strict=True):
             self.stats.observe("request_params_max_tokens", max_tokens)
-            for i in range(request.n):
-                self._submit(generation, ids, max_tokens, i, arrival_s)
+            echo = self._echo(asked, ids, request, keep)
+            message = _message(request, ids, max_tokens, sampling, arrival_s)
+            for i in range(num_choices):
+                self._submit(generation, message, echo, i)
         return generation
 
-    def _submit(
+    def _sampling(self, params: SamplingParams) -> Sampling:
+        """The engine's part of `params`, checked against the model's tokens."""
+        check_vocabulary(params, self.vocab_size)
+        sampling = for_engine(
+            params, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
+        )
+        check_something_left(params, sampling, self.eos_token_ids)
+        return sampling
+
+    def _echo(
         self,
-        generation: Generation,
-        prompt: Sequence[int],
-        max_tokens: int,
-        i: int,
-        arrival_s: float,
-    ) -> None:
-        request = generation.request
-        request_id = str(next(self._ids))
-        flight = self.recorder.arrive(request_id, arrival_s, time.monotonic(), len(prompt))
+        asked: str | tuple[int, ...],
+        ids: Sequence[int],
+        request: Completion,
+        keep: int | None,
+    ) -> str:
+        """What the reply repeats of a prompt: the text as it came, unless it was cut."""
+        if not request.echo:
+            return ""
+        if isinstance(asked, str) and (keep is None or len(ids) < keep):
+            return asked
+        skip = request.sampling.skip_special_tokens
+        return self.tokenizer.decode(ids, skip_special_tokens=skip)
+
+    def _submit(self, generation: Generation, message: Submit, echo: str, i: int) -> None:
+        """Submit the i-th answer to a prompt; each draws with a seed of its own."""
+        request, params = generation.request, generation.request.sampling
+        request_id, prompt = str(next(self._ids)), message.prompt_token_ids
+        now_s = time.monotonic()
+        flight = self.recorder.arrive(request_id, message.arrival_s, now_s, len(prompt))
         transcript = Transcript(
-            self.tokenizer.detokenizer(),
-            stops=request.stop,
-            stop_token_ids=frozenset(request.stop_token_ids),
-            min_tokens=request.min_tokens,
+            self.tokenizer.detokenizer(
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            ),
+            stops=params.stop,
+            stop_token_ids=frozenset(params.stop_token_ids),
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop,
         )
         index = len(generation.choices)
-        sink = generation.add(Choice(index, flight, transcript, prompt, counts_prompt=i == 0))
-        message = Submit(
-            request_id=request_id,
-            prompt_token_ids=list(prompt),
-            max_tokens=max_tokens,
-            temperature=request.temperature,
-            seed=None if request.seed is None else request.seed + i,
-            ignore_eos=request.ignore_eos,
-            stop_token_ids=list(request.stop_token_ids),
-            min_tokens=min(request.min_tokens, max_tokens),
-            arrival_s=arrival_s,
-            cache_salt=request.cache_salt,
+        choice = Choice(
+            index,
+            flight,
+            transcript,
+            prompt,
+            counts_prompt=i == 0,
+            echo=echo,
+            is_scoring=request.is_scoring,
         )
-        self.client.submit(message, sink)
+        seed = None if params.seed is None else params.seed + i
+        changed = msgspec.structs.replace(message, request_id=request_id, seed=seed)
+        self.client.submit(changed, generation.add(choice))
 
     def _check_open(self) -> Ready:
         """The engine's limits, or why no request is taken now."""
@@ -192,7 +231,10 @@ class Service:
                 param="model",
             )
 
-    async def _token_ids(self, prompt: str | tuple[int, ...]) -> Sequence[int]:
+    async def _token_ids(
+        self, prompt: str | tuple[int, ...], request: Completion, keep: int | None
+    ) -> Sequence[int]:
+        """The prompt's token ids, the last `keep` of them."""
         if isinstance(prompt, tuple):
             highest = max(prompt, default=0)
             if highest >= self.vocab_size:
@@ -200,10 +242,13 @@ class Service:
                     f"token id {highest} is outside the vocabulary of {self.vocab_size}",
                     param="prompt",
                 )
-            return prompt
+            return prompt if keep is None else prompt[-keep:]
+        encode = partial(
+            self.tokenizer.encode, add_special_tokens=request.add_special_tokens, keep=keep
+        )
         if len(prompt) <= INLINE_CHARS:
-            return self.tokenizer.encode(prompt)
-        return await asyncio.to_thread(self.tokenizer.encode, prompt)
+            return encode(prompt)
+        return await asyncio.to_thread(encode, prompt)
 
     def _check_queue(self, num_new: int) -> None:
         limit, cap = self.config.server.max_num_queued_reqs, self._max_num_seqs
@@ -349,7 +394,31 @@ class Service:
             self.client.fail(flight.request_id, error)
 
 
-def _vocab_size(directory: Path, tokenizer: Tokenizer) -> int:
+def _message(
+    request: Completion,
+    prompt: Sequence[int],
+    max_tokens: int,
+    sampling: Sampling,
+    arrival_s: float,
+) -> Submit:
+    """What the engine is told of a prompt; id and seed are those of each answer."""
+    params = request.sampling
+    return Submit(
+        request_id="",
+        prompt_token_ids=list(prompt),
+        max_tokens=max_tokens,
+        temperature=params.temperature,
+        seed=None,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=list(params.stop_token_ids),
+        min_tokens=min(params.min_tokens, max_tokens),
+        arrival_s=arrival_s,
+        cache_salt=request.cache_salt,
+        sampling=sampling,
+    )
+
+
+def _vocab_size(config: Mapping[str, object], tokenizer: Tokenizer) -> int:
     """Rows of the embedding table, over which a token id has no meaning."""
-    size = read_json(directory, "config.json").get("vocab_size")
+    size = config.get("vocab_size")
     return size if isinstance(size, int) else tokenizer.vocab_size

@@ -13,7 +13,7 @@ from sluice_worker.runner import Runner
 from sluice_worker.scheduler import Limits, Scheduler
 from sluice_worker.steptime import StepTimes
 from sluice_worker.weights import Checkpoint
-from sluice_worker.wire import Finished, Submit
+from sluice_worker.wire import Finished, Sampling, Submit
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 199
@@ -50,6 +50,7 @@ def create_request(
     stop_token_ids: Iterable[int] = (),
     ignore_eos: bool = False,
     salt: str = "",
+    sampling: Sampling | None = None,
 ) -> Submit:
     """A request; a prompt given as a length is made of tokens that no other request shares."""
     if isinstance(prompt, int):
@@ -66,6 +67,7 @@ def create_request(
         min_tokens=min_tokens,
         arrival_s=0.0,
         cache_salt=salt,
+        sampling=sampling or Sampling(),
     )
 
 
