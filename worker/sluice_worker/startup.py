@@ -72,7 +72,7 @@ class _Start:
         self.resources = resources
         self.directory: Path = checkpoint_dir(config.model)
         config_json = read_json(self.directory, "config.json")
-        self.decoder = DecoderConfig.from_json(config_json)
+        self.decoder = DecoderConfig.from_json(config_json, config.max_model_len)
         self.eos = eos_token_ids(self.directory, config_json)
         self.device = torch.device(_pick_device(config.device))
         self.kind: Literal["cpu", "cuda"] = "cuda" if self.device.type == "cuda" else "cpu"
