@@ -239,17 +239,17 @@ def resolve_dtype(requested: str, shape: ModelShape) -> str:
 
 
 def weights_bytes(shape: ModelShape, dtype_bytes: int) -> int:
-    """Bytes of a model's weights as the worker holds them, by its shape alone."""
-    hidden = shape.hidden_size
+    """Bytes of a model's weights in a checkpoint, by its shape alone.
+
+    The worker holds a little more of some: norms of Gemma in float32, those of heads for each head.
+    """
+    hidden, layers = shape.hidden_size, shape.num_layers
     query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     attention = hidden * (2 * query + 2 * kv)
     attention += shape.qkv_bias * (query + 2 * kv) + shape.output_bias * hidden
+    norms = hidden * (4 if shape.family.gemma else 2) + 2 * shape.head_dim * shape.family.qk_norm
     embeddings = shape.vocab_size * hidden * (1 if shape.tie_word_embeddings else 2)
-    # Norms of queries and keys are repeated for each head; Gemma's are held in float32.
-    norms = shape.num_layers * hidden * (4 if shape.family.gemma else 2) + hidden
-    norms += shape.num_layers * (query + kv) * shape.family.qk_norm
-    norm_bytes = norms * (4 if shape.family.gemma else dtype_bytes)
-    return dtype_bytes * (shape.num_layers * attention + _mlps(shape) + embeddings) + norm_bytes
+    return dtype_bytes * (layers * (attention + norms) + _mlps(shape) + embeddings + hidden)
 
 
 def _mlps(shape: ModelShape) -> int:

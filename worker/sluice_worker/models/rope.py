@@ -160,7 +160,7 @@ def _factors(values: Mapping[str, object], dims: int, is_long: bool) -> tuple[fl
     """
     name = "long_factor" if is_long else "short_factor"
     factors = values.get(name)
-    if not isinstance(factors, list) or len(factors) != dims // 2:
+    if not isinstance(factors, list) or len(factors) != dims // 2 or None in factors:
         raise CheckpointError(f"config.json: {name} must be a list of {dims // 2} numbers.")
     return tuple(number({name: factor}, name, 1.0) for factor in factors)
 

@@ -95,9 +95,11 @@ def save_llama(path: Path, **changes: object) -> LlamaForCausalLM:
     return model
 
 
-def load_decoder(path: Path, max_model_len: int | None = None) -> Decoder:
+def load_decoder(
+    path: Path, max_model_len: int | None = None, dtype: torch.dtype = torch.float32
+) -> Decoder:
     config = DecoderConfig.from_json(read_json(path, "config.json"), max_model_len)
-    source = Checkpoint(path, torch.float32, torch.device("cpu"))
+    source = Checkpoint(path, dtype, torch.device("cpu"))
     model = Decoder(config, source.read)
     source.finish(config.shape.tie_word_embeddings)
     return model

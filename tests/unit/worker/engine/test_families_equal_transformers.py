@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from sluice_worker.files import read_json
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.runner import Runner
 from sluice_worker.scheduler import Work
 from sluice_worker.sequence import Sequence
+from sluice_worker.sizing import (
+    ModelShape,
+    SizingError,
+    kv_bytes_per_token,
+    resolve_dtype,
+    weights_bytes,
+)
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from .factories import (
     VOCAB,
@@ -114,7 +122,7 @@ MODELS: dict[str, dict[str, object]] = {
 class Pair:
     """One model twice: transformers', and ours of the checkpoint that transformers wrote."""
 
-    theirs: torch.nn.Module
+    theirs: PreTrainedModel
     ours: Decoder
     lengths: tuple[int, ...]
 
@@ -135,7 +143,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(theirs, load_decoder(path, 128 if is_short else 512), lengths)
 
 
-def save_random(path: Path, model_type: str, changes: dict[str, object]) -> torch.nn.Module:
+def save_random(path: Path, model_type: str, changes: dict[str, object]) -> PreTrainedModel:
     """All weights are random, also of norms and biases, which transformers makes constants."""
     values = {
         "vocab_size": VOCAB,
@@ -159,8 +167,10 @@ def save_random(path: Path, model_type: str, changes: dict[str, object]) -> torc
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter += 0.3 * torch.randn_like(parameter)
-    model.save_pretrained(path)
-    return model  # type: ignore[no-any-return]
+    is_sharded = "num_experts_per_tok" in changes
+    model.save_pretrained(path, max_shard_size="200KB" if is_sharded else "5GB")
+    assert (path / "model.safetensors.index.json").exists() == is_sharded
+    return model
 
 
 def logits_in_chunks(model: Decoder, prompt: list[int], bounds: tuple[int, ...]) -> Tensor:
@@ -199,3 +209,41 @@ def test_greedy_tokens_equal_transformers_however_they_are_batched(pair: Pair) -
     preempting = create_scheduler(num_blocks=6, max_model_len=96)
     assert run_all(create_engine_of(pair.ours, preempting), requests) == alone
     assert preempting.counters.num_preemptions > 0
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen3", "gemma2", "gemma3_text", "qwen3_moe"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_strays_from_float32_no_further_than_transformers(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    theirs = save_random(tmp_path, name, {**MODELS[name], "initializer_range": 0.08})
+    prompt = create_request("logits", 60).prompt_token_ids
+    exact = Pair(theirs, load_decoder(tmp_path), ()).logits(prompt)
+    half = tmp_path / "half"
+    theirs.to(dtype).save_pretrained(half)
+    if dtype == torch.float16 and name.startswith("gemma"):
+        with pytest.raises(SizingError, match="float16 overflows"):
+            resolve_dtype("auto", shape_of(half))
+        return
+    assert getattr(torch, resolve_dtype("auto", shape_of(half))) == dtype
+    ours = load_decoder(half, dtype=dtype)
+    # Not `theirs` itself, whose rotary frequencies have lost their precision.
+    reread = AutoModelForCausalLM.from_pretrained(half, dtype=dtype, attn_implementation="eager")
+    strayed = logits_in_chunks(ours, prompt, (0, 33, 34, 60)) - exact
+    theirs_strayed = Pair(reread, ours, ()).logits(prompt) - exact
+    assert strayed.norm() <= 1.2 * theirs_strayed.norm()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_is_planned_as_it_is_held(tmp_path: Path, name: str) -> None:
+    theirs = save_random(tmp_path, name.partition("-")[0], MODELS[name])
+    shape, model = shape_of(tmp_path), load_decoder(tmp_path)
+    assert weights_bytes(shape, 4) == 4 * sum(p.numel() for p in theirs.parameters())
+    repeated = shape.num_layers * (shape.num_heads + shape.num_kv_heads - 2) * shape.head_dim
+    assert model.num_bytes == weights_bytes(shape, 4) + 4 * repeated * shape.family.qk_norm
+    runner = Runner(model, 15, 16, frozenset())  # and one block more, which pads
+    assert runner.num_bytes == 16 * 16 * kv_bytes_per_token(shape, 4)
+
+
+def shape_of(path: Path) -> ModelShape:
+    return ModelShape.from_config(read_json(path, "config.json"))
