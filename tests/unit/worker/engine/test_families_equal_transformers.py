@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from sluice_worker.config import EngineConfig
+from sluice_worker.errors import UnsupportedModel
 from sluice_worker.files import read_json
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.runner import Runner
@@ -17,11 +19,11 @@ from sluice_worker.scheduler import Work
 from sluice_worker.sequence import Sequence
 from sluice_worker.sizing import (
     ModelShape,
-    SizingError,
     kv_bytes_per_token,
     resolve_dtype,
     weights_bytes,
 )
+from sluice_worker.startup import start
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -222,8 +224,8 @@ def test_half_precision_strays_from_float32_no_further_than_transformers(
     half = tmp_path / "half"
     theirs.to(dtype).save_pretrained(half)
     if dtype == torch.float16 and name.startswith("gemma"):
-        with pytest.raises(SizingError, match="float16 overflows"):
-            resolve_dtype("auto", shape_of(half))
+        with pytest.raises(UnsupportedModel, match="float16 overflows"):
+            start(EngineConfig(model=str(half)), lambda phase, percent: None)
         return
     assert getattr(torch, resolve_dtype("auto", shape_of(half))) == dtype
     ours = load_decoder(half, dtype=dtype)
