@@ -4,7 +4,9 @@ The only module of the engine that holds tensors between steps: the weights and 
 """
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,13 +17,15 @@ from sluice_kernels.prefill_attention import causal_bias
 from torch import Tensor
 
 from .edits import Editor
-from .models.decoder import DecodeGroup, Decoder, PrefillSpan, StepInput
+from .models.decoder import Decoder
+from .models.step import DecodeGroup, DecodeView, PrefillSpan, PrefillView, StepInput
 from .sampler import Draw, joined, sample, score
 from .scheduler import Work
 from .sequence import Sequence
 from .sizing import MAX_GATHER_BYTES, blocks_for
 
 Indices = NDArray[np.int64]
+View = TypeVar("View", DecodeView, PrefillView)
 PROMPT_ROWS = 32
 """Prompt positions scored at once: logits of a whole chunk would need memory that is not planned.
 """
@@ -38,6 +42,7 @@ class Runner:
         self.eos_token_ids = eos_token_ids
         self.device = model.embedding.device
         self.caches = self._allocate(num_blocks)
+        self._windows = model.config.shape.windows
         self._null_block = num_blocks  # pads the tables of shorter sequences
 
     def _allocate(self, num_blocks: int) -> list[Tensor]:
@@ -172,37 +177,52 @@ class Runner:
 
     def _decode_group(self, works: Seq[Work], begin: int, end: int) -> DecodeGroup:
         members = works[begin:end]
-        lengths = np.array([work.start + 1 for work in members], dtype=np.int64)
+        longest = max(work.start + 1 for work in members)
+        views = self._views(longest, lambda window: self._decode_view(members, window))
+        return DecodeGroup(begin, end, views)
+
+    def _decode_view(self, works: Seq[Work], window: int | None) -> DecodeView:
+        """The pages that hold what a window shows, and their first one may hold more."""
+        lengths = np.array([work.start + 1 for work in works], dtype=np.int64)
+        first_pages = np.zeros_like(lengths)
+        if window is not None:
+            first_pages = np.maximum(lengths - window, 0) // self.block_size
+        lengths -= first_pages * self.block_size
         num_pages = blocks_for(int(lengths.max()), self.block_size)
-        tables = np.full((len(members), num_pages), self._null_block, dtype=np.int64)
-        for row, work in enumerate(members):
-            used = work.sequence.block_ids[:num_pages]
+        tables = np.full((len(works), num_pages), self._null_block, dtype=np.int64)
+        for row, (work, first) in enumerate(zip(works, first_pages, strict=True)):
+            used = work.sequence.block_ids[first : first + num_pages]
             tables[row, : len(used)] = used
         num_kv_heads = self.model.config.shape.num_kv_heads
-        return DecodeGroup(
-            begin=begin,
-            end=end,
-            rows=page_rows(self._tensor(tables), num_kv_heads),
-            bias=padding_bias(
-                self._tensor(lengths),
-                num_pages * self.block_size,
-                num_kv_heads,
-                self.model.embedding.dtype,
-            ),
+        num_slots, dtype = num_pages * self.block_size, self.model.embedding.dtype
+        return DecodeView(
+            page_rows(self._tensor(tables), num_kv_heads),
+            padding_bias(self._tensor(lengths), num_slots, num_kv_heads, dtype, window),
         )
 
     def _prefill_span(self, work: Work, end: int) -> PrefillSpan:
-        if work.start == 0:
-            return PrefillSpan(end - work.num_tokens, end, None, None)
-        num_pages = blocks_for(work.start + work.num_tokens, self.block_size)
-        table = np.array([work.sequence.block_ids[:num_pages]], dtype=np.int64)
-        num_slots = num_pages * self.block_size
-        return PrefillSpan(
-            begin=end - work.num_tokens,
-            end=end,
-            rows=page_rows(self._tensor(table), self.model.config.shape.num_kv_heads),
-            bias=causal_bias(work.start, work.num_tokens, num_slots, self.model.embedding),
+        longest = work.start + work.num_tokens
+        views = self._views(longest, lambda window: self._prefill_view(work, window))
+        return PrefillSpan(end - work.num_tokens, end, views)
+
+    def _prefill_view(self, work: Work, window: int | None) -> PrefillView:
+        start, count, like = work.start, work.num_tokens, self.model.embedding
+        if start == 0:
+            bias = None if window is None else causal_bias(0, count, count, like, window)
+            return PrefillView(None, bias)
+        first = 0 if window is None else max(start + 1 - window, 0) // self.block_size
+        table = work.sequence.block_ids[first : blocks_for(start + count, self.block_size)]
+        rows = page_rows(self._tensor(np.array([table])), self.model.config.shape.num_kv_heads)
+        start -= first * self.block_size
+        return PrefillView(
+            rows, causal_bias(start, count, len(table) * self.block_size, like, window)
         )
+
+    def _views(self, longest: int, make: Callable[[int | None], View]) -> tuple[View, ...]:
+        """One view for each window of the model; those that hide nothing are the same."""
+        windows = [None if w is None or w >= longest else w for w in self._windows]
+        made = {window: make(window) for window in dict.fromkeys(windows)}
+        return tuple(made[window] for window in windows)
 
     def _tensor(self, values: Indices) -> Tensor:
         return torch.from_numpy(values).to(self.device)

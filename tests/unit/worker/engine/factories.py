@@ -97,17 +97,23 @@ def save_llama(path: Path, **changes: object) -> LlamaForCausalLM:
     return model
 
 
-def load_decoder(path: Path) -> Decoder:
-    config = DecoderConfig.from_json(read_json(path, "config.json"))
-    source = Checkpoint(path, torch.float32, torch.device("cpu"))
+def load_decoder(
+    path: Path, max_model_len: int | None = None, dtype: torch.dtype = torch.float32
+) -> Decoder:
+    config = DecoderConfig.from_json(read_json(path, "config.json"), max_model_len)
+    source = Checkpoint(path, dtype, torch.device("cpu"))
     model = Decoder(config, source.read)
     source.finish(config.shape.tie_word_embeddings)
     return model
 
 
 def create_engine(path: Path, scheduler: Scheduler) -> Engine:
+    return create_engine_of(load_decoder(path), scheduler)
+
+
+def create_engine_of(model: Decoder, scheduler: Scheduler) -> Engine:
     pool = scheduler.pool
-    runner = Runner(load_decoder(path), pool.num_total, pool.block_size, scheduler.eos_token_ids)
+    runner = Runner(model, pool.num_total, pool.block_size, scheduler.eos_token_ids)
     return Engine(scheduler, runner, StepTimes())
 
 
