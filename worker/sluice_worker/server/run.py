@@ -5,15 +5,17 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from ..config import WorkerConfig
+from ..config import ServerConfig, WorkerConfig
 from ..errors import ConfigError, RequestFailed
 from .app import admin_app, api_app
-from .connection import Connection, Deadlines, connection_class
+from .arrival import Arrival
+from .connection import Connection, Deadlines, OnCut, connection_class
 from .guards import Inflight
 from .service import Service
 
@@ -52,13 +54,12 @@ def bind(flag: str, host: str, port: int) -> socket.socket:
         raise ConfigError([f"--{flag} {port} on {host} cannot be used: {reason}"]) from error
 
 
-def _server(app: ASGIApp, service: Service) -> _Server:
-    limits = service.config.server
+def _server(app: ASGIApp, limits: ServerConfig, on_cut: OnCut) -> _Server:
     deadlines = Deadlines(limits.receive_timeout, limits.write_timeout, limits.connection_max_age)
     return _Server(
         uvicorn.Config(
             app,
-            http=connection_class(deadlines, lambda reason: service.stats.connection_cut(reason)),
+            http=connection_class(deadlines, on_cut),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -78,7 +79,6 @@ async def serve(config: WorkerConfig) -> int:
     """
     limits = config.server
     admin_host = limits.host if limits.admin_token_file else "127.0.0.1"
-    service = Service(config)
     with (
         bind("port", limits.host, limits.port) as api_socket,
         bind("admin-port", admin_host, limits.admin_port) as admin_socket,
@@ -91,9 +91,17 @@ async def serve(config: WorkerConfig) -> int:
                 "model": config.model_name,
             },
         )
+        if config.hub is not None:
+            sockets = (api_socket, admin_socket)
+            directory = await _arrived(Arrival(config, config.hub), limits, sockets)
+            if directory is None:
+                return 0
+            config = config.at(directory)
+        service = Service(config)
         inflight = Inflight()
-        api = _server(api_app(service, inflight), service)
-        admin = _server(admin_app(service), service)
+        on_cut = service.stats.connection_cut
+        api = _server(api_app(service, inflight), limits, on_cut)
+        admin = _server(admin_app(service), limits, on_cut)
         tasks = [
             asyncio.create_task(api.serve([api_socket])),
             asyncio.create_task(admin.serve([admin_socket])),
@@ -108,11 +116,37 @@ async def serve(config: WorkerConfig) -> int:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _live(service: Service, api: _Server, inflight: Inflight) -> int:
-    stop = asyncio.Event()
+async def _arrived(
+    arrival: Arrival, limits: ServerConfig, sockets: tuple[socket.socket, ...]
+) -> Path | None:
+    """The checkpoint's directory, probes answered until it is there; None if told to leave.
+
+    Raises StartupError. Only copies of the sockets are closed here: the ports stay open.
+    """
+    _on_signals(arrival.stop)
+    servers = [_server(arrival.app(), limits, lambda reason: None) for _ in sockets]
+    tasks = [
+        asyncio.create_task(server.serve([own.dup()]))
+        for server, own in zip(servers, sockets, strict=True)
+    ]
+    try:
+        return await arrival.fetch()
+    finally:
+        for server in servers:
+            server.close_idle()
+            server.should_exit = True
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _on_signals(act: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
+        loop.add_signal_handler(name, act)
+
+
+async def _live(service: Service, api: _Server, inflight: Inflight) -> int:
+    stop = asyncio.Event()
+    _on_signals(stop.set)
     await service.client.start(service.config.engine)
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(service.ended.wait())]
     try:
