@@ -159,9 +159,9 @@ class Reconciler:
 
     async def _observe(self, service: InferenceService, previous: Object, now: float) -> Observed:
         memory = self._memory
-        fit = judge(service.spec, await self._checkpoint(service, now))
-        live = await self._live(service, fit, now)
         pods = self._pods(now)
+        fit = judge(service.spec, await self._checkpoint(service, pods, now))
+        live = await self._live(service, fit, now)
         held = live.get("ConfigMap")
         if memory.runtime is None and held and children.is_ours(service, held):
             memory.runtime = runtime.parse(held.get("data") or {})
@@ -178,11 +178,19 @@ class Reconciler:
             saved_s=memory.saved_s,
         )
 
-    async def _checkpoint(self, service: InferenceService, now: float) -> Found:
-        """Read once; what could not be read is tried again now and then."""
+    async def _checkpoint(
+        self, service: InferenceService, pods: tuple[Pod, ...], now: float
+    ) -> Found:
+        """Read once; what could not be read is tried again now and then.
+
+        Not while pods serve: they have sized themselves, and waiting for a hub that is away would
+        hold up what they need.
+        """
         memory, model, settings = self._memory, service.spec.model, self._context.settings
         key = (model.uri, model.dtype, model.revision, model.secret_ref)
         is_known = isinstance(memory.found, Checkpoint) or now - memory.found_s < _REREAD_S
+        if isinstance(memory.found, Unread):
+            is_known = is_known or any(pod.serving for pod in pods)
         if memory.found is None or memory.found_key != key or not is_known:
             token = await self._hub_token(service)
             memory.found = await asyncio.to_thread(_read_checkpoint, model, settings, token)

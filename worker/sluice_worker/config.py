@@ -73,10 +73,14 @@ class WorkerConfig(Struct, frozen=True):
     hub: HubConfig | None = None
 
     @property
+    def root(self) -> str:
+        """What is served under that name: the hub's ORG/NAME, or the directory's path."""
+        return self.hub.model.repo if self.hub else self.engine.model
+
+    @property
     def model_name(self) -> str:
-        """The name clients use: --served-model-name, or the hub's name, or the directory's path."""
-        named = self.hub.model.repo if self.hub else self.engine.model
-        return self.server.served_model_name or named
+        """The name clients use: --served-model-name, or what --model names."""
+        return self.server.served_model_name or self.root
 
     def at(self, directory: Path) -> "WorkerConfig":
         """The same with the checkpoint in `directory`."""

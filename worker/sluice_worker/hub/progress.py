@@ -21,15 +21,22 @@ class Told:
         self._shows_bar = output.isatty()
         self._started: tuple[float, int] | None = None
         self._said_s = 0.0
+        self._is_over = False
 
     def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` bytes are there. The first call sets where the rate starts from."""
+        """`done` of `total` bytes are there. The first call sets where the rate starts from.
+
+        What was all there before is no news.
+        """
         now_s = time.monotonic()
         is_first, is_whole = self._started is None, done >= total
+        self.percent = 100 * done // max(total, 1)
+        if self._is_over or (is_first and is_whole):
+            return
+        self._is_over = is_whole
         if self._started is None:
             self._started = (now_s, done)
         since_s, before = self._started
-        self.percent = 100 * done // max(total, 1)
         rate = (done - before) / max(now_s - since_s, 1e-3)
         if self._shows_bar:
             self._output.write("\r" + bar(self._model, done, total, rate) + "\n" * is_whole)

@@ -40,7 +40,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
     async def list_models() -> Response:
         window = service.engine.max_model_len if service.engine else 0
-        created, root = int(service.created_s), service.config.engine.model
+        created, root = int(service.created_s), service.config.root
         return Response(models(model, created, root, window), media_type=JSON)
 
     @app.get("/load")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -297,6 +298,16 @@ def test_a_full_disk_is_said_before_the_weights_are_fetched(
     said = refusal(access)
     assert "needs 0.0 GiB more" in said
     assert hub.fetched(WEIGHTS) == []
+
+
+def test_a_disk_that_fills_up_meanwhile_is_named(
+    hub: Hub, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert refusal(access) == f"{access.cache} is full; config.json does not fit in."
 
 
 def test_a_directory_that_cannot_be_written_is_named(access: Access, tmp_path: Path) -> None:

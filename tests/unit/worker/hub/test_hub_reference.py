@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from sluice_worker.config import parse
 from sluice_worker.errors import CheckpointError, ConfigError
 from sluice_worker.hub.listing import clean_etag, shard_names
-from sluice_worker.hub.progress import bar
+from sluice_worker.hub.progress import Told, bar
 from sluice_worker.hub.reference import HubModel, access, hub_model
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -132,7 +133,7 @@ def test_flags_name_a_model_of_the_hub_which_clients_know_by_its_own_name(tmp_pa
     assert config.hub.model == HubModel("Qwen/Qwen3-0.6B", "v1")
     assert config.hub.access.cache == tmp_path
     there = config.at(tmp_path / "snapshot")
-    assert there.model_name == "Qwen/Qwen3-0.6B"
+    assert there.model_name == there.root == "Qwen/Qwen3-0.6B"
     assert there.engine.model == str(tmp_path / "snapshot")
 
 
@@ -148,3 +149,30 @@ def test_the_bar_fits_a_terminal_and_says_how_much() -> None:
     line = bar("Qwen/Qwen3-0.6B@main", 3 << 30, 12 << 30, 200 * 2**20)
     assert " 25 % 3.00 of 12.00 GiB, 200 MiB/s" in line
     assert len(line) < 120
+
+
+class Terminal(io.StringIO):
+    """Standard error of a person."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_one_line_grows_and_ends() -> None:
+    output = Terminal()
+    told = Told("a/b@main", output)
+    for done in (0, 1 << 30, 2 << 30, 2 << 30):
+        told(done, 2 << 30)
+    assert output.getvalue().count("\r") == 3
+    assert output.getvalue().count("\n") == 1
+    assert told.percent == 100
+
+
+def test_a_log_gets_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "sluice_worker")
+    told = Told("a/b@main", io.StringIO())
+    for done in range(101):
+        told(done, 100)
+    assert [getattr(record, "percent", None) for record in caplog.records] == [0, 100]
+    Told("a/b@main", io.StringIO())(100, 100)
+    assert len(caplog.records) == 2
