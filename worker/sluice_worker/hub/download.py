@@ -1,5 +1,7 @@
-"""A model of the hub as a local directory: small files first, so that what cannot be served is
-refused before its weights are fetched."""
+"""A model of the hub as a local directory.
+
+Small files come first, so that what cannot be served is refused before its weights are fetched.
+"""
 
 import logging
 import shutil

@@ -94,18 +94,14 @@ class Site:
         try:
             response = self._client.send(request, stream=True, follow_redirects=follow_redirects)
         except httpx.HTTPError as error:
-            raise self._broken(error) from error
+            raise Transient(f"{self._access.endpoint} cannot be reached: {_said(error)}") from error
         try:
             self._check(response)
             yield response
         except httpx.HTTPError as error:
-            raise self._broken(error) from error
+            raise Transient(f"{response.url.host} broke off: {_said(error)}") from error
         finally:
             response.close()
-
-    def _broken(self, error: httpx.HTTPError) -> Transient:
-        said = str(error) or type(error).__name__
-        return Transient(f"{self._access.endpoint} cannot be reached: {said}")
 
     def _check(self, response: httpx.Response) -> None:
         status = response.status_code
@@ -131,6 +127,10 @@ class Site:
         if status in (401, 403):
             return f"{endpoint} gives no access to {repo} ({status}): {token}."
         return f"{endpoint} answered {status} for {repo}."
+
+
+def _said(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__
 
 
 def _read(response: httpx.Response, most: int) -> bytes:

@@ -95,57 +95,78 @@ class Transfer:
             raise DownloadError(f"{where}: {file.name}: {error.strerror or error}.") from error
 
     def _bring(self, file: RemoteFile) -> None:
-        partial, patience = self._cache.partial(file), Patience(self._retry_s, self._stop)
+        path, patience = self._cache.partial(file), Patience(self._retry_s, self._stop)
         while True:
-            with partial.open("ab+") as output:
-                digest, was_resumed = _digest(file), self._resume(output, file)
-                _feed(digest, output)
-                while output.tell() != file.size:
-                    digest = self._receive(output, file, digest, patience)
+            with path.open("ab+") as output:
+                partial = _Partial(output, file)
+                was_resumed = partial.num_bytes > 0
+                while partial.num_bytes != file.size:
+                    self._receive(partial, patience)
                 output.flush()
                 os.fsync(output.fileno())
-            if digest.hexdigest() == file.etag:
-                partial.replace(self._cache.blob(file))
+            if partial.digest.hexdigest() == file.etag:
+                path.replace(self._cache.blob(file))
                 return
-            partial.unlink()
+            path.unlink()
             if not was_resumed:
                 raise DownloadError(
                     f"{file.name} is not what the hub lists: its checksum is "
-                    f"{digest.hexdigest()[:12]}…, not {file.etag[:12]}…."
+                    f"{partial.digest.hexdigest()[:12]}…, not {file.etag[:12]}…."
                 )
             # What an earlier process left may be at fault (a node that lost power): once more.
 
-    def _resume(self, output: BinaryIO, file: RemoteFile) -> bool:
-        """Whether `output` holds a beginning of `file`; what is longer than it is dropped."""
-        if output.seek(0, os.SEEK_END) > (file.size or 0):
-            output.truncate(0)
-        return output.seek(0, os.SEEK_END) > 0
-
-    def _receive(
-        self, output: BinaryIO, file: RemoteFile, digest: _Digest, patience: Patience
-    ) -> _Digest:
-        """One connection's worth of bytes; the digest of all that is in `output` then."""
-        start = output.tell()
+    def _receive(self, partial: "_Partial", patience: Patience) -> None:
+        """What one connection brings. It may be nothing, or break off."""
+        file, start = partial.file, partial.num_bytes
         try:
             with self._site.content(self._commit, file, start) as response:
                 if start and not _continues(response, start):
-                    output.truncate(0)
-                    output.seek(0)
-                    digest = _digest(file)
+                    partial.restart()
                 for part in response.iter_bytes():  # as it comes: a cut loses none
                     if self._stop.is_set():
                         raise Stopped
-                    output.write(part)
-                    digest.update(part)
-                    patience.progress()
-            if output.tell() < (file.size or 0):
+                    if partial.add(part):
+                        patience.progress()
+            if partial.num_bytes < (file.size or 0):
                 raise Transient(f"the connection ended in the middle of {file.name}")
         except Transient as failure:
-            output.flush()
             patience.wait(failure)
-        if output.tell() > (file.size or 0):
-            raise DownloadError(f"{file.name} is longer than the {file.size} bytes listed.")
-        return digest
+
+
+class _Partial:
+    """As much of one file as has come, with its digest. The rest is appended."""
+
+    def __init__(self, output: BinaryIO, file: RemoteFile) -> None:
+        self.file, self._output = file, output
+        self.digest = _digest(file)
+        self.num_bytes = self._furthest = 0
+        if output.seek(0, os.SEEK_END) > (file.size or 0):
+            self.restart()
+        output.seek(0)
+        while part := output.read(READ_BYTES):
+            self.digest.update(part)
+            self.num_bytes += len(part)
+
+    def restart(self) -> None:
+        """Throw it away: the server sends from the beginning."""
+        self._output.truncate(0)
+        self.digest, self.num_bytes = _digest(self.file), 0
+
+    def add(self, part: bytes) -> bool:
+        """Append; whether the file is longer now than it ever was. DownloadError if it is too long.
+
+        A server without Range that always breaks off at the same byte makes no progress.
+        """
+        self.num_bytes += len(part)
+        if self.num_bytes > (self.file.size or 0):
+            raise DownloadError(
+                f"{self.file.name} is longer than the {self.file.size} bytes listed."
+            )
+        self._output.write(part)
+        self.digest.update(part)
+        is_further = self.num_bytes > self._furthest
+        self._furthest = max(self._furthest, self.num_bytes)
+        return is_further
 
 
 def _continues(response: httpx.Response, start: int) -> bool:
@@ -164,10 +185,3 @@ def _digest(file: RemoteFile) -> _Digest:
     if re.fullmatch("[0-9a-f]{40}", file.etag):
         return hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
     return _NoDigest(file.etag)
-
-
-def _feed(digest: _Digest, file: BinaryIO) -> None:
-    """Add all of `file`, which is then at its end."""
-    file.seek(0)
-    while part := file.read(READ_BYTES):
-        digest.update(part)
