@@ -19,7 +19,7 @@ import httpx
 from sluice_cluster.shell import tail, wait_until
 
 MODEL = Path(__file__).parents[2] / "examples/model"
-NUM_PAIRS = 12
+NUM_PAIRS = 10
 NUM_TOKENS = 32
 
 

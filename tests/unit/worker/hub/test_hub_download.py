@@ -199,7 +199,7 @@ def test_a_server_that_always_breaks_off_at_the_same_byte_is_given_up(
     said = refusal(access)
     assert "broke off" in said
     assert "6 attempts" in said
-    assert len(hub.fetched(WEIGHTS)) == 7
+    assert len(hub.fetched(WEIGHTS)) == 6
 
 
 def test_a_file_longer_than_listed_is_refused_while_it_comes(
