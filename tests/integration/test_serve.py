@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import statistics
 import subprocess
 import sys
 import time
@@ -81,13 +80,15 @@ def test_its_curl_line_works_and_one_user_waits_no_longer_than_with_the_default_
     with ExitStack() as stack:
         alone = stack.enter_context(serving(tmp_path / "alone", "--max-num-seqs=1"))
         default = stack.enter_context(serving(tmp_path / "default"))
-        line, other = alone.curl(), default.curl()
+        line, rival = alone.curl(), default.curl()
         answer = httpx.post(line[1], json=json.loads(line[-1]), timeout=60).json()
         assert answer["usage"]["completion_tokens"] > 0
         assert "Ready: at most 1 requests at once" in alone.log.read_text()
-        pairs = [(timed(line), timed(other)) for _ in range(NUM_PAIRS)][2:]
-    ttft = statistics.median(one[0] for one, _ in pairs) / statistics.median(o[0] for _, o in pairs)
-    itl = statistics.median(one[1] for one, _ in pairs) / statistics.median(o[1] for _, o in pairs)
+        pairs = [(timed(line), timed(rival)) for _ in range(NUM_PAIRS)][2:]
+    # The least of each is what other work on this machine did not disturb.
+    ttft, itl = (
+        min(one[i] for one, _ in pairs) / min(other[i] for _, other in pairs) for i in (0, 1)
+    )
     print(f"--max-num-seqs 1 against the default: first token x {ttft:.2f}, gap x {itl:.2f}")
     assert ttft <= 1.25
     assert itl <= 1.25

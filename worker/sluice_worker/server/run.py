@@ -6,10 +6,10 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Literal
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..config import ServerConfig, WorkerConfig
 from ..errors import ConfigError, RequestFailed
@@ -54,12 +54,37 @@ def bind(flag: str, host: str, port: int) -> socket.socket:
         raise ConfigError([f"--{flag} {port} on {host} cannot be used: {reason}"]) from error
 
 
-def _server(app: ASGIApp, limits: ServerConfig, on_cut: OnCut) -> _Server:
+class _Door:
+    """The application of a port, changed once: when a model that was fetched is there.
+
+    The connections stay, so that nobody who asks at that moment is cut off.
+    """
+
+    def __init__(self) -> None:
+        self._app: ASGIApp | None = None
+        self._on_cut: OnCut | None = None
+
+    def lead_to(self, app: ASGIApp, on_cut: OnCut | None = None) -> None:
+        """`app` answers from now on; `on_cut` is told of connections that are too slow."""
+        self._app, self._on_cut = app, on_cut
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        assert self._app is not None  # before its server accepts anybody
+        await self._app(scope, receive, send)
+
+    def cut(self, reason: Literal["receive", "write"]) -> None:
+        """A connection missed the deadline named."""
+        if self._on_cut is not None:
+            self._on_cut(reason)
+
+
+def _server(door: _Door, limits: ServerConfig) -> _Server:
     deadlines = Deadlines(limits.receive_timeout, limits.write_timeout, limits.connection_max_age)
     return _Server(
         uvicorn.Config(
-            app,
-            http=connection_class(deadlines, on_cut),
+            door,
+            http=connection_class(deadlines, door.cut),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -91,51 +116,46 @@ async def serve(config: WorkerConfig) -> int:
                 "model": config.model_name,
             },
         )
-        if config.hub is not None:
-            sockets = (api_socket, admin_socket)
-            directory = await _arrived(Arrival(config, config.hub), limits, sockets)
-            if directory is None:
-                return 0
-            config = config.at(directory)
-        service = Service(config)
-        inflight = Inflight()
-        on_cut = service.stats.connection_cut
-        api = _server(api_app(service, inflight), limits, on_cut)
-        admin = _server(admin_app(service), limits, on_cut)
+        api_door, admin_door = _Door(), _Door()
+        api, admin = _server(api_door, limits), _server(admin_door, limits)
         tasks = [
             asyncio.create_task(api.serve([api_socket])),
             asyncio.create_task(admin.serve([admin_socket])),
-            asyncio.create_task(service.beat()),
         ]
         try:
-            return await _live(service, api, inflight)
+            there = await _fetched(config, (api_door, admin_door))
+            return await _serve(there, api, api_door, admin_door) if there else 0
         finally:
-            await service.client.stop()
             api.should_exit = admin.should_exit = True
-            tasks[2].cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _arrived(
-    arrival: Arrival, limits: ServerConfig, sockets: tuple[socket.socket, ...]
-) -> Path | None:
-    """The checkpoint's directory, probes answered until it is there; None if told to leave.
+async def _fetched(config: WorkerConfig, doors: tuple[_Door, ...]) -> WorkerConfig | None:
+    """`config` with its checkpoint in a directory, fetched if need be while `doors` say how far.
 
-    Raises StartupError. Only copies of the sockets are closed here: the ports stay open.
+    None if told to leave; raises StartupError.
     """
+    if config.hub is None:
+        return config
+    arrival = Arrival(config, config.hub)
     _on_signals(arrival.stop)
-    servers = [_server(arrival.app(), limits, lambda reason: None) for _ in sockets]
-    tasks = [
-        asyncio.create_task(server.serve([own.dup()]))
-        for server, own in zip(servers, sockets, strict=True)
-    ]
+    for door in doors:
+        door.lead_to(arrival.app())
+    directory = await arrival.fetch()
+    return config.at(directory) if directory else None
+
+
+async def _serve(config: WorkerConfig, api: _Server, api_door: _Door, admin_door: _Door) -> int:
+    service, inflight = Service(config), Inflight()
+    api_door.lead_to(api_app(service, inflight), service.stats.connection_cut)
+    admin_door.lead_to(admin_app(service), service.stats.connection_cut)
+    beat = asyncio.create_task(service.beat())
     try:
-        return await arrival.fetch()
+        return await _live(service, api, inflight)
     finally:
-        for server in servers:
-            server.close_idle()
-            server.should_exit = True
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await service.client.stop()
+        beat.cancel()
+        await asyncio.gather(beat, return_exceptions=True)
 
 
 def _on_signals(act: Callable[[], None]) -> None:
