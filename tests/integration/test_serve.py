@@ -18,7 +18,7 @@ import httpx
 from sluice_cluster.shell import tail, wait_until
 
 MODEL = Path(__file__).parents[2] / "examples/model"
-NUM_PAIRS = 10
+NUM_PAIRS = 16
 NUM_TOKENS = 32
 
 
