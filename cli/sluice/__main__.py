@@ -8,6 +8,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "demo": "see the whole promise on a real cluster",
     "load": "closed- and open-loop load on an OpenAI endpoint",
+    "serve": "one model on this machine, without Kubernetes",
     "plan": "the memory arithmetic of a checkpoint, without a pod",
 }
 

@@ -2,14 +2,16 @@
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from .contract import Slo
 from .errors import ConfigError
+from .hub.reference import FILE, Access, HubModel, access, hub_model
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -56,16 +58,34 @@ class ServerConfig(Struct, frozen=True):
     connection_max_age: float = 30.0
 
 
+class HubConfig(NamedTuple):
+    """A model that must be fetched before the engine starts."""
+
+    model: HubModel
+    access: Access
+
+
 class WorkerConfig(Struct, frozen=True):
-    """Both processes' part of the command line."""
+    """Both processes' part of the command line. `hub`: None where --model is a directory."""
 
     engine: EngineConfig
     server: ServerConfig
+    hub: HubConfig | None = None
+
+    @property
+    def root(self) -> str:
+        """What is served under that name: the hub's ORG/NAME, or the directory's path."""
+        return self.hub.model.repo if self.hub else self.engine.model
 
     @property
     def model_name(self) -> str:
-        """The name clients use: --served-model-name, or the directory's own name as the path."""
-        return self.server.served_model_name or self.engine.model
+        """The name clients use: --served-model-name, or what --model names."""
+        return self.server.served_model_name or self.root
+
+    def at(self, directory: Path) -> "WorkerConfig":
+        """The same with the checkpoint in `directory`."""
+        engine = structs.replace(self.engine, model=str(directory))
+        return structs.replace(self, engine=engine)
 
 
 class Flag(NamedTuple):
@@ -111,7 +131,7 @@ _milliseconds = _number(float, 0.001, math.inf)
 _seconds = _number(float, 0.01, math.inf)
 
 ENGINE_FLAGS = (
-    Flag("model", str, "directory of a Hugging Face checkpoint (required)"),
+    Flag("model", str, "directory of a checkpoint, or hf://ORG/NAME[@REVISION] (required)"),
     Flag("dtype", _choice(*DTYPES), "type of weights and KV cache"),
     Flag("load-format", _choice("auto", "safetensors", "dummy"), "dummy: random weights"),
     Flag("seed", _number(int, 0, 2**63 - 1), "seed of random weights and unseeded sampling"),
@@ -141,6 +161,10 @@ SERVER_FLAGS = (
     Flag("write-timeout", _seconds, "seconds after which a reader that stopped reading is cut"),
     Flag("connection-max-age", _seconds, "seconds after which a connection is closed when idle"),
 )
+HUB_FLAGS = (
+    Flag("revision", str, "branch, tag or commit of a model of the hub"),
+    Flag("download-dir", Path, "where models of the hub are kept; default: HF_HUB_CACHE"),
+)
 SLO_FLAGS = (
     Flag("slo-ttft-ms", _milliseconds, "target of the time to the first token"),
     Flag("slo-itl-ms", _milliseconds, "target of the gap between two tokens"),
@@ -161,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Serves one model over the OpenAI API, with a live max_num_seqs.",
         allow_abbrev=False,
     )
-    for flag in (*ENGINE_FLAGS, *SERVER_FLAGS, *SLO_FLAGS):
+    for flag in (*ENGINE_FLAGS, *HUB_FLAGS, *SERVER_FLAGS, *SLO_FLAGS):
         parser.add_argument(f"--{flag.name}", help=flag.help, metavar="X")
     parser.add_argument(
         "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True
@@ -169,10 +193,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse(argv: Sequence[str]) -> WorkerConfig:
+def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> WorkerConfig:
     """The configuration that `argv` asks for, files checked.
 
-    Raises ConfigError with all problems, one sentence each.
+    `environ` (the process's own if left out) says how the hub is reached: HF_ENDPOINT, HF_TOKEN,
+    HF_HUB_OFFLINE, HF_HUB_CACHE, HF_HOME, HF_HUB_DOWNLOAD_TIMEOUT. Raises ConfigError with all
+    problems, one sentence each.
     """
     given, unknown = _parser().parse_known_args(argv)
     problems = [f"{argument} is not a flag of sluice-worker" for argument in unknown]
@@ -185,13 +211,33 @@ def parse(argv: Sequence[str]) -> WorkerConfig:
     server["slo"] = Slo(**{name.removeprefix("slo_"): value for name, value in slo.items()})
     engine["itl_ms"] = slo.get("slo_itl_ms")
     problems += _contradictions(engine, server)
-    problems += _checkpoint_problems(given.model, engine.get("load_format", "auto"))
+    hub = None
+    try:
+        hub = _hub(given.model, _convert(given, HUB_FLAGS, problems), environ)
+    except ValueError as error:
+        problems.append(str(error))
+    else:
+        if hub is None:
+            problems += _checkpoint_problems(given.model, engine.get("load_format", "auto"))
     problems += _file_problems(server)
     if not problems:
         engine |= _runtime_config(server.get("runtime_config_dir"), problems)
     if problems:
         raise ConfigError(problems)
-    return WorkerConfig(EngineConfig(**engine), ServerConfig(**server))
+    return WorkerConfig(EngineConfig(**engine), ServerConfig(**server), hub)
+
+
+def _hub(
+    model: str | None, values: dict[str, Any], environ: Mapping[str, str] | None
+) -> HubConfig | None:
+    """Which model of which hub, if it is one; ValueError with a sentence if it contradicts."""
+    wanted = hub_model(model, values.get("revision")) if model is not None else None
+    directory: Path | None = values.get("download_dir")
+    if wanted is not None:
+        return HubConfig(wanted, access(os.environ if environ is None else environ, directory))
+    if directory is not None:
+        raise ValueError(f"--download-dir {directory} belongs to models of the hub, not to {model}")
+    return None
 
 
 def _convert(
@@ -234,10 +280,10 @@ def _contradictions(engine: dict[str, Any], server: dict[str, Any]) -> list[str]
 def _checkpoint_problems(model: str | None, load_format: str) -> list[str]:
     """Why `model` cannot be a checkpoint directory, as far as a look at its names tells."""
     if model is None:
-        return ["--model is required: the directory of a checkpoint"]
-    directory = Path(model.removeprefix("file://"))
+        return ["--model is required: a checkpoint's directory, or hf://ORG/NAME"]
+    directory = Path(model.removeprefix(FILE))
     if not directory.is_dir():
-        return [f"--model {model} is not a directory"]
+        return [f"--model {model} is not a directory, nor hf://ORG/NAME"]
     problems = [
         f"--model {model} has no {name}"
         for name in ("config.json", "tokenizer.json")

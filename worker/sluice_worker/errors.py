@@ -4,6 +4,7 @@ SluiceError
 ├── StartupError                exit code 2, before or instead of serving
 │   ├── ConfigError             flags, files
 │   ├── CheckpointError         missing, not safetensors, truncated, wrong shape
+│   ├── DownloadError           the hub refuses, is away, or there is no room
 │   ├── UnsupportedModel        an architecture or option that is not built
 │   └── DoesNotFit              the memory arithmetic says no
 ├── RequestError           400  what a caller can put right
@@ -72,6 +73,12 @@ class CheckpointError(StartupError):
     """The checkpoint directory is missing, incomplete, malformed or not safetensors."""
 
     code = "invalid_checkpoint"
+
+
+class DownloadError(StartupError):
+    """The model could not be brought from the hub; what has come is kept for the next start."""
+
+    code = "download_failed"
 
 
 class UnsupportedModel(StartupError):

@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Protocol
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from ..health import Verdict
 from ..metrics import CONTENT_TYPE
 from ..protocol import Completion, parse_completion, parse_generate
 from .generation import Generation
@@ -38,7 +40,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
     async def list_models() -> Response:
         window = service.engine.max_model_len if service.engine else 0
-        created, root = int(service.created_s), service.config.engine.model
+        created, root = int(service.created_s), service.config.root
         return Response(models(model, created, root, window), media_type=JSON)
 
     @app.get("/load")
@@ -58,8 +60,18 @@ async def _open(
     return await service.open(parse(body), arrival_s)
 
 
-def add_probes(app: FastAPI, service: Service) -> None:
-    """Health, version and metrics: on both ports."""
+class Health(Protocol):
+    """Who answers the probes."""
+
+    def liveness(self) -> Verdict:
+        """Whether a restart would help."""
+
+    def readiness(self) -> Verdict:
+        """Whether new requests are taken."""
+
+
+def add_health(app: FastAPI, service: Health) -> None:
+    """The probes and the version, which need no engine."""
 
     @app.get("/healthz")
     @app.get("/health")
@@ -82,6 +94,11 @@ def add_probes(app: FastAPI, service: Service) -> None:
     @app.get("/version")
     async def show_version() -> Response:
         return Response(encode({"version": version("sluice")}), media_type=JSON)
+
+
+def add_probes(app: FastAPI, service: Service) -> None:
+    """Health, version and metrics: on both ports."""
+    add_health(app, service)
 
     @app.get("/metrics")
     async def metrics() -> Response:

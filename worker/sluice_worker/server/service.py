@@ -109,6 +109,7 @@ class Service:
                 "epoch": self.epoch,
                 "kv_tokens": ready.kv_tokens,
                 "max_model_len": ready.max_model_len,
+                "memory": ready.memory.measured,
             },
         )
 
