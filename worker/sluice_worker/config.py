@@ -54,6 +54,8 @@ class ServerConfig(Struct, frozen=True):
     receive_timeout: float = 30.0
     write_timeout: float = 30.0
     connection_max_age: float = 30.0
+    chat_template: Path | None = None
+    sse_keep_alive_interval: float = 0.0
 
 
 class WorkerConfig(Struct, frozen=True):
@@ -109,6 +111,7 @@ _positive = _number(int, 1, math.inf)
 _port = _number(int, 0, 65535)
 _milliseconds = _number(float, 0.001, math.inf)
 _seconds = _number(float, 0.01, math.inf)
+_interval = _number(float, 0, math.inf)
 
 ENGINE_FLAGS = (
     Flag("model", str, "directory of a Hugging Face checkpoint (required)"),
@@ -140,6 +143,8 @@ SERVER_FLAGS = (
     Flag("receive-timeout", _seconds, "seconds for a request's headers, and for its body"),
     Flag("write-timeout", _seconds, "seconds after which a reader that stopped reading is cut"),
     Flag("connection-max-age", _seconds, "seconds after which a connection is closed when idle"),
+    Flag("chat-template", Path, "file of a Jinja template, instead of the checkpoint's own"),
+    Flag("sse-keep-alive-interval", _interval, "seconds of silence until a comment; 0: never"),
 )
 SLO_FLAGS = (
     Flag("slo-ttft-ms", _milliseconds, "target of the time to the first token"),

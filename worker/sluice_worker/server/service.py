@@ -122,7 +122,9 @@ class Service:
 
     # -- requests
 
-    async def open(self, request: Completion, arrival_s: float) -> Generation:
+    async def open(
+        self, request: Completion, arrival_s: float, id_prefix: str = "cmpl"
+    ) -> Generation:
         """Let a request in and submit its sequences, or raise why not."""
         window = self._check_open().max_model_len
         self._check_model(request)
@@ -134,7 +136,7 @@ class Service:
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
         num_choices = request.sampling.n
         self._check_queue(len(prompts) * num_choices)
-        reply_id = f"cmpl-{request.request_id or uuid.uuid4().hex}"
+        reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
         generation = Generation(reply_id, request, self.ledger, self.client.abort)
         self.stats.observe("request_params_n", num_choices)
         for asked, ids, max_tokens in zip(request.prompts, prompts, budgets, strict=True):
