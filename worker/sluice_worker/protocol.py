@@ -37,6 +37,7 @@ RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 _PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, _IDS]}
 _LISTS = [{"type": "array", "minItems": 1, "items": kind} for kind in ({"type": "string"}, _IDS)]
+OnePrompt = Annotated[str | list[Any], Meta(extra_json_schema=_PROMPT)]
 Prompts = Annotated[
     str | list[Any], Meta(extra_json_schema={"anyOf": [*_PROMPT["anyOf"], *_LISTS]})
 ]
@@ -71,16 +72,37 @@ class CompletionBody(AnswerFields, frozen=True, kw_only=True):
     add_special_tokens: bool | None = True
 
 
-class GenerateBody(SamplingFields, frozen=True, kw_only=True):
-    """The fields of POST /generate that are honoured, `parameters` already merged in."""
+class GenerateFields(SamplingFields, frozen=True, kw_only=True):
+    """The fields of POST /generate that are honoured, but for the prompt."""
 
-    prompt: Annotated[str | list[Any], Meta(extra_json_schema=_PROMPT)]
     model: Name | None = None
     max_tokens: Tokens | None = GENERATE_MAX_TOKENS
-    stream: bool | None = False
+    stream: bool | None = None
     do_sample: bool | None = None
     add_special_tokens: bool | None = True
     return_token_ids: bool | None = False
+
+
+class GenerateBody(GenerateFields, frozen=True, kw_only=True):
+    """The body of POST /generate; one in text-generation-inference's form is brought to it."""
+
+    prompt: OnePrompt
+
+
+class Parameters(GenerateFields, frozen=True, kw_only=True):
+    """`parameters` of an InputsBody: the names of text-generation-inference, and ours."""
+
+    max_new_tokens: Tokens | None = None
+    truncate: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    ignore_eos_token: bool | None = None
+
+
+class InputsBody(Struct, frozen=True, kw_only=True):
+    """text-generation-inference's form of a GenerateBody."""
+
+    inputs: OnePrompt
+    parameters: Parameters | None = None
+    stream: bool | None = None
 
 
 # Known parameters that are not built: the values that ask for nothing. Sources: OpenAI's and vLLM's
@@ -220,7 +242,15 @@ _NOT_GENERATE: Mapping[str, object] = {
 }
 
 
-def parse_generate(body: bytes) -> Completion:
+def parse_generate_stream(body: bytes) -> Completion:
+    """As `parse_generate`, for the route whose name asks for a stream."""
+    request = parse_generate(body, default_stream=True)
+    if not request.stream:
+        raise RequestError("stream false contradicts /generate_stream", param="stream")
+    return request
+
+
+def parse_generate(body: bytes, *, default_stream: bool = False) -> Completion:
     """The request in the body of POST /generate: `prompt`, or `inputs` and `parameters` as TGI's.
 
     Greedy unless a temperature or do_sample says otherwise (TGI's default).
@@ -248,7 +278,7 @@ def parse_generate(body: bytes) -> Completion:
             default_temperature=_generate_temperature(typed),
         ),
         add_special_tokens=typed.add_special_tokens is not False,
-        stream=bool(typed.stream),
+        stream=default_stream if typed.stream is None else typed.stream,
         return_token_ids=bool(typed.return_token_ids),
     )
 

@@ -94,7 +94,7 @@ class Tokenizer:
         copy.encode_special_tokens = False
         return copy
 
-    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it; "" for an id that is not in it."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 

@@ -22,9 +22,7 @@ def usage(num_prompt: int, num_completion: int, num_cached: int) -> Usage:
 def error_body(error: SluiceError) -> bytes:
     """vLLM's error body."""
     return encode(
-        ErrorReply(
-            ErrorInfo(error.message, error.kind, error.param, error.http_status, error.code)
-        )
+        ErrorReply(ErrorInfo(error.message, error.kind, error.param, error.http_status, error.code))
     )
 
 
