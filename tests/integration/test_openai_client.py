@@ -91,12 +91,16 @@ def test_a_streamed_chat_is_the_whole_one(client: OpenAI) -> None:
 
 
 def test_the_clients_own_accumulator_understands_a_stream(client: OpenAI) -> None:
+    whole = chat(client, extra_body={"return_token_ids": True}).choices[0]
+    ends = {"stop_token_ids": [whole.token_ids[8]]}  # or the client raises for the length
     with client.chat.completions.stream(
-        model="tiny", messages=[{"role": "user", "content": "def"}], max_completion_tokens=5
+        model="tiny", messages=ADD, temperature=0, extra_body=ends
     ) as stream:
-        final = stream.get_final_completion()
-    assert final.choices[0].message.content is not None
-    assert final.choices[0].message.role == "assistant"
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason == "stop"
+    assert final.message.role == "assistant"
+    assert final.message.content
+    assert str(whole.message.content).startswith(final.message.content)
 
 
 def test_usage_on_every_chunk_when_asked(client: OpenAI) -> None:
