@@ -94,7 +94,10 @@ def test_the_clients_own_accumulator_understands_a_stream(client: OpenAI) -> Non
     whole = chat(client, extra_body={"return_token_ids": True}).choices[0]
     ends = {"stop_token_ids": [whole.token_ids[8]]}  # or the client raises for the length
     with client.chat.completions.stream(
-        model="tiny", messages=ADD, temperature=0, extra_body=ends
+        model="tiny",
+        messages=[{"role": "user", "content": "def add(a, b):"}],
+        temperature=0,
+        extra_body=ends,
     ) as stream:
         final = stream.get_final_completion().choices[0]
     assert final.finish_reason == "stop"
@@ -233,6 +236,41 @@ def test_a_waiting_stream_is_kept_alive_by_comments(worker: Worker) -> None:
             assert next(waiting.iter_lines()).startswith(": ")
         with OpenAI(base_url=worker.url + "/v1", api_key="none") as client:
             assert list(chat(client, stream=True))[-1].choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "def", "logprobs": None, "max_tokens": 7}),
+        ("/v1/chat/completions", {"messages": ADD, "max_completion_tokens": 7}),
+    ],
+)
+def test_what_vllm_bench_serve_sends_counts_one_sample_for_each_token(
+    worker: Worker, path: str, asked: dict[str, Any]
+) -> None:
+    """The client itself needs all of vLLM: this is what it sends, and how it reads."""
+    body = {
+        "model": "tiny",
+        "repetition_penalty": 1.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        **asked,
+    }
+    headers = {"x-request-id": "bench-1"}
+    answer = httpx.post(worker.url + path, json=body, headers=headers)
+    assert answer.headers["x-request-id"] == "bench-1"
+    *events, done = stream_events(answer.text)
+    chunks = [json.loads(event) for event in events]
+    with_choices = [chunk for chunk in chunks if chunk["choices"]]
+    (usage,) = [chunk["usage"] for chunk in chunks if not chunk["choices"]]
+    assert len(with_choices) == usage["completion_tokens"] == 7
+    said = [
+        choice.get("text", choice.get("delta", {}).get("content"))
+        for (choice,) in (chunk["choices"] for chunk in with_choices)
+    ]
+    assert None not in said
+    assert done == "[DONE]"
 
 
 def test_generate_streams_as_text_generation_inference_does(worker: Worker) -> None:

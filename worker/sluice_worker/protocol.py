@@ -436,8 +436,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _object_with_surrogates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """As `_object`, for texts with escapes: a lone surrogate is no text and cannot be encoded."""
     for name, value in pairs:
-        items = value if isinstance(value, list) else (value,)
-        if any(_has_surrogate(text) for text in (name, *items)):
+        if _has_surrogate(name) or _has_surrogate(value):
             raise RequestError(
                 f"{_printable(name)} holds a lone surrogate, which is no character",
                 param=_printable(name),
@@ -446,6 +445,8 @@ def _object_with_surrogates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _has_surrogate(value: object) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_surrogate, value))
     return isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value)
 
 

@@ -68,7 +68,7 @@ def document(
     if has_keys:
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     return {
-        "openapi": "3.1.0",
+        "openapi": "3.2.0",  # the first that can say what the items of a stream are
         "info": {"title": "Sluice", "version": version, "description": _ABOUT},
         "paths": paths,
         "components": components,
@@ -109,9 +109,16 @@ def _content(operation: Operation) -> Schema:
     elif operation.event is None:
         content[operation.media_type] = {"schema": {"type": "string"}}
     if operation.event is not None:
-        about = f"Server-sent events; the data of each is a {operation.event.__name__}."
-        content[SSE] = {"schema": {"type": "string", "description": about}}
+        content[SSE] = {"itemSchema": _event(operation.event)}
     return content
+
+
+def _event(kind: type[Struct]) -> Schema:
+    """One server-sent event. A stream that breaks off ends with an ErrorReply instead of [DONE]."""
+    parsed = {"anyOf": [_ref(kind), _ref(ErrorReply)]}
+    json = {"contentMediaType": JSON, "contentSchema": parsed}
+    data = {"type": "string", "anyOf": [json, {"const": "[DONE]"}]}
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
 def _schemas(operations: list[Operation]) -> dict[str, Schema]:

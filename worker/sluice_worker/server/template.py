@@ -28,6 +28,8 @@ _MARKERS = re.compile(f"[{OPEN}{CLOSE}{END}]")
 _MARKED = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}|[{OPEN}{CLOSE}]")
 _NOT_ASCII = re.compile(f"[^\x00-\x7f{OPEN}{CLOSE}{END}]")
 
+MAX_REASON = 400
+"""Characters of an error's sentence: a template may put a whole message into it."""
 Pieces = list[tuple[str, bool]]
 """A rendered prompt: texts, and whether each is a user's, in which no control token is read."""
 
@@ -74,10 +76,12 @@ class ChatTemplate:
         try:
             text = self._template.render(names)
         except TemplateError as error:
-            raise RequestError(f"the chat template refuses: {error}", param="messages") from error
+            reason = str(error)[:MAX_REASON]
+            raise RequestError(f"the chat template refuses: {reason}", param="messages") from error
         except Exception as error:  # a template's expression can raise whatever Python can
+            reason = str(error)[:MAX_REASON]
             raise RequestError(
-                f"the chat template cannot render these messages: {error}", param="messages"
+                f"the chat template cannot render these messages: {reason}", param="messages"
             ) from error
         if conversation.continue_final_message:
             text = _cut_at_end(text)

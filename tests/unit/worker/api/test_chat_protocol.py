@@ -134,3 +134,8 @@ def test_log_probabilities_are_asked_for_in_two_fields() -> None:
     asked: list[dict[str, Any]] = [{}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 3}]
     found = [parse_chat(body_of(**fields)).completion.sampling.logprobs for fields in asked]
     assert found == [None, 0, 3]
+
+
+def test_a_lone_surrogate_is_refused_however_deep_it_is() -> None:
+    with pytest.raises(RequestError, match="surrogate"):
+        parse_chat(body_of(messages=[{**HELLO, "x": [[["\ud800"]]]}]))
