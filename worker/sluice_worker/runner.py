@@ -106,7 +106,7 @@ class Runner:
         if not asked:
             return
         rows, scored, chosen, widths = zip(*asked, strict=True)
-        for sequence, scores in zip(scored, score(logits[list(rows)], chosen, widths), strict=True):
+        for sequence, scores in zip(scored, score(logits, rows, chosen, widths), strict=True):
             sequence.scores = scores
 
     def _score_prompts(self, hidden: Tensor, works: Seq[Work]) -> None:
@@ -128,7 +128,7 @@ class Runner:
             tokens = prompt[at : min(at + PROMPT_ROWS, last + 1)]
             row = at - 1 - work.start
             logits = self.model.logits(hidden[row : row + len(tokens)])
-            parts += score(logits, tokens, [width] * len(tokens))
+            parts += score(logits, range(len(tokens)), tokens, [width] * len(tokens))
         if parts:
             sequence.prompt_scores = joined(parts)
             sequence.num_scored_tokens = last + 1

@@ -7,7 +7,7 @@ Order and meaning are vLLM's: allowed tokens, forbidden tokens, bias, penalties 
 frequency and presence), temperature, min-p, top-k, top-p. Ties at a cut-off are all kept.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,8 @@ GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow."""
 FIRST_CANDIDATES = 256
 """Most top-p sets of a trained model are smaller, and a full sort costs 16 times as much."""
+PIECE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 23}
+"""Logits that are drawn from at once: several copies of them are needed, which nobody planned."""
 SPAN = 128
 """Probabilities are summed in spans, so that only one span of a row is summed token by token."""
 
@@ -44,6 +46,11 @@ class Draw:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def is_edited(self) -> bool:
+        """Whether logits change before temperature."""
+        return bool(self.forbidden) or self.edits is not None
+
+    @property
     def is_cut(self) -> bool:
         """Whether unlikely tokens are left out."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
@@ -55,31 +62,37 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
     None where the logits are not finite, or where every token is excluded.
     """
     chosen: list[int | None] = [None] * len(draws)
-    edited = [row for row, draw in enumerate(draws) if draw.forbidden or draw.edits is not None]
-    if edited:
-        kept = set(edited)
-        plain = [row for row in range(len(draws)) if row not in kept]
-        parts = [(plain, _rows(logits, plain)), (edited, _edit(logits[edited], draws, edited))]
-    else:
-        parts = [(list(range(len(draws))), logits)]
-    for rows, part in parts:
-        for row, token in zip(rows, _sample(part, [draws[row] for row in rows]), strict=True):
-            chosen[row] = token
+    simple = [row for row, draw in enumerate(draws) if draw.is_greedy and not draw.is_edited]
+    if simple:
+        _book(chosen, simple, *_argmax(_rows(logits, simple)))
+    rest = [row for row, draw in enumerate(draws) if not draw.is_greedy or draw.is_edited]
+    for rows in pieces(rest, logits):
+        part = _rows(logits, rows)
+        edited = [at for at, row in enumerate(rows) if draws[row].is_edited]
+        if edited:
+            changed = _edit(part[edited], [draws[rows[at]] for at in edited])
+            part = _replaced(part, edited, changed)
+        greedy = [at for at, row in enumerate(rows) if draws[row].is_greedy]
+        if greedy:
+            _book(chosen, [rows[at] for at in greedy], *_argmax(_rows(part, greedy)))
+        drawn = [at for at, row in enumerate(rows) if not draws[row].is_greedy]
+        if drawn:
+            picked = [rows[at] for at in drawn]
+            _book(chosen, picked, *_draw(_rows(part, drawn), [draws[row] for row in picked]))
     return chosen
 
 
-def _sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
-    """As `sample`, of logits that are edited already."""
-    chosen: list[int | None] = [None] * len(draws)
-    greedy = [row for row, draw in enumerate(draws) if draw.is_greedy]
-    drawn = [row for row, draw in enumerate(draws) if not draw.is_greedy]
-    if greedy:
-        best, tokens = _rows(logits, greedy).max(dim=-1)  # the largest of a row with a NaN is NaN
-        _book(chosen, greedy, tokens, torch.isfinite(best))
-    if drawn:
-        tokens, finite = _draw(_rows(logits, drawn), [draws[row] for row in drawn])
-        _book(chosen, drawn, tokens, finite)
-    return chosen
+def pieces(rows: Sequence[int], logits: Tensor) -> Iterator[list[int]]:
+    """`rows` in groups that are small enough to make copies of."""
+    size = max(PIECE_ELEMENTS.get(logits.device.type, 1 << 20) // logits.shape[1], 1)
+    for begin in range(0, len(rows), size):
+        yield list(rows[begin : begin + size])
+
+
+def _argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [num_rows], and whether each is the best of numbers."""
+    best, tokens = logits.max(dim=-1)  # the largest of a row with a NaN is NaN
+    return tokens, torch.isfinite(best)
 
 
 def _book(chosen: list[int | None], rows: Sequence[int], tokens: Tensor, sound: Tensor) -> None:
@@ -95,12 +108,12 @@ def _rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
 # Edits before temperature
 
 
-def _edit(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> Tensor:
-    """`logits` (a copy, changed in place) as the draws of `rows` want them."""
+def _edit(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """`logits` (a copy, changed in place) as the draws want them."""
     broken = ~torch.isfinite(logits.amax(dim=-1))
     width = logits.shape[1]
     flat = logits.view(-1)
-    picked = [(at * width, draws[row]) for at, row in enumerate(rows)]
+    picked = [(row * width, draw) for row, draw in enumerate(draws)]
     changes = [(base, draw.edits) for base, draw in picked if draw.edits is not None]
     _keep_allowed(logits, [(base, e.allowed) for base, e in changes if e.allowed is not None])
     forbidden = [
@@ -155,26 +168,28 @@ def _values(parts: Iterable[NDArray[np.float32]], like: Tensor) -> Tensor:
 
 
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Tokens [num_rows], and whether each row's probabilities are numbers."""
-    temperatures = _column([draw.temperature for draw in draws], logits)
-    probabilities = torch.softmax(logits / temperatures, dim=-1)
+    """Tokens [num_rows], and whether each row's weights are numbers."""
+    weights = logits / _column([draw.temperature for draw in draws], logits)
+    # Softmax without the division by the sum, which what follows does not need.
+    weights.sub_(weights.amax(dim=-1, keepdim=True)).exp_()
     cut = [row for row, draw in enumerate(draws) if draw.is_cut]
     if cut:
-        part = _cut(_rows(probabilities, cut), [draws[row] for row in cut])
-        probabilities = _replaced(probabilities, cut, part)
+        part = _cut_(_rows(weights, cut), [draws[row] for row in cut])
+        if part is not weights:
+            weights[cut] = part
     uniforms = [_uniform(draw.seed, draw.index) for draw in draws]
-    return _invert(probabilities, _column(uniforms, logits, torch.float64))
+    return _invert(weights, _column(uniforms, logits, torch.float64))
 
 
-def _invert(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The token at which each row's summed probabilities pass `uniforms` [num_rows, 1] of all.
+def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The token at which each row's summed weights pass `uniforms` [num_rows, 1] of all.
 
     Sums are float64: in float32 those over a large vocabulary would favour its beginning.
     """
-    missing = -probabilities.shape[1] % SPAN
+    missing = -weights.shape[1] % SPAN
     if missing:
-        probabilities = torch.nn.functional.pad(probabilities, (0, missing))
-    spans = probabilities.view(len(probabilities), -1, SPAN)
+        weights = torch.nn.functional.pad(weights, (0, missing))
+    spans = weights.view(len(weights), -1, SPAN)
     passed = spans.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)  # [num_rows, num_spans]
     total = passed[:, -1:]
     target = uniforms * total
@@ -188,28 +203,30 @@ def _invert(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return token, torch.isfinite(total[:, 0])
 
 
-def _cut(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """`probabilities` with the unlikely ones zero; what is left need not sum to 1."""
-    vocab_size = probabilities.shape[1]
+def _cut_(weights: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Make the unlikely of `weights`, of which each row's largest is 1, zero in place."""
+    vocab_size = weights.shape[1]
     top_k = [min(draw.top_k or vocab_size, vocab_size) for draw in draws]
     looked_at = [k for k in top_k if k < vocab_size]
-    if any(draw.top_p < 1 for draw in draws):
+    nucleus = [row for row, draw in enumerate(draws) if draw.top_p < 1]
+    if nucleus:
         looked_at.append(min(FIRST_CANDIDATES, vocab_size))
     num = max(looked_at, default=1)
-    likeliest = probabilities.topk(num, dim=-1).values
-    floor = likeliest[:, :1] * _column([draw.min_p for draw in draws], probabilities)
-    kth = likeliest.gather(1, _column([min(k, num) - 1 for k in top_k], floor, torch.int64))
-    is_limited = _column([k < vocab_size for k in top_k], floor, torch.bool)
+    likeliest = weights.topk(num, dim=-1).values
+    kth = likeliest.gather(1, _column([min(k, num) - 1 for k in top_k], weights, torch.int64))
+    is_limited = _column([k < vocab_size for k in top_k], weights, torch.bool)
+    floor = _column([draw.min_p for draw in draws], weights)
     floor = torch.maximum(floor, torch.where(is_limited, kth, 0.0))
-    left = probabilities * (probabilities >= floor)
-    nucleus = [row for row, draw in enumerate(draws) if draw.top_p < 1]
+    weights.mul_(weights >= floor)
     if not nucleus:
-        return left
-    likeliest = likeliest * (likeliest >= floor)
+        return weights
+    likeliest.mul_(likeliest >= floor)
     top_p = [draws[row].top_p for row in nucleus]
-    part = _rows(left, nucleus)
-    part = part * (part >= _nucleus_edge(part, _rows(likeliest, nucleus), top_p))
-    return _replaced(left, nucleus, part)
+    part = _rows(weights, nucleus)
+    part.mul_(part >= _nucleus_edge(part, _rows(likeliest, nucleus), top_p))
+    if part is not weights:
+        weights[nucleus] = part
+    return weights
 
 
 def _nucleus_edge(left: Tensor, likeliest: Tensor, top_p: Sequence[float]) -> Tensor:
@@ -233,11 +250,10 @@ def _nucleus_edge(left: Tensor, likeliest: Tensor, top_p: Sequence[float]) -> Te
 
 
 def _replaced(tensor: Tensor, rows: Sequence[int], part: Tensor) -> Tensor:
-    """`tensor` with `part` as those rows; either may be changed."""
+    """`tensor` with `part` as those rows."""
     if len(rows) == len(tensor):
         return part
-    tensor[list(rows)] = part
-    return tensor
+    return tensor.index_copy(0, torch.tensor(rows, device=tensor.device), part)
 
 
 def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -261,19 +277,30 @@ def _mixed(value: int) -> int:
 # What is told of a choice
 
 
-def score(logits: Tensor, tokens: Sequence[int], widths: Sequence[int]) -> list[Scores]:
-    """Each token's log-probability, and those of its row's likeliest `width - 1`.
+def score(
+    logits: Tensor, rows: Sequence[int], tokens: Sequence[int], widths: Sequence[int]
+) -> list[Scores]:
+    """For each of `rows` its token's log-probability, and those of its likeliest `width - 1`.
 
     logits: [num_rows, vocab_size] float32, raw.
     """
+    scores: list[Scores] = []
+    for part in pieces(rows, logits):
+        end = len(scores) + len(part)
+        chosen, asked = tokens[len(scores) : end], widths[len(scores) : end]
+        scores += _score(_rows(logits, part), chosen, asked)
+    return scores
+
+
+def _score(logits: Tensor, tokens: Sequence[int], widths: Sequence[int]) -> list[Scores]:
     most = min(max(widths) - 1, logits.shape[1])
     own_id = torch.tensor(tokens, device=logits.device).unsqueeze(1)
     own = logits.gather(1, own_id)
-    ranks = (logits > own).sum(dim=-1) + 1
+    ranks = (logits > own).sum(dim=-1, dtype=torch.int32) + 1
     likeliest, ids = logits.topk(most, dim=-1)
     logprobs = torch.cat([own, likeliest], dim=1) - logits.logsumexp(dim=-1, keepdim=True)
     all_ids = torch.cat([own_id, ids], dim=1).to(torch.int32).cpu().numpy()
-    all_logprobs, all_ranks = logprobs.cpu().numpy(), ranks.to(torch.int32).cpu().numpy()
+    all_logprobs, all_ranks = logprobs.cpu().numpy(), ranks.cpu().numpy()
     return [
         Scores(
             width=min(width, most + 1),

@@ -21,8 +21,8 @@ MAX_BAD_WORDS = 256
 MAX_BIASES = 1024
 MAX_ALLOWED = 4096
 MAX_LOGPROBS = 20
-MAX_PROMPT_LOGPROBS = 1 << 20
-"""Log-probabilities of one prompt, all positions together: they are held until the reply."""
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""Log-probabilities of one request's prompts: they are held until the reply, and told at once."""
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
@@ -183,14 +183,14 @@ def check_something_left(
 
 
 def check_prompt_logprobs(params: SamplingParams, num_prompt: int) -> None:
-    """Raises RequestError if a prompt of `num_prompt` tokens would give too many to hold."""
+    """Raises RequestError if `num_prompt` tokens, all choices together, give too many to hold."""
     if params.prompt_logprobs is None:
         return
     num_entries = num_prompt * (params.prompt_logprobs + 1)
     if num_entries > MAX_PROMPT_LOGPROBS:
         raise RequestError(
-            f"{params.prompt_logprobs} log-probabilities for each of {num_prompt} prompt tokens "
-            f"are over the limit of {MAX_PROMPT_LOGPROBS} in all",
+            f"{params.prompt_logprobs} log-probabilities beside each of {num_prompt} prompt tokens "
+            f"are over the limit of {MAX_PROMPT_LOGPROBS} for a request",
             param="prompt_logprobs",
         )
 

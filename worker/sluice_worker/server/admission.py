@@ -2,7 +2,6 @@
 
 from ..errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
 from ..protocol import Completion
-from ..sampling_params import check_prompt_logprobs
 from ..wire import Snapshot
 
 
@@ -49,7 +48,6 @@ def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int
             f"of {pool} tokens and could never run",
             param=request.prompt_field if num_prompt >= pool else "max_tokens",
         )
-    check_prompt_logprobs(request.sampling, num_prompt)
     return max_tokens
 
 

@@ -37,7 +37,13 @@ from ..files import eos_token_ids, read_json
 from ..health import Pulse, Verdict
 from ..metrics import Exposition, Statistics, View
 from ..protocol import Completion
-from ..sampling_params import SamplingParams, check_something_left, check_vocabulary, for_engine
+from ..sampling_params import (
+    SamplingParams,
+    check_prompt_logprobs,
+    check_something_left,
+    check_vocabulary,
+    for_engine,
+)
 from ..tokenizer import Tokenizer
 from ..wire import Configure, Finished, Heartbeat, Ready, Sampling, StepReport, Submit
 from .admission import is_full, num_waiting, prompt_limit, token_budget
@@ -145,6 +151,7 @@ class Service:
         pool = engine.num_blocks * engine.block_size
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
         num_choices = request.sampling.n
+        check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
         self._check_queue(len(prompts) * num_choices)
         reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
         generation = Generation(reply_id, request, self.ledger, self.client.abort)

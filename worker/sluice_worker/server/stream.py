@@ -113,7 +113,10 @@ class WholeReply(Response):
             texts = await self._collect()
             if any(choice.finish_reason == "abort" for choice in self._generation.choices):
                 return
-            body = self._form.body(texts)
+            if self._generation.request.sampling.prompt_logprobs is None:
+                body = self._form.body(texts)
+            else:  # of a long prompt, these take a while to write down
+                body = await asyncio.to_thread(self._form.body, texts)
         reply = Response(body, media_type="application/json")
         await reply(scope, receive, send)
 

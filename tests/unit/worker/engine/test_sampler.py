@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_worker.edits import Editor, Edits
-from sluice_worker.sampler import FIRST_CANDIDATES, Draw, sample
+from sluice_worker.sampler import FIRST_CANDIDATES, PIECE_ELEMENTS, Draw, _edit, sample, score
 from sluice_worker.wire import Sampling
 from torch import Tensor
 from transformers.generation.logits_process import (
@@ -113,11 +113,20 @@ def test_ties_at_the_cut_off_are_all_kept() -> None:
     assert support(logits, top_k=99) == {0, 1, 2, 3, 4, 5}
 
 
-def test_a_draw_depends_on_its_own_row_alone() -> None:
+@pytest.mark.parametrize("piece", [1, 700, 1 << 20])  # rows at once: 1, 2, all
+def test_a_draw_depends_on_its_own_row_alone(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setitem(PIECE_ELEMENTS, "cpu", piece)
+    edits = Editor(Sampling(logit_bias={7: 4.0}), [], 300).edits([])
     logits = create_logits(24, 300)
     fields = [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 300, "top_p": 0.99}]
     draws = [
-        Draw(0.0 if n % 7 == 0 else 0.5 + n / 20, n, 9, **fields[n % 5])  # type: ignore[arg-type]
+        Draw(
+            temperature=0.0 if n % 7 == 0 else 0.5 + n / 20,
+            seed=n,
+            index=9,
+            edits=edits if n % 3 == 0 else None,
+            **fields[n % 5],  # type: ignore[arg-type]
+        )
         for n in range(24)
     ]
     together = sample(logits, draws)
@@ -164,6 +173,27 @@ def test_logits_stay_as_they_are() -> None:
     assert torch.equal(logits, before)
 
 
+@pytest.mark.parametrize("piece", [1, 130, 1 << 20])
+def test_scores_of_chosen_rows_are_the_raw_log_softmax(
+    monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setitem(PIECE_ELEMENTS, "cpu", piece)
+    logits = create_logits(6, 60)
+    wanted = torch.log_softmax(logits, dim=-1)
+    rows, tokens, widths = [0, 2, 3, 5], [7, 1, 9, 30], [1, 4, 61, 99]
+    for row, token, width, told in zip(
+        rows, tokens, widths, score(logits, rows, tokens, widths), strict=True
+    ):
+        assert told.width == min(width, 61)
+        ids = np.frombuffer(told.token_ids, dtype=np.int32)
+        logprobs = np.frombuffer(told.logprobs, dtype=np.float32)
+        assert ids[0] == token
+        assert np.allclose(logprobs, wanted[row, ids.astype(np.int64)], atol=1e-5)
+        assert list(logprobs[1:]) == sorted(logprobs[1:], reverse=True)
+        rank = int((wanted[row] > wanted[row, token]).sum()) + 1
+        assert np.frombuffer(told.ranks, dtype=np.int32).tolist() == [rank]
+
+
 # Edits
 
 
@@ -180,9 +210,7 @@ def test_a_row_without_any_token_left_gets_none() -> None:
 
 def edited(logits: Tensor, edits: Edits) -> Tensor:
     """The logits of one row as the sampler edits them."""
-    from sluice_worker.sampler import _edit
-
-    return _edit(logits.clone(), [Draw(0.0, 0, 0, edits=edits)], [0])
+    return _edit(logits.clone(), [Draw(0.0, 0, 0, edits=edits)])
 
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=30)
