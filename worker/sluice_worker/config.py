@@ -56,6 +56,8 @@ class ServerConfig(Struct, frozen=True):
     receive_timeout: float = 30.0
     write_timeout: float = 30.0
     connection_max_age: float = 30.0
+    chat_template: Path | None = None
+    sse_keep_alive_interval: float = 0.0
 
 
 class HubConfig(NamedTuple):
@@ -129,6 +131,7 @@ _positive = _number(int, 1, math.inf)
 _port = _number(int, 0, 65535)
 _milliseconds = _number(float, 0.001, math.inf)
 _seconds = _number(float, 0.01, math.inf)
+_interval = _number(float, 0, math.inf)
 
 ENGINE_FLAGS = (
     Flag("model", str, "directory of a checkpoint, or hf://ORG/NAME[@REVISION] (required)"),
@@ -160,6 +163,8 @@ SERVER_FLAGS = (
     Flag("receive-timeout", _seconds, "seconds for a request's headers, and for its body"),
     Flag("write-timeout", _seconds, "seconds after which a reader that stopped reading is cut"),
     Flag("connection-max-age", _seconds, "seconds after which a connection is closed when idle"),
+    Flag("chat-template", Path, "file of a Jinja template, instead of the checkpoint's own"),
+    Flag("sse-keep-alive-interval", _interval, "seconds of silence until a comment; 0: never"),
 )
 HUB_FLAGS = (
     Flag("revision", str, "branch, tag or commit of a model of the hub"),

@@ -10,9 +10,9 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -33,6 +33,15 @@ TokensOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
+# What `_prompts` checks: msgspec has no union of lists, so the document needs to be told.
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, _IDS]}
+_LISTS = [{"type": "array", "minItems": 1, "items": kind} for kind in ({"type": "string"}, _IDS)]
+OnePrompt = Annotated[str | list[Any], Meta(extra_json_schema=_PROMPT)]
+Prompts = Annotated[
+    str | list[Any], Meta(extra_json_schema={"anyOf": [*_PROMPT["anyOf"], *_LISTS]})
+]
+
 
 class StreamOptions(Struct, frozen=True):
     """OpenAI's stream_options; the second is vLLM's."""
@@ -41,32 +50,59 @@ class StreamOptions(Struct, frozen=True):
     continuous_usage_stats: bool = False
 
 
-class CompletionBody(SamplingFields, frozen=True, kw_only=True):
-    """The fields of POST /v1/completions that are honoured."""
+class AnswerFields(SamplingFields, frozen=True, kw_only=True):
+    """Who is asked, and how the answer is wanted: shared by completions and chats."""
 
-    prompt: str | list[Any]
     model: Name | None = None
-    max_tokens: TokensOrNone | None = COMPLETION_MAX_TOKENS
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    logprobs: NumLogprobs | None = None
-    echo: bool | None = False
-    add_special_tokens: bool | None = True
     return_token_ids: bool | None = False
     request_id: RequestId | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     user: str | None = None
 
 
-class GenerateBody(SamplingFields, frozen=True, kw_only=True):
-    """The fields of POST /generate that are honoured, `parameters` already merged in."""
+class CompletionBody(AnswerFields, frozen=True, kw_only=True):
+    """The fields of POST /v1/completions that are honoured."""
 
-    prompt: str | list[Any]
+    prompt: Prompts
+    max_tokens: TokensOrNone | None = COMPLETION_MAX_TOKENS
+    logprobs: NumLogprobs | None = None
+    echo: bool | None = False
+    add_special_tokens: bool | None = True
+
+
+class GenerateFields(SamplingFields, frozen=True, kw_only=True):
+    """The fields of POST /generate that are honoured, but for the prompt."""
+
     model: Name | None = None
     max_tokens: Tokens | None = GENERATE_MAX_TOKENS
+    stream: bool | None = None
     do_sample: bool | None = None
     add_special_tokens: bool | None = True
     return_token_ids: bool | None = False
+
+
+class GenerateBody(GenerateFields, frozen=True, kw_only=True):
+    """The body of POST /generate; one in text-generation-inference's form is brought to it."""
+
+    prompt: OnePrompt
+
+
+class Parameters(GenerateFields, frozen=True, kw_only=True):
+    """`parameters` of an InputsBody: the names of text-generation-inference, and ours."""
+
+    max_new_tokens: Tokens | None = None
+    truncate: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    ignore_eos_token: bool | None = None
+
+
+class InputsBody(Struct, frozen=True, kw_only=True):
+    """text-generation-inference's form of a GenerateBody."""
+
+    inputs: OnePrompt
+    parameters: Parameters | None = None
+    stream: bool | None = None
 
 
 # Known parameters that are not built: the values that ask for nothing. Sources: OpenAI's and vLLM's
@@ -102,7 +138,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 class Completion:
     """One validated request; lengths are not checked against the model here.
 
-    `prompts`: text, or token ids. `max_tokens` None: as many as the window leaves.
+    `prompts`: text, or token ids, from the field `prompt_field`. `max_tokens` None: as many as the
+    window leaves.
     `has_default_length`: the caller did not name a length, so that it may be cut to the window.
     `prompt_logprobs`: how many to tell in a field of their own (echo tells them with the text).
     `echo`: the reply begins with the prompt. `is_scoring`: it is nothing else (max_tokens was 0,
@@ -124,18 +161,43 @@ class Completion:
     return_token_ids: bool = False
     request_id: str | None = None
     cache_salt: str = ""
+    prompt_field: str = "prompt"
+
+
+class _Answer(TypedDict):
+    model: str | None
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    request_id: str | None
+    cache_salt: str
+
+
+def answer_of(body: AnswerFields) -> _Answer:
+    """What the shared fields say of a Completion; raises RequestError."""
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise RequestError("stream_options needs stream: true", param="stream_options")
+    has_usage = options is not None and options.include_usage
+    return {
+        "model": body.model,
+        "stream": bool(body.stream),
+        "include_usage": has_usage,
+        "continuous_usage": has_usage and options is not None and options.continuous_usage_stats,
+        "return_token_ids": bool(body.return_token_ids),
+        "request_id": body.request_id,
+        "cache_salt": body.cache_salt or "",
+    }
 
 
 def parse_completion(body: bytes) -> Completion:
     """The request in the body of POST /v1/completions; raises RequestError naming the field."""
     fields = parse_object(body)
-    _refuse_unsupported(fields, CompletionBody)
+    refuse_unsupported(fields, (*CompletionBody.__struct_fields__, "best_of"))
     if fields.get("best_of") not in (None, fields.get("n", 1)):
         raise UnsupportedParameter("best_of other than n is not supported", param="best_of")
-    typed = _convert(fields, CompletionBody)
-    options = typed.stream_options
-    if options is not None and not typed.stream:
-        raise RequestError("stream_options needs stream: true", param="stream_options")
+    typed = convert(fields, CompletionBody)
     prompts = _prompts(typed.prompt, "prompt")
     sampling = _completion_sampling(typed)
     if len(prompts) * sampling.n > MAX_SEQUENCES:
@@ -145,7 +207,6 @@ def parse_completion(body: bytes) -> Completion:
             param="n" if len(prompts) == 1 else "prompt",
         )
     return Completion(
-        model=typed.model,
         prompts=prompts,
         max_tokens=1 if typed.max_tokens == 0 else typed.max_tokens,
         has_default_length="max_tokens" not in fields,
@@ -154,14 +215,7 @@ def parse_completion(body: bytes) -> Completion:
         echo=bool(typed.echo),
         is_scoring=typed.max_tokens == 0,
         add_special_tokens=typed.add_special_tokens is not False,
-        stream=bool(typed.stream),
-        include_usage=options is not None and options.include_usage,
-        continuous_usage=options is not None
-        and options.include_usage
-        and options.continuous_usage_stats,
-        return_token_ids=bool(typed.return_token_ids),
-        request_id=typed.request_id,
-        cache_salt=typed.cache_salt or "",
+        **answer_of(typed),
     )
 
 
@@ -181,7 +235,6 @@ def _completion_sampling(body: CompletionBody) -> SamplingParams:
 _NOT_GENERATE: Mapping[str, object] = {
     "n": 1,
     "best_of": 1,
-    "stream": False,
     "echo": False,
     "logprobs": None,
     "prompt_logprobs": None,
@@ -189,19 +242,27 @@ _NOT_GENERATE: Mapping[str, object] = {
 }
 
 
-def parse_generate(body: bytes) -> Completion:
+def parse_generate_stream(body: bytes) -> Completion:
+    """As `parse_generate`, for the route whose name asks for a stream."""
+    request = parse_generate(body, default_stream=True)
+    if not request.stream:
+        raise RequestError("stream false contradicts /generate_stream", param="stream")
+    return request
+
+
+def parse_generate(body: bytes, *, default_stream: bool = False) -> Completion:
     """The request in the body of POST /generate: `prompt`, or `inputs` and `parameters` as TGI's.
 
     Greedy unless a temperature or do_sample says otherwise (TGI's default).
     """
     fields = _merge_parameters(parse_object(body))
-    _refuse_unsupported(fields, GenerateBody)
+    refuse_unsupported(fields, (*GenerateBody.__struct_fields__, *_NOT_GENERATE))
     for name, neutral in _NOT_GENERATE.items():
         if fields.get(name) not in (None, neutral):
             raise UnsupportedParameter(
                 f"{name} is not supported by /generate; use /v1/completions", param=name
             )
-    typed = _convert(fields, GenerateBody)
+    typed = convert(fields, GenerateBody)
     prompts = _prompts(typed.prompt, "prompt")
     if len(prompts) != 1:
         raise RequestError("/generate takes one prompt", param="prompt")
@@ -217,6 +278,7 @@ def parse_generate(body: bytes) -> Completion:
             default_temperature=_generate_temperature(typed),
         ),
         add_special_tokens=typed.add_special_tokens is not False,
+        stream=default_stream if typed.stream is None else typed.stream,
         return_token_ids=bool(typed.return_token_ids),
     )
 
@@ -224,6 +286,7 @@ def parse_generate(body: bytes) -> Completion:
 _RENAMED: Mapping[str, str] = {
     "inputs": "prompt",
     "max_new_tokens": "max_tokens",
+    "ignore_eos_token": "ignore_eos",
     "truncate": "truncate_prompt_tokens",
 }
 
@@ -270,32 +333,43 @@ def _checked(value: object, kind: type[T], param: str) -> T:
         raise RequestError(f"{param}: {_sentence(error)}", param=param) from error
 
 
-def _refuse_unsupported(fields: Mapping[str, Any], kind: type[Struct]) -> None:
-    known = kind.__struct_fields__
+def refuse_unsupported(
+    fields: Mapping[str, Any],
+    known: Collection[str],
+    neutral: Mapping[str, tuple[object, ...]] = NEUTRAL,
+) -> None:
+    """Raise UnsupportedParameter for a known field that is not built and asks for something."""
     for name, value in fields.items():
-        neutral = NEUTRAL.get(name)
-        if name in known or name == "best_of" or name in _NOT_GENERATE:
+        if name in known:
             continue
-        if neutral is None:
+        if name not in neutral:
             log.debug("unknown field ignored", extra={"field": name[:64]})
-        elif value not in neutral:
-            accepted = " or ".join(json.dumps(item) for item in neutral)
+        elif not any(_is_same(value, item) for item in neutral[name]):
+            accepted = " or ".join(json.dumps(item) for item in neutral[name])
             raise UnsupportedParameter(
                 f"{name} is not supported by this server; leave it out or send {accepted}",
                 param=name,
             )
 
 
+def _is_same(value: object, item: object) -> bool:
+    """Equal as JSON is: true is not 1."""
+    return value == item and isinstance(value, bool) == isinstance(item, bool)
+
+
 _PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 
 
-def _convert(fields: Mapping[str, Any], kind: type[T]) -> T:
+def convert(fields: Mapping[str, Any], kind: type[T]) -> T:
+    """`fields` as `kind`; raises RequestError naming the field."""
     try:
         return msgspec.convert(fields, type=kind, str_keys=True)
     except msgspec.ValidationError as error:
         text = str(error)
-        path = re.search(r"missing required field `(.*)`", text) or _PATH.search(text)
-        param = path[1].removeprefix(".") if path else "body"
+        missing = re.search(r"missing required field `(.*?)`", text)
+        path = _PATH.search(text)
+        steps = [found[1].removeprefix(".") for found in (path, missing) if found]
+        param = ".".join(steps) or "body"
         name = re.split(r"\W", param)[0]
         raise RequestError(f"{param}: {_sentence(error)}", param=name) from error
 
@@ -362,8 +436,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _object_with_surrogates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """As `_object`, for texts with escapes: a lone surrogate is no text and cannot be encoded."""
     for name, value in pairs:
-        items = value if isinstance(value, list) else (value,)
-        if any(_has_surrogate(text) for text in (name, *items)):
+        if _has_surrogate(name) or _has_surrogate(value):
             raise RequestError(
                 f"{_printable(name)} holds a lone surrogate, which is no character",
                 param=_printable(name),
@@ -372,6 +445,8 @@ def _object_with_surrogates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _has_surrogate(value: object) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_surrogate, value))
     return isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value)
 
 

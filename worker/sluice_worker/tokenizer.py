@@ -1,6 +1,7 @@
 """Text to token ids and back, one token at a time. No torch: this runs in the API process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -35,6 +36,12 @@ class Tokenizer:
         """Tokens that it knows, added ones included."""
         return int(self._tokenizer.get_vocab_size())
 
+    @cached_property
+    def control_tokens(self) -> dict[int, str]:
+        """The texts of the special tokens, by id."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.special}
+
     def encode(
         self, text: str, *, add_special_tokens: bool = True, keep: int | None = None
     ) -> list[int]:
@@ -66,6 +73,30 @@ class Tokenizer:
     def added_text(self, token_id: int) -> str | None:
         """The text of an added token, such as a control token; None for all others."""
         return self._added.get(token_id)
+
+    def encode_rendered(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        """Token ids of what a chat template wrote; nothing is put around them.
+
+        In a piece that is False the texts of special tokens are control tokens; in one that is True
+        they are text, as in `encode`. Raises UnicodeEncodeError for a lone surrogate.
+        """
+        ids: list[int] = []
+        for piece, is_plain in pieces:
+            piece.encode()
+            tokenizer = self._tokenizer if is_plain else self._with_control
+            ids += tokenizer.encode(piece, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _with_control(self) -> tokenizers.Tokenizer:
+        """A second copy, made at the first chat: the switch is the tokenizer's, not the call's."""
+        copy = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        copy.encode_special_tokens = False
+        return copy
+
+    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it; "" for an id that is not in it."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""

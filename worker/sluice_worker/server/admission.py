@@ -25,13 +25,13 @@ def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int
     sequence could never run, so that it never waits in front of one that can.
     """
     if num_prompt == 0:
-        raise RequestError("the prompt holds no token", param="prompt")
+        raise RequestError("the prompt holds no token", param=request.prompt_field)
     room = window - num_prompt
     if room < 1:
         raise ContextLengthExceeded(
             f"the prompt has {num_prompt} tokens; the model's window of {window} tokens must "
             "hold at least one more",
-            param="prompt",
+            param=request.prompt_field,
         )
     max_tokens = request.max_tokens
     if max_tokens is None or (request.has_default_length and max_tokens > room):
@@ -46,7 +46,7 @@ def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int
         raise KvCapacityExceeded(
             f"the prompt's {num_prompt} tokens and max_tokens {max_tokens} are over the KV pool "
             f"of {pool} tokens and could never run",
-            param="prompt" if num_prompt >= pool else "max_tokens",
+            param=request.prompt_field if num_prompt >= pool else "max_tokens",
         )
     return max_tokens
 

@@ -12,7 +12,8 @@ from ..protocol import Completion
 from ..wire import FinishReason, Scores, TokenOut
 from .ledger import Ledger
 from .logprobs import Scored, unpack
-from .replies import Usage, usage
+from .replies import usage
+from .shapes import Usage
 from .text import Transcript
 
 

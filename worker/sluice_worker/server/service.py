@@ -8,13 +8,15 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
+from ..chat import Chat, Conversation
 from ..client import EngineClient
 from ..config import WorkerConfig
 from ..contract import Evidence, RuntimeConfig, RuntimePatch, Slo, Waiting
@@ -48,6 +50,7 @@ from .admission import is_full, num_waiting, prompt_limit, token_budget
 from .cgroup import throttled_s
 from .generation import Choice, Generation
 from .ledger import Ledger
+from .renderer import Renderer
 from .text import Transcript
 
 log = logging.getLogger(__name__)
@@ -56,7 +59,13 @@ BEAT_S = 0.1
 """How often ticks are closed and hopeless requests are looked for."""
 INLINE_CHARS = 4096
 """Longer prompts are tokenised in a thread, so that streams do not wait for them."""
+T = TypeVar("T")
 MAX_RETRY_AFTER_S = 60
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """The result of `work`, whose time grows with `size`: at once, or in a thread if it is long."""
+    return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
 class Service:
@@ -67,6 +76,7 @@ class Service:
         directory = Path(config.engine.model.removeprefix("file://"))
         self.config = config
         self.tokenizer = Tokenizer(directory)
+        self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
         config_json = read_json(directory, "config.json")
         self.vocab_size = _vocab_size(config_json, self.tokenizer)
         self.eos_token_ids = eos_token_ids(directory, config_json)
@@ -129,10 +139,12 @@ class Service:
 
     # -- requests
 
-    async def open(self, request: Completion, arrival_s: float) -> Generation:
+    async def open(
+        self, request: Completion, arrival_s: float, id_prefix: str = "cmpl"
+    ) -> Generation:
         """Let a request in and submit its sequences, or raise why not."""
         window = self._check_open().max_model_len
-        self._check_model(request)
+        self.check_model(request.model)
         sampling = self._sampling(request.sampling)
         keep = prompt_limit(request, window)
         prompts = [await self._token_ids(prompt, request, keep) for prompt in request.prompts]
@@ -142,7 +154,7 @@ class Service:
         num_choices = request.sampling.n
         check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
         self._check_queue(len(prompts) * num_choices)
-        reply_id = f"cmpl-{request.request_id or uuid.uuid4().hex}"
+        reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
         generation = Generation(reply_id, request, self.ledger, self.client.abort)
         self.stats.observe("request_params_n", num_choices)
         for asked, ids, max_tokens in zip(request.prompts, prompts, budgets, strict=True):
@@ -224,13 +236,30 @@ class Service:
         assert self.engine is not None  # the third problem above
         return self.engine
 
-    def _check_model(self, request: Completion) -> None:
+    async def open_chat(self, chat: Chat, num_bytes: int, arrival_s: float) -> Generation:
+        """As `open`, for a conversation of `num_bytes`."""
+        self._check_open()
+        self.check_model(chat.completion.model)
+        prompt = tuple(await self.render(chat.conversation, num_bytes))
+        return await self.open(replace(chat.completion, prompts=(prompt,)), arrival_s, "chatcmpl")
+
+    async def render(self, conversation: Conversation, num_bytes: int) -> list[int]:
+        """The token ids of a conversation, as its template writes it. Raises RequestError."""
+        return await off_loop(num_bytes, lambda: self._renderer.token_ids(conversation))
+
+    def check_model(self, asked: str | None) -> None:
+        """Raise ModelNotFound if `asked` is given and not what is served."""
         name = self.config.model_name
-        if request.model is not None and request.model != name:
+        if asked is not None and asked != name:
             raise ModelNotFound(
-                f"the model {request.model!r} does not exist; this worker serves {name!r}",
-                param="model",
+                f"the model {asked!r} does not exist; this worker serves {name!r}", param="model"
             )
+
+    def limits(self) -> Ready:
+        """What the engine said of itself; raises NotReady before it serves."""
+        if self.engine is None:
+            raise NotReady("the model is being loaded", retry_after_s=1)
+        return self.engine
 
     async def _token_ids(
         self, prompt: str | tuple[int, ...], request: Completion, keep: int | None
@@ -241,15 +270,15 @@ class Service:
             if highest >= self.vocab_size:
                 raise RequestError(
                     f"token id {highest} is outside the vocabulary of {self.vocab_size}",
-                    param="prompt",
+                    param=request.prompt_field,
                 )
             return prompt if keep is None else prompt[-keep:]
-        encode = partial(
-            self.tokenizer.encode, add_special_tokens=request.add_special_tokens, keep=keep
+        return await off_loop(
+            len(prompt),
+            lambda: self.tokenizer.encode(
+                prompt, add_special_tokens=request.add_special_tokens, keep=keep
+            ),
         )
-        if len(prompt) <= INLINE_CHARS:
-            return encode(prompt)
-        return await asyncio.to_thread(encode, prompt)
 
     def _check_queue(self, num_new: int) -> None:
         limit, cap = self.config.server.max_num_queued_reqs, self._max_num_seqs
@@ -275,16 +304,14 @@ class Service:
 
     def runtime_config(self) -> RuntimeConfig:
         """What is in force; raises NotReady before the engine serves."""
-        if self.engine is None:
-            raise NotReady("the model is being loaded", retry_after_s=1)
-        state = self.recorder.snapshot
+        ceiling, state = self.limits().ceiling, self.recorder.snapshot
         return RuntimeConfig(
             epoch=self.epoch,
             max_num_seqs=self._max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             slo=self.slo,
             overload=self.overload,
-            ceiling=self.engine.ceiling,
+            ceiling=ceiling,
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
             boot_id=self.boot_id,
@@ -336,8 +363,7 @@ class Service:
 
     def evidence(self, after: int) -> Evidence:
         """Closed ticks after `after`; raises NotReady before the engine serves."""
-        if self.engine is None:
-            raise NotReady("the model is being loaded", retry_after_s=1)
+        self.limits()
         return self.recorder.evidence(after)
 
     # -- health, metrics, time

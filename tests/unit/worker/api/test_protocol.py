@@ -157,7 +157,6 @@ def test_generate_takes_the_names_of_text_generation_inference() -> None:
         b'{"prompt": "x", "max_tokens": 1, "parameters": {"max_new_tokens": 1}}',
         b'{"prompt": "x", "parameters": []}',
         b'{"prompt": ["x", "y"]}',
-        b'{"prompt": "x", "stream": true}',
         b'{"prompt": "x", "n": 2}',
         b'{"prompt": "x", "echo": true}',
         b'{"prompt": "x", "logprobs": 1}',
