@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .models.decoder import DecodeGroup, Decoder, PrefillSpan, StepInput
 from .sampler import Draw, sample
-from .scheduler import Work
 from .sizing import MAX_GATHER_BYTES, blocks_for
+from .step import Work
 
 Indices = NDArray[np.int64]
 
@@ -51,13 +51,13 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, works: Seq[Work]) -> list[int | None]:
-        """A token for each work that samples, in order; None where its logits are not finite."""
+        """A token for each sampled position, in order; None where its logits are not finite."""
         ordered = sorted(works, key=_by_length)
         logits = self.model.forward(self.build(ordered), self.caches)
-        sampling = [work for work in ordered if work.samples]
-        tokens = sample(logits, [self._draw(work) for work in sampling], self._generator)
-        found = {id(work): token for work, token in zip(sampling, tokens, strict=True)}
-        return [found[id(work)] for work in works if work.samples]
+        draws = [self._draw(work, ahead) for work in ordered for ahead in range(work.num_samples)]
+        tokens = iter(sample(logits, draws, self._generator))
+        found = {id(work): [next(tokens) for _ in range(work.num_samples)] for work in ordered}
+        return [token for work in works for token in found[id(work)]]
 
     def clear(self, blocks: Seq[int]) -> None:
         """Zero the pages of `blocks`."""
@@ -65,26 +65,26 @@ class Runner:
             for cache in self.caches:
                 cache[list(blocks)] = 0
 
-    def _draw(self, work: Work) -> Draw:
+    def _draw(self, work: Work, ahead: int) -> Draw:
         sequence = work.sequence
         return Draw(
             temperature=sequence.request.temperature,
             seed=sequence.seed,
-            index=sequence.num_tokens,
-            forbidden=tuple(sequence.forbidden_tokens(self.eos_token_ids)),
+            index=sequence.num_tokens + ahead,
+            forbidden=tuple(sequence.forbidden_tokens(self.eos_token_ids, ahead)),
         )
 
     def build(self, works: Seq[Work]) -> StepInput:
         """The batch as tensors; `works` decodes first, those sorted by length."""
         positions = np.concatenate([_positions(work) for work in works])
         blocks = np.concatenate([self._blocks(work) for work in works])
-        token_ids = [
-            token
-            for work in works
-            for token in work.sequence.token_ids[work.start : work.start + work.num_tokens]
-        ]
+        token_ids = [token for work in works for token in work.token_ids]
         ends = np.cumsum([work.num_tokens for work in works])
-        sampled = [int(end) - 1 for work, end in zip(works, ends, strict=True) if work.samples]
+        sampled = [
+            int(end) - left
+            for work, end in zip(works, ends, strict=True)
+            for left in range(work.num_samples, 0, -1)
+        ]
         num_decodes = sum(1 for work in works if work.num_tokens == 1)
         return StepInput(
             token_ids=self._tensor(np.array(token_ids, dtype=np.int64)),

@@ -6,6 +6,7 @@ Prefill, decode, a prefix hit and the resumption after a preemption are all the 
 from collections.abc import Set
 from dataclasses import dataclass, field
 
+from .speculation import Drafter
 from .wire import FinishReason, Submit
 
 
@@ -29,6 +30,13 @@ class Sequence:
     """Identity of the last block put into the prefix cache: the parent of the next."""
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache spared, at the first admission."""
+    order: int = 0
+    """Rank by arrival: who is older."""
+    queued_s: float = 0.0
+    num_lost_tokens: int = 0
+    """Computed tokens that it had when it was preempted, until it runs again."""
+    drafter: Drafter | None = None
+    """Its guesses, if it may speculate."""
     admitted_s: float | None = None
     wait_cap_s: float = 0.0
     wait_kv_s: float = 0.0
@@ -65,9 +73,12 @@ class Sequence:
                 return "stop"
         return "length" if self.num_output_tokens >= request.max_tokens else None
 
-    def forbidden_tokens(self, eos_token_ids: Set[int]) -> list[int]:
-        """Tokens that must not be sampled next: those that would end it before `min_tokens`."""
-        if self.num_output_tokens >= self.request.min_tokens:
+    def forbidden_tokens(self, eos_token_ids: Set[int], ahead: int = 0) -> list[int]:
+        """Tokens that must not be sampled next: those that would end it before `min_tokens`.
+
+        `ahead`: drafted tokens in front of the one that is asked about.
+        """
+        if self.num_output_tokens + ahead >= self.request.min_tokens:
             return []
         eos = [] if self.request.ignore_eos else sorted(eos_token_ids)
         return [*eos, *self.request.stop_token_ids]
