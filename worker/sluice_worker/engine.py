@@ -96,7 +96,7 @@ class Engine:
             preempted_tokens=counters.preempted_tokens,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
-            rounding_slots=scheduler.num_rounding_slots,
+            rounding_waste=scheduler.rounding_waste,
             speculation=self._speculation(),
         )
 

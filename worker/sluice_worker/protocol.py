@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from .deadlines import MAX_MS, Deadlines
 from .errors import RequestError, UnsupportedParameter
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ Temperature = Annotated[float, Meta(ge=0, le=100)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
+DeadlineMs = Annotated[float, Meta(gt=0, le=MAX_MS)]
 RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
 
@@ -64,6 +66,8 @@ class CompletionBody(Struct, frozen=True):
     request_id: RequestId | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     user: str | None = None
+    slo_ttft_ms: DeadlineMs | None = None
+    slo_tpot_ms: DeadlineMs | None = None
 
 
 class GenerateBody(Struct, frozen=True):
@@ -79,6 +83,8 @@ class GenerateBody(Struct, frozen=True):
     ignore_eos: bool = False
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     return_token_ids: bool | None = False
+    slo_ttft_ms: DeadlineMs | None = None
+    slo_tpot_ms: DeadlineMs | None = None
 
 
 # Known parameters that are not built: the values that ask for nothing. Sources: OpenAI's and vLLM's
@@ -154,6 +160,7 @@ class Completion:
     return_token_ids: bool = False
     request_id: str | None = None
     cache_salt: str = ""
+    deadlines: Deadlines = Deadlines()
 
 
 def parse_completion(body: bytes) -> Completion:
@@ -193,6 +200,7 @@ def parse_completion(body: bytes) -> Completion:
         return_token_ids=bool(typed.return_token_ids),
         request_id=typed.request_id,
         cache_salt=typed.cache_salt or "",
+        deadlines=Deadlines(typed.slo_ttft_ms, typed.slo_tpot_ms),
     )
 
 
@@ -225,6 +233,7 @@ def parse_generate(body: bytes) -> Completion:
         ignore_eos=typed.ignore_eos,
         min_tokens=_min_tokens(typed.min_tokens, typed.max_tokens),
         return_token_ids=bool(typed.return_token_ids),
+        deadlines=Deadlines(typed.slo_ttft_ms, typed.slo_tpot_ms),
     )
 
 

@@ -84,10 +84,11 @@ class Scheduler:
         return len(self.waiting) if self._clocks.blocked_by == "kv" else 0
 
     @property
-    def num_rounding_slots(self) -> int:
-        """Token slots in used blocks that no token has: a page is whole."""
+    def rounding_waste(self) -> float:
+        """Share of the used KV slots that no token will have, because pages are whole."""
         size = self.pool.block_size
-        return sum(-sequence.num_tokens % size for sequence in self.running)
+        wasted = sum(-sequence.num_tokens % size for sequence in self.running)
+        return wasted / max(self.pool.num_used * size, 1)
 
     def starts_at(self, now: float) -> float:
         """When the next step can do anything: now, or when the next static batch is due."""

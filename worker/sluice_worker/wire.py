@@ -116,7 +116,7 @@ class SpeculationTotals(Struct, frozen=True, array_like=True):
 
 
 class Snapshot(Struct, frozen=True, array_like=True):
-    """The engine's state after a step. `rounding_slots`: of used blocks, without a token."""
+    """The engine's state after a step. `rounding_waste`: share of KV slots."""
 
     running: int
     waiting_cap: int
@@ -128,7 +128,7 @@ class Snapshot(Struct, frozen=True, array_like=True):
     preempted_tokens: int
     prefix_queries: int
     prefix_hits: int
-    rounding_slots: int = 0
+    rounding_waste: float = 0.0
     speculation: SpeculationTotals | None = None
 
 

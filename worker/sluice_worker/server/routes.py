@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
@@ -55,7 +56,9 @@ async def _open(
     limits = service.config.server
     body = await read_body(request, limits.max_body_bytes, limits.receive_timeout)
     arrival_s = time.monotonic()
-    return await service.open(parse(body), arrival_s)
+    parsed = parse(body)
+    deadlines = parsed.deadlines.with_headers(request.headers)
+    return await service.open(replace(parsed, deadlines=deadlines), arrival_s)
 
 
 def add_probes(app: FastAPI, service: Service) -> None:
