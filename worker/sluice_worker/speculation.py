@@ -22,8 +22,10 @@ MIN_ACCEPTANCE = 0.8
 """Share of drafted tokens accepted over which a request speculates (design 2)."""
 WINDOW_TOKENS = 32
 """Drafted tokens that the share is taken over; a copy that ends is noticed with the next draft."""
-MIN_JUDGED_TOKENS = 16
+MIN_JUDGED_TOKENS = 8
 """Fewer drafted tokens say nothing: one lucky guess is not a habit."""
+SHORT_DRAFT = 2
+"""Tokens of a draft after a wrong one; each right one doubles it. So a false start costs little."""
 INDEXED_PER_STEP = 1024
 """Tokens of a long prompt looked through per step (about 2 ms), so that no step waits for more."""
 MAX_GROWTH = 2.0
@@ -41,7 +43,7 @@ class NgramSpeculation(Struct, frozen=True, forbid_unknown_fields=True):
     method: Literal["ngram"]
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)]
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] = 4
-    prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 2
+    prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 3
 
     def __post_init__(self) -> None:
         if self.prompt_lookup_min > self.prompt_lookup_max:
@@ -85,14 +87,21 @@ def num_right(drafts: Seq[int], sampled: Seq[int | None]) -> int:
 
 
 class Drafter:
-    """One request's guesses and how good they were."""
+    """One request's guesses and how good they were.
+
+    `_source` is the place in the text that is being copied: its token is guessed to come next. It
+    moves on with each token, and over one that differs, so that a copy with a word changed is
+    followed through the change; another place is looked up only after a wrong guess.
+    """
 
     def __init__(self, config: NgramSpeculation) -> None:
         self._most = config.num_speculative_tokens
+        self._length = min(SHORT_DRAFT, self._most)
         self._sizes = range(config.prompt_lookup_max, config.prompt_lookup_min - 1, -1)
         self._follows: dict[tuple[int, ...], int] = {}  # n-gram -> position after its last one
         self._num_indexed = 0
-        self._num_seen = 0
+        self._source: int | None = None
+        self._num_following = 0
         self._probe: tuple[int, ...] = ()
         self._probe_hits = 0
         self._window: deque[tuple[int, int]] = deque()
@@ -107,18 +116,15 @@ class Drafter:
 
     def draft(self, token_ids: Seq[int], most: int) -> tuple[int, ...]:
         """At most `most` tokens that may follow, or none. `see` must have seen all `token_ids`."""
-        most = min(most, self._most)
-        if self._num_indexed < len(token_ids):
+        if self._source is None or not self._num_following:
             return ()
-        for size in self._sizes:
-            start = self._follows.get(tuple(token_ids[-size:]))
-            if start is not None:
-                return _copy(token_ids, start, most)
-        return ()
+        return _copy(token_ids, self._source, min(most, self._length))
 
     def judge(self, num_drafted: int, num_accepted: int) -> None:
         """A draft was verified, or a probe compared."""
         self._probe = ()
+        longer = 2 * self._length if num_accepted == num_drafted else SHORT_DRAFT
+        self._length = min(longer, self._most)
         self._window.append((num_drafted, num_accepted))
         self._num_drafted += num_drafted
         self._num_accepted += num_accepted
@@ -129,29 +135,43 @@ class Drafter:
 
     def see(self, token_ids: Seq[int]) -> None:
         """The sequence as it is now, after each step that added to it."""
-        for token in token_ids[self._num_seen :] if self._probe else ():
-            self._compare(token)
-        self._num_seen = len(token_ids)
-        self._index(token_ids)
+        if len(token_ids) - self._num_indexed > INDEXED_PER_STEP:
+            self._index(token_ids, self._num_indexed + INDEXED_PER_STEP)
+            return
+        for token in token_ids[self._num_indexed :] if self._source is not None else ():
+            self._follow(token_ids, token)
+        self._index(token_ids, len(token_ids))
+        if not self._num_following:
+            self._look_up(token_ids)
         if not self._probe:
             self._probe = self.draft(token_ids, self._most)
             self._probe_hits = 0
 
-    def _compare(self, token: int) -> None:
-        if not self._probe:
-            return
-        is_hit = self._probe[self._probe_hits] == token
-        self._probe_hits += is_hit
-        if not is_hit or self._probe_hits == len(self._probe):
-            self.judge(len(self._probe), self._probe_hits)
+    def _follow(self, token_ids: Seq[int], token: int) -> None:
+        assert self._source is not None
+        is_right = token_ids[self._source] == token
+        self._num_following = self._num_following + 1 if is_right else 0
+        self._source += 1
+        if self._probe:
+            is_hit = self._probe[self._probe_hits] == token
+            self._probe_hits += is_hit
+            if not is_hit or self._probe_hits == len(self._probe):
+                self.judge(len(self._probe), self._probe_hits)
 
-    def _index(self, token_ids: Seq[int]) -> None:
-        end = min(len(token_ids), self._num_indexed + INDEXED_PER_STEP)
+    def _index(self, token_ids: Seq[int], end: int) -> None:
         for position in range(self._num_indexed, end):
             for size in self._sizes:
                 if position >= size:
                     self._follows[tuple(token_ids[position - size : position])] = position
         self._num_indexed = end
+
+    def _look_up(self, token_ids: Seq[int]) -> None:
+        """Go to the last place with the same words before it, those of the longest first."""
+        for size in self._sizes:
+            found = self._follows.get(tuple(token_ids[-size:]))
+            if found is not None:
+                self._source, self._num_following = found, size
+                return
 
 
 def _copy(token_ids: Seq[int], start: int, count: int) -> tuple[int, ...]:

@@ -9,8 +9,10 @@ from .virtual import add, set_limits, step, written
 BATCHES = StaticBatching(size=3, timeout_s=1.0)
 
 
-def create_static(**options: int) -> Scheduler:
-    return create_scheduler(cap=8, budget=512, static=BATCHES, **options)
+def create_static(num_blocks: int = 64, max_model_len: int = 512) -> Scheduler:
+    return create_scheduler(
+        num_blocks=num_blocks, cap=8, budget=512, max_model_len=max_model_len, static=BATCHES
+    )
 
 
 def test_a_batch_waits_for_its_size_or_for_the_time_of_its_first() -> None:
@@ -39,7 +41,7 @@ def test_the_next_batch_starts_when_the_longest_has_ended_and_rows_are_padded_un
         create_request("next", 5, max_tokens=1),
     ]
     sequences = [add(scheduler, request) for request in requests]
-    seen = []
+    seen: list[tuple[int, int]] = []
     while scheduler.running or not seen:
         planned, _ = step(scheduler, 2.0)
         seen.append((planned.num_decodes, planned.num_padding))
