@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
+import msgspec
 from msgspec import Struct, structs
 
 from .contract import Slo
 from .errors import ConfigError
 from .hub.reference import FILE, Access, HubModel, access, hub_model
+from .speculation import NgramSpeculation
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -35,6 +37,10 @@ class EngineConfig(Struct, frozen=True):
     itl_ms: float | None = None
     epoch: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    batching_mode: Literal["continuous", "static"] = "continuous"
+    static_batch_size: int | None = None
+    static_batch_timeout_ms: float = 100.0
+    speculative_config: NgramSpeculation | None = None
 
 
 class ServerConfig(Struct, frozen=True):
@@ -126,6 +132,17 @@ def _choice(*choices: str) -> Callable[[str], object]:
     return convert
 
 
+def _speculation(text: str) -> object:
+    """vLLM's JSON object, of which method ngram is built."""
+    try:
+        return msgspec.json.decode(text, type=NgramSpeculation)
+    except msgspec.MsgspecError as error:
+        keys = ", ".join(NgramSpeculation.__struct_fields__)
+        raise ValueError(
+            f"must be a JSON object with method ngram and the keys {keys}: {error}"
+        ) from error
+
+
 _count = _number(int, 0, math.inf)
 _positive = _number(int, 1, math.inf)
 _port = _number(int, 0, 65535)
@@ -145,6 +162,10 @@ ENGINE_FLAGS = (
     Flag("block-size", _positive, "tokens of one KV block"),
     Flag("gpu-memory-utilization", _number(float, 0.01, 1), "share of the memory to use"),
     Flag("num-gpu-blocks-override", _positive, "KV blocks, instead of what the memory gives"),
+    Flag("batching-mode", _choice("continuous", "static"), "static: one padded batch at a time"),
+    Flag("static-batch-size", _positive, "sequences of a static batch"),
+    Flag("static-batch-timeout-ms", _milliseconds, "wait for a full static batch, at most"),
+    Flag("speculative-config", _speculation, 'JSON; {"method": "ngram", ...} drafts by lookup'),
     Flag("device", _choice("auto", "cpu", "cuda"), "where the model runs"),
 )
 SERVER_FLAGS = (
@@ -279,6 +300,26 @@ def _contradictions(engine: dict[str, Any], server: dict[str, Any]) -> list[str]
         )
     if server.get("overload") == "Shed" and server["slo"].ttft_ms is None:
         problems.append("--overload Shed needs --slo-ttft-ms, the target that it sheds for")
+    return problems + _static_problems(engine, server)
+
+
+def _static_problems(engine: dict[str, Any], server: dict[str, Any]) -> list[str]:
+    """Flags of static batching without it, or it without them."""
+    size, timeout_ms = engine.get("static_batch_size"), engine.get("static_batch_timeout_ms")
+    if engine.get("batching_mode") != "static":
+        given = [("size", size), ("timeout-ms", timeout_ms)]
+        return [
+            f"--static-batch-{name} needs --batching-mode static"
+            for name, v in given
+            if v is not None
+        ]
+    problems = [] if size else ["--batching-mode static needs --static-batch-size"]
+    liveness_ms = 1000 * server.get("liveness_timeout", ServerConfig().liveness_timeout)
+    if (timeout_ms or 0) > liveness_ms / 2:
+        problems.append(
+            f"--static-batch-timeout-ms {timeout_ms:g} is over half of --liveness-timeout; "
+            "a worker that waits for its batch would be taken for dead"
+        )
     return problems
 
 

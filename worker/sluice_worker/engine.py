@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from .contract import StepModel
 from .runner import Runner
-from .scheduler import Limits, Outcome, Scheduler, Step
+from .scheduler import Scheduler
 from .sequence import Sequence
-from .steptime import StepRecord, StepTimes, chunk_limit
+from .speculation import few_decodes
+from .step import Limits, Outcome, Step
+from .steptime import StepRecord, StepTimes, chunk_limit, predict_ms
 from .wire import (
     Abort,
     Configure,
@@ -17,6 +19,7 @@ from .wire import (
     FirstToken,
     PromptScores,
     Snapshot,
+    SpeculationTotals,
     StepReport,
     Submit,
     TokenOut,
@@ -38,6 +41,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
+
+    def idle_s(self, now: float) -> float:
+        """Seconds until a step can do anything: 0 with work, none but for a static batch."""
+        return max(self.scheduler.starts_at(now) - now, 0.0) if self.has_work else float("inf")
 
     def submit(self, request: Submit, now: float) -> Finished | None:
         """Queue a request, or say why it can never run."""
@@ -66,7 +73,7 @@ class Engine:
     def step(self) -> tuple[StepReport | None, list[Finished]]:
         """One step: its report (None where nothing could run), and the requests that it failed."""
         started = time.monotonic()
-        step = self.scheduler.schedule(started, self._chunk_limit)
+        step = self.scheduler.schedule(started, self._chunk_limit, self._growth)
         self.runner.clear(self.scheduler.take_dirty_blocks())
         if not step.works:
             return None, []
@@ -91,6 +98,16 @@ class Engine:
             preempted_tokens=counters.preempted_tokens,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
+            rounding_waste=scheduler.rounding_waste,
+            speculation=self._speculation(),
+        )
+
+    def _speculation(self) -> SpeculationTotals | None:
+        counters = self.scheduler.counters
+        if self.scheduler.speculation is None:
+            return None
+        return SpeculationTotals(
+            counters.num_drafts, counters.draft_tokens, counters.accepted_by_position
         )
 
     def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
@@ -99,14 +116,21 @@ class Engine:
             return limits.max_num_batched_tokens
         return chunk_limit(model, self.times.tail_ms, limits.itl_ms, decodes, kv_tokens)
 
+    def _growth(self, decodes: int, kv_tokens: int, drafted: int) -> float:
+        model = self.times.model
+        if model is None:
+            return few_decodes(decodes, kv_tokens, drafted)
+        plain = predict_ms(model, decodes, kv_tokens, 0)
+        return predict_ms(model, decodes, kv_tokens, drafted) / plain if plain > 0 else 1.0
+
     def _learn(self, step: Step, started: float, ended: float) -> StepModel | None:
         """Record the step; the model where it was fitted anew."""
         self.times.add(
             StepRecord(
                 at_s=ended,
-                num_decodes=step.num_decodes,
+                num_decodes=step.num_decodes + step.num_padding,
                 num_kv_tokens=step.num_kv_tokens,
-                num_prefill_tokens=step.num_prefill_tokens,
+                num_prefill_tokens=step.num_prefill_tokens + step.num_draft_tokens,
                 step_ms=1000 * (ended - started),
             )
         )
@@ -140,6 +164,8 @@ class Engine:
             num_decodes=step.num_decodes,
             num_kv_tokens=step.num_kv_tokens,
             num_prefill_tokens=step.num_prefill_tokens,
+            num_draft_tokens=step.num_draft_tokens,
+            num_padding=step.num_padding,
             num_running=step.num_running,
             at_cap=step.at_cap,
             snapshot=self.snapshot(),

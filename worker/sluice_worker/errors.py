@@ -19,7 +19,8 @@ SluiceError
 │   └── OverCeiling        422
 ├── Overloaded             429  retry later
 │   ├── QueueFull
-│   └── Shed                    the first-token target is already out of reach
+│   ├── Shed                    the first-token target is already out of reach
+│   └── DeadlineUnreachable     so is the request's own
 ├── Unavailable            503  retry elsewhere
 │   ├── NotReady
 │   ├── Draining
@@ -187,6 +188,12 @@ class Shed(Overloaded):
     """The first-token target can no longer be met, and overload is Shed."""
 
     code = "shed"
+
+
+class DeadlineUnreachable(Overloaded):
+    """A latency that the request asks for cannot be kept here and now."""
+
+    code = "deadline_unreachable"
 
 
 class Unavailable(SluiceError):

@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypedDict, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from .deadlines import MAX_MS, Deadlines
 from .errors import RequestError, UnsupportedParameter
 from .sampling_params import NumLogprobs, SamplingFields, SamplingParams, TokenId, resolve
 
@@ -31,6 +32,7 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
 Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokensOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
+DeadlineMs = Annotated[float, Meta(gt=0, le=MAX_MS)]
 RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
 # What `_prompts` checks: msgspec has no union of lists, so the document needs to be told.
@@ -60,6 +62,8 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True):
     request_id: RequestId | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     user: str | None = None
+    slo_ttft_ms: DeadlineMs | None = None
+    slo_tpot_ms: DeadlineMs | None = None
 
 
 class CompletionBody(AnswerFields, frozen=True, kw_only=True):
@@ -81,6 +85,8 @@ class GenerateFields(SamplingFields, frozen=True, kw_only=True):
     do_sample: bool | None = None
     add_special_tokens: bool | None = True
     return_token_ids: bool | None = False
+    slo_ttft_ms: DeadlineMs | None = None
+    slo_tpot_ms: DeadlineMs | None = None
 
 
 class GenerateBody(GenerateFields, frozen=True, kw_only=True):
@@ -162,6 +168,7 @@ class Completion:
     request_id: str | None = None
     cache_salt: str = ""
     prompt_field: str = "prompt"
+    deadlines: Deadlines = Deadlines()
 
 
 class _Answer(TypedDict):
@@ -172,6 +179,7 @@ class _Answer(TypedDict):
     return_token_ids: bool
     request_id: str | None
     cache_salt: str
+    deadlines: Deadlines
 
 
 def answer_of(body: AnswerFields) -> _Answer:
@@ -188,6 +196,7 @@ def answer_of(body: AnswerFields) -> _Answer:
         "return_token_ids": bool(body.return_token_ids),
         "request_id": body.request_id,
         "cache_salt": body.cache_salt or "",
+        "deadlines": Deadlines(body.slo_ttft_ms, body.slo_tpot_ms),
     }
 
 
@@ -280,6 +289,7 @@ def parse_generate(body: bytes, *, default_stream: bool = False) -> Completion:
         add_special_tokens=typed.add_special_tokens is not False,
         stream=default_stream if typed.stream is None else typed.stream,
         return_token_ids=bool(typed.return_token_ids),
+        deadlines=Deadlines(typed.slo_ttft_ms, typed.slo_tpot_ms),
     )
 
 

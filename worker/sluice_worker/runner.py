@@ -20,9 +20,9 @@ from .edits import Editor
 from .models.decoder import Decoder
 from .models.step import DecodeGroup, DecodeView, PrefillSpan, PrefillView, StepInput
 from .sampler import Draw, joined, sample, score
-from .scheduler import Work
 from .sequence import Sequence
 from .sizing import MAX_GATHER_BYTES, blocks_for
+from .step import Work
 
 Indices = NDArray[np.int64]
 View = TypeVar("View", DecodeView, PrefillView)
@@ -60,7 +60,7 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, works: Seq[Work]) -> list[int | None]:
-        """A token for each work that samples, in order; None where its logits are not finite.
+        """A token for each sampled position, in order; None where its logits are not finite.
 
         Scores that requests ask for are left in their sequences.
         """
@@ -68,12 +68,13 @@ class Runner:
         step = self.build(ordered)
         hidden = self.model.hidden(step, self.caches)
         logits = self.model.logits(hidden[step.sampled_rows])
-        sampling = [work.sequence for work in ordered if work.samples]
-        tokens = sample(logits, [self._draw(sequence) for sequence in sampling])
-        self._score(logits, sampling, tokens)
+        places = [(work, ahead) for work in ordered for ahead in range(work.num_samples)]
+        tokens = sample(logits, [self._draw(work.sequence, ahead) for work, ahead in places])
+        self._score(logits, [work.sequence for work, _ in places], tokens)
         self._score_prompts(hidden, ordered)
-        found = {id(sequence): token for sequence, token in zip(sampling, tokens, strict=True)}
-        return [found[id(work.sequence)] for work in works if work.samples]
+        drawn = iter(tokens)
+        found = {id(work): [next(drawn) for _ in range(work.num_samples)] for work in ordered}
+        return [token for work in works for token in found[id(work)]]
 
     def clear(self, blocks: Seq[int]) -> None:
         """Zero the pages of `blocks`."""
@@ -81,10 +82,10 @@ class Runner:
             for cache in self.caches:
                 cache[list(blocks)] = 0
 
-    def _draw(self, sequence: Sequence) -> Draw:
+    def _draw(self, sequence: Sequence, ahead: int) -> Draw:
         request, token_ids = sequence.request, sequence.token_ids
         sampling = request.sampling
-        forbidden, edits = sequence.forbidden_tokens(self.eos_token_ids), None
+        forbidden, edits = sequence.forbidden_tokens(self.eos_token_ids, ahead), None
         if sampling.edits_logits:
             if sequence.editor is None:
                 vocab_size = self.model.config.shape.vocab_size
@@ -94,7 +95,7 @@ class Runner:
         return Draw(
             temperature=request.temperature,
             seed=sequence.seed,
-            index=sequence.num_tokens,
+            index=sequence.num_tokens + ahead,
             forbidden=tuple(forbidden),
             top_k=sampling.top_k,
             top_p=sampling.top_p,
@@ -142,13 +143,13 @@ class Runner:
         """The batch as tensors; `works` decodes first, those sorted by length."""
         positions = np.concatenate([_positions(work) for work in works])
         blocks = np.concatenate([self._blocks(work) for work in works])
-        token_ids = [
-            token
-            for work in works
-            for token in work.sequence.token_ids[work.start : work.start + work.num_tokens]
-        ]
+        token_ids = [token for work in works for token in work.token_ids]
         ends = np.cumsum([work.num_tokens for work in works])
-        sampled = [int(end) - 1 for work, end in zip(works, ends, strict=True) if work.samples]
+        sampled = [
+            int(end) - left
+            for work, end in zip(works, ends, strict=True)
+            for left in range(work.num_samples, 0, -1)
+        ]
         num_decodes = sum(1 for work in works if work.num_tokens == 1)
         return StepInput(
             token_ids=self._tensor(np.array(token_ids, dtype=np.int64)),

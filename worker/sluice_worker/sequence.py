@@ -7,6 +7,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from .edits import Editor
+from .speculation import Drafter
 from .wire import FinishReason, Scores, Submit
 
 
@@ -30,6 +31,13 @@ class Sequence:
     """Identity of the last block put into the prefix cache: the parent of the next."""
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache spared, at the first admission."""
+    order: int = 0
+    """Rank by arrival: who is older."""
+    queued_s: float = 0.0
+    num_lost_tokens: int = 0
+    """Computed tokens that it had when it was preempted, until it runs again."""
+    drafter: Drafter | None = None
+    """Its guesses, if it may speculate."""
     admitted_s: float | None = None
     wait_cap_s: float = 0.0
     wait_kv_s: float = 0.0
@@ -81,11 +89,12 @@ class Sequence:
                 return "stop"
         return "length" if self.num_output_tokens >= request.max_tokens else None
 
-    def forbidden_tokens(self, eos_token_ids: Set[int]) -> list[int]:
+    def forbidden_tokens(self, eos_token_ids: Set[int], ahead: int = 0) -> list[int]:
         """Tokens that must not be sampled next: those that would end it before `min_tokens`.
 
-        As in vLLM, ignore_eos does not take the end tokens out of them.
+        `ahead`: drafted tokens in front of the one that is asked about. As in vLLM, ignore_eos does
+        not take the end tokens out of them.
         """
-        if self.num_output_tokens >= self.request.min_tokens:
+        if self.num_output_tokens + ahead >= self.request.min_tokens:
             return []
         return [*sorted(eos_token_ids), *self.request.stop_token_ids]

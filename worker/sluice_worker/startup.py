@@ -24,7 +24,7 @@ from .models.config import DecoderConfig
 from .models.decoder import Decoder
 from .resources import Resources
 from .runner import Runner
-from .scheduler import MIN_CHUNK_TOKENS, Limits, Scheduler, Work
+from .scheduler import MIN_CHUNK_TOKENS, Scheduler
 from .sequence import Sequence
 from .sizing import (
     DEFAULT_MEAN_LENGTH,
@@ -37,6 +37,8 @@ from .sizing import (
     resolve_dtype,
     weights_bytes,
 )
+from .static_batch import StaticBatching
+from .step import Limits, Work
 from .steptime import StepRecord, StepTimes, predicted_cap
 from .weights import Checkpoint, RandomWeights, TensorSource
 from .wire import Ready, Submit
@@ -240,7 +242,15 @@ class _Start:
             max_model_len=self.max_model_len,
             vocab_size=self.decoder.shape.vocab_size,
             eos_token_ids=self.eos,
+            static=self._static(),
+            speculation=self.config.speculative_config,
         )
+
+    def _static(self) -> StaticBatching | None:
+        config = self.config
+        if config.batching_mode != "static" or config.static_batch_size is None:
+            return None
+        return StaticBatching(config.static_batch_size, config.static_batch_timeout_ms / 1000)
 
     def _ready(
         self,

@@ -170,8 +170,16 @@ class TokenOut(Struct, frozen=True, array_like=True):
     scores: Scores | None = None
 
 
+class SpeculationTotals(Struct, frozen=True, array_like=True):
+    """Drafts since the start: how many, their tokens, and those accepted by place in the draft."""
+
+    num_drafts: int
+    draft_tokens: int
+    accepted_by_position: list[int]
+
+
 class Snapshot(Struct, frozen=True, array_like=True):
-    """The engine's state after a step."""
+    """The engine's state after a step. `rounding_waste`: share of KV slots."""
 
     running: int
     waiting_cap: int
@@ -183,13 +191,16 @@ class Snapshot(Struct, frozen=True, array_like=True):
     preempted_tokens: int
     prefix_queries: int
     prefix_hits: int
+    rounding_waste: float = 0.0
+    speculation: SpeculationTotals | None = None
 
 
 class StepReport(Message, frozen=True):
     """One step: its tokens and its record. `at_cap`: running >= 0.9 * max_num_seqs in this step.
 
-    `prompts`: what it found out about prompts, of which each request's last comes no later than its
-    first token.
+    `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `prompts`:
+    what it found out about prompts, of which each request's last comes no later than its first
+    token.
     """
 
     tokens: list[TokenOut]
@@ -202,6 +213,8 @@ class StepReport(Message, frozen=True):
     at_cap: bool
     snapshot: Snapshot
     step_model: StepModel | None = None
+    num_draft_tokens: int = 0
+    num_padding: int = 0
     prompts: list[PromptScores] = []
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Protocol
 
@@ -38,7 +39,9 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body, arrival_s = await _read(request, service)
-        generation = await service.open_chat(parse_chat(body), len(body), arrival_s)
+        asked = parse_chat(body)
+        asked = replace(asked, completion=_with_deadlines(asked.completion, request))
+        generation = await service.open_chat(asked, len(body), arrival_s)
         return _reply(generation, service, ChatFormat)
 
     @app.post("/generate")
@@ -82,7 +85,12 @@ async def _generated(
 ) -> Response:
     """Read, parse and submit."""
     body, arrival_s = await _read(request, service)
-    return _reply(await service.open(parse(body), arrival_s), service, kind)
+    asked = _with_deadlines(parse(body), request)
+    return _reply(await service.open(asked, arrival_s), service, kind)
+
+
+def _with_deadlines(asked: Completion, request: Request) -> Completion:
+    return replace(asked, deadlines=asked.deadlines.with_headers(request.headers))
 
 
 def _reply(generation: Generation, service: Service, kind: type[Format]) -> Response:

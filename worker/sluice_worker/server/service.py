@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from ..client import EngineClient
 from ..config import WorkerConfig
 from ..contract import Evidence, RuntimeConfig, RuntimePatch, Slo, Waiting
 from ..errors import (
+    DeadlineUnreachable,
     Draining,
     EngineDied,
     ModelNotFound,
@@ -46,8 +47,9 @@ from ..sampling_params import (
 )
 from ..tokenizer import Tokenizer
 from ..wire import Configure, Finished, Heartbeat, Ready, Sampling, StepReport, Submit
-from .admission import is_full, num_waiting, prompt_limit, token_budget
+from .admission import is_full, num_waiting, prompt_limit, token_budget, unreachable
 from .cgroup import throttled_s
+from .forecast import Forecast
 from .generation import Choice, Generation
 from .ledger import Ledger
 from .renderer import Renderer
@@ -86,6 +88,7 @@ class Service:
         self.max_num_batched_tokens = config.engine.max_num_batched_tokens
         self.slo = config.server.slo
         self.overload = config.server.overload
+        self.max_num_queued_reqs = config.server.max_num_queued_reqs
         self.pulse = Pulse(now_s)
         self.client = EngineClient(self.pulse, self)
         self.recorder = Recorder(self.boot_id, now_s, self.created_s)
@@ -154,6 +157,7 @@ class Service:
         num_choices = request.sampling.n
         check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
         self._check_queue(len(prompts) * num_choices)
+        self._check_deadlines(request, prompts, arrival_s)
         reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
         generation = Generation(reply_id, request, self.ledger, self.client.abort)
         self.stats.observe("request_params_n", num_choices)
@@ -194,7 +198,9 @@ class Service:
         request, params = generation.request, generation.request.sampling
         request_id, prompt = str(next(self._ids)), message.prompt_token_ids
         now_s = time.monotonic()
-        flight = self.recorder.arrive(request_id, message.arrival_s, now_s, len(prompt))
+        flight = self.recorder.arrive(
+            request_id, message.arrival_s, now_s, len(prompt), request.deadlines.ttft_ms
+        )
         transcript = Transcript(
             self.tokenizer.detokenizer(
                 skip_special_tokens=params.skip_special_tokens,
@@ -281,24 +287,56 @@ class Service:
         )
 
     def _check_queue(self, num_new: int) -> None:
-        limit, cap = self.config.server.max_num_queued_reqs, self._max_num_seqs
+        limit, cap = self.max_num_queued_reqs, self._max_num_seqs
         state, num_open = self.recorder.snapshot, self.client.num_open
         if not is_full(num_new, num_open, cap, state, limit):
             return
+        waiting = num_waiting(num_open, cap, state)
+        error = QueueFull(
+            f"{waiting} requests wait already, and max_num_queued_reqs is {limit}",
+            retry_after_s=_retry_after_s(self._forecast().wait_s(num_new)),
+        )
+        self._refuse(num_new, "max_num_queued_reqs", error)
+
+    def _check_deadlines(
+        self, request: Completion, prompts: Sequence[Sequence[int]], arrival_s: float
+    ) -> None:
+        """Refuse now what would miss its deadline later, and say when to come again."""
+        num_new = len(prompts) * request.sampling.n
+        problem = unreachable(
+            request.deadlines,
+            self._shed_ms(),
+            self._forecast(),
+            num_new,
+            1e3 * (time.monotonic() - arrival_s)
+            + max(self.recorder.prefill_ms(len(ids)) for ids in prompts),
+        )
+        if problem is not None:
+            sentence, wait_s = problem
+            error = DeadlineUnreachable(sentence, retry_after_s=_retry_after_s(wait_s))
+            self._refuse(num_new, "deadline", error)
+
+    def _refuse(self, num_new: int, reason: str, error: SluiceError) -> NoReturn:
         for _ in range(num_new):
             self.recorder.refuse()
-        self.stats.reject("max_num_queued_reqs")
-        waiting = num_waiting(num_open, cap, state)
-        raise QueueFull(
-            f"{waiting} requests wait already, and --max-num-queued-reqs is {limit}",
-            retry_after_s=self._retry_after_s(waiting),
-        )
+        self.stats.reject(reason)
+        raise error
 
-    def _retry_after_s(self, num_waiting: int) -> int:
-        """Seconds in which those that wait will have finished at the present rate."""
-        rate = self.recorder.finished_per_s()
-        seconds = math.ceil(num_waiting / rate) if rate > 0 else 1
-        return min(max(1, seconds), MAX_RETRY_AFTER_S)
+    def _shed_ms(self) -> float | None:
+        """The first-token deadline of requests that bring none."""
+        return self.slo.ttft_ms if self.overload == "Shed" else None
+
+    def _forecast(self) -> Forecast:
+        state, recorder = self.recorder.snapshot, self.recorder
+        return Forecast(
+            num_open=self.client.num_open,
+            num_running=state.running,
+            num_waiting=state.waiting_cap + state.waiting_kv,
+            cap=self._max_num_seqs,
+            service_s=recorder.service_s(),
+            step_model=recorder.step_model,
+            kv_per_seq=recorder.mean_length(),
+        )
 
     # -- live configuration
 
@@ -315,6 +353,7 @@ class Service:
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
             boot_id=self.boot_id,
+            max_num_queued_reqs=self.max_num_queued_reqs,
         )
 
     def patch(self, change: RuntimePatch) -> RuntimeConfig:
@@ -323,6 +362,8 @@ class Service:
         cap = change.max_num_seqs or current.max_num_seqs
         budget = change.max_num_batched_tokens or current.max_num_batched_tokens
         slo, overload = change.slo or current.slo, change.overload or current.overload
+        queue = change.max_num_queued_reqs
+        queue = self.max_num_queued_reqs if queue is None else queue
         self._check_patch(change, current, cap, budget, slo)
         if change.epoch == current.epoch:
             if (cap, budget) != (current.max_num_seqs, current.max_num_batched_tokens):
@@ -330,11 +371,16 @@ class Service:
                     f"epoch {change.epoch} is in force with other limits; they need a new one",
                     param="epoch",
                 )
-            if (slo, overload) == (current.slo, current.overload):
+            if (slo, overload, queue) == (
+                current.slo,
+                current.overload,
+                current.max_num_queued_reqs,
+            ):
                 return current
         self.client.configure(Configure(change.epoch, cap, budget, slo.itl_ms))
         self.epoch, self._max_num_seqs = change.epoch, cap
         self.max_num_batched_tokens, self.slo, self.overload = budget, slo, overload
+        self.max_num_queued_reqs = queue
         self.recorder.configure(change.epoch, cap, slo)
         log.info("configured", extra={"epoch": change.epoch, "max_num_seqs": cap})
         return self.runtime_config()
@@ -407,18 +453,23 @@ class Service:
             now_s = time.monotonic()
             if self.recorder.is_due(now_s):
                 self.recorder.advance(now_s, time.time(), throttled_s())
-            if self.overload == "Shed":
-                self._shed(now_s)
+            self._shed(now_s)
             await asyncio.sleep(BEAT_S)
 
     def _shed(self, now_s: float) -> None:
-        for flight in self.recorder.hopeless(now_s):
-            error = Shed(
+        for flight in self.recorder.hopeless(now_s, self._shed_ms()):
+            kind = Shed if flight.ttft_ms is None else DeadlineUnreachable
+            error = kind(
                 "the first token can no longer come within the target of "
-                f"{self.slo.ttft_ms:g} ms, so the request was dropped",
-                retry_after_s=self._retry_after_s(self.client.num_open),
+                f"{flight.ttft_ms or self.slo.ttft_ms:g} ms, so the request was dropped",
+                retry_after_s=_retry_after_s(self._forecast().wait_s(1)),
             )
             self.client.fail(flight.request_id, error)
+
+
+def _retry_after_s(wait_s: float) -> int:
+    """The predicted wait as a Retry-After."""
+    return min(max(1, math.ceil(wait_s)), MAX_RETRY_AFTER_S)
 
 
 def _message(

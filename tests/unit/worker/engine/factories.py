@@ -10,7 +10,10 @@ from sluice_worker.files import read_json
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.runner import Runner
-from sluice_worker.scheduler import Limits, Scheduler
+from sluice_worker.scheduler import Scheduler
+from sluice_worker.speculation import NgramSpeculation
+from sluice_worker.static_batch import StaticBatching
+from sluice_worker.step import Limits
 from sluice_worker.steptime import StepTimes
 from sluice_worker.weights import Checkpoint
 from sluice_worker.wire import Finished, Sampling, Submit
@@ -29,6 +32,8 @@ def create_scheduler(
     max_model_len: int = 512,
     prefix_caching: bool = True,
     eos: Iterable[int] = (),
+    static: StaticBatching | None = None,
+    speculation: NgramSpeculation | None = None,
 ) -> Scheduler:
     return Scheduler(
         BlockPool(num_blocks, block_size, prefix_caching=prefix_caching),
@@ -36,6 +41,8 @@ def create_scheduler(
         max_model_len=max_model_len,
         vocab_size=VOCAB,
         eos_token_ids=frozenset(eos),
+        static=static,
+        speculation=speculation,
     )
 
 

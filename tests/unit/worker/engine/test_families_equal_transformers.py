@@ -15,7 +15,6 @@ from sluice_worker.errors import UnsupportedModel
 from sluice_worker.files import read_json
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.runner import Runner
-from sluice_worker.scheduler import Work
 from sluice_worker.sequence import Sequence
 from sluice_worker.sizing import (
     ModelShape,
@@ -24,6 +23,7 @@ from sluice_worker.sizing import (
     weights_bytes,
 )
 from sluice_worker.startup import start
+from sluice_worker.step import Work
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
