@@ -1,7 +1,7 @@
 """Whom to preempt when the KV blocks run out: the sequence that is cheapest to compute again. Pure.
 
-The oldest is never chosen. Running and waiting sequences are both kept in order of arrival, so
-every request becomes the oldest in time, and then runs to its end whatever the others do.
+The oldest that runs is never chosen, so it runs to its end whatever the others do. Running and
+waiting sequences are both kept in order of arrival, so every request gets there in time.
 """
 
 from collections.abc import Sequence as Seq

@@ -61,14 +61,14 @@ def test_the_cheapest_but_never_the_oldest_is_preempted_and_all_reach_their_end(
         for _ in range(bound):
             if not scheduler.has_work:
                 break
-            oldest = min(sequence.order for sequence in [*scheduler.running, *scheduler.waiting])
+            first = min(scheduler.running, key=lambda sequence: sequence.order, default=None)
             step(scheduler)
             assert scheduler.check_integrity() is None
             running = [sequence.order for sequence in scheduler.running]
             waiting = [sequence.order for sequence in scheduler.waiting]
             assert running == sorted(running)
             assert waiting == sorted(waiting)
-            assert not waiting or oldest < waiting[0] or not running
+            assert first is None or first.order not in waiting
     assert not scheduler.has_work
     for sequence in sequences:
         assert sequence.token_ids[len(sequence.request.prompt_token_ids) :] == written(
