@@ -55,10 +55,8 @@ def first_token_s(url: str, prompt: list[int]) -> float:
     started = time.monotonic()
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
         response.raise_for_status()
-        next(response.iter_bytes())
-        seconds = time.monotonic() - started
-        response.read()
-    return seconds
+        arrived_s = [time.monotonic() for _ in response.iter_bytes()]
+    return arrived_s[0] - started
 
 
 def prefix_ratios(url: str, pairs: int) -> list[float]:

@@ -1,6 +1,7 @@
 """The evidence: each arrival and each gap once, in the tick where its fate was decided."""
 
 import math
+import random
 from dataclasses import dataclass
 
 import msgspec
@@ -336,12 +337,24 @@ def test_whatever_happens_each_arrival_is_counted_once(
 def test_hopeless_learns_that_prefills_take_longer_among_decodes() -> None:
     recorder = create_recorder()
     recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
-    for i in range(50):
+    for i in range(200):
         flight = recorder.arrive(str(i), 0.0, 0.0, 90)
         recorder.first_token(flight, 0.3, NO_WAIT)  # three times the 100 ms predicted
     recorder.arrive("next", 1.0, 1.0, 90)
     assert recorder.hopeless(1.19, 500) == []
     assert [flight.request_id for flight in recorder.hopeless(1.21, 500)] == ["next"]
+
+
+def test_prefills_that_vary_are_expected_to_take_longer_than_their_mean() -> None:
+    recorder = create_recorder()
+    recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
+    chance = random.Random(2)
+    taken_s = [chance.uniform(0.1, 0.3) for _ in range(400)]
+    for i, seconds in enumerate(taken_s):
+        flight = recorder.arrive(str(i), 0.0, 0.0, 90)
+        recorder.first_token(flight, seconds, NO_WAIT)
+    later_s = [chance.uniform(0.1, 0.3) for _ in range(400)]
+    assert sum(seconds * 1e3 <= recorder.prefill_ms(90) for seconds in later_s) >= 0.8 * 400
 
 
 def test_a_deadline_of_its_own_decides_when_a_request_is_hopeless() -> None:
