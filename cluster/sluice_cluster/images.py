@@ -124,10 +124,13 @@ def _forget_older(paths: Paths, name: str) -> None:
     """
     own = f"{name.rpartition(':')[0]}:"
     built = run([*_buildah(paths), "images", "--format={{.Name}}:{{.Tag}}"], env=_environment())
-    pulled = run([*_ctr(paths), "images", "list", "--quiet"])
     for older in {line for line in built.split() if line.startswith(own)} - {name}:
         run([*_buildah(paths), "rmi", "--force", older], env=_environment())
-    for older in {line for line in pulled.split() if line.startswith(own)} - {name}:
+    listed = run([*_ctr(paths), "images", "list"]).splitlines()[1:]
+    digests = {reference: digest for reference, _, digest, *_ in map(str.split, listed)}
+    # The kubelet's side of containerd has a second name for each image, by its digest.
+    old = {digests[line] for line in digests if line.startswith(own) and line != name}
+    for older in [line for line, digest in digests.items() if digest in old]:
         run([*_ctr(paths), "images", "remove", older])
 
 
