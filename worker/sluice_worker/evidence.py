@@ -81,6 +81,7 @@ class Flight:
     first_s: float | None = None
     last_s: float = 0.0
     num_tokens: int = 0
+    num_gaps: int = 0
     num_gaps_over: int = 0
     queue_s: float = 0.0
     last_was_over: bool = False
@@ -243,10 +244,11 @@ class Recorder:
         return ttft_s
 
     def next_token(self, flight: Flight, now_s: float, *, at_cap: bool) -> float:
-        """A later token was handed over; returns its gap in seconds."""
+        """A later step's token was handed over; returns its gap in seconds."""
         gap_s = now_s - flight.last_s
         flight.last_s = now_s
         flight.num_tokens += 1
+        flight.num_gaps += 1
         tick = self._tick
         is_over = tick.itl.add(gap_s * 1e3, self.slo.itl_ms)
         tick.n_at_cap += at_cap
@@ -256,6 +258,12 @@ class Recorder:
             tick.over_after_over += flight.last_was_over
         flight.last_was_over = is_over
         return gap_s
+
+    def drafted_token(self, flight: Flight, now_s: float) -> None:
+        """One more token of the same step was handed over: no gap, or speculation would hide those
+        between steps among zeros (vLLM's metric counts steps as well)."""
+        flight.last_s = now_s
+        flight.num_tokens += 1
 
     def finish(self, flight: Flight, now_s: float) -> float:
         """All of its tokens were handed over; returns the end-to-end time in seconds."""
@@ -269,8 +277,7 @@ class Recorder:
         if flight.held_first:
             target = self.slo.itl_ms
             tick.good += target is None or flight.mean_gap_ms <= target
-            num_gaps = flight.num_tokens - 1
-            tick.smooth += flight.num_gaps_over <= math.floor(num_gaps * SMOOTH_SHARE)
+            tick.smooth += flight.num_gaps_over <= math.floor(flight.num_gaps * SMOOTH_SHARE)
         return e2e_s
 
     def drop(self, flight: Flight, now_s: float, *, by_server: bool, refused: bool = False) -> None:
