@@ -69,6 +69,22 @@ def test_a_lower_queue_cap_is_in_force_at_once(busy: Worker) -> None:
     assert post(busy, SHORT).status_code == 200
 
 
+def test_queued_prompt_tokens_are_bounded_live_and_by_name(busy: Worker) -> None:
+    url = busy.admin_url + "/v1/runtime_config"
+    epoch = httpx.get(url).json()["epoch"]
+    changed = httpx.patch(url, json={"epoch": epoch, "max_num_queued_tokens": 40}).json()
+    assert changed["max_num_queued_tokens"] == 40
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, busy, {**SHORT, "prompt": [1] * 40})
+        busy.until_metric("vllm:num_requests_waiting", 1)
+        refused = post(busy, SHORT)
+        assert (refused.status_code, refused.json()["error"]["reason"]) == (429, "queue_full")
+        assert "max_num_queued_tokens is 40" in refused.json()["error"]["message"]
+        httpx.patch(url, json={"epoch": epoch, "max_num_queued_tokens": 0})
+        assert post(busy, SHORT).status_code == 200
+        assert waiting.result().status_code == 200
+
+
 def _load(answer: httpx.Response) -> dict[str, Any]:
     return {name: answer.json()[name] for name in ("running", "waiting")}
 

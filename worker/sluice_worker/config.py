@@ -56,6 +56,7 @@ class ServerConfig(Struct, frozen=True):
     slo: Slo = Slo()
     overload: Literal["Queue", "Shed"] = "Queue"
     max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int = 0
     max_body_bytes: int = 4 << 20
     liveness_timeout: float = 30.0
     shutdown_timeout: float = 30.0
@@ -178,6 +179,7 @@ SERVER_FLAGS = (
     Flag("runtime-config-dir", Path, "directory with files max_num_seqs and epoch, read at start"),
     Flag("overload", _choice("Queue", "Shed"), "Shed drops what cannot meet --slo-ttft-ms"),
     Flag("max-num-queued-reqs", _count, "waiting requests over which new ones get 429"),
+    Flag("max-num-queued-tokens", _count, "prompt tokens without an answer yet, likewise; 0: any"),
     Flag("max-body-bytes", _positive, "request bodies over it get 413"),
     Flag("liveness-timeout", _seconds, "seconds without a step, with work, until not live"),
     Flag("shutdown-timeout", _seconds, "seconds that running requests get after SIGTERM"),

@@ -179,7 +179,7 @@ class Overloaded(SluiceError):
 
 
 class QueueFull(Overloaded):
-    """The waiting queue has reached --max-num-queued-reqs."""
+    """What waits has reached --max-num-queued-reqs or --max-num-queued-tokens."""
 
     code = "queue_full"
 

@@ -28,6 +28,7 @@ Values = dict[tuple[str, ...], float]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BATCH_STEPS = 512
 """Steps that the effective batch and the padding waste are taken over."""
+QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 ROW_KINDS = ("decode", "prefill", "draft", "padding")
 
@@ -302,7 +303,7 @@ class WorkerCollector(Collector):
             "Requests refused on arrival.",
             labels=["model_name", "reason"],
         )
-        for reason in dict.fromkeys(("max_num_queued_reqs", *stats.rejected)):
+        for reason in dict.fromkeys((*QUEUE_LIMITS, *stats.rejected)):
             labels = [self.labels["model_name"], reason]
             rejections.add_metric(labels, stats.rejected.get(reason, 0), created=stats.created_s)
         yield rejections
