@@ -155,6 +155,7 @@ class Engine:
                     o.finish_reason,
                     _first(o, ended),
                     o.sequence.scores,
+                    o.sequence.num_preemptions,
                 )
                 for o in outcomes
                 if o.token_id is not None

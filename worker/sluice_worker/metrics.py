@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -21,6 +22,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from .contract import MemoryReport, Slo, StepModel
+from .quantiles import Window
 from .wire import FinishReason, FirstToken, Snapshot, SpeculationTotals, StepReport
 
 Values = dict[tuple[str, ...], float]
@@ -29,8 +31,18 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BATCH_STEPS = 512
 """Steps that the effective batch and the padding waste are taken over."""
 QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
-FINISHED_REASONS = ("stop", "length", "abort", "error")
+FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
+NOT_HERE = ("host", "p2p", "disk", "external_unspecified")
+"""Where vLLM may keep KV beside the device (its #56318)."""
 ROW_KINDS = ("decode", "prefill", "draft", "padding")
+
+LATENCIES = (
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+)
+"""What targets are set for: shown also as exact quantiles of the last minute."""
+QUANTILES = ("0.5", "0.9", "0.95", "0.99", "0.999")
 
 # vLLM's edges in seconds (v1/metrics/loggers.py).
 TTFT_EDGES = (
@@ -102,6 +114,7 @@ def _histograms(slo: Slo, max_model_len: int) -> dict[str, Histogram]:
         "request_params_max_tokens": Histogram(tokens),
         "request_prefill_kv_computed_tokens": Histogram(tokens),
         "request_params_n": Histogram(N_EDGES),
+        "request_num_preemptions": Histogram(PREEMPTION_EDGES),
         "iteration_tokens_total": Histogram(ITERATION_EDGES),
     }
 
@@ -121,6 +134,7 @@ HELP = {
     "request_params_max_tokens": "The max_tokens that requests ask for.",
     "request_prefill_kv_computed_tokens": "Prompt tokens computed, cached ones left out.",
     "request_params_n": "The n that requests ask for.",
+    "request_num_preemptions": "How often a request was preempted.",
     "iteration_tokens_total": "Tokens of one engine step.",
 }
 
@@ -142,6 +156,7 @@ class Statistics:
     rows: dict[str, int] = field(default_factory=dict)
     batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=BATCH_STEPS))
     histograms: dict[str, Histogram] = field(init=False)
+    windows: dict[str, Window] = field(default_factory=lambda: {n: Window() for n in LATENCIES})
 
     def __post_init__(self) -> None:
         self.histograms = _histograms(self.slo, 1)
@@ -153,6 +168,11 @@ class Statistics:
     def observe(self, name: str, value: float) -> None:
         """Count `value` in the histogram `name` (without its prefix)."""
         self.histograms[name].observe(value)
+
+    def observe_latency(self, name: str, seconds: float, now_s: float) -> None:
+        """Count one of LATENCIES, measured at `now_s`, in its histogram and in its window."""
+        self.observe(name, seconds)
+        self.windows[name].add(seconds, now_s)
 
     def step(self, report: StepReport) -> None:
         """One engine step."""
@@ -180,11 +200,13 @@ class Statistics:
         padding = sum(padding for _, padding in self.batches)
         return padding / max(sum(sum(batch) for batch in self.batches), 1)
 
-    def first_token(self, ttft_s: float, parts: FirstToken, num_prompt_tokens: int) -> None:
+    def first_token(
+        self, ttft_s: float, parts: FirstToken, num_prompt_tokens: int, now_s: float
+    ) -> None:
         """A request's first token was sent."""
         self.prompt_tokens += num_prompt_tokens
         self.prompt_tokens_cached += parts.cached_tokens
-        self.observe("time_to_first_token_seconds", ttft_s)
+        self.observe_latency("time_to_first_token_seconds", ttft_s, now_s)
         self.observe("request_queue_time_seconds", parts.wait_cap_s + parts.wait_kv_s)
         self.observe("request_prefill_time_seconds", parts.prefill_s)
         computed = num_prompt_tokens - parts.cached_tokens
@@ -205,8 +227,9 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is true at the moment of a scrape."""
+    """What is true at the moment of a scrape, `now_s` (monotonic seconds)."""
 
+    now_s: float
     is_ready: bool
     snapshot: Snapshot
     open_requests: int
@@ -294,6 +317,7 @@ class WorkerCollector(Collector):
         )
         for name, text, value in plain:
             yield self._counter(f"vllm:{name}", text, {(): value})
+        yield from self._prompt_sources()
         if state.speculation is not None:
             yield from self._speculation(state.speculation)
         ends: Values = {(reason,): stats.finished.get(reason, 0) for reason in FINISHED_REASONS}
@@ -307,6 +331,29 @@ class WorkerCollector(Collector):
             labels = [self.labels["model_name"], reason]
             rejections.add_metric(labels, stats.rejected.get(reason, 0), created=stats.created_s)
         yield rejections
+
+    def _prompt_sources(self) -> Iterator[Metric]:
+        """Where prompt tokens came from; nothing comes from outside of this worker."""
+        cached = self.stats.prompt_tokens_cached
+        yield self._counter(
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens by where their KV came from.",
+            {
+                ("local_compute",): self.stats.prompt_tokens - cached,
+                ("local_cache_hit",): cached,
+                ("external_kv_transfer",): 0,
+            },
+            "source",
+        )
+        yield self._counter(
+            "vllm:prompt_tokens_cached_by_source",
+            "Cached prompt tokens by where they were kept.",
+            {("device",): cached} | dict.fromkeys(((place,) for place in NOT_HERE), 0),
+            "source",
+        )
+        for name in ("queries", "hits"):
+            text = f"Prefix cache {name} to other processes, of which there are none."
+            yield self._counter(f"vllm:external_prefix_cache_{name}", text, {(): 0})
 
     def _speculation(self, totals: SpeculationTotals) -> Iterator[Metric]:
         by_position = totals.accepted_by_position
@@ -348,6 +395,7 @@ class WorkerCollector(Collector):
         yield self._gauge(
             "sluice_memory_bytes", "Memory by class.", _memory(view.memory), "class", "kind"
         )
+        yield from self._last_minute(view.now_s)
         if view.step_model is not None:
             yield self._gauge(
                 "sluice_step_model",
@@ -372,6 +420,16 @@ class WorkerCollector(Collector):
             {(reason,): stats.cut.get(reason, 0) for reason in ("receive", "write")},
             "deadline",
         )
+
+    def _last_minute(self, now_s: float) -> Iterator[Metric]:
+        counts: Values = {}
+        for name, window in self.stats.windows.items():
+            found = {(q,): window.quantile(Fraction(q), now_s) for q in QUANTILES}
+            values: Values = {q: value for q, value in found.items() if value is not None}
+            text = f"Exact quantiles of the last minute. {HELP[name]}"
+            yield self._gauge(f"sluice_last_minute_{name}", text, values, "quantile")
+            counts[name,] = window.count(now_s)
+        yield self._gauge("sluice_last_minute_values", "Values behind these.", counts, "of")
 
 
 def _memory(memory: MemoryReport) -> Values:

@@ -161,13 +161,17 @@ class PromptScores(Struct, frozen=True, array_like=True):
 
 
 class TokenOut(Struct, frozen=True, array_like=True):
-    """One new token of one request. `first` only with the first token."""
+    """One new token of one request. `first` only with the first token.
+
+    `num_preemptions`: how often the request has been preempted so far.
+    """
 
     request_id: str
     token_id: int
     finish_reason: FinishReason | None
     first: FirstToken | None
     scores: Scores | None = None
+    num_preemptions: int = 0
 
 
 class SpeculationTotals(Struct, frozen=True, array_like=True):

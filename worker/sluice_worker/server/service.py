@@ -391,6 +391,7 @@ class Service:
         """What a scrape shows."""
         engine, config = self.engine, self.config.engine
         return View(
+            now_s=time.monotonic(),
             is_ready=self.readiness().ok,
             snapshot=self.recorder.snapshot,
             open_requests=self.client.num_open,
