@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -10,6 +11,8 @@ from .errors import CheckpointError
 from .files import inside
 
 REPLACEMENT = "\ufffd"
+SHORT = 1024
+"""Tokens whose decoding may hold the interpreter: a batch, which lets go of it, costs more."""
 
 
 class Tokenizer:
@@ -49,11 +52,11 @@ class Tokenizer:
 
         `keep`: the most of them; the text's first are left out, what is put around it is not.
         """
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        ids, is_around = list(encoding.ids), list(encoding.special_tokens_mask)
+        encoding = _encode(self._tokenizer, text, add_special_tokens)
+        ids: list[int] = encoding.ids
         if keep is None or len(ids) <= keep:
             return ids
-        inner = [at for at, around in enumerate(is_around) if not around]
+        inner = [at for at, around in enumerate(encoding.special_tokens_mask) if not around]
         room = keep - (len(ids) - len(inner))
         if room <= 0:
             return ids[-keep:]
@@ -84,7 +87,7 @@ class Tokenizer:
         for piece, is_plain in pieces:
             piece.encode()
             tokenizer = self._tokenizer if is_plain else self._with_control
-            ids += tokenizer.encode(piece, add_special_tokens=False).ids
+            ids += _encode(tokenizer, piece, False).ids
         return ids
 
     @cached_property
@@ -100,7 +103,10 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        if len(token_ids) <= SHORT:
+            return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        (text,) = self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def detokenizer(
         self, *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
@@ -108,6 +114,12 @@ class Tokenizer:
         """A fresh incremental decoder for one output."""
         spaced = skip_special_tokens or spaces_between_special_tokens
         return Detokenizer(self, skip_special_tokens, spaced)
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> Any:
+    """`text` encoded, as a batch: only those leave the interpreter to other threads meanwhile."""
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return encoding
 
 
 class Detokenizer:
