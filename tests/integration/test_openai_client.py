@@ -37,6 +37,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     directory = tmp_path_factory.mktemp("openai")
     (directory / "model").mkdir()
     (directory / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    (directory / "model" / "generation_config.json").write_text('{"top_k": 1}')
     with running_worker(directory, *FLAGS) as worker:
         yield worker
 
@@ -71,6 +72,17 @@ def test_a_streamed_completion_is_the_whole_one(client: OpenAI) -> None:
     assert whole.id.startswith("cmpl-")
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 12
+
+
+def test_the_checkpoints_sampling_defaults_hold_unless_a_request_says_otherwise(
+    client: OpenAI,
+) -> None:
+    def text(**fields: Any) -> str:
+        fields = {"model": "tiny", "prompt": "def", "max_tokens": 24, "temperature": 2, **fields}
+        return str(client.completions.create(**fields).choices[0].text)
+
+    assert text() == text() == text(temperature=0)
+    assert text(extra_body={"top_k": -1}) != text(temperature=0)
 
 
 def test_a_streamed_chat_is_the_whole_one(client: OpenAI) -> None:

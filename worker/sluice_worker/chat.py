@@ -23,7 +23,7 @@ from .protocol import (
     parse_object,
     refuse_unsupported,
 )
-from .sampling_params import NumLogprobs, resolve
+from .sampling_params import OPENAI, Defaults, NumLogprobs, resolve
 
 Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
@@ -162,7 +162,7 @@ class Chat:
     completion: Completion
 
 
-def parse_chat(body: bytes) -> Chat:
+def parse_chat(body: bytes, defaults: Defaults = OPENAI) -> Chat:
     """The chat in the body of POST /v1/chat/completions; raises RequestError naming the field."""
     fields = parse_object(body)
     refuse_unsupported(fields, CHAT_FIELDS, CHAT_NEUTRAL)
@@ -176,6 +176,7 @@ def parse_chat(body: bytes) -> Chat:
         typed,
         max_tokens=max_tokens,
         logprobs=(typed.top_logprobs or 0) if typed.logprobs else None,
+        defaults=defaults,
     )
     return Chat(
         conversation,

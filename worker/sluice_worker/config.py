@@ -64,6 +64,7 @@ class ServerConfig(Struct, frozen=True):
     write_timeout: float = 30.0
     connection_max_age: float = 30.0
     chat_template: Path | None = None
+    generation_config: Literal["auto", "vllm"] = "auto"
     sse_keep_alive_interval: float = 0.0
 
 
@@ -187,6 +188,7 @@ SERVER_FLAGS = (
     Flag("write-timeout", _seconds, "seconds after which a reader that stopped reading is cut"),
     Flag("connection-max-age", _seconds, "seconds after which a connection is closed when idle"),
     Flag("chat-template", Path, "file of a Jinja template, instead of the checkpoint's own"),
+    Flag("generation-config", _choice("auto", "vllm"), "sampling defaults; auto: the checkpoint's"),
     Flag("sse-keep-alive-interval", _interval, "seconds of silence until a comment; 0: never"),
 )
 HUB_FLAGS = (

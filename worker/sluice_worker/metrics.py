@@ -348,7 +348,7 @@ class WorkerCollector(Collector):
         yield self._counter(
             "vllm:prompt_tokens_cached_by_source",
             "Cached prompt tokens by where they were kept.",
-            {("device",): cached} | dict.fromkeys(((place,) for place in NOT_HERE), 0),
+            {("device",): cached, **{(place,): 0 for place in NOT_HERE}},
             "source",
         )
         for name in ("queries", "hits"):

@@ -19,7 +19,15 @@ from msgspec import Meta, Struct
 
 from .deadlines import MAX_MS, Deadlines
 from .errors import RequestError, UnsupportedParameter
-from .sampling_params import NumLogprobs, SamplingFields, SamplingParams, TokenId, resolve
+from .sampling_params import (
+    OPENAI,
+    Defaults,
+    NumLogprobs,
+    SamplingFields,
+    SamplingParams,
+    TokenId,
+    resolve,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -215,7 +223,7 @@ def answer_of(body: AnswerFields) -> _Answer:
     }
 
 
-def parse_completion(body: bytes) -> Completion:
+def parse_completion(body: bytes, defaults: Defaults = OPENAI) -> Completion:
     """The request in the body of POST /v1/completions; raises RequestError naming the field."""
     fields = parse_object(body)
     refuse_unsupported(fields, (*CompletionBody.__struct_fields__, "best_of"))
@@ -223,7 +231,7 @@ def parse_completion(body: bytes) -> Completion:
         raise UnsupportedParameter("best_of other than n is not supported", param="best_of")
     typed = convert(fields, CompletionBody)
     prompts = _prompts(typed.prompt, "prompt")
-    sampling = _completion_sampling(typed)
+    sampling = _completion_sampling(typed, defaults)
     if len(prompts) * sampling.n > MAX_SEQUENCES:
         raise RequestError(
             f"{len(prompts)} prompts x n {sampling.n} are over the limit of {MAX_SEQUENCES} "
@@ -243,7 +251,7 @@ def parse_completion(body: bytes) -> Completion:
     )
 
 
-def _completion_sampling(body: CompletionBody) -> SamplingParams:
+def _completion_sampling(body: CompletionBody, defaults: Defaults) -> SamplingParams:
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens 0 needs echo: true", param="max_tokens")
     if body.stream and body.prompt_logprobs is not None:
@@ -253,6 +261,7 @@ def _completion_sampling(body: CompletionBody) -> SamplingParams:
         max_tokens=body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
+        defaults=defaults,
     )
 
 
@@ -266,15 +275,17 @@ _NOT_GENERATE: Mapping[str, object] = {
 }
 
 
-def parse_generate_stream(body: bytes) -> Completion:
+def parse_generate_stream(body: bytes, defaults: Defaults = OPENAI) -> Completion:
     """As `parse_generate`, for the route whose name asks for a stream."""
-    request = parse_generate(body, default_stream=True)
+    request = parse_generate(body, defaults, default_stream=True)
     if not request.stream:
         raise RequestError("stream false contradicts /generate_stream", param="stream")
     return request
 
 
-def parse_generate(body: bytes, *, default_stream: bool = False) -> Completion:
+def parse_generate(
+    body: bytes, defaults: Defaults = OPENAI, *, default_stream: bool = False
+) -> Completion:
     """The request in the body of POST /generate: `prompt`, or `inputs` and `parameters` as TGI's.
 
     Greedy unless a temperature or do_sample says otherwise (TGI's default).
@@ -299,7 +310,7 @@ def parse_generate(body: bytes, *, default_stream: bool = False) -> Completion:
             typed,
             max_tokens=typed.max_tokens,
             logprobs=None,
-            default_temperature=_generate_temperature(typed),
+            defaults=_generate_defaults(typed, defaults),
         ),
         add_special_tokens=typed.add_special_tokens is not False,
         stream=default_stream if typed.stream is None else typed.stream,
@@ -330,11 +341,11 @@ def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _generate_temperature(body: GenerateBody) -> float:
-    """The temperature if none is given."""
+def _generate_defaults(body: GenerateBody, defaults: Defaults) -> Defaults:
+    """`defaults`, but for the temperature of requests that do not ask to be sampled."""
     if body.do_sample is False and body.temperature:
         raise RequestError("do_sample false contradicts a temperature over 0", param="do_sample")
-    return 1.0 if body.do_sample else 0.0
+    return defaults if body.do_sample else msgspec.structs.replace(defaults, temperature=0.0)
 
 
 def _prompts(prompt: str | list[Any], param: str) -> tuple[str | tuple[int, ...], ...]:

@@ -14,6 +14,7 @@ from ..chat import parse_chat
 from ..health import Verdict
 from ..metrics import CONTENT_TYPE
 from ..protocol import Completion, parse_completion, parse_generate, parse_generate_stream
+from ..sampling_params import Defaults
 from . import shapes
 from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
 from .generation import Generation
@@ -39,7 +40,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body, arrival_s = await _read(request, service)
-        asked = parse_chat(body)
+        asked = parse_chat(body, service.defaults)
         asked = replace(asked, completion=_with_deadlines(asked.completion, request))
         generation = await service.open_chat(asked, len(body), arrival_s)
         return _reply(generation, service, ChatFormat)
@@ -80,12 +81,12 @@ async def _read(request: Request, service: Service) -> tuple[bytes, float]:
 async def _generated(
     request: Request,
     service: Service,
-    parse: Callable[[bytes], Completion],
+    parse: Callable[[bytes, Defaults], Completion],
     kind: type[Format],
 ) -> Response:
     """Read, parse and submit."""
     body, arrival_s = await _read(request, service)
-    asked = _with_deadlines(parse(body), request)
+    asked = _with_deadlines(parse(body, service.defaults), request)
     return _reply(await service.open(asked, arrival_s), service, kind)
 
 

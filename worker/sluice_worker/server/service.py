@@ -32,15 +32,17 @@ from ..errors import (
     SluiceError,
 )
 from ..evidence import Recorder
-from ..files import eos_token_ids, read_json
+from ..files import GENERATION_CONFIG, eos_token_ids, read_json
 from ..health import Pulse, Verdict
 from ..metrics import Exposition, Statistics, View
 from ..protocol import Completion
 from ..sampling_params import (
+    OPENAI,
     SamplingParams,
     check_prompt_logprobs,
     check_something_left,
     check_vocabulary,
+    defaults_of,
     for_engine,
 )
 from ..tokenizer import Tokenizer
@@ -81,6 +83,9 @@ class Service:
         config_json = read_json(directory, "config.json")
         self.vocab_size = _vocab_size(config_json, self.tokenizer)
         self.eos_token_ids = eos_token_ids(directory, config_json)
+        self.defaults = OPENAI
+        if config.server.generation_config == "auto" and (directory / GENERATION_CONFIG).exists():
+            self.defaults = defaults_of(read_json(directory, GENERATION_CONFIG))
         self.boot_id = uuid.uuid4().hex
         self.created_s = time.time()
         self.live = Live.at_start(config)
