@@ -355,6 +355,10 @@ def _prompts(prompt: str | list[Any], param: str) -> tuple[str | tuple[int, ...]
     if not prompt:
         raise RequestError("prompt is an empty list", param=param)
     first = prompt[0]
+    if isinstance(first, str | list) and len(prompt) > MAX_SEQUENCES:  # before each is looked at
+        raise RequestError(
+            f"{len(prompt)} prompts are over the limit of {MAX_SEQUENCES} sequences", param=param
+        )
     if isinstance(first, str):
         return tuple(_checked(prompt, list[str], param))
     if isinstance(first, list):

@@ -19,6 +19,7 @@ from . import shapes
 from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
 from .generation import Generation
 from .guards import JSON, read_body
+from .off_loop import parsed
 from .openapi import document
 from .operations import OPERATIONS
 from .replies import encode
@@ -40,7 +41,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body, arrival_s = await _read(request, service)
-        asked = parse_chat(body, service.defaults)
+        asked = await parsed(body, lambda body: parse_chat(body, service.defaults))
         asked = replace(asked, completion=_with_deadlines(asked.completion, request))
         generation = await service.open_chat(asked, len(body), arrival_s)
         return _reply(generation, service, ChatFormat)
@@ -86,8 +87,9 @@ async def _generated(
 ) -> Response:
     """Read, parse and submit."""
     body, arrival_s = await _read(request, service)
-    asked = _with_deadlines(parse(body, service.defaults), request)
-    return _reply(await service.open(asked, arrival_s), service, kind)
+    asked = await parsed(body, lambda body: parse(body, service.defaults))
+    generation = await service.open(_with_deadlines(asked, request), arrival_s)
+    return _reply(generation, service, kind)
 
 
 def _with_deadlines(asked: Completion, request: Request) -> Completion:

@@ -8,11 +8,11 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import msgspec
 
@@ -53,6 +53,7 @@ from .forecast import Forecast
 from .generation import Choice, Generation
 from .ledger import Ledger
 from .live import Live
+from .off_loop import off_loop
 from .renderer import Renderer
 from .text import Transcript
 
@@ -60,15 +61,7 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.1
 """How often ticks are closed and hopeless requests are looked for."""
-INLINE_CHARS = 4096
-"""Longer prompts are tokenised in a thread, so that streams do not wait for them."""
-T = TypeVar("T")
 MAX_RETRY_AFTER_S = 60
-
-
-async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """The result of `work`, whose time grows with `size`: at once, or in a thread if it is long."""
-    return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
 class Service:
