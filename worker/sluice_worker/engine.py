@@ -186,7 +186,6 @@ class Engine:
         ]
 
     def _finished(self, request_id: str, reason: FinishReason, error: str | None) -> Finished:
-
         return Finished(request_id, reason, error, self.snapshot())
 
 
