@@ -29,6 +29,22 @@ def post(worker: Worker, body: dict[str, Any], **headers: str) -> httpx.Response
     return httpx.post(worker.url + "/v1/completions", json=body, headers=headers, timeout=60)
 
 
+def test_a_waiting_request_is_dropped_once_its_deadline_is_out_of_reach(worker: Worker) -> None:
+    """The first of this module: nothing is known yet that it could be refused for on arrival."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(post, worker, LONG)
+        worker.until_metric("vllm:num_requests_running", 1)
+        dropped = post(worker, {**SHORT, "slo_ttft_ms": 400})
+        assert not running.done()
+        assert (dropped.status_code, dropped.json()["error"]["reason"]) == (
+            429,
+            "deadline_unreachable",
+        )
+        assert "was dropped" in dropped.json()["error"]["message"]
+        assert running.result().status_code == 200
+    assert worker.metric("sluice_open_requests") == 0
+
+
 @pytest.fixture
 def busy(worker: Worker) -> Iterator[Worker]:
     """The only place is taken, and how long that lasts is known from a request before."""

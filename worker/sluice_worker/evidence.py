@@ -317,9 +317,8 @@ class Recorder:
         self.snapshot = snapshot
 
     def _admit(self, step_start_s: float, now_s: float) -> None:
-        num_waiting = self.snapshot.waiting_cap + self.snapshot.waiting_kv
         unseen = _count_while_later(reversed(self._waiting.values()), step_start_s)
-        while len(self._waiting) - unseen > num_waiting:
+        while len(self._waiting) - unseen > self.snapshot.waiting:
             request_id = next(iter(self._waiting))
             self._waiting.pop(request_id).admitted_s = now_s
 

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -278,19 +284,19 @@ class WorkerCollector(Collector):
 
     def _engine_gauges(self, view: View) -> Iterator[Metric]:
         state = view.snapshot
-        waiting = state.waiting_cap + state.waiting_kv
-        usage = state.used_blocks / state.num_blocks if state.num_blocks else 0.0
         yield self._gauge(
             "vllm:num_requests_running", "Sequences in the batch.", {(): state.running}
         )
-        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait.", {(): waiting})
+        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait.", {(): state.waiting})
         yield self._gauge(
             "vllm:num_requests_waiting_by_reason",
             "Sequences that wait, by reason.",
-            {("capacity",): waiting, ("deferred",): 0},
+            {("capacity",): state.waiting, ("deferred",): 0},
             "reason",
         )
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use.", {(): usage})
+        yield self._gauge(
+            "vllm:kv_cache_usage_perc", "Share of KV blocks in use.", {(): state.kv_usage}
+        )
         yield self._gauge(
             "vllm:engine_sleep_state",
             "1 for the state that the engine is in.",
@@ -448,7 +454,8 @@ class Exposition:
 
     def __init__(self, model_name: str, stats: Statistics, view: Callable[[], View]) -> None:
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        for kind in (ProcessCollector, PlatformCollector, GCCollector):
+            kind(registry=self._registry)
         self._registry.register(WorkerCollector(model_name, stats, view))
 
     def text(self) -> bytes:

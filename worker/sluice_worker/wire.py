@@ -198,6 +198,16 @@ class Snapshot(Struct, frozen=True, array_like=True):
     rounding_waste: float = 0.0
     speculation: SpeculationTotals | None = None
 
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait, for whatever."""
+        return self.waiting_cap + self.waiting_kv
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use, 0 to 1."""
+        return self.used_blocks / self.num_blocks if self.num_blocks else 0.0
+
 
 class StepReport(Message, frozen=True):
     """One step: its tokens and its record. `at_cap`: running >= 0.9 * max_num_seqs in this step.

@@ -324,7 +324,7 @@ class Service:
         return Forecast(
             num_open=self.client.num_open,
             num_running=state.running,
-            num_waiting=state.waiting_cap + state.waiting_kv,
+            num_waiting=state.waiting,
             cap=self.live.max_num_seqs,
             service_s=recorder.service_s(),
             step_model=recorder.step_model,
@@ -380,6 +380,11 @@ class Service:
     def readiness(self) -> Verdict:
         """Whether new requests are taken."""
         return self.pulse.readiness(time.monotonic(), self.config.server.liveness_timeout)
+
+    def load(self) -> dict[str, float]:
+        """What a gateway balances by, under the names that it reads."""
+        state = self.recorder.snapshot
+        return {"kv_cache_usage_perc": state.kv_usage, "num_requests_waiting": state.waiting}
 
     def drain(self) -> None:
         """Take no new request from now on."""
