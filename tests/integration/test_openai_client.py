@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from huggingface_hub import InferenceClient
 from integration.worker_process import Worker, running_worker, stream_events
 from openai import OpenAI
 
@@ -302,3 +303,21 @@ def test_generate_streams_as_text_generation_inference_does(worker: Worker) -> N
             "seed": None,
             "input_length": whole["usage"]["prompt_tokens"],
         }
+
+
+def test_text_generation_inferences_own_client_reads_answers_streams_and_details(
+    worker: Worker,
+) -> None:
+    client = InferenceClient(model=worker.url + "/generate")
+    asked: Any = {"prompt": "def add", "max_new_tokens": 6}
+    text = client.text_generation(**asked)
+    assert "".join(client.text_generation(**asked, stream=True)) == text
+    told: Any = client.text_generation(**asked, details=True)
+    assert told.generated_text == text
+    assert (told.details.finish_reason, told.details.generated_tokens) == ("length", 6)
+    assert [token.logprob < 0 for token in told.details.tokens] == [True] * 6
+    *_, last = streamed = list(client.text_generation(**asked, details=True, stream=True))
+    assert last.generated_text == text
+    assert [(event.token.id, event.token.logprob) for event in streamed] == [
+        (token.id, token.logprob) for token in told.details.tokens
+    ]

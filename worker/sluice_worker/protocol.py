@@ -91,6 +91,7 @@ class GenerateFields(SamplingFields, frozen=True, kw_only=True):
     max_tokens: Tokens | None = GENERATE_MAX_TOKENS
     stream: bool | None = None
     do_sample: bool | None = None
+    details: bool | None = None
     add_special_tokens: bool | None = True
     return_token_ids: bool | None = False
     slo_ttft_ms: DeadlineMs | None = None
@@ -309,7 +310,7 @@ def parse_generate(
         sampling=resolve(
             typed,
             max_tokens=typed.max_tokens,
-            logprobs=None,
+            logprobs=0 if typed.details else None,
             defaults=_generate_defaults(typed, defaults),
         ),
         add_special_tokens=typed.add_special_tokens is not False,
