@@ -11,6 +11,9 @@ from .errors import CheckpointError
 from .files import inside
 
 REPLACEMENT = "\ufffd"
+BYTES_OF_A_CHARACTER = 4
+MAX_PENDING = 16
+"""Tokens without a whole character, more than any has: from there on they are told in parts."""
 SHORT = 1024
 """Tokens whose decoding may hold the interpreter: a batch, which lets go of it, costs more."""
 
@@ -154,9 +157,27 @@ class Detokenizer:
         self._ids.append(token_id)
         before, text = self._before(), self._decode(len(self._ids))
         if text.endswith(REPLACEMENT) or len(text) <= len(before):
-            return ""
+            return self._settled(before, text) if self._num_pending > MAX_PENDING else ""
         self._start, self._shown = self._shown, len(self._ids)
         return text[len(before) :]
+
+    @property
+    def _num_pending(self) -> int:
+        return len(self._ids) - self._shown
+
+    def _settled(self, before: str, text: str) -> str:
+        """What can be told of bytes that are no characters, however many of them follow.
+
+        Only the last character may still become whole: the text is cut in front of it, where the
+        two parts are decoded to what the whole is.
+        """
+        for end in range(len(self._ids) - 1, len(self._ids) - 1 - BYTES_OF_A_CHARACTER, -1):
+            head = self._decode(end)
+            tail = self._tokenizer.decode(self._ids[end:], skip_special_tokens=self._skip)
+            if head + tail == text:
+                self._start = self._shown = end
+                return head[len(before) :]
+        return ""
 
     def flush(self) -> str:
         """What is left at the end: an unfinished character shows as U+FFFD."""

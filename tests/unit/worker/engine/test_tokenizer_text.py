@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -153,6 +153,25 @@ def test_a_long_text_is_what_its_pieces_are(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("def add(a, b):\n", add_special_tokens=False) * 200 == ids
     assert len(ids) > SHORT
     assert tokenizer.decode(ids) == text
+
+
+def test_bytes_that_are_no_characters_do_not_pile_up(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    whole = tokenizer.decode
+
+    def decode(token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        lengths.append(len(token_ids))
+        return whole(token_ids, skip_special_tokens=skip_special_tokens)
+
+    parts = tokenizer.encode("日本語", add_special_tokens=False)  # three bytes each, as tokens
+    stray = [*parts[1:3], *parts[:2]] * 100
+    stream = [*stray, *parts, *stray]
+    monkeypatch.setattr(tokenizer, "decode", decode)
+    assert "".join(pieces(tokenizer, stream)) == whole(stream)
+    assert max(lengths) < 40
+    assert "日本語" in whole(stream)
 
 
 def test_broken_tokenizer_is_named(tmp_path: Path) -> None:
