@@ -29,6 +29,22 @@ def post(worker: Worker, body: dict[str, Any], **headers: str) -> httpx.Response
     return httpx.post(worker.url + "/v1/completions", json=body, headers=headers, timeout=60)
 
 
+def test_a_waiting_request_is_dropped_once_its_deadline_is_out_of_reach(worker: Worker) -> None:
+    """The first of this module: nothing is known yet that it could be refused for on arrival."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(post, worker, LONG)
+        worker.until_metric("vllm:num_requests_running", 1)
+        dropped = post(worker, {**SHORT, "slo_ttft_ms": 400})
+        assert not running.done()
+        assert (dropped.status_code, dropped.json()["error"]["reason"]) == (
+            429,
+            "deadline_unreachable",
+        )
+        assert "was dropped" in dropped.json()["error"]["message"]
+        assert running.result().status_code == 200
+    assert worker.metric("sluice_open_requests") == 0
+
+
 @pytest.fixture
 def busy(worker: Worker) -> Iterator[Worker]:
     """The only place is taken, and how long that lasts is known from a request before."""
@@ -67,6 +83,22 @@ def test_a_lower_queue_cap_is_in_force_at_once(busy: Worker) -> None:
     assert int(refused.headers["retry-after"]) >= 1
     httpx.patch(url, json={"epoch": before["epoch"], "max_num_queued_reqs": 1024})
     assert post(busy, SHORT).status_code == 200
+
+
+def test_queued_prompt_tokens_are_bounded_live_and_by_name(busy: Worker) -> None:
+    url = busy.admin_url + "/v1/runtime_config"
+    epoch = httpx.get(url).json()["epoch"]
+    changed = httpx.patch(url, json={"epoch": epoch, "max_num_queued_tokens": 40}).json()
+    assert changed["max_num_queued_tokens"] == 40
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, busy, {**SHORT, "prompt": [1] * 40})
+        busy.until_metric("vllm:num_requests_waiting", 1)
+        refused = post(busy, SHORT)
+        assert (refused.status_code, refused.json()["error"]["reason"]) == (429, "queue_full")
+        assert "max_num_queued_tokens is 40" in refused.json()["error"]["message"]
+        httpx.patch(url, json={"epoch": epoch, "max_num_queued_tokens": 0})
+        assert post(busy, SHORT).status_code == 200
+        assert waiting.result().status_code == 200
 
 
 def _load(answer: httpx.Response) -> dict[str, Any]:

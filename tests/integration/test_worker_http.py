@@ -307,6 +307,13 @@ def test_random_model_names_make_no_metric_series(worker: Worker) -> None:
     assert len(httpx.get(worker.url + "/metrics").text.splitlines()) == before
 
 
+def test_an_answer_carries_the_load_for_a_gateway_that_asks(worker: Worker) -> None:
+    body, asks = {"prompt": "x", "max_tokens": 1}, {"endpoint-load-metrics-format": "TEXT"}
+    told = httpx.post(worker.url + "/v1/completions", json=body, headers=asks).headers
+    assert "num_requests_waiting=0" in told["endpoint-load-metrics"]
+    assert "endpoint-load-metrics" not in httpx.get(worker.url + "/load").headers
+
+
 def test_models_load_and_health_answer_as_vllm_does(worker: Worker) -> None:
     card = httpx.get(worker.url + "/v1/models").json()["data"][0]
     assert (card["id"], card["max_model_len"]) == ("tiny", 2048)

@@ -56,6 +56,7 @@ class ServerConfig(Struct, frozen=True):
     slo: Slo = Slo()
     overload: Literal["Queue", "Shed"] = "Queue"
     max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int = 0
     max_body_bytes: int = 4 << 20
     liveness_timeout: float = 30.0
     shutdown_timeout: float = 30.0
@@ -63,6 +64,7 @@ class ServerConfig(Struct, frozen=True):
     write_timeout: float = 30.0
     connection_max_age: float = 30.0
     chat_template: Path | None = None
+    generation_config: Literal["auto", "vllm"] = "auto"
     sse_keep_alive_interval: float = 0.0
 
 
@@ -178,6 +180,7 @@ SERVER_FLAGS = (
     Flag("runtime-config-dir", Path, "directory with files max_num_seqs and epoch, read at start"),
     Flag("overload", _choice("Queue", "Shed"), "Shed drops what cannot meet --slo-ttft-ms"),
     Flag("max-num-queued-reqs", _count, "waiting requests over which new ones get 429"),
+    Flag("max-num-queued-tokens", _count, "prompt tokens without an answer yet, likewise; 0: any"),
     Flag("max-body-bytes", _positive, "request bodies over it get 413"),
     Flag("liveness-timeout", _seconds, "seconds without a step, with work, until not live"),
     Flag("shutdown-timeout", _seconds, "seconds that running requests get after SIGTERM"),
@@ -185,6 +188,7 @@ SERVER_FLAGS = (
     Flag("write-timeout", _seconds, "seconds after which a reader that stopped reading is cut"),
     Flag("connection-max-age", _seconds, "seconds after which a connection is closed when idle"),
     Flag("chat-template", Path, "file of a Jinja template, instead of the checkpoint's own"),
+    Flag("generation-config", _choice("auto", "vllm"), "sampling defaults; auto: the checkpoint's"),
     Flag("sse-keep-alive-interval", _interval, "seconds of silence until a comment; 0: never"),
 )
 HUB_FLAGS = (

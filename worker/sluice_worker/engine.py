@@ -155,6 +155,7 @@ class Engine:
                     o.finish_reason,
                     _first(o, ended),
                     o.sequence.scores,
+                    o.sequence.num_preemptions,
                 )
                 for o in outcomes
                 if o.token_id is not None
@@ -185,7 +186,6 @@ class Engine:
         ]
 
     def _finished(self, request_id: str, reason: FinishReason, error: str | None) -> Finished:
-
         return Finished(request_id, reason, error, self.snapshot())
 
 

@@ -178,6 +178,9 @@ class Recorder:
         self._service_s: deque[float] = deque(maxlen=SERVICE_TIMES_KEPT)
         self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
         self._pending: dict[str, Flight] = {}  # without a first token, oldest first
+        self.num_pending_tokens = 0
+        """Prompt tokens of those, cached ones included, as nobody knows before they are looked up.
+        """
 
     # -- what is in force
 
@@ -212,6 +215,7 @@ class Recorder:
         self._tick.arrivals += 1
         self._waiting[request_id] = flight
         self._pending[request_id] = flight
+        self.num_pending_tokens += num_prompt_tokens
         return flight
 
     def refuse(self, *, cold: bool = False) -> None:
@@ -322,9 +326,8 @@ class Recorder:
         self.snapshot = snapshot
 
     def _admit(self, step_start_s: float, now_s: float) -> None:
-        num_waiting = self.snapshot.waiting_cap + self.snapshot.waiting_kv
         unseen = _count_while_later(reversed(self._waiting.values()), step_start_s)
-        while len(self._waiting) - unseen > num_waiting:
+        while len(self._waiting) - unseen > self.snapshot.waiting:
             request_id = next(iter(self._waiting))
             self._waiting.pop(request_id).admitted_s = now_s
 
@@ -458,7 +461,8 @@ class Recorder:
 
     def _leave(self, flight: Flight) -> None:
         self._waiting.pop(flight.request_id, None)
-        self._pending.pop(flight.request_id, None)
+        if self._pending.pop(flight.request_id, None) is not None:
+            self.num_pending_tokens -= flight.num_prompt_tokens
 
     def _length_stats(self) -> Lengths:
         n = len(self._lengths)

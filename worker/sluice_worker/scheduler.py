@@ -215,6 +215,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence) -> Sequence:
         self.counters.num_preemptions += 1
+        victim.num_preemptions += 1
         self._requeue(victim)
         return victim
 

@@ -147,7 +147,7 @@ class Generation:
             choice.flight, item.token, at_cap=item.at_cap, is_drafted=is_drafted, now_s=now_s
         )
         if end is not None:
-            self._ledger.finish(choice.flight, end, now_s)
+            self._ledger.finish(choice.flight, end, item.token.num_preemptions, now_s)
             self._end(choice, end)  # a stop string may end it before the engine does
             if self.num_open == 0:
                 self._ledger.whole(len(c.transcript.token_ids) for c in self.choices)
