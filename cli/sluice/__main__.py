@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
+    "bench": "the same bursts at several caps of one running server",
     "demo": "see the whole promise on a real cluster",
     "load": "closed- and open-loop load on an OpenAI endpoint",
     "serve": "one model on this machine, without Kubernetes",

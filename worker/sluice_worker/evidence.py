@@ -13,6 +13,7 @@ from typing import Literal
 
 from .contract import (
     SKETCH_GAMMA,
+    SMOOTH_SHARE,
     TICK_RING,
     TICK_SECONDS,
     Causes,
@@ -34,8 +35,6 @@ Cause = Literal["cap", "kv", "prefill", "cold"]
 LENGTHS_KEPT = 1024
 """Finished requests behind `Lengths`: recent ones, so that a shift of the traffic shows."""
 SERVICE_TIMES_KEPT = 64
-SMOOTH_SHARE = 0.01
-"""Share of its own gaps that may be over in a request that a reader calls smooth (design 6)."""
 SLOWNESS_WEIGHT = 0.1
 MAX_SLOWNESS = 20.0
 SMALLEST_MS = 0.01
