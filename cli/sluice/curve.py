@@ -1,5 +1,7 @@
 """What each cap did to the same waves: the curve, its knee, and the cap to take. Pure."""
 
+from __future__ import annotations  # array is generic to the type checker only
+
 import math
 from array import array
 from collections import Counter
