@@ -30,6 +30,8 @@ from sluice.page import page, picture, section, table, text_table
 from sluice.targets import HELP, read_targets
 
 CAPS = [1, 4, 8, 16, 32, 64]
+EVEN = 0.02
+"""Throughput within which static and continuous batches are called equal."""
 WARM_UP = 4
 """Requests before the first wave, which are not counted: connections, pages, code paths."""
 
@@ -274,13 +276,17 @@ def findings(result: Mapping[str, Any]) -> list[str]:
 
 
 def _static(p: Mapping[str, Any], rule: str) -> str:
-    waste, gain = p["static"]["padding_waste"], p["static"]["gain"]
+    waste, gain, gap_ms = (p["static"][key] for key in ("padding_waste", "gain", "gap_ms"))
     padded = f"Static batches of {p['cap']} would throw {waste:.0%} of their rows away as padding"
     if gain is None:
         return f"{padded} (of the measured lengths; what a step costs here is not known)."
-    if gain > 0:
-        return f"{padded}, and still win by {gain:.1%} of the throughput ({rule})."
-    return f"{padded} and bring {-gain:.1%} less throughput ({rule})."
+    if gain < -EVEN:
+        return f"{padded} and bring {-gain:.1%} less throughput ({rule})."
+    wins = f"win by {gain:.1%} of the throughput" if gain > EVEN else "bring the same throughput"
+    return (
+        f"{padded} and {wins}, with gaps of about {gap_ms:.3g} ms, in which no prompt is computed, "
+        f"where the continuous run's P99 was {p['itl_ms']['p99']:.3g} ms ({rule})."
+    )
 
 
 def write(result: Mapping[str, Any], out: Path) -> None:

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist, quantiles
 from typing import Any
 
@@ -189,20 +189,20 @@ def recommend(points: Sequence[Mapping[str, Any]], *, has_targets: bool) -> int:
 
 
 def static(tally: Tally, costs: StepCosts | None) -> dict[str, Any]:
-    """Static batches of the cap's size: the rows they pad, and the throughput they would gain.
-
-    `gain` is None where the step model or the steps are unknown; over 0, static batching wins.
-    """
+    """Static batches of the cap's size: the rows they pad, the throughput they would gain (below 0:
+    lose), and the mean gap of a full one, which holds no prefill. None where no step is known."""
     batches = [batch for wave in tally.waves for batch in _batches(wave.lengths, tally.cap)]
     tokens = sum(output for batch in batches for _, output in batch)
     rows = sum(len(batch) * _longest(batch) for batch in batches)
     steps = [wave.steps for wave in tally.waves]
     waste = 1 - tokens / rows if rows else 0.0
     if costs is None or not rows or None in steps:
-        return {"padding_waste": waste, "gain": None}
+        return {"padding_waste": waste, "gain": None, "gap_ms": None}
     ours_ms = sum(costs.work_ms(wave.steps or 0, wave.lengths) for wave in tally.waves)
     static_ms = sum(_static_ms(batch, costs) for batch in batches)
-    return {"padding_waste": waste, "gain": ours_ms / static_ms - 1}
+    full = [(prompt + output // 2, 2) for batch in batches for prompt, output in batch]
+    gap_ms = costs.a + tally.cap * replace(costs, a=0, d=0).work_ms(0, full) / len(full)
+    return {"padding_waste": waste, "gain": ours_ms / static_ms - 1, "gap_ms": gap_ms}
 
 
 def _batches(lengths: Sequence[Length], size: int) -> Iterator[Sequence[Length]]:

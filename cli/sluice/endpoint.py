@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -35,28 +35,6 @@ class Counters:
     tokens: float
     steps: float
     costs: StepCosts | None
-
-
-class Cap(Protocol):
-    """How a cap is put in force. `how`: one clause for the reader; `ceiling`: None if unknown."""
-
-    how: str
-    ceiling: int | None
-
-    async def use(self, cap: int) -> None:
-        """Put `cap` in force."""
-
-    async def check(self) -> None:
-        """Raises EndpointError if somebody else has changed it."""
-
-    def slot(self) -> AbstractAsyncContextManager[Any] | None:
-        """What each request waits for in this client."""
-
-    async def counters(self) -> Counters | None:
-        """The server's, None where it shows none."""
-
-    async def restore(self) -> None:
-        """Leave the server as it was found."""
 
 
 class LiveCap:
@@ -125,6 +103,10 @@ class ClientLimit:
 
     async def restore(self) -> None:
         """Nothing was changed."""
+
+
+Cap = LiveCap | ClientLimit
+"""How a cap is put in force. `how`: one clause for the reader; `ceiling`: None if unknown."""
 
 
 async def read_config(session: aiohttp.ClientSession, url: str) -> RuntimeConfig:

@@ -10,6 +10,7 @@ from sluice.timeline import Row
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator
 
 SHADES = {"warmup": "#eef3f8", "capacity": "#dce9f5", "low": "#f6f6f6", "high": "#fdeaea"}
 
@@ -86,6 +87,8 @@ def caps_png(result: Mapping[str, Any], path: Path) -> None:
             target = points[0]["over"][name.removesuffix("_ms")]["target_ms"]
             axis.axhline(target, color=colour, linestyle="--", linewidth=0.8, label="target")
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter("{x:g}")
         axis.set_ylabel("ms")
     batches = [p["effective_batch"] or float("nan") for p in points]
     batch.plot(caps, batches, "o-", color="#e08214", label="tokens of a step")
