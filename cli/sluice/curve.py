@@ -170,7 +170,7 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
     share, weight = successes / n, z * z / n
     centre = (share + weight / 2) / (1 + weight)
     half = z / (1 + weight) * math.sqrt(share * (1 - share) / n + weight / (4 * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
 def knee(points: Sequence[Mapping[str, Any]]) -> int:
