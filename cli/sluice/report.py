@@ -168,13 +168,13 @@ def _device(service: InferenceService, status: Object, work: Work) -> Iterator[s
     if slo and slo.itl_ms and alone_ms > MARGIN * slo.itl_ms:
         factor = alone_ms / (MARGIN * slo.itl_ms)
         yield (
-            f"GPU: one sequence alone takes {alone_ms:.3g} ms for a token, over {MARGIN:g} x "
-            f"{slo.itl_ms:g} ms: a device {factor:.2g} times as fast is needed, or a smaller model "
+            f"Device: one sequence alone takes {alone_ms:.3g} ms for a token, over {MARGIN:g} x "
+            f"{slo.itl_ms:g} ms: one {factor:.2g} times as fast is needed, or a smaller model "
             "or dtype, or a looser target."
         )
     elif busy < 30:
         yield (
-            f"GPU: the pods compute {busy:g} % of their time, so a smaller device would do as far "
+            f"Device: the pods compute {busy:g} % of their time, so a smaller device would do as far "
             "as throughput goes; its first tokens and gaps would be slower in proportion."
         )
 
@@ -238,17 +238,17 @@ def _bytes(memory: Object, key: str) -> int:
 
 
 def _rows(report: Object) -> list[list[str]]:
-    header = ["target", "asked", "measured", "attained", "95 % interval", "samples", "verdict"]
+    header = ["target", "asked", "measured", "samples", "attained", "95 % interval", "held"]
     return [header, *(_row(target) for target in report["targets"])]
 
 
 def _row(t: Object) -> list[str]:
     low, high = t["interval"]
     measured = "-" if t["measured_ms"] is None else f"{t['measured_ms']:g} ms"
-    share = "-" if t["attained"] is None else f"{t['attained']:.3%} of {t['asked']:.4g}"
-    between = f"{low:.3%} to {high:.3%}"
-    asked = f"{t['target_ms']:g} ms"
-    return [t["name"], asked, measured, share, between, str(t["samples"]), t["verdict"]]
+    share = "-" if t["attained"] is None else f"{t['attained']:.3%}"
+    held = "-" if t["attained"] is None else "yes" if t["attained"] >= t["asked"] else "no"
+    asked, between = f"{t['target_ms']:g} ms", f"{low:.3%} to {high:.3%}"
+    return [t["name"], asked, measured, str(t["samples"]), share, between, held]
 
 
 def _sentences(report: Object) -> Iterator[str]:
