@@ -51,17 +51,17 @@ def timeline_png(
 
 
 def _shade_phases(axes: Sequence[plt.Axes], rows: Sequence[Row], start: float) -> None:
-    begin = 0
+    begin, bands = 0, ("#ffffff", "#f2f2f2")
     for i in range(1, len(rows) + 1):
         if i < len(rows) and rows[i].phase == rows[begin].phase:
             continue
         left, right = rows[begin].t_s - start, rows[min(i, len(rows) - 1)].t_s - start
         for axis in axes:
-            axis.axvspan(left, right, color=SHADES.get(rows[begin].phase, "#ffffff"), zorder=0)
+            axis.axvspan(left, right, color=SHADES.get(rows[begin].phase, bands[0]), zorder=0)
         axes[0].text(
             (left + right) / 2, axes[0].get_ylim()[1], rows[begin].phase, ha="center", va="bottom"
         )
-        begin = i
+        begin, bands = i, bands[::-1]
 
 
 def caps_png(result: Mapping[str, Any], path: Path) -> None:
