@@ -174,8 +174,8 @@ def _device(service: InferenceService, status: Object, work: Work) -> Iterator[s
         )
     elif busy < 30:
         yield (
-            f"Device: the pods compute {busy:g} % of their time, so a smaller one would do as far as "
-            "throughput goes; its first tokens and gaps would be slower in proportion."
+            f"Device: the pods compute {busy:g} % of their time, so a smaller one would do as far "
+            "as throughput goes; its first tokens and gaps would be slower in proportion."
         )
 
 
