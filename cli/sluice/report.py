@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice_operator.spec import InferenceService, SpecError, parse
+from sluice_operator.tuner.constants import TARGET_MARGIN as MARGIN
 from sluice_operator.tuner.model import StepTime
 
 from sluice.curve import wilson
@@ -22,8 +23,6 @@ from sluice.timeline import milliseconds
 
 GIB = 2**30
 TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")
-MARGIN = 0.85
-"""Of the inter-token target: what the tuner lets a predicted step take."""
 UNIFORM = 0.05
 """Padding below which static batches are worth a measurement."""
 INDEPENDENT = (

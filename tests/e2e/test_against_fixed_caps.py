@@ -128,7 +128,11 @@ def start(cluster: Cluster) -> float:
         "demo",
         model={"uri": "file:///models/demo", "dtype": "float32"},
         batching={"minNumSeqs": 1, "initialNumSeqs": FIXED_CAPS[0], "maxNumSeqs": MAX_CAP},
-        slo={"timeToFirstToken": f"{TTFT_MS}ms", "interTokenLatency": f"{ITL_MS}ms"},
+        slo={
+            "timeToFirstToken": f"{TTFT_MS}ms",
+            "interTokenLatency": f"{ITL_MS}ms",
+            "window": "1m",
+        },
         scaling={
             "maxReplicas": 1,
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": 20}},
