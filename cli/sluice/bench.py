@@ -32,6 +32,7 @@ from sluice.targets import HELP, read_targets
 CAPS = [1, 4, 8, 16, 32, 64]
 EVEN = 0.02
 """Throughput within which static and continuous batches are called equal."""
+CONNECT_SECONDS = 10.0
 WARM_UP = 4
 """Requests before the first wave, which are not counted: connections, pages, code paths."""
 
@@ -231,7 +232,7 @@ def _session(args: argparse.Namespace, bearer: Path | None) -> aiohttp.ClientSes
     token = _bearer(bearer)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=args.timeout),
+        timeout=aiohttp.ClientTimeout(total=args.timeout, sock_connect=CONNECT_SECONDS),
         headers={"Authorization": f"Bearer {token}"} if token else {},
     )
 
@@ -320,6 +321,9 @@ def main(args: argparse.Namespace) -> int:
     except (EndpointError, aiohttp.ClientError) as e:
         print(f"sluice bench: {e}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("sluice bench: interrupted; the cap is as it was", file=sys.stderr)
+        return 130
     write(result, args.out)
     print("\n" + text_table(rows(result)) + "\n")
     print(*findings(result), f"Written: {args.out}/bench.json, .png, .html", sep="\n")

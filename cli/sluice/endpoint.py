@@ -58,6 +58,7 @@ class LiveCap:
     async def check(self) -> None:
         """An operator sets its own cap again within seconds: that is no measurement of ours."""
         if (await read_config(self._session, self._url)).epoch != self._epoch:
+            self._epoch = self._found.epoch  # theirs now: there is nothing of ours to put back
             raise EndpointError(
                 "somebody else (an operator?) changed the cap meanwhile; measure a worker of your "
                 "own, or give --client-side"
@@ -114,8 +115,7 @@ async def read_config(session: aiohttp.ClientSession, url: str) -> RuntimeConfig
     async with session.get(url + RUNTIME_CONFIG) as response:
         if response.status == 401:
             raise EndpointError(f"{url} wants its bearer: --admin-token-file")
-        if response.status != 200:
-            raise EndpointError(f"{url}{RUNTIME_CONFIG} answers {response.status}")
+        response.raise_for_status()
         return decode(await response.read(), RuntimeConfig)
 
 
@@ -166,6 +166,7 @@ async def served_model(session: aiohttp.ClientSession, url: str) -> tuple[str, i
     """Name and window in tokens (None if untold) of the first model that `url` lists."""
     try:
         async with session.get(f"{url}/v1/models") as response:
+            response.raise_for_status()
             card = (await response.json())["data"][0]
             return str(card["id"]), card.get("max_model_len")
     except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as e:

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 from integration.worker_process import Worker, running_worker
 from sluice.__main__ import main
-from sluice.endpoint import CLIENT_SIDE, LIVE
+from sluice.endpoint import CLIENT_SIDE, LIVE, EndpointError, find_live
 
+ADMIN = {"Authorization": "Bearer admin-canary"}
 SMALL = [
     *("--wave", "6", "--waves", "2", "--silence", "0", "--prompt-tokens", "8", "24"),
     *("--max-tokens", "4", "12", "--vocab-size", "300", "--slo", "ttft=20s,itl=5s"),
@@ -42,8 +44,7 @@ def bench(worker: Worker, out: Path, *flags: str, admin: bool = True) -> int:
 
 
 def config(worker: Worker) -> dict[str, Any]:
-    headers = {"Authorization": "Bearer admin-canary"}
-    answer = httpx.get(worker.admin_url + "/v1/runtime_config", headers=headers)
+    answer = httpx.get(worker.admin_url + "/v1/runtime_config", headers=ADMIN)
     found: dict[str, Any] = answer.json()
     return found
 
@@ -83,6 +84,33 @@ def test_without_the_admin_port_the_cap_is_this_client_s_and_it_says_so(
     alone, two = (point["effective_batch"] for point in found["points"])
     assert alone <= 1.0 < two <= 2.0
     assert "a limit of this client" in capsys.readouterr().out
+
+
+async def test_a_cap_that_somebody_else_changes_ends_the_measurement_and_stays_theirs(
+    worker: Worker,
+) -> None:
+    async with aiohttp.ClientSession(headers=ADMIN) as session:
+        live = await find_live(session, worker.url, worker.admin_url)
+        assert live is not None
+        await live.use(2)
+        await live.check()
+        theirs = {"epoch": config(worker)["epoch"] + 3, "max_num_seqs": 1}
+        url = worker.admin_url + "/v1/runtime_config"
+        async with session.patch(url, json=theirs) as answer:
+            assert answer.status == 200
+        with pytest.raises(EndpointError, match="somebody else"):
+            await live.check()
+        await live.restore()
+    assert config(worker)["max_num_seqs"] == 1
+
+
+async def test_only_an_admin_port_of_ours_is_taken_for_one(worker: Worker) -> None:
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(EndpointError, match="--admin-token-file"):
+            await find_live(session, worker.url, worker.admin_url)
+    async with aiohttp.ClientSession(headers=ADMIN) as session:
+        with pytest.raises(EndpointError, match="no admin port answers"):
+            await find_live(session, worker.url, worker.admin_url + "/elsewhere")
 
 
 @pytest.mark.parametrize(
