@@ -12,7 +12,8 @@ from .tuner.evidence import misses_by_cause
 def work(evidence: Sequence[Evidence], window_s: float) -> dict[str, Any]:
     """Part of `status.load`; empty without work in the window, so that idle pods change nothing.
 
-    The window is the newest `window_s` of each pod's ticks.
+    The window is the newest `window_s` of each pod's ticks. Seconds are whole tens and busy whole
+    percents, or a window that fills would be a write of the status every two seconds.
     """
     kept = max(1, round(window_s / TICK_SECONDS))
     ticks = [tick for pod in evidence for tick in pod.ticks[-kept:]]
@@ -24,8 +25,8 @@ def work(evidence: Sequence[Evidence], window_s: float) -> dict[str, Any]:
         "tokens": sum(tick.generated_tokens for tick in ticks),
         "promptTokens": sum(tick.prefill_tokens for tick in ticks),
         "finished": sum(tick.finished for tick in ticks),
-        "podSeconds": round(seconds),
-        "busyPercent": _digits(100 * sum(tick.busy_s for tick in ticks) / seconds),
+        "podSeconds": max(10, round(seconds / 10) * 10),
+        "busyPercent": f"{100 * sum(tick.busy_s for tick in ticks) / seconds:.0f}",
         "misses": {("other" if cause == "none" else cause): n for cause, n in misses.items()},
         **_lengths([pod.lengths for pod in evidence if pod.lengths.n]),
     }
