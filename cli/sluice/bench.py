@@ -128,19 +128,19 @@ class Bench:
         finally:
             await self.cap.restore()
 
-    async def _send(self, lengths: list[curve.Length]) -> list[Outcome]:
-        url = self.args.url + self.args.route
+    async def _send(self, lengths: list[curve.Length]) -> tuple[list[Outcome], float]:
+        """Answers to requests sent at once, and the seconds until the last one."""
+        url, slot = self.args.url + self.args.route, self.cap.slot
         bodies = [self.shape.body(self.rng, one) for one in lengths]
-        slots = self.cap.slot
-        sent = [request(self.session, url, b, max_retries=0, slot=slots()) for b in bodies]
-        return list(await asyncio.gather(*sent))
+        start = time.monotonic()
+        sent = [request(self.session, url, b, max_retries=0, slot=slot()) for b in bodies]
+        outcomes = list(await asyncio.gather(*sent))
+        return outcomes, time.monotonic() - start
 
     async def _wave(self, number: int, tally: Tally, lengths: list[curve.Length]) -> None:
         await self.cap.use(tally.cap)
         before = await self.cap.counters()
-        start = time.monotonic()
-        outcomes = await self._send(lengths)
-        seconds = time.monotonic() - start
+        outcomes, seconds = await self._send(lengths)
         after = await self.cap.counters()
         await self.cap.check()
         steps = after.steps - before.steps if before and after else None

@@ -38,7 +38,7 @@ class Shape:
         num_prompt, num_output = lengths or self.lengths(rng)
         return {
             "model": self.model,
-            "prompt": [rng.randrange(10, self.vocab_size) for _ in range(num_prompt)],
+            "prompt": rng.choices(range(10, self.vocab_size), k=num_prompt),
             "max_tokens": num_output,
             "temperature": 0.0,
             "ignore_eos": True,
