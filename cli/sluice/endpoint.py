@@ -167,7 +167,7 @@ async def served_model(session: aiohttp.ClientSession, url: str) -> tuple[str, i
     try:
         async with session.get(f"{url}/v1/models") as response:
             response.raise_for_status()
-            card = (await response.json())["data"][0]
+            card = (await response.json(content_type=None))["data"][0]
             return str(card["id"]), card.get("max_model_len")
     except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as e:
         raise EndpointError(f"{url}/v1/models lists no model: {type(e).__name__}: {e}") from e
