@@ -12,7 +12,8 @@ import time
 
 import numpy as np
 import torch
-from bench.speculation import MODEL, cpu_name
+from bench.machine import cpu_name
+from bench.serving import MODEL
 from sluice_worker.blocks import BlockPool
 from sluice_worker.config import EngineConfig
 from sluice_worker.engine import Engine
@@ -64,7 +65,11 @@ def main() -> None:
     print(f"{cpu_name()}, 1 thread, {given.readers} readers, target {given.itl_ms:g} ms")
     for itl_ms in (None, given.itl_ms):
         config = EngineConfig(
-            str(MODEL), num_gpu_blocks_override=256, max_num_seqs=16, itl_ms=itl_ms
+            str(MODEL),
+            num_gpu_blocks_override=256,
+            max_num_seqs=16,
+            initial_num_seqs=16,
+            itl_ms=itl_ms,
         )
         engine, _ = start(config, lambda phase, percent: None)
         found = gaps_ms(engine, given.readers, given.prompts)

@@ -14,7 +14,6 @@ speculation (4 of these 8 texts, batch 1 against 4); in float32 it is the same.
 """
 
 import argparse
-import platform
 import statistics
 import sysconfig
 import time
@@ -23,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from bench.machine import cpu_name
+from bench.serving import MODEL
 from sluice_worker.blocks import BlockPool
 from sluice_worker.config import DType
 from sluice_worker.engine import Engine
@@ -39,7 +40,6 @@ from sluice_worker.tokenizer import Tokenizer
 from sluice_worker.weights import Checkpoint
 from sluice_worker.wire import Submit
 
-MODEL = Path(__file__).parents[2] / "examples" / "model"
 HELD_OUT = (
     "textwrap.py",
     "queue.py",
@@ -208,14 +208,6 @@ def main() -> None:
         end="",
     )
     print(f" (aim {AIM_LOSS:.0%})")
-
-
-def cpu_name() -> str:
-    """The processor's name as the machine gives it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -74,6 +74,9 @@ def _load(answer: httpx.Response) -> dict[str, Any]:
 
 
 def test_speculation_shows_in_vllms_metrics_and_not_in_the_text(worker: Worker) -> None:
+    names = ["generation_tokens_total", "time_to_first_token_seconds_count"]
+    names += ["spec_decode_num_accepted_tokens_total", "inter_token_latency_seconds_count"]
+    before = [worker.metric(f"vllm:{name}") for name in names]
     greedy, again = (post(worker, GREEDY).json()["choices"][0]["text"] for _ in range(2))
     assert greedy == again
     drafted = worker.metric("vllm:spec_decode_num_draft_tokens_total")
@@ -81,3 +84,6 @@ def test_speculation_shows_in_vllms_metrics_and_not_in_the_text(worker: Worker) 
     assert drafted >= accepted > 0
     assert worker.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total") == accepted
     assert worker.metric("vllm:spec_decode_num_drafts_total") > 0
+    after = [worker.metric(f"vllm:{name}") for name in names]
+    tokens, firsts, extra, gaps = (b - a for a, b in zip(before, after, strict=True))
+    assert gaps == tokens - firsts - extra  # one for each step, not for each token

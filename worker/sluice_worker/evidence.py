@@ -28,6 +28,7 @@ from .contract import (
     TokenGaps,
     Waiting,
 )
+from .prefill_time import PrefillTime
 from .wire import FirstToken, Snapshot, StepReport
 
 Cause = Literal["cap", "kv", "prefill", "cold"]
@@ -35,8 +36,6 @@ Cause = Literal["cap", "kv", "prefill", "cold"]
 LENGTHS_KEPT = 1024
 """Finished requests behind `Lengths`: recent ones, so that a shift of the traffic shows."""
 SERVICE_TIMES_KEPT = 64
-SLOWNESS_WEIGHT = 0.1
-MAX_SLOWNESS = 20.0
 SMALLEST_MS = 0.01
 _LOG_GAMMA = math.log(SKETCH_GAMMA)
 
@@ -81,6 +80,7 @@ class Flight:
     first_s: float | None = None
     last_s: float = 0.0
     num_tokens: int = 0
+    num_gaps: int = 0
     num_gaps_over: int = 0
     queue_s: float = 0.0
     last_was_over: bool = False
@@ -172,7 +172,7 @@ class Recorder:
         self._settling: _Settling | None = None
         self._is_mixed = True
         self._is_started = False
-        self._slowness = self._uncached_share = 1.0
+        self._prefill_time = PrefillTime()
         self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
         self._service_s: deque[float] = deque(maxlen=SERVICE_TIMES_KEPT)
         self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
@@ -223,7 +223,10 @@ class Recorder:
         """The first token was handed over; returns the time it took, in seconds."""
         self._leave(flight)
         ttft_s = now_s - flight.arrival_s
-        self._learn_prefill(flight, parts, ttft_s - parts.wait_cap_s - parts.wait_kv_s)
+        if self.step_model is not None:
+            seconds = ttft_s - parts.wait_cap_s - parts.wait_kv_s
+            prompt = flight.num_prompt_tokens
+            self._prefill_time.learn(self.step_model, prompt, parts.cached_tokens, seconds)
         flight.first_s = flight.last_s = now_s
         flight.num_tokens = 1
         target = self.slo.ttft_ms
@@ -240,10 +243,11 @@ class Recorder:
         return ttft_s
 
     def next_token(self, flight: Flight, now_s: float, *, at_cap: bool) -> float:
-        """A later token was handed over; returns its gap in seconds."""
+        """A later step's token was handed over; returns its gap in seconds."""
         gap_s = now_s - flight.last_s
         flight.last_s = now_s
         flight.num_tokens += 1
+        flight.num_gaps += 1
         tick = self._tick
         is_over = tick.itl.add(gap_s * 1e3, self.slo.itl_ms)
         tick.n_at_cap += at_cap
@@ -253,6 +257,12 @@ class Recorder:
             tick.over_after_over += flight.last_was_over
         flight.last_was_over = is_over
         return gap_s
+
+    def drafted_token(self, flight: Flight, now_s: float) -> None:
+        """One more token of the same step was handed over: no gap, or speculation would hide those
+        between steps among zeros (vLLM's metric counts steps as well)."""
+        flight.last_s = now_s
+        flight.num_tokens += 1
 
     def finish(self, flight: Flight, now_s: float) -> float:
         """All of its tokens were handed over; returns the end-to-end time in seconds."""
@@ -266,8 +276,7 @@ class Recorder:
         if flight.held_first:
             target = self.slo.itl_ms
             tick.good += target is None or flight.mean_gap_ms <= target
-            num_gaps = flight.num_tokens - 1
-            tick.smooth += flight.num_gaps_over <= math.floor(num_gaps * SMOOTH_SHARE)
+            tick.smooth += flight.num_gaps_over <= math.floor(flight.num_gaps * SMOOTH_SHARE)
         return e2e_s
 
     def drop(self, flight: Flight, now_s: float, *, by_server: bool, refused: bool = False) -> None:
@@ -347,8 +356,8 @@ class Recorder:
     def hopeless(self, now_s: float, target_ms: float | None) -> list[Flight]:
         """Waiting requests that can no longer have their first token in time.
 
-        In time: within their own deadline, or else within `target_ms`. The rest of their way is at
-        least one prefill, as the fitted step model predicts it.
+        In time: within their own deadline, or else within `target_ms`. The rest of their way is one
+        prefill, of which `prefill_ms` tells what few exceed.
         """
         late = []
         for flight in self._waiting.values():
@@ -369,24 +378,9 @@ class Recorder:
         return sum(self._lengths) / max(len(self._lengths), 1)
 
     def prefill_ms(self, num_tokens: int) -> float:
-        """From admission to the first token sent: the model's prediction, as slow as of late and
-        with as much from the prefix cache.
-        """
-        model, computed = self.step_model, num_tokens * self._uncached_share
-        return 0.0 if model is None else self._slowness * (model.a + model.d * computed)
-
-    def _learn_prefill(self, flight: Flight, parts: FirstToken, seconds: float) -> None:
-        """Chunks shared with decodes take longer than one prefill alone; by how much, moves."""
-        if self.step_model is None:
-            return
-        alone_ms = self.step_model.a + self.step_model.d * (
-            flight.num_prompt_tokens - parts.cached_tokens
-        )
-        if alone_ms > 0:
-            ratio = min(max(1.0, seconds * 1e3 / alone_ms), MAX_SLOWNESS)
-            self._slowness += SLOWNESS_WEIGHT * (ratio - self._slowness)
-        uncached = 1 - parts.cached_tokens / flight.num_prompt_tokens
-        self._uncached_share += SLOWNESS_WEIGHT * (uncached - self._uncached_share)
+        """From admission to the first token sent, with a margin; 0 without a step model."""
+        model = self.step_model
+        return 0.0 if model is None else self._prefill_time.upper_ms(model, num_tokens)
 
     def _count_late(self, end_s: float) -> None:
         """Requests that still wait and passed the target in this tick are over, now and once."""

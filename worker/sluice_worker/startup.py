@@ -194,9 +194,11 @@ class _Start:
         yield dummy.decodes(1, short)
         yield dummy.decodes(min(8, ceiling), short)
         yield dummy.decodes(min(8, ceiling), long)
+        yield dummy.last_chunk(min(32, largest))
         yield dummy.prefill(min(128, largest))
         yield dummy.decodes(min(32, ceiling), short)
         yield dummy.decodes(1, long)
+        yield dummy.last_chunk(min(128, largest))
         yield dummy.prefill(min(256, largest))
 
     def _peak_bytes(self, dummy: "_Dummy", num_tokens: int) -> int:
@@ -288,6 +290,11 @@ class _Dummy:
             works.append(Work(self._sequence(count), 0, count, samples=True))
             num_tokens -= count
         return works
+
+    def last_chunk(self, num_tokens: int) -> list[Work]:
+        """The end of the longest prompt: a chunk costs most with all its context before it."""
+        sequence = self._sequence(self._max_model_len)
+        return [Work(sequence, self._max_model_len - num_tokens, num_tokens, samples=True)]
 
     def decodes(self, count: int, context: int) -> list[Work]:
         """One token each for `count` sequences of `context` tokens."""

@@ -17,13 +17,23 @@ class Ledger:
         self.recorder = recorder
         self.stats = stats
 
-    def token(self, flight: Flight, token: TokenOut, *, at_cap: bool, now_s: float) -> None:
-        """A token was handed over at `now_s`."""
+    def token(
+        self,
+        flight: Flight,
+        token: TokenOut,
+        *,
+        at_cap: bool,
+        is_drafted: bool,
+        now_s: float,
+    ) -> None:
+        """A token was handed over at `now_s`. `is_drafted`: it came with another, of its step."""
         if flight.first_s is None:
             parts = token.first or UNKNOWN_PARTS
             ttft_s = self.recorder.first_token(flight, now_s, parts)
             self.stats.first_token(ttft_s, parts, flight.num_prompt_tokens)
             flight.queue_s = parts.wait_cap_s + parts.wait_kv_s
+        elif is_drafted:
+            self.recorder.drafted_token(flight, now_s)
         else:
             gap_s = self.recorder.next_token(flight, now_s, at_cap=at_cap)
             self.stats.observe("inter_token_latency_seconds", gap_s)

@@ -130,6 +130,7 @@ class Service:
         """A step was made."""
         self.recorder.step(report, now_s)
         self.stats.step(report)
+        self._shed(now_s)
 
     def state(self, message: Finished | Heartbeat, now_s: float) -> None:
         """A newer snapshot."""

@@ -1,6 +1,7 @@
 """The evidence: each arrival and each gap once, in the tick where its fate was decided."""
 
 import math
+import random
 from dataclasses import dataclass
 
 import msgspec
@@ -166,6 +167,20 @@ def test_gaps_over_are_counted_apart_at_the_cap_and_after_another() -> None:
     itl = tick.itl
     assert (itl.n, itl.over, itl.over_after_over) == (4, 2, 1)
     assert (itl.n_at_cap, itl.over_at_cap) == (3, 2)
+
+
+def test_tokens_of_one_step_make_one_gap() -> None:
+    recorder = create_recorder()
+    flight = recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.first_token(flight, 0.1, NO_WAIT)
+    recorder.drafted_token(flight, 0.1)
+    recorder.next_token(flight, 0.4, at_cap=True)
+    recorder.drafted_token(flight, 0.4)
+    assert flight.mean_gap_ms == pytest.approx(100)
+    recorder.finish(flight, 0.4)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.itl.n, tick.itl.over, tick.itl.n_at_cap) == (1, 1, 1)
+    assert recorder.mean_length() == 14
 
 
 def test_good_and_smooth_judge_a_request_by_its_own_gaps() -> None:
@@ -336,12 +351,24 @@ def test_whatever_happens_each_arrival_is_counted_once(
 def test_hopeless_learns_that_prefills_take_longer_among_decodes() -> None:
     recorder = create_recorder()
     recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
-    for i in range(50):
+    for i in range(200):
         flight = recorder.arrive(str(i), 0.0, 0.0, 90)
         recorder.first_token(flight, 0.3, NO_WAIT)  # three times the 100 ms predicted
     recorder.arrive("next", 1.0, 1.0, 90)
     assert recorder.hopeless(1.19, 500) == []
     assert [flight.request_id for flight in recorder.hopeless(1.21, 500)] == ["next"]
+
+
+def test_prefills_that_vary_are_expected_to_take_longer_than_their_mean() -> None:
+    recorder = create_recorder()
+    recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
+    chance = random.Random(2)
+    num_covered = 0
+    for i in range(1000):
+        seconds = chance.uniform(0.1, 0.3)
+        num_covered += 1e3 * seconds <= recorder.prefill_ms(90)
+        recorder.first_token(recorder.arrive(str(i), 0.0, 0.0, 90), seconds, NO_WAIT)
+    assert 0.85 * 1000 <= num_covered < 1000
 
 
 def test_a_deadline_of_its_own_decides_when_a_request_is_hopeless() -> None:

@@ -1,0 +1,35 @@
+"""A real worker with the demo's model, for measurements over HTTP."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from integration.worker_process import Worker, listening
+
+MODEL = Path(__file__).parents[2] / "examples" / "model"
+NAME = "demo"
+VOCAB_SIZE = 2048
+
+
+@contextmanager
+def serving(*flags: str) -> Iterator[Worker]:
+    """The worker, ready, with one thread; ended on leaving. Its log is told if it fails."""
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory) / "worker.log"
+        command = [sys.executable, "-m", "sluice_worker", "--model", str(MODEL)]
+        command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", "0"]
+        command += ["--admin-port", "0", "--device", "cpu", *flags]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stderr=output, env=environment)
+        try:
+            worker = listening(process, log)
+            worker.until("/readyz", 200)
+            yield worker
+        finally:
+            process.kill()
+            process.wait()
