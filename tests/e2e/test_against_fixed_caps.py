@@ -32,7 +32,7 @@ OUT = Path("build/e2e")
 FIXED_CAPS = (4, 8, 16)
 MAX_CAP = 32
 TTFT_MS, ITL_MS = 1000, 100
-TRACE = ("calm:open:0.4:20", "step:open:1.25:35", "held:open:1.25:20", "burst:burst:0.8:8",
+TRACE = ("calm:open:0.4:20", "step:open:1.2:40", "held:open:1.2:20", "burst:burst:0.8:8",
          "ebb:open:0.3:15")  # fmt: skip
 AFTERWARDS = ("held", "burst", "ebb")
 """Phases by which the second pod should serve: a step over one pod's capacity breaks the first
@@ -71,7 +71,7 @@ class Run:
                 *by_phase, f"{self.pods:.2f}", f"{caps[0]}..{caps[-1]}"]  # fmt: skip
 
 
-HEADER = ["contender", "good %", "after 35 s %", *(p.split(":")[0] for p in TRACE), "pods", "caps"]
+HEADER = ["contender", "good %", "afterwards %", *(p.split(":")[0] for p in TRACE), "pods", "caps"]
 
 
 def watch(cluster: Cluster, label: str) -> list[Row]:
