@@ -22,6 +22,8 @@ TICK_RING = 900
 """Closed ticks that a worker keeps: half an hour."""
 SKETCH_GAMMA = 1.02
 """Ratio of neighbouring sketch buckets: a quantile read back is within 1 % (DDSketch)."""
+SMOOTH_SHARE = 0.01
+"""Share of its own gaps that may be over in a request that a reader calls smooth (design 6)."""
 
 
 class Slo(Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from typing import Literal
 
 from .contract import (
     SKETCH_GAMMA,
+    SMOOTH_SHARE,
     TICK_RING,
     TICK_SECONDS,
     Causes,
@@ -35,8 +36,6 @@ Cause = Literal["cap", "kv", "prefill", "cold"]
 LENGTHS_KEPT = 1024
 """Finished requests behind `Lengths`: recent ones, so that a shift of the traffic shows."""
 SERVICE_TIMES_KEPT = 64
-SMOOTH_SHARE = 0.01
-"""Share of its own gaps that may be over in a request that a reader calls smooth (design 6)."""
 SMALLEST_MS = 0.01
 _LOG_GAMMA = math.log(SKETCH_GAMMA)
 
