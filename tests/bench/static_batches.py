@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import aiohttp
-from bench.speculation import MODEL
+from bench.serving import MODEL
 from integration.worker_process import Worker, command, listening
 from sluice.bench import processor
 from sluice.client import COMPLETIONS, Outcome, Shape, request
