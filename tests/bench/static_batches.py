@@ -13,15 +13,13 @@ import argparse
 import asyncio
 import os
 import random
-import subprocess
-import tempfile
 from pathlib import Path
 from statistics import median, quantiles
 
 import aiohttp
-from bench.serving import MODEL
-from integration.worker_process import Worker, command, listening
-from sluice.bench import processor
+from bench.machine import cpu_name
+from bench.serving import NAME, VOCAB_SIZE, serving
+from integration.worker_process import Worker
 from sluice.client import COMPLETIONS, Outcome, Shape, request
 from sluice.curve import Length, Tally, static
 from sluice.endpoint import Counters, scrape
@@ -29,7 +27,7 @@ from sluice.targets import read_targets
 
 SIZE, WAVE, CHUNK = 8, 32, 2048
 STATIC = ("--batching-mode=static", f"--static-batch-size={SIZE}")
-FLAGS = ("--max-num-seqs=32", "--num-gpu-blocks-override=512", "--slo-itl-ms=60")
+FLAGS = ("--dtype=float32", "--max-num-seqs=32", "--num-gpu-blocks-override=512", "--slo-itl-ms=60")
 OUTPUTS = ((64, 64), (32, 96), (8, 128))
 
 
@@ -80,7 +78,7 @@ async def compare(workers: dict[bool, Worker], num_pairs: int) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
         for low, high in OUTPUTS:
-            shape = Shape((26, 102), (low, high), 1000, "tiny")
+            shape = Shape((26, 102), (low, high), VOCAB_SIZE, NAME)
             found = [await pair(session, workers, shape, rng) for _ in range(num_pairs + 1)][1:]
             measured, predicted = zip(*found, strict=True)
             first, _, third = quantiles(measured)
@@ -96,24 +94,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=9)
     given = parser.parse_args()
-    print(f"{processor()}, {given.pairs} pairs of {WAVE} requests, {SIZE} sequences")
-    with tempfile.TemporaryDirectory() as folder:
-        processes, workers = [], {}
-        try:
-            for is_static in (False, True):
-                own = STATIC if is_static else (f"--initial-num-seqs={SIZE}",)
-                log = Path(folder) / f"{is_static}.log"
-                argv = command(MODEL, *FLAGS, *own, load_format="safetensors")
-                with log.open("wb") as output:
-                    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-                    processes.append(subprocess.Popen(argv, stderr=output, env=one_thread))
-                workers[is_static] = listening(processes[-1], log)
-                workers[is_static].until("/readyz", 200)
-            asyncio.run(compare(workers, given.pairs))
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+    print(f"{cpu_name()}, {given.pairs} pairs of {WAVE} requests, {SIZE} sequences")
+    with (
+        serving(*FLAGS, f"--initial-num-seqs={SIZE}") as continuous,
+        serving(*FLAGS, *STATIC) as static_one,
+    ):
+        asyncio.run(compare({False: continuous, True: static_one}, given.pairs))
 
 
 if __name__ == "__main__":
