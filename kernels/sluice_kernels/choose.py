@@ -17,7 +17,7 @@ from .cpu.build import CannotBuild, cache_directories, library, usable_targets
 from .cpu.kernels import DTYPES, CppKernels, Library
 from .int8 import ByteRows, PlainByteRows, int8_projection
 from .interface import Kernels, MakeProjection, Projection
-from .linear import packed_projection, plain_projection
+from .linear import packed_projection
 from .plain import PlainKernels
 
 Quantization = Literal["w8a8"]

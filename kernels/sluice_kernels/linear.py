@@ -52,7 +52,7 @@ def packed_projection(weight: Tensor, bias: Tensor | None, narrow: bool) -> Proj
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether oneDNN computes in `dtype` on this CPU."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch._C._has_mkldnn:
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -49,9 +49,6 @@ class Group:
     views: Mapping[int | None, View]
 
 
-
-
-
 @dataclass(frozen=True, slots=True)
 class PlainKernels:
     """`max_gather_bytes`, `max_scores_bytes`: scratch of attention, planned for by the caller."""
@@ -168,9 +165,7 @@ class _Planner:
         bias = causal_bias(start - first * self._block_size, count, num_slots, like, window)
         return View(page_rows(table, self._num_kv_heads), bias)
 
-    def _views(
-        self, longest: int, make: Callable[[int | None], View]
-    ) -> dict[int | None, View]:
+    def _views(self, longest: int, make: Callable[[int | None], View]) -> dict[int | None, View]:
         shown = {w: None if w is None or w >= longest else w for w in self._windows}
         made = {window: make(window) for window in dict.fromkeys(shown.values())}
         return {window: made[shown[window]] for window in shown}

@@ -3,7 +3,6 @@
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -165,16 +164,13 @@ def test_turning_and_storing_equal_the_reference(
         norm = torch.rand(heads.num_heads + heads.num_kv_heads, heads.head_dim) + 0.5
         heads = replace(heads, norm=norm)
     turns = torch.polar(torch.ones(1), torch.rand(len(rows), 1, heads.head_dim // 2) * 9)
-    found, expected = (
-        (kernels, rows.clone().to(dtype), cache.clone().to(dtype))
-        for kernels, dtype in ((cpp, case.dtype), (PLAIN, torch.float32))
-    )
-    for kernels, given_rows, given_cache in (found, expected):
-        kernels.turn_and_store(given_rows, turns, heads, given_cache, case.places(spans))
-    for part in (1, 2):
-        within = EXACT[case.dtype]
-        ours, theirs = cast(Tensor, found[part]).float(), cast(Tensor, expected[part])
-        torch.testing.assert_close(ours, theirs, atol=within, rtol=within)
+    places = case.places(spans)
+    wide_rows, wide_cache = (part.clone().float() for part in (rows, cache))
+    cpp.turn_and_store(rows, turns, heads, cache, places)
+    PLAIN.turn_and_store(wide_rows, turns, heads, wide_cache, places)
+    within = EXACT[case.dtype]
+    torch.testing.assert_close(rows.float(), wide_rows, atol=within, rtol=within)
+    torch.testing.assert_close(cache.float(), wide_cache, atol=within, rtol=within)
 
 
 sizes = st.tuples(st.integers(1, 40), st.integers(1, 200))
@@ -185,15 +181,12 @@ sizes = st.tuples(st.integers(1, 40), st.integers(1, 200))
 def test_norms_equal_the_reference(
     cpp: CppKernels, size: tuple[int, int], dtype: torch.dtype, adds: bool
 ) -> None:
-    stream, mixed, weight = torch.randn(size).to(dtype), torch.randn(size).to(dtype), torch.rand(
-        size[1]
-    )
+    stream, mixed = (torch.randn(size).to(dtype) for _ in range(2))
+    weight = torch.rand(size[1])
     streams = (stream.clone(), stream.clone())
     added = mixed if adds else None
-    found, expected = (
-        kernels.norm(own, added, weight, 1e-6)
-        for kernels, own in zip((cpp, PLAIN), streams, strict=True)
-    )
+    found = cpp.norm(streams[0], added, weight, 1e-6)
+    expected = PLAIN.norm(streams[1], added, weight, 1e-6)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-2)
     assert torch.equal(*streams)
 
