@@ -83,16 +83,23 @@ void product(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, 
     if (rows) product<T, R - 1>(a, lda, b, ldb, depth, c, ldc, rows, columns, add);
 }
 
-// Where the keys of a slot begin; its values lie a page of all heads behind.
+// Where the keys of each slot in [begin, end) begin; values lie a page of all heads behind.
 template <class T>
-const T* slot_of(const Call& call, const Item& item, int slot) {
-  int64_t page = call.tables[(size_t)item.seq * call.num_pages + slot / call.block_size];
-  size_t row = (page * 2 * call.num_kv_heads + item.head) * call.block_size + slot % call.block_size;
-  return (const T*)call.cache + row * call.head_dim;
+void find(const Call& call, const Item& item, int begin, int end, const T** slots) {
+  const int64_t* table = call.tables + (size_t)item.seq * call.num_pages;
+  for (int at = begin; at < end;) {
+    int page = at / call.block_size, slot = at % call.block_size;
+    size_t row = (table[page] * 2 * call.num_kv_heads + item.head) * call.block_size + slot;
+    const T* keys = (const T*)call.cache + row * call.head_dim;
+    for (; slot < call.block_size && at < end; slot++, at++, keys += call.head_dim) *slots++ = keys;
+  }
 }
 
+// Both also start to fetch what comes next: pages lie anywhere, so the processor foresees only what
+// follows within one.
 template <class T>
-void order_keys(const T* const* slots, int num_slots, int head_dim, uint32_t* keys) {
+void order_keys(const T* const* slots, const T* const* next, int num_slots, int head_dim,
+                uint32_t* keys) {
   int words = head_dim / PER_WORD<T>;
   for (int s = 0; s < num_slots; s += V)
     for (int w = 0; w < words; w += V) {
@@ -100,29 +107,37 @@ void order_keys(const T* const* slots, int num_slots, int head_dim, uint32_t* ke
       for (int i = 0; i < V; i++) {
         const uint32_t* from = (const uint32_t*)slots[std::min(s + i, num_slots - 1)] + w;
         rows[i] = w + V <= words ? load<W>(from) : (W)get((const float*)from, words - w);
+        __builtin_prefetch((const uint32_t*)next[s + i] + w, 0, 2);
       }
       transpose(rows);
       for (int i = 0; i < V; i++) memcpy(keys + (size_t)(w + i) * SLOTS + s, &rows[i], sizeof(W));
     }
 }
 
-void order_values(const float* const* slots, size_t ahead, int num_slots, int head_dim,
-                  uint32_t* values) {
-  for (int s = 0; s < num_slots; s++)
-    memcpy(values + (size_t)s * padded(head_dim), slots[s] + ahead, 4 * head_dim);
+void fetch(const void* from, size_t bytes) {
+  for (size_t x = 0; x < bytes; x += 64) __builtin_prefetch((const char*)from + x, 0, 2);
 }
 
-void order_values(const bf16* const* slots, size_t ahead, int num_slots, int head_dim,
-                  uint32_t* values) {
+void order_values(const float* const* slots, const float* const* next, size_t ahead, int num_slots,
+                  int head_dim, uint32_t* values) {
+  for (int s = 0; s < num_slots; s++) {
+    fetch(next[s] + ahead, 4 * head_dim);
+    memcpy(values + (size_t)s * padded(head_dim), slots[s] + ahead, 4 * head_dim);
+  }
+}
+
+void order_values(const bf16* const* slots, const bf16* const* next, size_t ahead, int num_slots,
+                  int head_dim, uint32_t* values) {
   for (int s = 0; s < num_slots; s += 2, values += padded(head_dim)) {
     const bf16* even = slots[s] + ahead;
-    if (s + 1 == num_slots) {
-      for (int x = 0; x < head_dim; x++) values[x] = even[x].bits;
-      break;
+    const bf16* odd = s + 1 < num_slots ? slots[s + 1] + ahead : nullptr;
+    fetch(next[s] + ahead, 2 * head_dim);
+    fetch(next[s + 1] + ahead, 2 * head_dim);
+    for (int x = 0; x < head_dim; x += V) {
+      W pairs = (W)get(even + x, head_dim - x) >> 16;
+      if (odd) pairs |= (W)get(odd + x, head_dim - x);
+      memcpy(values + x, &pairs, sizeof(pairs));
     }
-    const bf16* odd = slots[s + 1] + ahead;
-    for (int x = 0; x < head_dim; x++)
-      values[x] = even[x].bits | (uint32_t)odd[x].bits << 16;
   }
 }
 
@@ -131,22 +146,23 @@ void order_values(const bf16* const* slots, size_t ahead, int num_slots, int hea
 template <class T>
 float soften(const Call& call, float* scores, int num_slots, int begin, int end, float* top,
              float* sum, T* weights) {
+  const bool all = begin <= 0 && end >= padded(num_slots);
   F most = F{} + NOTHING;
   for (int s = 0; s < num_slots; s += V) {
     F x = load<F>(scores + s) * call.scale;
     if (call.softcap > 0) x = call.softcap * tanh(x / call.softcap);
     I at = LANES + s;
-    x = (at >= begin) & (at < end) ? x : F{} + NOTHING;
+    if (!all) x = (at >= begin) & (at < end) ? x : F{} + NOTHING;
     put(scores + s, x);
-    most = (x > most) | (x != x) ? x : most;
+    most = x > most ? x : most;
   }
   float next = std::max(*top, largest(most)), kept = exp(F{} + (*top - next))[0];
   F total = F{};
   for (int s = 0; s < num_slots; s += V) {
-    F x = load<F>(scores + s);
-    x = x == NOTHING ? F{} : exp(x - next);
-    total += x;
-    put(weights + s, x);
+    F x = load<F>(scores + s), weight = exp(x - next);
+    if (!all) weight = x == NOTHING ? F{} : weight;
+    total += weight;
+    put(weights + s, weight);
   }
   *sum = *sum * kept + ::sum(total);
   *top = next;
@@ -171,12 +187,14 @@ void attend(const Call& call, const Item& item, Scratch& scratch) {
            (const T*)call.query + token * call.query_stride + item.head * group * call.head_dim,
            sizeof(T) * group * call.head_dim);
   }
-  const T* slots[SLOTS];
+  const T *slots[SLOTS], *next[SLOTS] = {};
+  find(call, item, item.begin, std::min(item.begin + SLOTS, item.end), next);
   for (int base = item.begin; base < item.end; base += SLOTS) {
-    int num_slots = std::min(SLOTS, item.end - base);
-    for (int s = 0; s < num_slots; s++) slots[s] = slot_of<T>(call, item, base + s);
-    order_keys<T>(slots, num_slots, call.head_dim, scratch.keys.data());
-    order_values(slots, ahead, num_slots, call.head_dim, scratch.values.data());
+    int num_slots = std::min(SLOTS, item.end - base), after = item.end - base - num_slots;
+    std::copy(next, next + num_slots, slots);
+    find(call, item, base + num_slots, base + num_slots + std::min(SLOTS, after), next);
+    order_keys<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
+    order_values(slots, next, ahead, num_slots, call.head_dim, scratch.values.data());
     float* scores = scratch.scores.data();
     product<T>(scratch.query.data(), words, scratch.keys.data(), SLOTS, words, scores, SLOTS, rows,
                padded(num_slots), false);

@@ -41,9 +41,13 @@ inline X load(const P* p) {
 inline F widen(H h) { return (F)(__builtin_convertvector(h, W) << 16); }
 
 inline H narrow(F f) {  // to the nearest, ties to even; what is no number stays none
+#ifdef __AVX512BF16__
+  return (H)_mm512_cvtneps_pbh((__m512)f);
+#else
   W w = (W)f;
   W rounded = (w + 0x7fff + ((w >> 16) & 1)) >> 16;
   return __builtin_convertvector((f == f) ? rounded : W{} + 0x7fc0, H);
+#endif
 }
 
 inline void put(float* p, F f) { memcpy(p, &f, sizeof(f)); }
@@ -80,10 +84,11 @@ constexpr X made(G of) {
 }
 constexpr I LANES = made<I>([](int i) { return i; });
 
-inline F exp(F x) {  // 2 ulp; 0 from -87 down; what is no number stays none
+inline F exp(F x) {  // 2 ulp between -87 and 88, and held there; what is no number stays none
   x = x > 88.0f ? F{} + 88.0f : x;
+  x = x < -87.0f ? F{} - 87.0f : x;
   F n = x * 1.44269504f + 12582912.0f;  // rounds: the sum has no room for a fraction
-  I power = (I)n << 23;
+  F power = (F)(((I)n << 23) + 0x3f800000);
   n -= 12582912.0f;
   F r = x - n * 0.693359375f + n * 2.12194440e-4f;
   F p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -91,22 +96,25 @@ inline F exp(F x) {  // 2 ulp; 0 from -87 down; what is no number stays none
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  F found = x < -87.0f ? F{} : (F)((I)p + power);
-  return x == x ? found : x;
+  return (p * r * r + r + 1.0f) * power;
 }
 inline F tanh(F x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
 
-template <class X>
-inline float sum(X x) {
-  float total = 0;
-  for (int i = 0; i < V; i++) total += x[i];
-  return total;
+// All elements brought to one by `merge`, halves first.
+template <int S = V / 2, class M>
+inline float fold(F x, M merge) {
+  constexpr I swapped = made<I>([](int i) { return i ^ S; });
+  x = merge(x, __builtin_shuffle(x, swapped));
+  if constexpr (S > 1)
+    return fold<S / 2>(x, merge);
+  else
+    return x[0];
+}
+inline float sum(F x) {
+  return fold(x, [](F a, F b) { return a + b; });
 }
 inline float largest(F x) {
-  float found = x[0];
-  for (int i = 1; i < V; i++) found = x[i] > found ? x[i] : found;
-  return found;
+  return fold(x, [](F a, F b) { return a > b ? a : b; });
 }
 
 // Add the product of the elements in each lane's word.
