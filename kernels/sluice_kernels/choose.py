@@ -41,6 +41,8 @@ def choose(
     asked = environ.get("SLUICE_KERNELS", "auto")
     if asked not in ASKED:
         raise CannotChoose(f"SLUICE_KERNELS must be one of {', '.join(ASKED)}, not {asked[:32]}.")
+    if quantization is not None and dtype not in DTYPES:
+        raise CannotChoose(f"{quantization} needs dtype bfloat16 or float32.")
     plain = partial(PlainKernels, max_gather_bytes, max_scores_bytes)
     if device.type != "cpu":
         if quantization is not None or asked == "cpp":
