@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from sluice_kernels.choose import CannotChoose, choose
+from sluice_kernels.interface import Kernels
 
 from .blocks import BlockPool
 from .config import EngineConfig
@@ -29,10 +31,13 @@ from .sequence import Sequence
 from .sizing import (
     DEFAULT_MEAN_LENGTH,
     DTYPE_BYTES,
+    MAX_GATHER_BYTES,
+    MAX_SCORES_BYTES,
     MemoryPlan,
     SizingError,
     advice,
     blocks_for,
+    bytes_saved,
     plan_memory,
     resolve_dtype,
     weights_bytes,
@@ -81,6 +86,7 @@ class _Start:
         self.dtype_name = _run_dtype(config.dtype, self.decoder)
         self.block_size = config.block_size or DEFAULT_BLOCK_SIZE[self.kind]
         self.max_model_len = config.max_model_len or self.decoder.shape.max_position
+        self.kernels = self._choose_kernels()
 
     def run(self, progress: Progress) -> tuple[Engine, Ready]:
         progress("weights", 0)
@@ -88,7 +94,7 @@ class _Start:
         source = self._source()
         planned = self._plan(self._weights_bytes(source), None)
         _refuse_unless_fits(planned, self.decoder)
-        model = Decoder(self.decoder, source.read)
+        model = Decoder(self.decoder, source.read, self.kernels)
         source.finish(self.decoder.shape.tie_word_embeddings)
         progress("profile", 60)
         measured = self._profile(model, planned)
@@ -153,6 +159,19 @@ class _Start:
 
     # Weights
 
+    def _choose_kernels(self) -> Kernels:
+        try:
+            return choose(
+                self.device,
+                getattr(torch, self.dtype_name),
+                self.config.quantization,
+                os.environ,
+                max_gather_bytes=MAX_GATHER_BYTES,
+                max_scores_bytes=MAX_SCORES_BYTES,
+            )
+        except CannotChoose as error:
+            raise ConfigError([str(error)]) from error
+
     def _source(self) -> TensorSource:
         dtype: torch.dtype = getattr(torch, self.dtype_name)
         if self.config.load_format == "dummy":
@@ -161,9 +180,11 @@ class _Start:
 
     def _weights_bytes(self, source: TensorSource) -> int:
         dtype_bytes = DTYPE_BYTES[self.dtype_name]
+        shape = self.decoder.shape
+        saved = bytes_saved(shape, dtype_bytes, self.config.quantization)
         if isinstance(source, Checkpoint):
-            return source.num_elements * dtype_bytes
-        return weights_bytes(self.decoder.shape, dtype_bytes)
+            return source.num_elements * dtype_bytes - saved
+        return weights_bytes(shape, dtype_bytes) - saved
 
     # Profile
 
@@ -272,6 +293,7 @@ class _Start:
             kv_tokens=plan.kv_tokens,
             memory=memory,
             step_model=times.model,
+            kernels=self.kernels.name,
         )
 
 

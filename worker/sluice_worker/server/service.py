@@ -114,6 +114,7 @@ class Service:
                 "epoch": self.live.epoch,
                 "kv_tokens": ready.kv_tokens,
                 "max_model_len": ready.max_model_len,
+                "kernels": ready.kernels,
                 "memory": ready.memory.measured,
             },
         )
