@@ -86,6 +86,20 @@ def test_the_checkpoints_sampling_defaults_hold_unless_a_request_says_otherwise(
     assert text(extra_body={"top_k": -1}) != text(temperature=0)
 
 
+def test_usage_tells_what_the_prefix_cache_gave_and_a_salt_keeps_tenants_apart(
+    client: OpenAI,
+) -> None:
+    def cached(salt: str) -> int:
+        reply = client.completions.create(
+            model="tiny", prompt=[7] * 200, max_tokens=1, extra_body={"cache_salt": salt}
+        )
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens_details is not None
+        return reply.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert [cached("a"), cached("a"), cached("b")] == [0, 192, 0]
+
+
 def test_a_streamed_chat_is_the_whole_one(client: OpenAI) -> None:
     whole = chat(client, n=2)
     assert whole.id.startswith("chatcmpl-")

@@ -177,9 +177,7 @@ class Recorder:
         self._service_s: deque[float] = deque(maxlen=SERVICE_TIMES_KEPT)
         self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
         self._pending: dict[str, Flight] = {}  # without a first token, oldest first
-        self.num_pending_tokens = 0
-        """Prompt tokens of those, cached ones included, as nobody knows before they are looked up.
-        """
+        self.num_pending_tokens = 0  # of their prompts, cached ones included
 
     # -- what is in force
 

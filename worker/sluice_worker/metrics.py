@@ -36,6 +36,7 @@ Values = dict[tuple[str, ...], float]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BATCH_STEPS = 512
 """Steps that the effective batch and the padding waste are taken over."""
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 NOT_HERE = ("host", "p2p", "disk", "external_unspecified")
@@ -159,6 +160,7 @@ class Statistics:
     finished: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
+    answered: dict[tuple[str, str, str], int] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=BATCH_STEPS))
     histograms: dict[str, Histogram] = field(init=False)
@@ -225,6 +227,11 @@ class Statistics:
     def reject(self, reason: str) -> None:
         """A request was refused on arrival."""
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
+
+    def answer(self, route: str, method: str, status: int) -> None:
+        """An HTTP request was answered. Clients choose methods, so few of them have a name."""
+        key = (route, method if method in METHODS else "other", f"{status // 100}xx")
+        self.answered[key] = self.answered.get(key, 0) + 1
 
     def connection_cut(self, reason: Literal["receive", "write"]) -> None:
         """A connection missed the deadline named."""
@@ -337,6 +344,12 @@ class WorkerCollector(Collector):
             labels = [self.labels["model_name"], reason]
             rejections.add_metric(labels, stats.rejected.get(reason, 0), created=stats.created_s)
         yield rejections
+        http = CounterMetricFamily(
+            "http_requests", "HTTP requests answered.", labels=["handler", "method", "status"]
+        )
+        for key, count in stats.answered.items():
+            http.add_metric(key, count, created=stats.created_s)
+        yield http
 
     def _prompt_sources(self) -> Iterator[Metric]:
         """Where prompt tokens came from; nothing comes from outside of this worker."""

@@ -15,7 +15,7 @@ BYTES_OF_A_CHARACTER = 4
 MAX_PENDING = 16
 """Tokens without a whole character, more than any has: from there on they are told in parts."""
 SHORT = 1024
-"""Tokens whose decoding may hold the interpreter: a batch, which lets go of it, costs more."""
+"""Characters or tokens that may hold the interpreter: a batch, which lets go, wakes threads."""
 
 
 class Tokenizer:
@@ -120,7 +120,9 @@ class Tokenizer:
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> Any:
-    """`text` encoded, as a batch: only those leave the interpreter to other threads meanwhile."""
+    """`text` encoded. A long one as a batch: only those leave the interpreter to other threads."""
+    if len(text) <= SHORT:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return encoding
 

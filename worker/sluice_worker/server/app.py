@@ -35,6 +35,7 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
         inflight=inflight,
         is_draining=lambda: service.is_draining,
         load=service.load,
+        on_answer=service.stats.answer,
     )
 
 
@@ -50,4 +51,5 @@ def admin_app(service: Service) -> ASGIApp:
         inflight=Inflight(),
         is_draining=lambda: False,
         load=service.load,
+        on_answer=service.stats.answer,
     )

@@ -89,7 +89,8 @@ POD = socket.gethostname().encode()
 class Edge:
     """The outermost layer: checks the bearer, names request and pod, closes old connections.
 
-    `load`: what is told to those who ask for it with each answer.
+    `load`: what is told to those who ask for it with each answer. `on_answer`: told the route
+    ("none" if there is no such), the method and the status of each.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Edge:
         inflight: Inflight,
         is_draining: Callable[[], bool],
         load: Callable[[], Mapping[str, float]],
+        on_answer: Callable[[str, str, int], None],
     ) -> None:
         self._app = app
         self._bearer = bearer
@@ -108,6 +110,7 @@ class Edge:
         self._inflight = inflight
         self._is_draining = is_draining
         self._load = load
+        self._on_answer = on_answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -123,6 +126,8 @@ class Edge:
                 if self._is_draining() or _is_old(scope):
                     extra.append((b"connection", b"close"))
                 message = {**message, "headers": [*message.get("headers", ()), *extra]}
+                route = getattr(scope.get("route"), "path", "none")
+                self._on_answer(route, scope["method"], message["status"])
             await send(message)
 
         try:

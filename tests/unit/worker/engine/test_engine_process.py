@@ -124,7 +124,9 @@ def test_failed_start_says_why_and_exits_with_2(
         assert engine.exit_status() == 2
 
 
-def test_dummy_weights_need_a_config_only(tmp_path: Path, checkpoint: Path) -> None:
+def test_dummy_weights_need_a_config_only_and_a_panic_is_told_before_the_end(
+    tmp_path: Path, checkpoint: Path
+) -> None:
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     with engine_process(config(tmp_path, load_format="dummy", dtype="bfloat16")) as engine:
         ready = engine.wait_for(Ready)
@@ -132,3 +134,6 @@ def test_dummy_weights_need_a_config_only(tmp_path: Path, checkpoint: Path) -> N
         engine.send(create_request("a", 5, max_tokens=4))
         tokens, _ = engine.outputs({"a"})
         assert len(tokens["a"]) == 4
+        engine.send_raw(b"\xc1")  # what msgpack never uses: nothing that the loop could go on from
+        assert engine.wait_for(Failed).code == "engine_failed"
+        assert engine.exit_status() == 1
