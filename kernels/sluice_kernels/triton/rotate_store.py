@@ -1,0 +1,98 @@
+"""Norm and rotation of queries and keys, and keys and values into their slots: one pass.
+
+Keys go from registers to their page; they are written nowhere else.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .common import padded, require, runs_kernel
+
+
+@triton.jit
+def _rotate_store(
+    heads, turns, norm, pages, slots, eps, heads_stride,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    pairs = tl.arange(0, PAIRS)[None, :]
+    turning = head < NUM_HEADS + NUM_KV_HEADS
+    inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (pairs < HEAD_DIM // 2)
+    even = heads + token * heads_stride + head * HEAD_DIM + 2 * pairs
+    x = tl.load(even, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(even + 1, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        square = tl.sum(x * x + y * y, 1)[:, None] / HEAD_DIM
+        root = tl.where(turning, tl.rsqrt(square + eps), 1.0)
+        at = norm + head * HEAD_DIM + 2 * pairs
+        x = x * root * tl.load(at, mask=inside & turning, other=1.0).to(tl.float32)
+        y = y * root * tl.load(at + 1, mask=inside & turning, other=1.0).to(tl.float32)
+    at_turn = turns + (token * (HEAD_DIM // 2) + pairs) * 2
+    cos = tl.where(turning, tl.load(at_turn, mask=pairs < HEAD_DIM // 2, other=1.0), 1.0)
+    sin = tl.where(turning, tl.load(at_turn + 1, mask=pairs < HEAD_DIM // 2, other=0.0), 0.0)
+    kind = heads.dtype.element_ty
+    turned_x, turned_y = (x * cos - y * sin).to(kind), (x * sin + y * cos).to(kind)
+    is_query = inside & (head < NUM_HEADS)
+    tl.store(even, turned_x, mask=is_query)
+    tl.store(even + 1, turned_y, mask=is_query)
+    slot = tl.load(slots + token)
+    row = (slot // PAGE * 2 * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + slot % PAGE
+    is_stored = inside & (head >= NUM_HEADS) & (slot >= 0)
+    tl.store(pages + row * HEAD_DIM + 2 * pairs, turned_x, mask=is_stored)
+    tl.store(pages + row * HEAD_DIM + 2 * pairs + 1, turned_y, mask=is_stored)
+
+
+def rotate_store(
+    heads: Tensor,
+    turns: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cache: Tensor,
+    slots: Tensor,
+    num_heads: int,
+) -> None:
+    """Turn the queries in `heads` in place, and put turned keys and values into `cache`.
+
+    heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; turns [num_tokens, head_dim / 2, 2]
+    float32, cosine and sine of each pair of neighbours; norm [num_heads + num_kv_heads, head_dim]
+    or None: what root-mean-square-normed queries and keys are multiplied by; slots [num_tokens]
+    int64, block * block_size + place, or -1: nowhere. Keys and values in `heads` mean nothing after.
+    """
+    num_tokens, all_heads, dim = heads.shape
+    _, _, num_kv_heads, page, _ = cache.shape
+    require(all_heads == num_heads + 2 * num_kv_heads, "rotate_store: heads are q, k and v.")
+    require(heads.stride(1) == dim and turns.is_contiguous(), "rotate_store: rows contiguous.")
+    if not runs_kernel(heads):
+        _reference(heads, turns, norm, eps, cache, slots, num_heads)
+        return
+    rows = max(512 // dim, 1)
+    rows = padded(min(rows, all_heads))
+    _rotate_store[num_tokens, triton.cdiv(all_heads, rows)](
+        heads, turns, heads if norm is None else norm, cache, slots, eps, heads.stride(0),
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=dim, PAGE=page, ROWS=rows,
+        PAIRS=padded(dim // 2), HAS_NORM=norm is not None, num_warps=2,
+    )  # fmt: skip
+
+
+def _reference(
+    heads: Tensor,
+    turns: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cache: Tensor,
+    slots: Tensor,
+    num_heads: int,
+) -> None:
+    turning = heads[:, : num_heads + cache.shape[2]].float()
+    if norm is not None:
+        turning = torch.nn.functional.rms_norm(turning, turning.shape[-1:], None, eps) * norm
+    pairs = torch.view_as_complex(turning.unflatten(-1, (-1, 2)).contiguous())
+    turned = torch.view_as_real(pairs * torch.view_as_complex(turns)[:, None])
+    heads[:, : num_heads + cache.shape[2]] = turned.flatten(-2)
+    kept = slots >= 0
+    kv = heads[kept, num_heads:].unflatten(1, (2, -1))
+    cache[slots[kept] // cache.shape[3], :, :, slots[kept] % cache.shape[3]] = kv
