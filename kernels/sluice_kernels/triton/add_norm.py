@@ -4,8 +4,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
-from .common import padded, require, runs_kernel, warps_for
+from .common import padded, require, runs_kernel
 
 
 @triton.jit
@@ -34,18 +35,22 @@ def add_norm(stream: Tensor, added: Tensor | None, weight: Tensor, eps: float) -
     require(stream.is_contiguous(), "add_norm: the stream must be contiguous.")
     require(added is None or added.is_contiguous(), "add_norm: what is added must be contiguous.")
     if not runs_kernel(stream):
-        return _reference(stream, added, weight, eps)
+        stream += 0 if added is None else added
+        return reference(stream, weight, eps)
     out = torch.empty_like(stream)
-    width = stream.shape[1]
+    constants = norm_constants(stream.shape[1], adds=added is not None)
     _add_norm[len(stream),](
-        stream, stream if added is None else added, weight, out, eps,
-        WIDTH=width, BLOCK=padded(width), ADDS=added is not None, num_warps=warps_for(width),
-    )  # fmt: skip
+        stream, stream if added is None else added, weight, out, eps, **constants
+    )
     return out
 
 
-def _reference(stream: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    if added is not None:
-        stream += added
-    normed = torch.nn.functional.rms_norm(stream.float(), weight.shape, weight.float(), eps)
-    return normed.to(stream.dtype)
+def norm_constants(width: int, *, adds: bool) -> dict[str, int]:
+    """What the kernel is compiled for: a row a program, eight elements a thread."""
+    warps = min(max(padded(width) // 256, 1), 16)
+    return {"WIDTH": width, "BLOCK": padded(width), "ADDS": adds, "num_warps": warps}
+
+
+def reference(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The norm in torch, in float32 as the kernel."""
+    return rms_norm(rows.float(), weight.shape, weight.float(), eps).to(rows.dtype)

@@ -54,16 +54,21 @@ def choose(
     best = logits.new_empty(num_rows, parts, dtype=torch.float32)
     tokens = seeds.new_empty(num_rows, parts)
     if not runs_kernel(logits):
-        return _reference(logits, temperatures, seeds, softcap)
+        return reference(logits, temperatures, seeds, softcap)
     _choose[num_rows, parts](
         logits, temperatures, seeds, best, tokens, width, logits.stride(0), softcap or 1.0,
-        HAS_SOFTCAP=softcap is not None, BLOCK=BLOCK, num_warps=8,
+        **choose_constants(softcap is not None),
     )  # fmt: skip
     highest, part = best.max(dim=1, keepdim=True)  # NaN where one is
     return torch.where(highest.isfinite(), tokens.gather(1, part), -1).squeeze(1)
 
 
-def _reference(
+def choose_constants(has_softcap: bool) -> dict[str, int]:
+    """What the kernel is compiled for."""
+    return {"HAS_SOFTCAP": has_softcap, "BLOCK": BLOCK, "num_warps": 8}
+
+
+def reference(
     logits: Tensor, temperatures: Tensor, seeds: Tensor, softcap: float | None
 ) -> Tensor:
     """The same law, with other noise than the kernel's."""

@@ -15,11 +15,6 @@ def padded(width: int, least: int = 1) -> int:
     return max(int(triton.next_power_of_2(width)), least)
 
 
-def warps_for(width: int) -> int:
-    """Warps for a program that goes over a row of `width`: eight elements a thread, 1 to 16."""
-    return min(max(padded(width) // 256, 1), 16)
-
-
 def require(condition: bool, sentence: str) -> None:
     """Raises ValueError with the `sentence` that states a wrapper's contract."""
     if not condition:

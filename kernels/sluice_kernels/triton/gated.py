@@ -34,12 +34,17 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """gate_up [num_rows, 2 * width] -> [num_rows, width]."""
     require(gate_up.stride(1) == 1, "gated: rows must be contiguous.")
     if not runs_kernel(gate_up):
-        gate, up = gate_up.float().chunk(2, dim=-1)
-        active = silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")
-        return (active * up).to(gate_up.dtype)
+        return reference(gate_up, activation)
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_rows, width)
     _gated[num_rows, triton.cdiv(width, BLOCK)](
         gate_up, out, width, gate_up.stride(0), IS_GELU=activation != "silu", BLOCK=BLOCK
     )
     return out
+
+
+def reference(gate_up: Tensor, activation: Activation) -> Tensor:
+    """The same in torch, in float32."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    active = silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")
+    return (active * up).to(gate_up.dtype)

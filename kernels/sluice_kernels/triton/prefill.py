@@ -88,7 +88,7 @@ def prefill_constants(num_heads: int, cache: Tensor) -> dict[str, int]:
         "DIMS": padded(dim, 16),
         "BLOCK": 32 if is_wide else 64,
         "num_warps": 4 if is_wide else 8,
-        "num_stages": 2 if is_wide else 3,
+        "num_stages": 3 if is_wide else 5,  # as in decode
     }
 
 

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from .common import padded, require, runs_kernel
 
@@ -41,9 +42,11 @@ def _rotate_store(
     tl.store(even + 1, turned_y, mask=is_query)
     slot = tl.load(slots + token)
     row = (slot // PAGE * 2 * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + slot % PAGE
-    is_stored = inside & (head >= NUM_HEADS) & (slot >= 0)
-    tl.store(pages + row * HEAD_DIM + 2 * pairs, turned_x, mask=is_stored)
-    tl.store(pages + row * HEAD_DIM + 2 * pairs + 1, turned_y, mask=is_stored)
+    if slot >= 0:
+        is_stored = inside & (head >= NUM_HEADS)
+        tl.store(pages + row * HEAD_DIM + 2 * pairs, turned_x, mask=is_stored)
+        tl.store(pages + row * HEAD_DIM + 2 * pairs + 1, turned_y, mask=is_stored)
+
 
 
 def rotate_store(
@@ -63,22 +66,34 @@ def rotate_store(
     int64, block * block_size + place, or -1: nowhere. Keys and values in `heads` mean nothing after.
     """
     num_tokens, all_heads, dim = heads.shape
-    _, _, num_kv_heads, page, _ = cache.shape
-    require(all_heads == num_heads + 2 * num_kv_heads, "rotate_store: heads are q, k and v.")
+    require(all_heads == num_heads + 2 * cache.shape[2], "rotate_store: heads are q, k and v.")
     require(heads.stride(1) == dim and turns.is_contiguous(), "rotate_store: rows contiguous.")
     if not runs_kernel(heads):
-        _reference(heads, turns, norm, eps, cache, slots, num_heads)
+        reference(heads, turns, norm, eps, cache, slots, num_heads)
         return
-    rows = max(512 // dim, 1)
-    rows = padded(min(rows, all_heads))
-    _rotate_store[num_tokens, triton.cdiv(all_heads, rows)](
+    constants = rotate_constants(num_heads, cache, norm is not None)
+    _rotate_store[num_tokens, triton.cdiv(all_heads, constants["ROWS"])](
         heads, turns, heads if norm is None else norm, cache, slots, eps, heads.stride(0),
-        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=dim, PAGE=page, ROWS=rows,
-        PAIRS=padded(dim // 2), HAS_NORM=norm is not None, num_warps=2,
+        **constants,
     )  # fmt: skip
 
 
-def _reference(
+def rotate_constants(num_heads: int, cache: Tensor, has_norm: bool) -> dict[str, int]:
+    """What the kernel is compiled for: a program takes heads of 512 elements together."""
+    _, _, num_kv_heads, page, dim = cache.shape
+    return {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": dim,
+        "PAGE": page,
+        "ROWS": padded(max(512 // dim, 1)),
+        "PAIRS": padded(dim // 2),
+        "HAS_NORM": has_norm,
+        "num_warps": 2,
+    }
+
+
+def reference(
     heads: Tensor,
     turns: Tensor,
     norm: Tensor | None,
@@ -87,9 +102,10 @@ def _reference(
     slots: Tensor,
     num_heads: int,
 ) -> None:
+    """The same in torch, but that `heads` also gets the turned keys."""
     turning = heads[:, : num_heads + cache.shape[2]].float()
     if norm is not None:
-        turning = torch.nn.functional.rms_norm(turning, turning.shape[-1:], None, eps) * norm
+        turning = rms_norm(turning, turning.shape[-1:], None, eps) * norm
     pairs = torch.view_as_complex(turning.unflatten(-1, (-1, 2)).contiguous())
     turned = torch.view_as_real(pairs * torch.view_as_complex(turns)[:, None])
     heads[:, : num_heads + cache.shape[2]] = turned.flatten(-2)
