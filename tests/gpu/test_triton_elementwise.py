@@ -56,9 +56,7 @@ def test_queries_turn_in_place_and_keys_and_values_reach_their_slots(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
-def test_gated_activation_equals_torch(
-    activation: gated.Activation, dtype: torch.dtype
-) -> None:
+def test_gated_activation_equals_torch(activation: str, dtype: torch.dtype) -> None:
     rows = random(3, 2 * (gated.BLOCK + 9), dtype=dtype)
     close(gated.gated(rows, activation), gated.reference(rows, activation))
 

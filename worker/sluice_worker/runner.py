@@ -76,6 +76,10 @@ class Runner:
         found = {id(work): [next(drawn) for _ in range(work.num_samples)] for work in ordered}
         return [token for work in works for token in found[id(work)]]
 
+    def use_idle_time(self) -> bool:
+        """Prepare something, in a fraction of a second; False where nothing is left to prepare."""
+        return False
+
     def clear(self, blocks: Seq[int]) -> None:
         """Zero the pages of `blocks`."""
         if blocks:

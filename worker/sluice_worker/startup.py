@@ -96,7 +96,7 @@ class _Start:
         plan = self._plan(model.num_bytes, activation)
         _refuse_unless_fits(plan, self.decoder)
         progress("memory", 90)
-        runner = Runner(model, plan.num_blocks, self.block_size, self.eos)
+        runner = self._runner(model, plan.num_blocks, plan.ceiling)
         times = StepTimes()
         times.set_profile(measured.records)
         predicted = self._predicted_cap(times, plan.ceiling)
@@ -165,15 +165,25 @@ class _Start:
             return source.num_elements * dtype_bytes
         return weights_bytes(self.decoder.shape, dtype_bytes)
 
+    def _runner(self, model: Decoder, num_blocks: int, ceiling: int) -> Runner:
+        """The one place that tells a GPU from a CPU; only the former needs Triton."""
+        if self.kind == "cpu":
+            return Runner(model, num_blocks, self.block_size, self.eos)
+        from .gpu.runner import GpuRunner
+
+        longest = self.max_model_len
+        return GpuRunner(
+            model, num_blocks, self.block_size, self.eos, ceiling=ceiling, max_model_len=longest
+        )
+
     # Profile
 
     def _profile(self, model: Decoder, plan: MemoryPlan) -> _Measured:
         """Time a few dummy steps, cheap ones first, and take the peak of a large one."""
         budget = self.config.max_num_batched_tokens
         largest = max(min(budget, self.max_model_len), 1)
-        runner = Runner(
-            model, blocks_for(self.max_model_len, self.block_size), self.block_size, self.eos
-        )
+        num_blocks = blocks_for(self.max_model_len, self.block_size)
+        runner = self._runner(model, num_blocks, plan.ceiling)
         dummy = _Dummy(runner, self.max_model_len)
         dummy.run(dummy.prefill(min(8, largest)))  # the first calls of a library are slow
         deadline = time.process_time() + PROFILE_CPU_S
@@ -244,6 +254,7 @@ class _Start:
             eos_token_ids=self.eos,
             static=self._static(),
             speculation=self.config.speculative_config,
+            num_ahead=1 if self.kind == "cuda" else 0,
         )
 
     def _static(self) -> StaticBatching | None:

@@ -68,9 +68,7 @@ def choose_constants(has_softcap: bool) -> dict[str, int]:
     return {"HAS_SOFTCAP": has_softcap, "BLOCK": BLOCK, "num_warps": 8}
 
 
-def reference(
-    logits: Tensor, temperatures: Tensor, seeds: Tensor, softcap: float | None
-) -> Tensor:
+def reference(logits: Tensor, temperatures: Tensor, seeds: Tensor, softcap: float | None) -> Tensor:
     """The same law, with other noise than the kernel's."""
     scores = logits.float()
     if softcap is not None:

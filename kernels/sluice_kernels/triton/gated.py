@@ -1,7 +1,5 @@
 """The middle of a gated MLP: activation of the gate, times the rest."""
 
-from typing import Literal
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -9,7 +7,7 @@ from torch.nn.functional import gelu, silu
 
 from .common import require, runs_kernel
 
-Activation = Literal["silu", "gelu_pytorch_tanh"]
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 BLOCK = 1024
 
 
@@ -30,8 +28,9 @@ def _gated(
     tl.store(out + row * width + columns, (gate * up).to(out.dtype.element_ty), mask=inside)
 
 
-def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+def gated(gate_up: Tensor, activation: str) -> Tensor:
     """gate_up [num_rows, 2 * width] -> [num_rows, width]."""
+    require(activation in ACTIVATIONS, f"gated: no activation {activation}.")
     require(gate_up.stride(1) == 1, "gated: rows must be contiguous.")
     if not runs_kernel(gate_up):
         return reference(gate_up, activation)
@@ -43,7 +42,7 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     return out
 
 
-def reference(gate_up: Tensor, activation: Activation) -> Tensor:
+def reference(gate_up: Tensor, activation: str) -> Tensor:
     """The same in torch, in float32."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     active = silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")

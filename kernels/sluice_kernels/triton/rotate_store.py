@@ -48,7 +48,6 @@ def _rotate_store(
         tl.store(pages + row * HEAD_DIM + 2 * pairs + 1, turned_y, mask=is_stored)
 
 
-
 def rotate_store(
     heads: Tensor,
     turns: Tensor,

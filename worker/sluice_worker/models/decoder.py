@@ -63,11 +63,8 @@ class Decoder:
 
         caches: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], written in place.
         """
-        stream = self.embedding[step.token_ids]  # [num_tokens, hidden_size]
-        if self._embedding_scale is not None:
-            stream *= self._embedding_scale
-        turns = {rope: rotary.at(step.positions) for rope, rotary in self._rotaries.items()}
-        full, sliding = turns[self.config.rope], turns[self.config.sliding_rope]
+        stream = self.embed(step.token_ids)
+        full, sliding = self.turns(step.positions)
         for layer, cache in zip(self.layers, caches, strict=True):
             layer_turns = sliding if layer.is_sliding else full
             mixed = layer.attention(layer.attention_norm(stream), layer_turns, cache, step)
@@ -75,6 +72,16 @@ class Decoder:
             mixed = layer.mlp(layer.mlp_norm(stream))
             stream += mixed if layer.mlp_out_norm is None else layer.mlp_out_norm(mixed)
         return stream
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What the first layer reads, [num_tokens, hidden_size]."""
+        stream = self.embedding[token_ids]
+        return stream if self._embedding_scale is None else stream.mul_(self._embedding_scale)
+
+    def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """`Rotary.at` of the layers that see everything, and of those with a sliding window."""
+        turns = {rope: rotary.at(positions) for rope, rotary in self._rotaries.items()}
+        return turns[self.config.rope], turns[self.config.sliding_rope]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What `hidden` [num_rows, hidden_size] predicts, float32 [num_rows, vocab_size]."""
