@@ -88,7 +88,7 @@ def test_draws_follow_the_softmax_and_depend_on_row_and_seed_alone(
 ) -> None:
     """Shares of draws from four tokens, two of them in the row's second part."""
     monkeypatch.setattr(choose, "BLOCK", 16)
-    weights, count, temperature = torch.tensor([0.5, 0.3, 0.15, 0.05]), 400, 0.8
+    weights, count, temperature = torch.tensor([0.6, 0.2, 0.15, 0.05]), 200, 0.8
     logits = torch.full((1, 20), float("-inf"), device=DEVICE)
     logits[0, [0, 7, 17, 19]] = weights.log().to(DEVICE) * temperature
     seeds = torch.arange(count, device=DEVICE) * 0x9E3779B97F4A7C15 % (1 << 62)

@@ -30,6 +30,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from .factories import (
     VOCAB,
     create_engine_of,
+    create_gpu_engine_of,
     create_request,
     create_requests,
     create_scheduler,
@@ -208,6 +209,8 @@ def test_greedy_tokens_equal_transformers_however_they_are_batched(pair: Pair) -
         assert logits.argmax(dim=-1)[-1 - STEPS : -1].tolist() == output
     batched = create_scheduler(cap=4, budget=19, block_size=4, num_blocks=128)
     assert run_all(create_engine_of(pair.ours, batched), requests) == alone
+    on_gpu = create_scheduler(cap=4, budget=19, block_size=4, num_blocks=128)
+    assert run_all(create_gpu_engine_of(pair.ours, on_gpu), requests) == alone
     preempting = create_scheduler(num_blocks=6, max_model_len=96)
     assert run_all(create_engine_of(pair.ours, preempting), requests) == alone
     assert preempting.counters.num_preemptions > 0
