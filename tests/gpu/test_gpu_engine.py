@@ -1,4 +1,4 @@
-"""A whole engine on Triton kernels writes the tokens of the plain one; on a GPU with CUDA graphs."""
+"""A whole engine on Triton kernels writes the tokens of the plain one; on a GPU by CUDA graphs."""
 
 import pytest
 import torch
@@ -68,9 +68,7 @@ def test_engine_on_triton_writes_the_plain_engines_tokens(name: str) -> None:
     for runner, num_ahead in ((plain, 0), (triton, 1)):
         pool = BlockPool(16, 16, prefix_caching=True)
         limits = Limits(0, 4, 24)
-        scheduler = Scheduler(
-            pool, limits, max_model_len=128, vocab_size=199, num_ahead=num_ahead
-        )
+        scheduler = Scheduler(pool, limits, max_model_len=128, vocab_size=199, num_ahead=num_ahead)
         found.append(outputs(Engine(scheduler, runner, StepTimes())))
     assert found[0] == found[1]
     assert all(len(tokens) == 5 for tokens in found[0].values())

@@ -62,7 +62,7 @@ def rotate_store(
     heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; turns [num_tokens, head_dim / 2, 2]
     float32, cosine and sine of each pair of neighbours; norm [num_heads + num_kv_heads, head_dim]
     or None: what root-mean-square-normed queries and keys are multiplied by; slots [num_tokens]
-    int64, block * block_size + place, or -1: nowhere. Keys and values in `heads` mean nothing after.
+    int64, block * block_size + place, or -1: nowhere. Only the queries in `heads` are of use after.
     """
     num_tokens, all_heads, dim = heads.shape
     require(all_heads == num_heads + 2 * cache.shape[2], "rotate_store: heads are q, k and v.")
@@ -105,9 +105,9 @@ def reference(
     turning = heads[:, : num_heads + cache.shape[2]].float()
     if norm is not None:
         turning = rms_norm(turning, turning.shape[-1:], None, eps) * norm
-    pairs = torch.view_as_complex(turning.unflatten(-1, (-1, 2)).contiguous())
+    pairs = torch.view_as_complex(turning.view(*turning.shape[:-1], -1, 2))
     turned = torch.view_as_real(pairs * torch.view_as_complex(turns)[:, None])
     heads[:, : num_heads + cache.shape[2]] = turned.flatten(-2)
     kept = slots >= 0
-    kv = heads[kept, num_heads:].unflatten(1, (2, -1))
+    kv = heads[kept, num_heads:].view(-1, 2, *cache.shape[2:3], heads.shape[2])
     cache[slots[kept] // cache.shape[3], :, :, slots[kept] % cache.shape[3]] = kv

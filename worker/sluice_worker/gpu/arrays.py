@@ -77,7 +77,8 @@ class MixedArrays:
 
 def mixed_arrays(works: Seq[Work], block_size: int) -> MixedArrays:
     """The batch of `works`, which are sorted: those of one token first."""
-    positions, slots, sampled, chunks, begin = [], [], [], [], 0
+    positions, slots, chunks, begin = [], [], [], 0
+    sampled: list[int] = []
     for at, work in enumerate(works):
         own = np.arange(work.start, work.start + work.num_tokens, dtype=np.int64)
         blocks = np.array(work.sequence.block_ids, dtype=np.int64)

@@ -156,7 +156,7 @@ class DecodeStep:
             return Flight(rows, offset, kept.clone(), None)
         host = torch.empty(len(rows), dtype=torch.int64, pin_memory=True)
         host.copy_(kept, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return Flight(rows, offset, host, event)
 

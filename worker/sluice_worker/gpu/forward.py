@@ -1,4 +1,4 @@
-"""The decoder's forward on Triton kernels: `Decoder.hidden` with less memory traffic and fewer calls.
+"""The forward on Triton kernels: `Decoder.hidden` with less memory traffic and fewer calls.
 
 Every residual addition is one with the norm behind it, and keys and values go to their pages as
 they are turned. The weights are `Decoder`'s own; experts run as they do elsewhere.
@@ -64,9 +64,7 @@ def _attention(
     model: Decoder, layer: Attention, rows: Tensor, turns: Tensor, cache: Tensor, batch: Batch
 ) -> Tensor:
     heads = layer.qkv(rows).view(len(rows), -1, layer.head_dim)
-    rotate_store(
-        heads, turns, layer.head_norm, layer.norm_eps, cache, batch.slots, layer.num_heads
-    )
+    rotate_store(heads, turns, layer.head_norm, layer.norm_eps, cache, batch.slots, layer.num_heads)
     query, num_decodes = heads[:, : layer.num_heads], len(batch.lengths)
     window = model.config.shape.windows[layer.view]
     out = None

@@ -62,9 +62,7 @@ def rows_of(works: Seq[Work], block_size: int, draw_of: DrawOf) -> list[Row] | N
     return rows
 
 
-def rows_after(
-    sampled: Iterable[tuple[int, Row]], block_size: int, draw_of: DrawOf
-) -> list[Row]:
+def rows_after(sampled: Iterable[tuple[int, Row]], block_size: int, draw_of: DrawOf) -> list[Row]:
     """The next step's rows, if every sequence that is known to go on can; else none at all.
 
     One that could not would take a forward of its own beside the one that ran ahead.

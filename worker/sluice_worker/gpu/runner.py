@@ -110,9 +110,7 @@ class GpuRunner(Runner):
         if not rows:
             return self._decodes.keep((), self._decodes.upload(arrays.sampled), offset)
         logits = self.model.head(normed[self._decodes.upload(arrays.sampled)])
-        tokens = self._choose(
-            logits, [row.draw for row in rows], self.model.config.logit_softcap
-        )
+        tokens = self._choose(logits, [row.draw for row in rows], self.model.config.logit_softcap)
         return self._decodes.keep(rows, tokens, offset)
 
     def _run_and_wait(self, works: Seq[Work]) -> Tokens:

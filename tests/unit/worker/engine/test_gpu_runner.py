@@ -36,7 +36,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 def some_request(chance: random.Random, number: int) -> Submit:
     """Greedy; some end by a stop token, some edit their logits, some want log-probabilities."""
-    sampling = chance.choice([None, None, None, Sampling(logprobs=2), Sampling(logit_bias={3: 2.0})])
+    sampling = chance.choice(
+        [None, None, None, Sampling(logprobs=2), Sampling(logit_bias={3: 2.0})]
+    )
     stops = chance.sample(range(199), 20) if chance.random() < 0.5 else []
     return create_request(
         f"r{number}",
