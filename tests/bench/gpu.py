@@ -33,6 +33,7 @@ from bench.gpu_kernels import (
     errors,
     prefill_points,
 )
+from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker.blocks import BlockPool
 from sluice_worker.engine import Engine
 from sluice_worker.gpu.runner import GpuRunner
@@ -86,7 +87,8 @@ def load(largest: int) -> Machine:
     config = DecoderConfig.from_json(EIGHT_B)
     with torch.inference_mode():
         source = RandomWeights(0, torch.bfloat16, torch.device("cuda"))
-        model = Decoder(config, source.read)
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
+        model = Decoder(config, source.read, TritonKernels(HEADS // KV_HEADS, processors))
     longest = CONTEXT + NEW_TOKENS
     num_blocks = largest * (-(-longest // PAGE) + 2)
     started, free = time.monotonic(), torch.cuda.mem_get_info()[0]

@@ -67,6 +67,12 @@ def random(*size: int) -> Tensor:
     return torch.randn(*size, device="cuda", dtype=torch.bfloat16)
 
 
+def random_turns(count: int) -> Tensor:
+    """Unit complex numbers, [count, 1, DIM / 2]."""
+    angles = torch.randn(count, 1, DIM // 2, device="cuda")
+    return torch.polar(torch.ones_like(angles), angles)
+
+
 # Ceilings
 
 
@@ -118,7 +124,7 @@ def decode_error(splits: int, window: int | None, softcap: float | None) -> floa
     lengths = [1, 16, 17, 500, 999, 1024, 1033, 1040]
     query = random(8, HEADS + 2 * KV_HEADS, DIM)[:, :HEADS]
     found = decode.decode(
-        query, cache, tables, torch.tensor(lengths, device="cuda", dtype=torch.int32), SCALE,
+        query, torch.tensor(lengths, device="cuda", dtype=torch.int32), cache, tables, SCALE,
         num_splits=splits, window=window, softcap=softcap,
     )  # fmt: skip
     expected = [
@@ -133,9 +139,7 @@ def prefill_error(window: int | None, softcap: float | None) -> float:
     cache, tables = random(520, 2, KV_HEADS, PAGE, DIM), tables_of(8, 65)
     query = random(700, HEADS + 2 * KV_HEADS, DIM)[:, :HEADS]
     chunks = [(0, 0, 300, 600), (1, 600, 0, 100)]
-    found = prefill.prefill(
-        query, cache, tables, tiles_of(chunks, cache), SCALE, window=window, softcap=softcap
-    )
+    found = prefill.prefill(query, tiles_of(chunks, cache), cache, tables, SCALE, window, softcap)
     expected = [
         attend.reference(query[at : at + n], cache, tables[i], start, SCALE, window, softcap)
         for i, at, start, n in chunks
@@ -145,23 +149,24 @@ def prefill_error(window: int | None, softcap: float | None) -> float:
 
 def tiles_of(chunks: list[tuple[int, int, int, int]], cache: Tensor) -> Tensor:
     """The tiles of `chunks` on the GPU."""
-    tiles = prefill.cut_tiles(chunks, prefill.tile_tokens(HEADS, cache))
+    tiles = prefill.cut_tiles(chunks, prefill.tile_tokens(HEADS // KV_HEADS, cache))
     return torch.from_numpy(tiles).cuda()
 
 
 def rotate_error() -> float:
     """The worse of the queries' and the pages'."""
-    heads, turns = random(33, HEADS + 2 * KV_HEADS, DIM), torch.randn(33, DIM // 2, 2).cuda()
+    heads, turns = random(33, HEADS + 2 * KV_HEADS, DIM), random_turns(33)
     cache = torch.zeros(520, 2, KV_HEADS, PAGE, DIM, device="cuda", dtype=torch.bfloat16)
-    slots = torch.randperm(520 * PAGE, device="cuda")[:33]
+    places = torch.randperm(520 * PAGE, device="cuda")[:33]
+    blocks, slots = places // PAGE, places % PAGE
     rows, pages = heads.clone(), cache.clone()
-    rotate_store.reference(rows, turns, None, 1e-5, pages, slots, HEADS)
-    rotate_store.rotate_store(heads, turns, None, 1e-5, cache, slots, HEADS)
+    rotate_store.reference(rows, turns, None, 1e-5, pages, blocks, slots, HEADS)
+    rotate_store.rotate_store(heads, turns, None, 1e-5, cache, blocks, slots, HEADS)
     return max(distance(heads[:, :HEADS], rows[:, :HEADS]), distance(cache, pages))
 
 
 def choose_errors() -> Iterator[tuple[str, float]]:
-    """The likeliest tokens, and a tenth of the worst share of 2^18 draws, which is off by chance."""
+    """The likeliest tokens; and a tenth of the worst share of many draws, off by chance too."""
     logits, zeros = random(33, 128256), torch.zeros(33, device="cuda")
     found = choose.choose(logits, zeros, zeros.long())
     yield "choose: likeliest", 0.0 if torch.equal(found, logits.argmax(1)) else float("inf")
@@ -192,7 +197,7 @@ def _decode_all(
     query: Tensor, caches: list[Tensor], tables: Tensor, lengths: Tensor, splits: int
 ) -> None:
     for cache in caches:
-        decode.decode(query, cache, tables, lengths, SCALE, num_splits=splits)
+        decode.decode(query, lengths, cache, tables, SCALE, num_splits=splits)
 
 
 def prefill_points(matmul: Point, repeats: int, sizes: list[tuple[int, int]]) -> Iterator[Point]:
@@ -201,7 +206,7 @@ def prefill_points(matmul: Point, repeats: int, sizes: list[tuple[int, int]]) ->
         num_pages = -(-(start + count) // PAGE)
         cache, tables = random(num_pages, 2, KV_HEADS, PAGE, DIM), tables_of(1, num_pages)
         query, tiles = random(count, HEADS, DIM), tiles_of([(0, 0, start, count)], cache)
-        step = partial(prefill.prefill, query, cache, tables, tiles, SCALE)
+        step = partial(prefill.prefill, query, tiles, cache, tables, SCALE)
         time_ms = timed(graphed(step), repeats)
         seen = count * start + count * (count + 1) // 2
         rate = 4 * seen * HEADS * DIM / time_ms.median / 1e9

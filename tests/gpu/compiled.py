@@ -28,11 +28,19 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 HEADS, KV_HEADS, DIM, PAGE, HIDDEN = 32, 8, 128, 16, 4096
 MOST_LOCAL_BYTES = 64
 """A few words of a loop with 255 registers stay in the first cache; more would be felt."""
-POINTERS = {"tables": "i32", "lengths": "i32", "tiles": "i32", "slots": "i64", "seeds": "i64"}
+POINTERS = {
+    "tables": "i32",
+    "lengths": "i32",
+    "tiles": "i32",
+    "slots": "i64",
+    "blocks": "i64",
+    "seeds": "i64",
+}
 POINTERS |= dict.fromkeys(("parts", "sums", "turns", "temperatures", "best"), "fp32")
 POINTERS |= {"tokens": "i64"}
+UNKNOWN = ("table_stride",)  # what is not specialised
 SCALARS = {"scale": "fp32", "eps": "fp32", "softcap": "fp32"}
-SCALARS |= dict.fromkeys(("query_stride", "table_stride", "heads_stride", "row_stride"), "i32")
+SCALARS |= dict.fromkeys(("query_stride", "table_stride", "row_stride"), "i32")
 SCALARS |= {"width": "i32"}
 
 
@@ -65,8 +73,10 @@ def cases() -> Iterator[Case]:
     join = {"HEAD_DIM": DIM, "DIMS": DIM, "NUM_SPLITS": 32}
     yield Case("join", decode._join, join)
     plain = {"WINDOW": 0, "SOFTCAP": 0.0}
-    yield Case("prefill", prefill._prefill, prefill.prefill_constants(HEADS, cache) | plain)
-    gemma = prefill.prefill_constants(8, wide) | {"WINDOW": 4096, "SOFTCAP": 50.0}
+    yield Case(
+        "prefill", prefill._prefill, prefill.prefill_constants(HEADS // KV_HEADS, cache) | plain
+    )
+    gemma = prefill.prefill_constants(2, wide) | {"WINDOW": 4096, "SOFTCAP": 50.0}
     yield Case("prefill, dim 256, window, cap", prefill._prefill, gemma)
     turn = rotate_store.rotate_constants(HEADS, cache, has_norm=True)
     yield Case("norm, rotate, store", rotate_store._rotate_store, turn)
@@ -87,7 +97,7 @@ def compile_case(case: Case, arch: int) -> Usage:
             signature[name] = SCALARS[name]
         else:
             signature[name] = "*" + POINTERS.get(name, "bf16")
-        if name not in constants and SCALARS.get(name) != "fp32":
+        if name not in (*constants, *UNKNOWN) and SCALARS.get(name) != "fp32":
             attrs[(index,)] = [["tt.divisibility", 16]]  # as it is of every allocation and width
     source = ASTSource(case.kernel, signature, constants, attrs)
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)

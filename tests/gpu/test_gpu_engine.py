@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from sluice_kernels.plain import PlainKernels
+from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker.blocks import BlockPool
 from sluice_worker.engine import Engine
 from sluice_worker.gpu.runner import GpuRunner
@@ -61,9 +63,11 @@ def outputs(engine: Engine) -> dict[str, list[int]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_engine_on_triton_writes_the_plain_engines_tokens(name: str) -> None:
     config = DecoderConfig.from_json({**SMALL, **MODELS[name]})
-    model = Decoder(config, RandomWeights(3, torch.float32, DEVICE).read)
-    plain = Runner(model, 16, 16, frozenset())
-    triton = GpuRunner(model, 16, 16, frozenset(), ceiling=4, max_model_len=128)
+    read = RandomWeights(3, torch.float32, DEVICE).read
+    plain = Runner(Decoder(config, read, PlainKernels(1 << 20, 1 << 20)), 16, 16, frozenset())
+    read = RandomWeights(3, torch.float32, DEVICE).read
+    on_triton = Decoder(config, read, TritonKernels(2, 16))
+    triton = GpuRunner(on_triton, 16, 16, frozenset(), ceiling=4, max_model_len=128)
     found = []
     for runner, num_ahead in ((plain, 0), (triton, 1)):
         pool = BlockPool(16, 16, prefix_caching=True)

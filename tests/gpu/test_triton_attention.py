@@ -44,15 +44,14 @@ def check_decode(
     cache, tables = paged_cache(heads, lengths, dtype)
     query, scale = queries(heads, len(lengths), dtype), heads.dim**-0.5
     found = decode(
-        query, cache, tables, on_device(lengths, torch.int32), scale,
-        num_splits=num_splits, window=window, softcap=softcap,
+        query, on_device(lengths, torch.int32), cache, tables, scale, window, softcap,
+        num_splits=num_splits,
     )  # fmt: skip
     for row, length in enumerate(lengths):
         expected = torch.zeros_like(query[row])
         if length:
-            table = tables[row, : -(-length // heads.page)]
-            at = slice(row, row + 1)
-            expected = reference(query[at], cache, table, length - 1, scale, window, softcap)[0]
+            given = (cache, tables[row], length - 1, scale, window, softcap)
+            expected = reference(query[row : row + 1], *given)[0]
         close(found[row], expected.flatten())
 
 
@@ -79,11 +78,13 @@ def check_prefill(
     begins = [2 + sum(count for _, count in spans[:n]) for n in range(len(spans) + 1)]
     query, scale = queries(heads, begins[-1], dtype), heads.dim**-0.5
     chunks = [(n, begins[n], *span) for n, span in enumerate(spans)]
-    tiles = on_device(cut_tiles(chunks, tile_tokens(heads.num_heads, cache)), torch.int32)
-    found = prefill(query, cache, tables, tiles, scale, window=window, softcap=softcap)
+    tiles = on_device(
+        cut_tiles(chunks, tile_tokens(heads.num_heads // heads.num_kv_heads, cache)), torch.int32
+    )
+    found = prefill(query, tiles, cache, tables, scale, window, softcap)
     for row, first, start, count in chunks:
-        part, table = query[first : first + count], tables[row, : -(-(start + count) // heads.page)]
-        expected = reference(part, cache, table, start, scale, window, softcap)
+        part = query[first : first + count]
+        expected = reference(part, cache, tables[row], start, scale, window, softcap)
         close(found[first : first + count], expected.flatten(1))
 
 
@@ -101,4 +102,4 @@ def test_a_query_that_is_no_row_of_heads_is_refused() -> None:
     cache, tables = paged_cache(GROUPED, [4], torch.float32)
     query = torch.zeros(1, 16, 8, device=DEVICE).transpose(1, 2)
     with pytest.raises(ValueError, match="heads must be contiguous"):
-        decode(query, cache, tables, on_device([4], torch.int32), 1.0)
+        decode(query, on_device([4], torch.int32), cache, tables, 1.0)

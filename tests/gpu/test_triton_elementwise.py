@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from sluice_kernels.interface import Activation
 from sluice_kernels.triton import add_norm, choose, gated, rotate_store
 from triton import knobs
 
@@ -41,14 +42,15 @@ def test_queries_turn_in_place_and_keys_and_values_reach_their_slots(
     cache, _ = paged_cache(heads, [3 * heads.page], dtype)
     cache.zero_()
     rows = random(4, heads.num_heads + 2 * heads.num_kv_heads, heads.dim, dtype=dtype)
-    angles = random(4, heads.dim // 2)
-    turns = torch.stack([angles.cos(), angles.sin()], dim=-1)
+    angles = random(4, 1, heads.dim // 2)
+    turns = torch.polar(torch.ones_like(angles), angles)
     norm = random(heads.num_heads + heads.num_kv_heads, heads.dim) if has_norm else None
-    slots = on_device([heads.page + 1, -1, 0, 2 * heads.page], torch.int64)
+    blocks, slots = on_device([[1, -1, 0, 2], [1, 0, 0, 0]], torch.int64)
     expected_rows, expected = rows.clone(), cache.clone()
-    arguments = (turns, norm, 1e-6)
-    rotate_store.reference(expected_rows, *arguments, expected, slots, heads.num_heads)
-    rotate_store.rotate_store(rows, *arguments, cache, slots, heads.num_heads)
+    rotate_store.reference(
+        expected_rows, turns, norm, 1e-6, expected, blocks, slots, heads.num_heads
+    )
+    rotate_store.rotate_store(rows, turns, norm, 1e-6, cache, blocks, slots, heads.num_heads)
     close(rows[:, : heads.num_heads], expected_rows[:, : heads.num_heads])
     close(cache, expected)
     assert cache.any(dim=-1).sum() == 3 * 2 * heads.num_kv_heads  # -1 went nowhere
@@ -56,7 +58,7 @@ def test_queries_turn_in_place_and_keys_and_values_reach_their_slots(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
-def test_gated_activation_equals_torch(activation: str, dtype: torch.dtype) -> None:
+def test_gated_activation_equals_torch(activation: Activation, dtype: torch.dtype) -> None:
     rows = random(3, 2 * (gated.BLOCK + 9), dtype=dtype)
     close(gated.gated(rows, activation), gated.reference(rows, activation))
 

@@ -16,6 +16,7 @@ from .hub.reference import FILE, Access, HubModel, access, hub_model
 from .speculation import NgramSpeculation
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["w8a8"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -41,6 +42,7 @@ class EngineConfig(Struct, frozen=True):
     static_batch_size: int | None = None
     static_batch_timeout_ms: float = 100.0
     speculative_config: NgramSpeculation | None = None
+    quantization: Quantization | None = None
 
 
 class ServerConfig(Struct, frozen=True):
@@ -153,6 +155,7 @@ _interval = _number(float, 0, math.inf)
 ENGINE_FLAGS = (
     Flag("model", str, "directory of a checkpoint, or hf://ORG/NAME[@REVISION] (required)"),
     Flag("dtype", _choice(*DTYPES), "type of weights and KV cache"),
+    Flag("quantization", _choice("w8a8"), "int8 weights and rows in linear layers, on CPUs"),
     Flag("load-format", _choice("auto", "safetensors", "dummy"), "dummy: random weights"),
     Flag("seed", _number(int, 0, 2**63 - 1), "seed of random weights and unseeded sampling"),
     Flag("max-model-len", _positive, "window in tokens, prompt plus output"),

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from sluice_kernels.choose import CannotChoose, choose
+from sluice_kernels.interface import Kernels
 
 from .blocks import BlockPool
 from .config import EngineConfig
@@ -29,6 +31,8 @@ from .sequence import Sequence
 from .sizing import (
     DEFAULT_MEAN_LENGTH,
     DTYPE_BYTES,
+    MAX_GATHER_BYTES,
+    MAX_SCORES_BYTES,
     MemoryPlan,
     SizingError,
     advice,
@@ -81,6 +85,7 @@ class _Start:
         self.dtype_name = _run_dtype(config.dtype, self.decoder)
         self.block_size = config.block_size or DEFAULT_BLOCK_SIZE[self.kind]
         self.max_model_len = config.max_model_len or self.decoder.shape.max_position
+        self.kernels = self._choose_kernels()
 
     def run(self, progress: Progress) -> tuple[Engine, Ready]:
         progress("weights", 0)
@@ -88,7 +93,7 @@ class _Start:
         source = self._source()
         planned = self._plan(self._weights_bytes(source), None)
         _refuse_unless_fits(planned, self.decoder)
-        model = Decoder(self.decoder, source.read)
+        model = Decoder(self.decoder, source.read, self.kernels)
         source.finish(self.decoder.shape.tie_word_embeddings)
         progress("profile", 60)
         measured = self._profile(model, planned)
@@ -153,6 +158,20 @@ class _Start:
 
     # Weights
 
+    def _choose_kernels(self) -> Kernels:
+        try:
+            return choose(
+                self.device,
+                getattr(torch, self.dtype_name),
+                self.config.quantization,
+                os.environ,
+                max_gather_bytes=MAX_GATHER_BYTES,
+                max_scores_bytes=MAX_SCORES_BYTES,
+                group=self.decoder.shape.num_heads // self.decoder.shape.num_kv_heads,
+            )
+        except CannotChoose as error:
+            raise ConfigError([str(error)]) from error
+
     def _source(self) -> TensorSource:
         dtype: torch.dtype = getattr(torch, self.dtype_name)
         if self.config.load_format == "dummy":
@@ -166,8 +185,8 @@ class _Start:
         return weights_bytes(self.decoder.shape, dtype_bytes)
 
     def _runner(self, model: Decoder, num_blocks: int, ceiling: int) -> Runner:
-        """The one place that tells a GPU from a CPU; only the former needs Triton."""
-        if self.kind == "cpu":
+        """Steps run ahead of the host on Triton's kernels, which only a GPU has."""
+        if self.kernels.name != "triton":
             return Runner(model, num_blocks, self.block_size, self.eos)
         from .gpu.runner import GpuRunner
 
@@ -254,7 +273,7 @@ class _Start:
             eos_token_ids=self.eos,
             static=self._static(),
             speculation=self.config.speculative_config,
-            num_ahead=1 if self.kind == "cuda" else 0,
+            num_ahead=1 if self.kernels.name == "triton" else 0,
         )
 
     def _static(self) -> StaticBatching | None:
@@ -281,6 +300,7 @@ class _Start:
             kv_tokens=plan.kv_tokens,
             memory=memory,
             step_model=times.model,
+            kernels=self.kernels.name,
         )
 
 

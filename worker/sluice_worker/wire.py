@@ -117,7 +117,10 @@ class Starting(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The engine serves. `predicted_max_num_seqs`: the cap that the start-up profile predicts."""
+    """The engine serves. `predicted_max_num_seqs`: the cap that the start-up profile predicts.
+
+    `kernels`: what computes, and why where it is not the best there is.
+    """
 
     ceiling: int
     predicted_max_num_seqs: int
@@ -128,6 +131,7 @@ class Ready(Message, frozen=True):
     kv_tokens: int
     memory: MemoryReport
     step_model: StepModel | None
+    kernels: str
 
 
 class FirstToken(Struct, frozen=True, array_like=True):

@@ -71,6 +71,7 @@ def reference(
     where their own keys and values already are; table [num_pages]. Returns query's shape and dtype.
     """
     count, num_heads, _ = query.shape
+    table = table[: -(-(start + count) // cache.shape[3])]
     found = cache[table.long()].float().permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : start + count]
     keys, values = found.repeat_interleave(num_heads // cache.shape[2], dim=1)
     scores = torch.einsum("thd,hsd->hts", query.float(), keys) * scale

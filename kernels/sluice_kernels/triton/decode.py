@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attend import LOG2E, attend
-from .attend import reference as attend_reference
+from .attend import LOG2E, attend, reference
 from .common import padded, require, runs_kernel
 
 MAX_SPLITS = 32
@@ -19,7 +18,7 @@ PROGRAMS_PER_SM = 4
 """Three fit by shared memory at head_dim 128; some more even out lengths."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _decode(
     query, pages, tables, lengths, out, parts, sums, scale, query_stride, table_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
@@ -82,32 +81,35 @@ def choose_splits(num_seqs: int, num_kv_heads: int, num_processors: int) -> int:
 
 def decode(
     query: Tensor,
+    lengths: Tensor,
     cache: Tensor,
     tables: Tensor,
-    lengths: Tensor,
     scale: float,
-    *,
-    num_splits: int = 1,
     window: int | None = None,
     softcap: float | None = None,
+    *,
+    num_splits: int = 1,
 ) -> Tensor:
     """Returns [num_seqs, num_heads * head_dim]; zeros for a row of length 0.
 
-    query [num_seqs, num_heads, head_dim], rows of any stride; cache [num_blocks, 2, num_kv_heads,
-    block_size, head_dim]; tables [num_seqs, num_pages] int32, of which only what `lengths`
-    [num_seqs] int32 (the new token included) cover is read. num_splits: a power of two.
+    query [num_seqs, num_heads, head_dim], rows of any stride; lengths [num_seqs] int32, the new
+    token included; cache [num_blocks, 2, num_kv_heads, block_size, head_dim]; tables [num_seqs or
+    more, num_pages] int32, of which only what `lengths` cover is read. num_splits: a power of two.
     """
     num_seqs, num_heads, dim = query.shape
-    _, _, num_kv_heads, page, _ = cache.shape
     require(query.stride(1) == dim and query.stride(2) == 1, "decode: heads must be contiguous.")
     require(tables.stride(1) == 1 and cache.is_contiguous(), "decode: pages must be contiguous.")
+    out = query.new_zeros(num_seqs, num_heads * dim)
     if not runs_kernel(query):
-        return _reference(query, cache, tables, lengths, scale, window, softcap)
-    out = query.new_empty(num_seqs, num_heads * dim)
+        for row, length in enumerate(lengths.tolist()):
+            if length:
+                given = (cache, tables[row], length - 1, scale, window, softcap)
+                out[row] = reference(query[row : row + 1], *given).flatten()
+        return out
     kept = num_seqs * num_heads * num_splits if num_splits > 1 else 0
     parts = query.new_empty(kept, dim, dtype=torch.float32)
     sums = query.new_empty(kept, 2, dtype=torch.float32)
-    _decode[num_seqs, num_kv_heads, num_splits](
+    _decode[num_seqs, cache.shape[2], num_splits](
         query, cache, tables, lengths, out, parts, sums,
         scale if softcap else scale * LOG2E, query.stride(0), tables.stride(0),
         **decode_constants(num_heads, cache, num_splits, window, softcap),
@@ -139,22 +141,3 @@ def decode_constants(
         "num_warps": 4,
         "num_stages": 5,  # two blocks in flight: a page is loaded after its number
     }
-
-
-def _reference(
-    query: Tensor,
-    cache: Tensor,
-    tables: Tensor,
-    lengths: Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    out = torch.zeros_like(query, memory_format=torch.contiguous_format)
-    for row, length in enumerate(lengths.tolist()):
-        if length:
-            table = tables[row, : -(-length // cache.shape[3])]
-            out[row] = attend_reference(
-                query[row : row + 1], cache, table, length - 1, scale, window, softcap
-            )[0]
-    return out.flatten(1)

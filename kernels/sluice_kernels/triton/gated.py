@@ -5,9 +5,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from ..interface import Activation
 from .common import require, runs_kernel
 
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 BLOCK = 1024
 
 
@@ -28,9 +28,8 @@ def _gated(
     tl.store(out + row * width + columns, (gate * up).to(out.dtype.element_ty), mask=inside)
 
 
-def gated(gate_up: Tensor, activation: str) -> Tensor:
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """gate_up [num_rows, 2 * width] -> [num_rows, width]."""
-    require(activation in ACTIVATIONS, f"gated: no activation {activation}.")
     require(gate_up.stride(1) == 1, "gated: rows must be contiguous.")
     if not runs_kernel(gate_up):
         return reference(gate_up, activation)
@@ -42,7 +41,7 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     return out
 
 
-def reference(gate_up: Tensor, activation: str) -> Tensor:
+def reference(gate_up: Tensor, activation: Activation) -> Tensor:
     """The same in torch, in float32."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     active = silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")

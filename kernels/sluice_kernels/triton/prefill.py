@@ -16,7 +16,7 @@ from .attend import LOG2E, attend, reference
 from .common import padded, require, runs_kernel
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _prefill(
     query, pages, tables, tiles, out, scale, query_stride, table_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
@@ -70,15 +70,15 @@ def cut_tiles(
     return np.array(sorted(tiles, key=lambda tile: -tile[2]), dtype=np.int32).reshape(-1, 4)
 
 
-def tile_tokens(num_heads: int, cache: Tensor) -> int:
+def tile_tokens(group: int, cache: Tensor) -> int:
     """Tokens of one tile: what `cut_tiles` must be given for `prefill` with this cache."""
-    return prefill_constants(num_heads, cache)["ROWS"] // (num_heads // cache.shape[2])
+    return prefill_constants(group, cache)["ROWS"] // group
 
 
-def prefill_constants(num_heads: int, cache: Tensor) -> dict[str, int]:
-    """What the kernel is compiled for, but window and softcap."""
+def prefill_constants(group: int, cache: Tensor) -> dict[str, int]:
+    """What the kernel is compiled for, but window and softcap; group: query heads for one other."""
     _, _, num_kv_heads, page, dim = cache.shape
-    group, is_wide = num_heads // num_kv_heads, dim * cache.element_size() > 256
+    is_wide = dim * cache.element_size() > 256
     return {
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": group,
@@ -94,34 +94,33 @@ def prefill_constants(num_heads: int, cache: Tensor) -> dict[str, int]:
 
 def prefill(
     query: Tensor,
+    tiles: Tensor,
     cache: Tensor,
     tables: Tensor,
-    tiles: Tensor,
     scale: float,
-    *,
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Returns [num_tokens, num_heads * head_dim]; rows that no tile names are left as they are.
+    """Returns [num_tokens, num_heads * head_dim]; rows that no tile names mean nothing.
 
-    query [num_tokens, num_heads, head_dim], rows of any stride; cache [num_blocks, 2, num_kv_heads,
-    block_size, head_dim], where the chunks' own keys and values already are; tables [num_seqs,
-    num_pages] int32; tiles [num_tiles, 4] int32 of `cut_tiles`.
+    query [num_tokens, num_heads, head_dim], rows of any stride; tiles [num_tiles, 4] int32 of
+    `cut_tiles`; cache [num_blocks, 2, num_kv_heads, block_size, head_dim], where the chunks' own
+    keys and values already are; tables [num_seqs, num_pages] int32.
     """
     num_tokens, num_heads, dim = query.shape
     require(query.stride(1) == dim and query.stride(2) == 1, "prefill: heads must be contiguous.")
     require(tables.stride(1) == 1 and cache.is_contiguous(), "prefill: pages must be contiguous.")
+    constants = prefill_constants(num_heads // cache.shape[2], cache)
     out = query.new_empty(num_tokens, num_heads * dim)
     if not runs_kernel(query):
         for row, first, start, count in tiles.tolist():
-            part, table = query[first : first + count], tables[row]
-            table = table[: -(-(start + count) // cache.shape[3])]
-            found = reference(part, cache, table, start, scale, window, softcap)
-            out[first : first + count] = found.flatten(1)
+            given = (cache, tables[row], start, scale, window, softcap)
+            part = slice(first, first + count)
+            out[part] = reference(query[part], *given).flatten(1)
         return out
     _prefill[len(tiles), cache.shape[2]](
         query, cache, tables, tiles, out,
         scale if softcap else scale * LOG2E, query.stride(0), tables.stride(0),
-        WINDOW=window or 0, SOFTCAP=softcap or 0.0, **prefill_constants(num_heads, cache),
+        WINDOW=window or 0, SOFTCAP=softcap or 0.0, **constants,
     )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ from .common import padded, require, runs_kernel
 
 @triton.jit
 def _rotate_store(
-    heads, turns, norm, pages, slots, eps, heads_stride,
+    heads, turns, norm, pages, blocks, slots, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
@@ -23,7 +23,7 @@ def _rotate_store(
     pairs = tl.arange(0, PAIRS)[None, :]
     turning = head < NUM_HEADS + NUM_KV_HEADS
     inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (pairs < HEAD_DIM // 2)
-    even = heads + token * heads_stride + head * HEAD_DIM + 2 * pairs
+    even = heads + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM + 2 * pairs
     x = tl.load(even, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(even + 1, mask=inside, other=0.0).to(tl.float32)
     if HAS_NORM:
@@ -40,9 +40,9 @@ def _rotate_store(
     is_query = inside & (head < NUM_HEADS)
     tl.store(even, turned_x, mask=is_query)
     tl.store(even + 1, turned_y, mask=is_query)
-    slot = tl.load(slots + token)
-    row = (slot // PAGE * 2 * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + slot % PAGE
-    if slot >= 0:
+    block = tl.load(blocks + token)
+    row = (block * 2 * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + tl.load(slots + token)
+    if block >= 0:
         is_stored = inside & (head >= NUM_HEADS)
         tl.store(pages + row * HEAD_DIM + 2 * pairs, turned_x, mask=is_stored)
         tl.store(pages + row * HEAD_DIM + 2 * pairs + 1, turned_y, mask=is_stored)
@@ -54,25 +54,27 @@ def rotate_store(
     norm: Tensor | None,
     eps: float,
     cache: Tensor,
+    blocks: Tensor,
     slots: Tensor,
     num_heads: int,
 ) -> None:
     """Turn the queries in `heads` in place, and put turned keys and values into `cache`.
 
-    heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; turns [num_tokens, head_dim / 2, 2]
-    float32, cosine and sine of each pair of neighbours; norm [num_heads + num_kv_heads, head_dim]
-    or None: what root-mean-square-normed queries and keys are multiplied by; slots [num_tokens]
-    int64, block * block_size + place, or -1: nowhere. Only the queries in `heads` are of use after.
+    heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; turns complex64 [num_tokens, 1,
+    head_dim / 2]; norm [num_heads + num_kv_heads, head_dim] or None: what root-mean-square-normed
+    queries and keys are multiplied by; blocks, slots [num_tokens] int64: where a token's keys and
+    values go, nowhere for block -1. Only the queries in `heads` are of use after.
     """
     num_tokens, all_heads, dim = heads.shape
     require(all_heads == num_heads + 2 * cache.shape[2], "rotate_store: heads are q, k and v.")
-    require(heads.stride(1) == dim and turns.is_contiguous(), "rotate_store: rows contiguous.")
+    require(heads.is_contiguous() and turns.is_contiguous(), "rotate_store: rows contiguous.")
     if not runs_kernel(heads):
-        reference(heads, turns, norm, eps, cache, slots, num_heads)
+        reference(heads, turns, norm, eps, cache, blocks, slots, num_heads)
         return
     constants = rotate_constants(num_heads, cache, norm is not None)
     _rotate_store[num_tokens, triton.cdiv(all_heads, constants["ROWS"])](
-        heads, turns, heads if norm is None else norm, cache, slots, eps, heads.stride(0),
+        heads, torch.view_as_real(turns), heads if norm is None else norm, cache, blocks, slots,
+        eps,
         **constants,
     )  # fmt: skip
 
@@ -98,6 +100,7 @@ def reference(
     norm: Tensor | None,
     eps: float,
     cache: Tensor,
+    blocks: Tensor,
     slots: Tensor,
     num_heads: int,
 ) -> None:
@@ -106,8 +109,7 @@ def reference(
     if norm is not None:
         turning = rms_norm(turning, turning.shape[-1:], None, eps) * norm
     pairs = torch.view_as_complex(turning.view(*turning.shape[:-1], -1, 2))
-    turned = torch.view_as_real(pairs * torch.view_as_complex(turns)[:, None])
-    heads[:, : num_heads + cache.shape[2]] = turned.flatten(-2)
-    kept = slots >= 0
+    heads[:, : num_heads + cache.shape[2]] = torch.view_as_real(pairs * turns).flatten(-2)
+    kept = blocks >= 0
     kv = heads[kept, num_heads:].view(-1, 2, *cache.shape[2:3], heads.shape[2])
-    cache[slots[kept] // cache.shape[3], :, :, slots[kept] % cache.shape[3]] = kv
+    cache[blocks[kept], :, :, slots[kept]] = kv

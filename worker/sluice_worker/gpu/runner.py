@@ -1,22 +1,18 @@
 """The runner on a GPU: mixed steps on Triton kernels, decode steps ahead of the host."""
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-import numpy as np
 import torch
 from sluice_kernels.triton.choose import choose
-from sluice_kernels.triton.prefill import cut_tiles, tile_tokens
+from sluice_kernels.triton.kernels import TritonKernels, upload
 from torch import Tensor
 
 from ..models.decoder import Decoder
-from ..runner import Runner
+from ..runner import Indices, Runner
 from ..sampler import Draw, row_seed, sample
 from ..sizing import blocks_for
 from ..step import Work
-from .arrays import MixedArrays, mixed_arrays
 from .decode_step import DecodeStep, Flight
-from .forward import Batch, hidden
 from .rows import Row, is_plain, rows_after, rows_of
 
 Tokens = dict[int, list[int | None]]
@@ -39,8 +35,9 @@ class GpuRunner(Runner):
         max_model_len: int,
     ) -> None:
         super().__init__(model, num_blocks, block_size, eos_token_ids)
+        assert isinstance(model.kernels, TritonKernels)
         max_pages = blocks_for(max_model_len, block_size) + 1
-        self._decodes = DecodeStep(model, self.caches, ceiling, max_pages, block_size)
+        self._decodes = DecodeStep(model, model.kernels, self.caches, ceiling, max_pages)
         self._ahead: Flight | None = None
         with torch.inference_mode():
             self._decodes.capture_first()
@@ -56,7 +53,7 @@ class GpuRunner(Runner):
         if rest:
             rest.sort(key=lambda work: (work.num_tokens > 1, work.start))
             rows = rows_of(rest, self.block_size, self._draw)
-            if rows is None or not self._decodes.has_room(len(rows)):
+            if rows is None or len(rows) > self._decodes.ceiling:
                 found = self._run_and_wait(rest)
             else:
                 flight = self._launch(rest, rows, len(ahead.rows) if ahead and claimed else 0)
@@ -105,19 +102,19 @@ class GpuRunner(Runner):
         """Start `works`, whose samples are `rows`; `offset`: behind the rows that ran ahead."""
         if offset == 0 and len(rows) == len(works) == sum(work.num_tokens for work in works):
             return self._decodes.launch(rows)
-        arrays = mixed_arrays(works, self.block_size)
-        _, normed = self._forward(arrays)
+        step = self.build(works)
+        stream = self.model.hidden(step, self.caches)
         if not rows:
-            return self._decodes.keep((), self._decodes.upload(arrays.sampled), offset)
-        logits = self.model.head(normed[self._decodes.upload(arrays.sampled)])
-        tokens = self._choose(logits, [row.draw for row in rows], self.model.config.logit_softcap)
+            return self._decodes.keep((), step.sampled_rows, offset)
+        logits = self.model.logits(stream[step.sampled_rows])
+        tokens = self._choose(logits, [row.draw for row in rows])
         return self._decodes.keep(rows, tokens, offset)
 
     def _run_and_wait(self, works: Seq[Work]) -> Tokens:
         """A step whose sampling needs the host: edits, cut-offs, drafts, log-probabilities."""
-        arrays = mixed_arrays(works, self.block_size)
-        stream, _ = self._forward(arrays)
-        logits = self.model.logits(stream[self._decodes.upload(arrays.sampled)])
+        step = self.build(works)
+        stream = self.model.hidden(step, self.caches)
+        logits = self.model.logits(stream[step.sampled_rows])
         places = [(work, ahead) for work in works for ahead in range(work.num_samples)]
         draws = [self._draw(work.sequence, ahead) for work, ahead in places]
         tokens = self._sample(logits, draws)
@@ -126,41 +123,27 @@ class GpuRunner(Runner):
         drawn = iter(tokens)
         return {id(work): [next(drawn) for _ in range(work.num_samples)] for work in works}
 
-    def _forward(self, arrays: MixedArrays) -> tuple[Tensor, Tensor]:
-        upload, num_decodes = self._decodes.upload, len(arrays.lengths)
-        tiles = cut_tiles(
-            arrays.chunks, tile_tokens(self.model.config.shape.num_heads, self.caches[0])
-        )
-        batch = Batch(
-            token_ids=upload(arrays.token_ids),
-            positions=upload(arrays.positions),
-            slots=upload(arrays.slots),
-            lengths=upload(arrays.lengths),
-            tables=upload(arrays.tables),
-            tiles=upload(tiles),
-            num_splits=self._decodes.splits(num_decodes),
-        )
-        return hidden(self.model, batch, self.caches)
-
     def _sample(self, logits: Tensor, draws: Seq[Draw]) -> list[int | None]:
         """Each row by the sampler that it has in every step, whatever its neighbours ask for."""
         plain = [at for at, draw in enumerate(draws) if is_plain(draw)]
         others = [at for at, draw in enumerate(draws) if not is_plain(draw)]
         chosen: dict[int, int | None] = {}
         if plain:
-            tokens = self._choose(logits[plain], [draws[at] for at in plain], None).tolist()
+            tokens = self._choose(logits[plain], [draws[at] for at in plain]).tolist()
             chosen |= zip(plain, (token if token >= 0 else None for token in tokens), strict=True)
         if others:
             drawn = sample(logits[others], [draws[at] for at in others])
             chosen |= zip(others, drawn, strict=True)
         return [chosen[at] for at in range(len(draws))]
 
-    def _choose(self, logits: Tensor, draws: Seq[Draw], softcap: float | None) -> Tensor:
-        temperatures = np.array(list(_temperatures(draws)), dtype=np.float32)
-        seeds = np.array([row_seed(draw.seed, draw.index) for draw in draws], dtype=np.int64)
-        upload = self._decodes.upload
-        return choose(logits, upload(temperatures), upload(seeds), softcap)
+    def _choose(self, logits: Tensor, draws: Seq[Draw]) -> Tensor:
+        temperatures = [0.0 if draw.is_greedy else draw.temperature for draw in draws]
+        seeds = [row_seed(draw.seed, draw.index) for draw in draws]
+        return choose(
+            logits,
+            upload(torch.tensor(temperatures), self.device),
+            upload(torch.tensor(seeds), self.device),
+        )
 
-
-def _temperatures(draws: Seq[Draw]) -> Iterator[float]:
-    return (0.0 if draw.is_greedy else draw.temperature for draw in draws)
+    def _tensor(self, values: Indices) -> Tensor:
+        return upload(torch.from_numpy(values), self.device)

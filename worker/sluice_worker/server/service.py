@@ -122,6 +122,7 @@ class Service:
                 "epoch": self.epoch,
                 "kv_tokens": ready.kv_tokens,
                 "max_model_len": ready.max_model_len,
+                "kernels": ready.kernels,
                 "memory": ready.memory.measured,
             },
         )

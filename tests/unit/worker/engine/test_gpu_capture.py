@@ -1,9 +1,8 @@
 """Which CUDA graphs there are, when they are captured, and what a padded step is made of."""
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_worker.gpu.arrays import decode_arrays, mixed_arrays
+from sluice_worker.gpu.arrays import decode_arrays
 from sluice_worker.gpu.capture import (
     FIRST_SIZES,
     MIN_FREE_BYTES,
@@ -73,20 +72,10 @@ def test_padding_has_no_tokens_and_writes_nowhere() -> None:
     assert arrays.fields[0].tolist() == [first.token_ids[3], -1, 0, 0]
     assert arrays.fields[1].tolist() == [0, 6, 0, 0]
     assert arrays.fields[2].tolist() == [3, 9, 0, 0]
-    assert arrays.fields[3].tolist() == [7 * 8 + 3, 5 * 8 + 1, -1, -1]
+    assert arrays.fields[3:5].tolist() == [[7, 5, -1, -1], [3, 1, 0, 0]]
     assert arrays.lengths.tolist() == [4, 10, 0, 0]
     assert arrays.temperatures.tolist() == [0.0, 0.5, 0.0, 0.0]
     assert arrays.tables.tolist() == [[7, 0], [3, 5]]
-
-
-def test_a_mixed_step_names_each_tokens_slot_and_each_chunk() -> None:
-    works = [Work(sequence(9, [2, 4]), 8, 1, True), Work(sequence(12, [9, 1]), 6, 5, False)]
-    arrays = mixed_arrays(works, block_size=8)
-    assert arrays.positions.tolist() == [8, 6, 7, 8, 9, 10]
-    assert arrays.slots.tolist() == [32, 78, 79, 8, 9, 10]
-    assert (arrays.lengths.tolist(), arrays.chunks) == ([9], ((1, 1, 6, 5),))
-    assert arrays.sampled.tolist() == [0]
-    assert np.array_equal(arrays.tables, [[2, 4], [9, 1]])
 
 
 def test_rows_go_on_unless_their_last_token_is_being_sampled() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker import scheduler as scheduler_module
 from sluice_worker.engine import Engine
 from sluice_worker.gpu.decode_step import DecodeStep, Flight
@@ -25,13 +26,14 @@ from .factories import (
     run_all,
     save_llama,
 )
+from .test_families_equal_transformers import MODELS, save_random
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     path: Path = tmp_path_factory.mktemp("llama")
     save_llama(path, num_hidden_layers=2)
-    return load_decoder(path)
+    return load_decoder(path, kernels=TritonKernels(4, 16))
 
 
 def some_request(chance: random.Random, number: int) -> Submit:
@@ -153,6 +155,17 @@ def test_nan_of_a_row_that_ran_ahead_fails_its_request_alone(model: Decoder) -> 
         assert collect(engine, outputs) == []
     assert outputs["r20"] == expected["r20"]
     assert not any(cache.isnan().any() for cache in engine.runner.caches)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family_writes_the_same_tokens(tmp_path: Path, name: str) -> None:
+    save_random(tmp_path, name.partition("-")[0], MODELS[name])
+    requests = create_requests((1, 17, 40), max_tokens=12)
+    plain = create_engine_of(load_decoder(tmp_path), create_scheduler(budget=512))
+    expected = run_all(plain, requests)
+    scheduler = create_scheduler(cap=2, budget=19, block_size=4, num_blocks=128)
+    on_gpu = load_decoder(tmp_path, kernels=TritonKernels(4, 16))
+    assert run_all(create_gpu_engine_of(on_gpu, scheduler), requests) == expected
 
 
 def test_without_a_gpu_there_is_nothing_to_capture(model: Decoder) -> None:
