@@ -16,21 +16,19 @@ SINGLE = Heads(num_heads=2, num_kv_heads=2, dim=64, page=64)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [GROUPED, SEVEN, SINGLE])
-@pytest.mark.parametrize(
-    ("lengths", "num_splits"), [([1], 1), ([0, 5, 64, 65], 1), ([3, 0, 130, 257], 4)]
-)
+@pytest.mark.parametrize(("lengths", "num_splits"), [([1, 0, 64, 65], 1), ([3, 0, 200], 4)])
 def test_decode_equals_attention_written_out(
     heads: Heads, lengths: list[int], num_splits: int, dtype: torch.dtype
 ) -> None:
     check_decode(heads, lengths, num_splits, dtype, None, None)
 
 
-@pytest.mark.parametrize("num_splits", [1, 8])
+@pytest.mark.parametrize("num_splits", [1, 4])
 @pytest.mark.parametrize(("window", "softcap"), [(70, None), (None, 1.5), (9, 0.7)])
 def test_decode_honours_windows_and_caps(
     window: int | None, softcap: float | None, num_splits: int
 ) -> None:
-    check_decode(GROUPED, [3, 9, 10, 69, 70, 200], num_splits, torch.float32, window, softcap)
+    check_decode(GROUPED, [9, 10, 70, 200], num_splits, torch.float32, window, softcap)
 
 
 def check_decode(

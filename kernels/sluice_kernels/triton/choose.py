@@ -15,6 +15,14 @@ BLOCK = 4096
 
 
 @triton.jit
+def gumbel(seed, columns):
+    """Independent noise for each column: minus the logarithm of an exponential wait."""
+    uniform = tl.maximum(tl.rand(seed, columns), 2.0e-10)
+    # -log(1 - u) as a series where float32 would round 1 - u, which is where maxima come from.
+    return -tl.log(tl.where(uniform < 1.0e-3, uniform * (1 + uniform / 2), -tl.log(1 - uniform)))
+
+
+@triton.jit
 def _choose(
     logits, temperatures, seeds, best, tokens, width, row_stride, softcap,
     HAS_SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
@@ -28,10 +36,7 @@ def _choose(
     is_broken = tl.max((inside & (x != x)).to(tl.int32), 0) > 0
     temperature = tl.load(temperatures + row)
     if temperature > 0:
-        uniform = tl.maximum(tl.rand(tl.load(seeds + row), columns), 2.0e-10)
-        # -log(1 - u) as a series where float32 would round 1 - u, which is where maxima come from.
-        waited = tl.where(uniform < 1.0e-3, uniform * (1 + uniform / 2), -tl.log(1 - uniform))
-        x = x / temperature - tl.log(waited)
+        x = x / temperature + gumbel(tl.load(seeds + row), columns)
     x = tl.where(inside, x, -float("inf"))
     highest = tl.max(x, 0)
     # The first of equals, as torch takes it.
