@@ -19,33 +19,27 @@ def _rotate_store(
     PAGE: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
-    pairs = tl.arange(0, PAIRS)[None, :]
+    head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None, None]
+    pair = tl.arange(0, PAIRS)[None, :, None]
+    at = 2 * pair + tl.arange(0, 2)[None, None, :]  # [ROWS, PAIRS, 2], so that loads are wide
+    inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (at < HEAD_DIM)
     turning = head < NUM_HEADS + NUM_KV_HEADS
-    inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (pairs < HEAD_DIM // 2)
-    even = heads + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM + 2 * pairs
-    x = tl.load(even, mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(even + 1, mask=inside, other=0.0).to(tl.float32)
+    place = heads + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM + at
+    found = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     if HAS_NORM:
-        square = tl.sum(x * x + y * y, 1)[:, None] / HEAD_DIM
-        root = tl.where(turning, tl.rsqrt(square + eps), 1.0)
-        at = norm + head * HEAD_DIM + 2 * pairs
-        x = x * root * tl.load(at, mask=inside & turning, other=1.0).to(tl.float32)
-        y = y * root * tl.load(at + 1, mask=inside & turning, other=1.0).to(tl.float32)
-    at_turn = turns + (token * (HEAD_DIM // 2) + pairs) * 2
-    cos = tl.where(turning, tl.load(at_turn, mask=pairs < HEAD_DIM // 2, other=1.0), 1.0)
-    sin = tl.where(turning, tl.load(at_turn + 1, mask=pairs < HEAD_DIM // 2, other=0.0), 0.0)
-    kind = heads.dtype.element_ty
-    turned_x, turned_y = (x * cos - y * sin).to(kind), (x * sin + y * cos).to(kind)
-    is_query = inside & (head < NUM_HEADS)
-    tl.store(even, turned_x, mask=is_query)
-    tl.store(even + 1, turned_y, mask=is_query)
+        square = tl.sum(tl.sum(found * found, 2), 1)[:, None, None] / HEAD_DIM
+        weight = tl.load(norm + head * HEAD_DIM + at, mask=inside & turning, other=1.0)
+        found *= tl.where(turning, tl.rsqrt(square + eps) * weight.to(tl.float32), 1.0)
+    one = (at % 2 == 0).to(tl.float32)  # no turn at all, which is what values get
+    turn = tl.load(turns + token * HEAD_DIM + at, mask=(at < HEAD_DIM) & turning, other=0.0)
+    cos, sin = tl.split(tl.where(turning, turn, one))
+    x, y = tl.split(found)
+    turned = tl.join(x * cos - y * sin, x * sin + y * cos).to(heads.dtype.element_ty)
+    tl.store(place, turned, mask=inside & (head < NUM_HEADS))
     block = tl.load(blocks + token)
     row = (block * 2 * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + tl.load(slots + token)
     if block >= 0:
-        is_stored = inside & (head >= NUM_HEADS)
-        tl.store(pages + row * HEAD_DIM + 2 * pairs, turned_x, mask=is_stored)
-        tl.store(pages + row * HEAD_DIM + 2 * pairs + 1, turned_y, mask=is_stored)
+        tl.store(pages + row * HEAD_DIM + at, turned, mask=inside & (head >= NUM_HEADS))
 
 
 def rotate_store(
