@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[1]
 def test_every_kernel_compiles_for_each_architecture_and_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a process of its own, as interpreted kernels cannot be compiled; what it tells is shown."""
+    """In a process of its own, as what is interpreted cannot be compiled; its table is shown."""
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "TRITON_CACHE_DIR": str(tmp_path),

@@ -1,5 +1,4 @@
-"""Steps on a GPU: arrays (pure), which CUDA graphs (pure), the forward of kernels, and the runner.
+"""Steps on a GPU: what goes on, as which arrays, by which graph (pure), and the rim that runs it.
 
-Proven so far without a GPU only: the kernels interpreted, the rest on a CPU. docs/gpu.md says what
-was measured on one.
+Untried on a GPU so far: kernels were proven interpreted, the rest on a CPU. docs/gpu.md has both.
 """
