@@ -36,14 +36,16 @@ def choose(
     *,
     max_gather_bytes: int,
     max_scores_bytes: int,
-    group: int,
+    group: int = 1,
 ) -> Kernels:
-    """The kernels for a model. The bytes: scratch of plain attention; group: query heads for each
-    key/value head. Raises CannotChoose.
+    """The kernels for a model. The bytes: scratch of plain attention; group: the model's query
+    heads for each key/value head, by which Triton's tiles are cut. Raises CannotChoose.
     """
     asked = environ.get("SLUICE_KERNELS", "auto")
     if asked not in ASKED:
         raise CannotChoose(f"SLUICE_KERNELS must be one of {', '.join(ASKED)}, not {asked[:32]}.")
+    if quantization is not None and dtype not in DTYPES:
+        raise CannotChoose(f"{quantization} needs dtype bfloat16 or float32.")
     plain = partial(PlainKernels, max_gather_bytes, max_scores_bytes)
     if device.type != "cpu":
         if quantization is not None or asked == "cpp":
@@ -61,8 +63,11 @@ def choose(
 
 
 def _on_gpu(device: torch.device, group: int) -> Kernels:
-    from .triton.kernels import TritonKernels  # only machines with a GPU need Triton
-
+    try:
+        from .triton.kernels import TritonKernels
+    except ModuleNotFoundError as error:
+        sentence = "a GPU needs Triton, which is not installed; SLUICE_KERNELS=torch does without."
+        raise CannotChoose(sentence) from error
     return TritonKernels(group, torch.cuda.get_device_properties(device).multi_processor_count)
 
 

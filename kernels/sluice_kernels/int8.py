@@ -23,10 +23,8 @@ class ByteRows(Protocol):
         A row's scale is its largest element's size / 127.
         """
 
-    def scaled(
-        self, products: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        """products float32 [num_rows, width] by each row's scale, plus bias float32 [width]."""
+    def scale_(self, products: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        """Multiply products [num_rows, width] by each row's scale, and add bias float32 [width]."""
 
 
 class PlainByteRows:
@@ -38,16 +36,14 @@ class PlainByteRows:
         divided = wide / scales.clamp(min=1e-30)[:, None]
         return (divided.round_() + ZERO).to(torch.uint8), scales
 
-    def scaled(
-        self, products: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        found = products * scales[:, None]
-        return (found if bias is None else found.add_(bias)).to(dtype)
+    def scale_(self, products: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        found = products.float().mul_(scales[:, None])
+        products.copy_(found if bias is None else found.add_(bias))
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Linear:
-    """weight: oneDNN's own, int8; scales and zero_points [out]; bias float32 [out]."""
+    """weight: oneDNN's own, int8; scales [out]; zero_points [1], a zero; bias float32 [out]."""
 
     weight: Tensor
     scales: Tensor
@@ -58,11 +54,12 @@ class Int8Linear:
     def __call__(self, rows: Tensor) -> Tensor:
         """rows [num_rows, in] -> [num_rows, out], the same dtype."""
         narrow, scales = self.byte_rows.to_bytes(rows)
-        products = torch.ops.onednn.qlinear_pointwise(
+        products: Tensor = torch.ops.onednn.qlinear_pointwise(
             *(narrow, 1.0, ZERO, self.weight, self.scales, self.zero_points, None),
-            *(1.0, 0, torch.float32, "none", [], ""),
+            *(1.0, 0, rows.dtype, "none", [], ""),
         )
-        return self.byte_rows.scaled(products, scales, self.bias, rows.dtype)
+        self.byte_rows.scale_(products, scales, self.bias)
+        return products
 
 
 def int8_projection(weight: Tensor, bias: Tensor | None, byte_rows: ByteRows) -> Int8Linear:
@@ -71,10 +68,9 @@ def int8_projection(weight: Tensor, bias: Tensor | None, byte_rows: ByteRows) ->
     scales = (wide.abs().amax(dim=1) / 127).clamp(min=1e-30)
     narrow = (wide / scales[:, None]).round_().to(torch.int8)
     return Int8Linear(
-        # oneDNN wants the outputs last.
         torch.ops.onednn.qlinear_prepack(narrow, None),
         scales,
-        torch.zeros(len(scales), dtype=torch.int64),
+        torch.zeros(1, dtype=torch.int64),
         None if bias is None else bias.float(),
         byte_rows,
     )

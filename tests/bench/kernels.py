@@ -98,7 +98,6 @@ def variants(dtype: torch.dtype) -> dict[str, Kernels]:
             environ,
             max_gather_bytes=MAX_GATHER_BYTES,
             max_scores_bytes=MAX_SCORES_BYTES,
-            group=1,
         )
 
     return {

@@ -118,7 +118,6 @@ def load(dtype_name: DType) -> Machine:
         os.environ,
         max_gather_bytes=MAX_GATHER_BYTES,
         max_scores_bytes=MAX_SCORES_BYTES,
-        group=1,
     )
     model = Decoder(config, Checkpoint(MODEL, dtype, torch.device("cpu")).read, kernels)
     tokenizer = Tokenizer(MODEL)

@@ -37,6 +37,7 @@ from .sizing import (
     SizingError,
     advice,
     blocks_for,
+    bytes_saved,
     plan_memory,
     resolve_dtype,
     weights_bytes,
@@ -180,9 +181,11 @@ class _Start:
 
     def _weights_bytes(self, source: TensorSource) -> int:
         dtype_bytes = DTYPE_BYTES[self.dtype_name]
+        shape = self.decoder.shape
+        saved = bytes_saved(shape, dtype_bytes, self.config.quantization)
         if isinstance(source, Checkpoint):
-            return source.num_elements * dtype_bytes
-        return weights_bytes(self.decoder.shape, dtype_bytes)
+            return source.num_elements * dtype_bytes - saved
+        return weights_bytes(shape, dtype_bytes) - saved
 
     def _runner(self, model: Decoder, num_blocks: int, ceiling: int) -> Runner:
         """Steps run ahead of the host on Triton's kernels, which only a GPU has."""

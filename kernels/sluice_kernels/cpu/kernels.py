@@ -19,7 +19,7 @@ _SIGNATURES = {
     "turn_and_store": [*6 * [_P], *5 * [_I], _F],
     "gate": [_I, _P, _P, _I, _I],
     "to_bytes": [*3 * [_P], _I, _I],
-    "scaled": [*4 * [_P], _I, _I],
+    "scale": [*3 * [_P], _I, _I],
 }
 
 
@@ -40,22 +40,18 @@ class Library:
     # Kernels of one row each, which int8 products need too
 
     def to_bytes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """As `int8.to_bytes`."""
+        """As `int8.ByteRows` says."""
         found = torch.empty(rows.shape, dtype=torch.uint8)
         scales = torch.empty(len(rows), dtype=torch.float32)
         addresses = (rows.data_ptr(), found.data_ptr(), scales.data_ptr())
         self.call("to_bytes", rows.dtype, *addresses, *rows.shape)
         return found, scales
 
-    def scaled(
-        self, products: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        """As `int8.scaled`."""
-        out = torch.empty(products.shape, dtype=dtype)
+    def scale_(self, products: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        """As `int8.ByteRows` says."""
         added = None if bias is None else bias.data_ptr()
-        addresses = (products.data_ptr(), scales.data_ptr(), added, out.data_ptr())
-        self.call("scaled", dtype, *addresses, *products.shape)
-        return out
+        addresses = (products.data_ptr(), scales.data_ptr(), added)
+        self.call("scale", products.dtype, *addresses, *products.shape)
 
 
 @dataclass(frozen=True, slots=True)

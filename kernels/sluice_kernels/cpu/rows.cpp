@@ -118,14 +118,15 @@ void to_bytes(int num_threads, const T* in, uint8_t* out, float* scales, int row
 }
 
 template <class T>
-void scaled(int num_threads, const float* in, const float* scales, const float* bias, T* out,
-            int rows, int width) {
+void scale(int num_threads, T* products, const float* scales, const float* bias, int rows,
+           int width) {
   for_rows(num_threads, rows, width, [&](int64_t row) {
+    T* product = products + row * width;
     for (int x = 0; x < width; x += V) {
       int n = width - x;
-      F v = get(in + row * width + x, n) * scales[row];
+      F v = get(product + x, n) * scales[row];
       if (bias) v += get(bias + x, n);
-      put(out + row * width + x, v, n);
+      put(product + x, v, n);
     }
   });
 }
@@ -167,8 +168,8 @@ void to_bytes(int is_bf16, int num_threads, const void* in, uint8_t* out, float*
   FOR_DTYPE(to_bytes(num_threads, (const T*)in, out, scales, rows, width))
 }
 
-void scaled(int is_bf16, int num_threads, const float* in, const float* scales, const float* bias,
-            void* out, int rows, int width) {
-  FOR_DTYPE(scaled(num_threads, in, scales, bias, (T*)out, rows, width))
+void scale(int is_bf16, int num_threads, void* products, const float* scales, const float* bias,
+           int rows, int width) {
+  FOR_DTYPE(scale(num_threads, (T*)products, scales, bias, rows, width))
 }
 }

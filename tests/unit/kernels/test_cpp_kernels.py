@@ -223,6 +223,7 @@ def test_bytes_of_rows_equal_the_reference(
     assert (found.int() - expected.int()).abs().max() <= 1  # halves may round to either side
     products, bias = torch.randn(size), torch.randn(size[1])
     for added in (None, bias):
-        given_values = (products, scales, added, dtype)
-        ours, theirs = cpp.library.scaled(*given_values), PlainByteRows().scaled(*given_values)
+        ours, theirs = (products.to(dtype, copy=True) for _ in range(2))
+        cpp.library.scale_(ours, scales, added)
+        PlainByteRows().scale_(theirs, scales, added)
         torch.testing.assert_close(ours, theirs)

@@ -133,7 +133,6 @@ def best_kernels(dtype: torch.dtype = torch.float32) -> Kernels:
         os.environ,
         max_gather_bytes=MAX_GATHER_BYTES,
         max_scores_bytes=MAX_SCORES_BYTES,
-        group=4,
     )
 
 
