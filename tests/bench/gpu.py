@@ -167,6 +167,18 @@ def plot(points: list[Point], device: str, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def write_report(device: str, distances: dict[str, float], points: list[Point], out: Path) -> None:
+    """gpu.json and gpu.png in the directory `out`."""
+    result = {
+        "device": device,
+        "torch": torch.__version__,
+        "errors": distances,
+        "points": [asdict(point) for point in points],
+    }
+    (out / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+    plot(points, device, out / "gpu.png")
+
+
 def measure(quick: bool) -> Iterator[Point]:
     """All points, ceilings first, each told as it is found."""
     repeats = 5 if quick else 20
@@ -207,14 +219,7 @@ def main() -> int:
             points.append(point)
     growth = {p.name: p.time_ms.median for p in points}
     print(f"32 sequences take {growth['batch 32'] / growth['batch 1']:.2f} x the time of one")
-    result = {
-        "device": device,
-        "torch": torch.__version__,
-        "errors": distances,
-        "points": [asdict(point) for point in points],
-    }
-    (out / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
-    plot(points, device, out / "gpu.png")
+    write_report(device, distances, points, out)
     return int(wrong > 0)
 
 

@@ -99,12 +99,11 @@ def decode(
     num_seqs, num_heads, dim = query.shape
     require(query.stride(1) == dim and query.stride(2) == 1, "decode: heads must be contiguous.")
     require(tables.stride(1) == 1 and cache.is_contiguous(), "decode: pages must be contiguous.")
-    out = query.new_zeros(num_seqs, num_heads * dim)
+    out = query.new_empty(num_seqs, num_heads * dim)
     if not runs_kernel(query):
         for row, length in enumerate(lengths.tolist()):
-            if length:
-                given = (cache, tables[row], length - 1, scale, window, softcap)
-                out[row] = reference(query[row : row + 1], *given).flatten()
+            given = (cache, tables[row], length - 1, scale, window, softcap)
+            out[row] = reference(query[row : row + 1], *given).flatten() if length else 0.0
         return out
     kept = num_seqs * num_heads * num_splits if num_splits > 1 else 0
     parts = query.new_empty(kept, dim, dtype=torch.float32)
