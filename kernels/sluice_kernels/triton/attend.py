@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .common import padded
+
 LOG2E = 1.4426950408889634
 
 
@@ -54,6 +56,24 @@ def attend(
         acc += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         peak = highest
     return acc, total, peak
+
+
+def constants(group: int, cache: Tensor) -> dict[str, int]:
+    """What both are compiled for; group: query heads for each key/value head."""
+    _, _, num_kv_heads, page, dim = cache.shape
+    return {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": dim,
+        "PAGE": page,
+        "DIMS": padded(dim, 16),  # the least that tensor cores take
+        "BLOCK": 32 if is_wide(cache) else 64,
+    }
+
+
+def is_wide(cache: Tensor) -> bool:
+    """Whether keys are so wide that a block has fewer of them."""
+    return cache.shape[4] * cache.element_size() > 256
 
 
 def reference(

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attend import LOG2E, attend, reference
+from .attend import LOG2E, attend, constants, reference
 from .common import padded, require, runs_kernel
 
 MAX_SPLITS = 32
@@ -124,16 +124,9 @@ def decode_constants(
     num_heads: int, cache: Tensor, num_splits: int, window: int | None, softcap: float | None
 ) -> dict[str, int | float]:
     """What the kernel is compiled for."""
-    _, _, num_kv_heads, page, dim = cache.shape
-    group = num_heads // num_kv_heads
-    return {
-        "NUM_KV_HEADS": num_kv_heads,
-        "GROUP": group,
-        "HEAD_DIM": dim,
-        "PAGE": page,
-        "ROWS": padded(group, 16),  # the least that tensor cores take
-        "DIMS": padded(dim, 16),
-        "BLOCK": 64 if dim * cache.element_size() <= 256 else 32,
+    group = num_heads // cache.shape[2]
+    return constants(group, cache) | {
+        "ROWS": padded(group, 16),
         "NUM_SPLITS": num_splits,
         "WINDOW": window or 0,
         "SOFTCAP": softcap or 0.0,

@@ -12,7 +12,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .attend import LOG2E, attend, reference
+from .attend import LOG2E, attend, constants, is_wide, reference
 from .common import padded, require, runs_kernel
 
 
@@ -76,19 +76,11 @@ def tile_tokens(group: int, cache: Tensor) -> int:
 
 
 def prefill_constants(group: int, cache: Tensor) -> dict[str, int]:
-    """What the kernel is compiled for, but window and softcap; group: query heads for one other."""
-    _, _, num_kv_heads, page, dim = cache.shape
-    is_wide = dim * cache.element_size() > 256
-    return {
-        "NUM_KV_HEADS": num_kv_heads,
-        "GROUP": group,
-        "HEAD_DIM": dim,
-        "PAGE": page,
-        "ROWS": padded(group, 64 if is_wide else 128),
-        "DIMS": padded(dim, 16),
-        "BLOCK": 32 if is_wide else 64,
-        "num_warps": 4 if is_wide else 8,
-        "num_stages": 3 if is_wide else 5,  # as in decode
+    """What the kernel is compiled for, but window and softcap."""
+    return constants(group, cache) | {
+        "ROWS": padded(group, 64 if is_wide(cache) else 128),
+        "num_warps": 4 if is_wide(cache) else 8,
+        "num_stages": 3 if is_wide(cache) else 5,  # as in decode
     }
 
 
@@ -110,7 +102,7 @@ def prefill(
     num_tokens, num_heads, dim = query.shape
     require(query.stride(1) == dim and query.stride(2) == 1, "prefill: heads must be contiguous.")
     require(tables.stride(1) == 1 and cache.is_contiguous(), "prefill: pages must be contiguous.")
-    constants = prefill_constants(num_heads // cache.shape[2], cache)
+    compiled_for = prefill_constants(num_heads // cache.shape[2], cache)
     out = query.new_empty(num_tokens, num_heads * dim)
     if not runs_kernel(query):
         for row, first, start, count in tiles.tolist():
@@ -121,6 +113,6 @@ def prefill(
     _prefill[len(tiles), cache.shape[2]](
         query, cache, tables, tiles, out,
         scale if softcap else scale * LOG2E, query.stride(0), tables.stride(0),
-        WINDOW=window or 0, SOFTCAP=softcap or 0.0, **constants,
+        WINDOW=window or 0, SOFTCAP=softcap or 0.0, **compiled_for,
     )  # fmt: skip
     return out
