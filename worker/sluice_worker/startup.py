@@ -24,7 +24,7 @@ from .errors import ConfigError, DoesNotFit, UnsupportedModel
 from .files import checkpoint_dir, eos_token_ids, read_json
 from .models.config import DecoderConfig
 from .models.decoder import Decoder
-from .resources import Resources
+from .resources import Resources, release_freed
 from .runner import Runner
 from .scheduler import MIN_CHUNK_TOKENS, Scheduler
 from .sequence import Sequence
@@ -96,6 +96,7 @@ class _Start:
         _refuse_unless_fits(planned, self.decoder)
         model = Decoder(self.decoder, source.read, self.kernels)
         source.finish(self.decoder.shape.tie_word_embeddings)
+        release_freed()
         progress("profile", 60)
         measured = self._profile(model, planned)
         activation = max(measured.activation_bytes, planned.activation_bytes)
