@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test demo cluster cluster-down clean
+.PHONY: setup lint unit test bench-gpu demo cluster cluster-down clean
 
 setup: .venv/.ready
 
@@ -20,9 +20,13 @@ lint: setup
 
 unit: setup
 	@$(PY) -m pytest -q tests/unit
+	@$(PY) -m pytest -q tests/gpu
 
 test: lint
 	@bash tests/run
+
+bench-gpu: setup
+	@PYTHONPATH=tests $(PY) -m bench.gpu
 
 demo:
 	@$(MAKE) --no-print-directory -j2 setup cluster

@@ -1,7 +1,7 @@
 """Which kernels run: decided once, when a model is loaded.
 
 On a CPU the C++ ones where they are there or can be built and have the dtype, else plain torch;
-plain torch on other devices. `SLUICE_KERNELS` (auto, cpp or torch) says otherwise.
+Triton's on a GPU. `SLUICE_KERNELS` (auto, cpp or torch) says otherwise.
 """
 
 import platform
@@ -36,8 +36,11 @@ def choose(
     *,
     max_gather_bytes: int,
     max_scores_bytes: int,
+    group: int = 1,
 ) -> Kernels:
-    """The kernels for a model. The bytes: scratch of plain attention. Raises CannotChoose."""
+    """The kernels for a model. The bytes: scratch of plain attention; group: the model's query
+    heads for each key/value head, by which Triton's tiles are cut. Raises CannotChoose.
+    """
     asked = environ.get("SLUICE_KERNELS", "auto")
     if asked not in ASKED:
         raise CannotChoose(f"SLUICE_KERNELS must be one of {', '.join(ASKED)}, not {asked[:32]}.")
@@ -47,7 +50,7 @@ def choose(
     if device.type != "cpu":
         if quantization is not None or asked == "cpp":
             raise CannotChoose(f"{quantization or 'SLUICE_KERNELS=cpp'} is built for CPUs only.")
-        return plain()
+        return plain() if asked == "torch" else _on_gpu(device, group)
     if asked == "torch":
         return plain(projections(quantization, PlainByteRows()))
     try:
@@ -57,6 +60,15 @@ def choose(
             raise CannotChoose(f"SLUICE_KERNELS=cpp cannot be had: {error}.") from error
         return plain(projections(quantization, PlainByteRows()), f"torch ({error})")
     return CppKernels(built, projections(quantization, built), f"cpp {target}")
+
+
+def _on_gpu(device: torch.device, group: int) -> Kernels:
+    try:
+        from .triton.kernels import TritonKernels
+    except ModuleNotFoundError as error:
+        sentence = "a GPU needs Triton, which is not installed; SLUICE_KERNELS=torch does without."
+        raise CannotChoose(sentence) from error
+    return TritonKernels(group, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def projections(quantization: Quantization | None, byte_rows: ByteRows) -> MakeProjection:

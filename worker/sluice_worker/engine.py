@@ -84,6 +84,10 @@ class Engine:
         model = self._learn(step, started, ended)
         return self._report(step, outcomes, started, ended, model), self._failures(outcomes)
 
+    def use_idle_time(self) -> bool:
+        """Without work: prepare something. False where nothing is left to prepare."""
+        return self.runner.use_idle_time()
+
     def snapshot(self) -> Snapshot:
         """Counts as of now."""
         scheduler, pool, counters = self.scheduler, self.scheduler.pool, self.scheduler.counters

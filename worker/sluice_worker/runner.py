@@ -21,6 +21,7 @@ from .sizing import blocks_for
 from .step import Work
 
 Indices = NDArray[np.int64]
+CACHE_LINE = 64
 PROMPT_ROWS = 32
 """Prompt positions scored at once: logits of a whole chunk would need memory that is not planned.
 """
@@ -70,6 +71,10 @@ class Runner:
         drawn = iter(tokens)
         found = {id(work): [next(drawn) for _ in range(work.num_samples)] for work in ordered}
         return [token for work in works for token in found[id(work)]]
+
+    def use_idle_time(self) -> bool:
+        """Prepare something, in a fraction of a second; False where nothing is left to prepare."""
+        return False
 
     def clear(self, blocks: Seq[int]) -> None:
         """Zero the pages of `blocks`."""
@@ -175,9 +180,12 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     # calloc, which torch.zeros does not use: the system zeroes a page when it is first touched, so
-    # a large pool takes neither time nor memory before it is needed.
-    raw = np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(size)
+    # a large pool takes neither time nor memory before it is needed. From a cache line on, so that
+    # no vector of a page lies in two.
+    num_bytes = math.prod(size) * dtype.itemsize
+    raw = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
+    skipped = -raw.ctypes.data % CACHE_LINE
+    return torch.from_numpy(raw[skipped : skipped + num_bytes]).view(dtype).view(size)
 
 
 def _by_length(work: Work) -> tuple[bool, int]:

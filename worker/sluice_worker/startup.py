@@ -24,7 +24,7 @@ from .errors import ConfigError, DoesNotFit, UnsupportedModel
 from .files import checkpoint_dir, eos_token_ids, read_json
 from .models.config import DecoderConfig
 from .models.decoder import Decoder
-from .resources import Resources
+from .resources import Resources, release_freed
 from .runner import Runner
 from .scheduler import MIN_CHUNK_TOKENS, Scheduler
 from .sequence import Sequence
@@ -96,13 +96,14 @@ class _Start:
         _refuse_unless_fits(planned, self.decoder)
         model = Decoder(self.decoder, source.read, self.kernels)
         source.finish(self.decoder.shape.tie_word_embeddings)
+        release_freed()
         progress("profile", 60)
         measured = self._profile(model, planned)
         activation = max(measured.activation_bytes, planned.activation_bytes)
         plan = self._plan(model.num_bytes, activation)
         _refuse_unless_fits(plan, self.decoder)
         progress("memory", 90)
-        runner = Runner(model, plan.num_blocks, self.block_size, self.eos)
+        runner = self._runner(model, plan.num_blocks, plan.ceiling)
         times = StepTimes()
         times.set_profile(measured.records)
         predicted = self._predicted_cap(times, plan.ceiling)
@@ -168,6 +169,7 @@ class _Start:
                 os.environ,
                 max_gather_bytes=MAX_GATHER_BYTES,
                 max_scores_bytes=MAX_SCORES_BYTES,
+                group=self.decoder.shape.num_heads // self.decoder.shape.num_kv_heads,
             )
         except CannotChoose as error:
             raise ConfigError([str(error)]) from error
@@ -186,15 +188,25 @@ class _Start:
             return source.num_elements * dtype_bytes - saved
         return weights_bytes(shape, dtype_bytes) - saved
 
+    def _runner(self, model: Decoder, num_blocks: int, ceiling: int) -> Runner:
+        """Steps run ahead of the host on Triton's kernels, which only a GPU has."""
+        if self.kernels.name != "triton":
+            return Runner(model, num_blocks, self.block_size, self.eos)
+        from .gpu.runner import GpuRunner
+
+        longest = self.max_model_len
+        return GpuRunner(
+            model, num_blocks, self.block_size, self.eos, ceiling=ceiling, max_model_len=longest
+        )
+
     # Profile
 
     def _profile(self, model: Decoder, plan: MemoryPlan) -> _Measured:
         """Time a few dummy steps, cheap ones first, and take the peak of a large one."""
         budget = self.config.max_num_batched_tokens
         largest = max(min(budget, self.max_model_len), 1)
-        runner = Runner(
-            model, blocks_for(self.max_model_len, self.block_size), self.block_size, self.eos
-        )
+        num_blocks = blocks_for(self.max_model_len, self.block_size)
+        runner = self._runner(model, num_blocks, plan.ceiling)
         dummy = _Dummy(runner, self.max_model_len)
         dummy.run(dummy.prefill(min(8, largest)))  # the first calls of a library are slow
         deadline = time.process_time() + PROFILE_CPU_S
@@ -267,6 +279,7 @@ class _Start:
             eos_token_ids=self.eos,
             static=self._static(),
             speculation=self.config.speculative_config,
+            num_ahead=1 if self.kernels.name == "triton" else 0,
         )
 
     def _static(self) -> StaticBatching | None:

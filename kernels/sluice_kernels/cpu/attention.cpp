@@ -5,6 +5,7 @@
 // and met by all rows; the softmax is computed as it goes (arXiv 2205.14135). Pages are read where
 // they lie. Where there are fewer tiles than threads, a tile's slots are split between several.
 #include <algorithm>
+#include <new>
 #include <vector>
 
 #include "vector.h"
@@ -29,8 +30,19 @@ struct Item {  // queries [first, first + count) of a sequence, one head, slots 
   int seq, first, count, head, begin, end, part, num_parts;
 };
 
+template <class T>
+struct Aligned {  // to a cache line, so that no vector lies in two
+  using value_type = T;
+  T* allocate(size_t n) { return (T*)::operator new(n * sizeof(T), std::align_val_t{64}); }
+  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{64}); }
+  bool operator==(const Aligned&) const { return true; }
+  bool operator!=(const Aligned&) const { return false; }
+};
+using Words = std::vector<uint32_t, Aligned<uint32_t>>;
+using Floats = std::vector<float, Aligned<float>>;
+
 struct State {  // of each row: the softmax's maximum and sum, and the weighted values
-  std::vector<float> top, sum, out;
+  Floats top, sum, out;
   void reset(int rows, int width) {
     top.assign(rows, NOTHING);
     sum.assign(rows, 0.0f);
@@ -39,8 +51,8 @@ struct State {  // of each row: the softmax's maximum and sum, and the weighted 
 };
 
 struct Scratch {
-  std::vector<uint32_t> query, keys, values, weights;
-  std::vector<float> scores;
+  Words query, keys, values, weights;
+  Floats scores;
   State state;
 };
 
@@ -169,8 +181,9 @@ float soften(const Call& call, float* scores, int num_slots, int begin, int end,
   return kept;
 }
 
+// `following`: what is likely to be next, of which the first slots are fetched; null for nothing.
 template <class T>
-void attend(const Call& call, const Item& item, Scratch& scratch) {
+void attend(const Call& call, const Item& item, const Item* following, Scratch& scratch) {
   const int group = call.num_heads / call.num_kv_heads, rows = item.count * group;
   const int words = call.head_dim / PER_WORD<T>, width = padded(call.head_dim);
   const size_t ahead = (size_t)call.num_kv_heads * call.block_size * call.head_dim;
@@ -192,7 +205,11 @@ void attend(const Call& call, const Item& item, Scratch& scratch) {
   for (int base = item.begin; base < item.end; base += SLOTS) {
     int num_slots = std::min(SLOTS, item.end - base), after = item.end - base - num_slots;
     std::copy(next, next + num_slots, slots);
-    find(call, item, base + num_slots, base + num_slots + std::min(SLOTS, after), next);
+    if (after > 0)
+      find(call, item, base + num_slots, base + num_slots + std::min(SLOTS, after), next);
+    else if (following)
+      find(call, *following, following->begin, std::min(following->begin + SLOTS, following->end),
+           next);
     order_keys<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
     order_values(slots, next, ahead, num_slots, call.head_dim, scratch.values.data());
     float* scores = scratch.scores.data();
@@ -284,7 +301,8 @@ void run(const Call& call, int num_threads) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads) if (num_threads > 1)
   for (size_t i = 0; i < items.size(); i++) {
     static thread_local Scratch scratch;
-    attend<T>(call, items[i], scratch);
+    size_t after = i + num_threads;
+    attend<T>(call, items[i], after < items.size() ? &items[after] : nullptr, scratch);
     if (items[i].num_parts == 1)
       write<T>(call, items[i], scratch.state);
     else

@@ -11,6 +11,7 @@ from sluice_kernels.plain import PlainKernels
 from sluice_worker.blocks import BlockPool
 from sluice_worker.engine import Engine
 from sluice_worker.files import read_json
+from sluice_worker.gpu.runner import GpuRunner
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.runner import Runner
@@ -142,6 +143,17 @@ def create_engine(path: Path, scheduler: Scheduler) -> Engine:
 def create_engine_of(model: Decoder, scheduler: Scheduler) -> Engine:
     pool = scheduler.pool
     runner = Runner(model, pool.num_total, pool.block_size, scheduler.eos_token_ids)
+    return Engine(scheduler, runner, StepTimes())
+
+
+def create_gpu_engine_of(model: Decoder, scheduler: Scheduler) -> Engine:
+    """The engine of a GPU, here on a CPU: its kernels' references, and no CUDA graphs."""
+    pool, longest = scheduler.pool, scheduler.max_model_len
+    scheduler.num_ahead = 1
+    runner = GpuRunner(
+        model, pool.num_total, pool.block_size, scheduler.eos_token_ids, ceiling=16,
+        max_model_len=longest,
+    )  # fmt: skip
     return Engine(scheduler, runner, StepTimes())
 
 

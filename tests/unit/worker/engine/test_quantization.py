@@ -12,6 +12,7 @@ from sluice_kernels.choose import CannotChoose, choose
 from sluice_kernels.interface import Kernels
 from sluice_worker.config import EngineConfig, Quantization, parse
 from sluice_worker.models.decoder import Decoder
+from sluice_worker.resources import Resources
 from sluice_worker.runner import Runner
 from sluice_worker.sequence import Sequence
 from sluice_worker.sizing import ModelShape, bytes_saved, weights_bytes
@@ -107,3 +108,30 @@ def test_what_cannot_run_is_refused_in_one_sentence() -> None:
 def test_the_flag_reaches_the_engine() -> None:
     found = parse(["--model", str(MODEL), "--quantization", "w8a8"], {})
     assert found.engine.quantization == "w8a8"
+
+
+@pytest.mark.parametrize("quantization", [None, "w8a8"])
+def test_a_started_worker_holds_no_second_copy_of_its_weights(
+    tmp_path: Path, quantization: Quantization | None
+) -> None:
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 8}
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 128}
+    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 512, **sizes, **heads}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    before = Resources().resident_bytes(os.getpid())
+    engine, ready = start(
+        EngineConfig(
+            str(tmp_path),
+            dtype="bfloat16",
+            load_format="dummy",
+            quantization=quantization,
+            max_num_seqs=1,
+            max_num_batched_tokens=16,
+        ),
+        lambda phase, percent: None,
+    )
+    grown = Resources().resident_bytes(os.getpid()) - before
+    weights = ready.memory.measured["weights_bytes"]
+    assert weights == pytest.approx(ready.memory.planned["weights_bytes"], rel=0.01)
+    assert grown < 1.2 * weights + (24 << 20)
+    assert engine.runner.model.num_bytes == weights
