@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -51,6 +51,14 @@ class Projection(Protocol):
 
 MakeProjection = Callable[[Tensor, Tensor | None, bool], Projection]
 """(weight, bias, narrow) -> the layer, as `Kernels.projection` says."""
+
+
+@runtime_checkable
+class SharesWeights(Protocol):
+    """Kernels that are faster than plain torch for a weight that is used elsewhere too."""
+
+    def shared_projection(self, weight: Tensor) -> Projection:
+        """The layer of weight [out, in], which stays as it is: no second copy is held."""
 
 
 class Kernels(Protocol):

@@ -5,14 +5,12 @@
 // and met by all rows; the softmax is computed as it goes (arXiv 2205.14135). Pages are read where
 // they lie. Where there are fewer tiles than threads, a tile's slots are split between several.
 #include <algorithm>
-#include <new>
 #include <vector>
 
-#include "vector.h"
+#include "matrix.h"
 
 namespace {
 
-constexpr int SLOTS = 64;
 constexpr int MAX_ROWS = 64;
 constexpr int MIN_PART = 4 * SLOTS;
 constexpr int64_t WORTH_THREADS = 1 << 20;  // multiplications, a tenth of a millisecond
@@ -30,17 +28,6 @@ struct Item {  // queries [first, first + count) of a sequence, one head, slots 
   int seq, first, count, head, begin, end, part, num_parts;
 };
 
-template <class T>
-struct Aligned {  // to a cache line, so that no vector lies in two
-  using value_type = T;
-  T* allocate(size_t n) { return (T*)::operator new(n * sizeof(T), std::align_val_t{64}); }
-  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{64}); }
-  bool operator==(const Aligned&) const { return true; }
-  bool operator!=(const Aligned&) const { return false; }
-};
-using Words = std::vector<uint32_t, Aligned<uint32_t>>;
-using Floats = std::vector<float, Aligned<float>>;
-
 struct State {  // of each row: the softmax's maximum and sum, and the weighted values
   Floats top, sum, out;
   void reset(int rows, int width) {
@@ -56,45 +43,6 @@ struct Scratch {
   State state;
 };
 
-int padded(int n) { return (n + V - 1) / V * V; }
-
-// c[R][C * V] = a[R][depth] b[depth][C * V], added to what c holds if `add`.
-template <class T, int R, int C>
-inline void block(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, float* c,
-                  int ldc, bool add) {
-  F sums[R][C];
-  for (int r = 0; r < R; r++)
-    for (int j = 0; j < C; j++) sums[r][j] = add ? load<F>(c + r * ldc + j * V) : F{};
-  for (int k = 0; k < depth; k++) {
-    W right[C];
-    for (int j = 0; j < C; j++) right[j] = load<W>(b + (size_t)k * ldb + j * V);
-    for (int r = 0; r < R; r++) {
-      W left = W{} + a[r * lda + k];
-      for (int j = 0; j < C; j++) sums[r][j] = multiply_add<T>(sums[r][j], left, right[j]);
-    }
-  }
-  for (int r = 0; r < R; r++)
-    for (int j = 0; j < C; j++) put(c + r * ldc + j * V, sums[r][j]);
-}
-
-template <class T, int R>
-void block_row(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, float* c, int ldc,
-               int columns, bool add) {
-  int j = 0;
-  for (; j + COLUMN_BLOCK * V <= columns; j += COLUMN_BLOCK * V)
-    block<T, R, COLUMN_BLOCK>(a, lda, b + j, ldb, depth, c + j, ldc, add);
-  for (; j < columns; j += V) block<T, R, 1>(a, lda, b + j, ldb, depth, c + j, ldc, add);
-}
-
-template <class T, int R = ROW_BLOCK>
-void product(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, float* c, int ldc,
-             int rows, int columns, bool add) {
-  for (; rows >= R; rows -= R, a += R * lda, c += R * ldc)
-    block_row<T, R>(a, lda, b, ldb, depth, c, ldc, columns, add);
-  if constexpr (R > 1)
-    if (rows) product<T, R - 1>(a, lda, b, ldb, depth, c, ldc, rows, columns, add);
-}
-
 // Where the keys of each slot in [begin, end) begin; values lie a page of all heads behind.
 template <class T>
 void find(const Call& call, const Item& item, int begin, int end, const T** slots) {
@@ -105,25 +53,6 @@ void find(const Call& call, const Item& item, int begin, int end, const T** slot
     const T* keys = (const T*)call.cache + row * call.head_dim;
     for (; slot < call.block_size && at < end; slot++, at++, keys += call.head_dim) *slots++ = keys;
   }
-}
-
-// Both also start to fetch what comes next: pages lie anywhere, so the processor foresees only what
-// follows within one.
-template <class T>
-void order_keys(const T* const* slots, const T* const* next, int num_slots, int head_dim,
-                uint32_t* keys) {
-  int words = head_dim / PER_WORD<T>;
-  for (int s = 0; s < num_slots; s += V)
-    for (int w = 0; w < words; w += V) {
-      W rows[V];
-      for (int i = 0; i < V; i++) {
-        const uint32_t* from = (const uint32_t*)slots[std::min(s + i, num_slots - 1)] + w;
-        rows[i] = w + V <= words ? load<W>(from) : (W)get((const float*)from, words - w);
-        __builtin_prefetch((const uint32_t*)next[s + i] + w, 0, 2);
-      }
-      transpose(rows);
-      for (int i = 0; i < V; i++) memcpy(keys + (size_t)(w + i) * SLOTS + s, &rows[i], sizeof(W));
-    }
 }
 
 void fetch(const void* from, size_t bytes) {
@@ -210,7 +139,7 @@ void attend(const Call& call, const Item& item, const Item* following, Scratch& 
     else if (following)
       find(call, *following, following->begin, std::min(following->begin + SLOTS, following->end),
            next);
-    order_keys<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
+    order_rows<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
     order_values(slots, next, ahead, num_slots, call.head_dim, scratch.values.data());
     float* scores = scratch.scores.data();
     product<T>(scratch.query.data(), words, scratch.keys.data(), SLOTS, words, scores, SLOTS, rows,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..interface import Activation, Heads, MakeProjection, Projection, Spans
+from ..linear import plain_projection
 
 DTYPES = (torch.float32, torch.bfloat16)
 _P, _I, _F = c_void_p, c_int, c_float
@@ -20,6 +21,7 @@ _SIGNATURES = {
     "gate": [_I, _P, _P, _I, _I],
     "to_bytes": [*3 * [_P], _I, _I],
     "scale": [*3 * [_P], _I, _I],
+    "shared_head": [*3 * [_P], *3 * [_I]],
 }
 
 
@@ -55,6 +57,20 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedLinear:
+    """weight [out, in] is used elsewhere too and stays as it is; float32 comes out."""
+
+    weight: Tensor
+    library: Library
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        out = torch.empty(len(rows), len(self.weight), dtype=torch.float32)
+        addresses = (rows.data_ptr(), self.weight.data_ptr(), out.data_ptr())
+        self.library.call("shared_head", rows.dtype, *addresses, *out.shape, rows.shape[1])
+        return out
+
+
+@dataclass(frozen=True, slots=True)
 class CppKernels:
     """For float32 and bfloat16. All tensors are contiguous and on the CPU."""
 
@@ -64,6 +80,11 @@ class CppKernels:
 
     def projection(self, weight: Tensor, bias: Tensor | None, *, narrow: bool) -> Projection:
         return self.make_projection(weight, bias, narrow)
+
+    def shared_projection(self, weight: Tensor) -> Projection:
+        if weight.shape[1] % 2:
+            return plain_projection(weight, None, False)
+        return SharedLinear(weight, self.library)
 
     def plan(self, spans: Spans, cache: Tensor, windows: tuple[int | None, ...]) -> Spans:
         return spans

@@ -193,6 +193,22 @@ def test_norms_equal_the_reference(
 
 @examples
 @given(
+    num_rows=st.integers(1, 20),
+    outputs=st.integers(1, 300),
+    width=st.integers(1, 90).map(lambda half: 2 * half),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_products_with_shared_weights_equal_the_reference(
+    cpp: CppKernels, num_rows: int, outputs: int, width: int, dtype: torch.dtype
+) -> None:
+    rows, weight = (torch.randn(n, width).to(dtype) for n in (num_rows, outputs))
+    found = cpp.shared_projection(weight)(rows)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, rows.float() @ weight.float().T, atol=1e-4, rtol=1e-4)
+
+
+@examples
+@given(
     size=sizes,
     dtype=st.sampled_from(DTYPES),
     activation=st.sampled_from(["silu", "gelu_pytorch_tanh"]),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 
 import torch
-from sluice_kernels.interface import Kernels, Projection
+from sluice_kernels.interface import Kernels, Projection, SharesWeights
 from sluice_kernels.linear import num_bytes, plain_projection
 from torch import Tensor
 
@@ -64,6 +64,8 @@ class Decoder:
         shape = self.config.shape
         if shape.tie_word_embeddings:
             # Packed, the embeddings would be there twice.
+            if isinstance(self.kernels, SharesWeights):
+                return self.kernels.shared_projection(self.embedding)
             return plain_projection(self.embedding, None, False)
         head = read("lm_head.weight", (shape.vocab_size, shape.hidden_size))
         return self.kernels.projection(head, None, narrow=False)

@@ -1,0 +1,39 @@
+// Logits by embeddings that are also looked up in: they stay in the order that they are read in, so
+// that no second copy is held, and are brought into that of the product a block at a time.
+#include "matrix.h"
+
+namespace {
+
+template <class T>
+void run(int num_threads, const T* rows, const T* weight, float* out, int num_rows, int outputs,
+         int width) {
+  const int words = width / PER_WORD<T>;
+#pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
+  for (int base = 0; base < outputs; base += SLOTS) {
+    static thread_local Words ordered;
+    static thread_local Floats found;
+    ordered.resize((size_t)padded(words) * SLOTS);
+    found.resize((size_t)num_rows * SLOTS);
+    const T *now[SLOTS], *next[SLOTS];
+    const int count = std::min(SLOTS, outputs - base);
+    for (int i = 0; i < SLOTS; i++) {
+      now[i] = weight + (size_t)std::min(base + i, outputs - 1) * width;
+      next[i] = weight + (size_t)std::min(base + SLOTS + i, outputs - 1) * width;
+    }
+    order_rows<T>(now, next, count, width, ordered.data());
+    product<T>((const uint32_t*)rows, words, ordered.data(), SLOTS, words, found.data(), SLOTS,
+               num_rows, padded(count), false);
+    for (int row = 0; row < num_rows; row++)
+      memcpy(out + (size_t)row * outputs + base, found.data() + row * SLOTS, 4 * count);
+  }
+}
+
+}  // namespace
+
+extern "C" void shared_head(int is_bf16, int num_threads, const void* rows, const void* weight,
+                            float* out, int num_rows, int outputs, int width) {
+  if (is_bf16)
+    run(num_threads, (const bf16*)rows, (const bf16*)weight, out, num_rows, outputs, width);
+  else
+    run(num_threads, (const float*)rows, (const float*)weight, out, num_rows, outputs, width);
+}
