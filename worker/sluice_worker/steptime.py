@@ -141,6 +141,10 @@ def _nnls(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matrix:
     rows = features / scale / step_ms[:, None]
     gram = rows.T @ (weights[:, None] * rows)
     target = rows.T @ weights
+    # The best of all is the best non-negative one where it is that, as it nearly always is.
+    free = np.linalg.lstsq(gram, target, rcond=None)[0]
+    if (free >= 0).all():
+        return np.asarray(free / scale)
     best, best_loss = np.zeros(4), np.inf
     for size in range(1, 5):
         for chosen in itertools.combinations(range(4), size):

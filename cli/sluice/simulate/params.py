@@ -1,0 +1,100 @@
+"""What a simulated service is made of: the step time, its noise, memory and pods; the targets."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from sluice_operator.tuner import Limits, Targets
+
+NonNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class ParamsError(ValueError):
+    """Parameters or targets that cannot be used; one sentence."""
+
+
+class Params(Struct, frozen=True, forbid_unknown_fields=True):
+    """One service. step_ms = (a + b * decodes + c * kv_tokens + d * prefill_tokens) * noise.
+
+    `kv_tokens`: the KV memory of one pod; `cold_start_s`: from asking for a pod until it is ready.
+    `noise`: sigma of each step's log-normal factor. Correlated slow spells: about every
+    `spell_every_s` seconds (0: never) all steps take `spell_factor` times as long for about
+    `spell_mean_s`. `leak_per_hour`: what an hour adds to every step, as a share of it.
+    """
+
+    a: NonNegative
+    b: NonNegative
+    c: NonNegative
+    d: NonNegative
+    kv_tokens: Count
+    cold_start_s: NonNegative
+    ceiling: Count = 256
+    block_size: Count = 16
+    max_num_batched_tokens: Count = 2048
+    max_num_queued: Count = 1024
+    prefix_caching: bool = True
+    noise: NonNegative = 0.05
+    spell_every_s: NonNegative = 0.0
+    spell_mean_s: Positive = 5.0
+    spell_factor: Positive = 3.0
+    leak_per_hour: NonNegative = 0.0
+    min_replicas: Count = 1
+    max_replicas: Count = 1
+    overload: Literal["Queue", "Shed"] = "Queue"
+
+    def step_ms(self, decodes: int, kv_tokens: int, prefill_tokens: int) -> float:
+        """Mean time of a step."""
+        return self.a + self.b * decodes + self.c * kv_tokens + self.d * prefill_tokens
+
+    def limits(self) -> Limits:
+        """What the tuner may not leave."""
+        return Limits(self.ceiling, 1, self.min_replicas, self.max_replicas)
+
+    def per_s(self, targets: Targets, prompt_tokens: float, output_tokens: float) -> float:
+        """Requests per second that one pod can do within the inter-token target, about."""
+        context = prompt_tokens + output_tokens / 2
+        per_sequence = self.b + self.c * context
+        room = 0.85 * (targets.itl_ms or float("inf")) - self.a - self.d * 32
+        fits = min(room / per_sequence if per_sequence else self.ceiling, self.ceiling)
+        batch = max(1.0, min(fits, self.kv_tokens / context))
+        decode_ms = output_tokens * (self.a + per_sequence * batch) / batch
+        return 1000 / max(decode_ms + self.d * prompt_tokens, 1e-6)
+
+
+def read_params(path: Path) -> Params:
+    """Parameters of a JSON file; raises ParamsError with the field's name."""
+    try:
+        params = msgspec.json.decode(path.read_bytes(), type=Params)
+    except (OSError, msgspec.MsgspecError) as e:
+        raise ParamsError(f"{path}: {e}") from e
+    if params.a + params.b + params.c + params.d <= 0:
+        raise ParamsError(f"{path}: a, b, c and d are all 0, so that a step takes no time.")
+    if params.min_replicas > params.max_replicas:
+        raise ParamsError(f"{path}: min_replicas is over max_replicas.")
+    return params
+
+
+_UNITS = {"ms": 1.0, "s": 1e3, "m": 6e4}
+
+
+def read_targets(text: str, overload: Literal["Queue", "Shed"] = "Queue") -> Targets:
+    """Targets of `ttft=1s,itl=100ms,e2e=30s,percentile=99.9`; each may be left out."""
+    found: dict[str, float] = {}
+    percentile = "99"
+    for part in filter(None, text.split(",")):
+        name, _, value = part.strip().partition("=")
+        if name == "percentile" and re.fullmatch(r"\d{2}(\.\d+)?", value) and float(value) >= 50:
+            percentile = value
+            continue
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)", value)
+        if name not in ("ttft", "itl", "e2e") or not match or float(match[1]) <= 0:
+            raise ParamsError(f"--slo: {part!r} is not like ttft=1s, itl=100ms or percentile=99.")
+        found[name] = float(match[1]) * _UNITS[match[2]]
+    if not found:
+        raise ParamsError("--slo names no target; it is like ttft=1s,itl=100ms.")
+    ttft, itl, e2e = (found.get(name) for name in ("ttft", "itl", "e2e"))
+    return Targets(percentile, ttft, itl, e2e, overload=overload)

@@ -1,0 +1,132 @@
+"""*rim*: traces as files: ours, Azure's and BurstGPT's CSV, Mooncake's JSON lines."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+MOONCAKE_BLOCK = 512
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read; one sentence with file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One arrival. `max_tokens` are all generated.
+
+    `prefix`: what the prompt begins with, a name for each `prefix_unit` tokens; two prompts share
+    the tokens of the names that they share from the start on.
+    """
+
+    t_s: float
+    prompt_tokens: int
+    max_tokens: int
+    prefix: tuple[str | int, ...] = ()
+    prefix_unit: int = 1
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens of the prompt that may be shared with others."""
+        return min(self.prompt_tokens, len(self.prefix) * self.prefix_unit)
+
+
+def read_trace(path: Path) -> list[Request]:
+    """The requests of a file in order of arrival, the first at the time that the file gives it.
+
+    A JSON line of ours is {"t_s", "prompt_tokens", "max_tokens", "prefix_id"}; the prompts of one
+    `prefix_id` begin alike, by default as far as the shorter one goes, else for `prefix_tokens`.
+    CSV and Mooncake's lines start at second 0. Requests that generated nothing (failures) are left
+    out of the CSV formats. Raises TraceError.
+    """
+    line = 0
+    requests: list[Request] = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for line, row in _rows(path, file):
+                request = _parse(row)
+                if request is not None:
+                    requests.append(request)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        what = f"{e} is missing" if isinstance(e, KeyError) else str(e)
+        raise TraceError(f"{path}:{line}: {what}") from e
+    if not requests:
+        raise TraceError(f"{path}: no request in it.")
+    return sorted(requests, key=lambda request: request.t_s)
+
+
+def _rows(path: Path, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    if path.suffix.lower() == ".csv":
+        first: float | None = None
+        for number, row in enumerate(csv.DictReader(file), 2):
+            time_s = _csv_time(row["TIMESTAMP" if "TIMESTAMP" in row else "Timestamp"])
+            first = time_s if first is None else first
+            yield number, {**row, "t_s": time_s - first}
+        return
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            yield number, json.loads(line)
+
+
+def _csv_time(text: str) -> float:
+    """Seconds (BurstGPT), or a date with up to seven digits after the second (Azure)."""
+    try:
+        return float(text)
+    except ValueError:
+        whole, _, fraction = text.partition(".")
+        digits = fraction.split("+")[0].rstrip("Z")
+        return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{digits or 0}")
+
+
+def _parse(row: Mapping[str, Any]) -> Request | None:
+    if "ContextTokens" in row:  # Azure
+        return _csv_request(row, "ContextTokens", "GeneratedTokens")
+    if "Request tokens" in row:  # BurstGPT
+        return _csv_request(row, "Request tokens", "Response tokens")
+    if "input_length" in row:  # Mooncake: milliseconds; chained hashes of 512 tokens each
+        prefix = tuple(row.get("hash_ids") or ())
+        seconds = float(row["timestamp"]) / 1000
+        return _checked(seconds, row["input_length"], row["output_length"], prefix, MOONCAKE_BLOCK)
+    name, prompt = row.get("prefix_id"), row["prompt_tokens"]
+    prefix = () if name in (None, "") else (name,)
+    unit = row.get("prefix_tokens") or prompt
+    return _checked(float(row["t_s"]), prompt, row["max_tokens"], prefix, unit)
+
+
+def _csv_request(row: Mapping[str, Any], prompt: str, output: str) -> Request | None:
+    if int(row[output]) < 1 or int(row[prompt]) < 1:
+        return None
+    return _checked(row["t_s"], int(row[prompt]), int(row[output]), (), 1)
+
+
+def _checked(
+    t_s: float, prompt: int, output: int, prefix: tuple[str | int, ...], unit: int
+) -> Request:
+    if not isfinite(t_s) or t_s < 0:
+        raise ValueError(f"t_s {t_s} is not a time after the start")
+    for name, value in (("prompt_tokens", prompt), ("max_tokens", output), ("prefix", unit)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} {value!r} is not a whole number of at least 1")
+    if not all(isinstance(name, str | int) for name in prefix):
+        raise ValueError("a prefix is named by a text or a number")
+    return Request(t_s, prompt, output, prefix, unit)
+
+
+def write_trace(requests: Iterable[Request], path: Path) -> None:
+    """Write `requests`, whose prefixes have one name at most, as our JSON lines."""
+    with path.open("w", encoding="utf-8") as file:
+        for request in requests:
+            line: dict[str, Any] = {
+                "t_s": round(request.t_s, 6),
+                "prompt_tokens": request.prompt_tokens,
+                "max_tokens": request.max_tokens,
+                "prefix_id": request.prefix[0] if request.prefix else None,
+            }
+            if request.prefix and request.prefix_tokens < request.prompt_tokens:
+                line["prefix_tokens"] = request.prefix_tokens
+            file.write(json.dumps(line) + "\n")
