@@ -1,0 +1,209 @@
+"""*rim*: ours against every fixed cap, cap = max, AIMD and the oracle, in parallel processes."""
+
+import argparse
+import json
+import math
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist, fmean, stdev
+from typing import Any
+
+import msgspec
+
+from .generate import TRACES, Lengths, make_trace
+from .params import Params, ParamsError, read_targets
+from .runs import Case, Result, best_of, caps_to_try
+
+GPU = Params(a=12, b=0.06, c=9e-5, d=0.07, kv_tokens=160_000, cold_start_s=60)
+"""As an A100-class GPU with an 8B model in bf16: 2,048 tokens of prefill take 150 ms."""
+CPU = Params(a=21, b=5.3, c=0.002, d=0.8, kv_tokens=40_000, cold_start_s=20, block_size=64)
+"""As one core with an 88M model: 512 tokens of prefill take 400 ms, 8 decodes 63 ms."""
+SERVICES = {"gpu": (GPU, Lengths(512, 128)), "cpu": (CPU, Lengths(128, 48))}
+TARGETS = {
+    "gpu": {"tight": "ttft=500ms,itl=25ms", "default": "ttft=1s,itl=50ms", "loose": "ttft=3s,itl=150ms"},
+    "cpu": {"tight": "ttft=1s,itl=60ms", "default": "ttft=2s,itl=100ms", "loose": "ttft=5s,itl=300ms"},
+}  # fmt: skip
+NOISES: dict[str, dict[str, float]] = {
+    "independent": {},
+    "spells": {"spell_every_s": 120.0, "spell_mean_s": 5.0, "spell_factor": 3.0},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One service, target, noise and trace; of each cell every seed is run."""
+
+    service: str
+    target: str
+    noise: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    cell: Cell
+    seed: int
+    requests: int
+    caps: tuple[int, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of the comparison."""
+    group = parser.add_argument_group("with --compare")
+    group.add_argument("--traces", default="steady-80,steps,bursts,length-shift", help="or: all")
+    group.add_argument("--services", default="gpu,cpu", help="of gpu, cpu")
+    group.add_argument("--targets", default="default", help="of tight, default, loose, or: all")
+    group.add_argument("--noises", default="independent", help="of independent, spells, or: all")
+    group.add_argument("--seeds", type=int, default=3)
+    group.add_argument("--caps", default="", help="1,2,4 or 1..256; default: 1, 2, 3, 4, 6, 8, ...")
+    group.add_argument("--jobs", type=int, default=1, help="processes")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run all cells; write comparison.json and comparison.png into --out, print a table."""
+    jobs, out = _jobs(args), args.out
+    if out is None:
+        raise ParamsError("--compare needs --out FOLDER.")
+    out.mkdir(parents=True, exist_ok=True)
+    started_s, rows = time.monotonic(), list[dict[str, Any]]()
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        for row in pool.imap_unordered(run_job, jobs):
+            rows.append(row)
+            seconds = time.monotonic() - started_s
+            name = " ".join((*row["cell"].values(), f"seed {row['seed']}"))
+            print(f"{len(rows)}/{len(jobs)}  {seconds:.0f} s  {name}", file=sys.stderr)
+    rows.sort(key=lambda row: (*row["cell"].values(), row["seed"]))
+    summary = summarise(rows)
+    text = json.dumps({"requests": args.requests, "summary": summary, "rows": rows}, indent=1)
+    (out / "comparison.json").write_text(text + "\n")
+    from .picture import comparison_png  # matplotlib comes with the `demo` extra
+
+    comparison_png(summary, rows, out / "comparison.png")
+    print(table(summary))
+    return 0
+
+
+def _jobs(args: argparse.Namespace) -> list[Job]:
+    services = _chosen(args.services, SERVICES)
+    caps = _caps(args.caps)
+    return [
+        Job(Cell(service, target, noise, trace), seed, args.requests, caps)
+        for seed in range(1, args.seeds + 1)
+        for service in services
+        for target in _chosen(args.targets, TARGETS[service])
+        for noise in _chosen(args.noises, NOISES)
+        for trace in _chosen(args.traces, TRACES)
+    ]
+
+
+def _chosen(text: str, known: Any) -> list[str]:
+    names = list(known) if text == "all" else text.split(",")
+    for name in names:
+        if name not in known:
+            raise ParamsError(f"{name!r} is none of {', '.join(known)}.")
+    return names
+
+
+def _caps(text: str) -> tuple[int, ...]:
+    first, dots, last = text.partition("..")
+    try:
+        caps = range(int(first), int(last) + 1) if dots else [int(c) for c in text.split(",") if c]
+    except ValueError as e:
+        raise ParamsError(f"--caps {text!r} is not like 1,2,4 or 1..256.") from e
+    return tuple(caps)
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """All policies on one trace of one seed."""
+    cell = job.cell
+    params, lengths = SERVICES[cell.service]
+    params = msgspec.structs.replace(params, **NOISES[cell.noise])
+    targets = read_targets(TARGETS[cell.service][cell.target])
+    trace = make_trace(cell.trace, params, targets.itl_ms, lengths, job.requests, job.seed)
+    case = Case(params, targets, trace, job.seed)
+    started_s = time.process_time()
+    sluice = case.sluice()
+    seconds = time.process_time() - started_s
+    caps = [cap for cap in job.caps or caps_to_try(params.ceiling) if cap <= params.ceiling]
+    return {
+        "cell": {name: getattr(cell, name) for name in cell.__slots__},
+        "seed": job.seed,
+        "sluice": sluice,
+        "times_real": sluice["simulated_s"] / seconds,
+        "aimd": case.aimd(),
+        "ceiling": case.replayed(params.ceiling),
+        "oracle": best_of(case.replayed, caps),
+    }
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over the seeds of each cell; differences are paired, in points, with 95 % intervals."""
+    return [_summary(cell, part) for cell, part in _by_cell(rows)]
+
+
+def _by_cell(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, str], list[Any]]]:
+    for cell in {tuple(row["cell"].values()): row["cell"] for row in rows}.values():
+        yield cell, [row for row in rows if row["cell"] == cell]
+
+
+def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def mean(policy: str, name: str) -> float:
+        return fmean(row[policy][name] or 0.0 for row in rows)
+
+    def over(result: Result) -> float:
+        return max(result["ttft_over_share"] or 0.0, result["itl_over_share"] or 0.0)
+
+    smooth = {p: mean(p, "smooth_share") for p in ("sluice", "oracle", "ceiling", "aimd")}
+    return {
+        **cell,
+        "seeds": len(rows),
+        "smooth": smooth,
+        "good": {p: mean(p, "good_share") for p in ("sluice", "oracle", "ceiling", "aimd")},
+        "reach": smooth["sluice"] / smooth["oracle"] if smooth["oracle"] else None,
+        "above_ceiling_points": _paired(
+            [100 * (r["sluice"]["smooth_share"] - r["ceiling"]["smooth_share"]) for r in rows]
+        ),
+        "violations_above_oracle_points": _paired(
+            [100 * (over(r["sluice"]) - over(r["oracle"])) for r in rows]
+        ),
+        "oracle_caps": sorted(row["oracle"]["cap"] for row in rows),
+        "last_caps": sorted(row["sluice"]["last_cap"] for row in rows),
+        "cap_changes": mean("sluice", "cap_changes"),
+        "last_cap_change_s": mean("sluice", "last_cap_change_s"),
+        "gpu_seconds_per_1k_tokens": {
+            p: mean(p, "gpu_seconds_per_1k_tokens") for p in ("sluice", "oracle", "ceiling")
+        },
+        "times_real": fmean(row["times_real"] for row in rows),
+    }
+
+
+def _paired(differences: list[float]) -> tuple[float, float | None]:
+    """(mean, half of its 95 % interval), the latter None with one seed."""
+    if len(differences) < 2:
+        return differences[0], None
+    spread = stdev(differences) / math.sqrt(len(differences))
+    return fmean(differences), NormalDist().inv_cdf(0.975) * spread
+
+
+def table(summary: Sequence[dict[str, Any]]) -> str:
+    """The summary as a Markdown table of smooth shares in percent."""
+    head = (
+        "| service, targets, noise | trace | ours | oracle (cap) | reach | cap = max | AIMD "
+        "| changes | last at |"
+    )
+    lines = [head, "|---" * 9 + "|"]
+    for cell in summary:
+        smooth = {name: f"{100 * share:.1f}" for name, share in cell["smooth"].items()}
+        caps = cell["oracle_caps"]
+        reach = "-" if cell["reach"] is None else f"{100 * cell['reach']:.1f} %"
+        lines.append(
+            f"| {cell['service']}, {cell['target']}, {cell['noise']} | {cell['trace']} "
+            f"| {smooth['sluice']} | {smooth['oracle']} ({caps[0]}-{caps[-1]}) | {reach} "
+            f"| {smooth['ceiling']} | {smooth['aimd']} | {cell['cap_changes']:.1f} "
+            f"| {cell['last_cap_change_s']:.0f} s |"
+        )
+    return "\n".join(lines)
