@@ -49,6 +49,7 @@ class Job:
     seed: int
     requests: int
     caps: tuple[int, ...]
+    every_s: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--noises", default="independent", help="of independent, spells, or: all")
     group.add_argument("--seeds", type=int, default=3)
     group.add_argument("--caps", default="", help="1,2,4 or 1..256; default: 1, 2, 3, 4, 6, 8, ...")
+    group.add_argument("--every", type=float, default=6.0, help="seconds between decisions")
     group.add_argument("--jobs", type=int, default=1, help="processes")
 
 
@@ -91,7 +93,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     services = _chosen(args.services, SERVICES)
     caps = _caps(args.caps)
     return [
-        Job(Cell(service, target, noise, trace), seed, args.requests, caps)
+        Job(Cell(service, target, noise, trace), seed, args.requests, caps, args.every)
         for seed in range(1, args.seeds + 1)
         for service in services
         for target in _chosen(args.targets, TARGETS[service])
@@ -124,7 +126,7 @@ def run_job(job: Job) -> dict[str, Any]:
     params = msgspec.structs.replace(params, **NOISES[cell.noise])
     targets = read_targets(TARGETS[cell.service][cell.target])
     trace = make_trace(cell.trace, params, targets.itl_ms, lengths, job.requests, job.seed)
-    case = Case(params, targets, trace, job.seed)
+    case = Case(params, targets, trace, job.seed, job.every_s)
     started_s = time.process_time()
     sluice = case.sluice()
     seconds = time.process_time() - started_s

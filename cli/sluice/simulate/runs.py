@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sluice_operator.tuner import Targets
+from sluice_worker.contract import TICK_SECONDS
 
 from .params import Params, ParamsError
 from .policy import Aimd, Replay, Tuner
@@ -23,14 +24,20 @@ def caps_to_try(ceiling: int) -> list[int]:
 
 
 def simulate(
-    params: Params, targets: Targets, trace: Sequence[Request], policy: str, seed: int
+    params: Params,
+    targets: Targets,
+    trace: Sequence[Request],
+    policy: str,
+    seed: int,
+    every_s: float = TICK_SECONDS,
 ) -> Result:
     """The score of one policy. `best-fixed` and `oracle` name the cap that they found, as `cap`.
 
     A fixed cap comes with the tuner's own replicas at that cap; the oracle and AIMD with those
-    that `sluice` had on this trace, so that only the cap differs. Raises ParamsError.
+    that `sluice` had on this trace, so that only the cap differs. `every_s`: how often the tuner
+    looks. Raises ParamsError.
     """
-    case = Case(params, targets, trace, seed)
+    case = Case(params, targets, trace, seed, every_s)
     if policy == "sluice":
         return case.sluice()
     if policy == "aimd":
@@ -52,9 +59,15 @@ class Case:
     """One trace on one service; what `sluice` did is run once."""
 
     def __init__(
-        self, params: Params, targets: Targets, trace: Sequence[Request], seed: int
+        self,
+        params: Params,
+        targets: Targets,
+        trace: Sequence[Request],
+        seed: int,
+        every_s: float = TICK_SECONDS,
     ) -> None:
         self.params, self.targets, self.trace, self.seed = params, targets, trace, seed
+        self.every_s = every_s
         self._tuned: World | None = None
 
     def _run(self, policy: Policy) -> World:
@@ -65,7 +78,7 @@ class Case:
     def tuned(self) -> World:
         """The world after the operator's own tuner has seen to it."""
         if self._tuned is None:
-            self._tuned = self._run(Tuner(self.params.limits()))
+            self._tuned = self._run(Tuner(self.params.limits(), every_s=self.every_s))
         return self._tuned
 
     def sluice(self) -> Result:
@@ -73,7 +86,7 @@ class Case:
 
     def fixed(self, cap: int) -> Result:
         """A fixed cap, and the tuner for the replicas."""
-        return {"cap": cap} | score(self._run(Tuner(self.params.limits(), cap)))
+        return {"cap": cap} | score(self._run(Tuner(self.params.limits(), cap, self.every_s)))
 
     def replayed(self, cap: int) -> Result:
         """A fixed cap with the tuner's replicas of its own run."""

@@ -57,9 +57,20 @@ def _lower(case: Case, feasible: Condition) -> Move:
     source = f"{k.LOWER:g} of the {base} that ran"
     if case.predicted_cap is not None and case.predicted_cap < cap:
         best, source = case.predicted_cap, "the model's best"
+    proven = _proven_before(case)
+    if best < proven:
+        best, source = proven, "which had shown headroom"
     lowered = max(minimum, min(cap - 1, best))
     message = f"{case.numbers('interTokenLatency')}; cap {cap} -> {lowered}, {source}"
     return Move(lowered, "InterTokenLatencyBreached", message)
+
+
+def _proven_before(case: Case) -> int:
+    """The cap that this epoch was raised from on measured headroom a short while ago, or 0."""
+    last = case.past.last_change
+    if last is None or last.epoch != case.seen.epoch or last.reason != "Headroom":
+        return 0
+    return last.from_cap if case.seen.now - last.time_s < k.REMEMBER_S else 0
 
 
 def effective_cap(case: Case) -> int:
@@ -82,6 +93,8 @@ def _raise_for_queue(case: Case, late: TargetName) -> Move:
         return Move(cap, bound.reason, f"{numbers}; {bound.message}")
     to = _step_up(cap, bound)
     message = f"{numbers}; {case.misses_by['cap']} waited for the cap; cap {cap} -> {to}"
+    if case.verdict("interTokenLatency") == "Headroom":
+        return Move(to, "Headroom", f"{_proof(case)}; {message}")
     return Move(to, "FirstTokenBreached", message)
 
 
@@ -144,14 +157,29 @@ def raise_bound(case: Case) -> Bound:
         message = f"{case.numbers('interTokenLatency')}: no room to raise the cap {cap}"
         return Bound(cap, "InterTokenLatencyAtTarget", message)
     bound = Bound(limits.ceiling, "AtCeiling", f"the ceiling is {limits.ceiling}")
-    if case.predicted_cap is not None and case.predicted_cap < bound.cap:
-        message = f"the step model predicts that {case.predicted_cap} holds the inter-token target"
-        bound = Bound(case.predicted_cap, "AtPredictedCap", message)
+    predicted = believed_cap(case)
+    if predicted is not None and predicted < bound.cap:
+        message = f"the step model predicts that {predicted} holds the inter-token target"
+        bound = Bound(predicted, "AtPredictedCap", message)
     blocked = blocked_from(case)
     if blocked is not None and blocked <= bound.cap:
         message = f"caps from {blocked} on breached the inter-token target and are not retried yet"
         bound = Bound(blocked - 1, "CapRemembered", message)
     return bound
+
+
+def believed_cap(case: Case) -> int | None:
+    """The predicted cap. It proposes: where first tokens are late for want of a cap, what the model
+    holds without a margin; and if the cap has shown headroom, a step beyond the model."""
+    cap, target_ms = case.seen.cap, case.seen.targets.itl_ms
+    if case.model is None or case.predicted_cap is None or target_ms is None:
+        return case.predicted_cap
+    if case.late_in_queue is None or case.cause != "cap":
+        return case.predicted_cap
+    believed = case.model.largest_batch(target_ms, case.seen.limits.ceiling)
+    if case.verdict("interTokenLatency") == "Headroom":
+        believed = max(believed, cap + max(1, floor(cap * k.BEYOND_PREDICTION)))
+    return min(max(case.predicted_cap, believed), case.seen.limits.ceiling)
 
 
 def _inter_token_allows(case: Case) -> bool:

@@ -11,9 +11,10 @@ from sluice_worker.contract import SKETCH_GAMMA
 def merge(sketches: Iterable[Mapping[int, int]]) -> dict[int, int]:
     """The sum of `sketches`."""
     merged: dict[int, int] = {}
+    get = merged.get
     for sketch in sketches:
         for bucket, count in sketch.items():
-            merged[bucket] = merged.get(bucket, 0) + count
+            merged[bucket] = get(bucket, 0) + count
     return merged
 
 
@@ -40,4 +41,4 @@ def quantile_ms(sketch: Mapping[int, int], quantile: float) -> float | None:
 
 def count_above(sketch: Mapping[int, int], bucket: int) -> int:
     """How many values lie in buckets above `bucket`."""
-    return sum(count for index, count in sketch.items() if index > bucket)
+    return sum([count for index, count in sketch.items() if index > bucket])

@@ -115,8 +115,13 @@ def series_of(parts: Slices, counts: Callable[[Tick], tuple[int, int]]) -> Serie
 
 
 def _total(parts: Slices, counts: Callable[[Tick], tuple[int, int]]) -> tuple[int, int]:
-    pairs = [counts(tick) for part in parts for tick in part]
-    return sum(n for n, _ in pairs), sum(over for _, over in pairs)
+    total_n = total_over = 0
+    for part in parts:
+        for tick in part:
+            n, over = counts(tick)
+            total_n += n
+            total_over += over
+    return total_n, total_over
 
 
 def _effect(name: TargetName, epoch: Slices) -> float:
@@ -126,25 +131,34 @@ def _effect(name: TargetName, epoch: Slices) -> float:
     bucket = sketch.bucket_at(merged, k.DESIGN_QUANTILE)
     if bucket is None:
         return 1.0
-    batches = epoch if name == "interTokenLatency" else _busy_periods(epoch)
+    batches: Sequence[Sequence[Tick]] = epoch
+    if name != "interTokenLatency":
+        batches = _busy_periods(epoch)
     marked = []
     for batch in batches:
-        sketches = [read(tick) for tick in batch]
-        n = sum(sum(part.values()) for part in sketches)
-        marked.append((n, sum(sketch.count_above(part, bucket) for part in sketches)))
+        n = above = 0
+        for tick in batch:
+            part = read(tick)
+            n += sum(part.values())
+            above += sketch.count_above(part, bucket)
+        marked.append((n, above))
     return design_effect(marked, _spells(epoch) if name == "interTokenLatency" else 0.0)
 
 
-def _busy_periods(epoch: Slices) -> list[tuple[Tick, ...]]:
+def _busy_periods(epoch: Slices) -> list[list[Tick]]:
     """Spans put together until nobody waits: the requests of one burst share one queue."""
-    periods: list[tuple[Tick, ...]] = []
-    period: tuple[Tick, ...] = ()
+    periods: list[list[Tick]] = []
+    period: list[Tick] = []
     for part in epoch:
         period += part
-        if not any(tick.waiting.cap + tick.waiting.kv for tick in part):
+        if not _is_queued(part):
             periods.append(period)
-            period = ()
+            period = []
     return [*periods, period] if period else periods
+
+
+def _is_queued(part: Sequence[Tick]) -> bool:
+    return any(tick.waiting.cap or tick.waiting.kv for tick in part)
 
 
 def _spells(epoch: Slices) -> float:
