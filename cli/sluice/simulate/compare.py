@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
@@ -24,9 +23,17 @@ CPU = Params(a=21, b=5.3, c=0.002, d=0.8, kv_tokens=40_000, cold_start_s=20, blo
 """As one core with an 88M model: 512 tokens of prefill take 400 ms, 8 decodes 63 ms."""
 SERVICES = {"gpu": (GPU, Lengths(512, 128)), "cpu": (CPU, Lengths(128, 48))}
 TARGETS = {
-    "gpu": {"tight": "ttft=500ms,itl=25ms", "default": "ttft=1s,itl=50ms", "loose": "ttft=3s,itl=150ms"},
-    "cpu": {"tight": "ttft=1s,itl=60ms", "default": "ttft=2s,itl=100ms", "loose": "ttft=5s,itl=300ms"},
-}  # fmt: skip
+    "gpu": {
+        "tight": "ttft=500ms,itl=25ms",
+        "default": "ttft=1s,itl=50ms",
+        "loose": "ttft=3s,itl=150ms",
+    },
+    "cpu": {
+        "tight": "ttft=1s,itl=60ms",
+        "default": "ttft=2s,itl=100ms",
+        "loose": "ttft=5s,itl=300ms",
+    },
+}
 NOISES: dict[str, dict[str, float]] = {
     "independent": {},
     "spells": {"spell_every_s": 120.0, "spell_mean_s": 5.0, "spell_factor": 3.0},

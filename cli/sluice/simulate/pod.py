@@ -179,9 +179,7 @@ class Pod:
         )
         evidence = self.recorder.evidence(0)
         ready = not self.terminating
-        return PodView(
-            self.name, ready, self.terminating, evidence, config, self.created_s, now_s
-        )
+        return PodView(self.name, ready, self.terminating, evidence, config, self.created_s, now_s)
 
     def _receive(self, request: Request) -> None:
         now_s, params = request.t_s, self.params
@@ -221,9 +219,7 @@ class Pod:
             singles = [job for job in singles if job.holding.num]
         elif self.waiting:
             self._admit(now_s)
-        self._blocked_by = (
-            "cap" if len(self.running) >= self.cap else "kv" if self.waiting else ""
-        )
+        self._blocked_by = "cap" if len(self.running) >= self.cap else "kv" if self.waiting else ""
         chunks = [(job, 1) for job in singles]
         kv_tokens = self.kv_tokens + sum(job.tokens for job in singles)
         if len(self.prefilling) > len(singles):
@@ -312,9 +308,7 @@ class Pod:
         job.generated += 1
         if job.generated == 1:
             admitted_s = now_s if job.admitted_s is None else job.admitted_s
-            parts = FirstToken(
-                job.wait_cap_s, job.wait_kv_s, now_s - admitted_s, job.cached_tokens
-            )
+            parts = FirstToken(job.wait_cap_s, job.wait_kv_s, now_s - admitted_s, job.cached_tokens)
             self.recorder.first_token(job.flight, now_s, parts)
         else:
             self.recorder.next_token(job.flight, now_s, at_cap=step.at_cap)

@@ -1,6 +1,6 @@
 """One run by name of its policy; the best fixed cap is searched among several."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sluice_operator.tuner import Targets
@@ -49,9 +49,7 @@ def simulate(
     kind, _, number = policy.partition(":")
     cap = params.ceiling if number == "max" else int(number) if number.isdecimal() else 0
     if kind != "fixed" or not 1 <= cap <= params.ceiling:
-        raise ParamsError(
-            f"--policy {policy} is none of {POLICIES} with N in 1..{params.ceiling}."
-        )
+        raise ParamsError(f"--policy {policy} is none of {POLICIES} with N in 1..{params.ceiling}.")
     return case.fixed(cap)
 
 
@@ -107,7 +105,7 @@ def quality(result: Result) -> tuple[float, float, float]:
     return result["smooth_share"], result["good_share"], -(result["gpu_seconds_per_1k_tokens"] or 0)
 
 
-def best_of(run: Any, caps: Iterable[int]) -> Result:
+def best_of(run: Callable[[int], Result], caps: Iterable[int]) -> Result:
     """The best result over `caps`, and over those between it and its neighbours."""
     found = {cap: run(cap) for cap in caps}
     best = max(found, key=lambda cap: quality(found[cap]))
@@ -120,4 +118,6 @@ def best_of(run: Any, caps: Iterable[int]) -> Result:
             if cap not in found:
                 found[cap] = run(cap)
     best = max(found, key=lambda cap: quality(found[cap]))
-    return found[best] | {"smooth_by_cap": {cap: found[cap]["smooth_share"] for cap in sorted(found)}}
+    return found[best] | {
+        "smooth_by_cap": {cap: found[cap]["smooth_share"] for cap in sorted(found)}
+    }

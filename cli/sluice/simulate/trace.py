@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
@@ -44,33 +45,41 @@ def read_trace(path: Path) -> list[Request]:
     CSV and Mooncake's lines start at second 0. Requests that generated nothing (failures) are left
     out of the CSV formats. Raises TraceError.
     """
-    line = 0
-    requests: list[Request] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            for line, row in _rows(path, file):
-                request = _parse(row)
-                if request is not None:
-                    requests.append(request)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        what = f"{e} is missing" if isinstance(e, KeyError) else str(e)
-        raise TraceError(f"{path}:{line}: {what}") from e
+            requests = list(_csv(file) if path.suffix.lower() == ".csv" else _json(file))
+    except (OSError, ValueError) as e:
+        raise TraceError(f"{path}: {e}") from e
     if not requests:
         raise TraceError(f"{path}: no request in it.")
     return sorted(requests, key=lambda request: request.t_s)
 
 
-def _rows(path: Path, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    if path.suffix.lower() == ".csv":
-        first: float | None = None
-        for number, row in enumerate(csv.DictReader(file), 2):
-            time_s = _csv_time(row["TIMESTAMP" if "TIMESTAMP" in row else "Timestamp"])
-            first = time_s if first is None else first
-            yield number, {**row, "t_s": time_s - first}
-        return
-    for number, line in enumerate(file, 1):
+def _json(lines: Iterable[str]) -> Iterator[Request]:
+    for number, line in enumerate(lines, 1):
         if line.strip():
-            yield number, json.loads(line)
+            with _at(number):
+                yield _parse(json.loads(line))
+
+
+def _csv(lines: Iterable[str]) -> Iterator[Request]:
+    first_s: float | None = None
+    for number, row in enumerate(csv.DictReader(lines), 2):
+        with _at(number):
+            time_s = _csv_time(row["TIMESTAMP" if "TIMESTAMP" in row else "Timestamp"])
+            first_s = time_s if first_s is None else first_s
+            yield from _csv_request(row, time_s - first_s)
+
+
+@contextmanager
+def _at(number: int) -> Iterator[None]:
+    """Names the line in whatever is wrong with it."""
+    try:
+        yield
+    except KeyError as e:
+        raise ValueError(f"line {number}: {e} is missing") from e
+    except (ValueError, TypeError, AttributeError) as e:
+        raise ValueError(f"line {number}: {e}") from e
 
 
 def _csv_time(text: str) -> float:
@@ -83,11 +92,7 @@ def _csv_time(text: str) -> float:
         return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{digits or 0}")
 
 
-def _parse(row: Mapping[str, Any]) -> Request | None:
-    if "ContextTokens" in row:  # Azure
-        return _csv_request(row, "ContextTokens", "GeneratedTokens")
-    if "Request tokens" in row:  # BurstGPT
-        return _csv_request(row, "Request tokens", "Response tokens")
+def _parse(row: Mapping[str, Any]) -> Request:
     if "input_length" in row:  # Mooncake: milliseconds; chained hashes of 512 tokens each
         prefix = tuple(row.get("hash_ids") or ())
         seconds = float(row["timestamp"]) / 1000
@@ -98,10 +103,12 @@ def _parse(row: Mapping[str, Any]) -> Request | None:
     return _checked(float(row["t_s"]), prompt, row["max_tokens"], prefix, unit)
 
 
-def _csv_request(row: Mapping[str, Any], prompt: str, output: str) -> Request | None:
-    if int(row[output]) < 1 or int(row[prompt]) < 1:
-        return None
-    return _checked(row["t_s"], int(row[prompt]), int(row[output]), (), 1)
+def _csv_request(row: Mapping[str, Any], t_s: float) -> list[Request]:
+    """Azure's or BurstGPT's row; none where nothing was generated."""
+    is_azure = "ContextTokens" in row
+    prompt = int(row["ContextTokens" if is_azure else "Request tokens"])
+    output = int(row["GeneratedTokens" if is_azure else "Response tokens"])
+    return [_checked(t_s, prompt, output, (), 1)] if prompt > 0 and output > 0 else []
 
 
 def _checked(

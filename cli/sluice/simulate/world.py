@@ -46,7 +46,7 @@ class World:
         self.pods: list[Pod] = []
         self.gone: list[Pod] = []
         self._seen: dict[str, int] = {}
-        self._random = Random(seed)  # noqa: S311 - a simulation
+        self._routing, self._seeds = Random(seed), Random(~seed)  # noqa: S311 - a simulation
         self._inboxes: dict[str, deque[Request]] = {}
         for _ in range(params.min_replicas):
             self._add_pod(0.0)
@@ -70,8 +70,7 @@ class World:
                 self._read_ticks(pod)
             self.now = until_s
             self._retire()
-            if arrivals:
-                self.policy.decide(self)
+            self.policy.decide(self)
         for pod in self.pods:
             pod.run(self.now + 2.0, deque())
             self._read_ticks(pod)
@@ -97,24 +96,20 @@ class World:
             pod.terminating = True
 
     def _add_pod(self, cold_start_s: float) -> None:
-        seed = self._random.randrange(1 << 30)
+        seed = self._seeds.randrange(1 << 30)
         name = f"pod-{len(self.pods) + len(self.gone) + 1}"
         start_s = self.now + cold_start_s
-        pod = Pod(
-            name, self.params, self.slo, self.cap, self.epoch, start_s, self.now, seed
-        )
+        pod = Pod(name, self.params, self.slo, self.cap, self.epoch, start_s, self.now, seed)
         self.pods.append(pod)
         self._inboxes[name] = deque()
 
     def _route(self, request: Request) -> None:
         """To any pod with equal chance, as connections through a Service are."""
-        serving = [
-            pod for pod in self.pods if pod.ready_s <= request.t_s and not pod.terminating
-        ]
+        serving = [pod for pod in self.pods if pod.ready_s <= request.t_s and not pod.terminating]
         if not serving:
             self.num_lost += 1
             return
-        pod = serving[0] if len(serving) == 1 else self._random.choice(serving)
+        pod = serving[0] if len(serving) == 1 else self._routing.choice(serving)
         self._inboxes[pod.name].append(request)
 
     def _retire(self) -> None:

@@ -91,9 +91,7 @@ class RealPod:
         name = str(self.num_arrived)
         prompt = tokens_of(request, self.num_arrived)
         self.num_arrived += 1
-        submit = Submit(
-            name, prompt, request.max_tokens, 0.0, 0, True, [], 0, request.t_s
-        )
+        submit = Submit(name, prompt, request.max_tokens, 0.0, 0, True, [], 0, request.t_s)
         if self.scheduler.can_admit(submit) is not None:
             self.recorder.refuse()
             return

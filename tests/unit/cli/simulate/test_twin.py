@@ -1,6 +1,7 @@
 """The simulator's pod does what the worker's own scheduler, block pool and recorder do."""
 
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -35,7 +36,7 @@ requests = st.builds(
 changes = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 12)), max_size=3)
 
 
-def trace_of(drawn: list[tuple[float, int, int, tuple[str, ...], int]]) -> list[Request]:
+def trace_of(drawn: Sequence[tuple[float, int, int, tuple[str, ...], int]]) -> list[Request]:
     trace, now_s = [], 0.0
     for gap_s, prompt, output, prefix, unit in drawn:
         now_s += gap_s

@@ -1,0 +1,151 @@
+"""`sluice simulate`: what it prints, that it is reproducible, and what the tuner does in it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from sluice.__main__ import main
+from sluice.simulate.compare import CPU, GPU, SERVICES, summarise, table
+from sluice.simulate.generate import make_trace
+from sluice.simulate.params import ParamsError, read_targets
+from sluice.simulate.runs import best_of, caps_to_try, simulate
+
+PARAMS = {"a": 12, "b": 0.06, "c": 9e-5, "d": 0.07, "kv_tokens": 160000, "cold_start_s": 5}
+KEYS = {
+    "good_share", "smooth_share", "goodput_rps", "gpu_seconds_per_1k_tokens", "cap_changes",
+    "replica_changes", "p99_ttft_ms", "p99_itl_ms",
+}  # fmt: skip
+SLO = read_targets("ttft=2s,itl=100ms")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    params, trace = tmp_path / "P.json", tmp_path / "F.jsonl"
+    params.write_text(json.dumps(PARAMS))
+    made = ["--make", "steady-80", "--requests", "150", "--out", str(trace)]
+    assert main(["simulate", *made, "--params", str(params)]) == 0
+    return str(trace), str(params)
+
+
+def run(files: tuple[str, str], policy: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    trace, params = files
+    arguments = [
+        "--trace",
+        trace,
+        "--params",
+        params,
+        "--policy",
+        policy,
+        "--slo",
+        "ttft=1s,itl=100ms",
+    ]
+    assert main(["simulate", *arguments, "--seed", "7", "--json"]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    del result["cpu_s"]
+    return result
+
+
+@pytest.mark.parametrize(
+    "policy", ["sluice", "fixed:8", "fixed:max", "best-fixed", "oracle", "aimd"]
+)
+def test_every_policy_prints_the_same_keys_twice_alike(
+    files: tuple[str, str], policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(files, policy, capsys)
+    assert result.keys() >= KEYS
+    assert result == run(files, policy, capsys)
+    assert result["finished"] == result["requests"] == 150
+    assert 0 <= result["smooth_share"] <= 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["--policy", "fixed:0"], ["--policy", "fixed:257"], ["--policy", "best"], ["--slo", "ttft=1"]],
+)
+def test_what_cannot_be_run_is_refused_with_a_sentence(
+    files: tuple[str, str], wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, params = files
+    assert main(["simulate", "--trace", trace, "--params", params, *wrong]) == 2
+    assert "sluice simulate: --" in capsys.readouterr().err
+
+
+def test_unknown_parameters_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "P.json"
+    path.write_text(json.dumps(PARAMS | {"gpus": 3}))
+    assert main(["simulate", "--trace", str(path), "--params", str(path)]) == 2
+    assert "gpus" in capsys.readouterr().err
+
+
+def test_a_target_that_is_none_is_refused() -> None:
+    with pytest.raises(ParamsError, match="tpot=1s"):
+        read_targets("tpot=1s")
+    assert read_targets("itl=50ms,percentile=99.9").allowed_share == pytest.approx(0.001)
+
+
+def test_the_search_finds_a_best_cap_between_those_it_tried_first() -> None:
+    def run_cap(cap: int) -> dict[str, Any]:
+        share = 1 - abs(cap - 10) / 100
+        return {"cap": cap, "smooth_share": share, "good_share": 1, "gpu_seconds_per_1k_tokens": 1}
+
+    assert caps_to_try(20) == [1, 2, 3, 4, 6, 8, 12, 16, 20]
+    assert best_of(run_cap, caps_to_try(64))["cap"] in (9, 10, 11)
+
+
+def test_on_a_small_cpu_the_tuner_finds_the_interior_cap() -> None:
+    """The reproducer of a law that took the prediction for a bound: it stayed at 5, with 57 %."""
+    trace = make_trace("steady-80", CPU, 100, SERVICES["cpu"][1], 1000, seed=1)
+    ours = simulate(CPU, SLO, trace, "sluice", 1, every_s=4.0)
+    best = simulate(CPU, SLO, trace, "fixed:8", 1)
+    ceiling = simulate(CPU, SLO, trace, "fixed:max", 1)
+    assert ours["smooth_share"] >= 0.95 * best["smooth_share"]
+    assert ours["smooth_share"] >= ceiling["smooth_share"] + 0.05
+    assert ours["cap_changes"] <= 3
+
+
+def test_a_second_pod_raises_goodput_under_overload() -> None:
+    lengths = SERVICES["cpu"][1]
+    busy = make_trace("steady-95", CPU, 60, lengths, 600, seed=2)
+    alone = simulate(CPU, SLO, busy, "fixed:4", 2)
+    params = msgspec.structs.replace(CPU, max_replicas=2)
+    both = simulate(params, SLO, busy, "fixed:4", 2, every_s=4.0)
+    assert both["replica_changes"] >= 1
+    assert both["good_share"] > alone["good_share"] + 0.2
+
+
+def test_slow_spells_cost_something_and_are_not_blamed_on_the_cap_for_ever() -> None:
+    spells = {"spell_every_s": 40.0, "spell_mean_s": 4.0, "spell_factor": 4.0}
+    params = msgspec.structs.replace(GPU, **spells)
+    targets = read_targets("ttft=1s,itl=50ms")
+    trace = make_trace("steady-50", GPU, 50, SERVICES["gpu"][1], 1500, seed=1)
+    calm = simulate(GPU, targets, trace, "fixed:max", 1)
+    ours = simulate(params, targets, trace, "sluice", 1, every_s=4.0)
+    held = simulate(params, targets, trace, "fixed:max", 1)
+    assert held["itl_over_share"] > calm["itl_over_share"]
+    assert ours["smooth_share"] >= held["smooth_share"] - 0.02
+
+
+def test_the_comparison_is_paired_over_the_seeds() -> None:
+    def result(smooth: float) -> dict[str, Any]:
+        return {
+            "smooth_share": smooth, "good_share": smooth, "ttft_over_share": 0.01,
+            "itl_over_share": None, "cap": 8, "last_cap": 8, "cap_changes": 1,
+            "last_cap_change_s": 10.0, "gpu_seconds_per_1k_tokens": 1.0,
+        }  # fmt: skip
+
+    cell = {"service": "cpu", "target": "tight", "noise": "spells", "trace": "steps"}
+    rows = [
+        {
+            "cell": cell, "seed": seed, "times_real": 1.0, "sluice": result(0.9 + 0.01 * seed),
+            "oracle": result(0.95), "ceiling": result(0.8 + 0.01 * seed), "aimd": result(0.1),
+        }
+        for seed in (1, 2, 3)
+    ]  # fmt: skip
+    (summary,) = summarise(rows)
+    assert summary["above_ceiling_points"] == pytest.approx((10.0, 0.0))
+    assert summary["reach"] == pytest.approx(0.92 / 0.95)
+    assert "| cpu, tight, spells | steps | 92.0 | 95.0 (8-8) | 96.8 % |" in table(
+        summary and [summary]
+    )
