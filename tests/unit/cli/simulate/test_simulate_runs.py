@@ -146,6 +146,4 @@ def test_the_comparison_is_paired_over_the_seeds() -> None:
     (summary,) = summarise(rows)
     assert summary["above_ceiling_points"] == pytest.approx((10.0, 0.0))
     assert summary["reach"] == pytest.approx(0.92 / 0.95)
-    assert "| cpu, tight, spells | steps | 92.0 | 95.0 (8-8) | 96.8 % |" in table(
-        summary and [summary]
-    )
+    assert "| cpu, tight, spells | steps | 92.0 | 95.0 (8-8) | 96.8 % |" in table([summary])
