@@ -8,6 +8,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "demo": "see the whole promise on a real cluster",
     "load": "closed- and open-loop load on an OpenAI endpoint",
+    "serve": "one model on this machine, without Kubernetes",
     "simulate": "a model of pods under a trace, tuned by the operator's own code",
     "plan": "the memory arithmetic of a checkpoint, without a pod",
 }

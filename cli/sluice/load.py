@@ -84,6 +84,9 @@ class Ledger:
             "tokens_per_s": round(sum(o.num_tokens for o in good) / seconds, 1) if seconds else 0.0,
             "p50_ttft_ms": quantile_ms([o.ttft_s for o in good], 0.5),
             "p99_ttft_ms": quantile_ms([o.ttft_s for o in good], 0.99),
+            "p50_tpot_ms": quantile_ms(
+                [(o.total_s - o.ttft_s) / (o.num_tokens - 1) for o in good if o.num_tokens > 1], 0.5
+            ),
             "p99_itl_ms": quantile_ms(gaps, 0.99),
         }
 

@@ -7,15 +7,21 @@ from torch.nn.functional import scaled_dot_product_attention
 from .gather_kv import gather_kv
 
 
-def causal_bias(start: int, count: int, num_slots: int, like: Tensor) -> Tensor:
+def causal_bias(
+    start: int, count: int, num_slots: int, like: Tensor, window: int | None = None
+) -> Tensor:
     """0 where the token at start + row may look at a slot and -inf elsewhere: [count, num_slots].
 
-    Slots after the chunk's last token, in its last page, are hidden by the same comparison.
+    `window`: it sees only so many tokens, its own included. Slots after the chunk's last token, in
+    its last page, are hidden by the same comparison.
     """
     slots = torch.arange(num_slots, device=like.device)
-    last_seen = torch.arange(start, start + count, device=like.device)
+    last_seen = torch.arange(start, start + count, device=like.device)[:, None]
+    hidden = slots > last_seen
+    if window is not None:
+        hidden |= slots <= last_seen - window
     bias = torch.zeros((count, num_slots), dtype=like.dtype, device=like.device)
-    return bias.masked_fill_(slots > last_seen[:, None], float("-inf"))
+    return bias.masked_fill_(hidden, float("-inf"))
 
 
 def prefill_attention(
@@ -24,21 +30,60 @@ def prefill_attention(
     """Returns [count, num_heads * head_dim].
 
     query [count, num_heads, head_dim]; kv [count, 2, num_kv_heads, head_dim], the chunk's own,
-    already in the cache. A chunk at the sequence's start (rows and bias None) attends to itself
-    alone, without the cache; any other goes over the pages `rows` with the `causal_bias`.
+    already in the cache. A chunk at the sequence's start (rows None) attends to itself alone,
+    without the cache; any other goes over the pages `rows`. bias of `causal_bias`, None where a
+    chunk at the start sees all before each token.
     """
-    count = query.shape[0]
-    if rows is None:
-        keys, values = kv.permute(1, 2, 0, 3).unsqueeze(1)
-    else:
-        keys, values = gather_kv(cache, rows, 1)
+    keys, values = _context(kv, cache, rows)
     out = scaled_dot_product_attention(
         query.transpose(0, 1).unsqueeze(0),
         keys,
         values,
         attn_mask=bias,
-        is_causal=rows is None,
+        is_causal=bias is None,
         scale=scale,
         enable_gqa=True,
     )
-    return out.squeeze(0).transpose(0, 1).reshape(count, -1)
+    return out.squeeze(0).transpose(0, 1).reshape(query.shape[0], -1)
+
+
+def capped_prefill_attention(
+    query: Tensor,
+    kv: Tensor,
+    cache: Tensor,
+    rows: Tensor | None,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float,
+    max_scores_bytes: int,
+) -> Tensor:
+    """`prefill_attention` with scores bent to stay within plus and minus `softcap`.
+
+    Scores are written out, in float32 and for as many tokens at once as take `max_scores_bytes`.
+    """
+    count, num_heads, head_dim = query.shape
+    keys, values = (part.squeeze(0) for part in _context(kv, cache, rows))
+    num_kv_heads, num_slots = keys.shape[:2]
+    tile = max(max_scores_bytes // (4 * num_heads * num_slots), 1)
+    outs = []
+    for begin in range(0, count, tile):
+        part = query[begin : begin + tile]
+        if bias is None:
+            shown = causal_bias(begin, len(part), num_slots, query)
+        else:
+            shown = bias[begin : begin + tile]
+        grouped = part.view(len(part), num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+        scores = (grouped.flatten(1, 2) @ keys.transpose(1, 2)).float()
+        scores.mul_(scale / softcap).tanh_().mul_(softcap)
+        scores.view(num_kv_heads, -1, len(part), num_slots).add_(shown)
+        out = scores.softmax(dim=-1).to(query.dtype) @ values
+        outs.append(out.view(num_heads, len(part), head_dim).transpose(0, 1))
+    return torch.cat(outs).reshape(count, -1)
+
+
+def _context(kv: Tensor, cache: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Keys and values, each [1, num_kv_heads, num_slots, head_dim]."""
+    if rows is None:
+        keys, values = kv.permute(1, 2, 0, 3).unsqueeze(1)
+        return keys, values
+    return gather_kv(cache, rows, 1)

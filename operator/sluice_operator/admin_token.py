@@ -15,7 +15,7 @@ def token_of(secret: Mapping[str, Any]) -> str | None:
     """The token in a live Secret, None where a person has taken it out or spoilt it."""
     encoded = (secret.get("data") or {}).get("token")
     try:
-        token = base64.b64decode(encoded, validate=True).decode("ascii") if encoded else ""
+        token = base64.b64decode(encoded, validate=True).decode("ascii").strip() if encoded else ""
     except (ValueError, TypeError):
         return None
     return token if token.isprintable() and token else None

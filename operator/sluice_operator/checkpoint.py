@@ -1,17 +1,19 @@
 """Reads what a checkpoint says of itself: config.json and safetensors headers, never a tensor.
 
-Rim, but only for reading under one root directory. Files are hostile input: sizes are capped, links
-that lead outside, pipes and devices are refused, and every problem is one typed sentence.
+Rim, but only for reading under one root directory; `hub` brings the same from a hub. Files are
+hostile input: sizes are capped, links that lead outside, pipes and devices are refused, and every
+problem is one typed sentence.
 """
 
 import json
 import os
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from sluice_worker.sizing import (
     DTYPE_BYTES,
@@ -20,11 +22,12 @@ from sluice_worker.sizing import (
     safetensors_header_bytes,
 )
 
-_MAX_JSON_BYTES = 16 << 20
-_MAX_HEADER_BYTES = 100_000_000
+MAX_JSON_BYTES = 16 << 20
+MAX_HEADER_BYTES = 100_000_000
 """The safetensors format's own limit."""
 _MAX_SHARDS = 1000
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pkl")
 
 
 class CheckpointError(Exception):
@@ -33,12 +36,16 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is known of a model before any pod. `weights_bytes` in `dtype`, as it would run."""
+    """What is known of a model before any pod. `weights_bytes` in `dtype`, as it would run.
+
+    `commit`: what the revision of a hub's model stood for; "" elsewhere.
+    """
 
     shape: ModelShape
     dtype: str
     weights_bytes: int
     num_parameters: int
+    commit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,23 @@ class Unread:
     """Nothing is known of the model, and why: it is not within this process's reach."""
 
     message: str
+
+
+class Source(Protocol):
+    """The files of one checkpoint; each method raises CheckpointError with a file's name."""
+
+    @property
+    def title(self) -> str:
+        """What it is called in a sentence."""
+
+    def names(self) -> Collection[str]:
+        """The files that are there."""
+
+    def json_object(self, name: str) -> Mapping[str, object]:
+        """A file of JSON."""
+
+    def header(self, name: str) -> Mapping[str, object]:
+        """The JSON header of a safetensors file: 8 bytes of length, then that many of JSON."""
 
 
 def read(uri: str, dtype: str, root: Path, root_uri: str = "/models") -> Checkpoint | Unread:
@@ -60,80 +84,99 @@ def read(uri: str, dtype: str, root: Path, root_uri: str = "/models") -> Checkpo
     directory = _inside(root, uri.removeprefix(prefix))
     if not directory.is_dir():
         return Unread(f"the operator's image has no {uri}: the worker sizes itself")
-    shape = ModelShape.from_config(_json_object(root, directory / "config.json"))
+    return examine(_Directory(root, directory), dtype)
+
+
+def examine(source: Source, dtype: str, commit: str = "") -> Checkpoint:
+    """What the files of `source` say; raises as `read`."""
+    shape = ModelShape.from_config(source.json_object("config.json"))
     runs_as = resolve_dtype(dtype, shape)
-    stored, converted = _weights(root, directory, DTYPE_BYTES[shape.dtype], DTYPE_BYTES[runs_as])
-    return Checkpoint(shape, runs_as, converted, stored // DTYPE_BYTES[shape.dtype])
+    stored, converted = _weights(source, DTYPE_BYTES[shape.dtype], DTYPE_BYTES[runs_as])
+    return Checkpoint(shape, runs_as, converted, stored // DTYPE_BYTES[shape.dtype], commit)
 
 
-def _weights(root: Path, directory: Path, stored: int, wanted: int) -> tuple[int, int]:
+def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
     """Bytes of all tensors at `stored` and at `wanted` bytes per element.
 
     From the headers of the files where they are there, else from the index's total_size.
     """
-    index = directory / _INDEX
-    if index.exists():
-        files = _shards(root, index)
-        if not all((directory / name).exists() for name in files):
-            total = _total_size(root, index)
+    present = source.names()
+    if INDEX in present:
+        index = source.json_object(INDEX)
+        files = _shards(index)
+        if not set(files) <= set(present):
+            total = _total_size(index)
             return total, total * wanted // stored
     else:
-        files = tuple(sorted(path.name for path in directory.glob("*.safetensors")))
+        files = tuple(sorted(name for name in present if name.endswith(".safetensors")))
     if not files:
-        others = sorted(p.name for p in directory.iterdir() if p.suffix in {".bin", ".pt", ".pkl"})
+        others = sorted(name for name in present if name.endswith(_PICKLES))
         found = f"; {others[0]} is a pickle and is never opened" if others else ""
-        raise CheckpointError(f"{directory.name} holds no safetensors file{found}.")
-    headers = [_header(root, directory / name) for name in files]
+        raise CheckpointError(f"{source.title} holds no safetensors file{found}.")
+    headers = [source.header(name) for name in files]
     as_stored = sum(safetensors_header_bytes(header, stored) for header in headers)
     return as_stored, sum(safetensors_header_bytes(header, wanted) for header in headers)
 
 
-def _shards(root: Path, index: Path) -> tuple[str, ...]:
-    weight_map = _json_object(root, index).get("weight_map", {})
+def _shards(index: Mapping[str, object]) -> tuple[str, ...]:
+    weight_map = index.get("weight_map", {})
     if not isinstance(weight_map, Mapping):
-        raise CheckpointError(f"{index.name}: weight_map is not an object.")
+        raise CheckpointError(f"{INDEX}: weight_map is not an object.")
     names = sorted({str(name) for name in weight_map.values()})
     if len(names) > _MAX_SHARDS:
-        raise CheckpointError(f"{index.name} names {len(names)} files; at most {_MAX_SHARDS}.")
+        raise CheckpointError(f"{INDEX} names {len(names)} files; at most {_MAX_SHARDS}.")
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index.name} points to {name[:128]}, outside its directory.")
+            raise CheckpointError(f"{INDEX} points to {name[:128]}, outside its directory.")
     return tuple(names) or ("model.safetensors",)
 
 
-def _total_size(root: Path, index: Path) -> int:
-    metadata = _json_object(root, index).get("metadata")
+def _total_size(index: Mapping[str, object]) -> int:
+    metadata = index.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
     if isinstance(total, bool) or not isinstance(total, int) or total < 1:
-        raise CheckpointError(f"{index.name} has no metadata.total_size, and its files are absent.")
+        raise CheckpointError(f"{INDEX} has no metadata.total_size, and its files are absent.")
     return total
 
 
-def _header(root: Path, path: Path) -> Mapping[str, object]:
-    """The JSON header of a safetensors file: 8 bytes of length, then that many of JSON."""
-    with _opened(root, path) as fd:
-        size = os.fstat(fd).st_size
-        (length,) = struct.unpack("<Q", os.read(fd, 8).ljust(8, b"\xff"))
-        if length > min(_MAX_HEADER_BYTES, size - 8):
-            raise CheckpointError(f"{path.name} is truncated or no safetensors file.")
-        return _object(_read_exactly(fd, length), path)
-
-
-def _json_object(root: Path, path: Path) -> Mapping[str, object]:
-    with _opened(root, path) as fd:
-        if os.fstat(fd).st_size > _MAX_JSON_BYTES:
-            raise CheckpointError(f"{path.name} is larger than {_MAX_JSON_BYTES >> 20} MiB.")
-        return _object(_read_exactly(fd, os.fstat(fd).st_size), path)
-
-
-def _object(data: bytes, path: Path) -> Mapping[str, object]:
+def json_object(data: bytes, name: str) -> Mapping[str, object]:
+    """`data` as a JSON object; CheckpointError naming the file."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as e:
-        raise CheckpointError(f"{path.name} is not JSON: {type(e).__name__}.") from e
+        raise CheckpointError(f"{name} is not JSON: {type(e).__name__}.") from e
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name} holds no JSON object.")
+        raise CheckpointError(f"{name} holds no JSON object.")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    """A checkpoint in `directory`, under `root`."""
+
+    root: Path
+    directory: Path
+
+    @property
+    def title(self) -> str:
+        return self.directory.name
+
+    def names(self) -> Collection[str]:
+        return {path.name for path in self.directory.iterdir() if path.exists()}
+
+    def json_object(self, name: str) -> Mapping[str, object]:
+        with _opened(self.root, self.directory / name) as fd:
+            if os.fstat(fd).st_size > MAX_JSON_BYTES:
+                raise CheckpointError(f"{name} is larger than {MAX_JSON_BYTES >> 20} MiB.")
+            return json_object(_read_exactly(fd, os.fstat(fd).st_size), name)
+
+    def header(self, name: str) -> Mapping[str, object]:
+        with _opened(self.root, self.directory / name) as fd:
+            size = os.fstat(fd).st_size
+            (length,) = struct.unpack("<Q", os.read(fd, 8).ljust(8, b"\xff"))
+            if length > min(MAX_HEADER_BYTES, size - 8):
+                raise CheckpointError(f"{name} is truncated or no safetensors file.")
+            return json_object(_read_exactly(fd, length), name)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ PRE_STOP_SECONDS = 5
 GRACE_MARGIN_SECONDS = 10
 _USER = 65532
 _CLAIM_MOUNT = "/mnt/models"
+_CACHE_MOUNT = "/mnt/cache"
 _ADMIN_DIR = "/etc/sluice/admin"
 _RUNTIME_DIR = "/etc/sluice/runtime"
 
@@ -112,17 +113,19 @@ def deployment(
     ceiling: int | None,
     replicas: int,
     live: Object | None,
+    commit: str = "",
 ) -> Manifest:
     """The pods. A template made from the same inputs stays as `live` has it.
 
     So an operator that renders templates differently restarts no pod until its object changes.
     `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods that started with a higher
     one stay too, as the cap is lowered live; only to go beyond what they started with takes new.
+    `commit`: what the revision of a hub's model stands for, so that all replicas run the same.
     """
     inputs = digest(_template_inputs(service, settings))
     started = _started_ceiling(live)
     kept = _kept_template(live, inputs) if _suffices(started, ceiling) else None
-    template = kept or _template(service, settings, ceiling)
+    template = kept or _template(service, settings, ceiling, commit)
     spec = {
         "replicas": replicas,
         "revisionHistoryLimit": 3,
@@ -205,6 +208,7 @@ def _template_inputs(service: InferenceService, settings: Settings) -> dict[str,
     """
     spec = service.spec
     return {
+        **_hub_inputs(service, settings),
         "image": [spec.engine.image or settings.worker_image, settings.image_pull_policy],
         "model": [spec.model.uri, spec.model.name, spec.model.dtype, spec.model.max_model_len],
         "tokens": spec.batching.max_num_batched_tokens,
@@ -219,6 +223,15 @@ def _template_inputs(service: InferenceService, settings: Settings) -> dict[str,
     }
 
 
+def _hub_inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
+    """The revision as it was asked for: pods stay at the commit that it stood for, until then."""
+    model = service.spec.model
+    if model.repo is None:
+        return {}
+    secret = model.secret_ref.name if model.secret_ref else None
+    return {"hub": [settings.hub_endpoint, model.revision, secret, _cache(service)]}
+
+
 def _kept_template(live: Object | None, inputs: str) -> Manifest | None:
     annotations = (live or {}).get("metadata", {}).get("annotations") or {}
     if annotations.get(TEMPLATE_INPUTS_ANNOTATION) != inputs:
@@ -230,7 +243,9 @@ def _kept_template(live: Object | None, inputs: str) -> Manifest | None:
     return template if isinstance(template, dict) else None
 
 
-def _template(service: InferenceService, settings: Settings, ceiling: int | None) -> Manifest:
+def _template(
+    service: InferenceService, settings: Settings, ceiling: int | None, commit: str
+) -> Manifest:
     hardware, drain_s = service.spec.hardware, math.ceil(service.spec.drain.timeout_s)
     spec: Manifest = {
         "automountServiceAccountToken": False,
@@ -243,7 +258,7 @@ def _template(service: InferenceService, settings: Settings, ceiling: int | None
             "fsGroup": _USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(service, settings, ceiling)],
+        "containers": [_container(service, settings, ceiling, commit)],
         "volumes": _volumes(service),
     }
     if hardware.node_selector:
@@ -255,14 +270,16 @@ def _template(service: InferenceService, settings: Settings, ceiling: int | None
     return {"metadata": {"labels": labels(service)}, "spec": spec}
 
 
-def _container(service: InferenceService, settings: Settings, ceiling: int | None) -> Manifest:
+def _container(
+    service: InferenceService, settings: Settings, ceiling: int | None, commit: str
+) -> Manifest:
     resources = _resources(service)
     return {
         "name": "worker",
         "image": service.spec.engine.image or settings.worker_image,
         "imagePullPolicy": settings.image_pull_policy,
-        "args": _arguments(service, settings, ceiling),
-        "env": _environment(service),
+        "args": _arguments(service, ceiling, commit),
+        "env": [*_environment(service), *_hub_environment(service, settings)],
         "ports": [
             {"name": "http", "containerPort": API_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
@@ -323,6 +340,18 @@ def _environment(service: InferenceService) -> list[Manifest]:
     ]
 
 
+def _hub_environment(service: InferenceService, settings: Settings) -> list[Manifest]:
+    """Which hub, and the token from the Secret: it is in no manifest of ours."""
+    model = service.spec.model
+    if model.repo is None:
+        return []
+    environment: list[Manifest] = [{"name": "HF_ENDPOINT", "value": settings.hub_endpoint}]
+    if model.secret_ref is not None:
+        source = {"secretKeyRef": {"name": model.secret_ref.name, "key": "token"}}
+        environment.append({"name": "HF_TOKEN", "valueFrom": source})
+    return environment
+
+
 def _mounts(service: InferenceService) -> list[Manifest]:
     mounts: list[Manifest] = [
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
@@ -331,6 +360,8 @@ def _mounts(service: InferenceService) -> list[Manifest]:
     ]
     if _claim(service):
         mounts.append({"name": "models", "mountPath": _CLAIM_MOUNT, "readOnly": True})
+    if service.spec.model.repo:
+        mounts.append({"name": "cache", "mountPath": _CACHE_MOUNT})
     return mounts
 
 
@@ -344,7 +375,17 @@ def _volumes(service: InferenceService) -> list[Manifest]:
     if claim:
         source = {"claimName": claim, "readOnly": True}
         volumes.append({"name": "models", "persistentVolumeClaim": source})
+    if service.spec.model.repo:
+        volumes.append({"name": "cache", **_cache(service)})
     return volumes
+
+
+def _cache(service: InferenceService) -> Manifest:
+    """What keeps a hub's files: the object's claim, which pods may share, or the pod's own disk."""
+    cache = service.spec.model.cache
+    if cache is None:
+        return {"emptyDir": {}}
+    return {"persistentVolumeClaim": {"claimName": cache.pvc}}
 
 
 def _claim(service: InferenceService) -> str | None:
@@ -362,11 +403,14 @@ def _model_directory(service: InferenceService) -> str:
     return model.directory or model.uri
 
 
-def _arguments(service: InferenceService, settings: Settings, ceiling: int | None) -> list[str]:
+def _arguments(service: InferenceService, ceiling: int | None, commit: str) -> list[str]:
     """The worker's flags, as a list: nothing from the object is ever parsed by a shell."""
     spec = service.spec
+    is_hub = spec.model.repo is not None
     chosen: dict[str, object] = {
         "model": _model_directory(service),
+        "revision": commit or spec.model.revision if is_hub else None,
+        "download-dir": _CACHE_MOUNT if is_hub else None,
         "served-model-name": spec.model.name,
         "host": "0.0.0.0",  # noqa: S104 - inside its pod
         "port": API_PORT,

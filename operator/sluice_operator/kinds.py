@@ -29,7 +29,10 @@ or belong to the operator, so the object is no way to more rights than its field
 OBJECT_NAME = text(
     matching(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "must be the name of a Kubernetes object")
 )
-REVISION = text(matching(r"[A-Za-z0-9][A-Za-z0-9._/-]*", "must be a branch, a tag or a commit"))
+REVISION = text(
+    matching(r"[A-Za-z0-9][A-Za-z0-9._/-]*", "must be a branch, a tag or a commit"),
+    Rule("!self.contains('..')", "must not contain '..'", lambda revision: ".." not in revision),
+)
 MODEL_NAME = text(
     matching(
         r"[A-Za-z0-9][A-Za-z0-9._/:-]*",
@@ -117,17 +120,12 @@ MODEL_URI = text(
         "s3:// is not built yet: copy the checkpoint into a volume and use pvc://CLAIM/PATH",
         lambda uri: not uri.startswith("s3://"),
     ),
-    Rule(
-        "!self.startsWith('hf://')",
-        "hf:// is not built yet: download the checkpoint into a volume and use pvc://CLAIM/PATH",
-        lambda uri: not uri.startswith("hf://"),
-    ),
     matching("(hf|pvc|file|s3)://.*", "must start with hf://, pvc:// or file:///models/"),
     Rule("!self.contains('..')", "must not contain '..'", lambda uri: ".." not in uri),
     _if_prefixed(
         "hf://",
         r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*",
-        "hf:// needs the form hf://OWNER/NAME",
+        "hf:// needs the form hf://OWNER/NAME; a revision goes to spec.model.revision",
     ),
     _if_prefixed(
         "pvc://",

@@ -336,6 +336,7 @@ def _children(
         settings,
         ceiling=ceiling_of(service.spec, observed.fit),
         replicas=runtime.replicas,
+        commit=observed.fit.checkpoint.commit if observed.fit.checkpoint else "",
         live=observed.live.get("Deployment"),
     )
     return (

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from sluice_worker.sizing import SizingError
 
-from . import children, drift, events, runtime, status
+from . import children, drift, events, hub, runtime, status
 from .admin_token import new_token, token_of
 from .checkpoint import Checkpoint, CheckpointError, Unread, read
 from .cluster import Cluster, ClusterError, Ref
@@ -27,7 +27,7 @@ from .plan import Observed, Plan, plan, refuse
 from .runtime import Runtime
 from .scrape import Scrape, ScrapeError, Scraper, Target
 from .settings import Settings
-from .spec import API_VERSION, KIND, InferenceService, SpecError, parse
+from .spec import API_VERSION, KIND, InferenceService, Model, SpecError, parse
 
 Object = Mapping[str, Any]
 Found = Checkpoint | Unread | Refused
@@ -62,7 +62,7 @@ class _Memory:
     read_by_name_s: float = 0.0
     token: str = field(default="", repr=False)
     found: Found | None = None
-    found_key: tuple[str, str] = ("", "")
+    found_key: tuple[object, ...] = ()
     found_s: float = 0.0
 
 
@@ -159,9 +159,9 @@ class Reconciler:
 
     async def _observe(self, service: InferenceService, previous: Object, now: float) -> Observed:
         memory = self._memory
-        fit = judge(service.spec, await self._checkpoint(service, now))
-        live = await self._live(service, fit, now)
         pods = self._pods(now)
+        fit = judge(service.spec, await self._checkpoint(service, pods, now))
+        live = await self._live(service, fit, now)
         held = live.get("ConfigMap")
         if memory.runtime is None and held and children.is_ours(service, held):
             memory.runtime = runtime.parse(held.get("data") or {})
@@ -178,17 +178,32 @@ class Reconciler:
             saved_s=memory.saved_s,
         )
 
-    async def _checkpoint(self, service: InferenceService, now: float) -> Found:
-        """Read once; what could not be read is tried again now and then."""
+    async def _checkpoint(
+        self, service: InferenceService, pods: tuple[Pod, ...], now: float
+    ) -> Found:
+        """Read once; what could not be read is tried again now and then.
+
+        Not while pods serve: they have sized themselves, and waiting for a hub that is away would
+        hold up what they need.
+        """
         memory, model, settings = self._memory, service.spec.model, self._context.settings
-        key = (model.uri, model.dtype)
+        key = (model.uri, model.dtype, model.revision, model.secret_ref)
         is_known = isinstance(memory.found, Checkpoint) or now - memory.found_s < _REREAD_S
+        if isinstance(memory.found, Unread):
+            is_known = is_known or any(pod.serving for pod in pods)
         if memory.found is None or memory.found_key != key or not is_known:
-            memory.found = await asyncio.to_thread(
-                _read_checkpoint, model.uri, model.dtype, settings
-            )
+            token = await self._hub_token(service)
+            memory.found = await asyncio.to_thread(_read_checkpoint, model, settings, token)
             memory.found_key, memory.found_s = key, now
         return memory.found
+
+    async def _hub_token(self, service: InferenceService) -> str | None:
+        """What the Secret that the object names holds; None without one, or without its key."""
+        ref = service.spec.model.secret_ref
+        if ref is None:
+            return None
+        secret = await self._context.cluster.get(Ref("Secret", service.namespace, ref.name))
+        return token_of(secret) if secret else None
 
     async def _live(self, service: InferenceService, fit: Fit, now: float) -> dict[str, Object]:
         live = {}
@@ -343,8 +358,12 @@ def _target(pod: Pod) -> Target:
     return Target(pod.name, pod.uid, pod.ip)
 
 
-def _read_checkpoint(uri: str, dtype: str, settings: Settings) -> Found:
+def _read_checkpoint(model: Model, settings: Settings, token: str | None) -> Found:
     try:
-        return read(uri, dtype, settings.models_dir, settings.model_root)
+        if model.repo is not None:
+            revision = model.revision or "main"
+            wanted = hub.HubModel(settings.hub_endpoint, model.repo, revision, token)
+            return hub.read(wanted, model.dtype)
+        return read(model.uri, model.dtype, settings.models_dir, settings.model_root)
     except (CheckpointError, SizingError) as e:
         return Refused(str(e))

@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FIELD_MANAGER = "sluice-operator"
+DEFAULT_ENDPOINT = "https://huggingface.co"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Start-up settings of one operator process.
 
-    `models_dir`: where this process reads checkpoints for `file:///models/...` (`model_root`).
+    `hub_endpoint`: of hf:// models, for this process and for the pods. `models_dir`: where this
+    process reads checkpoints for `file:///models/...` (`model_root`).
     `namespaces`: those that are served; empty means all. `tick_s`: seconds between two looks at the
     evidence of one object; `resync_s`: seconds between two passes when nothing asks for one.
     """
 
     worker_image: str
     image_pull_policy: str = "IfNotPresent"
+    hub_endpoint: str = DEFAULT_ENDPOINT
     models_dir: Path = Path("/models")
     model_root: str = "/models"
     namespaces: tuple[str, ...] = ()
@@ -37,6 +40,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     return Settings(
         worker_image=options.worker_image,
         image_pull_policy=options.image_pull_policy,
+        hub_endpoint=options.hub_endpoint,
         models_dir=options.models_dir,
         namespaces=tuple(options.namespace),
         address=options.address,
@@ -59,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("Always", "IfNotPresent", "Never"),
         help="of the worker's container",
     )
+    add("--hub-endpoint", type=_url, default=DEFAULT_ENDPOINT, help="of hf:// models")
     add("--models-dir", type=Path, default=Path("/models"), help="checkpoints of file:// URIs")
     add("--namespace", action="append", default=[], help="serve only this one (may be repeated)")
     add("--address", default="", help="address that metrics and liveness listen on (all)")
@@ -69,6 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-format", choices=("plain", "json"), default="plain")
     add("--verbose", action="store_true", help="log debug messages")
     return parser
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("https://", "http://")):
+        raise argparse.ArgumentTypeError(f"{text} does not start with https:// or http://")
+    return text.rstrip("/")
 
 
 def _positive(text: str) -> float:

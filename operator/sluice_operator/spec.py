@@ -128,6 +128,11 @@ class Model(SpecObject):
         return self.uri.split("://", 1)[0]
 
     @property
+    def repo(self) -> str | None:
+        """OWNER/NAME of a hub's model for hf://, else None."""
+        return self.uri.removeprefix("hf://") if self.scheme == "hf" else None
+
+    @property
     def directory(self) -> str | None:
         """The checkpoint's directory in the image for file://, else None."""
         return self.uri.removeprefix("file://").rstrip("/") if self.scheme == "file" else None

@@ -210,7 +210,8 @@ def _model(report: Report) -> dict[str, Any]:
     name = {"name": report.service.spec.model.name}
     if found is None:
         return name
-    return {**name, "parameters": found.num_parameters, "bytes": found.weights_bytes}
+    sizes = {"parameters": found.num_parameters, "bytes": found.weights_bytes}
+    return {**name, **sizes, **({"resolvedRevision": found.commit} if found.commit else {})}
 
 
 def _memory(report: Report) -> dict[str, Any]:

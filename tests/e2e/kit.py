@@ -18,10 +18,10 @@ class Cluster:
     kube: Kube
     operator_image: str
 
-    def apply(self, name: str, model: str, **spec: object) -> None:
+    def apply(self, name: str, checkpoint: str, **spec: object) -> None:
         """Apply an InferenceService on CPU; `spec` holds further top-level fields."""
         body: dict[str, object] = {
-            "model": {"uri": f"file:///models/{model}"},
+            "model": {"uri": f"file:///models/{checkpoint}"},
             "hardware": {"accelerator": "cpu", "cpu": "500m", "memory": "2Gi"},
             **spec,
         }

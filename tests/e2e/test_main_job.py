@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 from e2e.kit import Cluster, lost
+from sluice.kube import KubeError
 
 DEMO = "e2e-demo"
 LARGE = "e2e-large"
@@ -19,7 +21,7 @@ def demo(cluster: Cluster) -> Cluster:
     cluster.apply(
         DEMO,
         "demo",
-        engine={"dtype": "float32"},
+        model={"uri": "file:///models/demo", "dtype": "float32"},
         batching={"initialNumSeqs": 2, "maxNumSeqs": 16},
         slo={"timeToFirstToken": "300ms", "interTokenLatency": "100ms"},
         scaling={
@@ -57,6 +59,44 @@ def test_completion_through_the_service_equals_the_reference(demo: Cluster) -> N
     got = answer["choices"][0]["token_ids"]
     assert got == expected
     assert answer["usage"]["completion_tokens"] == len(got)
+
+
+def test_wrong_input_gets_one_sentence_and_the_right_code(demo: Cluster) -> None:
+    with pytest.raises(KubeError, match=r'unknown field "spec.modle"'):
+        demo.apply("e2e-wrong", "demo", modle={})
+    with demo.kube.service_url(DEMO) as url:
+        for body, said in (
+            ('{"prompt": ', "not JSON"),
+            (json.dumps({"prompt": [5] * 2000}), "window"),
+            (json.dumps({"prompt": "a", "temperature": "hot"}), "temperature"),
+        ):
+            answer = httpx.post(f"{url}/v1/completions", content=body, timeout=30)
+            assert answer.status_code == 400, answer.text
+            assert said in answer.json()["error"]["message"]
+        assert httpx.post(f"{url}/generate", json={"prompt": "import "}, timeout=30).is_success
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "said"),
+    [
+        ({"uri": "file:///models/nowhere"}, "Ready", "nowhere"),
+        ({"uri": "file:///models/demo", "maxModelLen": 1_000_000}, "ModelFits", "1000000"),
+    ],
+)
+def test_a_model_that_cannot_start_is_told_on_the_object(
+    cluster: Cluster, model: dict[str, object], kind: str, said: str
+) -> None:
+    cluster.apply("e2e-wrong", "demo", model=model)
+    try:
+        cluster.wait_status(
+            "e2e-wrong", f"{kind} to name {said}", 60,
+            lambda status: any(
+                c["type"] == kind and c["status"] == "False" and said in c["message"]
+                for c in status.get("conditions", ())
+            ),
+        )  # fmt: skip
+    finally:
+        cluster.delete("e2e-wrong")
 
 
 def test_cap_is_changed_live_through_the_object(demo: Cluster) -> None:
@@ -120,24 +160,25 @@ def test_inter_token_breach_lowers_the_cap(cluster: Cluster) -> None:
         "random-60m",
         engine={"args": ["--load-format=dummy"]},
         hardware={"accelerator": "cpu", "cpu": "1", "memory": "2Gi"},
-        batching={"initialNumSeqs": 16, "maxNumSeqs": 16},
+        batching={"initialNumSeqs": 48, "maxNumSeqs": 48},
         slo={"timeToFirstToken": "60s"},
     )
     cluster.wait_condition(LARGE, "Ready", "True")
     before = cluster.identities(LARGE)
-    flags = {"prompt_tokens": "8 16", "max_tokens": "48 64", "vocab_size": 500}
+    flags = {"prompt_tokens": "8 16", "max_tokens": "24 32", "vocab_size": 500}
     [alone, full] = cluster.load(
-        "e2e-load", LARGE, "alone:closed:1:8", "full:closed:16:12", **flags
+        "e2e-load", LARGE, "alone:closed:1:8", "full:closed:48:15", **flags
     )
-    assert full["tokens_per_s"] > alone["tokens_per_s"]
-    target = (alone["p99_itl_ms"] * full["p99_itl_ms"]) ** 0.5
-    cluster.patch(LARGE, {"slo": {"interTokenLatency": f"{max(1, round(target))}ms"}})
-    phases = cluster.load("e2e-load", LARGE, "breach:closed:16:40", **flags)
+    assert full["tokens_per_s"] >= 2.5 * alone["tokens_per_s"]
+    # Most gaps of the full batch are over it; one sequence alone keeps it on a noisy machine too.
+    target = 0.7 * full["p50_tpot_ms"]
+    cluster.patch(LARGE, {"slo": {"interTokenLatency": f"{round(target)}ms"}})
+    phases = cluster.load("e2e-load", LARGE, "breach:closed:48:25", **flags)
     status = cluster.status(LARGE)
-    assert 1 <= status["batching"]["maxNumSeqs"] < 16, json.dumps(status)
+    assert 1 <= status["batching"]["maxNumSeqs"] < 48, json.dumps(status)
     assert cluster.identities(LARGE) == before
     assert lost(phases) == 0
-    lowered = [e["message"] for e in cluster.events(LARGE) if "16 -> " in e["message"]]
+    lowered = [e["message"] for e in cluster.events(LARGE) if "48 -> " in e["message"]]
     assert lowered, "the lowering is an event with its numbers"
 
 

@@ -196,7 +196,7 @@ class OperatorProcess:
 
 @contextlib.contextmanager
 def running_operator(
-    server: ApiServer, models: Path, log: Path, namespace: str = ""
+    server: ApiServer, models: Path, log: Path, namespace: str = "", *flags: str
 ) -> Iterator[OperatorProcess]:
     """Start an operator, for one namespace or for all; stop it at the end, no traceback allowed."""
     metrics_port, liveness_port = free_ports(2)
@@ -204,7 +204,7 @@ def running_operator(
         sys.executable, "-m", "sluice_operator", "--worker-image=registry.invalid/worker:1",
         f"--models-dir={models}", "--address=127.0.0.1",
         f"--metrics-port={metrics_port}", f"--liveness-port={liveness_port}",
-        "--resync-seconds=1", *([f"--namespace={namespace}"] if namespace else []),
+        "--resync-seconds=1", *([f"--namespace={namespace}"] if namespace else []), *flags,
     ]  # fmt: skip
     environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig)}
     with log.open("ab") as output:

@@ -137,8 +137,10 @@ def test_what_an_openai_client_sends_by_default_is_accepted(worker: Worker) -> N
         (b'{"prompt": "x", "max_tokens": 9223372036854775808}', 400, "max_tokens"),
         (b'{"prompt": "x", "max_tokens": 2048}', 400, "max_tokens"),
         (b'{"prompt": "x", "n": 1000000}', 400, "n"),
-        (b'{"prompt": "x", "top_p": 0.5}', 400, "top_p"),
-        (b'{"prompt": "x", "logprobs": 1}', 400, "logprobs"),
+        (b'{"prompt": "x", "top_p": 0}', 400, "top_p"),
+        (b'{"prompt": "x", "logprobs": 21}', 400, "logprobs"),
+        (b'{"prompt": "x", "logit_bias": {"999999": 1}}', 400, "logit_bias"),
+        (b'{"prompt": "x", "suffix": "y"}', 400, "suffix"),
         (b'{"prompt": "x", "model": "another"}', 404, "model"),
     ],
 )

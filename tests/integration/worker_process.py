@@ -76,10 +76,11 @@ class Worker:
         self.process.send_signal(signal.SIGTERM)
 
 
-def command(model: Path, *flags: str) -> list[str]:
+def command(model: Path | str, *flags: str, load_format: str = "dummy") -> list[str]:
     """A worker's command line, on free ports of loopback."""
     return [
-        *(sys.executable, "-m", "sluice_worker", "--model", str(model), "--load-format", "dummy"),
+        *(sys.executable, "-m", "sluice_worker", "--model", str(model)),
+        *("--load-format", load_format),
         *("--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--device", "cpu"),
         *("--served-model-name", "tiny", "--dtype", "float32", *flags),
     ]
@@ -94,7 +95,7 @@ def running_worker(directory: Path, *flags: str, ready: bool = True) -> Iterator
     with log.open("wb") as output:
         process = subprocess.Popen(command(model, *flags), stderr=output, env=environment)
     try:
-        worker = _listening(process, log)
+        worker = listening(process, log)
         if ready:
             worker.until("/readyz", 200)
         yield worker
@@ -103,7 +104,8 @@ def running_worker(directory: Path, *flags: str, ready: bool = True) -> Iterator
         process.wait()
 
 
-def _listening(process: subprocess.Popen[bytes], log: Path) -> Worker:
+def listening(process: subprocess.Popen[bytes], log: Path) -> Worker:
+    """The worker of `process`, once it listens."""
     end_s = time.monotonic() + START_S
     while time.monotonic() < end_s:
         for line in log.read_text().splitlines():

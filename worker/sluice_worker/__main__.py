@@ -1,12 +1,13 @@
 """`sluice-worker`: one model over HTTP, with or without Kubernetes."""
 
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import uvloop
 
-from .config import parse
+from .config import WorkerConfig, parse
 from .errors import ConfigError, StartupError
 from .server import logs
 from .server.run import serve
@@ -14,16 +15,25 @@ from .server.run import serve
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a worker until it is told to leave. Exit status 0, 1 (engine died), 2 (cannot start)."""
-    logs.install(os.environ.get("SLUICE_LOG_LEVEL", "INFO"))
+    return run("sluice-worker", sys.argv[1:] if argv is None else argv)
+
+
+def run(
+    program: str,
+    argv: Sequence[str],
+    formatter: Callable[[WorkerConfig], logging.Formatter] = lambda config: logs.EventFormatter(),
+) -> int:
+    """The same under another name, with log lines as `formatter` makes them."""
     try:
-        config = parse(sys.argv[1:] if argv is None else argv)
+        config = parse(argv)
+        logs.install(os.environ.get("SLUICE_LOG_LEVEL", "INFO"), formatter(config))
         return uvloop.run(serve(config))
     except ConfigError as error:
         for problem in error.problems:
-            print(f"sluice-worker: {problem}", file=sys.stderr)
+            print(f"{program}: {problem}", file=sys.stderr)
         return error.exit_status
     except StartupError as error:
-        print(f"sluice-worker: {error.message}", file=sys.stderr)
+        print(f"{program}: {error.message}", file=sys.stderr)
         return error.exit_status
 
 

@@ -120,6 +120,10 @@ class BlockPool:
             self._next_key += 1
         return self._key[holder]
 
+    def num_owners(self, block: int) -> int:
+        """Sequences that use `block`."""
+        return self._refs[block]
+
     def key_of(self, block: int) -> int:
         """Key of a sealed block."""
         return self._key[block]

@@ -25,6 +25,7 @@ from .wire import (
     Heartbeat,
     Integrity,
     Ready,
+    Scores,
     Shutdown,
     Starting,
     StepReport,
@@ -46,6 +47,9 @@ class Sink(Protocol):
 
     def token(self, token: TokenOut, *, at_cap: bool, now_s: float) -> None:
         """A token; the last one carries a finish reason and nothing follows it."""
+
+    def prompt(self, scores: Scores) -> None:
+        """Log-probabilities of the prompt's next tokens; all come before the first token."""
 
     def ended(self, reason: FinishReason, error: SluiceError | None) -> None:
         """The sequence ended without a token; nothing follows."""
@@ -204,6 +208,9 @@ class EngineClient:
         self.pulse.stepped(now_s)
         self._listener.step(report, now_s)
         sinks, at_cap = self._sinks, report.at_cap
+        for part in report.prompts:
+            if (scored := sinks.get(part.request_id)) is not None:
+                scored.prompt(part.scores)
         for token in report.tokens:
             # A request that was aborted while its step ran has no sink any more.
             sink = sinks.get(token.request_id)

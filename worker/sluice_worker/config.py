@@ -2,14 +2,18 @@
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
 from .contract import Slo
 from .errors import ConfigError
+from .hub.reference import FILE, Access, HubModel, access, hub_model
+from .speculation import NgramSpeculation
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -33,6 +37,10 @@ class EngineConfig(Struct, frozen=True):
     itl_ms: float | None = None
     epoch: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    batching_mode: Literal["continuous", "static"] = "continuous"
+    static_batch_size: int | None = None
+    static_batch_timeout_ms: float = 100.0
+    speculative_config: NgramSpeculation | None = None
 
 
 class ServerConfig(Struct, frozen=True):
@@ -54,18 +62,38 @@ class ServerConfig(Struct, frozen=True):
     receive_timeout: float = 30.0
     write_timeout: float = 30.0
     connection_max_age: float = 30.0
+    chat_template: Path | None = None
+    sse_keep_alive_interval: float = 0.0
+
+
+class HubConfig(NamedTuple):
+    """A model that must be fetched before the engine starts."""
+
+    model: HubModel
+    access: Access
 
 
 class WorkerConfig(Struct, frozen=True):
-    """Both processes' part of the command line."""
+    """Both processes' part of the command line. `hub`: None where --model is a directory."""
 
     engine: EngineConfig
     server: ServerConfig
+    hub: HubConfig | None = None
+
+    @property
+    def root(self) -> str:
+        """What is served under that name: the hub's ORG/NAME, or the directory's path."""
+        return self.hub.model.repo if self.hub else self.engine.model
 
     @property
     def model_name(self) -> str:
-        """The name clients use: --served-model-name, or the directory's own name as the path."""
-        return self.server.served_model_name or self.engine.model
+        """The name clients use: --served-model-name, or what --model names."""
+        return self.server.served_model_name or self.root
+
+    def at(self, directory: Path) -> "WorkerConfig":
+        """The same with the checkpoint in `directory`."""
+        engine = structs.replace(self.engine, model=str(directory))
+        return structs.replace(self, engine=engine)
 
 
 class Flag(NamedTuple):
@@ -104,14 +132,26 @@ def _choice(*choices: str) -> Callable[[str], object]:
     return convert
 
 
+def _speculation(text: str) -> object:
+    """vLLM's JSON object, of which method ngram is built."""
+    try:
+        return msgspec.json.decode(text, type=NgramSpeculation)
+    except msgspec.MsgspecError as error:
+        keys = ", ".join(NgramSpeculation.__struct_fields__)
+        raise ValueError(
+            f"must be a JSON object with method ngram and the keys {keys}: {error}"
+        ) from error
+
+
 _count = _number(int, 0, math.inf)
 _positive = _number(int, 1, math.inf)
 _port = _number(int, 0, 65535)
 _milliseconds = _number(float, 0.001, math.inf)
 _seconds = _number(float, 0.01, math.inf)
+_interval = _number(float, 0, math.inf)
 
 ENGINE_FLAGS = (
-    Flag("model", str, "directory of a Hugging Face checkpoint (required)"),
+    Flag("model", str, "directory of a checkpoint, or hf://ORG/NAME[@REVISION] (required)"),
     Flag("dtype", _choice(*DTYPES), "type of weights and KV cache"),
     Flag("load-format", _choice("auto", "safetensors", "dummy"), "dummy: random weights"),
     Flag("seed", _number(int, 0, 2**63 - 1), "seed of random weights and unseeded sampling"),
@@ -122,6 +162,10 @@ ENGINE_FLAGS = (
     Flag("block-size", _positive, "tokens of one KV block"),
     Flag("gpu-memory-utilization", _number(float, 0.01, 1), "share of the memory to use"),
     Flag("num-gpu-blocks-override", _positive, "KV blocks, instead of what the memory gives"),
+    Flag("batching-mode", _choice("continuous", "static"), "static: one padded batch at a time"),
+    Flag("static-batch-size", _positive, "sequences of a static batch"),
+    Flag("static-batch-timeout-ms", _milliseconds, "wait for a full static batch, at most"),
+    Flag("speculative-config", _speculation, 'JSON; {"method": "ngram", ...} drafts by lookup'),
     Flag("device", _choice("auto", "cpu", "cuda"), "where the model runs"),
 )
 SERVER_FLAGS = (
@@ -140,6 +184,12 @@ SERVER_FLAGS = (
     Flag("receive-timeout", _seconds, "seconds for a request's headers, and for its body"),
     Flag("write-timeout", _seconds, "seconds after which a reader that stopped reading is cut"),
     Flag("connection-max-age", _seconds, "seconds after which a connection is closed when idle"),
+    Flag("chat-template", Path, "file of a Jinja template, instead of the checkpoint's own"),
+    Flag("sse-keep-alive-interval", _interval, "seconds of silence until a comment; 0: never"),
+)
+HUB_FLAGS = (
+    Flag("revision", str, "branch, tag or commit of a model of the hub"),
+    Flag("download-dir", Path, "where models of the hub are kept; default: HF_HUB_CACHE"),
 )
 SLO_FLAGS = (
     Flag("slo-ttft-ms", _milliseconds, "target of the time to the first token"),
@@ -161,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Serves one model over the OpenAI API, with a live max_num_seqs.",
         allow_abbrev=False,
     )
-    for flag in (*ENGINE_FLAGS, *SERVER_FLAGS, *SLO_FLAGS):
+    for flag in (*ENGINE_FLAGS, *HUB_FLAGS, *SERVER_FLAGS, *SLO_FLAGS):
         parser.add_argument(f"--{flag.name}", help=flag.help, metavar="X")
     parser.add_argument(
         "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True
@@ -169,10 +219,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse(argv: Sequence[str]) -> WorkerConfig:
+def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> WorkerConfig:
     """The configuration that `argv` asks for, files checked.
 
-    Raises ConfigError with all problems, one sentence each.
+    `environ` (the process's own if left out) says how the hub is reached: HF_ENDPOINT, HF_TOKEN,
+    HF_HUB_OFFLINE, HF_HUB_CACHE, HF_HOME, HF_HUB_DOWNLOAD_TIMEOUT. Raises ConfigError with all
+    problems, one sentence each.
     """
     given, unknown = _parser().parse_known_args(argv)
     problems = [f"{argument} is not a flag of sluice-worker" for argument in unknown]
@@ -185,13 +237,33 @@ def parse(argv: Sequence[str]) -> WorkerConfig:
     server["slo"] = Slo(**{name.removeprefix("slo_"): value for name, value in slo.items()})
     engine["itl_ms"] = slo.get("slo_itl_ms")
     problems += _contradictions(engine, server)
-    problems += _checkpoint_problems(given.model, engine.get("load_format", "auto"))
+    hub = None
+    try:
+        hub = _hub(given.model, _convert(given, HUB_FLAGS, problems), environ)
+    except ValueError as error:
+        problems.append(str(error))
+    else:
+        if hub is None:
+            problems += _checkpoint_problems(given.model, engine.get("load_format", "auto"))
     problems += _file_problems(server)
     if not problems:
         engine |= _runtime_config(server.get("runtime_config_dir"), problems)
     if problems:
         raise ConfigError(problems)
-    return WorkerConfig(EngineConfig(**engine), ServerConfig(**server))
+    return WorkerConfig(EngineConfig(**engine), ServerConfig(**server), hub)
+
+
+def _hub(
+    model: str | None, values: dict[str, Any], environ: Mapping[str, str] | None
+) -> HubConfig | None:
+    """Which model of which hub, if it is one; ValueError with a sentence if it contradicts."""
+    wanted = hub_model(model, values.get("revision")) if model is not None else None
+    directory: Path | None = values.get("download_dir")
+    if wanted is not None:
+        return HubConfig(wanted, access(os.environ if environ is None else environ, directory))
+    if directory is not None:
+        raise ValueError(f"--download-dir {directory} belongs to models of the hub, not to {model}")
+    return None
 
 
 def _convert(
@@ -228,16 +300,36 @@ def _contradictions(engine: dict[str, Any], server: dict[str, Any]) -> list[str]
         )
     if server.get("overload") == "Shed" and server["slo"].ttft_ms is None:
         problems.append("--overload Shed needs --slo-ttft-ms, the target that it sheds for")
+    return problems + _static_problems(engine, server)
+
+
+def _static_problems(engine: dict[str, Any], server: dict[str, Any]) -> list[str]:
+    """Flags of static batching without it, or it without them."""
+    size, timeout_ms = engine.get("static_batch_size"), engine.get("static_batch_timeout_ms")
+    if engine.get("batching_mode") != "static":
+        given = [("size", size), ("timeout-ms", timeout_ms)]
+        return [
+            f"--static-batch-{name} needs --batching-mode static"
+            for name, v in given
+            if v is not None
+        ]
+    problems = [] if size else ["--batching-mode static needs --static-batch-size"]
+    liveness_ms = 1000 * server.get("liveness_timeout", ServerConfig().liveness_timeout)
+    if (timeout_ms or 0) > liveness_ms / 2:
+        problems.append(
+            f"--static-batch-timeout-ms {timeout_ms:g} is over half of --liveness-timeout; "
+            "a worker that waits for its batch would be taken for dead"
+        )
     return problems
 
 
 def _checkpoint_problems(model: str | None, load_format: str) -> list[str]:
     """Why `model` cannot be a checkpoint directory, as far as a look at its names tells."""
     if model is None:
-        return ["--model is required: the directory of a checkpoint"]
-    directory = Path(model.removeprefix("file://"))
+        return ["--model is required: a checkpoint's directory, or hf://ORG/NAME"]
+    directory = Path(model.removeprefix(FILE))
     if not directory.is_dir():
-        return [f"--model {model} is not a directory"]
+        return [f"--model {model} is not a directory, nor hf://ORG/NAME"]
     problems = [
         f"--model {model} has no {name}"
         for name in ("config.json", "tokenizer.json")

@@ -37,7 +37,8 @@ class RuntimePatch(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     Answers: 200 with the effective `RuntimeConfig`; 409 if `epoch` is older than the one in force;
     422 if `max_num_seqs` is over the ceiling. The same patch again is 200 and changes nothing. New
-    targets need no new epoch; new limits do: at the epoch in force they are 409.
+    targets and a new queue cap need no new epoch, as evidence is not booked under them; the other
+    limits do: at the epoch in force they are 409.
     """
 
     epoch: Count
@@ -45,6 +46,7 @@ class RuntimePatch(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     max_num_batched_tokens: Positive | None = None
     slo: Slo | None = None
     overload: Literal["Queue", "Shed"] | None = None
+    max_num_queued_reqs: Count | None = None
 
 
 class Waiting(Struct, frozen=True):
@@ -55,7 +57,10 @@ class Waiting(Struct, frozen=True):
 
 
 class RuntimeConfig(Struct, frozen=True):
-    """The whole effective configuration: answer of GET and PATCH /v1/runtime_config."""
+    """The whole effective configuration: answer of GET and PATCH /v1/runtime_config.
+
+    `max_num_queued_reqs` is None only in the answer of a worker that does not know it yet.
+    """
 
     epoch: Count
     max_num_seqs: Positive
@@ -66,6 +71,7 @@ class RuntimeConfig(Struct, frozen=True):
     running: Count
     waiting: Waiting
     boot_id: str
+    max_num_queued_reqs: Count | None = None
 
 
 class Causes(Struct, frozen=True):

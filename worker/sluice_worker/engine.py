@@ -2,19 +2,24 @@
 
 import random
 import time
+from collections.abc import Iterator
 
 from .contract import StepModel
 from .runner import Runner
-from .scheduler import Limits, Outcome, Scheduler, Step
+from .scheduler import Scheduler
 from .sequence import Sequence
-from .steptime import StepRecord, StepTimes, chunk_limit
+from .speculation import few_decodes
+from .step import Limits, Outcome, Step
+from .steptime import StepRecord, StepTimes, chunk_limit, predict_ms
 from .wire import (
     Abort,
     Configure,
     Finished,
     FinishReason,
     FirstToken,
+    PromptScores,
     Snapshot,
+    SpeculationTotals,
     StepReport,
     Submit,
     TokenOut,
@@ -36,6 +41,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
+
+    def idle_s(self, now: float) -> float:
+        """Seconds until a step can do anything: 0 with work, none but for a static batch."""
+        return max(self.scheduler.starts_at(now) - now, 0.0) if self.has_work else float("inf")
 
     def submit(self, request: Submit, now: float) -> Finished | None:
         """Queue a request, or say why it can never run."""
@@ -64,7 +73,7 @@ class Engine:
     def step(self) -> tuple[StepReport | None, list[Finished]]:
         """One step: its report (None where nothing could run), and the requests that it failed."""
         started = time.monotonic()
-        step = self.scheduler.schedule(started, self._chunk_limit)
+        step = self.scheduler.schedule(started, self._chunk_limit, self._growth)
         self.runner.clear(self.scheduler.take_dirty_blocks())
         if not step.works:
             return None, []
@@ -89,6 +98,16 @@ class Engine:
             preempted_tokens=counters.preempted_tokens,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
+            rounding_waste=scheduler.rounding_waste,
+            speculation=self._speculation(),
+        )
+
+    def _speculation(self) -> SpeculationTotals | None:
+        counters = self.scheduler.counters
+        if self.scheduler.speculation is None:
+            return None
+        return SpeculationTotals(
+            counters.num_drafts, counters.draft_tokens, counters.accepted_by_position
         )
 
     def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
@@ -97,14 +116,21 @@ class Engine:
             return limits.max_num_batched_tokens
         return chunk_limit(model, self.times.tail_ms, limits.itl_ms, decodes, kv_tokens)
 
+    def _growth(self, decodes: int, kv_tokens: int, drafted: int) -> float:
+        model = self.times.model
+        if model is None:
+            return few_decodes(decodes, kv_tokens, drafted)
+        plain = predict_ms(model, decodes, kv_tokens, 0)
+        return predict_ms(model, decodes, kv_tokens, drafted) / plain if plain > 0 else 1.0
+
     def _learn(self, step: Step, started: float, ended: float) -> StepModel | None:
         """Record the step; the model where it was fitted anew."""
         self.times.add(
             StepRecord(
                 at_s=ended,
-                num_decodes=step.num_decodes,
+                num_decodes=step.num_decodes + step.num_padding,
                 num_kv_tokens=step.num_kv_tokens,
-                num_prefill_tokens=step.num_prefill_tokens,
+                num_prefill_tokens=step.num_prefill_tokens + step.num_draft_tokens,
                 step_ms=1000 * (ended - started),
             )
         )
@@ -123,7 +149,13 @@ class Engine:
     ) -> StepReport:
         return StepReport(
             tokens=[
-                TokenOut(o.sequence.request_id, o.token_id, o.finish_reason, _first(o, ended))
+                TokenOut(
+                    o.sequence.request_id,
+                    o.token_id,
+                    o.finish_reason,
+                    _first(o, ended),
+                    o.sequence.scores,
+                )
                 for o in outcomes
                 if o.token_id is not None
             ],
@@ -132,14 +164,20 @@ class Engine:
             num_decodes=step.num_decodes,
             num_kv_tokens=step.num_kv_tokens,
             num_prefill_tokens=step.num_prefill_tokens,
+            num_draft_tokens=step.num_draft_tokens,
+            num_padding=step.num_padding,
             num_running=step.num_running,
             at_cap=step.at_cap,
             snapshot=self.snapshot(),
             step_model=model,
+            prompts=[*_take_prompt_scores(step)],
         )
 
     def _failures(self, outcomes: list[Outcome]) -> list[Finished]:
-        sentence = "the model's output for this request is not finite."
+        sentence = (
+            "no token can be sampled for this request: the model's output is not finite, or the "
+            "request's own parameters exclude every token."
+        )
         return [
             self._finished(outcome.sequence.request_id, "error", sentence)
             for outcome in outcomes
@@ -149,6 +187,15 @@ class Engine:
     def _finished(self, request_id: str, reason: FinishReason, error: str | None) -> Finished:
 
         return Finished(request_id, reason, error, self.snapshot())
+
+
+def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:
+    """What the step found out about prompts, told once."""
+    for work in step.works:
+        sequence = work.sequence
+        if sequence.prompt_scores is not None:
+            yield PromptScores(sequence.request_id, sequence.prompt_scores)
+            sequence.prompt_scores = None
 
 
 def _first(outcome: Outcome, now: float) -> FirstToken | None:

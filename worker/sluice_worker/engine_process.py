@@ -105,7 +105,8 @@ class Loop:
             self._beat(time.monotonic())
             if self._engine.has_work:
                 self._step()
-            idle_s = 0.0 if self._engine.has_work else self._next_beat - time.monotonic()
+            now = time.monotonic()
+            idle_s = min(self._engine.idle_s(now), self._next_beat - now)
             frames = self._link.receive(idle_s)
 
     def _step(self) -> None:

@@ -4,6 +4,7 @@ SluiceError
 ├── StartupError                exit code 2, before or instead of serving
 │   ├── ConfigError             flags, files
 │   ├── CheckpointError         missing, not safetensors, truncated, wrong shape
+│   ├── DownloadError           the hub refuses, is away, or there is no room
 │   ├── UnsupportedModel        an architecture or option that is not built
 │   └── DoesNotFit              the memory arithmetic says no
 ├── RequestError           400  what a caller can put right
@@ -18,7 +19,8 @@ SluiceError
 │   └── OverCeiling        422
 ├── Overloaded             429  retry later
 │   ├── QueueFull
-│   └── Shed                    the first-token target is already out of reach
+│   ├── Shed                    the first-token target is already out of reach
+│   └── DeadlineUnreachable     so is the request's own
 ├── Unavailable            503  retry elsewhere
 │   ├── NotReady
 │   ├── Draining
@@ -72,6 +74,12 @@ class CheckpointError(StartupError):
     """The checkpoint directory is missing, incomplete, malformed or not safetensors."""
 
     code = "invalid_checkpoint"
+
+
+class DownloadError(StartupError):
+    """The model could not be brought from the hub; what has come is kept for the next start."""
+
+    code = "download_failed"
 
 
 class UnsupportedModel(StartupError):
@@ -180,6 +188,12 @@ class Shed(Overloaded):
     """The first-token target can no longer be met, and overload is Shed."""
 
     code = "shed"
+
+
+class DeadlineUnreachable(Overloaded):
+    """A latency that the request asks for cannot be kept here and now."""
+
+    code = "deadline_unreachable"
 
 
 class Unavailable(SluiceError):

@@ -33,6 +33,7 @@ Cause = Literal["cap", "kv", "prefill", "cold"]
 
 LENGTHS_KEPT = 1024
 """Finished requests behind `Lengths`: recent ones, so that a shift of the traffic shows."""
+SERVICE_TIMES_KEPT = 64
 SMOOTH_SHARE = 0.01
 """Share of its own gaps that may be over in a request that a reader calls smooth (design 6)."""
 SLOWNESS_WEIGHT = 0.1
@@ -65,6 +66,7 @@ def largest_part(parts: FirstToken, ttft_s: float) -> Cause:
 class Flight:
     """The clock of one request from arrival to end; times in seconds, gaps in milliseconds.
 
+    `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
     `admitted_s` is an estimate until the first token (see `Recorder.step`). `decided`: its first
     token has been counted, on time or over.
     """
@@ -73,6 +75,7 @@ class Flight:
     arrival_s: float
     submitted_s: float
     num_prompt_tokens: int
+    ttft_ms: float | None = None
     admitted_s: float | None = None
     decided: bool = False
     held_first: bool = False
@@ -170,8 +173,9 @@ class Recorder:
         self._settling: _Settling | None = None
         self._is_mixed = True
         self._is_started = False
-        self._slowness = 1.0
+        self._slowness = self._uncached_share = 1.0
         self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
+        self._service_s: deque[float] = deque(maxlen=SERVICE_TIMES_KEPT)
         self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
         self._pending: dict[str, Flight] = {}  # without a first token, oldest first
 
@@ -196,10 +200,15 @@ class Recorder:
     # -- the life of a request
 
     def arrive(
-        self, request_id: str, arrival_s: float, now_s: float, num_prompt_tokens: int
+        self,
+        request_id: str,
+        arrival_s: float,
+        now_s: float,
+        num_prompt_tokens: int,
+        ttft_ms: float | None = None,
     ) -> Flight:
         """A request that goes to the engine; `arrival_s`: when the last byte of it was read."""
-        flight = Flight(request_id, arrival_s, now_s, num_prompt_tokens)
+        flight = Flight(request_id, arrival_s, now_s, num_prompt_tokens, ttft_ms)
         self._tick.arrivals += 1
         self._waiting[request_id] = flight
         self._pending[request_id] = flight
@@ -253,6 +262,8 @@ class Recorder:
         tick.finished += 1
         tick.e2e.add(e2e_s * 1e3, self.slo.e2e_ms)
         self._lengths.append(flight.num_prompt_tokens + flight.num_tokens)
+        if flight.admitted_s is not None:
+            self._service_s.append(now_s - flight.admitted_s)
         if flight.held_first:
             target = self.slo.itl_ms
             tick.good += target is None or flight.mean_gap_ms <= target
@@ -334,30 +345,36 @@ class Recorder:
             step_model=self.step_model,
         )
 
-    def hopeless(self, now_s: float) -> list[Flight]:
-        """Waiting requests that can no longer have their first token in time (overload: Shed).
+    def hopeless(self, now_s: float, target_ms: float | None) -> list[Flight]:
+        """Waiting requests that can no longer have their first token in time.
 
-        The rest of their way is at least one prefill, as the fitted step model predicts it.
+        In time: within their own deadline, or else within `target_ms`. The rest of their way is at
+        least one prefill, as the fitted step model predicts it.
         """
-        target = self.slo.ttft_ms
-        if target is None:
-            return []
         late = []
         for flight in self._waiting.values():
-            left_ms = target - (now_s - flight.arrival_s) * 1e3
-            if left_ms <= 0 or left_ms < self._prefill_ms(flight.num_prompt_tokens):
+            limit_ms = flight.ttft_ms or target_ms
+            if limit_ms is None:
+                continue
+            left_ms = limit_ms - (now_s - flight.arrival_s) * 1e3
+            if left_ms <= 0 or left_ms < self.prefill_ms(flight.num_prompt_tokens):
                 late.append(flight)
         return late
 
-    def finished_per_s(self) -> float:
-        """Rate at which requests finished lately."""
-        recent = [self._ticks[-back] for back in range(1, min(len(self._ticks), 15) + 1)]
-        return sum(tick.finished for tick in recent) / (max(1, len(recent)) * TICK_SECONDS)
+    def service_s(self) -> float | None:
+        """Mean time from admission to end of the requests that finished lately."""
+        return sum(self._service_s) / len(self._service_s) if self._service_s else None
 
-    def _prefill_ms(self, num_tokens: int) -> float:
-        """From admission to the first token sent: the model's prediction, as slow as of late."""
-        model = self.step_model
-        return 0.0 if model is None else self._slowness * (model.a + model.d * num_tokens)
+    def mean_length(self) -> float:
+        """Mean length of the requests that finished lately, prompt plus output; 0 before."""
+        return sum(self._lengths) / max(len(self._lengths), 1)
+
+    def prefill_ms(self, num_tokens: int) -> float:
+        """From admission to the first token sent: the model's prediction, as slow as of late and
+        with as much from the prefix cache.
+        """
+        model, computed = self.step_model, num_tokens * self._uncached_share
+        return 0.0 if model is None else self._slowness * (model.a + model.d * computed)
 
     def _learn_prefill(self, flight: Flight, parts: FirstToken, seconds: float) -> None:
         """Chunks shared with decodes take longer than one prefill alone; by how much, moves."""
@@ -369,6 +386,8 @@ class Recorder:
         if alone_ms > 0:
             ratio = min(max(1.0, seconds * 1e3 / alone_ms), MAX_SLOWNESS)
             self._slowness += SLOWNESS_WEIGHT * (ratio - self._slowness)
+        uncached = 1 - parts.cached_tokens / flight.num_prompt_tokens
+        self._uncached_share += SLOWNESS_WEIGHT * (uncached - self._uncached_share)
 
     def _count_late(self, end_s: float) -> None:
         """Requests that still wait and passed the target in this tick are over, now and once."""

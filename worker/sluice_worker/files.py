@@ -19,9 +19,13 @@ def checkpoint_dir(model: str) -> Path:
 
 
 def inside(directory: Path, name: str) -> Path:
-    """`name` as a regular file under `directory`, links followed; CheckpointError otherwise."""
-    path = (directory / name).resolve()
-    if not path.is_relative_to(directory.resolve()):
+    """`name` as a regular file under `directory`, links followed; CheckpointError otherwise.
+
+    In a hub's cache a snapshot's files are links to the blobs beside it, which belong to it.
+    """
+    path, own = (directory / name).resolve(), directory.resolve()
+    roots = [own, own.parents[1] / "blobs"] if own.parent.name == "snapshots" else [own]
+    if not any(path.is_relative_to(root) for root in roots):
         raise CheckpointError(f"{name}: leads outside the checkpoint directory.")
     if not path.exists():
         raise CheckpointError(f"{name}: missing in {directory}.")

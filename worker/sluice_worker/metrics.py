@@ -6,6 +6,7 @@ are the model's served name and the engine's index, never anything that a client
 
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,12 +21,15 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from .contract import MemoryReport, Slo, StepModel
-from .wire import FinishReason, FirstToken, Snapshot, StepReport
+from .wire import FinishReason, FirstToken, Snapshot, SpeculationTotals, StepReport
 
 Values = dict[tuple[str, ...], float]
 """Values of one family by the labels that it has beyond the common ones."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+BATCH_STEPS = 512
+"""Steps that the effective batch and the padding waste are taken over."""
 FINISHED_REASONS = ("stop", "length", "abort", "error")
+ROW_KINDS = ("decode", "prefill", "draft", "padding")
 
 # vLLM's edges in seconds (v1/metrics/loggers.py).
 TTFT_EDGES = (
@@ -134,6 +138,8 @@ class Statistics:
     finished: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=BATCH_STEPS))
     histograms: dict[str, Histogram] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -152,7 +158,26 @@ class Statistics:
         self.steps += 1
         self.step_s += report.step_s
         self.generation_tokens += len(report.tokens)
-        self.observe("iteration_tokens_total", report.num_decodes + report.num_prefill_tokens)
+        kinds = (
+            ("decode", report.num_decodes),
+            ("prefill", report.num_prefill_tokens),
+            ("draft", report.num_draft_tokens),
+            ("padding", report.num_padding),
+        )
+        for kind, count in kinds:
+            self.rows[kind] = self.rows.get(kind, 0) + count
+        self.observe("iteration_tokens_total", sum(count for _, count in kinds))
+        if report.num_decodes:
+            self.batches.append((report.num_decodes, report.num_padding))
+
+    def effective_batch(self) -> float:
+        """Sequences that a decode step of late brought a token to, in the mean."""
+        return sum(decodes for decodes, _ in self.batches) / max(len(self.batches), 1)
+
+    def padding_waste(self) -> float:
+        """Share of the decoded rows of late that were a static batch's padding."""
+        padding = sum(padding for _, padding in self.batches)
+        return padding / max(sum(sum(batch) for batch in self.batches), 1)
 
     def first_token(self, ttft_s: float, parts: FirstToken, num_prompt_tokens: int) -> None:
         """A request's first token was sent."""
@@ -268,6 +293,8 @@ class WorkerCollector(Collector):
         )
         for name, text, value in plain:
             yield self._counter(f"vllm:{name}", text, {(): value})
+        if state.speculation is not None:
+            yield from self._speculation(state.speculation)
         ends: Values = {(reason,): stats.finished.get(reason, 0) for reason in FINISHED_REASONS}
         yield self._counter("vllm:request_success", "Ended sequences.", ends, "finished_reason")
         rejections = CounterMetricFamily(
@@ -280,6 +307,22 @@ class WorkerCollector(Collector):
             rejections.add_metric(labels, stats.rejected.get(reason, 0), created=stats.created_s)
         yield rejections
 
+    def _speculation(self, totals: SpeculationTotals) -> Iterator[Metric]:
+        by_position = totals.accepted_by_position
+        plain = (
+            ("num_drafts", "Drafts verified.", totals.num_drafts),
+            ("num_draft_tokens", "Tokens of these drafts.", totals.draft_tokens),
+            ("num_accepted_tokens", "Of these, accepted.", sum(by_position)),
+        )
+        for name, text, value in plain:
+            yield self._counter(f"vllm:spec_decode_{name}", text, {(): value})
+        yield self._counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens by place in the draft.",
+            {(str(position),): count for position, count in enumerate(by_position)},
+            "position",
+        )
+
     def _own(self, view: View) -> Iterator[Metric]:
         state, stats = view.snapshot, self.stats
         plain = (
@@ -289,6 +332,9 @@ class WorkerCollector(Collector):
             ("max_num_seqs_ceiling", "The largest cap possible.", view.ceiling),
             ("epoch", "The operator's number of the configuration in force.", view.epoch),
             ("kv_cached_blocks", "Free blocks that hold a reusable prefix.", state.cached_blocks),
+            ("kv_rounding_waste", "Share of used KV slots beyond tokens.", state.rounding_waste),
+            ("effective_batch", "Tokens of a decode step, lately.", stats.effective_batch()),
+            ("padding_waste", "Share of decoded rows thrown away.", stats.padding_waste()),
         )
         for name, text, value in plain:
             yield self._gauge(f"sluice_{name}", text, {(): value})
@@ -311,7 +357,13 @@ class WorkerCollector(Collector):
         yield self._counter("sluice_steps", "Engine steps.", {(): stats.steps})
         yield self._counter("sluice_step_seconds", "Time in engine steps.", {(): stats.step_s})
         yield self._counter(
-            "sluice_preempted_tokens", "Tokens to recompute.", {(): state.preempted_tokens}
+            "sluice_preempted_tokens", "Tokens computed again.", {(): state.preempted_tokens}
+        )
+        yield self._counter(
+            "sluice_step_tokens",
+            "Tokens of all steps, by kind.",
+            {(kind,): stats.rows.get(kind, 0) for kind in ROW_KINDS},
+            "kind",
         )
         yield self._counter(
             "sluice_connections_cut",

@@ -10,32 +10,39 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
+from .deadlines import MAX_MS, Deadlines
 from .errors import RequestError, UnsupportedParameter
+from .sampling_params import NumLogprobs, SamplingFields, SamplingParams, TokenId, resolve
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_N = 128
 MAX_SEQUENCES = 1024
 """Sequences of one request (prompts x n): bounded before anything is allocated for them."""
-MAX_STOPS = 16
 GENERATE_MAX_TOKENS = 128
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
 
 Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Temperature = Annotated[float, Meta(ge=0, le=100)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
+TokensOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
+DeadlineMs = Annotated[float, Meta(gt=0, le=MAX_MS)]
 RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+
+# What `_prompts` checks: msgspec has no union of lists, so the document needs to be told.
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, _IDS]}
+_LISTS = [{"type": "array", "minItems": 1, "items": kind} for kind in ({"type": "string"}, _IDS)]
+OnePrompt = Annotated[str | list[Any], Meta(extra_json_schema=_PROMPT)]
+Prompts = Annotated[
+    str | list[Any], Meta(extra_json_schema={"anyOf": [*_PROMPT["anyOf"], *_LISTS]})
+]
 
 
 class StreamOptions(Struct, frozen=True):
@@ -45,84 +52,88 @@ class StreamOptions(Struct, frozen=True):
     continuous_usage_stats: bool = False
 
 
-class CompletionBody(Struct, frozen=True):
-    """The fields of POST /v1/completions that are honoured."""
+class AnswerFields(SamplingFields, frozen=True, kw_only=True):
+    """Who is asked, and how the answer is wanted: shared by completions and chats."""
 
-    prompt: str | list[Any]
     model: Name | None = None
-    max_tokens: Tokens | None = COMPLETION_MAX_TOKENS
-    temperature: Temperature | None = 1.0
-    seed: Seed | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = 1
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
-    ignore_eos: bool = False
-    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     return_token_ids: bool | None = False
     request_id: RequestId | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     user: str | None = None
+    slo_ttft_ms: DeadlineMs | None = None
+    slo_tpot_ms: DeadlineMs | None = None
 
 
-class GenerateBody(Struct, frozen=True):
-    """The fields of POST /generate that are honoured, `parameters` already merged in."""
+class CompletionBody(AnswerFields, frozen=True, kw_only=True):
+    """The fields of POST /v1/completions that are honoured."""
 
-    prompt: str | list[Any]
+    prompt: Prompts
+    max_tokens: TokensOrNone | None = COMPLETION_MAX_TOKENS
+    logprobs: NumLogprobs | None = None
+    echo: bool | None = False
+    add_special_tokens: bool | None = True
+
+
+class GenerateFields(SamplingFields, frozen=True, kw_only=True):
+    """The fields of POST /generate that are honoured, but for the prompt."""
+
     model: Name | None = None
     max_tokens: Tokens | None = GENERATE_MAX_TOKENS
-    temperature: Temperature | None = None
+    stream: bool | None = None
     do_sample: bool | None = None
-    seed: Seed | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
-    ignore_eos: bool = False
-    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    add_special_tokens: bool | None = True
     return_token_ids: bool | None = False
+    slo_ttft_ms: DeadlineMs | None = None
+    slo_tpot_ms: DeadlineMs | None = None
+
+
+class GenerateBody(GenerateFields, frozen=True, kw_only=True):
+    """The body of POST /generate; one in text-generation-inference's form is brought to it."""
+
+    prompt: OnePrompt
+
+
+class Parameters(GenerateFields, frozen=True, kw_only=True):
+    """`parameters` of an InputsBody: the names of text-generation-inference, and ours."""
+
+    max_new_tokens: Tokens | None = None
+    truncate: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    ignore_eos_token: bool | None = None
+
+
+class InputsBody(Struct, frozen=True, kw_only=True):
+    """text-generation-inference's form of a GenerateBody."""
+
+    inputs: OnePrompt
+    parameters: Parameters | None = None
+    stream: bool | None = None
 
 
 # Known parameters that are not built: the values that ask for nothing. Sources: OpenAI's and vLLM's
 # completions body, TGI's generate body (contract: what benchmark clients send).
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "adapter_id": (None,),
-    "add_special_tokens": (None, True),
-    "allowed_token_ids": (None,),
-    "bad_words": (None, []),
     "decoder_input_details": (None, False),
     "details": (None, False),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
     "grammar": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
-    "include_stop_str_in_output": (None, False),
     "kv_transfer_params": (None,),
     "length_penalty": (None, 1),
-    "logit_bias": (None, {}),
     "logits_processors": (None, []),
-    "logprobs": (None,),
     "lora_request": (None,),
-    "min_p": (None, 0),
-    "presence_penalty": (None, 0),
     "priority": (None, 0),
     "prompt_embeds": (None,),
-    "prompt_logprobs": (None,),
-    "repetition_penalty": (None, 1),
     "response_format": (None, {"type": "text"}),
     "return_full_text": (None, False),
-    "return_tokens_as_token_ids": (None, False),
-    "skip_special_tokens": (None, True),
-    "spaces_between_special_tokens": (None, True),
     "stream_interval": (None, 1),
     "structured_outputs": (None,),
     "suffix": (None, ""),
-    "top_k": (None, -1, 0),
     "top_n_tokens": (None, 0),
-    "top_p": (None, 1),
-    "truncate": (None,),
-    "truncate_prompt_tokens": (None,),
     "typical_p": (None, 1),
     "use_beam_search": (None, False),
     "watermark": (None, False),
@@ -133,102 +144,161 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 class Completion:
     """One validated request; lengths are not checked against the model here.
 
-    `prompts`: text, or token ids. `max_tokens` None: as many as the window leaves.
+    `prompts`: text, or token ids, from the field `prompt_field`. `max_tokens` None: as many as the
+    window leaves.
     `has_default_length`: the caller did not name a length, so that it may be cut to the window.
+    `prompt_logprobs`: how many to tell in a field of their own (echo tells them with the text).
+    `echo`: the reply begins with the prompt. `is_scoring`: it is nothing else (max_tokens was 0,
+    and is 1 here: the engine ends a sequence with a token, which is not told).
     """
 
     model: str | None
     prompts: tuple[str | tuple[int, ...], ...]
-    n: int
     max_tokens: int | None
     has_default_length: bool
-    temperature: float
-    seed: int | None
-    stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    ignore_eos: bool
-    min_tokens: int
+    sampling: SamplingParams
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    is_scoring: bool = False
+    add_special_tokens: bool = True
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     return_token_ids: bool = False
     request_id: str | None = None
     cache_salt: str = ""
+    prompt_field: str = "prompt"
+    deadlines: Deadlines = Deadlines()
+
+
+class _Answer(TypedDict):
+    model: str | None
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    request_id: str | None
+    cache_salt: str
+    deadlines: Deadlines
+
+
+def answer_of(body: AnswerFields) -> _Answer:
+    """What the shared fields say of a Completion; raises RequestError."""
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise RequestError("stream_options needs stream: true", param="stream_options")
+    has_usage = options is not None and options.include_usage
+    return {
+        "model": body.model,
+        "stream": bool(body.stream),
+        "include_usage": has_usage,
+        "continuous_usage": has_usage and options is not None and options.continuous_usage_stats,
+        "return_token_ids": bool(body.return_token_ids),
+        "request_id": body.request_id,
+        "cache_salt": body.cache_salt or "",
+        "deadlines": Deadlines(body.slo_ttft_ms, body.slo_tpot_ms),
+    }
 
 
 def parse_completion(body: bytes) -> Completion:
     """The request in the body of POST /v1/completions; raises RequestError naming the field."""
     fields = parse_object(body)
-    _refuse_unsupported(fields, CompletionBody)
+    refuse_unsupported(fields, (*CompletionBody.__struct_fields__, "best_of"))
     if fields.get("best_of") not in (None, fields.get("n", 1)):
         raise UnsupportedParameter("best_of other than n is not supported", param="best_of")
-    typed = _convert(fields, CompletionBody)
-    options = typed.stream_options
-    if options is not None and not typed.stream:
-        raise RequestError("stream_options needs stream: true", param="stream_options")
+    typed = convert(fields, CompletionBody)
     prompts = _prompts(typed.prompt, "prompt")
-    n = typed.n or 1
-    if len(prompts) * n > MAX_SEQUENCES:
+    sampling = _completion_sampling(typed)
+    if len(prompts) * sampling.n > MAX_SEQUENCES:
         raise RequestError(
-            f"{len(prompts)} prompts x n {n} are over the limit of {MAX_SEQUENCES} sequences",
+            f"{len(prompts)} prompts x n {sampling.n} are over the limit of {MAX_SEQUENCES} "
+            "sequences",
             param="n" if len(prompts) == 1 else "prompt",
         )
     return Completion(
-        model=typed.model,
         prompts=prompts,
-        n=n,
-        max_tokens=typed.max_tokens,
+        max_tokens=1 if typed.max_tokens == 0 else typed.max_tokens,
         has_default_length="max_tokens" not in fields,
-        temperature=1.0 if typed.temperature is None else typed.temperature,
-        seed=typed.seed,
-        stop=_stops(typed.stop),
-        stop_token_ids=tuple(typed.stop_token_ids or ()),
-        ignore_eos=typed.ignore_eos,
-        min_tokens=_min_tokens(typed.min_tokens, typed.max_tokens),
-        stream=bool(typed.stream),
-        include_usage=options is not None and options.include_usage,
-        continuous_usage=options is not None
-        and options.include_usage
-        and options.continuous_usage_stats,
-        return_token_ids=bool(typed.return_token_ids),
-        request_id=typed.request_id,
-        cache_salt=typed.cache_salt or "",
+        sampling=sampling,
+        prompt_logprobs=typed.prompt_logprobs,
+        echo=bool(typed.echo),
+        is_scoring=typed.max_tokens == 0,
+        add_special_tokens=typed.add_special_tokens is not False,
+        **answer_of(typed),
     )
 
 
-def parse_generate(body: bytes) -> Completion:
+def _completion_sampling(body: CompletionBody) -> SamplingParams:
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError("max_tokens 0 needs echo: true", param="max_tokens")
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs are not told in a stream", param="prompt_logprobs")
+    return resolve(
+        body,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+
+
+_NOT_GENERATE: Mapping[str, object] = {
+    "n": 1,
+    "best_of": 1,
+    "echo": False,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "return_tokens_as_token_ids": False,
+}
+
+
+def parse_generate_stream(body: bytes) -> Completion:
+    """As `parse_generate`, for the route whose name asks for a stream."""
+    request = parse_generate(body, default_stream=True)
+    if not request.stream:
+        raise RequestError("stream false contradicts /generate_stream", param="stream")
+    return request
+
+
+def parse_generate(body: bytes, *, default_stream: bool = False) -> Completion:
     """The request in the body of POST /generate: `prompt`, or `inputs` and `parameters` as TGI's.
 
     Greedy unless a temperature or do_sample says otherwise (TGI's default).
     """
     fields = _merge_parameters(parse_object(body))
-    _refuse_unsupported(fields, GenerateBody)
-    for name, neutral in (("n", 1), ("best_of", 1), ("stream", False)):
+    refuse_unsupported(fields, (*GenerateBody.__struct_fields__, *_NOT_GENERATE))
+    for name, neutral in _NOT_GENERATE.items():
         if fields.get(name) not in (None, neutral):
             raise UnsupportedParameter(
                 f"{name} is not supported by /generate; use /v1/completions", param=name
             )
-    typed = _convert(fields, GenerateBody)
+    typed = convert(fields, GenerateBody)
     prompts = _prompts(typed.prompt, "prompt")
     if len(prompts) != 1:
         raise RequestError("/generate takes one prompt", param="prompt")
     return Completion(
         model=typed.model,
         prompts=prompts,
-        n=1,
         max_tokens=typed.max_tokens,
         has_default_length="max_tokens" not in fields,
-        temperature=_generate_temperature(typed),
-        seed=typed.seed,
-        stop=_stops(typed.stop),
-        stop_token_ids=(),
-        ignore_eos=typed.ignore_eos,
-        min_tokens=_min_tokens(typed.min_tokens, typed.max_tokens),
+        sampling=resolve(
+            typed,
+            max_tokens=typed.max_tokens,
+            logprobs=None,
+            default_temperature=_generate_temperature(typed),
+        ),
+        add_special_tokens=typed.add_special_tokens is not False,
+        stream=default_stream if typed.stream is None else typed.stream,
         return_token_ids=bool(typed.return_token_ids),
+        deadlines=Deadlines(typed.slo_ttft_ms, typed.slo_tpot_ms),
     )
 
 
-_RENAMED: Mapping[str, str] = {"inputs": "prompt", "max_new_tokens": "max_tokens"}
+_RENAMED: Mapping[str, str] = {
+    "inputs": "prompt",
+    "max_new_tokens": "max_tokens",
+    "ignore_eos_token": "ignore_eos",
+    "truncate": "truncate_prompt_tokens",
+}
 
 
 def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
@@ -246,25 +316,10 @@ def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _generate_temperature(body: GenerateBody) -> float:
-    if body.temperature is None:
-        return 1.0 if body.do_sample else 0.0
-    if body.do_sample is False and body.temperature > 0:
+    """The temperature if none is given."""
+    if body.do_sample is False and body.temperature:
         raise RequestError("do_sample false contradicts a temperature over 0", param="do_sample")
-    return body.temperature
-
-
-def _min_tokens(min_tokens: int, max_tokens: int | None) -> int:
-    if max_tokens is not None and min_tokens > max_tokens:
-        raise RequestError(
-            f"min_tokens {min_tokens} is over max_tokens {max_tokens}", param="min_tokens"
-        )
-    return min_tokens
-
-
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+    return 1.0 if body.do_sample else 0.0
 
 
 def _prompts(prompt: str | list[Any], param: str) -> tuple[str | tuple[int, ...], ...]:
@@ -288,31 +343,43 @@ def _checked(value: object, kind: type[T], param: str) -> T:
         raise RequestError(f"{param}: {_sentence(error)}", param=param) from error
 
 
-def _refuse_unsupported(fields: Mapping[str, Any], kind: type[Struct]) -> None:
-    known = kind.__struct_fields__
+def refuse_unsupported(
+    fields: Mapping[str, Any],
+    known: Collection[str],
+    neutral: Mapping[str, tuple[object, ...]] = NEUTRAL,
+) -> None:
+    """Raise UnsupportedParameter for a known field that is not built and asks for something."""
     for name, value in fields.items():
-        neutral = NEUTRAL.get(name)
-        if neutral is None:
-            if name not in known and name not in ("best_of", "n", "stream"):
-                log.debug("unknown field ignored", extra={"field": name[:64]})
-        elif value not in neutral:
-            accepted = " or ".join(json.dumps(item) for item in neutral)
+        if name in known:
+            continue
+        if name not in neutral:
+            log.debug("unknown field ignored", extra={"field": name[:64]})
+        elif not any(_is_same(value, item) for item in neutral[name]):
+            accepted = " or ".join(json.dumps(item) for item in neutral[name])
             raise UnsupportedParameter(
                 f"{name} is not supported by this server; leave it out or send {accepted}",
                 param=name,
             )
 
 
-_PATH = re.compile(r" - at `\$([^`]*)`$")
+def _is_same(value: object, item: object) -> bool:
+    """Equal as JSON is: true is not 1."""
+    return value == item and isinstance(value, bool) == isinstance(item, bool)
 
 
-def _convert(fields: Mapping[str, Any], kind: type[T]) -> T:
+_PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
+
+
+def convert(fields: Mapping[str, Any], kind: type[T]) -> T:
+    """`fields` as `kind`; raises RequestError naming the field."""
     try:
-        return msgspec.convert(fields, type=kind)
+        return msgspec.convert(fields, type=kind, str_keys=True)
     except msgspec.ValidationError as error:
         text = str(error)
-        path = re.search(r"missing required field `(.*)`", text) or _PATH.search(text)
-        param = path[1].removeprefix(".") if path else "body"
+        missing = re.search(r"missing required field `(.*?)`", text)
+        path = _PATH.search(text)
+        steps = [found[1].removeprefix(".") for found in (path, missing) if found]
+        param = ".".join(steps) or "body"
         name = re.split(r"\W", param)[0]
         raise RequestError(f"{param}: {_sentence(error)}", param=name) from error
 
@@ -379,8 +446,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _object_with_surrogates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """As `_object`, for texts with escapes: a lone surrogate is no text and cannot be encoded."""
     for name, value in pairs:
-        items = value if isinstance(value, list) else (value,)
-        if any(_has_surrogate(text) for text in (name, *items)):
+        if _has_surrogate(name) or _has_surrogate(value):
             raise RequestError(
                 f"{_printable(name)} holds a lone surrogate, which is no character",
                 param=_printable(name),
@@ -389,6 +455,8 @@ def _object_with_surrogates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _has_surrogate(value: object) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_surrogate, value))
     return isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value)
 
 

@@ -4,87 +4,40 @@ Admission gives a sequence the blocks of all its tokens and a place below the ca
 is running. Each step first serves those that lack one token (decodes), then hands the rest of the
 budget to the others in order of admission (chunks of prefill), sized for the inter-token target.
 So a request waits for one of two things only, the cap or KV blocks; all else is prefill time.
+A step without prefill may verify drafts (`speculation`); in static mode (`static_batch`) the cap is
+that of a batch, which is full until its longest has ended.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
+from itertools import islice
 
 from .blocks import BlockPool
+from .preemption import choose_victim
 from .sequence import Sequence
 from .sizing import blocks_for
-from .wire import FinishReason, Submit
+from .speculation import (
+    Drafter,
+    Growth,
+    NgramSpeculation,
+    draft_length,
+    few_decodes,
+    is_eligible,
+    num_right,
+)
+from .static_batch import StaticBatch, StaticBatching
+from .step import Counters, Limits, Outcome, Refusal, Step, Work
+from .waiting import Lack, WaitClocks
+from .wire import Submit
 
 MIN_CHUNK_TOKENS = 32
 """A prefill goes on by this much per step even where the step model leaves no room: it ends."""
 
 ChunkLimit = Callable[[int, int], int]
 """(decodes, kv_tokens) of a step -> prefill tokens that keep it within the inter-token target."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The live limits, in force from the next step on."""
-
-    epoch: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    itl_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request can never run. `code` is that of the error tree."""
-
-    code: Literal["context_length_exceeded", "kv_capacity_exceeded", "invalid_request"]
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Tokens [start, start + num_tokens) of one sequence; `samples`: its next token comes of it."""
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    samples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One forward pass: its work, decodes first, and the record that the step model is fitted on.
-
-    `num_kv_tokens`: context lengths summed over the work. `num_running`, `at_cap`: at its start.
-    """
-
-    works: tuple[Work, ...]
-    num_decodes: int
-    num_kv_tokens: int
-    num_prefill_tokens: int
-    num_running: int
-    at_cap: bool
-    limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a step gave one sequence: a token, or a failure (`token_id` None)."""
-
-    sequence: Sequence
-    token_id: int | None
-    finish_reason: FinishReason | None
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start."""
-
-    num_preemptions: int = 0
-    preempted_tokens: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
 
 
 class Scheduler:
@@ -98,22 +51,25 @@ class Scheduler:
         max_model_len: int,
         vocab_size: int,
         eos_token_ids: frozenset[int] = frozenset(),
+        static: StaticBatching | None = None,
+        speculation: NgramSpeculation | None = None,
     ) -> None:
         self.pool = pool
         self.limits = limits
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
+        self.static = StaticBatch(static) if static else None
+        self.speculation = speculation
+        # Both in order of arrival: a preempted sequence takes its old place again.
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.counters = Counters()
+        if speculation is not None:
+            self.counters.accepted_by_position = [0] * speculation.num_speculative_tokens
+        self._num_added = 0
         self._dirty: list[int] = []
-        # Seconds during which the head of the queue could not start, by what it lacked. Everyone
-        # behind it waits for the same thing, so a request's wait is a difference of two readings.
-        self._clock_cap_s = 0.0
-        self._clock_kv_s = 0.0
-        self._clock_at: float | None = None
-        self._blocked_by: Literal["cap", "kv"] | None = None
+        self._clocks = WaitClocks()
 
     @property
     def has_work(self) -> bool:
@@ -121,11 +77,25 @@ class Scheduler:
 
     @property
     def waiting_cap(self) -> int:
-        return 0 if self._blocked_by == "kv" else len(self.waiting)
+        return 0 if self._clocks.blocked_by == "kv" else len(self.waiting)
 
     @property
     def waiting_kv(self) -> int:
-        return len(self.waiting) if self._blocked_by == "kv" else 0
+        return len(self.waiting) if self._clocks.blocked_by == "kv" else 0
+
+    @property
+    def rounding_waste(self) -> float:
+        """Share of the used KV slots that no token will have, because pages are whole."""
+        size = self.pool.block_size
+        wasted = sum(-sequence.num_tokens % size for sequence in self.running)
+        return wasted / max(self.pool.num_used * size, 1)
+
+    def starts_at(self, now: float) -> float:
+        """When the next step can do anything: now, or when the next static batch is due."""
+        if self.static is None or self.running or not self.waiting:
+            return now
+        is_due = self.static.may_start(self.waiting, self.running, now)
+        return now if is_due else self.static.starts_at(self.waiting)
 
     def can_admit(self, request: Submit) -> Refusal | None:
         """Why `request` can never run, or None. Asking changes nothing."""
@@ -153,8 +123,12 @@ class Scheduler:
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Queue a sequence that `can_admit` does not refuse."""
-        self._advance_clocks(now)
-        self._enqueue(sequence)
+        self._clocks.advance(now)
+        self._clocks.enqueue(sequence)
+        sequence.order, sequence.queued_s = self._num_added, now
+        self._num_added += 1
+        if self.speculation is not None and is_eligible(sequence.request):
+            sequence.drafter = Drafter(self.speculation)
         self.waiting.append(sequence)
 
     def abort(self, request_id: str) -> bool:
@@ -164,31 +138,41 @@ class Scheduler:
                 if sequence.request_id == request_id:
                     queue.remove(sequence)
                     self._free(sequence)
+                    self._end_batch()
                     return True
         return False
 
-    def schedule(self, now: float, chunk_limit: ChunkLimit) -> Step:
+    def schedule(self, now: float, chunk_limit: ChunkLimit, growth: Growth = few_decodes) -> Step:
         """Choose the next step's work, taking blocks for it and preempting where none is left."""
-        self._advance_clocks(now)
+        self._clocks.advance(now)
         before = self.counters.num_preemptions
-        works = self._decodes(now)
+        works = self._decodes()
         if self.counters.num_preemptions == before:
             self._admit(now)
-        self._blocked_by = self._why_blocked()
-        budget = self._prefill_budget(works, chunk_limit)
-        works += self._chunks({id(work.sequence) for work in works}, budget)
+        self._clocks.blocked_by = self._why_blocked()
+        if len(works) == len(self.running):
+            works = self._with_drafts(works, chunk_limit, growth)
+        else:
+            budget = self._prefill_budget(works, chunk_limit)
+            works += self._chunks({id(work.sequence) for work in works}, budget)
+        works += self._padding()
         works.sort(key=lambda work: work.num_tokens > 1)
         return self._as_step(tuple(works))
 
     def commit(self, step: Step, sampled: Seq[int | None], now: float) -> list[Outcome]:
-        """Book a step that ran. `sampled`: a token per work that samples, None for NaN logits."""
-        self._advance_clocks(now)
+        """Book a step that ran. `sampled`: a token per sampled position, None for NaN logits."""
+        self._clocks.advance(now)
         tokens = iter(sampled)
-        outcomes = []
+        outcomes: list[Outcome] = []
         for work in step.works:
-            work.sequence.num_computed_tokens += work.num_tokens
-            if work.samples:
-                outcomes.append(self._outcome(work.sequence, next(tokens)))
+            if work.drafts:
+                outcomes += self._verify(work, list(islice(tokens, work.num_samples)))
+            elif not work.is_padding:
+                work.sequence.num_computed_tokens += work.num_tokens
+                if work.samples:
+                    outcomes.append(self._outcome(work.sequence, next(tokens)))
+                    self._observe(work.sequence)
+        self._end_batch()
         return outcomes
 
     def take_dirty_blocks(self) -> list[int]:
@@ -203,46 +187,93 @@ class Scheduler:
         """The first invariant that does not hold, or None."""
         if any(sequence.block_ids for sequence in self.waiting):
             return "a waiting sequence holds blocks"
-        return self.pool.check_integrity([sequence.block_ids for sequence in self.running])
+        held = [*self.running, *(self.static.ended if self.static else ())]
+        return self.pool.check_integrity([sequence.block_ids for sequence in held])
 
     # Who continues
 
-    def _decodes(self, now: float) -> list[Work]:
+    def _decodes(self) -> list[Work]:
         """Work for every running sequence that lacks one token, oldest first."""
         works: list[Work] = []
         for sequence in list(self.running):
-            if sequence.num_uncomputed_tokens != 1 or not self._extend(sequence, now):
-                continue
-            works.append(Work(sequence, sequence.num_computed_tokens, 1, samples=True))
-        return works
+            if sequence.num_uncomputed_tokens == 1 and self._extend(sequence):
+                works.append(Work(sequence, sequence.num_computed_tokens, 1, samples=True))
+        return [work for work in works if work.sequence.block_ids]  # not preempted since
 
-    def _extend(self, sequence: Sequence, now: float) -> bool:
-        """Room for the sequence's next token, at the newest's expense; False if it was itself."""
+    def _extend(self, sequence: Sequence) -> bool:
+        """Room for the sequence's next token, at the cheapest's expense; False if it was itself."""
         if not sequence.block_ids:
-            return False  # preempted by an older one in this very step
+            return False  # preempted for another one in this very step
         while len(sequence.block_ids) * self.pool.block_size < sequence.num_tokens:
             if self.pool.num_available:
                 sequence.block_ids += self.pool.allocate(1)
-            elif self._preempt_newest(now) is sequence:
+            elif self.static and self.static.ended:
+                self._free(self.static.ended.pop())
+            elif self._preempt(choose_victim(self.running, self.pool)) is sequence:
                 return False
         return True
 
-    def _preempt_newest(self, now: float) -> Sequence:
-        victim = self.running.pop()
+    def _preempt(self, victim: Sequence) -> Sequence:
         self.counters.num_preemptions += 1
-        self.counters.preempted_tokens += victim.num_computed_tokens
-        self._free(victim)
-        self._enqueue(victim)
-        self.waiting.appendleft(victim)
+        self._requeue(victim)
         return victim
 
-    def _prefill_budget(self, decodes: Seq[Work], chunk_limit: ChunkLimit) -> int:
+    def _requeue(self, sequence: Sequence) -> None:
+        """Back into the queue, before all that came later; it will be computed again."""
+        sequence.num_lost_tokens = sequence.num_computed_tokens
+        self.running.remove(sequence)
+        self._free(sequence)
+        self._clocks.enqueue(sequence)
+        before = sum(1 for other in self.waiting if other.order < sequence.order)
+        self.waiting.insert(before, sequence)
+
+    def _padding(self) -> list[Work]:
+        """Rows of a static batch that ended: their last computed token, over and over."""
+        ended = self.static.ended if self.static else []
+        return [
+            Work(s, s.num_computed_tokens - 1, 1, samples=False, is_padding=True) for s in ended
+        ]
+
+    def _with_drafts(
+        self, decodes: list[Work], chunk_limit: ChunkLimit, growth: Growth
+    ) -> list[Work]:
+        """`decodes`, with drafts to verify where they promise to be worth the step's time."""
+        drafting = [work for work in decodes if _is_drafting(work.sequence)]
+        if not drafting or self.speculation is None:
+            return decodes
+        num_decodes, kv_tokens = len(decodes), sum(work.start + 1 for work in decodes)
+        room = self._prefill_budget(decodes, chunk_limit, floor=0)
+        length = draft_length(
+            min(self.speculation.num_speculative_tokens, room // len(drafting)),
+            len(drafting),
+            num_decodes,
+            lambda drafted: growth(num_decodes, kv_tokens, drafted),
+        )
+        return [self._with_draft(work, length) for work in decodes]
+
+    def _with_draft(self, work: Work, length: int) -> Work:
+        sequence = work.sequence
+        left = sequence.request.max_tokens - sequence.num_output_tokens
+        most = min(length, left - 1)
+        if most < 1 or sequence.drafter is None or not sequence.drafter.is_on:
+            return work
+        drafts = sequence.drafter.draft(sequence.token_ids, most)
+        lacking = blocks_for(sequence.num_tokens + len(drafts), self.pool.block_size)
+        lacking -= len(sequence.block_ids)
+        if not drafts or lacking > self.pool.num_available:
+            return work  # a guess is worth no preemption
+        sequence.block_ids += self.pool.allocate(lacking)
+        return replace(work, num_tokens=1 + len(drafts), drafts=drafts)
+
+    def _prefill_budget(
+        self, decodes: Seq[Work], chunk_limit: ChunkLimit, floor: int = MIN_CHUNK_TOKENS
+    ) -> int:
         """Tokens left for prefill beside `decodes`; without any, no one waits between tokens."""
-        left = max(self.limits.max_num_batched_tokens - len(decodes), 1)
+        left = max(self.limits.max_num_batched_tokens - len(decodes), min(floor, 1))
         if not decodes or self.limits.itl_ms is None:
             return left
         kv_tokens = sum(work.start + 1 for work in decodes)
-        return min(left, max(chunk_limit(len(decodes), kv_tokens), MIN_CHUNK_TOKENS))
+        return min(left, max(chunk_limit(len(decodes), kv_tokens), floor))
 
     def _chunks(self, served: set[int], budget: int) -> Iterator[Work]:
         for sequence in self.running:
@@ -256,11 +287,17 @@ class Scheduler:
             yield Work(sequence, sequence.num_computed_tokens, count, samples)
 
     def _as_step(self, works: tuple[Work, ...]) -> Step:
+        num_draft_tokens = sum(len(work.drafts) for work in works)
+        num_padding = sum(work.is_padding for work in works)
+        num_decodes = sum(work.num_tokens == 1 + len(work.drafts) for work in works) - num_padding
+        num_tokens = sum(work.num_tokens for work in works)
         return Step(
             works=works,
-            num_decodes=sum(1 for work in works if work.num_tokens == 1),
+            num_decodes=num_decodes,
             num_kv_tokens=sum(work.start + work.num_tokens for work in works),
-            num_prefill_tokens=sum(work.num_tokens for work in works if work.num_tokens > 1),
+            num_prefill_tokens=num_tokens - num_decodes - num_draft_tokens - num_padding,
+            num_draft_tokens=num_draft_tokens,
+            num_padding=num_padding,
             num_running=len(self.running),
             at_cap=len(self.running) >= 0.9 * self.limits.max_num_seqs,
             limits=self.limits,
@@ -270,9 +307,15 @@ class Scheduler:
 
     def _admit(self, now: float) -> None:
         """Start waiting sequences, first come first served, below the cap and within the pool."""
-        while self.waiting and len(self.running) < self.limits.max_num_seqs:
+        cap = self.limits.max_num_seqs
+        if self.static is not None:
+            may_start = self.static.may_start(self.waiting, self.running, now)
+            cap = min(cap, self.static.policy.size) if may_start else 0
+        while self.waiting and len(self.running) < cap:
             sequence = self.waiting[0]
-            matched = self.pool.match(sequence.token_ids, sequence.request.cache_salt)
+            matched = []
+            if not sequence.needs_prompt_scores:
+                matched = self.pool.match(sequence.token_ids, sequence.request.cache_salt)
             total = blocks_for(sequence.num_tokens, self.pool.block_size)
             # A margin for those that run: else the next step may preempt whom this one admits.
             margin = max(1, self.pool.num_total // 100) if self.running else 0
@@ -290,28 +333,74 @@ class Scheduler:
             sequence.sealed_key = self.pool.key_of(matched[-1])
         self.counters.prefix_queries += sequence.num_tokens
         self.counters.prefix_hits += num_cached
-        self._leave_queue(sequence)
+        self.counters.preempted_tokens += max(sequence.num_lost_tokens - num_cached, 0)
+        sequence.num_lost_tokens = 0
+        self._clocks.dequeue(sequence)
         if sequence.admitted_s is None:
             sequence.admitted_s = now
             sequence.cached_tokens = num_cached
-        self.running.append(sequence)
+        insort(self.running, sequence, key=lambda other: other.order)
 
-    def _why_blocked(self) -> Literal["cap", "kv"] | None:
+    def _why_blocked(self) -> Lack | None:
         """What a request that arrives now would wait for."""
-        if len(self.running) >= self.limits.max_num_seqs:
+        is_closed = self.static is not None and bool(self.running or self.waiting)
+        if is_closed or len(self.running) >= self.limits.max_num_seqs:
             return "cap"
         return "kv" if self.waiting else None
 
     # What came of a step
 
-    def _outcome(self, sequence: Sequence, token_id: int | None) -> Outcome:
+    def _verify(self, work: Work, sampled: Seq[int | None]) -> list[Outcome]:
+        """Keep the drafts that the model itself chose, and the token after them."""
+        sequence, drafts = work.sequence, work.drafts
+        right = num_right(drafts, sampled)
+        is_spoiled = None in sampled[right + 1 :]
+        outcomes: list[Outcome] = []
+        for token in sampled[: right + 1]:
+            sequence.num_computed_tokens += 1
+            outcomes.append(self._outcome(sequence, token, is_spoiled))
+            if outcomes[-1].finish_reason is not None:
+                break
+        self._count_drafts(len(drafts), len(outcomes) - 1)
+        if sequence.drafter is not None:
+            sequence.drafter.judge(len(drafts), right)
+        if outcomes[-1].finish_reason is None:
+            self._roll_back(sequence, is_spoiled)
+        return outcomes
+
+    def _roll_back(self, sequence: Sequence, is_spoiled: bool) -> None:
+        """Give back the blocks of rejected drafts, which hold nothing that counts."""
+        self._observe(sequence)
+        if is_spoiled:
+            # A wrong guess gave NaN, and now lies where the next tokens will look: start over.
+            self._requeue(sequence)
+            return
+        kept = blocks_for(sequence.num_tokens, self.pool.block_size)
+        self.pool.release(sequence.block_ids[kept:])
+        del sequence.block_ids[kept:]
+
+    def _count_drafts(self, num_drafted: int, num_accepted: int) -> None:
+        self.counters.num_drafts += 1
+        self.counters.draft_tokens += num_drafted
+        for position in range(num_accepted):
+            self.counters.accepted_by_position[position] += 1
+
+    def _observe(self, sequence: Sequence) -> None:
+        if sequence.drafter is not None and sequence.block_ids:
+            sequence.drafter.see(sequence.token_ids)
+
+    def _outcome(
+        self, sequence: Sequence, token_id: int | None, is_spoiled: bool = False
+    ) -> Outcome:
+        """Book one token. `is_spoiled`: behind it, its blocks hold what is not finite."""
         if token_id is None:
             # Its KV is not to be trusted, not even what earlier steps found sound.
             self._dirty += self.pool.forget(sequence.block_ids)
             sequence.num_trusted_tokens = sequence.num_computed_tokens
-            self._retire(sequence)
+            self.running.remove(sequence)
+            self._free(sequence)
             return Outcome(sequence, None, "error")
-        sequence.num_trusted_tokens = sequence.num_computed_tokens
+        sequence.num_trusted_tokens = sequence.num_computed_tokens - is_spoiled
         self._seal(sequence)
         reason = sequence.append(token_id, self.eos_token_ids)
         if reason is not None:
@@ -331,7 +420,16 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._free(sequence)
+        if self.static is None:
+            self._free(sequence)
+        else:
+            self.static.ended.append(sequence)
+
+    def _end_batch(self) -> None:
+        """Free the rows of a static batch whose last sequence has ended."""
+        if self.static is not None and not self.running:
+            while self.static.ended:
+                self._free(self.static.ended.pop())
 
     def _free(self, sequence: Sequence) -> None:
         """Give the blocks back; if it runs again, it starts from what the prefix cache kept."""
@@ -343,20 +441,6 @@ class Scheduler:
         sequence.num_sealed_blocks = 0
         sequence.sealed_key = 0
 
-    # What waiting was for
 
-    def _advance_clocks(self, now: float) -> None:
-        elapsed = 0.0 if self._clock_at is None else max(now - self._clock_at, 0.0)
-        self._clock_at = now
-        if self._blocked_by == "cap":
-            self._clock_cap_s += elapsed
-        elif self._blocked_by == "kv":
-            self._clock_kv_s += elapsed
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        sequence.queued_at = (self._clock_cap_s, self._clock_kv_s)
-
-    def _leave_queue(self, sequence: Sequence) -> None:
-        cap_s, kv_s = sequence.queued_at
-        sequence.wait_cap_s += self._clock_cap_s - cap_s
-        sequence.wait_kv_s += self._clock_kv_s - kv_s
+def _is_drafting(sequence: Sequence) -> bool:
+    return sequence.drafter is not None and sequence.drafter.is_on

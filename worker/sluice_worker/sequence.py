@@ -6,7 +6,9 @@ Prefill, decode, a prefix hit and the resumption after a preemption are all the 
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from .wire import FinishReason, Submit
+from .edits import Editor
+from .speculation import Drafter
+from .wire import FinishReason, Scores, Submit
 
 
 @dataclass(slots=True, eq=False)
@@ -29,11 +31,26 @@ class Sequence:
     """Identity of the last block put into the prefix cache: the parent of the next."""
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache spared, at the first admission."""
+    order: int = 0
+    """Rank by arrival: who is older."""
+    queued_s: float = 0.0
+    num_lost_tokens: int = 0
+    """Computed tokens that it had when it was preempted, until it runs again."""
+    drafter: Drafter | None = None
+    """Its guesses, if it may speculate."""
     admitted_s: float | None = None
     wait_cap_s: float = 0.0
     wait_kv_s: float = 0.0
     queued_at: tuple[float, float] = (0.0, 0.0)
     """Readings of the scheduler's two wait clocks when it was queued."""
+    editor: Editor | None = None
+    """What penalties, biases and word lists have to know of it; made when first needed."""
+    scores: Scores | None = None
+    """Of the token sampled last, if the request asks for log-probabilities."""
+    prompt_scores: Scores | None = None
+    """Of the prompt tokens that the last step scored, if the request asks for them."""
+    num_scored_tokens: int = 1
+    """Prompt tokens that need no more scores; the first never has one."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
@@ -54,6 +71,13 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
 
+    @property
+    def needs_prompt_scores(self) -> bool:
+        """Whether logits of prompt positions are wanted, which no cached block has."""
+        request = self.request
+        wants = request.sampling.prompt_logprobs is not None
+        return wants and self.num_scored_tokens < len(request.prompt_token_ids)
+
     def append(self, token_id: int, eos_token_ids: Set[int]) -> FinishReason | None:
         """Add one sampled token; why the sequence ends with it, or None."""
         self.token_ids.append(token_id)
@@ -65,9 +89,12 @@ class Sequence:
                 return "stop"
         return "length" if self.num_output_tokens >= request.max_tokens else None
 
-    def forbidden_tokens(self, eos_token_ids: Set[int]) -> list[int]:
-        """Tokens that must not be sampled next: those that would end it before `min_tokens`."""
-        if self.num_output_tokens >= self.request.min_tokens:
+    def forbidden_tokens(self, eos_token_ids: Set[int], ahead: int = 0) -> list[int]:
+        """Tokens that must not be sampled next: those that would end it before `min_tokens`.
+
+        `ahead`: drafted tokens in front of the one that is asked about. As in vLLM, ignore_eos does
+        not take the end tokens out of them.
+        """
+        if self.num_output_tokens + ahead >= self.request.min_tokens:
             return []
-        eos = [] if self.request.ignore_eos else sorted(eos_token_ids)
-        return [*eos, *self.request.stop_token_ids]
+        return [*sorted(eos_token_ids), *self.request.stop_token_ids]

@@ -9,11 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from .shape import DTYPE_BYTES as DTYPE_BYTES
+from .shape import ModelShape as ModelShape
+from .shape import SizingError as SizingError
+from .shape import resolve_dtype as resolve_dtype
+from .shape import weights_bytes as weights_bytes
+
 MIB = 1 << 20
 GIB = 1 << 30
 
-DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-SUPPORTED_ARCHITECTURES = frozenset({"LlamaForCausalLM"})
 MAX_CEILING = 256
 """Ceiling when the user names none: vLLM's default for all but the largest GPUs."""
 CPU_RESERVE_BYTES = 700 * MIB
@@ -22,6 +26,8 @@ WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 32 * MIB, "cuda": 640 * MIB}
 """GEMM scratch and allocator slack; on CUDA also the context (about 500 MiB on Hopper)."""
 MAX_GATHER_BYTES = 32 * MIB
 """Pages that attention brings together at once, for a group of decodes."""
+MAX_SCORES_BYTES = 16 * MIB
+"""Float32 scores that attention with a soft cap writes out at once."""
 DEFAULT_MEAN_LENGTH = 1024
 """Mean length (prompt and output) assumed before any traffic, at most half of max_model_len."""
 STATISTICAL_Z = 2.326
@@ -38,102 +44,6 @@ _HEADER_BITS = {
     "F8_E4M3": 8,
     "F8_E5M2": 8,
 }
-
-
-class SizingError(ValueError):
-    """The model or the numbers asked for cannot be sized; the message is one sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What of a model's config.json decides its memory. `dtype`: that of the checkpoint."""
-
-    architecture: str
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    max_position: int
-    tie_word_embeddings: bool
-    sliding_window: int | None
-    dtype: str
-
-    @staticmethod
-    def from_config(config: Mapping[str, object]) -> "ModelShape":
-        """The shape in a Hugging Face config.json; SizingError if it is missing or unsupported."""
-        architecture = _architecture(config)
-        hidden_size = _positive(config, "hidden_size")
-        num_heads = _positive(config, "num_attention_heads")
-        num_kv_heads = _positive(config, "num_key_value_heads", num_heads)
-        if num_heads % num_kv_heads:
-            raise SizingError(
-                f"config.json: num_attention_heads {num_heads} is not a multiple of "
-                f"num_key_value_heads {num_kv_heads}."
-            )
-        return ModelShape(
-            architecture=architecture,
-            num_layers=_positive(config, "num_hidden_layers"),
-            hidden_size=hidden_size,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=_positive(config, "head_dim", max(hidden_size // num_heads, 1)),
-            intermediate_size=_positive(config, "intermediate_size"),
-            vocab_size=_positive(config, "vocab_size"),
-            max_position=_positive(config, "max_position_embeddings"),
-            tie_word_embeddings=config.get("tie_word_embeddings") is True,
-            sliding_window=_sliding_window(config),
-            dtype=_dtype(config),
-        )
-
-
-def _architecture(config: Mapping[str, object]) -> str:
-    names = config.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise SizingError("config.json: architectures must be a list of one name.")
-    if names[0] not in SUPPORTED_ARCHITECTURES:
-        raise SizingError(
-            f"config.json: architecture {names[0][:64]} is not supported; supported: "
-            f"{', '.join(sorted(SUPPORTED_ARCHITECTURES))}."
-        )
-    return names[0]
-
-
-def _positive(config: Mapping[str, object], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    if value is None:
-        value = default
-    if value is None:
-        raise SizingError(f"config.json: {name} is missing.")
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 40:
-        raise SizingError(f"config.json: {name} must be a positive integer.")
-    return value
-
-
-def _sliding_window(config: Mapping[str, object]) -> int | None:
-    if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
-        return None
-    return _positive(config, "sliding_window")
-
-
-def _dtype(config: Mapping[str, object]) -> str:
-    # transformers 5 writes `dtype`; before that it was `torch_dtype`.
-    name = config.get("dtype") or config.get("torch_dtype") or "float32"
-    if not isinstance(name, str) or name.removeprefix("torch.") not in DTYPE_BYTES:
-        raise SizingError(f"config.json: dtype must be one of {', '.join(sorted(DTYPE_BYTES))}.")
-    return name.removeprefix("torch.")
-
-
-def resolve_dtype(requested: str, shape: ModelShape) -> str:
-    """The dtype to run with: `requested`, or the checkpoint's own for "auto"."""
-    name = shape.dtype if requested == "auto" else requested
-    if name not in DTYPE_BYTES:
-        raise SizingError(
-            f"dtype {name[:32]} is not one of auto, {', '.join(sorted(DTYPE_BYTES))}."
-        )
-    return name
 
 
 def safetensors_header_bytes(header: Mapping[str, object], dtype_bytes: int | None) -> int:
@@ -162,17 +72,12 @@ def _tensor_bytes(name: str, entry: object, dtype_bytes: int | None) -> int:
     return math.prod(dims) * bits // 8
 
 
-def weights_bytes(shape: ModelShape, dtype_bytes: int) -> int:
-    """Bytes of a model's weights by its shape alone, for random weights that no file holds."""
-    hidden, head_dim = shape.hidden_size, shape.head_dim
-    attention = hidden * head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
-    layer = attention + 3 * hidden * shape.intermediate_size + 2 * hidden
-    embeddings = shape.vocab_size * hidden * (1 if shape.tie_word_embeddings else 2)
-    return dtype_bytes * (shape.num_layers * layer + embeddings + hidden)
-
-
 def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int = 1) -> int:
-    """Bytes of keys and values of one token on one rank."""
+    """Bytes of keys and values of one token on one rank.
+
+    All layers keep every token: one table of blocks serves them all, so that a layer with a sliding
+    window reads less but holds no less.
+    """
     if tensor_parallel < 1 or shape.num_kv_heads % tensor_parallel:
         raise SizingError(
             f"tensor_parallel {tensor_parallel} does not divide the model's "
@@ -196,11 +101,26 @@ def activation_bytes(
     hidden, head_dim = shape.hidden_size, shape.head_dim
     qkv = (shape.num_heads + 2 * shape.num_kv_heads) * head_dim
     attention = 2 * qkv + shape.num_heads * head_dim
-    mlp = 3 * shape.intermediate_size
-    # Residual stream, its normalised copy and one float32 copy inside the norm.
-    per_token = dtype_bytes * (2 * hidden + max(attention, mlp)) + 4 * hidden
+    # Residual stream, its normalised copy and one float32 copy inside the norm (Gemma: two).
+    norm = dtype_bytes * 2 * hidden + (8 if shape.family.gemma else 4) * hidden
+    per_token = norm + max(dtype_bytes * attention, _mlp_bytes(shape, dtype_bytes))
     logits = max_num_seqs * shape.vocab_size * (8 + dtype_bytes)
     return max_num_batched_tokens * per_token + logits
+
+
+def _mlp_bytes(shape: ModelShape, dtype_bytes: int) -> int:
+    """Peak bytes per token of the widest MLP.
+
+    Experts run one after another, and a token goes to each at most once; beside the one that runs
+    are the rows it takes, their result and their sum, and what the router said.
+    """
+    dense = dtype_bytes * 3 * shape.intermediate_size
+    if shape.experts is None:
+        return dense
+    router = 8 * shape.experts.count + 24 * shape.experts.per_token
+    expert = dtype_bytes * 3 * (shape.experts.width + shape.hidden_size) + router
+    has_dense = len(shape.experts.layers) < shape.num_layers
+    return max(dense, expert) if has_dense else expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +220,7 @@ def plan_memory(
     per_token = kv_bytes_per_token(shape, dtype_bytes, tensor_parallel)
     chunk = min(max_num_batched_tokens, max_model_len)
     workspace = WORKSPACE_BYTES[device] + _attention_bytes(
-        chunk, max_model_len, dtype_bytes, per_token // shape.num_layers
+        shape, chunk, max_model_len, dtype_bytes, per_token // shape.num_layers
     )
     usable = int(utilization * total_bytes)
     left = usable - weights_bytes - activation_bytes - workspace - reserve
@@ -346,11 +266,13 @@ _activations = activation_bytes
 
 
 def _attention_bytes(
-    chunk: int, max_model_len: int, dtype_bytes: int, layer_kv_bytes_per_token: int
+    shape: ModelShape, chunk: int, max_model_len: int, dtype_bytes: int, layer_bytes_per_token: int
 ) -> int:
-    """Scratch of one layer's attention: gathered pages, and the mask of a chunk over its past."""
-    longest = max_model_len * layer_kv_bytes_per_token
-    return max(MAX_GATHER_BYTES, longest) + chunk * max_model_len * dtype_bytes
+    """Scratch of one layer's attention: gathered pages, and masks of a chunk over its past."""
+    longest = max_model_len * layer_bytes_per_token
+    masks = len(shape.windows) * chunk * max_model_len * dtype_bytes
+    scores = 2 * MAX_SCORES_BYTES if shape.attention_softcap else 0
+    return max(MAX_GATHER_BYTES, longest) + masks + scores
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

@@ -18,13 +18,13 @@ from .blocks import BlockPool
 from .config import EngineConfig
 from .contract import MemoryReport
 from .engine import Engine
-from .errors import ConfigError, DoesNotFit
+from .errors import ConfigError, DoesNotFit, UnsupportedModel
 from .files import checkpoint_dir, eos_token_ids, read_json
 from .models.config import DecoderConfig
 from .models.decoder import Decoder
 from .resources import Resources
 from .runner import Runner
-from .scheduler import MIN_CHUNK_TOKENS, Limits, Scheduler, Work
+from .scheduler import MIN_CHUNK_TOKENS, Scheduler
 from .sequence import Sequence
 from .sizing import (
     DEFAULT_MEAN_LENGTH,
@@ -37,6 +37,8 @@ from .sizing import (
     resolve_dtype,
     weights_bytes,
 )
+from .static_batch import StaticBatching
+from .step import Limits, Work
 from .steptime import StepRecord, StepTimes, predicted_cap
 from .weights import Checkpoint, RandomWeights, TensorSource
 from .wire import Ready, Submit
@@ -72,11 +74,11 @@ class _Start:
         self.resources = resources
         self.directory: Path = checkpoint_dir(config.model)
         config_json = read_json(self.directory, "config.json")
-        self.decoder = DecoderConfig.from_json(config_json)
+        self.decoder = DecoderConfig.from_json(config_json, config.max_model_len)
         self.eos = eos_token_ids(self.directory, config_json)
         self.device = torch.device(_pick_device(config.device))
         self.kind: Literal["cpu", "cuda"] = "cuda" if self.device.type == "cuda" else "cpu"
-        self.dtype_name = resolve_dtype(config.dtype, self.decoder.shape)
+        self.dtype_name = _run_dtype(config.dtype, self.decoder)
         self.block_size = config.block_size or DEFAULT_BLOCK_SIZE[self.kind]
         self.max_model_len = config.max_model_len or self.decoder.shape.max_position
 
@@ -240,7 +242,15 @@ class _Start:
             max_model_len=self.max_model_len,
             vocab_size=self.decoder.shape.vocab_size,
             eos_token_ids=self.eos,
+            static=self._static(),
+            speculation=self.config.speculative_config,
         )
+
+    def _static(self) -> StaticBatching | None:
+        config = self.config
+        if config.batching_mode != "static" or config.static_batch_size is None:
+            return None
+        return StaticBatching(config.static_batch_size, config.static_batch_timeout_ms / 1000)
 
     def _ready(
         self,
@@ -308,6 +318,13 @@ def _pick_device(asked: str) -> str:
     if asked == "cuda" and not torch.cuda.is_available():
         raise ConfigError(["--device cuda: this machine has no usable GPU."])
     return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _run_dtype(asked: str, decoder: DecoderConfig) -> str:
+    try:
+        return resolve_dtype(asked, decoder.shape)
+    except SizingError as error:
+        raise UnsupportedModel(str(error)) from error
 
 
 def _refuse_unless_fits(plan: MemoryPlan, decoder: DecoderConfig) -> None:

@@ -1,6 +1,7 @@
 """Text to token ids and back, one token at a time. No torch: this runs in the API process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -23,23 +24,90 @@ class Tokenizer:
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._added = {
+            token_id: added.content
+            for token_id, added in self._tokenizer.get_added_tokens_decoder().items()
+        }
+        self._anchor = list(self._tokenizer.encode("a", add_special_tokens=False).ids)[-1:]
+        self._texts: dict[int, str] = {}  # at most one for each token of the vocabulary
 
     @property
     def vocab_size(self) -> int:
         """Tokens that it knows, added ones included."""
         return int(self._tokenizer.get_vocab_size())
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with what the tokenizer puts around a text (such as a BOS)."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+    @cached_property
+    def control_tokens(self) -> dict[int, str]:
+        """The texts of the special tokens, by id."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.special}
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, keep: int | None = None
+    ) -> list[int]:
+        """Token ids of `text`, with what the tokenizer puts around a text (such as a BOS).
+
+        `keep`: the most of them; the text's first are left out, what is put around it is not.
+        """
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids, is_around = list(encoding.ids), list(encoding.special_tokens_mask)
+        if keep is None or len(ids) <= keep:
+            return ids
+        inner = [at for at, around in enumerate(is_around) if not around]
+        room = keep - (len(ids) - len(inner))
+        if room <= 0:
+            return ids[-keep:]
+        dropped = set(inner[:-room])
+        return [token_id for at, token_id in enumerate(ids) if at not in dropped]
+
+    def token_text(self, token_id: int) -> str:
+        """A token's text as it stands inside a text; what is no whole character is U+FFFD."""
+        text = self._texts.get(token_id)
+        if text is None:
+            # Some decoders drop a text's first space, so it is decoded behind another token.
+            before = self.decode(self._anchor, skip_special_tokens=False)
+            whole = self.decode([*self._anchor, token_id], skip_special_tokens=False)
+            text = self._texts[token_id] = whole[len(before) :]
+        return text
+
+    def added_text(self, token_id: int) -> str | None:
+        """The text of an added token, such as a control token; None for all others."""
+        return self._added.get(token_id)
+
+    def encode_rendered(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        """Token ids of what a chat template wrote; nothing is put around them.
+
+        In a piece that is False the texts of special tokens are control tokens; in one that is True
+        they are text, as in `encode`. Raises UnicodeEncodeError for a lone surrogate.
+        """
+        ids: list[int] = []
+        for piece, is_plain in pieces:
+            piece.encode()
+            tokenizer = self._tokenizer if is_plain else self._with_control
+            ids += tokenizer.encode(piece, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _with_control(self) -> tokenizers.Tokenizer:
+        """A second copy, made at the first chat: the switch is the tokenizer's, not the call's."""
+        copy = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        copy.encode_special_tokens = False
+        return copy
+
+    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it; "" for an id that is not in it."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> "Detokenizer":
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> "Detokenizer":
         """A fresh incremental decoder for one output."""
-        return Detokenizer(self, skip_special_tokens)
+        spaced = skip_special_tokens or spaces_between_special_tokens
+        return Detokenizer(self, skip_special_tokens, spaced)
 
 
 class Detokenizer:
@@ -50,15 +118,27 @@ class Detokenizer:
     fallback) depend on what came before.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool, spaces_between_special_tokens: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._spaced = spaces_between_special_tokens
+        self._after_added = False  # the token before is an added one
         self._ids: list[int] = []
         self._start = 0  # where both decodings begin
         self._shown = 0  # tokens whose text was given out
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; may be empty."""
+        piece = self._push(token_id)
+        if self._spaced:
+            return piece
+        added, follows = self._tokenizer.added_text(token_id), self._after_added
+        self._after_added = added is not None
+        return added if added is not None and follows else piece
+
+    def _push(self, token_id: int) -> str:
         self._ids.append(token_id)
         before, text = self._before(), self._decode(len(self._ids))
         if text.endswith(REPLACEMENT) or len(text) <= len(before):

@@ -24,6 +24,46 @@ class Message(Struct, frozen=True, tag=True, array_like=True):
 # API process -> engine process
 
 
+class Sampling(Struct, frozen=True, array_like=True):
+    """What changes a request's distribution beyond its temperature; the defaults change nothing.
+
+    `top_k` 0: all. `allowed_token_ids` None: all. `bad_words`: token ids of each spelling.
+    `logprobs`, `prompt_logprobs`: likeliest tokens to tell of beside each; None: tell nothing.
+    """
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether temperature and seed alone decide, and only token ids are told."""
+        return self == _PLAIN
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether logits are changed before temperature divides them."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1
+            or self.logit_bias
+            or self.bad_words
+            or self.allowed_token_ids is not None
+        )
+
+
+_PLAIN = Sampling()
+
+
 class Submit(Message, frozen=True):
     """A request that the API process has validated. `arrival_s`: last byte of its body was read."""
 
@@ -37,6 +77,7 @@ class Submit(Message, frozen=True):
     min_tokens: int
     arrival_s: float
     cache_salt: str = ""
+    sampling: Sampling = Sampling()
 
 
 class Abort(Message, frozen=True):
@@ -98,6 +139,27 @@ class FirstToken(Struct, frozen=True, array_like=True):
     cached_tokens: int
 
 
+class Scores(Struct, frozen=True, array_like=True):
+    """Raw log-probabilities of successive tokens: before temperature, penalties or any other edit.
+
+    `width` = 1 + the likeliest that were asked for. `token_ids` (int32) and `logprobs` (float32)
+    are [tokens, width], the token itself first, then the likeliest in order; `ranks` (int32) has
+    the token's own, 1 for the likeliest. Packed bytes: a prompt may have a million of them.
+    """
+
+    width: int
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+
+
+class PromptScores(Struct, frozen=True, array_like=True):
+    """Scores of the next tokens of a request's prompt; its first token has none."""
+
+    request_id: str
+    scores: Scores
+
+
 class TokenOut(Struct, frozen=True, array_like=True):
     """One new token of one request. `first` only with the first token."""
 
@@ -105,10 +167,19 @@ class TokenOut(Struct, frozen=True, array_like=True):
     token_id: int
     finish_reason: FinishReason | None
     first: FirstToken | None
+    scores: Scores | None = None
+
+
+class SpeculationTotals(Struct, frozen=True, array_like=True):
+    """Drafts since the start: how many, their tokens, and those accepted by place in the draft."""
+
+    num_drafts: int
+    draft_tokens: int
+    accepted_by_position: list[int]
 
 
 class Snapshot(Struct, frozen=True, array_like=True):
-    """The engine's state after a step."""
+    """The engine's state after a step. `rounding_waste`: share of KV slots."""
 
     running: int
     waiting_cap: int
@@ -120,10 +191,17 @@ class Snapshot(Struct, frozen=True, array_like=True):
     preempted_tokens: int
     prefix_queries: int
     prefix_hits: int
+    rounding_waste: float = 0.0
+    speculation: SpeculationTotals | None = None
 
 
 class StepReport(Message, frozen=True):
-    """One step: its tokens and its record. `at_cap`: running >= 0.9 * max_num_seqs in this step."""
+    """One step: its tokens and its record. `at_cap`: running >= 0.9 * max_num_seqs in this step.
+
+    `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `prompts`:
+    what it found out about prompts, of which each request's last comes no later than its first
+    token.
+    """
 
     tokens: list[TokenOut]
     epoch: int
@@ -135,6 +213,9 @@ class StepReport(Message, frozen=True):
     at_cap: bool
     snapshot: Snapshot
     step_model: StepModel | None = None
+    num_draft_tokens: int = 0
+    num_padding: int = 0
+    prompts: list[PromptScores] = []
 
 
 class Finished(Message, frozen=True):

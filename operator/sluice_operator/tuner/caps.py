@@ -57,6 +57,8 @@ def _lower(case: Case, feasible: Condition) -> Move:
     source = f"{k.LOWER:g} of the {base} that ran"
     if case.predicted_cap is not None and case.predicted_cap < cap:
         best, source = case.predicted_cap, "the model's best"
+        if best <= 1 < floor(k.HALVE * base):
+            best, source = floor(k.HALVE * base), f"half of the {base} that ran: the model sees one"
     proven = _proven_before(case)
     if best < proven:
         best, source = proven, "which had shown headroom"
@@ -147,7 +149,11 @@ def _what_is_missing(case: Case) -> str:
 
 
 def _step_up(cap: int, bound: Bound) -> int:
-    return min(bound.cap, max(cap + 1, floor(cap * k.MAX_RAISE)))
+    return min(bound.cap, _doubled(cap))
+
+
+def _doubled(cap: int) -> int:
+    return max(cap + 1, floor(cap * k.MAX_RAISE))
 
 
 def raise_bound(case: Case) -> Bound:
@@ -197,14 +203,22 @@ def _inter_token_allows(case: Case) -> bool:
 
 def blocked_from(case: Case) -> int | None:
     """The smallest cap that counts as one that breached and is not to be retried yet."""
-    now, tokens = case.seen.now, _mean_tokens(case)
     blocked = [
         max(1, floor(k.SAME_CAP * known.cap))
         for known in case.past.breached_caps
-        if now < known.time_s + k.REMEMBER_S * 2**known.times
-        and abs(tokens - known.mean_tokens) <= k.LENGTHS_SHIFTED * known.mean_tokens
+        if case.seen.now < known.time_s + k.REMEMBER_S * 2**known.times
+        and not _is_another_time(known, case)
     ]
     return max(min(blocked), case.seen.limits.min_num_seqs + 1) if blocked else None
+
+
+def _is_another_time(known: BreachedCap, case: Case) -> bool:
+    """Whether requests have other lengths, or steps have become faster, than when it breached."""
+    if abs(_mean_tokens(case) - known.mean_tokens) > k.LENGTHS_SHIFTED * known.mean_tokens:
+        return True
+    if case.model is None:
+        return False
+    return case.model.tail_ms(known.cap) < (1 - k.STEPS_SHIFTED) * known.tail_ms
 
 
 def _mean_tokens(case: Case) -> float:
@@ -217,7 +231,8 @@ def remember_breach(case: Case) -> Past:
     same = [known for known in case.past.breached_caps if _is_same(known.cap, cap)]
     others = [known for known in case.past.breached_caps if known not in same]
     times = min(max((known.times + 1 for known in same), default=0), k.MAX_DOUBLINGS)
-    kept = (*others, BreachedCap(cap, case.seen.now, times, _mean_tokens(case)))
+    tail_ms = case.model.tail_ms(cap) if case.model else 0.0
+    kept = (*others, BreachedCap(cap, case.seen.now, times, _mean_tokens(case), tail_ms))
     return msgspec.structs.replace(case.past, breached_caps=kept[-k.REMEMBERED_CAPS :])
 
 

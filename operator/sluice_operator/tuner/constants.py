@@ -82,6 +82,9 @@ little. In simulation the prediction, which sees a chunk beside a full batch in 
 at 5 of the 8 that were best on a small CPU."""
 LOWER: Final = 0.8
 """A lowering without a model, as in AIMD limiters: 0.8, not 0.5, since the knee is near."""
+HALVE: Final = 0.5
+"""Where the model sees room for one sequence only, the cap goes there by halves, each confirmed by
+its own evidence: a tail read in a noisy minute would else stop all batching at once."""
 REMEMBER_S: Final = 600.0
 """A breached cap is not retried for this long, doubled at each repetition (design)."""
 MAX_DOUBLINGS: Final = 8
@@ -90,6 +93,9 @@ SAME_CAP: Final = 0.9
 """A cap from this share of a breached one on counts as the breached one: it would run as full."""
 LENGTHS_SHIFTED: Final = 0.2
 """A mean length that moved by more than this makes what was learnt about a cap void (design)."""
+STEPS_SHIFTED: Final = 0.3
+"""A predicted tail that fell by more than this since a breach makes it void: what broke the target
+was a noisy neighbour or a throttled minute. Wider than for lengths, since a P99 is read here."""
 REMEMBERED_CAPS: Final = 8
 """Breached caps kept in the ConfigMap; older ones have expired in practice."""
 

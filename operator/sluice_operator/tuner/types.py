@@ -90,12 +90,16 @@ class Observation:
 
 
 class BreachedCap(Struct, frozen=True):
-    """A cap whose inter-token target broke. Not retried for 10 min * 2**times at these lengths."""
+    """A cap whose inter-token target broke. Not retried for 10 min * 2**times at these lengths.
+
+    `tail_ms`: what the step model said of that cap then; 0 without one.
+    """
 
     cap: int
     time_s: float
     times: int
     mean_tokens: float
+    tail_ms: float = 0.0
 
 
 class CapChange(Struct, frozen=True):

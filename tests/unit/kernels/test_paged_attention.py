@@ -3,8 +3,13 @@
 import pytest
 import torch
 from sluice_kernels.decode_attention import decode_attention, padding_bias
+from sluice_kernels.expert_mlp import expert_mlp
 from sluice_kernels.gather_kv import page_rows
-from sluice_kernels.prefill_attention import causal_bias, prefill_attention
+from sluice_kernels.prefill_attention import (
+    capped_prefill_attention,
+    causal_bias,
+    prefill_attention,
+)
 from sluice_kernels.store_kv import store_kv
 from torch import Tensor
 
@@ -12,11 +17,16 @@ HEADS, KV_HEADS, HEAD_DIM, PAGE = 6, 2, 8, 4
 SCALE = HEAD_DIM**-0.5
 
 
-def written_out(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def written_out(
+    query: Tensor, keys: Tensor, values: Tensor, softcap: float | None = None
+) -> Tensor:
     """query [heads, head_dim]; keys, values [context, kv_heads, head_dim]."""
     keys = keys.repeat_interleave(HEADS // KV_HEADS, dim=1)
     values = values.repeat_interleave(HEADS // KV_HEADS, dim=1)
-    weights = (torch.einsum("hd,chd->hc", query, keys) * SCALE).softmax(dim=-1)
+    scores = torch.einsum("hd,chd->hc", query, keys) * SCALE
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = scores.softmax(dim=-1)
     return torch.einsum("hc,chd->hd", weights, values).reshape(-1)
 
 
@@ -80,3 +90,57 @@ def test_bfloat16_stays_close_to_float32() -> None:
         for dtype in (torch.float32, torch.bfloat16)
     )
     torch.testing.assert_close(rough, exact, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(6, None), (None, 0.4), (6, 0.4)])
+def test_windows_and_caps_equal_attention_written_out(
+    window: int | None, softcap: float | None
+) -> None:
+    lengths = [3, 7, 17]
+    cache, tables, contexts = paged(lengths)
+    query = torch.randn(len(lengths), HEADS, HEAD_DIM)
+    num_slots = tables.shape[1] * PAGE
+    bias = padding_bias(torch.tensor(lengths), num_slots, KV_HEADS, query.dtype, window)
+    out = decode_attention(query, cache, page_rows(tables, KV_HEADS), bias, SCALE, softcap)
+    for row, kv in enumerate(contexts):
+        seen = kv if window is None else kv[-window:]
+        expected = written_out(query[row], seen[:, 0], seen[:, 1], softcap)
+        torch.testing.assert_close(out[row], expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("start", [0, 5])
+@pytest.mark.parametrize("window", [4, None])
+@pytest.mark.parametrize("max_scores_bytes", [1, 4 * HEADS * 20 * 5, 1 << 20])
+def test_capped_prefill_is_the_same_in_tiles_of_any_size(
+    start: int, window: int | None, max_scores_bytes: int
+) -> None:
+    count, softcap = 12, 0.4
+    cache, tables, (kv,) = paged([start + count])
+    query = torch.randn(count, HEADS, HEAD_DIM)
+    rows = page_rows(tables, KV_HEADS) if start else None
+    num_slots = tables.shape[1] * PAGE if start else count
+    bias = causal_bias(start, count, num_slots, query, window) if start or window else None
+    out = capped_prefill_attention(
+        query, kv[start:], cache, rows, bias, SCALE, softcap, max_scores_bytes
+    )
+    for row in range(count):
+        end = start + row + 1
+        seen = kv[max(0, end - window) if window else 0 : end]
+        expected = written_out(query[row], seen[:, 0], seen[:, 1], softcap)
+        torch.testing.assert_close(out[row], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_experts_see_the_tokens_that_chose_them_and_add_up_by_share() -> None:
+    tokens, hidden, width, num_experts = 7, 6, 5, 4
+    rows = torch.randn(tokens, hidden)
+    gate_up, down = torch.randn(num_experts, 2 * width, hidden), torch.randn(4, hidden, width)
+    experts = torch.stack([torch.randperm(3)[:2] for _ in range(tokens)])  # none chooses the last
+    gate_up[3] = float("nan")
+    shares = torch.rand(tokens, 2)
+    out = expert_mlp(rows, experts, shares, gate_up, down, torch.nn.functional.silu)
+    for token in range(tokens):
+        expected = torch.zeros(hidden)
+        for expert, share in zip(experts[token].tolist(), shares[token], strict=True):
+            gate, up = (gate_up[expert] @ rows[token]).chunk(2)
+            expected += share * (down[expert] @ (torch.nn.functional.silu(gate) * up))
+        torch.testing.assert_close(out[token], expected, atol=1e-5, rtol=1e-4)

@@ -64,7 +64,8 @@ class Invalid:
 _DURATION = "must be a duration between"
 INVALID = [
     Invalid("spec.model.uri", "s3://bucket/demo", "s3:// is not built yet"),
-    Invalid("spec.model.uri", "hf://Qwen/Qwen3-0.6B", "hf:// is not built yet"),
+    Invalid("spec.model.uri", "hf://Qwen/Qwen3-0.6B@v1", "a revision goes to spec.model.revision"),
+    Invalid("spec.model", {"uri": "hf://a/b", "revision": "a/../b"}, "must not contain '..'"),
     Invalid("spec.model.uri", "hf://Qwen", "hf:// needs the form hf://OWNER/NAME"),
     Invalid("spec.model.uri", "http://169.254.169.254/latest/meta-data", "must start with hf://"),
     Invalid("spec.model.uri", "file:///etc/passwd", "file:// is read only under file:///models/"),
@@ -144,7 +145,17 @@ def _durations(low_ms: int, high_ms: int) -> st.SearchStrategy[str]:
 
 _NUM_SEQS: st.SearchStrategy[Any] = st.just("Auto") | st.integers(1, 4096)
 _GOOD: dict[str, st.SearchStrategy[Any]] = {
-    "spec.model.uri": _texts("file:///models/a", "file:///models/a-b/c.d_e/", "pvc://c/d", "pvc://c"),
+    "spec.model": st.fixed_dictionaries(
+        {"uri": _texts("file:///models/a", "file:///models/a-b/c.d_e/", "pvc://c/d", "pvc://c")}
+    )
+    | st.fixed_dictionaries(
+        {"uri": _texts("hf://Qwen/Qwen3-0.6B", "hf://a/B.c_d-e")},
+        optional={
+            "revision": _texts("main", "refs/pr/3", "v1.0", "0" * 40),
+            "secretRef": st.just({"name": "hf"}),
+            "cache": st.just({"pvc": "models"}),
+        },
+    ),
     "spec.model.name": _texts("a", "Qwen/Qwen3-0.6B", "a:b_c.d-e", "x" * 128),
     "spec.model.dtype": _texts("auto", "float32", "bfloat16", "float16"),
     "spec.model.maxModelLen": st.integers(1, 1_048_576),
@@ -213,7 +224,7 @@ def arbitrary_objects(draw: st.DrawFn) -> Object:
     body = draw(valid_objects())
     paths = [
         *sorted(_GOOD),
-        "spec.model",
+        "spec.model.uri",
         "spec.slo",
         "spec.batching",
         "spec.scaling",

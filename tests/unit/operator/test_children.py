@@ -182,3 +182,45 @@ def test_the_worker_accepts_every_flag_that_it_is_given(tmp_path: Any) -> None:
     assert parsed.engine.max_num_seqs == 32
     assert parsed.engine.enable_prefix_caching is False
     assert parsed.server.shutdown_timeout == 60.0
+
+
+HUB = {"uri": "hf://Qwen/Qwen3-0.6B", "revision": "main"}
+COMMIT = "0" * 40
+
+
+def test_a_hub_model_is_fetched_into_a_writable_cache_on_a_read_only_root() -> None:
+    pod = _pod(model=HUB)
+    container = pod["containers"][0]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {"name": "cache", "mountPath": "/mnt/cache"} in container["volumeMounts"]
+    assert {"name": "cache", "emptyDir": {}} in pod["volumes"]
+    for flag in ("--model=hf://Qwen/Qwen3-0.6B", "--revision=main", "--download-dir=/mnt/cache"):
+        assert flag in container["args"]
+
+
+def test_a_claim_keeps_what_the_pods_of_a_hub_model_fetch() -> None:
+    volumes = _pod(model={**HUB, "cache": {"pvc": "models"}})["volumes"]
+    assert {"name": "cache", "persistentVolumeClaim": {"claimName": "models"}} in volumes
+
+
+def test_the_token_of_a_hub_model_reaches_the_pod_by_reference_only() -> None:
+    environment = _container(model={**HUB, "secretRef": {"name": "hf"}})["env"]
+    source = {"secretKeyRef": {"name": "hf", "key": "token"}}
+    assert {"name": "HF_TOKEN", "valueFrom": source} in environment
+    assert {"name": "HF_ENDPOINT", "value": "https://huggingface.co"} in environment
+    assert not any(one["name"].startswith("HF_") for one in _container()["env"])
+
+
+def test_replicas_stay_at_the_commit_that_the_revision_stood_for_when_they_were_made() -> None:
+    service = create_service(model=HUB)
+
+    def made(commit: str, live: Any = None) -> dict[str, Any]:
+        manifest = children.deployment(
+            service, SETTINGS, ceiling=32, replicas=1, live=live, commit=commit
+        )
+        pod: dict[str, Any] = manifest["spec"]["template"]["spec"]
+        assert f"--revision={COMMIT}" in pod["containers"][0]["args"]
+        return manifest
+
+    later = made("1" * 40, live=made(COMMIT))
+    assert later["spec"]["template"] == made(COMMIT)["spec"]["template"]

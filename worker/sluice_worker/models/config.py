@@ -3,85 +3,100 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import CheckpointError, UnsupportedModel
-from ..sizing import ModelShape, SizingError
+from ..errors import UnsupportedModel
+from ..families import FAMILIES
+from ..shape import ModelShape, SizingError
+from .rope import Rope, number, read_rope
 
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary positions. `kind`: default, linear or llama3; the last four are llama3's."""
-
-    theta: float
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """One decoder: its shape and its arithmetic."""
+    """One decoder: its shape and its arithmetic.
+
+    attention_scale: what scores are multiplied by. softcaps: None where there is none.
+    embedding_scale: what embeddings are multiplied by.
+    """
 
     shape: ModelShape
     norm_eps: float
     rope: Rope
-    attention_bias: bool
-    mlp_bias: bool
+    sliding_rope: Rope
+    activation: str
+    attention_scale: float
+    logit_softcap: float | None
+    embedding_scale: float
+    norm_topk_prob: bool
 
     @staticmethod
-    def from_json(config: Mapping[str, object]) -> "DecoderConfig":
-        """Raises UnsupportedModel or CheckpointError, each with one sentence."""
-        _refuse_unbuilt(config)
+    def from_json(
+        config: Mapping[str, object], max_model_len: int | None = None
+    ) -> "DecoderConfig":
+        """`max_model_len`: the longest sequence that will be served, the model's own for None.
+
+        Raises UnsupportedModel or CheckpointError, each with one sentence.
+        """
         try:
             shape = ModelShape.from_config(config)
         except SizingError as error:
             raise UnsupportedModel(str(error)) from error
-        if shape.head_dim % 2:
-            raise UnsupportedModel(f"config.json: head_dim {shape.head_dim} is odd.")
+        config = {**FAMILIES[shape.architecture].defaults, **config}
+        _refuse_unbuilt(config, shape)
+        rope, sliding_rope = read_rope(config, shape, max_model_len or shape.max_position)
+        gemma = shape.family.gemma
+        scalar = number(config, "query_pre_attn_scalar", 256.0) if gemma else shape.head_dim
         return DecoderConfig(
             shape=shape,
-            norm_eps=_number(config, "rms_norm_eps", 1e-6),
-            rope=_rope(config, shape.max_position),
-            attention_bias=config.get("attention_bias") is True,
-            mlp_bias=config.get("mlp_bias") is True,
+            norm_eps=number(config, "rms_norm_eps", 1e-6),
+            rope=rope,
+            sliding_rope=sliding_rope,
+            activation=_activation(config, shape),
+            attention_scale=float(scalar**-0.5),
+            logit_softcap=_logit_softcap(config, shape),
+            embedding_scale=float(shape.hidden_size**0.5) if gemma else 1.0,
+            norm_topk_prob=config.get("norm_topk_prob") is True,
         )
 
 
-def _refuse_unbuilt(config: Mapping[str, object]) -> None:
-    if "auto_map" in config:
+def _refuse_unbuilt(config: Mapping[str, object], shape: ModelShape) -> None:
+    if not _names_own_classes(config.get("auto_map"), shape.architecture):
         raise UnsupportedModel("config.json: auto_map names code of the checkpoint; none is run.")
     if config.get("quantization_config") is not None:
         raise UnsupportedModel("config.json: quantization_config is not supported.")
-    if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModel("config.json: hidden_act must be silu.")
-    if config.get("partial_rotary_factor", 1) != 1:
-        raise UnsupportedModel("config.json: partial_rotary_factor must be 1.")
+    refused = ["use_bidirectional_attention", "use_mrope"]
+    refused += [] if shape.family.attention_bias == "config" else ["attention_bias"]
+    refused += [] if shape.family.mlp_bias else ["mlp_bias"]
+    for name in refused:
+        if config.get(name):
+            raise UnsupportedModel(f"config.json: {name} is not built for {shape.architecture}.")
 
 
-def _rope(config: Mapping[str, object], max_position: int) -> Rope:
-    # transformers 5 writes everything to `rope_parameters`; before, theta stood beside the scaling.
-    values = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(values, Mapping):
-        raise CheckpointError("config.json: rope_scaling must be an object.")
-    theta = _number(values, "rope_theta", _number(config, "rope_theta", 10000.0))
-    kind = values.get("rope_type", values.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
-        raise UnsupportedModel(f"config.json: rope type {str(kind)[:32]} is not supported.")
-    return Rope(
-        theta=theta,
-        kind=str(kind),
-        factor=_number(values, "factor", 1.0),
-        low_freq_factor=_number(values, "low_freq_factor", 1.0),
-        high_freq_factor=_number(values, "high_freq_factor", 4.0),
-        original_max_position=int(
-            _number(values, "original_max_position_embeddings", float(max_position))
-        ),
+def _names_own_classes(auto_map: object, architecture: str) -> bool:
+    """Whether auto_map names only the classes that transformers has under the same names.
+
+    Phi-3's checkpoints do: their code is what was built into transformers, and here, since. It is
+    not run either way; anything else means a model that is not the one built here.
+    """
+    if auto_map is None:
+        return True
+    own = {architecture, architecture.removesuffix("ForCausalLM") + "Config"}
+    return isinstance(auto_map, Mapping) and all(
+        isinstance(name, str) and name.rpartition(".")[2] in own for name in auto_map.values()
     )
 
 
-def _number(values: Mapping[str, object], name: str, default: float) -> float:
-    value = values.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
-        raise CheckpointError(f"config.json: {name} must be a positive number.")
-    return float(value)
+def _activation(config: Mapping[str, object], shape: ModelShape) -> str:
+    name = "hidden_activation" if shape.family.gemma else "hidden_act"
+    activation = config.get(name, "silu")
+    if activation not in ACTIVATIONS:
+        raise UnsupportedModel(f"config.json: {name} must be one of {', '.join(ACTIVATIONS)}.")
+    return str(activation)
+
+
+def _logit_softcap(config: Mapping[str, object], shape: ModelShape) -> float | None:
+    if config.get("final_logit_softcapping") is None:
+        return None
+    if not shape.family.gemma:
+        raise UnsupportedModel("config.json: final_logit_softcapping is built for Gemma only.")
+    return number(config, "final_logit_softcapping", 1.0)

@@ -1,9 +1,17 @@
-"""A linear layer as a value."""
+"""A linear layer as a value, and how it is read: parts that read the same input become one.
 
+A step of a small model is mostly the calls themselves, so it should make few of them.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+ReadTensor = Callable[[str, tuple[int, ...]], Tensor]
+"""(name, shape) -> the tensor, on its device and in its dtype, or a typed error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +24,26 @@ class Linear:
     def __call__(self, rows: Tensor) -> Tensor:
         """rows [num_rows, in] -> [num_rows, out]."""
         return linear(rows, self.weight, self.bias)
+
+
+def read_linear(read: ReadTensor, name: str, rows: int, columns: int, has_bias: bool) -> Linear:
+    """The linear layer `name` of a checkpoint."""
+    return Linear(
+        read(f"{name}.weight", (rows, columns)),
+        read(f"{name}.bias", (rows,)) if has_bias else None,
+    )
+
+
+def split(part: Linear, sizes: Sequence[int]) -> list[Linear]:
+    """`part` cut into layers of so many rows each."""
+    weights = torch.split(part.weight, list(sizes))
+    biases = [None] * len(sizes) if part.bias is None else torch.split(part.bias, list(sizes))
+    return [Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+def fuse(parts: Sequence[Linear]) -> Linear:
+    """All of `parts` as one; either all have a bias or none has."""
+    if len(parts) == 1:
+        return parts[0]
+    biases = [part.bias for part in parts if part.bias is not None]
+    return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)

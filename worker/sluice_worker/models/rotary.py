@@ -5,20 +5,51 @@ rotation mixes lie side by side; scores do not change, as queries and keys are r
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .config import Rope
+from .rope import Rope
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """[head_dim / 2] float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Each [head_dim / 2] float32: how fast pairs of dimensions turn, and by what they stretch."""
+
+    frequencies: Tensor
+    magnitudes: Tensor
+
+    def at(self, positions: Tensor) -> Tensor:
+        """positions [num_tokens] -> complex64 [num_tokens, 1, head_dim / 2]."""
+        angles = positions.float()[:, None] * self.frequencies
+        return torch.polar(self.magnitudes.expand_as(angles), angles).unsqueeze(1)
+
+
+def read_rotary(rope: Rope, head_dim: int, device: torch.device) -> Rotary:
+    """The tables of `rope`; dimensions behind `rope.dims` stand still."""
+    still = head_dim // 2 - rope.dims // 2
+    magnitudes = torch.cat([torch.full((rope.dims // 2,), rope.magnitude), torch.ones(still)])
+    turning = _inverse_frequencies(rope)
+    frequencies = torch.cat([turning, torch.zeros(still)])
+    return Rotary(frequencies.to(device), magnitudes.to(device))
+
+
+def _inverse_frequencies(rope: Rope) -> Tensor:
+    """[rope.dims / 2] float32."""
+    exponents = torch.arange(0, rope.dims, 2, dtype=torch.int64).float() / rope.dims
     frequencies = 1.0 / (rope.theta**exponents)
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    return _llama3(frequencies, rope) if rope.kind == "llama3" else frequencies
+    match rope.kind:
+        case "linear":
+            return frequencies / rope.factor
+        case "llama3":
+            return _llama3(frequencies, rope)
+        case "yarn":
+            return _yarn(frequencies, rope)
+        case "longrope":
+            return 1.0 / (torch.tensor(rope.factors) * rope.theta**exponents)
+        case _:
+            return frequencies
 
 
 def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
@@ -30,23 +61,38 @@ def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
     return (1 - blend) * frequencies / rope.factor + blend * frequencies
 
 
-def rotations(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """positions [num_tokens] -> complex64 [num_tokens, 1, head_dim / 2]."""
-    angles = positions.float()[:, None] * frequencies
-    return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+def _yarn(frequencies: Tensor, rope: Rope) -> Tensor:
+    """Like llama3, but the blend is linear in the dimension (arXiv 2309.00071, section 3.2)."""
+
+    def dimension(rotations: float) -> float:
+        """The dimension that turns so often within the original length."""
+        turns = rope.original_max_position / (rotations * 2 * math.pi)
+        return rope.dims * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dims - 1)
+    width = high - low or 0.001
+    stretched = ((torch.arange(rope.dims // 2).float() - low) / width).clamp(0, 1)
+    return stretched * frequencies / rope.factor + (1 - stretched) * frequencies
 
 
 def rotate_(heads: Tensor, turns: Tensor) -> None:
-    """Rotate heads [num_tokens, num_heads, head_dim] in place by `rotations`."""
-    pairs = heads.float().view(
-        *heads.shape[:-1], -1, 2
-    )  # a copy only where the dtype is not float32
+    """Rotate heads [num_tokens, num_heads, head_dim] in place by `Rotary.at`."""
+    # A copy only where the dtype is not float32.
+    pairs = heads.float().view(*heads.shape[:-1], -1, 2)
     turned = torch.view_as_complex(pairs).mul_(turns)
     if heads.dtype != torch.float32:
         heads.copy_(torch.view_as_real(turned).flatten(-2))
 
 
-def interleave_halves(weight: Tensor, head_dim: int) -> Tensor:
-    """Reorder the output rows of a projection so that dimension i is followed by i + head_dim/2."""
-    halves = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
-    return halves.transpose(1, 2).reshape(weight.shape)
+def interleave_halves(weight: Tensor, head_dim: int, dims: int) -> Tensor:
+    """Reorder the rows of each head so that, of the first `dims`, i is followed by i + dims / 2."""
+    rest = weight.shape[1:]
+    heads = weight.view(-1, head_dim, *rest)
+    halves = heads[:, :dims].reshape(-1, 2, dims // 2, *rest).transpose(1, 2)
+    turning = halves.reshape(-1, dims, *rest)
+    if dims < head_dim:
+        turning = torch.cat([turning, heads[:, dims:]], dim=1)
+    return turning.reshape(weight.shape)

@@ -1,8 +1,23 @@
-"""Who may come in: lengths that can run at all, and a queue that is not full. Pure."""
+"""Who may come in: what can run at all, finds room in the queue and can be in time. Pure."""
 
+from ..deadlines import Deadlines
 from ..errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
 from ..protocol import Completion
 from ..wire import Snapshot
+from .forecast import Forecast
+
+
+def prompt_limit(request: Completion, window: int) -> int | None:
+    """The last tokens of each prompt that are kept; None for all. Raises RequestError."""
+    keep = request.sampling.truncate_prompt_tokens
+    if keep is None:
+        return None
+    if keep > window:
+        raise RequestError(
+            f"truncate_prompt_tokens {keep} is over the model's window of {window} tokens",
+            param="truncate_prompt_tokens",
+        )
+    return keep if keep > 0 else max(window - (request.max_tokens or 1), 1)
 
 
 def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int) -> int:
@@ -12,13 +27,13 @@ def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int
     sequence could never run, so that it never waits in front of one that can.
     """
     if num_prompt == 0:
-        raise RequestError("the prompt holds no token", param="prompt")
+        raise RequestError("the prompt holds no token", param=request.prompt_field)
     room = window - num_prompt
     if room < 1:
         raise ContextLengthExceeded(
             f"the prompt has {num_prompt} tokens; the model's window of {window} tokens must "
             "hold at least one more",
-            param="prompt",
+            param=request.prompt_field,
         )
     max_tokens = request.max_tokens
     if max_tokens is None or (request.has_default_length and max_tokens > room):
@@ -33,7 +48,7 @@ def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int
         raise KvCapacityExceeded(
             f"the prompt's {num_prompt} tokens and max_tokens {max_tokens} are over the KV pool "
             f"of {pool} tokens and could never run",
-            param="prompt" if num_prompt >= pool else "max_tokens",
+            param=request.prompt_field if num_prompt >= pool else "max_tokens",
         )
     return max_tokens
 
@@ -52,3 +67,33 @@ def is_full(num_new: int, num_open: int, cap: int, state: Snapshot, limit: int) 
     num_queued = state.waiting_cap + state.waiting_kv
     over_cap = num_open + num_new - cap
     return over_cap > limit or (num_queued > 0 and num_queued + num_new > limit)
+
+
+def unreachable(
+    deadlines: Deadlines,
+    default_ttft_ms: float | None,
+    forecast: Forecast,
+    num_new: int,
+    rest_ms: float,
+) -> tuple[str, float] | None:
+    """Why `num_new` sequences that come now would be late, and the predicted wait in seconds.
+
+    `rest_ms`: what a first token takes besides waiting for a place. None: they can be in time, or
+    nothing is known that says otherwise.
+    """
+    wait_s = forecast.wait_s(num_new)
+    ttft_ms = deadlines.ttft_ms or default_ttft_ms
+    if ttft_ms is not None and 1e3 * wait_s + rest_ms > ttft_ms:
+        sentence = (
+            f"the first token would come after about {1e3 * wait_s + rest_ms:.0f} ms, "
+            f"the deadline is {ttft_ms:g} ms"
+        )
+        return sentence, wait_s
+    tpot_ms = forecast.tpot_ms(num_new)
+    if deadlines.tpot_ms is not None and tpot_ms is not None and tpot_ms > deadlines.tpot_ms:
+        sentence = (
+            f"a token takes about {tpot_ms:.1f} ms with those that run now, "
+            f"the deadline is {deadlines.tpot_ms:g} ms"
+        )
+        return sentence, max(wait_s, forecast.service_s or 0.0)
+    return None

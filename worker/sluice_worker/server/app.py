@@ -17,7 +17,8 @@ NO_TELEMETRY: TelemetryConfig = {
 }
 
 
-def _bare() -> FastAPI:
+def bare() -> FastAPI:
+    """An application without routes, whose errors have OpenAI's shape."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
     install_errors(app)
     return app
@@ -25,7 +26,7 @@ def _bare() -> FastAPI:
 
 def api_app(service: Service, inflight: Inflight) -> ASGIApp:
     """What clients speak to."""
-    app = _bare()
+    app = bare()
     routes.add_routes(app, service)
     return Edge(
         app,
@@ -38,7 +39,7 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
 
 def admin_app(service: Service) -> ASGIApp:
     """What the operator and Prometheus speak to."""
-    app = _bare()
+    app = bare()
     routes.add_probes(app, service)
     admin.add_admin_routes(app, service)
     return Edge(

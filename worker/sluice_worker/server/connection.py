@@ -22,6 +22,10 @@ CLOSES_AT = "closes_at"
 """Key in the ASGI scope's state: loop time after which a reply closes its connection."""
 
 
+OnCut = Callable[[Literal["receive", "write"]], None]
+"""Told of each connection that missed a deadline."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """Seconds: for a request to arrive, for a reader to read on, and of a connection's age."""
@@ -35,7 +39,7 @@ class Connection(H11Protocol):
     """One client connection."""
 
     deadlines: Deadlines
-    on_cut: Callable[[Literal["receive", "write"]], None]
+    on_cut: OnCut
 
     def __init__(
         self,
@@ -129,9 +133,7 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
     return None
 
 
-def connection_class(
-    deadlines: Deadlines, on_cut: Callable[[Literal["receive", "write"]], None]
-) -> type[Connection]:
+def connection_class(deadlines: Deadlines, on_cut: OnCut) -> type[Connection]:
     """A connection type with its deadlines, as uvicorn wants a class."""
     return type(
         "BoundConnection",

@@ -4,14 +4,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import SluiceError
 from ..evidence import Flight
 from ..protocol import Completion
-from ..wire import FinishReason, TokenOut
+from ..wire import FinishReason, Scores, TokenOut
 from .ledger import Ledger
-from .replies import Usage, usage
+from .logprobs import Scored, unpack
+from .replies import usage
+from .shapes import Usage
 from .text import Transcript
 
 
@@ -19,6 +21,7 @@ from .text import Transcript
 class Choice:
     """One sequence: a prompt's i-th answer.
 
+    `echo`: the prompt's text, where the reply begins with it; `is_scoring`: it is nothing else.
     `finish_reason`: None until its last token was read; `is_booked`: its one outcome was counted.
     """
 
@@ -27,23 +30,35 @@ class Choice:
     transcript: Transcript
     prompt_token_ids: Sequence[int]
     counts_prompt: bool
+    echo: str = ""
+    is_scoring: bool = False
     finish_reason: FinishReason | None = None
     is_booked: bool = False
     cached_tokens: int = 0
+    prompt_scores: list[Scores] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    """The output's tokens with their log-probabilities, where the request asks for them."""
 
     def feed(self, token: TokenOut) -> str:
         """The text that `token` adds; sets `finish_reason` if it is the last."""
+        echo = ""
         if token.first is not None:
             self.cached_tokens = token.first.cached_tokens
+            echo = self.echo
+        self.finish_reason = token.finish_reason
+        if self.is_scoring:
+            return echo
+        if token.scores is not None:
+            offset = len(self.echo) + self.transcript.num_chars
+            self.scored += unpack(token.scores, [offset])
         text = self.transcript.push(
             token.token_id,
             is_last=token.finish_reason is not None,
             by_token=token.finish_reason == "stop",
         )
-        self.finish_reason = token.finish_reason
         if self.transcript.stop_reason is not None:
             self.finish_reason = "stop"
-        return text
+        return echo + text
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +181,10 @@ class ChoiceSink:
     def token(self, token: TokenOut, *, at_cap: bool, now_s: float) -> None:
         """Pass the token on."""
         self.generation.arrive(Arrived(self.choice, token, at_cap, now_s))
+
+    def prompt(self, scores: Scores) -> None:
+        """Keep what is known of the prompt until the reply tells it."""
+        self.choice.prompt_scores.append(scores)
 
     def ended(self, reason: FinishReason, error: SluiceError | None) -> None:
         """The sequence ended without a token; an abort is one that was asked for here."""

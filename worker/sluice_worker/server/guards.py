@@ -18,6 +18,7 @@ from ..config import read_secrets
 from ..errors import BodyTooLarge, RequestError, RequestTimeout, SluiceError, Unauthorized
 from .connection import CLOSES_AT
 from .replies import encode, error_body
+from .shapes import ErrorInfo, ErrorReply
 
 log = logging.getLogger(__name__)
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -217,14 +218,15 @@ def install_errors(app: FastAPI) -> None:
     @app.exception_handler(405)
     async def http(request: Request, error: HTTPException) -> Response:
         kinds = {404: "NotFoundError", 405: "MethodNotAllowedError"}
-        body = {
-            "message": f"{request.method} {request.url.path[:256]}: {error.detail}",
-            "type": kinds.get(error.status_code, "BadRequestError"),
-            "param": None,
-            "code": error.status_code,
-        }
+        body = ErrorInfo(
+            message=f"{request.method} {request.url.path[:256]}: {error.detail}",
+            type=kinds.get(error.status_code, "BadRequestError"),
+            param=None,
+            code=error.status_code,
+            reason="no_such_route",
+        )
         headers = dict(error.headers or {})
-        return Response(encode({"error": body}), error.status_code, headers, JSON)
+        return Response(encode(ErrorReply(body)), error.status_code, headers, JSON)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -14,22 +14,26 @@ class EventFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """`record` as one line."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        fields = {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
         event = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "event": record.getMessage(),
-            **fields,
+            **fields_of(record),
         }
         if record.exc_info:
             event["traceback"] = self.formatException(record.exc_info)
         return json.dumps(event, default=str)
 
 
-def install(level: str = "INFO") -> None:
-    """Events go to standard error; libraries speak from warnings on."""
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """What was given as `extra`."""
+    return {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
+
+
+def install(level: str = "INFO", formatter: logging.Formatter | None = None) -> None:
+    """Events go to standard error, as JSON if not told otherwise; libraries speak from warnings."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(EventFormatter())
+    handler.setFormatter(formatter or EventFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

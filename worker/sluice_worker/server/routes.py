@@ -1,19 +1,29 @@
-"""The API port: OpenAI's completions, a plain /generate, models, health and load."""
+"""The API port: OpenAI's routes, a plain /generate, tokens, models, health and load."""
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
+from typing import Protocol
 
 from fastapi import FastAPI, Request
+from msgspec import Struct
 from starlette.responses import Response
 
+from ..chat import parse_chat
+from ..health import Verdict
 from ..metrics import CONTENT_TYPE
-from ..protocol import Completion, parse_completion, parse_generate
+from ..protocol import Completion, parse_completion, parse_generate, parse_generate_stream
+from . import shapes
+from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
 from .generation import Generation
 from .guards import JSON, read_body
-from .replies import encode, models
+from .openapi import document
+from .operations import OPERATIONS
+from .replies import encode
 from .service import Service
-from .stream import EventStream, WholeReply, completion_body, generated_body
+from .stream import EventStream, WholeReply
+from .tokens import add_token_routes
 
 OPEN_PATHS = ("/health", "/healthz", "/readyz", "/version")
 """What answers without a bearer on the API port."""
@@ -21,68 +31,140 @@ OPEN_PATHS = ("/health", "/healthz", "/readyz", "/version")
 
 def add_routes(app: FastAPI, service: Service) -> None:
     """All routes of the API port."""
-    model = service.config.model_name
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        generation = await _open(request, service, parse_completion)
-        if generation.request.stream:
-            return EventStream(generation, model)
-        return WholeReply(generation, completion_body(generation, model))
+        return await _generated(request, service, parse_completion, CompletionFormat)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        body, arrival_s = await _read(request, service)
+        asked = parse_chat(body)
+        asked = replace(asked, completion=_with_deadlines(asked.completion, request))
+        generation = await service.open_chat(asked, len(body), arrival_s)
+        return _reply(generation, service, ChatFormat)
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
-        generation = await _open(request, service, parse_generate)
-        return WholeReply(generation, generated_body(generation, model))
+        return await _generated(request, service, parse_generate, GenerateFormat)
+
+    @app.post("/generate_stream")
+    async def generate_stream(request: Request) -> Response:
+        return await _generated(request, service, parse_generate_stream, GenerateFormat)
+
+    add_token_routes(app, service)
+    _add_models(app, service)
+    add_probes(app, service)
+
+    found = encode(
+        document(
+            OPERATIONS,
+            version=version("sluice"),
+            has_keys=service.config.server.api_key_file is not None,
+            open_paths=OPEN_PATHS,
+        )
+    )
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        return Response(found, media_type=JSON)
+
+
+async def _read(request: Request, service: Service) -> tuple[bytes, float]:
+    """A body and when it was whole: a request's clock starts with the last byte of its body."""
+    limits = service.config.server
+    body = await read_body(request, limits.max_body_bytes, limits.receive_timeout)
+    return body, time.monotonic()
+
+
+async def _generated(
+    request: Request,
+    service: Service,
+    parse: Callable[[bytes], Completion],
+    kind: type[Format],
+) -> Response:
+    """Read, parse and submit."""
+    body, arrival_s = await _read(request, service)
+    asked = _with_deadlines(parse(body), request)
+    return _reply(await service.open(asked, arrival_s), service, kind)
+
+
+def _with_deadlines(asked: Completion, request: Request) -> Completion:
+    return replace(asked, deadlines=asked.deadlines.with_headers(request.headers))
+
+
+def _reply(generation: Generation, service: Service, kind: type[Format]) -> Response:
+    form = kind(generation, service.config.model_name, service.tokenizer)
+    if generation.request.stream:
+        return EventStream(form, service.config.server.sse_keep_alive_interval)
+    return WholeReply(form)
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    def card() -> shapes.ModelCard:
+        return shapes.ModelCard(
+            id=service.config.model_name,
+            created=int(service.created_s),
+            root=service.config.root,
+            max_model_len=service.engine.max_model_len if service.engine else 0,
+        )
 
     @app.get("/v1/models")
-    async def list_models() -> Response:
-        window = service.engine.max_model_len if service.engine else 0
-        created, root = int(service.created_s), service.config.engine.model
-        return Response(models(model, created, root, window), media_type=JSON)
+    async def models() -> Response:
+        return answer(shapes.ModelList([card()]))
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> Response:
+        service.check_model(model)
+        return answer(card())
 
     @app.get("/load")
     async def load() -> Response:
-        return Response(encode({"server_load": service.client.num_open}), media_type=JSON)
-
-    add_probes(app, service)
+        return answer(shapes.Load(service.client.num_open))
 
 
-async def _open(
-    request: Request, service: Service, parse: Callable[[bytes], Completion]
-) -> Generation:
-    """Read, parse and submit. A request's clock starts with the last byte of its body."""
-    limits = service.config.server
-    body = await read_body(request, limits.max_body_bytes, limits.receive_timeout)
-    arrival_s = time.monotonic()
-    return await service.open(parse(body), arrival_s)
+class Health(Protocol):
+    """Who answers the probes."""
+
+    def liveness(self) -> Verdict:
+        """Whether a restart would help."""
+
+    def readiness(self) -> Verdict:
+        """Whether new requests are taken."""
 
 
-def add_probes(app: FastAPI, service: Service) -> None:
-    """Health, version and metrics: on both ports."""
+def add_health(app: FastAPI, service: Health) -> None:
+    """The probes and the version, which need no engine."""
 
     @app.get("/healthz")
     @app.get("/health")
     async def healthz() -> Response:
         verdict = service.liveness()
-        body = {"status": "ok" if verdict.ok else "failed", "reason": verdict.reason}
-        return Response(encode(body), 200 if verdict.ok else 503, media_type=JSON)
+        body = shapes.Health("ok" if verdict.ok else "failed", verdict.reason)
+        return answer(body, 200 if verdict.ok else 503)
 
     @app.get("/readyz")
     async def readyz() -> Response:
         verdict = service.readiness()
-        body = {
-            "status": "ready" if verdict.ok else "not ready",
-            "reason": verdict.reason,
-            "phase": verdict.phase,
-            "percent": verdict.percent,
-        }
-        return Response(encode(body), 200 if verdict.ok else 503, media_type=JSON)
+        body = shapes.Readiness(
+            "ready" if verdict.ok else "not ready", verdict.reason, verdict.phase, verdict.percent
+        )
+        return answer(body, 200 if verdict.ok else 503)
 
     @app.get("/version")
     async def show_version() -> Response:
-        return Response(encode({"version": version("sluice")}), media_type=JSON)
+        return answer(shapes.Version(version("sluice")))
+
+
+def add_probes(app: FastAPI, service: Service) -> None:
+    """Health, version and metrics: on both ports."""
+    add_health(app, service)
 
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.exposition.text(), media_type=CONTENT_TYPE)
+
+
+def answer(body: Struct, status: int = 200) -> Response:
+    """`body` as JSON."""
+    return Response(encode(body), status, media_type=JSON)

@@ -5,15 +5,17 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..config import WorkerConfig
+from ..config import ServerConfig, WorkerConfig
 from ..errors import ConfigError, RequestFailed
 from .app import admin_app, api_app
-from .connection import Connection, Deadlines, connection_class
+from .arrival import Arrival
+from .connection import Connection, Deadlines, OnCut, connection_class
 from .guards import Inflight
 from .service import Service
 
@@ -52,13 +54,37 @@ def bind(flag: str, host: str, port: int) -> socket.socket:
         raise ConfigError([f"--{flag} {port} on {host} cannot be used: {reason}"]) from error
 
 
-def _server(app: ASGIApp, service: Service) -> _Server:
-    limits = service.config.server
+class _Door:
+    """The application of a port, changed once: when a model that was fetched is there.
+
+    The connections stay, so that nobody who asks at that moment is cut off.
+    """
+
+    def __init__(self) -> None:
+        self._app: ASGIApp | None = None
+        self._on_cut: OnCut | None = None
+
+    def lead_to(self, app: ASGIApp, on_cut: OnCut | None = None) -> None:
+        """`app` answers from now on; `on_cut` is told of connections that are too slow."""
+        self._app, self._on_cut = app, on_cut
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        assert self._app is not None  # before its server accepts anybody
+        await self._app(scope, receive, send)
+
+    def cut(self, reason: Literal["receive", "write"]) -> None:
+        """A connection missed the deadline named."""
+        if self._on_cut is not None:
+            self._on_cut(reason)
+
+
+def _server(door: _Door, limits: ServerConfig) -> _Server:
     deadlines = Deadlines(limits.receive_timeout, limits.write_timeout, limits.connection_max_age)
     return _Server(
         uvicorn.Config(
-            app,
-            http=connection_class(deadlines, lambda reason: service.stats.connection_cut(reason)),
+            door,
+            http=connection_class(deadlines, door.cut),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -78,7 +104,6 @@ async def serve(config: WorkerConfig) -> int:
     """
     limits = config.server
     admin_host = limits.host if limits.admin_token_file else "127.0.0.1"
-    service = Service(config)
     with (
         bind("port", limits.host, limits.port) as api_socket,
         bind("admin-port", admin_host, limits.admin_port) as admin_socket,
@@ -91,28 +116,57 @@ async def serve(config: WorkerConfig) -> int:
                 "model": config.model_name,
             },
         )
-        inflight = Inflight()
-        api = _server(api_app(service, inflight), service)
-        admin = _server(admin_app(service), service)
+        api_door, admin_door = _Door(), _Door()
+        api, admin = _server(api_door, limits), _server(admin_door, limits)
         tasks = [
             asyncio.create_task(api.serve([api_socket])),
             asyncio.create_task(admin.serve([admin_socket])),
-            asyncio.create_task(service.beat()),
         ]
         try:
-            return await _live(service, api, inflight)
+            there = await _fetched(config, (api_door, admin_door))
+            return await _serve(there, api, api_door, admin_door) if there else 0
         finally:
-            await service.client.stop()
             api.should_exit = admin.should_exit = True
-            tasks[2].cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _fetched(config: WorkerConfig, doors: tuple[_Door, ...]) -> WorkerConfig | None:
+    """`config` with its checkpoint in a directory, fetched if need be while `doors` say how far.
+
+    None if told to leave; raises StartupError.
+    """
+    if config.hub is None:
+        return config
+    arrival = Arrival(config, config.hub)
+    _on_signals(arrival.stop)
+    for door in doors:
+        door.lead_to(arrival.app())
+    directory = await arrival.fetch()
+    return config.at(directory) if directory else None
+
+
+async def _serve(config: WorkerConfig, api: _Server, api_door: _Door, admin_door: _Door) -> int:
+    service, inflight = Service(config), Inflight()
+    api_door.lead_to(api_app(service, inflight), service.stats.connection_cut)
+    admin_door.lead_to(admin_app(service), service.stats.connection_cut)
+    beat = asyncio.create_task(service.beat())
+    try:
+        return await _live(service, api, inflight)
+    finally:
+        await service.client.stop()
+        beat.cancel()
+        await asyncio.gather(beat, return_exceptions=True)
+
+
+def _on_signals(act: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, act)
 
 
 async def _live(service: Service, api: _Server, inflight: Inflight) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
+    _on_signals(stop.set)
     await service.client.start(service.config.engine)
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(service.ended.wait())]
     try:

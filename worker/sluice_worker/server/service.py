@@ -8,14 +8,20 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
+import msgspec
+
+from ..chat import Chat, Conversation
 from ..client import EngineClient
 from ..config import WorkerConfig
 from ..contract import Evidence, RuntimeConfig, RuntimePatch, Slo, Waiting
 from ..errors import (
+    DeadlineUnreachable,
     Draining,
     EngineDied,
     ModelNotFound,
@@ -28,16 +34,25 @@ from ..errors import (
     StaleEpoch,
 )
 from ..evidence import Recorder
-from ..files import read_json
+from ..files import eos_token_ids, read_json
 from ..health import Pulse, Verdict
 from ..metrics import Exposition, Statistics, View
 from ..protocol import Completion
+from ..sampling_params import (
+    SamplingParams,
+    check_prompt_logprobs,
+    check_something_left,
+    check_vocabulary,
+    for_engine,
+)
 from ..tokenizer import Tokenizer
-from ..wire import Configure, Finished, Heartbeat, Ready, StepReport, Submit
-from .admission import is_full, num_waiting, token_budget
+from ..wire import Configure, Finished, Heartbeat, Ready, Sampling, StepReport, Submit
+from .admission import is_full, num_waiting, prompt_limit, token_budget, unreachable
 from .cgroup import throttled_s
+from .forecast import Forecast
 from .generation import Choice, Generation
 from .ledger import Ledger
+from .renderer import Renderer
 from .text import Transcript
 
 log = logging.getLogger(__name__)
@@ -46,7 +61,13 @@ BEAT_S = 0.1
 """How often ticks are closed and hopeless requests are looked for."""
 INLINE_CHARS = 4096
 """Longer prompts are tokenised in a thread, so that streams do not wait for them."""
+T = TypeVar("T")
 MAX_RETRY_AFTER_S = 60
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """The result of `work`, whose time grows with `size`: at once, or in a thread if it is long."""
+    return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
 class Service:
@@ -57,13 +78,17 @@ class Service:
         directory = Path(config.engine.model.removeprefix("file://"))
         self.config = config
         self.tokenizer = Tokenizer(directory)
-        self.vocab_size = _vocab_size(directory, self.tokenizer)
+        self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
+        config_json = read_json(directory, "config.json")
+        self.vocab_size = _vocab_size(config_json, self.tokenizer)
+        self.eos_token_ids = eos_token_ids(directory, config_json)
         self.boot_id = uuid.uuid4().hex
         self.created_s = time.time()
         self.epoch = config.engine.epoch
         self.max_num_batched_tokens = config.engine.max_num_batched_tokens
         self.slo = config.server.slo
         self.overload = config.server.overload
+        self.max_num_queued_reqs = config.server.max_num_queued_reqs
         self.pulse = Pulse(now_s)
         self.client = EngineClient(self.pulse, self)
         self.recorder = Recorder(self.boot_id, now_s, self.created_s)
@@ -97,6 +122,7 @@ class Service:
                 "epoch": self.epoch,
                 "kv_tokens": ready.kv_tokens,
                 "max_model_len": ready.max_model_len,
+                "memory": ready.memory.measured,
             },
         )
 
@@ -116,56 +142,88 @@ class Service:
 
     # -- requests
 
-    async def open(self, request: Completion, arrival_s: float) -> Generation:
+    async def open(
+        self, request: Completion, arrival_s: float, id_prefix: str = "cmpl"
+    ) -> Generation:
         """Let a request in and submit its sequences, or raise why not."""
-        self._check_open()
-        self._check_model(request)
-        prompts = [await self._token_ids(prompt) for prompt in request.prompts]
+        window = self._check_open().max_model_len
+        self.check_model(request.model)
+        sampling = self._sampling(request.sampling)
+        keep = prompt_limit(request, window)
+        prompts = [await self._token_ids(prompt, request, keep) for prompt in request.prompts]
         engine = self._check_open()
-        window, pool = engine.max_model_len, engine.num_blocks * engine.block_size
+        pool = engine.num_blocks * engine.block_size
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
-        self._check_queue(len(prompts) * request.n)
-        reply_id = f"cmpl-{request.request_id or uuid.uuid4().hex}"
+        num_choices = request.sampling.n
+        check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
+        self._check_queue(len(prompts) * num_choices)
+        self._check_deadlines(request, prompts, arrival_s)
+        reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
         generation = Generation(reply_id, request, self.ledger, self.client.abort)
-        self.stats.observe("request_params_n", request.n)
-        for ids, max_tokens in zip(prompts, budgets, strict=True):
+        self.stats.observe("request_params_n", num_choices)
+        for asked, ids, max_tokens in zip(request.prompts, prompts, budgets, strict=True):
             self.stats.observe("request_params_max_tokens", max_tokens)
-            for i in range(request.n):
-                self._submit(generation, ids, max_tokens, i, arrival_s)
+            echo = self._echo(asked, ids, request, keep)
+            message = _message(request, ids, max_tokens, sampling, arrival_s)
+            for i in range(num_choices):
+                self._submit(generation, message, echo, i)
         return generation
 
-    def _submit(
+    def _sampling(self, params: SamplingParams) -> Sampling:
+        """The engine's part of `params`, checked against the model's tokens."""
+        check_vocabulary(params, self.vocab_size)
+        sampling = for_engine(
+            params, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
+        )
+        check_something_left(params, sampling, self.eos_token_ids)
+        return sampling
+
+    def _echo(
         self,
-        generation: Generation,
-        prompt: Sequence[int],
-        max_tokens: int,
-        i: int,
-        arrival_s: float,
-    ) -> None:
-        request = generation.request
-        request_id = str(next(self._ids))
-        flight = self.recorder.arrive(request_id, arrival_s, time.monotonic(), len(prompt))
+        asked: str | tuple[int, ...],
+        ids: Sequence[int],
+        request: Completion,
+        keep: int | None,
+    ) -> str:
+        """What the reply repeats of a prompt: the text as it came, unless it was cut."""
+        if not request.echo:
+            return ""
+        if isinstance(asked, str) and (keep is None or len(ids) < keep):
+            return asked
+        skip = request.sampling.skip_special_tokens
+        return self.tokenizer.decode(ids, skip_special_tokens=skip)
+
+    def _submit(self, generation: Generation, message: Submit, echo: str, i: int) -> None:
+        """Submit the i-th answer to a prompt; each draws with a seed of its own."""
+        request, params = generation.request, generation.request.sampling
+        request_id, prompt = str(next(self._ids)), message.prompt_token_ids
+        now_s = time.monotonic()
+        flight = self.recorder.arrive(
+            request_id, message.arrival_s, now_s, len(prompt), request.deadlines.ttft_ms
+        )
         transcript = Transcript(
-            self.tokenizer.detokenizer(),
-            stops=request.stop,
-            stop_token_ids=frozenset(request.stop_token_ids),
-            min_tokens=request.min_tokens,
+            self.tokenizer.detokenizer(
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            ),
+            stops=params.stop,
+            stop_token_ids=frozenset(params.stop_token_ids),
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop,
         )
         index = len(generation.choices)
-        sink = generation.add(Choice(index, flight, transcript, prompt, counts_prompt=i == 0))
-        message = Submit(
-            request_id=request_id,
-            prompt_token_ids=list(prompt),
-            max_tokens=max_tokens,
-            temperature=request.temperature,
-            seed=None if request.seed is None else request.seed + i,
-            ignore_eos=request.ignore_eos,
-            stop_token_ids=list(request.stop_token_ids),
-            min_tokens=min(request.min_tokens, max_tokens),
-            arrival_s=arrival_s,
-            cache_salt=request.cache_salt,
+        choice = Choice(
+            index,
+            flight,
+            transcript,
+            prompt,
+            counts_prompt=i == 0,
+            echo=echo,
+            is_scoring=request.is_scoring,
         )
-        self.client.submit(message, sink)
+        seed = None if params.seed is None else params.seed + i
+        changed = msgspec.structs.replace(message, request_id=request_id, seed=seed)
+        self.client.submit(changed, generation.add(choice))
 
     def _check_open(self) -> Ready:
         """The engine's limits, or why no request is taken now."""
@@ -184,64 +242,118 @@ class Service:
         assert self.engine is not None  # the third problem above
         return self.engine
 
-    def _check_model(self, request: Completion) -> None:
+    async def open_chat(self, chat: Chat, num_bytes: int, arrival_s: float) -> Generation:
+        """As `open`, for a conversation of `num_bytes`."""
+        self._check_open()
+        self.check_model(chat.completion.model)
+        prompt = tuple(await self.render(chat.conversation, num_bytes))
+        return await self.open(replace(chat.completion, prompts=(prompt,)), arrival_s, "chatcmpl")
+
+    async def render(self, conversation: Conversation, num_bytes: int) -> list[int]:
+        """The token ids of a conversation, as its template writes it. Raises RequestError."""
+        return await off_loop(num_bytes, lambda: self._renderer.token_ids(conversation))
+
+    def check_model(self, asked: str | None) -> None:
+        """Raise ModelNotFound if `asked` is given and not what is served."""
         name = self.config.model_name
-        if request.model is not None and request.model != name:
+        if asked is not None and asked != name:
             raise ModelNotFound(
-                f"the model {request.model!r} does not exist; this worker serves {name!r}",
-                param="model",
+                f"the model {asked!r} does not exist; this worker serves {name!r}", param="model"
             )
 
-    async def _token_ids(self, prompt: str | tuple[int, ...]) -> Sequence[int]:
+    def limits(self) -> Ready:
+        """What the engine said of itself; raises NotReady before it serves."""
+        if self.engine is None:
+            raise NotReady("the model is being loaded", retry_after_s=1)
+        return self.engine
+
+    async def _token_ids(
+        self, prompt: str | tuple[int, ...], request: Completion, keep: int | None
+    ) -> Sequence[int]:
+        """The prompt's token ids, the last `keep` of them."""
         if isinstance(prompt, tuple):
             highest = max(prompt, default=0)
             if highest >= self.vocab_size:
                 raise RequestError(
                     f"token id {highest} is outside the vocabulary of {self.vocab_size}",
-                    param="prompt",
+                    param=request.prompt_field,
                 )
-            return prompt
-        if len(prompt) <= INLINE_CHARS:
-            return self.tokenizer.encode(prompt)
-        return await asyncio.to_thread(self.tokenizer.encode, prompt)
+            return prompt if keep is None else prompt[-keep:]
+        return await off_loop(
+            len(prompt),
+            lambda: self.tokenizer.encode(
+                prompt, add_special_tokens=request.add_special_tokens, keep=keep
+            ),
+        )
 
     def _check_queue(self, num_new: int) -> None:
-        limit, cap = self.config.server.max_num_queued_reqs, self._max_num_seqs
+        limit, cap = self.max_num_queued_reqs, self._max_num_seqs
         state, num_open = self.recorder.snapshot, self.client.num_open
         if not is_full(num_new, num_open, cap, state, limit):
             return
+        waiting = num_waiting(num_open, cap, state)
+        error = QueueFull(
+            f"{waiting} requests wait already, and max_num_queued_reqs is {limit}",
+            retry_after_s=_retry_after_s(self._forecast().wait_s(num_new)),
+        )
+        self._refuse(num_new, "max_num_queued_reqs", error)
+
+    def _check_deadlines(
+        self, request: Completion, prompts: Sequence[Sequence[int]], arrival_s: float
+    ) -> None:
+        """Refuse now what would miss its deadline later, and say when to come again."""
+        num_new = len(prompts) * request.sampling.n
+        problem = unreachable(
+            request.deadlines,
+            self._shed_ms(),
+            self._forecast(),
+            num_new,
+            1e3 * (time.monotonic() - arrival_s)
+            + max(self.recorder.prefill_ms(len(ids)) for ids in prompts),
+        )
+        if problem is not None:
+            sentence, wait_s = problem
+            error = DeadlineUnreachable(sentence, retry_after_s=_retry_after_s(wait_s))
+            self._refuse(num_new, "deadline", error)
+
+    def _refuse(self, num_new: int, reason: str, error: SluiceError) -> NoReturn:
         for _ in range(num_new):
             self.recorder.refuse()
-        self.stats.reject("max_num_queued_reqs")
-        waiting = num_waiting(num_open, cap, state)
-        raise QueueFull(
-            f"{waiting} requests wait already, and --max-num-queued-reqs is {limit}",
-            retry_after_s=self._retry_after_s(waiting),
-        )
+        self.stats.reject(reason)
+        raise error
 
-    def _retry_after_s(self, num_waiting: int) -> int:
-        """Seconds in which those that wait will have finished at the present rate."""
-        rate = self.recorder.finished_per_s()
-        seconds = math.ceil(num_waiting / rate) if rate > 0 else 1
-        return min(max(1, seconds), MAX_RETRY_AFTER_S)
+    def _shed_ms(self) -> float | None:
+        """The first-token deadline of requests that bring none."""
+        return self.slo.ttft_ms if self.overload == "Shed" else None
+
+    def _forecast(self) -> Forecast:
+        state, recorder = self.recorder.snapshot, self.recorder
+        return Forecast(
+            num_open=self.client.num_open,
+            num_running=state.running,
+            num_waiting=state.waiting_cap + state.waiting_kv,
+            cap=self._max_num_seqs,
+            service_s=recorder.service_s(),
+            step_model=recorder.step_model,
+            kv_per_seq=recorder.mean_length(),
+        )
 
     # -- live configuration
 
     def runtime_config(self) -> RuntimeConfig:
         """What is in force; raises NotReady before the engine serves."""
-        if self.engine is None:
-            raise NotReady("the model is being loaded", retry_after_s=1)
-        state = self.recorder.snapshot
+        ceiling, state = self.limits().ceiling, self.recorder.snapshot
         return RuntimeConfig(
             epoch=self.epoch,
             max_num_seqs=self._max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             slo=self.slo,
             overload=self.overload,
-            ceiling=self.engine.ceiling,
+            ceiling=ceiling,
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
             boot_id=self.boot_id,
+            max_num_queued_reqs=self.max_num_queued_reqs,
         )
 
     def patch(self, change: RuntimePatch) -> RuntimeConfig:
@@ -250,6 +362,8 @@ class Service:
         cap = change.max_num_seqs or current.max_num_seqs
         budget = change.max_num_batched_tokens or current.max_num_batched_tokens
         slo, overload = change.slo or current.slo, change.overload or current.overload
+        queue = change.max_num_queued_reqs
+        queue = self.max_num_queued_reqs if queue is None else queue
         self._check_patch(change, current, cap, budget, slo)
         if change.epoch == current.epoch:
             if (cap, budget) != (current.max_num_seqs, current.max_num_batched_tokens):
@@ -257,11 +371,16 @@ class Service:
                     f"epoch {change.epoch} is in force with other limits; they need a new one",
                     param="epoch",
                 )
-            if (slo, overload) == (current.slo, current.overload):
+            if (slo, overload, queue) == (
+                current.slo,
+                current.overload,
+                current.max_num_queued_reqs,
+            ):
                 return current
         self.client.configure(Configure(change.epoch, cap, budget, slo.itl_ms))
         self.epoch, self._max_num_seqs = change.epoch, cap
         self.max_num_batched_tokens, self.slo, self.overload = budget, slo, overload
+        self.max_num_queued_reqs = queue
         self.recorder.configure(change.epoch, cap, slo)
         log.info("configured", extra={"epoch": change.epoch, "max_num_seqs": cap})
         return self.runtime_config()
@@ -290,8 +409,7 @@ class Service:
 
     def evidence(self, after: int) -> Evidence:
         """Closed ticks after `after`; raises NotReady before the engine serves."""
-        if self.engine is None:
-            raise NotReady("the model is being loaded", retry_after_s=1)
+        self.limits()
         return self.recorder.evidence(after)
 
     # -- health, metrics, time
@@ -335,21 +453,50 @@ class Service:
             now_s = time.monotonic()
             if self.recorder.is_due(now_s):
                 self.recorder.advance(now_s, time.time(), throttled_s())
-            if self.overload == "Shed":
-                self._shed(now_s)
+            self._shed(now_s)
             await asyncio.sleep(BEAT_S)
 
     def _shed(self, now_s: float) -> None:
-        for flight in self.recorder.hopeless(now_s):
-            error = Shed(
+        for flight in self.recorder.hopeless(now_s, self._shed_ms()):
+            kind = Shed if flight.ttft_ms is None else DeadlineUnreachable
+            error = kind(
                 "the first token can no longer come within the target of "
-                f"{self.slo.ttft_ms:g} ms, so the request was dropped",
-                retry_after_s=self._retry_after_s(self.client.num_open),
+                f"{flight.ttft_ms or self.slo.ttft_ms:g} ms, so the request was dropped",
+                retry_after_s=_retry_after_s(self._forecast().wait_s(1)),
             )
             self.client.fail(flight.request_id, error)
 
 
-def _vocab_size(directory: Path, tokenizer: Tokenizer) -> int:
+def _retry_after_s(wait_s: float) -> int:
+    """The predicted wait as a Retry-After."""
+    return min(max(1, math.ceil(wait_s)), MAX_RETRY_AFTER_S)
+
+
+def _message(
+    request: Completion,
+    prompt: Sequence[int],
+    max_tokens: int,
+    sampling: Sampling,
+    arrival_s: float,
+) -> Submit:
+    """What the engine is told of a prompt; id and seed are those of each answer."""
+    params = request.sampling
+    return Submit(
+        request_id="",
+        prompt_token_ids=list(prompt),
+        max_tokens=max_tokens,
+        temperature=params.temperature,
+        seed=None,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=list(params.stop_token_ids),
+        min_tokens=min(params.min_tokens, max_tokens),
+        arrival_s=arrival_s,
+        cache_salt=request.cache_salt,
+        sampling=sampling,
+    )
+
+
+def _vocab_size(config: Mapping[str, object], tokenizer: Tokenizer) -> int:
     """Rows of the embedding table, over which a token id has no meaning."""
-    size = read_json(directory, "config.json").get("vocab_size")
+    size = config.get("vocab_size")
     return size if isinstance(size, int) else tokenizer.vocab_size

@@ -1,22 +1,24 @@
-"""The two ways in which a completion is answered, as ASGI responses that watch their client.
+"""The two ways in which a request is answered, as ASGI responses that watch their client.
 
 The status line goes out with the first token, so that a request that is shed or fails before it is
-answered with its own status code and Retry-After instead of an event in a 200.
+answered with its own status code and Retry-After instead of an event in a 200. With
+--sse-keep-alive-interval it goes out with the first comment, if that is earlier.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import SluiceError
-from .generation import Arrived, Choice, Generation
-from .replies import DONE, Chunks, Usage, choice, completion, error_event, generated
+from .formats import Format
+from .generation import Arrived, Generation
+from .replies import error_event
 
+KEEP_ALIVE = b": keep-alive\n\n"
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -42,12 +44,14 @@ async def watched(generation: Generation, receive: Receive) -> AsyncIterator[Non
 
 
 class EventStream(Response):
-    """A completion as server-sent events, one for each token."""
+    """An answer as server-sent events, one for each token, with comments while there is none."""
 
-    def __init__(self, generation: Generation, model: str) -> None:
+    def __init__(self, form: Format, keep_alive_s: float) -> None:
+        """`keep_alive_s`: seconds of silence after which a comment is sent; 0 for none."""
         super().__init__()
-        self._generation = generation
-        self._chunks = Chunks(generation.reply_id, generation.created, model)
+        self._form = form
+        self._generation = form.generation
+        self._keep_alive_s = keep_alive_s
         self._is_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,15 +65,15 @@ class EventStream(Response):
                 await self._send(send, error_event(error), is_last=True)
                 return
             if all(choice.finish_reason != "abort" for choice in self._generation.choices):
-                await self._send(send, self._tail(), is_last=True)
+                await self._send(send, self._form.tail(), is_last=True)
 
     async def _send_tokens(self, send: Send) -> None:
         generation = self._generation
-        while items := await generation.take():
+        while items := await self._take(send):
             events, sent = bytearray(), []
             for item in items:
                 if item.choice.finish_reason is None:
-                    events += self._event(item)
+                    events += self._form.event(item)
                     sent.append((item, item.choice.finish_reason))
             if events:
                 await self._send(send, bytes(events))
@@ -77,25 +81,16 @@ class EventStream(Response):
             for item, end in sent:
                 generation.handed_over(item, end, now_s)
 
-    def _event(self, item: Arrived) -> bytes:
-        request, picked = self._generation.request, item.choice
-        is_first = not picked.transcript.token_ids
-        text = picked.feed(item.token)
-        has_ids = request.return_token_ids
-        return self._chunks.token(
-            picked.index,
-            text,
-            picked.finish_reason,
-            picked.transcript.stop_reason,
-            [item.token.token_id] if has_ids else None,
-            picked.prompt_token_ids if has_ids and is_first else None,
-            self._generation.counts() if request.continuous_usage else None,
-        )
-
-    def _tail(self) -> bytes:
-        if not self._generation.request.include_usage:
-            return DONE
-        return self._chunks.usage(self._generation.counts()) + DONE
+    async def _take(self, send: Send) -> list[Arrived]:
+        """The next tokens. The first comment brings the status line forward to itself."""
+        if not self._keep_alive_s:
+            return await self._generation.take()
+        while True:
+            try:
+                async with asyncio.timeout(self._keep_alive_s):
+                    return await self._generation.take()
+            except TimeoutError:
+                await self._send(send, KEEP_ALIVE)
 
     async def _send(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
         if not self._is_started:
@@ -104,58 +99,34 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
 
-Body = Callable[[list[dict[str, Any]], Usage], bytes]
-
-
 class WholeReply(Response):
-    """A completion in one piece; a token counts as handed over when it reached this process."""
+    """An answer in one piece; a token counts as handed over when it reached this process."""
 
-    def __init__(self, generation: Generation, body_of: Body) -> None:
+    def __init__(self, form: Format) -> None:
         super().__init__()
-        self._generation = generation
-        self._body_of = body_of
+        self._form = form
+        self._generation = form.generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Collect all tokens, then answer; nothing is sent to a client that has left."""
-        generation = self._generation
-        async with watched(generation, receive):
+        async with watched(self._generation, receive):
             texts = await self._collect()
-            if any(choice.finish_reason == "abort" for choice in generation.choices):
+            if any(choice.finish_reason == "abort" for choice in self._generation.choices):
                 return
-            choices = [self._choice(picked, texts[picked.index]) for picked in generation.choices]
-            body = self._body_of(choices, generation.counts())
+            if self._generation.request.sampling.prompt_logprobs is None:
+                body = self._form.body(texts)
+            else:  # of a long prompt, these take a while to write down
+                body = await asyncio.to_thread(self._form.body, texts)
         reply = Response(body, media_type="application/json")
         await reply(scope, receive, send)
 
-    async def _collect(self) -> dict[int, str]:
-        texts: dict[int, list[str]] = {picked.index: [] for picked in self._generation.choices}
+    async def _collect(self) -> list[str]:
+        """The text of each choice."""
+        texts: list[list[str]] = [[] for _ in self._generation.choices]
         while items := await self._generation.take():
             for item in items:
                 picked = item.choice
                 if picked.finish_reason is None:
                     texts[picked.index].append(picked.feed(item.token))
                     self._generation.handed_over(item, picked.finish_reason, item.at_s)
-        return {index: "".join(pieces) for index, pieces in texts.items()}
-
-    def _choice(self, picked: Choice, text: str) -> dict[str, Any]:
-        has_ids = self._generation.request.return_token_ids
-        return choice(
-            picked.index,
-            text,
-            picked.finish_reason,
-            picked.transcript.stop_reason,
-            picked.transcript.token_ids if has_ids else None,
-            picked.prompt_token_ids if has_ids else None,
-        )
-
-
-def completion_body(generation: Generation, model: str) -> Body:
-    """How POST /v1/completions is answered in one piece."""
-    return lambda choices, counts: completion(
-        generation.reply_id, generation.created, model, choices, counts
-    )
-
-
-def generated_body(generation: Generation, model: str) -> Body:
-    """How POST /generate is answered."""
-    return lambda choices, counts: generated(generation.reply_id, model, choices[0], counts)
+        return ["".join(pieces) for pieces in texts]

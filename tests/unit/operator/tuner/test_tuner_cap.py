@@ -175,9 +175,25 @@ def test_advisory_mode_reports_and_changes_nothing() -> None:
     assert loop.last.message.startswith("advisory: ")
 
 
-def test_a_burst_raises_the_cap_but_never_beyond_the_ceiling_or_the_prediction() -> None:
+def test_bursts_raise_the_cap_within_the_ceiling_and_the_gaps_hold() -> None:
     world = World(SMALL_CPU, TARGETS, bursts(100, 30, 20), cap=2)
     loop = Loop(world, limits(max_replicas=1))
     loop.run(600)
-    best = max(d.predicted_cap or 0 for _, d in loop.decisions)
-    assert 16 <= world.cap <= min(best, 32)
+    assert 16 <= world.cap <= 32
+    assert loop.last.verdicts["interTokenLatency"].verdict != "Breach"
+
+
+def test_a_noisy_minute_that_broke_the_gaps_does_not_keep_the_cap_down() -> None:
+    world = World(SMALL_CPU, TARGETS, poisson([(700, 9)]), cap=16)
+    loop = Loop(world, limits(max_replicas=1))
+    loop.run(60)
+    for pod in world.pods:
+        pod.slowness = 5.0
+    loop.run(120)
+    lowest = world.cap
+    for pod in world.pods:
+        pod.slowness = 1.0
+    loop.run(680)
+    assert lowest < 16
+    assert world.cap >= 16
+    assert loop.last.verdicts["timeToFirstToken"].verdict != "Breach"

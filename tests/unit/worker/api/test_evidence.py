@@ -263,11 +263,11 @@ def test_hopeless_is_who_cannot_be_prefilled_in_time_any_more() -> None:
     recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
     recorder.arrive("long", 0.0, 0.0, 300)
     recorder.arrive("short", 0.0, 0.0, 10)
-    assert [flight.request_id for flight in recorder.hopeless(0.1)] == []
-    assert [flight.request_id for flight in recorder.hopeless(0.3)] == ["long"]
-    assert [flight.request_id for flight in recorder.hopeless(0.49)] == ["long", "short"]
+    assert [flight.request_id for flight in recorder.hopeless(0.1, 500)] == []
+    assert [flight.request_id for flight in recorder.hopeless(0.3, 500)] == ["long"]
+    assert [flight.request_id for flight in recorder.hopeless(0.49, 500)] == ["long", "short"]
     recorder.step(create_report(running=2), 0.495)
-    assert recorder.hopeless(0.499) == []  # admitted: it may still make it
+    assert recorder.hopeless(0.499, 500) == []  # admitted: it may still make it
 
 
 @dataclass
@@ -340,5 +340,36 @@ def test_hopeless_learns_that_prefills_take_longer_among_decodes() -> None:
         flight = recorder.arrive(str(i), 0.0, 0.0, 90)
         recorder.first_token(flight, 0.3, NO_WAIT)  # three times the 100 ms predicted
     recorder.arrive("next", 1.0, 1.0, 90)
-    assert recorder.hopeless(1.19) == []
-    assert [flight.request_id for flight in recorder.hopeless(1.21)] == ["next"]
+    assert recorder.hopeless(1.19, 500) == []
+    assert [flight.request_id for flight in recorder.hopeless(1.21, 500)] == ["next"]
+
+
+def test_a_deadline_of_its_own_decides_when_a_request_is_hopeless() -> None:
+    recorder = create_recorder()
+    recorder.arrive("patient", 0.0, 0.0, 10, ttft_ms=5000.0)
+    recorder.arrive("hasty", 0.0, 0.0, 10, ttft_ms=100.0)
+    recorder.arrive("plain", 0.0, 0.0, 10)
+    assert [flight.request_id for flight in recorder.hopeless(0.2, None)] == ["hasty"]
+    late = [flight.request_id for flight in recorder.hopeless(0.6, 500)]
+    assert late == ["hasty", "plain"]
+
+
+def test_what_the_prefix_cache_gives_is_not_expected_to_be_computed() -> None:
+    recorder = create_recorder()
+    recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
+    assert recorder.prefill_ms(90) == 100
+    for i in range(100):
+        flight = recorder.arrive(str(i), 0.0, 0.0, 90)
+        recorder.first_token(flight, 0.02, FirstToken(0.0, 0.0, 0.02, 81))
+    assert recorder.prefill_ms(90) < 25
+
+
+def test_service_time_is_that_of_the_requests_that_ended_lately() -> None:
+    recorder = create_recorder()
+    assert recorder.service_s() is None
+    for i in range(3):
+        flight = recorder.arrive(str(i), 0.0, 0.0, 10)
+        recorder.step(create_report(running=1), 1.0)
+        recorder.first_token(flight, 1.5, NO_WAIT)
+        recorder.finish(flight, 3.0 + i)
+    assert recorder.service_s() == 3.0

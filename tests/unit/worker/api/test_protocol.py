@@ -11,6 +11,7 @@ from sluice_worker.errors import RequestError, UnsupportedParameter
 from sluice_worker.protocol import (
     MAX_SEQUENCES,
     NEUTRAL,
+    CompletionBody,
     parse_completion,
     parse_generate,
     parse_object,
@@ -49,7 +50,7 @@ ANY = st.recursive(
     max_leaves=6,
 )
 FIELDS = sorted(
-    [*NEUTRAL, "n", "max_tokens", "temperature", "seed", "stop", "stream", "min_tokens"]
+    [*NEUTRAL, *CompletionBody.__struct_fields__],
 )
 
 
@@ -136,9 +137,12 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 def test_generate_is_greedy_unless_asked_otherwise() -> None:
-    assert parse_generate(b'{"prompt": "x"}').temperature == 0
-    assert parse_generate(b'{"inputs": "x", "parameters": {"do_sample": true}}').temperature == 1
-    assert parse_generate(b'{"prompt": "x", "temperature": 0.5}').temperature == 0.5
+    for body, temperature in (
+        (b'{"prompt": "x"}', 0),
+        (b'{"inputs": "x", "parameters": {"do_sample": true}}', 1),
+        (b'{"prompt": "x", "temperature": 0.5}', 0.5),
+    ):
+        assert parse_generate(body).sampling.temperature == temperature
 
 
 def test_generate_takes_the_names_of_text_generation_inference() -> None:
@@ -153,8 +157,11 @@ def test_generate_takes_the_names_of_text_generation_inference() -> None:
         b'{"prompt": "x", "max_tokens": 1, "parameters": {"max_new_tokens": 1}}',
         b'{"prompt": "x", "parameters": []}',
         b'{"prompt": ["x", "y"]}',
-        b'{"prompt": "x", "stream": true}',
         b'{"prompt": "x", "n": 2}',
+        b'{"prompt": "x", "echo": true}',
+        b'{"prompt": "x", "logprobs": 1}',
+        b'{"prompt": "x", "prompt_logprobs": 1}',
+        b'{"prompt": "x", "return_tokens_as_token_ids": true}',
         b'{"prompt": "x", "do_sample": false, "temperature": 1}',
     ],
 )

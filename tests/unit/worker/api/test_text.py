@@ -34,6 +34,26 @@ def test_what_is_sent_is_the_text_before_the_first_stop(
     assert (found is None) == all(stop not in whole for stop in stops)
 
 
+@given(PIECES, STOPS)
+def test_an_included_stop_ends_the_text_and_nothing_is_held_back(
+    pieces: list[str], stops: list[str]
+) -> None:
+    finder, sent, came, found = StopFinder(stops, include=True), "", "", None
+    for piece in pieces:
+        came += piece
+        text, found = finder.push(piece)
+        sent += text
+        if found is not None:
+            break
+        assert sent == came
+    assert finder.flush() == ""
+    if found is not None:
+        assert came.startswith(sent)
+        assert sent.endswith(found)
+        assert first_stop(came, stops) == len(sent) - len(found)
+    assert (found is None) == all(stop not in "".join(pieces) for stop in stops)
+
+
 class Letters:
     """A detokenizer whose token n is the n-th letter; 0 is a control token."""
 
@@ -45,9 +65,18 @@ class Letters:
 
 
 def create_transcript(
-    stops: tuple[str, ...] = (), stop_ids: frozenset[int] = frozenset(), min_tokens: int = 0
+    stops: tuple[str, ...] = (),
+    stop_ids: frozenset[int] = frozenset(),
+    min_tokens: int = 0,
+    include_stop: bool = False,
 ) -> Transcript:
-    return Transcript(Letters(), stops=stops, stop_token_ids=stop_ids, min_tokens=min_tokens)
+    return Transcript(
+        Letters(),
+        stops=stops,
+        stop_token_ids=stop_ids,
+        min_tokens=min_tokens,
+        include_stop=include_stop,
+    )
 
 
 def test_a_text_held_back_for_a_stop_string_is_sent_at_the_end() -> None:
@@ -62,6 +91,20 @@ def test_a_stop_token_is_counted_but_is_no_text() -> None:
     assert transcript.push(1, is_last=False, by_token=False) == "a"
     assert transcript.push(2, is_last=True, by_token=True) == ""
     assert (transcript.token_ids, transcript.stop_reason) == ([1, 2], 2)
+
+
+def test_an_included_stop_token_is_text() -> None:
+    transcript = create_transcript(stop_ids=frozenset({2}), include_stop=True)
+    assert transcript.push(1, is_last=False, by_token=False) == "a"
+    assert transcript.push(2, is_last=True, by_token=True) == "b"
+    assert (transcript.token_ids, transcript.stop_reason) == ([1, 2], 2)
+
+
+def test_characters_are_counted_whether_sent_or_held_back() -> None:
+    transcript = create_transcript(stops=("abc",))
+    for expected, token_id in enumerate((1, 2), start=1):
+        assert transcript.push(token_id, is_last=False, by_token=False) == ""
+        assert transcript.num_chars == expected
 
 
 def test_the_end_token_gives_no_stop_reason() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from sluice_worker.config import parse
 from sluice_worker.errors import ConfigError
+from sluice_worker.speculation import NgramSpeculation
 from unit.worker.api.tiny import write_checkpoint
 
 
@@ -78,3 +79,41 @@ def test_an_empty_secret_file_is_refused(model: Path, tmp_path: Path) -> None:
     flags = ("--load-format", "dummy", "--api-key-file", str(tmp_path / "keys"))
     (problem,) = problems_of("--model", str(model), *flags)
     assert "holds no key" in problem
+
+
+def test_static_batching_and_its_flags_need_each_other(model: Path) -> None:
+    base = ("--model", str(model), "--load-format", "dummy")
+    (alone,) = problems_of(*base, "--static-batch-size", "8")
+    assert "--static-batch-size needs --batching-mode static" in alone
+    (sizeless,) = problems_of(*base, "--batching-mode", "static")
+    assert "--static-batch-size" in sizeless
+    static = (*base, "--batching-mode", "static", "--static-batch-size", "8")
+    (slow,) = problems_of(*static, "--static-batch-timeout-ms", "20000")
+    assert "--liveness-timeout" in slow
+    engine = parse([*static, "--static-batch-timeout-ms", "50"]).engine
+    assert (engine.static_batch_size, engine.static_batch_timeout_ms) == (8, 50)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ngram",
+        "{}",
+        '{"method": "eagle", "num_speculative_tokens": 4}',
+        '{"method": "ngram"}',
+        '{"method": "ngram", "num_speculative_tokens": 0}',
+        '{"method": "ngram", "num_speculative_tokens": 4, "model": "x"}',
+        '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 6}',
+    ],
+)
+def test_a_speculative_config_that_is_not_honoured_whole_is_refused(model: Path, text: str) -> None:
+    base = ("--model", str(model), "--load-format", "dummy")
+    (problem,) = problems_of(*base, "--speculative-config", text)
+    assert problem.startswith("--speculative-config must be a JSON object with method ngram")
+
+
+def test_a_speculative_config_is_read_as_vllm_spells_it(model: Path) -> None:
+    text = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 6}'
+    base = ("--model", str(model), "--load-format", "dummy")
+    config = parse([*base, "--speculative-config", text]).engine.speculative_config
+    assert config == NgramSpeculation("ngram", 5, prompt_lookup_max=6, prompt_lookup_min=3)

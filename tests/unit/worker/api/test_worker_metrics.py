@@ -1,7 +1,9 @@
 """Histograms and text: what a scraper reads is what happened."""
 
 import math
+from dataclasses import replace
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,7 +17,7 @@ from sluice_worker.metrics import (
     one_two_five,
     with_target,
 )
-from sluice_worker.wire import FirstToken, Snapshot
+from sluice_worker.wire import FirstToken, Snapshot, SpeculationTotals, StepReport
 
 VIEW = View(
     is_ready=True,
@@ -50,18 +52,22 @@ def test_token_edges_reach_to_the_window() -> None:
     assert one_two_five(2048) == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 
 
+def scrape(stats: Statistics, view: View) -> dict[tuple[object, ...], float]:
+    text = Exposition("m", stats, lambda: view).text().decode()
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
 def test_the_text_parses_and_shows_the_view() -> None:
     stats = Statistics(Slo(ttft_ms=300), 0.0)
     stats.set_window(512)
     stats.first_token(0.25, FirstToken(0.1, 0.05, 0.1, 3), 7)
     stats.end("stop")
     stats.reject("max_num_queued_reqs")
-    text = Exposition("m", stats, lambda: VIEW).text().decode()
-    seen = {
-        (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    seen = scrape(stats, VIEW)
     common = (("engine", "0"), ("model_name", "m"))
     assert seen["vllm:num_requests_waiting", *common] == 3
     assert seen["vllm:kv_cache_usage_perc", *common] == 0.25
@@ -72,3 +78,49 @@ def test_the_text_parses_and_shows_the_view() -> None:
     assert seen["sluice_epoch", *common] == 12
     rejected = ("vllm:admission_rejections_total", common[1], ("reason", "max_num_queued_reqs"))
     assert seen[rejected] == 1
+
+
+def view_of(**changes: object) -> View:
+    return replace(VIEW, snapshot=msgspec.structs.replace(VIEW.snapshot, **changes))
+
+
+def report(decodes: int, padding: int, drafts: int = 0, prefill: int = 0) -> StepReport:
+    return StepReport(
+        tokens=[],
+        epoch=0,
+        step_s=0.01,
+        num_decodes=decodes,
+        num_kv_tokens=0,
+        num_prefill_tokens=prefill,
+        num_running=decodes,
+        at_cap=False,
+        snapshot=VIEW.snapshot,
+        num_draft_tokens=drafts,
+        num_padding=padding,
+    )
+
+
+def test_what_a_batch_does_for_nothing_is_shown() -> None:
+    stats = Statistics(Slo(), 0.0)
+    for step in (report(0, 0, prefill=40), report(4, 0), report(3, 1, drafts=5), report(1, 3)):
+        stats.step(step)
+    seen = scrape(stats, view_of(rounding_waste=0.03))
+    common = (("engine", "0"), ("model_name", "m"))
+    assert seen["sluice_effective_batch", *common] == 8 / 3
+    assert seen["sluice_padding_waste", *common] == 4 / 12
+    assert seen["sluice_kv_rounding_waste", *common] == 0.03
+    for kind, count in (("decode", 8), ("prefill", 40), ("draft", 5), ("padding", 4)):
+        labels = (("engine", "0"), ("kind", kind), ("model_name", "m"))
+        assert seen["sluice_step_tokens_total", *labels] == count
+
+
+def test_speculation_is_shown_as_vllm_does_and_only_if_it_is_on() -> None:
+    stats = Statistics(Slo(), 0.0)
+    assert not any("spec_decode" in str(key[0]) for key in scrape(stats, VIEW))
+    totals = SpeculationTotals(3, 12, [3, 2, 1, 0])
+    seen = scrape(stats, view_of(speculation=totals))
+    common = (("engine", "0"), ("model_name", "m"))
+    for name, value in (("drafts", 3), ("draft_tokens", 12), ("accepted_tokens", 6)):
+        assert seen[f"vllm:spec_decode_num_{name}_total", *common] == value
+    labels = (*common, ("position", "1"))
+    assert seen["vllm:spec_decode_num_accepted_tokens_per_pos_total", *labels] == 2

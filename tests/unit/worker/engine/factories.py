@@ -10,10 +10,13 @@ from sluice_worker.files import read_json
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.runner import Runner
-from sluice_worker.scheduler import Limits, Scheduler
+from sluice_worker.scheduler import Scheduler
+from sluice_worker.speculation import NgramSpeculation
+from sluice_worker.static_batch import StaticBatching
+from sluice_worker.step import Limits
 from sluice_worker.steptime import StepTimes
 from sluice_worker.weights import Checkpoint
-from sluice_worker.wire import Finished, Submit
+from sluice_worker.wire import Finished, Sampling, Submit
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 199
@@ -29,6 +32,8 @@ def create_scheduler(
     max_model_len: int = 512,
     prefix_caching: bool = True,
     eos: Iterable[int] = (),
+    static: StaticBatching | None = None,
+    speculation: NgramSpeculation | None = None,
 ) -> Scheduler:
     return Scheduler(
         BlockPool(num_blocks, block_size, prefix_caching=prefix_caching),
@@ -36,6 +41,8 @@ def create_scheduler(
         max_model_len=max_model_len,
         vocab_size=VOCAB,
         eos_token_ids=frozenset(eos),
+        static=static,
+        speculation=speculation,
     )
 
 
@@ -50,6 +57,7 @@ def create_request(
     stop_token_ids: Iterable[int] = (),
     ignore_eos: bool = False,
     salt: str = "",
+    sampling: Sampling | None = None,
 ) -> Submit:
     """A request; a prompt given as a length is made of tokens that no other request shares."""
     if isinstance(prompt, int):
@@ -66,6 +74,7 @@ def create_request(
         min_tokens=min_tokens,
         arrival_s=0.0,
         cache_salt=salt,
+        sampling=sampling or Sampling(),
     )
 
 
@@ -95,17 +104,23 @@ def save_llama(path: Path, **changes: object) -> LlamaForCausalLM:
     return model
 
 
-def load_decoder(path: Path) -> Decoder:
-    config = DecoderConfig.from_json(read_json(path, "config.json"))
-    source = Checkpoint(path, torch.float32, torch.device("cpu"))
+def load_decoder(
+    path: Path, max_model_len: int | None = None, dtype: torch.dtype = torch.float32
+) -> Decoder:
+    config = DecoderConfig.from_json(read_json(path, "config.json"), max_model_len)
+    source = Checkpoint(path, dtype, torch.device("cpu"))
     model = Decoder(config, source.read)
     source.finish(config.shape.tie_word_embeddings)
     return model
 
 
 def create_engine(path: Path, scheduler: Scheduler) -> Engine:
+    return create_engine_of(load_decoder(path), scheduler)
+
+
+def create_engine_of(model: Decoder, scheduler: Scheduler) -> Engine:
     pool = scheduler.pool
-    runner = Runner(load_decoder(path), pool.num_total, pool.block_size, scheduler.eos_token_ids)
+    runner = Runner(model, pool.num_total, pool.block_size, scheduler.eos_token_ids)
     return Engine(scheduler, runner, StepTimes())
 
 

@@ -138,7 +138,7 @@ def test_tensors_that_do_not_match_the_config_are_named(
         ({"auto_map": {"AutoModel": "code.Model"}}, "auto_map"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope type yarn"),
+        ({"rope_parameters": {"rope_type": "axial"}}, "rope type axial"),
         ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta must be a positive number"),
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number"),
@@ -183,9 +183,11 @@ def test_random_weights_follow_their_seed(checkpoint: Path, dtype: torch.dtype) 
     config = DecoderConfig.from_json(read_json(checkpoint, "config.json"))
     first, again = (Decoder(config, RandomWeights(3, dtype, CPU).read) for _ in range(2))
     other = Decoder(config, RandomWeights(4, dtype, CPU).read)
-    assert torch.equal(first.layers[0].qkv.weight, again.layers[0].qkv.weight)
-    assert not torch.equal(first.layers[0].qkv.weight, other.layers[0].qkv.weight)
-    assert first.layers[0].qkv.weight.float().std() == pytest.approx(32**-0.5, rel=0.1)
+    assert torch.equal(first.layers[0].attention.qkv.weight, again.layers[0].attention.qkv.weight)
+    assert not torch.equal(
+        first.layers[0].attention.qkv.weight, other.layers[0].attention.qkv.weight
+    )
+    assert first.layers[0].attention.qkv.weight.float().std() == pytest.approx(32**-0.5, rel=0.1)
 
 
 def test_unsupported_is_not_called_damaged() -> None:

@@ -1,12 +1,9 @@
 """The engine without sockets: sampling, failures and books, on a real small model."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 from sluice_worker.engine import Engine
-from sluice_worker.sampler import Draw, sample
 from sluice_worker.wire import Abort, Configure, Submit
 
 from .factories import (
@@ -40,34 +37,6 @@ def test_seeded_sampling_does_not_depend_on_batch_or_preemption(checkpoint: Path
     assert run_all(create_engine(checkpoint, scheduler), sampled(lengths)) == alone
     assert scheduler.counters.num_preemptions > 0
     assert len(set(alone["r5"])) > 5
-
-
-def test_temperature_samples_the_softmax() -> None:
-    logits = torch.log(torch.tensor([[0.6, 0.3, 0.1]]))
-    generator = torch.Generator()
-    counts = Counter(
-        sample(logits.clone(), [Draw(1.0, seed, 0)], generator)[0] for seed in range(4000)
-    )
-    assert [counts[token] / 4000 for token in range(3)] == pytest.approx([0.6, 0.3, 0.1], abs=0.03)
-
-
-def test_positions_of_one_seed_draw_independently() -> None:
-    logits = torch.zeros(1, 2)
-    generator = torch.Generator()
-    draws = [sample(logits.clone(), [Draw(1.0, 7, index)], generator)[0] for index in range(2000)]
-    pairs = Counter(zip(draws, draws[1:], strict=False))
-    assert all(450 < count < 550 for count in pairs.values())
-
-
-def test_forbidden_tokens_are_not_sampled() -> None:
-    logits = torch.tensor([[5.0, 4.0, 3.0]] * 2)
-    draws = [Draw(0.0, 0, 0, forbidden=(0, -1, 999)), Draw(1.0, 0, 0, forbidden=(0, 1))]
-    assert sample(logits, draws, torch.Generator()) == [1, 2]
-
-
-def test_a_tiny_temperature_is_greedy_and_does_not_overflow() -> None:
-    logits = torch.tensor([[1.0, 4.0, 3.0]])
-    assert sample(logits, [Draw(1e-40, 5, 0)], torch.Generator()) == [1]
 
 
 def poison(engine: Engine, request_id: str) -> None:

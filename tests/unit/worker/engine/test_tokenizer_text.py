@@ -66,6 +66,46 @@ def test_special_tokens_are_left_out_of_the_output(tokenizer: Tokenizer) -> None
     assert "".join(pieces(tokenizer, [0, *body, 1])) == "return"
 
 
+def test_a_cut_prompt_keeps_its_end_and_what_stands_before_it(tokenizer: Tokenizer) -> None:
+    whole = tokenizer.encode("def f(x): return x")
+    for keep in range(2, len(whole) + 3):
+        cut = tokenizer.encode("def f(x): return x", keep=keep)
+        assert cut == (whole if keep >= len(whole) else [0, *whole[len(whole) - keep + 1 :]])
+    assert tokenizer.encode("def f", keep=1) == tokenizer.encode("def f")[-1:]
+
+
+def test_a_tokens_text_is_what_it_adds_inside_a_text(tmp_path: Path) -> None:
+    library = Library(models.BPE(byte_fallback=True))
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    library.decoder = decoders.Metaspace(prepend_scheme="always")  # drops a text's first space
+    trainer = trainers.BpeTrainer(special_tokens=["<eos>"], show_progress=False)
+    library.train_from_iterator(["a cat and a cat"] * 9, trainer)
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    token_ids = tokenizer.encode("a cat and a cat", add_special_tokens=False)
+    assert "".join(tokenizer.token_text(i) for i in token_ids) == " a cat and a cat"
+    assert tokenizer.decode(token_ids) == "a cat and a cat"
+    assert tokenizer.token_text(0) == "<eos>"
+
+
+def test_special_tokens_are_shown_and_joined_as_asked(tmp_path: Path) -> None:
+    library = Library(models.WordLevel({"<a>": 0, "<b>": 1, "word": 2}, unk_token="word"))
+    library.add_special_tokens(["<a>", "<b>"])
+    library.save(str(tmp_path / "tokenizer.json"))  # without a decoder, spaces join tokens
+    tokenizer = Tokenizer(tmp_path)
+    for fields, text in (
+        ({}, "word"),
+        ({"skip_special_tokens": False}, "<a> <b> word <a>"),
+        (
+            {"skip_special_tokens": False, "spaces_between_special_tokens": False},
+            "<a><b> word <a>",
+        ),
+    ):
+        detokenizer = tokenizer.detokenizer(**fields)
+        pieces = [detokenizer.push(token_id) for token_id in (0, 1, 2, 0)]
+        assert "".join([*pieces, detokenizer.flush()]) == text
+
+
 @given(token_ids=st.lists(st.integers(0, 299), max_size=40))
 def test_any_tokens_join_to_what_decoding_them_whole_gives(
     tokenizer: Tokenizer, token_ids: list[int]

@@ -1,0 +1,103 @@
+"""`sluice serve MODEL`: one model on this machine, without Kubernetes, told in plain words."""
+
+import argparse
+import json
+import logging
+import shlex
+from pathlib import Path
+from typing import Any
+
+from sluice_worker import __main__ as worker
+from sluice_worker.config import WorkerConfig
+from sluice_worker.server.logs import EventFormatter, fields_of
+
+GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""A driver's device: CUDA's own, and that of WSL."""
+CPU_UTILIZATION = "0.5"
+"""Without a GPU the memory is the machine's, and a person works on it too."""
+GIB = 2**30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `sluice serve`."""
+    parser.add_argument("model", metavar="MODEL", help="a directory, ORG/NAME or hf://ORG/NAME@REV")
+    parser.add_argument(
+        "flags",
+        metavar="FLAGS",
+        nargs=argparse.REMAINDER,
+        help="any of sluice-worker's, which are spelled as vLLM's; --max-num-seqs 1 for one user",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Entry of `sluice serve`: 0 after Ctrl-C or SIGTERM, 1 if the engine died, 2 if it cannot."""
+    return worker.run("sluice serve", arguments(args.model, args.flags), Narration)
+
+
+def arguments(model: str, flags: list[str]) -> list[str]:
+    """The worker's command line; what the user gives comes last and wins."""
+    has_gpu = any(path.exists() for path in GPU_FILES)
+    gentle = [] if has_gpu else [f"--gpu-memory-utilization={CPU_UTILIZATION}"]
+    return [f"--model={model}", *gentle, *flags]
+
+
+class Narration(logging.Formatter):
+    """The worker's events as sentences; those without one as their name and fields."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__()
+        self._config = config
+        self._url = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """`record` as one or more lines."""
+        tell = getattr(self, f"_{record.getMessage()}", None)
+        return tell(record.__dict__) if tell else _plain(record)
+
+    def _listening(self, event: dict[str, Any]) -> str:
+        host = self._config.server.host
+        shown = "localhost" if host in ("0.0.0.0", "::", "127.0.0.1") else host  # noqa: S104
+        self._url = f"http://{shown}:{event['port']}"
+        admin = f"http://127.0.0.1:{event['admin_port']}"
+        return (
+            f"Loading {event['model']}; it will be served on {host}:{event['port']}.\n"
+            f"Progress: {self._url}/readyz   metrics: {admin}/metrics"
+        )
+
+    def _downloading(self, event: dict[str, Any]) -> str:
+        total = event["total_bytes"] / GIB
+        return (
+            f"Downloading {event['model']}: {event['percent']} % of {total:.2f} GiB, "
+            f"{event['mib_per_s']:.0f} MiB/s"
+        )
+
+    def _ready(self, event: dict[str, Any]) -> str:
+        parts = {name: size / GIB for name, size in event["memory"].items()}
+        return (
+            f"Memory: {parts['weights_bytes']:.2f} GiB of weights, "
+            f"{parts['activation_bytes']:.2f} of activations, {parts['reserve_bytes']:.2f} taken "
+            f"before, {parts['kv_cache_bytes']:.2f} for the KV cache of {event['kv_tokens']:,} "
+            f"tokens; of {parts['total_bytes']:.2f} GiB.\n"
+            f"Ready: at most {event['max_num_seqs']} requests at once, each of at most "
+            f"{event['max_model_len']:,} tokens. Try it:\n  {self._curl()}"
+        )
+
+    def _curl(self) -> str:
+        body = {"model": self._config.model_name, "prompt": "Once upon a time", "max_tokens": 32}
+        key = self._config.server.api_key_file
+        bearer = f' -H "Authorization: Bearer $(head -n1 {shlex.quote(str(key))})"' if key else ""
+        return (
+            f"curl {self._url}/v1/completions -H 'Content-Type: application/json'{bearer} "
+            f"-d {shlex.quote(json.dumps(body))}"
+        )
+
+    def _draining(self, event: dict[str, Any]) -> str:
+        return f"Leaving; {event['open_requests']} open requests get {event['limit_s']:g} s."
+
+
+def _plain(record: logging.LogRecord) -> str:
+    """An event that has no sentence of its own."""
+    if record.exc_info:
+        return EventFormatter().format(record)
+    fields = ", ".join(f"{key}={value}" for key, value in fields_of(record).items())
+    return f"{record.levelname.capitalize()}: {record.getMessage()}" + (fields and f" ({fields})")

@@ -1,0 +1,165 @@
+"""Headers of a hub's model over HTTP: config.json and the beginnings of its files, no tensor.
+
+Rim. What comes is hostile input: sizes are capped, and the connection is closed as soon as enough
+was read, whether or not the server honours Range.
+"""
+
+import json
+import re
+import struct
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import httpx
+
+from .checkpoint import (
+    INDEX,
+    MAX_HEADER_BYTES,
+    MAX_JSON_BYTES,
+    Checkpoint,
+    CheckpointError,
+    Unread,
+    examine,
+    json_object,
+)
+
+MAX_FILES = 32
+"""Headers of more would take minutes; the index then tells the size."""
+_TIMEOUT_S = 10.0
+_FIRST_BYTES = 64 << 10
+"""Holds most headers: one of 300 tensors has about 30 kB."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class _Unavailable(Exception):
+    """The hub cannot be asked now; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """ORG/NAME of `endpoint` at a branch, a tag or a commit."""
+
+    endpoint: str
+    repo: str
+    revision: str
+    token: str | None = field(default=None, repr=False)
+
+
+def read(model: HubModel, dtype: str) -> Checkpoint | Unread:
+    """What the headers of `model` say. Raises CheckpointError and SizingError, as the checkpoint's.
+
+    CheckpointError also where the hub says that the model is not there or may not be read.
+    """
+    bearer = {"Authorization": f"Bearer {model.token}"} if model.token else {}
+    headers = {"Accept-Encoding": "identity", "User-Agent": "sluice-operator", **bearer}
+    try:
+        # A redirect to another host takes no token along: httpx drops it.
+        with httpx.Client(headers=headers, timeout=_TIMEOUT_S, follow_redirects=True) as client:
+            files = _Files.listed(client, model)
+            return examine(files, dtype, files.commit)
+    except (_Unavailable, httpx.HTTPError) as e:
+        said = str(e) or type(e).__name__
+        return Unread(f"{model.repo} cannot be read from {model.endpoint}: {said}")
+
+
+class _Files:
+    """The files of one commit, as a `checkpoint.Source`."""
+
+    def __init__(
+        self, client: httpx.Client, model: HubModel, commit: str, names: Collection[str]
+    ) -> None:
+        self._client, self._model, self._names = client, model, names
+        self.commit = commit
+
+    @classmethod
+    def listed(cls, client: httpx.Client, model: HubModel) -> "_Files":
+        """Ask the hub what there is."""
+        path = f"api/models/{model.repo}/revision/{quote(model.revision, safe='')}"
+        with _answer(client, model, path) as response:
+            body = _beginning(response, MAX_JSON_BYTES + 1)
+        try:
+            answer = json.loads(body)
+            commit = str(answer["sha"])
+            names = {str(sibling["rfilename"]) for sibling in answer["siblings"]}
+        except (ValueError, RecursionError, KeyError, TypeError) as e:
+            raise _Unavailable("it lists no files, so it is no hub") from e
+        if not _COMMIT.fullmatch(commit):
+            raise _Unavailable("it names no commit")
+        return cls(client, model, commit, names)
+
+    @property
+    def title(self) -> str:
+        return self._model.repo
+
+    def names(self) -> Collection[str]:
+        """Those at the top, of the weights only what a worker would fetch."""
+        names = {name for name in self._names if "/" not in name}
+        large = {name for name in names if name.endswith(".safetensors")}
+        if INDEX not in names:
+            return names - large | large & {"model.safetensors"}
+        return names if len(large) <= MAX_FILES else names - large
+
+    def json_object(self, name: str) -> Mapping[str, object]:
+        body = self._read(name, 0, MAX_JSON_BYTES + 1)
+        if len(body) > MAX_JSON_BYTES:
+            raise CheckpointError(f"{name} is larger than {MAX_JSON_BYTES >> 20} MiB.")
+        return json_object(body, name)
+
+    def header(self, name: str) -> Mapping[str, object]:
+        body = self._read(name, 0, _FIRST_BYTES)
+        (length,) = struct.unpack("<Q", body[:8].ljust(8, b"\xff"))
+        if length <= MAX_HEADER_BYTES and length + 8 > len(body) == _FIRST_BYTES:
+            body += self._read(name, _FIRST_BYTES, length + 8 - _FIRST_BYTES)
+        if length + 8 > len(body):
+            raise CheckpointError(f"{name} is truncated or no safetensors file.")
+        return json_object(body[8 : length + 8], name)
+
+    def _read(self, name: str, start: int, length: int) -> bytes:
+        """At most `length` bytes from `start` on."""
+        path = f"{self._model.repo}/resolve/{self.commit}/{quote(name, safe='')}"
+        span = {"Range": f"bytes={start}-{start + length - 1}"}
+        with _answer(self._client, self._model, path, span) as response:
+            skipped = 0 if response.status_code == 206 else start
+            return _beginning(response, skipped + length)[skipped:]
+
+
+@contextmanager
+def _answer(
+    client: httpx.Client, model: HubModel, path: str, headers: Mapping[str, str] | None = None
+) -> Iterator[httpx.Response]:
+    with client.stream("GET", f"{model.endpoint}/{path}", headers=headers) as response:
+        if response.status_code == 416:
+            raise CheckpointError(f"{path.rpartition('/')[2]} is empty.")
+        if not response.is_success:
+            code = response.headers.get("x-error-code", "")
+            raise _refusal(model, path, response.status_code, code)
+        yield response
+
+
+def _refusal(model: HubModel, path: str, status: int, code: str) -> Exception:
+    """What a person must put right, or else that it cannot be asked now.
+
+    A hub answers 401 for what does not exist, too. A 403 without its code may be a proxy's.
+    """
+    named = "in spec.model.secretRef, a Secret whose key `token` may read it"
+    if code == "GatedRepo":
+        return CheckpointError(f"{model.repo} is gated: name {named}.")
+    if code == "RevisionNotFound":
+        return CheckpointError(f"{model.repo} has no revision {model.revision}.")
+    if code == "EntryNotFound":
+        return CheckpointError(f"{model.repo} has no {path.rpartition('/')[2]}.")
+    if code == "RepoNotFound" or status in (401, 404):
+        where = f"does not exist on {model.endpoint}, or is private"
+        return CheckpointError(f"{model.repo} {where}: name {named}.")
+    return _Unavailable(f"it answered {status}")
+
+
+def _beginning(response: httpx.Response, most: int) -> bytes:
+    body = bytearray()
+    for part in response.iter_bytes():
+        body += part
+        if len(body) >= most:
+            break
+    return bytes(body[:most])

@@ -1,0 +1,124 @@
+"""A real operator and hf:// objects: sized before any pod, and started where the hub is away."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from integration.apiserver import ApiServer
+from integration.operator_runs import (
+    CHILDREN,
+    Namespace,
+    OperatorProcess,
+    administrator,
+    create_demo,
+    create_namespace,
+    running_operator,
+    settle,
+)
+from sluice_worker import config
+from sluice_worker.hub.reference import HubModel
+from unit.operator.test_checkpoint import CONFIG
+from unit.worker.hub.hub_server import COMMIT, REPO, TOKEN, Hub, running_hub, safetensors
+
+URI = f"hf://{REPO}"
+TENSOR = {"w": {"dtype": "BF16", "shape": [1 << 23], "data_offsets": [0, 1 << 24]}}
+
+
+@pytest.fixture(scope="module")
+def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
+    with administrator(apiserver) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    """A private model of 16 MiB, of which only the headers are there to be read."""
+    files = {
+        "config.json": json.dumps(CONFIG).encode(),
+        "model.safetensors": safetensors(TENSOR, 100_000),
+    }
+    with running_hub(Hub(files, needs_token=True)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def operator(
+    apiserver: ApiServer,
+    client: httpx.Client,
+    hub: Hub,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[OperatorProcess]:
+    folder = tmp_path_factory.mktemp("operator")
+    flag = f"--hub-endpoint={hub.url}"
+    with running_operator(apiserver, folder, folder / "operator.log", "", flag) as process:
+        yield process
+
+
+@pytest.fixture
+def space(client: httpx.Client) -> Iterator[Namespace]:
+    space = create_namespace(client, f"hub-{os.urandom(4).hex()}")
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf"}}
+    space.create("secrets", {**secret, "stringData": {"token": TOKEN + "\n"}})
+    yield space
+    for body in space.all("inferenceservices"):
+        space.delete("inferenceservices", body["metadata"]["name"])
+
+
+def container(space: Namespace) -> dict[str, Any]:
+    """The worker's container."""
+    pod = space.get("deployments", "demo")["spec"]["template"]["spec"]
+    found: dict[str, Any] = pod["containers"][0]
+    return found
+
+
+def test_a_gated_model_is_sized_from_its_headers_and_its_pods_are_pinned(
+    operator: OperatorProcess, space: Namespace, hub: Hub, tmp_path: Path
+) -> None:
+    create_demo(space, model={"uri": URI, "secretRef": {"name": "hf"}, "cache": {"pvc": "models"}})
+    settle(operator, space)
+    assert space.condition("ModelFits")["status"] == "True"
+    said = space.get("inferenceservices", "demo")["status"]["model"]
+    assert (said["bytes"], said["resolvedRevision"]) == (1 << 24, COMMIT)
+    made = container(space)
+    assert {"name": "HF_ENDPOINT", "value": hub.url} in made["env"]
+    for old in ("/etc/sluice/admin", "/etc/sluice/runtime"):
+        made["args"] = [argument.replace(old, str(tmp_path)) for argument in made["args"]]
+    (tmp_path / "token").write_text("secret")
+    parsed = config.parse(made["args"], {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN})
+    assert parsed.hub is not None
+    assert parsed.hub.model == HubModel(REPO, COMMIT)
+    assert (parsed.model_name, parsed.hub.access.cache) == ("demo", Path("/mnt/cache"))
+    everything = json.dumps([space.all(plural) for plural in CHILDREN if plural != "secrets"])
+    assert TOKEN not in everything + operator.log.read_text()
+
+
+def test_what_may_not_be_read_gets_no_pod_and_a_sentence(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    create_demo(space, model={"uri": URI})
+    operator.wait("the verdict", lambda: space.condition("ModelFits").get("status") == "False")
+    operator.await_passes(3)
+    assert space.find("deployments", "demo") is None
+    assert "name in spec.model.secretRef" in space.condition("ModelFits")["message"]
+    space.patch("inferenceservices", "demo", {"spec": {"model": {"secretRef": {"name": "hf"}}}})
+    settle(operator, space)
+    assert space.condition("ModelFits")["status"] == "True"
+
+
+def test_while_the_hub_is_away_the_pods_size_themselves(
+    operator: OperatorProcess, space: Namespace, hub: Hub
+) -> None:
+    hub.answers["/v2"] = [(503, {})] * 100
+    create_demo(space, model={"uri": URI, "revision": "v2"})
+    settle(operator, space)
+    said = space.condition("ModelFits")
+    assert (said["status"], said["reason"]) == ("Unknown", "HeadersUnavailable")
+    made = container(space)
+    assert "--revision=v2" in made["args"]
+    assert not any(argument.startswith("--max-num-seqs=") for argument in made["args"])

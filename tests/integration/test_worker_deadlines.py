@@ -1,0 +1,83 @@
+"""Deadlines, the live queue cap and speculation of a real worker with one place."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from integration.worker_process import Worker, running_worker
+
+LONG = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "temperature": 1.0, "seed": 1}
+GREEDY = {"prompt": "def f():\n" * 4, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+SHORT = {"prompt": "x", "max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    flags = (
+        *("--max-num-seqs", "1", "--num-gpu-blocks-override", "128", "--speculative-config"),
+        '{"method": "ngram", "num_speculative_tokens": 4}',
+    )
+    with running_worker(tmp_path_factory.mktemp("deadlines"), *flags) as worker:
+        yield worker
+
+
+def post(worker: Worker, body: dict[str, Any], **headers: str) -> httpx.Response:
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.post(worker.url + "/v1/completions", json=body, headers=headers, timeout=60)
+
+
+@pytest.fixture
+def busy(worker: Worker) -> Iterator[Worker]:
+    """The only place is taken, and how long that lasts is known from a request before."""
+    assert post(worker, LONG).status_code == 200
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(post, worker, LONG)
+        worker.until_metric("vllm:num_requests_running", 1)
+        yield worker
+        answer = running.result()
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == LONG["max_tokens"]
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_with_the_predicted_wait(busy: Worker) -> None:
+    started = time.monotonic()
+    refused = post(busy, SHORT, x_slo_ttft_ms="1")
+    assert time.monotonic() - started < 1
+    assert refused.status_code == 429
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert refused.json()["error"]["reason"] == "deadline_unreachable"
+    tokens = post(busy, {**SHORT, "slo_tpot_ms": 0.001})
+    assert (tokens.status_code, tokens.json()["error"]["reason"]) == (429, "deadline_unreachable")
+    assert post(busy, {**SHORT, "slo_ttft_ms": 60_000}).status_code == 200
+    assert post(busy, SHORT, x_slo_ttft_ms="never").status_code == 400
+
+
+def test_a_lower_queue_cap_is_in_force_at_once(busy: Worker) -> None:
+    url = busy.admin_url + "/v1/runtime_config"
+    before = httpx.get(url).json()
+    assert before["max_num_queued_reqs"] == 1024
+    changed = httpx.patch(url, json={"epoch": before["epoch"], "max_num_queued_reqs": 0})
+    assert changed.status_code == 200
+    assert changed.json() == {**before, **_load(changed), "max_num_queued_reqs": 0}
+    refused = post(busy, SHORT)
+    assert (refused.status_code, refused.json()["error"]["reason"]) == (429, "queue_full")
+    assert int(refused.headers["retry-after"]) >= 1
+    httpx.patch(url, json={"epoch": before["epoch"], "max_num_queued_reqs": 1024})
+    assert post(busy, SHORT).status_code == 200
+
+
+def _load(answer: httpx.Response) -> dict[str, Any]:
+    return {name: answer.json()[name] for name in ("running", "waiting")}
+
+
+def test_speculation_shows_in_vllms_metrics_and_not_in_the_text(worker: Worker) -> None:
+    greedy, again = (post(worker, GREEDY).json()["choices"][0]["text"] for _ in range(2))
+    assert greedy == again
+    drafted = worker.metric("vllm:spec_decode_num_draft_tokens_total")
+    accepted = worker.metric("vllm:spec_decode_num_accepted_tokens_total")
+    assert drafted >= accepted > 0
+    assert worker.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total") == accepted
+    assert worker.metric("vllm:spec_decode_num_drafts_total") > 0

@@ -1,0 +1,75 @@
+"""`sluice serve`: the worker's command line that it makes, and the sentences that it says."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice import serve
+from sluice.__main__ import main
+from sluice_worker.config import parse
+from unit.worker.api.tiny import write_checkpoint
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "model")
+
+
+def narration(model: Path, *flags: str) -> serve.Narration:
+    given = serve.arguments(str(model), ["--load-format=dummy", *flags])
+    return serve.Narration(parse(given, {}))
+
+
+def said(told: serve.Narration, event: str, **fields: Any) -> str:
+    record = logging.makeLogRecord({"msg": event, "levelname": "INFO", **fields})
+    return told.format(record)
+
+
+def test_a_machine_without_a_gpu_keeps_half_of_its_memory_unless_told_otherwise(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "GPU_FILES", (model / "no-such-device",))
+    more = ["--load-format=dummy", "--max-num-seqs", "1"]
+    assert parse(serve.arguments(str(model), more), {}).engine.memory_utilization == 0.5
+    more.append("--gpu-memory-utilization=0.8")
+    assert parse(serve.arguments(str(model), more), {}).engine.memory_utilization == 0.8
+    monkeypatch.setattr(serve, "GPU_FILES", (model / "config.json",))
+    given = serve.arguments(str(model), ["--load-format=dummy"])
+    assert parse(given, {}).engine.memory_utilization == 0.9
+
+
+def test_the_curl_line_asks_the_model_that_is_served_with_the_key_that_it_wants(
+    model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("secret-canary\n")
+    keys = f"--api-key-file={tmp_path / 'keys'}"
+    told = narration(model, "--served-model-name=it's", keys)
+    assert "0.0.0.0:8000" in said(told, "listening", port=8000, admin_port=8001, model="it's")
+    memory = dict.fromkeys(
+        ("weights_bytes", "activation_bytes", "reserve_bytes", "kv_cache_bytes", "total_bytes"),
+        2**30,
+    )
+    ready = said(told, "ready", memory=memory, kv_tokens=4096, max_num_seqs=1, max_model_len=512)
+    assert "at most 1 requests at once" in ready
+    assert "4,096 tokens; of 1.00 GiB" in ready
+    words = shlex.split(ready.splitlines()[-1])
+    assert words[:2] == ["curl", "http://localhost:8000/v1/completions"]
+    assert json.loads(words[-1])["model"] == "it's"
+    assert any(word.startswith("Authorization: Bearer $(head") for word in words)
+    assert "secret-canary" not in ready
+
+
+def test_an_event_without_a_sentence_is_told_with_its_fields(model: Path) -> None:
+    assert said(narration(model), "engine died", reason="x") == "Info: engine died (reason=x)"
+
+
+def test_what_cannot_be_served_is_one_sentence_and_code_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "/nowhere", "--max-num-seqs", "1"]) == 2
+    assert capsys.readouterr().err.startswith("sluice serve: --model /nowhere is not a directory")

@@ -1,0 +1,141 @@
+"""Any bytes are a chat or a 4xx that names the field; what is sent is what a template sees."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sluice_worker.chat import CHAT_FIELDS, CHAT_NEUTRAL, parse_chat
+from sluice_worker.errors import RequestError, UnsupportedParameter
+
+HELLO = {"role": "user", "content": "hello"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": 1}}}
+
+
+def body_of(**fields: Any) -> bytes:
+    """A chat's body with one message, and `fields`."""
+    return json.dumps({"messages": [HELLO], **fields}).encode()
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted({*CHAT_FIELDS, *CHAT_NEUTRAL})), ANY)
+def test_any_value_of_a_known_field_is_honoured_or_refused_by_its_name(
+    name: str, value: Any
+) -> None:
+    try:
+        parse_chat(body_of(**{name: value}))
+    except RequestError as refused:
+        said = "finite" in refused.message or "surrogate" in refused.message
+        assert said or refused.param == name  # noqa: PT017 - either outcome is right
+
+
+@pytest.mark.parametrize("name", sorted(CHAT_NEUTRAL.keys() - CHAT_FIELDS))
+def test_a_neutral_value_is_accepted_and_any_other_is_refused_by_name(name: str) -> None:
+    for value in CHAT_NEUTRAL[name]:
+        parse_chat(body_of(**{name: value}))
+    with pytest.raises(UnsupportedParameter) as refused:
+        parse_chat(body_of(**{name: "surely not neutral"}))
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "stranger", "content": "x"},
+        {"content": "x"},
+        {"role": "user", "content": 1},
+        {"role": "user", "content": []},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "user", "content": [{"type": "text"}]},
+        {"role": "assistant", "tool_calls": [{}]},
+        {"role": "assistant", "audio": {"id": "x"}},
+        "x",
+        None,
+    ],
+)
+def test_a_message_that_is_none_is_refused(message: Any) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_chat(body_of(messages=[message]))
+    assert refused.value.param == "messages"
+
+
+def test_nulls_are_left_out_and_arguments_become_objects() -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    odd = {"id": "2", "function": {"name": "f", "arguments": "no json"}}
+    sent = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call, odd]}
+    (message,) = parse_chat(body_of(messages=[sent])).conversation.messages
+    assert message == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"type": "function", "id": "1", "function": {"name": "f", "arguments": {"x": 1}}},
+            {"type": "function", "id": "2", "function": {"name": "f", "arguments": "no json"}},
+        ],
+    }
+
+
+def test_a_field_of_a_message_that_is_not_known_reaches_the_template() -> None:
+    sent = {**HELLO, "weight": 3}
+    assert parse_chat(body_of(messages=[sent])).conversation.messages == (sent,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [
+        ({}, None),
+        ({"max_tokens": 3}, 3),
+        ({"max_completion_tokens": 3}, 3),
+        ({"max_completion_tokens": 3, "max_tokens": 3}, 3),
+    ],
+)
+def test_both_names_of_the_length_are_read(fields: dict[str, int], max_tokens: int | None) -> None:
+    assert parse_chat(body_of(**fields)).completion.max_tokens == max_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_completion_tokens": 3, "max_tokens": 4}, "max_completion_tokens"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"eos_token": "x"}}, "chat_template_kwargs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_impossible_values_are_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_chat(body_of(**fields))
+    assert refused.value.param == param
+
+
+def test_continuing_a_message_begins_no_new_one() -> None:
+    assert parse_chat(body_of()).conversation.add_generation_prompt
+    continued = parse_chat(body_of(continue_final_message=True)).conversation
+    assert not continued.add_generation_prompt
+
+
+def test_tools_are_hidden_when_none_may_be_called() -> None:
+    assert parse_chat(body_of(tools=[TOOL])).conversation.tools == (TOOL,)
+    assert parse_chat(body_of(tools=[TOOL], tool_choice="none")).conversation.tools == ()
+
+
+def test_log_probabilities_are_asked_for_in_two_fields() -> None:
+    asked: list[dict[str, Any]] = [{}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 3}]
+    found = [parse_chat(body_of(**fields)).completion.sampling.logprobs for fields in asked]
+    assert found == [None, 0, 3]
+
+
+def test_a_lone_surrogate_is_refused_however_deep_it_is() -> None:
+    with pytest.raises(RequestError, match="surrogate"):
+        parse_chat(body_of(messages=[{**HELLO, "x": [[["\ud800"]]]}]))

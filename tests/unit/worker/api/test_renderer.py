@@ -1,0 +1,107 @@
+"""Where a model's chat template comes from, and what is told where there is none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice_worker.chat import Conversation
+from sluice_worker.errors import CheckpointError, ConfigError, RequestError
+from sluice_worker.server.renderer import Renderer
+from sluice_worker.tokenizer import Tokenizer
+from unit.worker.api.tiny import write_tokenizer
+
+HELLO: dict[str, Any] = {"role": "user", "content": "hello"}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+
+
+def text_of(directory: Path, flag: Path | None = None, **fields: Any) -> str:
+    """The prompt of one message, in text."""
+    tokenizer = Tokenizer(directory)
+    ids = Renderer(directory, flag, tokenizer).token_ids(Conversation((HELLO,), **fields))
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_tokenizer(tmp_path / "tokenizer.json")
+    return tmp_path
+
+
+def configure(directory: Path, **fields: Any) -> None:
+    (directory / "tokenizer_config.json").write_text(json.dumps(fields))
+
+
+def test_the_flag_is_before_the_file_and_the_file_before_the_configuration(
+    directory: Path,
+) -> None:
+    configure(directory, chat_template="configured")
+    assert text_of(directory) == "configured"
+    (directory / "chat_template.jinja").write_text("in the file")
+    assert text_of(directory) == "in the file"
+    (directory / "mine").write_text("by the flag")
+    assert text_of(directory, directory / "mine") == "by the flag"
+
+
+def test_special_tokens_are_read_as_texts_or_objects(directory: Path) -> None:
+    template = "{{ bos_token }}|{{ eos_token }}|{{ add_bos_token }}"
+    tokens = {"bos_token": "<|end|>", "eos_token": {"content": "<e>"}, "add_bos_token": True}
+    configure(directory, chat_template=template, **tokens)
+    assert text_of(directory) == "<|end|>|<e>|"
+
+
+def test_tools_have_a_template_of_their_own_where_there_is_one(directory: Path) -> None:
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools | length }} tools"},
+    ]
+    configure(directory, chat_template=named)
+    assert text_of(directory) == "plain"
+    assert text_of(directory, tools=(TOOL, TOOL)) == "2 tools"
+
+
+def test_a_model_without_a_template_says_so(directory: Path) -> None:
+    with pytest.raises(RequestError, match="no chat template; start the worker with --chat-t"):
+        text_of(directory)
+
+
+def test_a_template_that_is_none_is_told_to_each_chat_and_refused_as_a_flag(
+    directory: Path,
+) -> None:
+    (directory / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(RequestError, match="is no template"):
+        text_of(directory)
+    with pytest.raises(ConfigError, match="is no template"):
+        text_of(directory, directory / "chat_template.jinja")
+
+
+def test_a_flag_that_names_no_text_is_refused(directory: Path) -> None:
+    (directory / "bytes").write_bytes(b"\xff")
+    for name in ("bytes", "missing"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            text_of(directory, directory / name)
+
+
+def test_a_template_outside_the_checkpoint_is_not_read(directory: Path) -> None:
+    outside = directory.parent / "outside.jinja"
+    outside.write_text("secret")
+    (directory / "chat_template.jinja").symlink_to(outside)
+    with pytest.raises(CheckpointError, match="outside"):
+        text_of(directory)
+
+
+def test_a_lone_surrogate_is_refused(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("{{ '\\ud800' }}")
+    with pytest.raises(RequestError, match="surrogate"):
+        text_of(directory)
+
+
+def test_messages_that_are_nested_too_deeply_are_refused(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("{{ messages | tojson }}")
+    deep: list[Any] = []
+    for _ in range(900):
+        deep = [deep]
+    with pytest.raises(RequestError):
+        Renderer(directory, None, Tokenizer(directory)).token_ids(
+            Conversation(({**HELLO, "x": deep},))
+        )

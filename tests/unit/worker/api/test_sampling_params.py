@@ -1,0 +1,173 @@
+"""What the sampling fields of a body mean, and which of their values are refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+from sluice_worker.errors import RequestError
+from sluice_worker.protocol import parse_completion, parse_generate
+from sluice_worker.sampling_params import (
+    MAX_PROMPT_LOGPROBS,
+    SamplingFields,
+    SamplingParams,
+    check_prompt_logprobs,
+    check_something_left,
+    check_vocabulary,
+    for_engine,
+)
+from sluice_worker.wire import Sampling
+
+
+def params(**fields: Any) -> SamplingParams:
+    return parse_completion(json.dumps({"prompt": "x", **fields}).encode()).sampling
+
+
+def letters(text: str) -> list[int]:
+    """A tokenizer of letters."""
+    return [ord(letter) for letter in text]
+
+
+def test_defaults_and_nulls_change_nothing() -> None:
+    nulls = {name: None for name in SamplingFields.__struct_fields__}
+    assert params() == params(**nulls) == SamplingParams()
+    assert for_engine(SamplingParams(), letters) == Sampling()
+    assert for_engine(SamplingParams(), letters).is_plain
+    assert not Sampling().edits_logits
+
+
+FIELDS: dict[str, Any] = {
+    "top_k": 3,
+    "top_p": 0.5,
+    "min_p": 0.1,
+    "presence_penalty": -1,
+    "frequency_penalty": 2,
+    "repetition_penalty": 1.5,
+    "logit_bias": {"5": 1},
+    "allowed_token_ids": [9, 5, 9],
+    "bad_words": ["x"],
+    "logprobs": 0,
+    "prompt_logprobs": 0,
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_field_reaches_the_engine(name: str) -> None:
+    sampling = for_engine(params(**{name: FIELDS[name]}), letters)
+    assert not sampling.is_plain
+    for field in Sampling.__struct_fields__:
+        assert (getattr(sampling, field) != getattr(Sampling(), field)) == (field == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("top_k", [-2, 1.5, "3", True]),
+        ("top_p", [0, -0.1, 1.1]),
+        ("min_p", [-0.1, 1.1]),
+        ("presence_penalty", [-2.1, 2.1]),
+        ("frequency_penalty", [-2.1, 2.1]),
+        ("repetition_penalty", [0, -1, 1e30]),
+        (
+            "logit_bias",
+            [{"a": 1}, {"-1": 1}, {"1": 101}, {"1": None}, [1], {str(n): 1 for n in range(2000)}],
+        ),  # fmt: skip
+        ("allowed_token_ids", [[], [-1], ["a"], list(range(5000))]),
+        ("bad_words", [[""], [1], "a", ["a"] * 1000]),
+        ("stop_token_ids", [[-1], ["a"]]),
+        ("logprobs", [-1, 21, True, "1"]),
+        ("prompt_logprobs", [-1, 21]),
+        ("truncate_prompt_tokens", [0, -2]),
+        ("n", [0, 129]),
+        ("echo", [1, "yes"]),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(RequestError) as refused:
+            params(**{name: value})
+        assert (refused.value.param, name in refused.value.message) == (name, True)
+
+
+def test_vllms_two_ways_to_turn_top_k_off_are_read() -> None:
+    assert params(top_k=-1) == params(top_k=0) == SamplingParams()
+
+
+def test_max_tokens_0_scores_the_prompt_and_needs_echo() -> None:
+    request = parse_completion(b'{"prompt": "x", "max_tokens": 0, "echo": true, "logprobs": 2}')
+    assert (request.is_scoring, request.max_tokens) == (True, 1)
+    assert (request.sampling.prompt_logprobs, request.prompt_logprobs) == (2, None)
+    with pytest.raises(RequestError) as refused:
+        parse_completion(b'{"prompt": "x", "max_tokens": 0}')
+    assert refused.value.param == "max_tokens"
+
+
+def test_echo_with_logprobs_and_prompt_logprobs_scores_for_the_larger() -> None:
+    body = {"prompt": "x", "echo": True, "logprobs": 2, "prompt_logprobs": 5}
+    request = parse_completion(json.dumps(body).encode())
+    assert (request.sampling.prompt_logprobs, request.prompt_logprobs) == (5, 5)
+
+
+def test_prompt_logprobs_of_a_stream_are_refused() -> None:
+    with pytest.raises(RequestError) as refused:
+        params(stream=True, prompt_logprobs=1)
+    assert refused.value.param == "prompt_logprobs"
+
+
+def test_generate_takes_the_same_fields() -> None:
+    body = b'{"inputs": "x", "parameters": {"top_k": 4, "truncate": 7, "repetition_penalty": 1.1}}'
+    sampling = parse_generate(body).sampling
+    assert (sampling.top_k, sampling.truncate_prompt_tokens) == (4, 7)
+    assert (sampling.repetition_penalty, sampling.temperature) == (1.1, 0)
+
+
+@pytest.mark.parametrize("name", ["allowed_token_ids", "logit_bias", "stop_token_ids"])
+def test_ids_outside_the_vocabulary_are_refused_by_name(name: str) -> None:
+    for highest, is_refused in ((99, False), (100, True)):
+        value = {str(highest): 1} if name == "logit_bias" else [3, highest]
+        checked = params(**{name: value})
+        if is_refused:
+            with pytest.raises(RequestError) as refused:
+                check_vocabulary(checked, 100)
+            assert refused.value.param == name
+        else:
+            check_vocabulary(checked, 100)
+
+
+def test_a_choice_that_nothing_is_left_of_is_refused() -> None:
+    for fields, is_refused in (
+        ({"allowed_token_ids": [7]}, False),
+        ({"allowed_token_ids": [7], "min_tokens": 1}, True),
+        ({"allowed_token_ids": [7, 8], "min_tokens": 1}, False),
+        ({"allowed_token_ids": [7, 8], "min_tokens": 1, "stop_token_ids": [8]}, True),
+        ({"allowed_token_ids": [97], "bad_words": ["a"]}, True),
+        ({"allowed_token_ids": [97], "bad_words": ["ab"]}, False),
+    ):
+        checked = params(**fields)
+        sampling = for_engine(checked, letters)
+        if is_refused:
+            with pytest.raises(RequestError) as refused:
+                check_something_left(checked, sampling, frozenset([7]))
+            assert refused.value.param == "allowed_token_ids"
+        else:
+            check_something_left(checked, sampling, frozenset([7]))
+
+
+def test_more_prompt_logprobs_than_can_be_held_are_refused() -> None:
+    checked = params(prompt_logprobs=7)
+    check_prompt_logprobs(checked, MAX_PROMPT_LOGPROBS // 8)
+    check_prompt_logprobs(params(), 10**9)
+    with pytest.raises(RequestError) as refused:
+        check_prompt_logprobs(checked, MAX_PROMPT_LOGPROBS // 8 + 1)
+    assert refused.value.param == "prompt_logprobs"
+
+
+def spellings(word: str, table: dict[str, list[int]]) -> tuple[tuple[int, ...], ...]:
+    return for_engine(params(bad_words=[word]), lambda text: table[text]).bad_words
+
+
+def test_a_bad_word_is_spelled_as_at_a_beginning_and_behind_a_space() -> None:
+    assert spellings("cat", {"cat": [1, 2], " cat": [3, 2]}) == ((1, 2), (3, 2))
+    assert spellings(" cat", {"cat": [1], " cat": [3]}) == ((1,), (3,))
+    # The space as a token of its own: whatever ends with the first spelling is forbidden already.
+    assert spellings("cat", {"cat": [1], " cat": [9, 1]}) == ((1,),)
+    assert spellings("cat", {"cat": [1], " cat": [1]}) == ((1,),)

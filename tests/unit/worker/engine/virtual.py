@@ -1,0 +1,57 @@
+"""A scheduler without a model: each next token is a hash of those before it, time is made up."""
+
+import zlib
+from collections.abc import Iterable
+
+from sluice_worker.scheduler import Scheduler
+from sluice_worker.sequence import Sequence
+from sluice_worker.speculation import Growth, few_decodes
+from sluice_worker.step import Limits, Outcome, Step, Work
+from sluice_worker.wire import Submit
+
+SEES = 3
+"""Tokens that the next one depends on; few, so that texts run into loops that drafts can copy."""
+
+
+def next_token(token_ids: list[int]) -> int:
+    return zlib.crc32(bytes(token % 256 for token in token_ids[-SEES:])) % 5
+
+
+def written(request: Submit) -> list[int]:
+    """What the request's output must be, whatever the scheduler does."""
+    token_ids = list(request.prompt_token_ids)
+    for _ in range(request.max_tokens):
+        token_ids.append(next_token(token_ids))
+    return token_ids[len(request.prompt_token_ids) :]
+
+
+def sample(works: Iterable[Work]) -> list[int]:
+    """A token for each sampled position, as a runner would give it."""
+    tokens = []
+    for work in works:
+        known = [*work.sequence.token_ids[: work.start], *work.token_ids]
+        for position in range(len(known) - work.num_samples, len(known)):
+            tokens.append(next_token(known[: position + 1]))
+    return tokens
+
+
+def unlimited(decodes: int, kv_tokens: int) -> int:
+    return 1 << 30
+
+
+def add(scheduler: Scheduler, request: Submit, now: float = 0.0) -> Sequence:
+    assert scheduler.can_admit(request) is None
+    sequence = Sequence(request, seed=0)
+    scheduler.add(sequence, now)
+    return sequence
+
+
+def step(
+    scheduler: Scheduler, now: float = 0.0, growth: Growth = few_decodes
+) -> tuple[Step, list[Outcome]]:
+    planned = scheduler.schedule(now, unlimited, growth)
+    return planned, scheduler.commit(planned, sample(planned.works), now)
+
+
+def set_limits(scheduler: Scheduler, cap: int, budget: int) -> None:
+    scheduler.limits = Limits(scheduler.limits.epoch + 1, cap, budget)

@@ -1,0 +1,257 @@
+"""POST /v1/chat/completions: JSON bytes to a conversation and how to answer it. Pure.
+
+Tools are shown to the model by its template; a call that it writes comes back as text, because
+nothing here parses one. So tool_choice may be none (they are not shown) or auto.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from .errors import RequestError, UnsupportedParameter
+from .protocol import (
+    NEUTRAL,
+    AnswerFields,
+    Completion,
+    Name,
+    Tokens,
+    answer_of,
+    convert,
+    parse_object,
+    refuse_unsupported,
+)
+from .sampling_params import NumLogprobs, resolve
+
+Nothing = Annotated[list[Any], Meta(max_length=0)] | None
+
+
+class TextPart(Struct, frozen=True):
+    """One part of a message's content; other kinds (image_url, input_audio) are not built."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Struct, frozen=True):
+    """What an assistant called: a name, and arguments as JSON text or as an object."""
+
+    name: Name
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(Struct, frozen=True):
+    """One call in an assistant's message."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class Message(Struct, frozen=True):
+    """One message. Fields not named here reach the template too.
+
+    The last ones are what a reply carries as null or empty: a client may send a reply back.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Meta(min_length=1)] | None = None
+    name: Name | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Nothing = None
+
+
+class Function(Struct, frozen=True):
+    """A function that the model may call."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Struct, frozen=True):
+    """A tool as OpenAI's clients send it."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ConversationFields(Struct, frozen=True, kw_only=True):
+    """What a chat template reads: in the bodies of /v1/chat/completions and of /tokenize."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Name | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = False
+    chat_template_kwargs: dict[Name, Any] | None = None
+
+
+class ChatFields(AnswerFields, frozen=True, kw_only=True):
+    """What POST /v1/chat/completions honours beside its ConversationFields."""
+
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = False
+    top_logprobs: NumLogprobs | None = None
+
+
+CHAT_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    **NEUTRAL,
+    "add_special_tokens": (None, False),
+    "audio": (None,),
+    "best_of": (None, 1),
+    "chat_template": (None,),
+    "echo": (None, False),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "mm_processor_kwargs": (None, {}),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True),
+    "prediction": (None,),
+    "store": (None, False),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+}
+"""As NEUTRAL, for chats. Sources: OpenAI's and vLLM's chat body."""
+
+
+CHAT_FIELDS = frozenset(ConversationFields.__struct_fields__ + ChatFields.__struct_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template sees. `messages`: at least one, as JSON, without null fields.
+
+    `variables`: the caller's chat_template_kwargs; `fields`: the names of the request's own fields
+    that only a template can honour.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    documents: tuple[dict[str, Any], ...] = ()
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of the request that only a template can honour, of those that are given."""
+        names = ("tools", "documents", "reasoning_effort")
+        return tuple(name for name in names if getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One validated chat: `completion` lacks its prompt, which a template makes."""
+
+    conversation: Conversation
+    completion: Completion
+
+
+def parse_chat(body: bytes) -> Chat:
+    """The chat in the body of POST /v1/chat/completions; raises RequestError naming the field."""
+    fields = parse_object(body)
+    refuse_unsupported(fields, CHAT_FIELDS, CHAT_NEUTRAL)
+    conversation, typed = parse_conversation(fields), convert(fields, ChatFields)
+    max_tokens = _max_tokens(typed)
+    if typed.top_logprobs is not None and not typed.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+    if typed.stream and typed.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs are not told in a stream", param="prompt_logprobs")
+    sampling = resolve(
+        typed,
+        max_tokens=max_tokens,
+        logprobs=(typed.top_logprobs or 0) if typed.logprobs else None,
+    )
+    return Chat(
+        conversation,
+        Completion(
+            prompts=(),
+            prompt_field="messages",
+            max_tokens=max_tokens,
+            has_default_length=max_tokens is None,
+            sampling=sampling,
+            prompt_logprobs=typed.prompt_logprobs,
+            **answer_of(typed),
+        ),
+    )
+
+
+def _max_tokens(body: ChatFields) -> int | None:
+    new, old = body.max_completion_tokens, body.max_tokens
+    if new is not None and old is not None and new != old:
+        raise RequestError(
+            f"max_completion_tokens {new} and max_tokens {old} contradict each other",
+            param="max_completion_tokens",
+        )
+    return old if new is None else new
+
+
+def parse_conversation(fields: Mapping[str, Any]) -> Conversation:
+    """The conversation in a body; raises RequestError naming the field."""
+    if fields.get("tool_choice") not in (None, "none", "auto"):
+        raise UnsupportedParameter(
+            "tool_choice other than none and auto is not supported: output is not constrained",
+            param="tool_choice",
+        )
+    typed = convert(fields, ConversationFields)
+    has_prompt = typed.add_generation_prompt
+    if typed.continue_final_message and has_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other",
+            param="continue_final_message",
+        )
+    tools = () if typed.tool_choice == "none" else tuple(fields.get("tools") or ())
+    return Conversation(
+        messages=tuple(_message(message) for message in fields["messages"]),
+        tools=tools,
+        documents=tuple(typed.documents or ()),
+        reasoning_effort=typed.reasoning_effort,
+        add_generation_prompt=not typed.continue_final_message
+        if has_prompt is None
+        else has_prompt,
+        continue_final_message=bool(typed.continue_final_message),
+        variables=_variables(typed.chat_template_kwargs or {}),
+    )
+
+
+def _variables(given: dict[str, Any]) -> dict[str, Any]:
+    """Those of the caller's that are not fields of the request, which have their own place."""
+    for name in given:
+        if name in ConversationFields.__struct_fields__ or name.endswith("_token"):
+            raise RequestError(
+                f"chat_template_kwargs cannot set {name!r}", param="chat_template_kwargs"
+            )
+    return given
+
+
+def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A checked message as templates want it: no nulls, a content, arguments as objects."""
+    message = {name: value for name, value in given.items() if value is not None}
+    message.setdefault("content", "")  # templates print a missing one as None
+    if calls := message.pop("tool_calls", None):
+        message["tool_calls"] = [_call(call) for call in calls]
+    return message
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    if isinstance(text := function.get("arguments"), str):
+        try:
+            arguments = json.loads(text)
+        except (ValueError, RecursionError):
+            arguments = None
+        if isinstance(arguments, dict):
+            function["arguments"] = arguments
+    return {"type": "function", **call, "function": function}

@@ -1,0 +1,159 @@
+"""The directory that keeps what was fetched, laid out as huggingface_hub does, so both share it.
+
+    models--ORG--NAME/blobs/ETAG             content, named by its hash
+    models--ORG--NAME/snapshots/COMMIT/NAME  links into blobs
+    models--ORG--NAME/refs/REVISION          the commit that a branch or tag stood for
+    .locks/models--ORG--NAME/ETAG.lock       held by who writes that blob
+
+A link is made when its blob is whole and verified, so a file that is there is a file that is right.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CheckpointError, DownloadError
+from .listing import INDEX, REQUIRED, WEIGHTS, RemoteFile, shard_names
+from .reference import HubModel
+
+LOCK_POLL_S = 0.2
+
+
+class Stopped(Exception):
+    """The worker is leaving, or another file failed: what is there stays for the next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One model's part of a cache directory."""
+
+    root: Path
+    repo: str
+
+    @property
+    def _folder(self) -> str:
+        return "models--" + self.repo.replace("/", "--")
+
+    def blob(self, file: RemoteFile) -> Path:
+        """Where the content of `file` belongs."""
+        return self.root / self._folder / "blobs" / file.etag
+
+    def partial(self, file: RemoteFile) -> Path:
+        """Where as much of it is as has come."""
+        return self.blob(file).with_name(f"{file.etag}.incomplete")
+
+    def snapshot(self, commit: str) -> Path:
+        """The directory that a worker reads."""
+        return self.root / self._folder / "snapshots" / commit
+
+    def is_there(self, file: RemoteFile) -> bool:
+        """Whether the whole content is there."""
+        try:
+            size = self.blob(file).stat().st_size
+        except OSError:
+            return False
+        return file.size is None or size == file.size
+
+    def num_bytes(self, file: RemoteFile) -> int:
+        """Bytes of `file` that have come, whoever brought them."""
+        for path in (self.blob(file), self.partial(file)):
+            try:
+                return min(path.stat().st_size, file.size or 0)
+            except OSError:
+                continue
+        return 0
+
+    def prepare(self, commit: str) -> None:
+        """Make the directories; DownloadError if that is not possible."""
+        paths = (self.root / self._folder / "blobs", self._locks, self.snapshot(commit))
+        try:
+            for path in paths:
+                path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DownloadError(
+                f"{self.root} cannot be written ({error.strerror}): name a directory that can "
+                "with --download-dir."
+            ) from error
+
+    def link(self, commit: str, file: RemoteFile) -> None:
+        """Show the blob of `file` in the snapshot, under its own name."""
+        pointer = self.snapshot(commit) / file.name
+        target = os.path.relpath(self.blob(file), pointer.parent)
+        with contextlib.suppress(OSError):
+            if os.readlink(pointer) == target:
+                return
+        beside = pointer.with_name(f".{file.name}.{os.getpid()}")
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(target)
+        beside.replace(pointer)
+
+    def remember(self, model: HubModel, commit: str) -> None:
+        """What the revision stood for now, for a time without the hub."""
+        if model.commit is not None:
+            return
+        path = self.root / self._folder / "refs" / model.revision
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(commit)
+        beside.replace(path)
+
+    def complete(self, model: HubModel, *, weights: bool) -> Path | None:
+        """The snapshot of `model` as last seen, if every file that a worker needs is in it."""
+        commit = model.commit or self._remembered(model)
+        if commit is None:
+            return None
+        directory = self.snapshot(commit)
+        names = [*REQUIRED, *(_weights(directory) if weights else ())]
+        return directory if all((directory / name).is_file() for name in names) else None
+
+    def _remembered(self, model: HubModel) -> str | None:
+        try:
+            text = (self.root / self._folder / "refs" / model.revision).read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return HubModel(self.repo, text).commit
+
+    @property
+    def _locks(self) -> Path:
+        return self.root / ".locks" / self._folder
+
+    @contextlib.contextmanager
+    def writing(self, file: RemoteFile, stop: threading.Event) -> Iterator[None]:
+        """Alone with the blob of `file`, among all processes and pods; waits, or raises Stopped.
+
+        The kernel gives the lock back when its holder dies.
+        """
+        with (self._locks / f"{file.etag}.lock").open("ab") as lock:
+            while not _locked(lock.fileno(), self.root):
+                if stop.wait(LOCK_POLL_S):
+                    raise Stopped
+            yield
+
+
+def _weights(directory: Path) -> list[str]:
+    """The safetensors files that must be in `directory`."""
+    index = directory / INDEX
+    if not index.is_file():
+        return [WEIGHTS]
+    try:
+        return [INDEX, *shard_names(json.loads(index.read_bytes()))]
+    except (ValueError, AttributeError, CheckpointError):
+        return [WEIGHTS]
+
+
+def _locked(fd: int, root: Path) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise DownloadError(
+            f"{root} is on a file system without locks ({error.strerror}): name another directory "
+            "with --download-dir."
+        ) from error
+    return True

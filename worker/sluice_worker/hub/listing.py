@@ -1,0 +1,115 @@
+"""What a model of the hub consists of, and which of its files are fetched. Pure.
+
+Names are hostile input: only plain names at the top of the repository are taken, from a list of
+known ones, so that no file of a repository is ever written outside its directory or run.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..errors import CheckpointError, DownloadError
+
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+REQUIRED = ("config.json", "tokenizer.json")
+OPTIONAL = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
+_ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file. `etag`: its SHA-256 if it is a large one, else its git blob id; "" if unknown."""
+
+    name: str
+    size: int | None
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of one commit."""
+
+    commit: str
+    files: Mapping[str, RemoteFile]
+
+
+def parse_listing(repo: str, answer: object) -> Listing:
+    """The hub's answer to /api/models/ORG/NAME/revision/REV?blobs=true; DownloadError."""
+    if not isinstance(answer, Mapping):
+        raise DownloadError(f"the hub's listing of {repo} is no JSON object.")
+    commit, siblings = answer.get("sha"), answer.get("siblings")
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise DownloadError(f"the hub's listing of {repo} names no commit.")
+    if not isinstance(siblings, list):
+        raise DownloadError(f"the hub's listing of {repo} names no files.")
+    files = (_file(sibling) for sibling in siblings if isinstance(sibling, Mapping))
+    return Listing(commit, {file.name: file for file in files})
+
+
+def _file(sibling: Mapping[str, object]) -> RemoteFile:
+    lfs = sibling.get("lfs")
+    large = lfs if isinstance(lfs, Mapping) else {}
+    size, etag = sibling.get("size"), large.get("sha256") or sibling.get("blobId")
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        size = None
+    return RemoteFile(str(sibling.get("rfilename")), size, clean_etag(etag))
+
+
+def clean_etag(etag: object) -> str:
+    """An entity tag that can name a file, without quotes; "" for any other."""
+    text = etag.removeprefix("W/").strip('"') if isinstance(etag, str) else ""
+    return text if _ETAG.fullmatch(text) else ""
+
+
+def small_files(repo: str, listing: Listing, *, weights: bool) -> tuple[RemoteFile, ...]:
+    """All but the weights. CheckpointError, before anything is fetched, if it cannot be served."""
+    missing = [name for name in REQUIRED if name not in listing.files]
+    if missing:
+        raise CheckpointError(f"{repo} has no {' and no '.join(missing)}.")
+    if weights and not {INDEX, WEIGHTS} & listing.files.keys():
+        raise CheckpointError(
+            f"{repo} has no {WEIGHTS}; other formats are never fetched, because they can run code."
+        )
+    wanted = (*REQUIRED, *OPTIONAL, *((INDEX,) if weights else ()))
+    return tuple(listing.files[name] for name in wanted if name in listing.files)
+
+
+def weight_files(
+    repo: str, listing: Listing, index: Mapping[str, object] | None
+) -> tuple[RemoteFile, ...]:
+    """The safetensors files: those that `index` names, or the one."""
+    names = [WEIGHTS] if index is None else shard_names(index)
+    missing = [name for name in names if name not in listing.files]
+    if missing:
+        raise CheckpointError(f"{repo}: {INDEX} names {missing[0]}, which is not there.")
+    return tuple(listing.files[name] for name in names)
+
+
+def shard_names(index: Mapping[str, object]) -> list[str]:
+    """The files that an index names; CheckpointError if one is no safetensors file beside it."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, Mapping) or not weight_map:
+        raise CheckpointError(f"{INDEX}: weight_map is missing.")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if not _SHARD.fullmatch(name):
+            raise CheckpointError(f"{INDEX}: {name[:128]} is not a safetensors file beside it.")
+    return names
+
+
+def total_bytes(files: Iterable[RemoteFile]) -> int:
+    """Bytes of `files`, all of known size."""
+    return sum(file.size or 0 for file in files)

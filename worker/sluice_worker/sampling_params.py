@@ -1,0 +1,242 @@
+"""How tokens are chosen and when the text ends: the fields that all completions share. Pure.
+
+`SamplingFields` are the JSON fields, inherited by each body; `SamplingParams` is what they mean,
+checked; `for_engine` is the part of it that travels to the engine process. Names, ranges and
+meanings are vLLM's.
+"""
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from .errors import RequestError
+from .wire import Sampling
+
+MAX_N = 128
+MAX_STOPS = 16
+MAX_STOP_IDS = 64
+MAX_BAD_WORDS = 256
+MAX_BIASES = 1024
+MAX_ALLOWED = 4096
+MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""Log-probabilities of one request's prompts: they are held until the reply, and told at once."""
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Repetition = Annotated[float, Meta(ge=0.01, le=100)]
+Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
+Word = Annotated[str, Meta(min_length=1, max_length=256)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+
+
+class SamplingFields(Struct, frozen=True, kw_only=True):
+    """The sampling fields of a body; null is the default. Inherit, and add what is yours.
+
+    Not here: what differs between the bodies, `max_tokens` and `logprobs`.
+    """
+
+    temperature: Temperature | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None
+    ) = None
+    bad_words: Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    seed: Seed | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """One request's sampling, checked. The defaults change nothing but draw at temperature 1.
+
+    `logprobs`, `prompt_logprobs`: how many of the likeliest are told beside each token; None: not
+    even the token's own. `truncate_prompt_tokens`: last tokens of the prompt that are kept, -1 for
+    as many as fit the window, None for all.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    tokens_as_ids: bool = False
+    truncate_prompt_tokens: int | None = None
+
+
+def resolve(
+    fields: SamplingFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    default_temperature: float = 1.0,
+) -> SamplingParams:
+    """What `fields` mean; raises RequestError naming the field.
+
+    `prompt_logprobs`: how many are needed if the field does not ask for more (echo with logprobs).
+    """
+    min_tokens = fields.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise RequestError(
+            f"min_tokens {min_tokens} is over max_tokens {max_tokens}", param="min_tokens"
+        )
+    if fields.truncate_prompt_tokens == 0:
+        raise RequestError(
+            "truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens"
+        )
+    asked = [n for n in (fields.prompt_logprobs, prompt_logprobs) if n is not None]
+    allowed = fields.allowed_token_ids
+    return SamplingParams(
+        temperature=_or(fields.temperature, default_temperature),
+        top_k=max(fields.top_k or 0, 0),
+        top_p=_or(fields.top_p, 1.0),
+        min_p=fields.min_p or 0.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        logit_bias=tuple((fields.logit_bias or {}).items()),
+        allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+        bad_words=tuple(fields.bad_words or ()),
+        seed=fields.seed,
+        n=fields.n or 1,
+        stop=_stops(fields.stop),
+        include_stop=bool(fields.include_stop_str_in_output),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        min_tokens=min_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=max(asked, default=None),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        spaces_between_special_tokens=fields.spaces_between_special_tokens is not False,
+        tokens_as_ids=bool(fields.return_tokens_as_token_ids),
+        truncate_prompt_tokens=fields.truncate_prompt_tokens,
+    )
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Raises RequestError if `params` name a token id that the model does not have."""
+    named = {
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "logit_bias": [token for token, _ in params.logit_bias],
+        "stop_token_ids": params.stop_token_ids,
+    }
+    for name, tokens in named.items():
+        highest = max(tokens, default=0)
+        if highest >= vocab_size:
+            raise RequestError(
+                f"{name}: token id {highest} is outside the vocabulary of {vocab_size}", param=name
+            )
+
+
+def check_something_left(
+    params: SamplingParams, sampling: Sampling, eos_token_ids: Set[int]
+) -> None:
+    """Raises RequestError if no token can ever come first."""
+    if params.allowed_token_ids is None:
+        return
+    excluded = {word[0] for word in sampling.bad_words if len(word) == 1}
+    if params.min_tokens:
+        excluded |= {*eos_token_ids, *params.stop_token_ids}
+    if excluded.issuperset(params.allowed_token_ids):
+        raise RequestError(
+            "allowed_token_ids holds no token that bad_words and min_tokens leave",
+            param="allowed_token_ids",
+        )
+
+
+def check_prompt_logprobs(params: SamplingParams, num_prompt: int) -> None:
+    """Raises RequestError if `num_prompt` tokens, all choices together, give too many to hold."""
+    if params.prompt_logprobs is None:
+        return
+    num_entries = num_prompt * (params.prompt_logprobs + 1)
+    if num_entries > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"{params.prompt_logprobs} log-probabilities beside each of {num_prompt} prompt tokens "
+            f"are over the limit of {MAX_PROMPT_LOGPROBS} for a request",
+            param="prompt_logprobs",
+        )
+
+
+Encode = Callable[[str], Sequence[int]]
+"""Text -> token ids, with nothing put around them."""
+
+
+def for_engine(params: SamplingParams, encode: Encode) -> Sampling:
+    """The part of `params` that the engine honours; bad words become token ids."""
+    return Sampling(
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=dict(params.logit_bias),
+        allowed_token_ids=params.allowed_token_ids,
+        bad_words=tuple(
+            spelling for word in params.bad_words for spelling in _spellings(word, encode)
+        ),
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+    )
+
+
+def _spellings(word: str, encode: Encode) -> list[tuple[int, ...]]:
+    """A bad word as it begins a text and as it follows a space, as vLLM spells them.
+
+    The second is left out where the space is a token of its own: then the first is inside it.
+    """
+    bare = tuple(encode(word.lstrip()))
+    spaced = tuple(encode(" " + word.lstrip()))
+    if not bare:
+        return [spaced] if spaced else []
+    if len(spaced) == len(bare) and spaced[0] != bare[0]:
+        return [bare, spaced]
+    return [bare]
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)

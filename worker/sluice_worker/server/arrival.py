@@ -1,0 +1,81 @@
+"""While a model is on its way from the hub: the download, and what the ports say meanwhile."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from ..config import HubConfig, WorkerConfig
+from ..errors import NotReady
+from ..files import read_json
+from ..health import Verdict
+from ..hub.cache import Stopped
+from ..hub.download import download
+from ..hub.progress import Told
+from ..models.config import DecoderConfig
+from .app import bare
+from .routes import add_health
+
+RETRY_AFTER_S = 30
+METHODS = ["GET", "POST", "PATCH", "PUT", "DELETE", "OPTIONS"]
+
+
+class Arrival:
+    """One model on its way. It is alive as long as it is fetched: the download gives up itself."""
+
+    def __init__(self, config: WorkerConfig, hub: HubConfig) -> None:
+        self._hub, self._told = hub, Told(str(hub.model))
+        self._weights = config.engine.load_format != "dummy"
+        self._stop = threading.Event()
+
+    async def fetch(self) -> Path | None:
+        """The checkpoint's directory; None after `stop`. Raises StartupError."""
+        try:
+            return await asyncio.to_thread(self._download)
+        except Stopped:
+            return None
+
+    def stop(self) -> None:
+        """End the download soon; what has come is kept."""
+        self._stop.set()
+
+    def _download(self) -> Path:
+        model, access = self._hub
+        return download(
+            model,
+            access,
+            weights=self._weights,
+            check=_refuse_unbuilt,
+            progress=self._told,
+            stop=self._stop,
+        )
+
+    @property
+    def _reason(self) -> str:
+        return f"downloading {self._told.percent} %"
+
+    def liveness(self) -> Verdict:
+        """Alive, however long it takes."""
+        return Verdict(True, self._reason, "download", self._told.percent)
+
+    def readiness(self) -> Verdict:
+        """Not yet."""
+        return Verdict(False, self._reason, "download", self._told.percent)
+
+    def app(self) -> ASGIApp:
+        """The answers of a port: health, and 503 to everything else."""
+        app: FastAPI = bare()
+        add_health(app, self)
+
+        @app.api_route("/{path:path}", methods=METHODS)
+        async def refuse(path: str) -> None:
+            raise NotReady(f"the model is on its way: {self._reason}", retry_after_s=RETRY_AFTER_S)
+
+        return app
+
+
+def _refuse_unbuilt(directory: Path) -> None:
+    """What this engine cannot run is refused before its weights are fetched."""
+    DecoderConfig.from_json(read_json(directory, "config.json"))

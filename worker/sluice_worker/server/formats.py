@@ -1,0 +1,258 @@
+"""How each route tells a generation: as one body, or as one event for each token."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from .. import wire
+from ..protocol import Completion
+from ..tokenizer import Tokenizer
+from . import shapes
+from .generation import Arrived, Choice, Generation
+from .logprobs import Scored, TextOf, as_token_id, of_chat, of_completion, of_prompt, unpack_prompt
+from .replies import DONE, Chunks, encode, event
+
+
+class Format(ABC):
+    """One request's answer as bytes."""
+
+    def __init__(self, generation: Generation, model: str, tokenizer: Tokenizer) -> None:
+        self.generation = generation
+        self._model = model
+        self._told = Told(generation.request, tokenizer.token_text)
+
+    @abstractmethod
+    def event(self, item: Arrived) -> bytes:
+        """Take in one token; the event that tells it."""
+
+    def tail(self) -> bytes:
+        """The events after the last token."""
+        return DONE
+
+    @abstractmethod
+    def body(self, texts: Sequence[str]) -> bytes:
+        """The answer in one piece; `texts` of all choices, whose tokens were all taken in."""
+
+    @property
+    def _has_ids(self) -> bool:
+        return self.generation.request.return_token_ids
+
+    def _ids(self, picked: Choice) -> list[int] | UnsetType:
+        return picked.transcript.token_ids if self._has_ids else UNSET
+
+
+class _OpenAiFormat(Format):
+    """What completions and chats have in common."""
+
+    kind: str
+
+    def __init__(self, generation: Generation, model: str, tokenizer: Tokenizer) -> None:
+        super().__init__(generation, model, tokenizer)
+        self._chunks = Chunks(generation.reply_id, generation.created, model, self.kind)
+
+    def tail(self) -> bytes:
+        """The usage if it was asked for, and the end."""
+        if not self.generation.request.include_usage:
+            return DONE
+        return self._chunks.usage(self.generation.counts()) + DONE
+
+    def _usage(self) -> bytes:
+        if not self.generation.request.continuous_usage:
+            return b""
+        return b',"usage":' + encode(self.generation.counts())
+
+
+class CompletionFormat(_OpenAiFormat):
+    """POST /v1/completions."""
+
+    kind = "text_completion"
+
+    def event(self, item: Arrived) -> bytes:
+        """One chunk."""
+        picked = item.choice
+        is_first, known = item.token.first is not None, len(picked.transcript.token_ids)
+        text, ids = picked.feed(item.token), b""
+        if self._has_ids:
+            ids = b',"token_ids":' + encode(picked.transcript.token_ids[known:])
+            if is_first:
+                ids += b',"prompt_token_ids":' + encode(picked.prompt_token_ids)
+        return self._chunks.token(
+            picked.index,
+            b'"text":' + encode(text),
+            picked.finish_reason,
+            picked.transcript.stop_reason,
+            logprobs=self._told.of_completion(picked, known, with_prompt=is_first),
+            in_choice=ids,
+            behind=self._usage(),
+        )
+
+    def body(self, texts: Sequence[str]) -> bytes:
+        """A CompletionReply."""
+        generation = self.generation
+        choices = [
+            shapes.Choice(
+                index=picked.index,
+                text=text,
+                logprobs=self._told.of_completion(picked, 0, with_prompt=True),
+                finish_reason=_reason(picked),
+                stop_reason=picked.transcript.stop_reason,
+                token_ids=self._ids(picked),
+                prompt_token_ids=list(picked.prompt_token_ids) if self._has_ids else UNSET,
+                prompt_logprobs=self._told.of_prompt(picked),
+            )
+            for picked, text in zip(generation.choices, texts, strict=True)
+        ]
+        return encode(
+            shapes.CompletionReply(
+                id=generation.reply_id,
+                object="text_completion",
+                created=generation.created,
+                model=self._model,
+                choices=choices,
+                usage=generation.counts(),
+            )
+        )
+
+
+class ChatFormat(_OpenAiFormat):
+    """POST /v1/chat/completions. The role comes with the first token: one event for each token."""
+
+    kind = "chat.completion.chunk"
+
+    def event(self, item: Arrived) -> bytes:
+        """One chunk."""
+        picked = item.choice
+        is_first, known = item.token.first is not None, len(picked.transcript.token_ids)
+        text, ids, behind = encode(picked.feed(item.token)), b"", self._usage()
+        role = b'"role":"assistant",' if is_first else b""
+        if self._has_ids:
+            ids = b',"token_ids":' + encode(picked.transcript.token_ids[known:])
+            if is_first:
+                behind += b',"prompt_token_ids":' + encode(picked.prompt_token_ids)
+        return self._chunks.token(
+            picked.index,
+            b'"delta":{%s"content":%s}' % (role, text),
+            picked.finish_reason,
+            picked.transcript.stop_reason,
+            logprobs=self._told.of_chat(picked, known),
+            in_choice=ids,
+            behind=behind,
+        )
+
+    def body(self, texts: Sequence[str]) -> bytes:
+        """A ChatReply."""
+        generation, first = self.generation, self.generation.choices[0]
+        choices = [
+            shapes.ChatChoice(
+                index=picked.index,
+                message=shapes.ReplyMessage(text),
+                logprobs=self._told.of_chat(picked, 0),
+                finish_reason=_reason(picked),
+                stop_reason=picked.transcript.stop_reason,
+                token_ids=self._ids(picked),
+            )
+            for picked, text in zip(generation.choices, texts, strict=True)
+        ]
+        return encode(
+            shapes.ChatReply(
+                id=generation.reply_id,
+                object="chat.completion",
+                created=generation.created,
+                model=self._model,
+                choices=choices,
+                usage=generation.counts(),
+                prompt_token_ids=list(first.prompt_token_ids) if self._has_ids else UNSET,
+                prompt_logprobs=self._told.of_prompt(first),
+            )
+        )
+
+
+class GenerateFormat(Format):
+    """POST /generate and /generate_stream; events are text-generation-inference's."""
+
+    def __init__(self, generation: Generation, model: str, tokenizer: Tokenizer) -> None:
+        super().__init__(generation, model, tokenizer)
+        self._control = tokenizer.control_tokens
+        self._pieces: list[str] = []
+
+    def event(self, item: Arrived) -> bytes:
+        """One token; the last one brings the whole text and the details."""
+        picked, token_id = item.choice, item.token.token_id
+        text = picked.feed(item.token)
+        self._pieces.append(text)
+        is_last = picked.finish_reason is not None
+        chunk = shapes.GenerateChunk(
+            index=len(self._pieces),
+            token=shapes.GeneratedToken(token_id, text, None, token_id in self._control),
+            generated_text="".join(self._pieces) if is_last else None,
+            details=self._details(picked) if is_last else None,
+        )
+        return event(encode(chunk))
+
+    def tail(self) -> bytes:
+        """Nothing: the last token says that it is the last."""
+        return b""
+
+    def body(self, texts: Sequence[str]) -> bytes:
+        """A GenerateReply."""
+        picked = self.generation.choices[0]
+        return encode(
+            shapes.GenerateReply(
+                id=self.generation.reply_id,
+                model=self._model,
+                generated_text=texts[0],
+                finish_reason=_reason(picked),
+                stop_reason=picked.transcript.stop_reason,
+                usage=self.generation.counts(),
+                token_ids=self._ids(picked),
+                prompt_token_ids=list(picked.prompt_token_ids) if self._has_ids else UNSET,
+            )
+        )
+
+    def _details(self, picked: Choice) -> shapes.GenerateDetails:
+        has_stop = picked.transcript.stop_reason is not None
+        stopped: shapes.TgiReason = "stop_sequence" if has_stop else "eos_token"
+        return shapes.GenerateDetails(
+            finish_reason=stopped if picked.finish_reason == "stop" else "length",
+            generated_tokens=len(picked.transcript.token_ids),
+            seed=self.generation.request.sampling.seed,
+            input_length=len(picked.prompt_token_ids),
+        )
+
+
+class Told:
+    """The log-probabilities that one request asked for, as its replies tell them."""
+
+    def __init__(self, request: Completion, text_of: TextOf) -> None:
+        self._request = request
+        self._plain = text_of
+        self._text_of = as_token_id if request.sampling.tokens_as_ids else text_of
+
+    def of_completion(self, picked: Choice, known: int, *, with_prompt: bool) -> Any:
+        """Those of the output's tokens from the `known`-th on, behind an echoed prompt's."""
+        num = self._request.sampling.logprobs
+        if num is None:
+            return None
+        prompt = self._prompt(picked) if with_prompt and self._request.echo else []
+        return of_completion([*prompt, *picked.scored[known:]], num, self._text_of)
+
+    def of_chat(self, picked: Choice, known: int) -> Any:
+        """Those of the output's tokens from the `known`-th on."""
+        num = self._request.sampling.logprobs
+        return None if num is None else of_chat(picked.scored[known:], num, self._text_of)
+
+    def of_prompt(self, picked: Choice) -> Any:
+        """The field `prompt_logprobs`."""
+        num = self._request.prompt_logprobs
+        return UNSET if num is None else of_prompt(self._prompt(picked), num, self._plain)
+
+    def _prompt(self, picked: Choice) -> list[Scored]:
+        return unpack_prompt(picked.prompt_scores, picked.prompt_token_ids, self._plain)
+
+
+def _reason(picked: Choice) -> shapes.FinishReason:
+    """Of an answer that is told whole: its sequences have neither failed nor been aborted."""
+    reason: wire.FinishReason | None = picked.finish_reason
+    return "stop" if reason == "stop" else "length"

@@ -1,0 +1,87 @@
+"""What the API port's routes take and answer: the table behind the OpenAPI document. Pure."""
+
+from ..chat import CHAT_NEUTRAL, ChatFields, ConversationFields
+from ..protocol import NEUTRAL, CompletionBody, GenerateBody, InputsBody
+from ..tokenize import DetokenizeBody, TokenizeFields, TokenizeTextBody
+from . import shapes
+from .openapi import BODY_ERRORS, JSON, WORK_ERRORS, Operation
+
+_MESSAGES = [{"role": "user", "content": "def add(a, b):"}]
+_INPUTS = {"inputs": "def add(a, b):", "parameters": {"max_new_tokens": 8}}
+_TEXT = "text/plain"
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/completions",
+        "Text that follows a prompt.",
+        shapes.CompletionReply,
+        bodies=((CompletionBody,),),
+        neutral=NEUTRAL,
+        event=shapes.CompletionChunk,
+        errors=WORK_ERRORS,
+        example={"prompt": "def add(a, b):", "max_tokens": 8},
+    ),
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "The next message of a conversation.",
+        shapes.ChatReply,
+        bodies=((ConversationFields, ChatFields),),
+        neutral=CHAT_NEUTRAL,
+        event=shapes.ChatChunk,
+        errors=WORK_ERRORS,
+        example={"messages": _MESSAGES, "max_completion_tokens": 8},
+    ),
+    Operation(
+        "post",
+        "/generate",
+        "Text that follows one prompt; greedy if nothing else is asked for.",
+        shapes.GenerateReply,
+        bodies=((GenerateBody,), (InputsBody,)),
+        neutral=NEUTRAL,
+        event=shapes.GenerateChunk,
+        errors=WORK_ERRORS,
+        example=_INPUTS,
+    ),
+    Operation(
+        "post",
+        "/generate_stream",
+        "As /generate, streamed.",
+        None,
+        bodies=((GenerateBody,), (InputsBody,)),
+        neutral=NEUTRAL,
+        event=shapes.GenerateChunk,
+        errors=WORK_ERRORS,
+        example=_INPUTS,
+    ),
+    Operation(
+        "post",
+        "/tokenize",
+        "The token ids of a text, or of a conversation as the chat template writes it.",
+        shapes.TokenizeReply,
+        bodies=((TokenizeTextBody,), (ConversationFields, TokenizeFields)),
+        errors=BODY_ERRORS,
+        example={"prompt": "def add(a, b):"},
+    ),
+    Operation(
+        "post",
+        "/detokenize",
+        "The text of token ids.",
+        shapes.DetokenizeReply,
+        bodies=((DetokenizeBody,),),
+        errors=BODY_ERRORS,
+        example={"tokens": [1, 2, 3]},
+    ),
+    Operation("get", "/v1/models", "The one model that is served.", shapes.ModelList),
+    Operation("get", "/v1/models/{model}", "The same by name.", shapes.ModelCard, errors=(404,)),
+    Operation("get", "/load", "How many sequences are open.", shapes.Load),
+    Operation("get", "/version", "Sluice's version.", shapes.Version),
+    *(
+        Operation("get", path, "Does the engine make progress?", shapes.Health, answers=(200, 503))
+        for path in ("/health", "/healthz")
+    ),
+    Operation("get", "/readyz", "Is new work taken?", shapes.Readiness, answers=(200, 503)),
+    Operation("get", "/metrics", "Prometheus metrics.", None, media_type=_TEXT),
+    Operation("get", "/openapi.json", "This document.", None, media_type=JSON),
+)

@@ -1,0 +1,58 @@
+"""POST /tokenize and /detokenize: what a text or a conversation is in tokens, and back."""
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from ..errors import RequestError
+from ..tokenize import Tokenize, parse_detokenize, parse_tokenize
+from . import shapes
+from .guards import JSON, read_body
+from .replies import encode
+from .service import Service, off_loop
+
+
+def add_token_routes(app: FastAPI, service: Service) -> None:
+    """Both routes."""
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        body = await _read(request, service)
+        asked = parse_tokenize(body)
+        service.check_model(asked.model)
+        window = service.limits().max_model_len
+        ids = await _token_ids(service, asked, len(body))
+        strs = None
+        if asked.return_token_strs:
+            strs = await off_loop(len(ids), lambda: service.tokenizer.token_strs(ids))
+        reply = shapes.TokenizeReply(len(ids), window, ids, strs)
+        return Response(encode(reply), media_type=JSON)
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        asked = parse_detokenize(await _read(request, service))
+        service.check_model(asked.model)
+        highest = max(asked.tokens, default=0)
+        if highest >= service.vocab_size:
+            raise RequestError(
+                f"token id {highest} is outside the vocabulary of {service.vocab_size}",
+                param="tokens",
+            )
+        text = await off_loop(
+            len(asked.tokens),
+            lambda: service.tokenizer.decode(asked.tokens, skip_special_tokens=False),
+        )
+        return Response(encode(shapes.DetokenizeReply(text)), media_type=JSON)
+
+
+async def _read(request: Request, service: Service) -> bytes:
+    limits = service.config.server
+    return await read_body(request, limits.max_body_bytes, limits.receive_timeout)
+
+
+async def _token_ids(service: Service, asked: Tokenize, num_bytes: int) -> list[int]:
+    source, has_special = asked.source, asked.add_special_tokens
+    if not isinstance(source, str):
+        return await service.render(source, num_bytes)
+    return await off_loop(
+        num_bytes, lambda: service.tokenizer.encode(source, add_special_tokens=has_special)
+    )

@@ -1,0 +1,263 @@
+"""What of a model's config.json decides its memory. Pure; shared by operator and worker."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .families import FAMILIES, Family
+
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+MAX_LAYERS = 1024
+"""More than any model has: what is listed for each layer stays short, whatever a config claims."""
+
+
+class SizingError(ValueError):
+    """The model or the numbers asked for cannot be sized; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: `count` MLPs of `width`, of which each token takes `per_token`.
+
+    `layers`: those that have it; the others have one MLP of `intermediate_size`.
+    """
+
+    count: int
+    per_token: int
+    width: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of one model. `dtype`: that of the checkpoint.
+
+    `max_position`: how far positions reach. `sliding_window`: the tokens that `sliding_layers` see.
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position: int
+    tie_word_embeddings: bool
+    sliding_window: int | None
+    dtype: str
+    sliding_layers: tuple[int, ...] = ()
+    experts: Experts | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    attention_softcap: float | None = None
+
+    @staticmethod
+    def from_config(config: Mapping[str, object]) -> "ModelShape":
+        """The shape in a Hugging Face config.json; SizingError if it is missing or unsupported."""
+        architecture = _architecture(config)
+        family = FAMILIES[architecture]
+        config = {**family.defaults, **config}
+        hidden_size = positive(config, "hidden_size")
+        num_heads = positive(config, "num_attention_heads")
+        num_kv_heads = positive(config, "num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise SizingError(
+                f"config.json: num_attention_heads {num_heads} is not a multiple of "
+                f"num_key_value_heads {num_kv_heads}."
+            )
+        num_layers = positive(config, "num_hidden_layers")
+        if num_layers > MAX_LAYERS:
+            raise SizingError(f"config.json: num_hidden_layers is over {MAX_LAYERS}.")
+        sliding_layers = _sliding_layers(family, config, num_layers)
+        return ModelShape(
+            architecture=architecture,
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=positive(config, "head_dim", max(hidden_size // num_heads, 1)),
+            intermediate_size=positive(config, "intermediate_size"),
+            vocab_size=positive(config, "vocab_size"),
+            max_position=_max_position(config),
+            tie_word_embeddings=config.get("tie_word_embeddings") is True,
+            sliding_window=positive(config, "sliding_window") if sliding_layers else None,
+            dtype=_dtype(config),
+            sliding_layers=sliding_layers,
+            experts=_experts(family, config, num_layers),
+            qkv_bias=family.attention_bias == "qkv" or _bias(family, config),
+            output_bias=_bias(family, config),
+            mlp_bias=family.mlp_bias and config.get("mlp_bias") is True,
+            attention_softcap=_attention_softcap(family, config),
+        )
+
+    @property
+    def family(self) -> Family:
+        """What sets the architecture apart."""
+        return FAMILIES[self.architecture]
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that a layer sees, its own included; None where it sees all."""
+        window = self.sliding_window if layer in self.sliding_layers else None
+        return None if window is None or window >= self.max_position else window
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The different windows of the layers."""
+        return tuple(dict.fromkeys(self.window(layer) for layer in range(self.num_layers)))
+
+
+def _architecture(config: Mapping[str, object]) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise SizingError("config.json: architectures must be a list of one name.")
+    if names[0] not in FAMILIES:
+        raise SizingError(
+            f"config.json: architecture {names[0][:64]} is not supported; supported: "
+            f"{', '.join(sorted(FAMILIES))}."
+        )
+    return names[0]
+
+
+def positive(config: Mapping[str, object], name: str, default: int | None = None) -> int:
+    """A positive integer of config.json; SizingError where it is none."""
+    value = config.get(name)
+    if value is None:
+        value = default
+    if value is None:
+        raise SizingError(f"config.json: {name} is missing.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 40:
+        raise SizingError(f"config.json: {name} must be a positive integer.")
+    return value
+
+
+def _bias(family: Family, config: Mapping[str, object]) -> bool:
+    return family.attention_bias == "config" and config.get("attention_bias") is True
+
+
+def _attention_softcap(family: Family, config: Mapping[str, object]) -> float | None:
+    value = config.get("attn_logit_softcapping")
+    if value is None:
+        return None
+    if not family.attention_softcap:
+        raise SizingError("config.json: attn_logit_softcapping is built for Gemma 2 only.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise SizingError("config.json: attn_logit_softcapping must be a positive number.")
+    return float(value)
+
+
+def _max_position(config: Mapping[str, object]) -> int:
+    """Yarn reaches `factor` times beyond the original length; the others are told as they reach."""
+    told = positive(config, "max_position_embeddings")
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "yarn":
+        return told
+    factor = rope.get("factor")
+    if not isinstance(factor, int | float) or not 1 <= factor <= 1 << 20:
+        return told
+    return max(told, int(factor * positive(rope, "original_max_position_embeddings", 1)))
+
+
+def _sliding_layers(
+    family: Family, config: Mapping[str, object], num_layers: int
+) -> tuple[int, ...]:
+    """Layers with a window, by the family's rule or by the config's own list."""
+    window, kinds = config.get("sliding_window"), config.get("layer_types")
+    if window is None or config.get("use_sliding_window") is False:
+        family_layers: tuple[int, ...] = ()
+    else:
+        family_layers = _slid_by_rule(family, config, num_layers)
+    if kinds is None:
+        return family_layers
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise SizingError(f"config.json: layer_types must be a list of {num_layers} names.")
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise SizingError(f"config.json: layer type {str(kind)[:32]} is not supported.")
+    listed = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+    if family.slides not in ("late", "periodic") and listed != family_layers:
+        raise SizingError("config.json: layer_types differs from what its architecture does.")
+    if listed and (window is None or config.get("use_sliding_window") is False):
+        raise SizingError("config.json: layer_types names sliding layers, but there is no window.")
+    return listed
+
+
+def _slid_by_rule(family: Family, config: Mapping[str, object], num_layers: int) -> tuple[int, ...]:
+    layers = range(num_layers)
+    if family.slides == "all":
+        return tuple(layers)
+    if family.slides == "late":
+        first = config.get("max_window_layers")
+        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+            raise SizingError("config.json: max_window_layers must be a whole number.")
+        return tuple(layers[first:])
+    if family.slides == "periodic":
+        period = positive(config, "sliding_window_pattern")
+        return tuple(layer for layer in layers if (layer + 1) % period)
+    raise SizingError("config.json: sliding_window is not built for this architecture.")
+
+
+def _experts(family: Family, config: Mapping[str, object], num_layers: int) -> Experts | None:
+    names = family.experts
+    if names is None:
+        return None
+    told = [name for name in names.count if config.get(name) is not None]
+    count = positive(config, told[0] if told else names.count[0])
+    per_token = positive(config, "num_experts_per_tok")
+    if per_token > count:
+        raise SizingError(f"config.json: num_experts_per_tok {per_token} is over {count} experts.")
+    dense, step = config.get("mlp_only_layers") or [], positive(config, "decoder_sparse_step", 1)
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise SizingError("config.json: mlp_only_layers must be a list of whole numbers.")
+    sparse = set(range(num_layers)) - set(dense)
+    layers = tuple(layer for layer in sorted(sparse) if (layer + 1) % step == 0)
+    return Experts(count, per_token, positive(config, names.width), layers)
+
+
+def _dtype(config: Mapping[str, object]) -> str:
+    # transformers 5 writes `dtype`; before that it was `torch_dtype`.
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if not isinstance(name, str) or name.removeprefix("torch.") not in DTYPE_BYTES:
+        raise SizingError(f"config.json: dtype must be one of {', '.join(sorted(DTYPE_BYTES))}.")
+    return name.removeprefix("torch.")
+
+
+def resolve_dtype(requested: str, shape: ModelShape) -> str:
+    """The dtype to run with: `requested`, or the checkpoint's own for "auto"."""
+    name = shape.dtype if requested == "auto" else requested
+    if name not in DTYPE_BYTES:
+        raise SizingError(
+            f"dtype {name[:32]} is not one of auto, {', '.join(sorted(DTYPE_BYTES))}."
+        )
+    if name == "float16" and shape.family.gemma:
+        # Its residual stream passes float16's 65,504; vLLM refuses it too.
+        raise SizingError(
+            f"dtype float16 overflows in {shape.architecture}; take bfloat16 or float32."
+        )
+    return name
+
+
+def weights_bytes(shape: ModelShape, dtype_bytes: int) -> int:
+    """Bytes of a model's weights in a checkpoint, by its shape alone.
+
+    The worker holds a little more of some: norms of Gemma in float32, those of heads for each head.
+    """
+    hidden, layers = shape.hidden_size, shape.num_layers
+    query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    attention = hidden * (2 * query + 2 * kv)
+    attention += shape.qkv_bias * (query + 2 * kv) + shape.output_bias * hidden
+    norms = hidden * (4 if shape.family.gemma else 2) + 2 * shape.head_dim * shape.family.qk_norm
+    embeddings = shape.vocab_size * hidden * (1 if shape.tie_word_embeddings else 2)
+    return dtype_bytes * (layers * (attention + norms) + _mlps(shape) + embeddings + hidden)
+
+
+def _mlps(shape: ModelShape) -> int:
+    """Elements of all layers' MLPs."""
+    hidden, width = shape.hidden_size, shape.intermediate_size
+    dense = 3 * hidden * width + shape.mlp_bias * (2 * width + hidden)
+    if shape.experts is None:
+        return shape.num_layers * dense
+    experts = shape.experts.count * hidden * (3 * shape.experts.width + 1)  # and its router's row
+    num_sparse = len(shape.experts.layers)
+    return num_sparse * experts + (shape.num_layers - num_sparse) * dense

@@ -1,0 +1,37 @@
+"""Static batching: fill a batch, run it to the end of its longest, then the next. Pure.
+
+For comparison and for uniform offline work. A sequence that ended keeps its row and its blocks
+until the batch is over; the row is computed and thrown away, as a padded engine does. Prompts are
+not padded to the longest, so this baseline is kinder than most.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from .sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StaticBatching:
+    """A batch starts with `size` sequences, or with fewer once the first has waited `timeout_s`."""
+
+    size: int
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class StaticBatch:
+    """The batch that runs: `ended` are its members whose rows are padding."""
+
+    policy: StaticBatching
+    ended: list[Sequence] = field(default_factory=list)
+
+    def may_start(self, waiting: Seq[Sequence], running: Seq[Sequence], now: float) -> bool:
+        """Whether the next batch starts with those that wait."""
+        if running or not waiting:
+            return False
+        return len(waiting) >= self.policy.size or now >= self.starts_at(waiting)
+
+    def starts_at(self, waiting: Seq[Sequence]) -> float:
+        """When a batch of those that wait starts, if no other comes."""
+        return waiting[0].queued_s + self.policy.timeout_s

@@ -1,0 +1,93 @@
+"""One step as values: its limits, its work and what came of it. Pure."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .sequence import Sequence
+from .wire import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The live limits, in force from the next step on."""
+
+    epoch: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    itl_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request can never run. `code` is that of the error tree."""
+
+    code: Literal["context_length_exceeded", "kv_capacity_exceeded", "invalid_request"]
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens [start, start + num_tokens) of one sequence; `samples`: its next token comes of it.
+
+    `drafts`: guesses behind the sequence's own last token, counted in `num_tokens`; every position
+    from that token on is sampled. `is_padding`: of a static batch, computed and thrown away.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+    drafts: tuple[int, ...] = ()
+    is_padding: bool = False
+
+    @property
+    def num_samples(self) -> int:
+        """Positions that a token is sampled at: the last ones."""
+        return 1 + len(self.drafts) if self.samples else 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What is fed to the model."""
+        own = self.sequence.token_ids[self.start : self.start + self.num_tokens]
+        return [*own, *self.drafts]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass: its work, decodes first, and the record that the step model is fitted on.
+
+    `num_kv_tokens`: context lengths summed over the work. `num_running`, `at_cap`: at its start.
+    `num_decodes` leaves padding out, `num_prefill_tokens` drafts: those are counted by themselves.
+    """
+
+    works: tuple[Work, ...]
+    num_decodes: int
+    num_kv_tokens: int
+    num_prefill_tokens: int
+    num_draft_tokens: int
+    num_padding: int
+    num_running: int
+    at_cap: bool
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step gave one sequence: a token, or a failure (`token_id` None)."""
+
+    sequence: Sequence
+    token_id: int | None
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    num_preemptions: int = 0
+    preempted_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    num_drafts: int = 0
+    draft_tokens: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)

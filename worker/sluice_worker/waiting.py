@@ -1,0 +1,40 @@
+"""What waiting requests wait for, as clocks. Pure.
+
+Two clocks run while the head of the queue cannot start: one for the cap, one for KV blocks.
+Everyone behind it waits for the same thing, so a request's wait is a difference of two readings.
+"""
+
+from typing import Literal
+
+from .sequence import Sequence
+
+Lack = Literal["cap", "kv"]
+
+
+class WaitClocks:
+    """Seconds during which the queue stood, by what its head lacked."""
+
+    def __init__(self) -> None:
+        self.blocked_by: Lack | None = None
+        self._cap_s = 0.0
+        self._kv_s = 0.0
+        self._at: float | None = None
+
+    def advance(self, now: float) -> None:
+        """Let the clock that runs go on to `now`."""
+        elapsed = 0.0 if self._at is None else max(now - self._at, 0.0)
+        self._at = now
+        if self.blocked_by == "cap":
+            self._cap_s += elapsed
+        elif self.blocked_by == "kv":
+            self._kv_s += elapsed
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """`sequence` begins to wait."""
+        sequence.queued_at = (self._cap_s, self._kv_s)
+
+    def dequeue(self, sequence: Sequence) -> None:
+        """`sequence` starts: what it waited for is booked."""
+        cap_s, kv_s = sequence.queued_at
+        sequence.wait_cap_s += self._cap_s - cap_s
+        sequence.wait_kv_s += self._kv_s - kv_s
