@@ -126,6 +126,13 @@ class StepTimes:
         self.model = StepModel(a=a, b=b, c=c, d=d, n=judged, resid_q=quantile)
 
 
+def fit_coefficients(records: Seq[StepRecord]) -> tuple[float, float, float, float]:
+    """a, b, c and d of all `records`, each with the same weight."""
+    features, step_ms = _arrays(records)
+    a, b, c, d = _nnls(features, step_ms, np.ones(len(records))).tolist()
+    return a, b, c, d
+
+
 def _arrays(records: Seq[StepRecord]) -> tuple[Matrix, Matrix]:
     rows = [(1, r.num_decodes, r.num_kv_tokens, r.num_prefill_tokens) for r in records]
     step_ms = np.array([max(record.step_ms, 1e-3) for record in records])

@@ -77,6 +77,21 @@ class Pages:
             return 0
         return self._cached.get(holding.run, 0)
 
+    def recompute_tokens(self, holding: Holding, tokens: int, computed: int) -> int:
+        """Computed tokens that would be lost; as in `sluice_worker.preemption`."""
+        own, kept = set(holding.shared), 0
+        for key in self.match(holding, tokens):
+            if self._refs[key][1] == (key in own):
+                break
+            kept += self.size
+        return max(computed - kept, 0)
+
+    def frees_a_block(self, holding: Holding, num: int) -> bool:
+        """Whether one of the `num` blocks that a sequence has by now is nobody else's."""
+        if num > len(holding.shared):
+            return True
+        return any(key is None or self._refs[key][1] == 1 for key in holding.shared)
+
     def can_take(self, matched: list[Key], own: int, num_new: int) -> bool:
         """Whether `start` with these would find enough blocks."""
         idle = sum(1 for key in matched if not self._refs[key][1])

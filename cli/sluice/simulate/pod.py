@@ -5,69 +5,31 @@ are: when a sequence ends and when it needs its next block is known as it begins
 Follows `sluice_worker.scheduler` and `engine`, names included; a test holds the two together.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import count
 
 from sluice_operator.tuner import PodView
 from sluice_worker.contract import MemoryReport, RuntimeConfig, Slo, Waiting
-from sluice_worker.evidence import Flight
 from sluice_worker.scheduler import MIN_CHUNK_TOKENS
 from sluice_worker.server.admission import is_full
-from sluice_worker.sizing import DEFAULT_MEAN_LENGTH, blocks_for
-from sluice_worker.steptime import StepRecord, StepTimes, chunk_limit, predicted_cap
+from sluice_worker.server.forecast import Forecast
+from sluice_worker.sizing import blocks_for
+from sluice_worker.steptime import StepRecord, chunk_limit
 from sluice_worker.wire import FirstToken
 
+from .job import Job, Step
 from .noise import Noise
 from .pages import Holding, Pages
 from .params import Params
+from .profile import profile
 from .recording import Recording
 from .trace import Request
 
 REFIT_S = 1.0
 BEAT_S = 0.1
 """How often the worker looks for hopeless requests."""
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A request in a pod. While it decodes, before step s it has `base` + s tokens."""
-
-    request: Request
-    flight: Flight
-    holding: Holding
-    tokens: int
-    computed: int = 0
-    trusted: int = 0
-    generated: int = 0
-    serial: int = 0
-    admitted_s: float | None = None
-    cached_tokens: int = 0
-    wait_cap_s: float = 0.0
-    wait_kv_s: float = 0.0
-    queued_at: tuple[float, float] = (0.0, 0.0)
-    is_decoding: bool = False
-    base: int = 0
-    joined_at: int = 0
-    ends_at: int = 0
-    first_growth: int = 0
-    slow_before: int = 0
-
-
-@dataclass(slots=True)
-class Step:
-    """A step under way; `chunks`: tokens computed of each sequence that does not decode yet."""
-
-    ends_s: float
-    started_s: float
-    epoch: int
-    num_decodes: int
-    num_kv_tokens: int
-    num_prefill_tokens: int
-    num_running: int
-    at_cap: bool
-    chunks: list[tuple[Job, int]]
 
 
 class Pod:
@@ -115,7 +77,7 @@ class Pod:
         self._joined: list[Job] = []
         self._num_slow = 0
         self._last_was_slow = False
-        self._serials = count()
+        self._orders = count()
         self._ids = count()
         self._open: dict[str, Job] = {}
         self._blocked_by = ""
@@ -186,8 +148,10 @@ class Pod:
         self._advance(now_s)
         total = blocks_for(request.prompt_tokens + request.max_tokens, params.block_size)
         num_open, state = len(self._open), self.recorder.snapshot
-        if total > self.pages.num_total or is_full(
-            1, num_open, self.cap, state, params.max_num_queued
+        if (
+            total > self.pages.num_total
+            or is_full(1, num_open, self.cap, state, params.max_num_queued)
+            or self._is_unreachable(request)
         ):
             self.recorder.refuse()
             self.num_refused += 1
@@ -196,6 +160,23 @@ class Pod:
         job = Job(request, flight, Holding(request), request.prompt_tokens)
         self._open[flight.request_id] = job
         self.inbox.append(job)
+
+    def _is_unreachable(self, request: Request) -> bool:
+        """Whether the server refuses it on arrival, because it would be shed later."""
+        if self.params.overload == "Queue" or self.slo.ttft_ms is None:
+            return False
+        state, recorder = self.recorder.snapshot, self.recorder
+        forecast = Forecast(
+            num_open=len(self._open),
+            num_running=state.running,
+            num_waiting=state.waiting_cap + state.waiting_kv,
+            cap=self.cap,
+            service_s=recorder.service_s(),
+            step_model=recorder.step_model,
+            kv_per_seq=0.0,  # of no consequence to the wait
+        )
+        rest_ms = recorder.prefill_ms(request.prompt_tokens)
+        return 1e3 * forecast.wait_s(1) + rest_ms > self.slo.ttft_ms
 
     def _advance(self, now_s: float) -> None:
         if self.recorder.is_due(now_s):
@@ -206,7 +187,7 @@ class Pod:
     def _begin(self, now_s: float) -> None:
         self._advance_clocks(now_s)
         for job in self.inbox:
-            job.queued_at = self._clocks
+            job.queued_at, job.order = self._clocks, next(self._orders)
             self.waiting.append(job)
         self.inbox.clear()
         if self.params.overload == "Shed" and now_s >= self._shed_at:
@@ -237,12 +218,12 @@ class Pod:
                 decodes += 1
             else:
                 prefill += num_tokens
-        step_s = self.params.step_ms(decodes, kv_tokens, prefill) * self.noise.factor(now_s) / 1e3
+        step_ms = self.params.step_ms(decodes, kv_tokens, prefill) * self.noise.factor(now_s)
         num_running = len(self.running)
         at_cap = num_running >= 0.9 * self.cap
         return Step(
-            now_s + step_s,
-            now_s,
+            now_s + (step_ms + self.params.between_ms) / 1e3,
+            step_ms,
             self.epoch,
             decodes,
             kv_tokens,
@@ -276,7 +257,7 @@ class Pod:
             step.num_decodes,
             step.num_prefill_tokens,
             num_tokens,
-            step.started_s,
+            step.step_ms / 1e3,
             now_s,
             len(self.running),
             0 if by_kv else waiting,
@@ -351,7 +332,7 @@ class Pod:
 
     def _finish(self, job: Job, now_s: float) -> None:
         self.recorder.finish(job.flight, now_s)
-        del self.running[job.serial]
+        del self.running[job.order]
         self.pages.release(job.holding, job.trusted)
         del self._open[job.flight.request_id]
         self.done.append(job)
@@ -359,7 +340,7 @@ class Pod:
     # Who continues, who may start
 
     def _grow(self) -> None:
-        """A block for each that has filled its last one, at the newest's expense.
+        """A block for each that has filled its last one, at the cheapest's expense.
 
         A sequence needs one every `size` steps, so they are counted by the step modulo that.
         """
@@ -368,25 +349,47 @@ class Pod:
         if growing <= self.pages.available:
             self.pages.take(growing)
             return
+        grown: set[int] = set()
         for job in list(self.running.values()):
             if job.is_decoding and job.first_growth % self.pages.size == phase:
                 while job.is_decoding and not self.pages.available:
-                    self._preempt_newest()
+                    self._preempt(self._victim(grown), grown)
                 if job.is_decoding:
                     self.pages.take(1)
+                    grown.add(job.order)
 
-    def _preempt_newest(self) -> None:
-        _, victim = self.running.popitem()
+    def _victim(self, grown: set[int]) -> Job:
+        """Who is cheapest to compute again; as in `sluice_worker.preemption`."""
+        candidates = list(self.running.values())[1:]
+        useful = [job for job in candidates if self._frees_a_block(job, grown)]
+        return min(useful or candidates, key=lambda job: (self._recompute_tokens(job), -job.order))
+
+    def _frees_a_block(self, job: Job, grown: set[int]) -> bool:
+        num = job.holding.num + (job.order in grown)
+        if job.is_decoding:
+            num += (self.num_steps - 1 - job.first_growth) // self.pages.size + 1
+        return self.pages.frees_a_block(job.holding, num)
+
+    def _recompute_tokens(self, job: Job) -> int:
+        if not job.is_decoding:
+            return self.pages.recompute_tokens(job.holding, job.tokens, job.computed)
+        tokens = job.base + self.num_steps
+        return self.pages.recompute_tokens(job.holding, tokens, tokens - 1)
+
+    def _preempt(self, victim: Job, grown: set[int]) -> None:
+        del self.running[victim.order]
         self.num_preemptions += 1
         if victim.is_decoding:
             self._leave_decoding(victim, self.num_steps)
+            victim.holding.num += victim.order in grown
             victim.flight.last_s = self.last_end
         else:
             self.prefilling.remove(victim)
         self.pages.release(victim.holding, victim.trusted)
         victim.computed = victim.trusted = 0
         victim.queued_at = self._clocks
-        self.waiting.appendleft(victim)
+        before = sum(1 for other in self.waiting if other.order < victim.order)
+        self.waiting.insert(before, victim)
 
     def _admit(self, now_s: float) -> None:
         while self.waiting and len(self.running) < self.cap:
@@ -405,9 +408,15 @@ class Pod:
             job.wait_kv_s += self._clocks[1] - job.queued_at[1]
             if job.admitted_s is None:
                 job.admitted_s, job.cached_tokens = now_s, job.computed
-            job.serial = next(self._serials)
-            self.running[job.serial] = job
-            self.prefilling.append(job)
+            self._start(job)
+
+    def _start(self, job: Job) -> None:
+        """Running ones are kept in order of arrival."""
+        is_newest = not self.running or job.order > next(reversed(self.running))
+        self.running[job.order] = job
+        if not is_newest:
+            self.running = dict(sorted(self.running.items()))
+        insort(self.prefilling, job, key=lambda other: other.order)
 
     def _prefill_budget(self, decodes: int, kv_tokens: int) -> int:
         left = max(self.params.max_num_batched_tokens - decodes, 1)
@@ -430,7 +439,7 @@ class Pod:
 
     def _shed(self, now_s: float) -> None:
         self._shed_at = now_s + BEAT_S
-        for flight in self.recorder.hopeless(now_s):
+        for flight in self.recorder.hopeless(now_s, self.slo.ttft_ms):
             job = self._open[flight.request_id]
             if job in self.waiting:
                 self.recorder.drop(flight, now_s, by_server=True, refused=True)
@@ -455,35 +464,9 @@ class Pod:
                 step.num_decodes,
                 step.num_kv_tokens,
                 step.num_prefill_tokens,
-                1e3 * (step.ends_s - step.started_s),
+                step.step_ms,
             )
         )
         if step.ends_s - self._refitted_at >= REFIT_S:
             self._refitted_at = step.ends_s
             self.recorder.step_model = self.times.refit(step.ends_s)
-
-
-def profile(params: Params) -> StepTimes:
-    """The step model that a worker starts with: a few dummy steps, as in its `startup`."""
-    shapes = ((1, 32), (8, 32), (8, 512), (32, 32), (1, 512))
-    decodes = [
-        (n, n * context, 0) for n, context in ((min(n, params.ceiling), kv) for n, kv in shapes)
-    ]
-    largest = params.max_num_batched_tokens
-    prefills = [(0, min(n, largest), min(n, largest)) for n in (32, 128, 256)]
-    times = StepTimes()
-    times.set_profile([StepRecord(0.0, *s, params.step_ms(*s)) for s in decodes + prefills])
-    return times
-
-
-def first_cap(times: StepTimes, slo: Slo, ceiling: int) -> int:
-    """The cap that a worker's start-up profile predicts."""
-    if times.model is None or slo.itl_ms is None:
-        return ceiling
-    return predicted_cap(
-        times.model,
-        itl_ms=slo.itl_ms,
-        kv_per_seq=DEFAULT_MEAN_LENGTH,
-        chunk_tokens=MIN_CHUNK_TOKENS,
-        ceiling=ceiling,
-    )

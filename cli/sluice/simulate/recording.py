@@ -42,7 +42,7 @@ class Recording(Recorder):
         num_decodes: int,
         prefill_tokens: int,
         num_tokens: int,
-        started_s: float,
+        step_s: float,
         now_s: float,
         running: int,
         waiting_cap: int,
@@ -54,13 +54,13 @@ class Recording(Recorder):
         tick.decodes += num_decodes
         tick.prefill_tokens += prefill_tokens
         tick.generated_tokens += num_tokens
-        tick.busy_s += now_s - started_s
+        tick.busy_s += step_s
         tick.max_running = max(tick.max_running, num_running)
         state = self.snapshot
         now = (running, waiting_cap, waiting_kv)
         if (state.running, state.waiting_cap, state.waiting_kv) != now:
             self.snapshot = Snapshot(*now, 0, 0, 0, 0, 0, 0, 0)
         if self._waiting:
-            self._admit(started_s, now_s)
+            self._admit(now_s - step_s, now_s)
         if epoch == self.epoch:
             self._settle(num_running)

@@ -6,7 +6,7 @@ from typing import Any
 from sluice_operator.tuner import sketch
 from sluice_worker.evidence import SMOOTH_SHARE
 
-from .pod import Job
+from .job import Job
 from .world import World
 
 

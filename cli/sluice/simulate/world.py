@@ -9,7 +9,8 @@ from sluice_operator.tuner import Targets
 from sluice_worker.contract import Slo, Tick
 
 from .params import Params
-from .pod import Pod, first_cap, profile
+from .pod import Pod
+from .profile import first_cap, profile
 from .trace import Request
 
 DRAIN_S = 600.0

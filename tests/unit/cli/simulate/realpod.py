@@ -5,13 +5,15 @@ from dataclasses import dataclass, field
 
 from sluice.simulate.noise import Noise
 from sluice.simulate.params import Params
-from sluice.simulate.pod import REFIT_S, profile
+from sluice.simulate.pod import REFIT_S
+from sluice.simulate.profile import profile
 from sluice.simulate.trace import Request
 from sluice_worker.blocks import BlockPool
 from sluice_worker.contract import Slo, Tick
 from sluice_worker.evidence import Flight, Recorder
-from sluice_worker.scheduler import Limits, Outcome, Scheduler, Step
+from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
+from sluice_worker.step import Limits, Outcome, Step
 from sluice_worker.steptime import StepRecord, chunk_limit
 from sluice_worker.wire import FirstToken, Snapshot, StepReport, Submit, TokenOut
 
@@ -111,7 +113,8 @@ class RealPod:
         self.num_steps += 1
         factor = self.noise.factor(self.now)
         mean = self.params.step_ms(step.num_decodes, step.num_kv_tokens, step.num_prefill_tokens)
-        self.under_way = (step, self.now, self.now + mean * factor / 1e3)
+        step_ms = mean * factor
+        self.under_way = (step, step_ms, self.now + (step_ms + self.params.between_ms) / 1e3)
 
     def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
         assert self.times.model is not None
@@ -120,7 +123,7 @@ class RealPod:
             self.times.model, self.times.tail_ms, self.slo.itl_ms, decodes, kv_tokens
         )
 
-    def _end(self, step: Step, started_s: float, now_s: float) -> None:
+    def _end(self, step: Step, step_ms: float, now_s: float) -> None:
         self._advance(now_s)
         self.now, self.under_way = now_s, None
         sampled = [self._next_token() for work in step.works if work.samples]
@@ -128,8 +131,8 @@ class RealPod:
         assert self.scheduler.check_integrity() is None
         for outcome in outcomes:
             self._book(outcome, step, now_s)
-        model = self._learn(step, started_s, now_s)
-        self.recorder.step(self._report(step, outcomes, now_s - started_s, model), now_s)
+        model = self._learn(step, step_ms, now_s)
+        self.recorder.step(self._report(step, outcomes, step_ms / 1e3, model), now_s)
 
     def _next_token(self) -> int:
         self.num_tokens += 1
@@ -153,9 +156,9 @@ class RealPod:
             self.recorder.finish(flight, now_s)
             self.ended[sequence.request_id] = (flight.first_s or 0.0, now_s, flight.num_gaps_over)
 
-    def _learn(self, step: Step, started_s: float, now_s: float) -> object:
+    def _learn(self, step: Step, step_ms: float, now_s: float) -> object:
         kinds = (step.num_decodes, step.num_kv_tokens, step.num_prefill_tokens)
-        self.times.add(StepRecord(now_s, *kinds, 1e3 * (now_s - started_s)))
+        self.times.add(StepRecord(now_s, *kinds, step_ms))
         if now_s - self.refitted_at < REFIT_S:
             return None
         self.refitted_at = now_s
