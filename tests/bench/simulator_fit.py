@@ -4,7 +4,7 @@
 
 The worker's own engine runs the demo's model, real steps of a real forward pass. Its clock is the
 CPU time of its thread, and it jumps over idle times; so other load of the machine is not in it.
-The streams (a cap and a trace each) take turns of a few steps, so that all see the same machine.
+The streams (a cap and a trace each) take turns of some steps, so that all see the same machine.
 Step records at caps 2 and 8 give a, b, c, d, the noise and the time between steps; with these the
 simulator predicts the other streams, and its quantiles are compared with the measured ones.
 """
@@ -97,6 +97,11 @@ class Stream:
         self.arrivals.extend(enumerate(self.trace))
 
     @property
+    def progress(self) -> float:
+        """Share of the requests that have come."""
+        return 1 - len(self.arrivals) / len(self.trace)
+
+    @property
     def is_over(self) -> bool:
         return not self.arrivals and not self.engine.has_work
 
@@ -178,15 +183,14 @@ def waves(lengths: Lengths, per_s: float, num: int, seed: int) -> list[Request]:
 
 
 def play(streams: Sequence[Stream]) -> None:
-    """All streams to their ends, in turns."""
+    """All streams to their ends, in turns: who is behind goes on, so that all end together."""
     started_s, told = time.monotonic(), 0.0
-    while any(not stream.is_over for stream in streams):
-        for stream in streams:
-            stream.turn()
+    while left := [stream for stream in streams if not stream.is_over]:
+        min(left, key=lambda stream: stream.progress).turn()
         if time.monotonic() - told > 30:
             told = time.monotonic()
-            left = ", ".join(f"{s.name}: {len(s.arrivals)}" for s in streams)
-            print(f"{told - started_s:5.0f} s, to come: {left}", flush=True)
+            done = min(stream.progress for stream in streams)
+            print(f"{told - started_s:5.0f} s: {done:.0%}", flush=True)
 
 
 def capacity(streams: Sequence[Stream], lengths: Lengths, cap: int) -> float:

@@ -7,7 +7,6 @@ shows one shape only cannot make the other coefficients zero.
 """
 
 import itertools
-from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -74,21 +73,37 @@ def chunk_limit(
     return int(room_ms / per_token_ms) if per_token_ms > 0 else 1 << 30
 
 
+class _Bucket:
+    """The newest records of one shape as rows: at_s, 1, decodes, kv_tokens, prefill_tokens, ms."""
+
+    def __init__(self) -> None:
+        self._rows: Matrix = np.empty((BUCKET_RECORDS, 6))
+        self._num_added = 0
+
+    def add(self, record: StepRecord) -> None:
+        self._rows[self._num_added % BUCKET_RECORDS] = _row(record)
+        self._num_added += 1
+
+    def since(self, time_s: float) -> Matrix:
+        rows = self._rows[: self._num_added]
+        return rows[rows[:, 0] >= time_s]
+
+
 class StepTimes:
     """Recent step records and the model fitted on them."""
 
     def __init__(self) -> None:
-        self._buckets: dict[tuple[int, int, int], deque[StepRecord]] = {}
-        self._anchor: list[StepRecord] = []
+        self._buckets: dict[tuple[int, int, int], _Bucket] = {}
+        self._anchor: Matrix = np.empty((0, 6))
         self.model: StepModel | None = None
         self.tail_ms = 0.0
         """Measured beyond predicted step time at P99.9 of the records."""
 
     def set_profile(self, records: Seq[StepRecord]) -> None:
         """Start from the steps measured before any traffic."""
-        self._anchor = list(records)
+        self._anchor = _rows(records)
         if records:
-            self._fit([], self._anchor)
+            self._fit(self._anchor[:0])
 
     def add(self, record: StepRecord) -> None:
         """Remember one step, in the place of the oldest of its shape."""
@@ -97,46 +112,64 @@ class StepTimes:
             record.num_kv_tokens.bit_length(),
             record.num_prefill_tokens.bit_length(),
         )
-        self._buckets.setdefault(key, deque(maxlen=BUCKET_RECORDS)).append(record)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = _Bucket()
+        bucket.add(record)
 
     def refit(self, now: float) -> StepModel | None:
         """Drop what is too old and fit anew; without recent records the last model stays."""
-        for key, bucket in list(self._buckets.items()):
-            while bucket and now - bucket[0].at_s > MAX_AGE_S:
-                bucket.popleft()
-            if not bucket:
+        kept = {key: bucket.since(now - MAX_AGE_S) for key, bucket in self._buckets.items()}
+        for key, rows in kept.items():
+            if not len(rows):
                 del self._buckets[key]
-        recent = list(itertools.chain.from_iterable(self._buckets.values()))
-        if recent:
-            self._fit(recent, self._anchor)
+        if self._buckets:
+            self._fit(np.concatenate(list(kept.values())))
         return self.model
 
-    def _fit(self, recent: Seq[StepRecord], anchor: Seq[StepRecord]) -> None:
-        records = [*recent, *anchor]
-        weights = [1.0] * len(recent) + [ANCHOR_WEIGHT] * len(anchor)
-        features, step_ms = _arrays(records)
-        coefficients = _nnls(features, step_ms, np.array(weights))
+    def _fit(self, recent: Matrix) -> None:
+        rows = np.concatenate([recent, self._anchor])
+        weights = np.full(len(rows), ANCHOR_WEIGHT)
+        weights[: len(recent)] = 1.0
+        coefficients = _nnls(rows[:, 1:5], rows[:, 5], weights)
         # A quantile of few is no quantile: until there are enough, the profile's count as well.
-        judged = len(recent) if len(recent) >= MIN_JUDGED else len(records)
-        predicted = np.maximum(features[:judged] @ coefficients, 1e-6)
-        ratios = step_ms[:judged] / predicted
-        a, b, c, d = (float(value) for value in coefficients)
-        quantile = float(np.quantile(ratios, MODEL_QUANTILE))
-        self.tail_ms = float(np.quantile(step_ms[:judged] - predicted, TAIL_QUANTILE))
-        self.model = StepModel(a=a, b=b, c=c, d=d, n=judged, resid_q=quantile)
+        judged = rows[: len(recent)] if len(recent) >= MIN_JUDGED else rows
+        predicted = np.maximum(judged[:, 1:5] @ coefficients, 1e-6)
+        a, b, c, d = coefficients.tolist()
+        quantile = _quantile(judged[:, 5] / predicted, MODEL_QUANTILE)
+        self.tail_ms = _quantile(judged[:, 5] - predicted, TAIL_QUANTILE)
+        self.model = StepModel(a=a, b=b, c=c, d=d, n=len(judged), resid_q=quantile)
+
+
+def _quantile(values: Matrix, quantile: float) -> float:
+    """As `np.quantile`, whose checks cost more than the sorting."""
+    ordered = np.sort(values)
+    place = quantile * (len(ordered) - 1)
+    below = int(place)
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    return float(low + (high - low) * (place - below))
 
 
 def fit_coefficients(records: Seq[StepRecord]) -> tuple[float, float, float, float]:
     """a, b, c and d of all `records`, each with the same weight."""
-    features, step_ms = _arrays(records)
-    a, b, c, d = _nnls(features, step_ms, np.ones(len(records))).tolist()
+    rows = _rows(records)
+    a, b, c, d = _nnls(rows[:, 1:5], rows[:, 5], np.ones(len(rows))).tolist()
     return a, b, c, d
 
 
-def _arrays(records: Seq[StepRecord]) -> tuple[Matrix, Matrix]:
-    rows = [(1, r.num_decodes, r.num_kv_tokens, r.num_prefill_tokens) for r in records]
-    step_ms = np.array([max(record.step_ms, 1e-3) for record in records])
-    return np.array(rows, dtype=np.float64), step_ms
+def _row(record: StepRecord) -> tuple[float, ...]:
+    return (
+        record.at_s,
+        1,
+        record.num_decodes,
+        record.num_kv_tokens,
+        record.num_prefill_tokens,
+        max(record.step_ms, 1e-3),
+    )
+
+
+def _rows(records: Seq[StepRecord]) -> Matrix:
+    return np.array([_row(record) for record in records]).reshape(-1, 6)
 
 
 def _nnls(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matrix:
