@@ -47,16 +47,17 @@ def predict_ms(model: StepModel, decodes: float, kv_tokens: float, prefill_token
 def predicted_cap(
     model: StepModel, *, itl_ms: float, kv_per_seq: float, chunk_tokens: int, ceiling: int
 ) -> int:
-    """The largest cap whose full batch, beside one chunk of prefill, keeps within the target.
+    """The largest cap of which all but one, beside that one's chunk of prefill, keep within the
+    target, and all without it.
 
     At least 1: whether even one sequence can hold the target is for the evidence to say.
     """
-    room_ms = PREDICTION_MARGIN * itl_ms / max(model.resid_q, 1.0)
-    room_ms -= model.a + model.d * chunk_tokens
+    room_ms = PREDICTION_MARGIN * itl_ms / max(model.resid_q, 1.0) - model.a
     per_seq_ms = model.b + model.c * kv_per_seq
     if per_seq_ms <= 0:
         return ceiling if room_ms > 0 else 1
-    return int(min(max(room_ms / per_seq_ms, 1), ceiling))
+    beside_chunk = max((room_ms - model.d * chunk_tokens) / per_seq_ms, 0)
+    return int(min(max(room_ms / per_seq_ms, 1), beside_chunk + 1, ceiling))
 
 
 def chunk_limit(

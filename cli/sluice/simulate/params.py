@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 from sluice_operator.tuner import Limits, Targets
+from sluice_worker.scheduler import MIN_CHUNK_TOKENS
 
 NonNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -59,13 +60,19 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
         return Limits(self.ceiling, 1, self.min_replicas, self.max_replicas)
 
     def per_s(self, itl_ms: float | None, prompt_tokens: float, output_tokens: float) -> float:
-        """Requests per second of one pod whose mean step, prefill in it, takes 0.85 of `itl_ms`."""
+        """Requests per second of one pod at the largest batch whose mean step takes 0.85 of
+        `itl_ms`, with its share of all prefills in it and at least the least chunk."""
         context = prompt_tokens + output_tokens / 2
-        per_sequence = self.b + self.c * context + self.d * prompt_tokens / output_tokens
+        decode_ms, prefill_ms = self.b + self.c * context, self.d * prompt_tokens / output_tokens
         room = (0.85 * itl_ms if itl_ms else inf) - self.a
-        fits = min(room / per_sequence if per_sequence else inf, self.kv_tokens / context)
-        batch = max(1.0, min(fits, self.ceiling))
-        return 1000 * batch / (output_tokens * (self.a + per_sequence * batch))
+        fits = min(
+            room / max(decode_ms + prefill_ms, 1e-9),
+            (room - self.d * MIN_CHUNK_TOKENS) / max(decode_ms, 1e-9),
+            self.kv_tokens / context,
+            self.ceiling,
+        )
+        batch = max(1.0, fits)
+        return 1000 * batch / (output_tokens * (self.a + (decode_ms + prefill_ms) * batch))
 
 
 def read_params(path: Path) -> Params:

@@ -40,7 +40,7 @@ def _observed_capacity(case: Case) -> Capacity | None:
 def _reachable_concurrency(case: Case) -> float:
     """The cap that raises can reach or a lowering would leave, or what the KV memory holds."""
     cap, best = case.seen.cap, case.predicted_cap
-    if case.verdict("interTokenLatency") == "Breach":
+    if case.gaps_breached:
         reach = float(min(cap, best) if best else k.LOWER * cap)
     else:
         reach = float(max(cap, raise_bound(case).cap))

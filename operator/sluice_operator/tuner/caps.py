@@ -6,8 +6,10 @@ from math import floor
 import msgspec
 
 from . import constants as k
-from .case import Case
+from . import sketch
+from .case import Case, effective_cap
 from .evidence import cap_is_used
+from .model import StepTime
 from .types import BreachedCap, Condition, Past, TargetName
 
 
@@ -40,11 +42,13 @@ def cap_move(case: Case, feasible: Condition) -> Move:
     if 2 * len(case.acked) < len(case.pods):
         message = f"epoch {case.seen.epoch} is acknowledged by {len(case.acked)} of "
         return Move(cap, "AwaitingAcknowledgement", message + f"{len(case.pods)} pods")
-    if case.verdict("interTokenLatency") == "Breach":
+    if case.gaps_breached:
         return _lower(case, feasible)
     late = case.late_in_queue
     if late is not None:
         return _raise_for_queue(case, late)
+    if case.verdict("interTokenLatency") == "Breach":
+        return Move(cap, feasible.reason, feasible.message)
     return _raise_with_headroom(case)
 
 
@@ -52,7 +56,7 @@ def _lower(case: Case, feasible: Condition) -> Move:
     cap, minimum = case.seen.cap, case.seen.limits.min_num_seqs
     if feasible.holds is False:
         return Move(cap, feasible.reason, feasible.message)
-    base = effective_cap(case)
+    base = effective_cap(cap, case.recent_ticks)
     best = floor(k.LOWER * base)
     source = f"{k.LOWER:g} of the {base} that ran"
     if case.predicted_cap is not None and case.predicted_cap < cap:
@@ -75,12 +79,6 @@ def _proven_before(case: Case) -> int:
     return last.from_cap if case.seen.now - last.time_s < k.REMEMBER_S else 0
 
 
-def effective_cap(case: Case) -> int:
-    """The concurrency that really ran: a cap above it is not what breached."""
-    ran = max((tick.max_running for tick in case.recent_ticks), default=case.seen.cap)
-    return max(1, min(case.seen.cap, ran))
-
-
 def _raise_for_queue(case: Case, late: TargetName) -> Move:
     cap, numbers = case.seen.cap, case.numbers(late)
     held = {
@@ -95,7 +93,7 @@ def _raise_for_queue(case: Case, late: TargetName) -> Move:
         return Move(cap, bound.reason, f"{numbers}; {bound.message}")
     to = _step_up(cap, bound)
     message = f"{numbers}; {case.misses_by['cap']} waited for the cap; cap {cap} -> {to}"
-    if case.verdict("interTokenLatency") == "Headroom":
+    if _shows_headroom(case) and "interTokenLatency" in case.verdicts:
         return Move(to, "Headroom", f"{_proof(case)}; {message}")
     return Move(to, "FirstTokenBreached", message)
 
@@ -127,8 +125,10 @@ def _raise_with_headroom(case: Case) -> Move:
 
 def _shows_headroom(case: Case) -> bool:
     """First-token headroom never gates a raise; the inter-token evidence does."""
-    verdict = case.verdict("interTokenLatency")
-    return verdict == "Headroom" or (verdict is None and len(case.epoch) >= k.RECENT_TICKS)
+    judged = case.verdicts.get("interTokenLatency")
+    if judged is None:
+        return len(case.epoch) >= k.RECENT_TICKS
+    return bool(judged.epoch_n) and not (judged.samples_needed or judged.cap_breached)
 
 
 def _proof(case: Case) -> str:
@@ -175,17 +175,32 @@ def raise_bound(case: Case) -> Bound:
 
 
 def believed_cap(case: Case) -> int | None:
-    """The predicted cap. It proposes: where first tokens are late for want of a cap, what the model
-    holds without a margin; and if the cap has shown headroom, a step beyond the model."""
-    cap, target_ms = case.seen.cap, case.seen.targets.itl_ms
+    """How far the prediction lets the cap go. Where first tokens are late for want of a cap, the
+    margin is left out; and from a cap that has shown headroom, the measured gaps tell more."""
+    target_ms, ceiling = case.seen.targets.itl_ms, case.seen.limits.ceiling
     if case.model is None or case.predicted_cap is None or target_ms is None:
         return case.predicted_cap
-    if case.late_in_queue is None or case.cause != "cap":
+    if case.late_in_queue is None or case.cause not in ("cap", "none"):
         return case.predicted_cap
-    believed = case.model.largest_batch(target_ms, case.seen.limits.ceiling)
-    if case.verdict("interTokenLatency") == "Headroom":
-        believed = max(believed, cap + max(1, floor(cap * k.BEYOND_PREDICTION)))
-    return min(max(case.predicted_cap, believed), case.seen.limits.ceiling)
+    believed = case.model.largest_batch(target_ms, ceiling)
+    if _shows_headroom(case):
+        believed = max(believed, _projected_cap(case, case.model, target_ms))
+    return min(max(case.predicted_cap, believed), ceiling)
+
+
+def _projected_cap(case: Case, model: StepTime, target_ms: float) -> int:
+    """The largest cap that measured gaps, stretched as the model says, would hold the target at."""
+    cap, ticks = case.seen.cap, [tick for part in case.epoch for tick in part]
+    gaps = sketch.merge(tick.itl.sketch for tick in ticks)
+    over = sketch.count_above(gaps, sketch.bucket_of(target_ms))
+    far = case.verdicts["interTokenLatency"].epoch_far
+    allowed = case.seen.targets.allowed_share * sum(gaps.values()) - max(0, over - far)
+    added_at_most = min(allowed, k.STALLS_TO_LATE * sum(tick.ttft.over for tick in ticks))
+    for higher in range(min(_doubled(cap), case.seen.limits.ceiling), cap, -1):
+        limit_ms = target_ms * model.full_ms(cap) / model.full_ms(higher)
+        if sketch.count_above(gaps, sketch.bucket_of(limit_ms)) - over <= added_at_most:
+            return higher
+    return cap
 
 
 def _inter_token_allows(case: Case) -> bool:
@@ -193,11 +208,11 @@ def _inter_token_allows(case: Case) -> bool:
     judged = case.verdicts.get("interTokenLatency")
     if judged is None:
         return True
-    if judged.verdict == "Breach":
+    if judged.cap_breached:
         return False
     ticks = [tick for part in case.epoch for tick in part]
     n = sum(tick.itl.n_at_cap for tick in ticks)
-    over = sum(tick.itl.over_at_cap for tick in ticks)
+    over = sum(tick.itl.over_at_cap for tick in ticks) - judged.epoch_far
     return n * judged.allowed_share < 1 or over <= judged.allowed_share * n
 
 
@@ -218,7 +233,7 @@ def _is_another_time(known: BreachedCap, case: Case) -> bool:
         return True
     if case.model is None:
         return False
-    return case.model.tail_ms(known.cap) < (1 - k.STEPS_SHIFTED) * known.tail_ms
+    return case.model.fitted_tail_ms(known.cap) < (1 - k.STEPS_SHIFTED) * known.tail_ms
 
 
 def _mean_tokens(case: Case) -> float:
@@ -227,11 +242,11 @@ def _mean_tokens(case: Case) -> float:
 
 def remember_breach(case: Case) -> Past:
     """The past, with the concurrency that just breached remembered, longer at each repetition."""
-    cap = effective_cap(case)
+    cap = effective_cap(case.seen.cap, case.recent_ticks)
     same = [known for known in case.past.breached_caps if _is_same(known.cap, cap)]
     others = [known for known in case.past.breached_caps if known not in same]
     times = min(max((known.times + 1 for known in same), default=0), k.MAX_DOUBLINGS)
-    tail_ms = case.model.tail_ms(cap) if case.model else 0.0
+    tail_ms = case.model.fitted_tail_ms(cap) if case.model else 0.0
     kept = (*others, BreachedCap(cap, case.seen.now, times, _mean_tokens(case), tail_ms))
     return msgspec.structs.replace(case.past, breached_caps=kept[-k.REMEMBERED_CAPS :])
 

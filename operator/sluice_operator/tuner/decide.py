@@ -2,7 +2,7 @@
 
 import msgspec
 
-from .caps import Move, believed_cap, cap_move, remember_breach
+from .caps import Move, cap_move, remember_breach
 from .case import Case, build_case
 from .conditions import feasible, limited_by, metrics_available, slo_met
 from .demand import Demand
@@ -92,7 +92,7 @@ def _decision(
         slo_met=slo_met(case, demand, replicas),
         slo_feasible=can_hold,
         metrics=metrics,
-        predicted_cap=believed_cap(case),
+        predicted_cap=case.predicted_cap,
         limited_by=limited_by(case),
         desired_replicas=demand.needed,
         pending_replicas=max(0, seen.replicas - case.fleet.num_ready),

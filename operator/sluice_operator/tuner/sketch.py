@@ -4,8 +4,11 @@ Sketches of several pods and ticks are added; percentiles never are (DDSketch, V
 """
 
 from collections.abc import Iterable, Mapping
+from math import ceil, log
 
 from sluice_worker.contract import SKETCH_GAMMA
+
+_LOG_GAMMA = log(SKETCH_GAMMA)
 
 
 def merge(sketches: Iterable[Mapping[int, int]]) -> dict[int, int]:
@@ -16,6 +19,11 @@ def merge(sketches: Iterable[Mapping[int, int]]) -> dict[int, int]:
         for bucket, count in sketch.items():
             merged[bucket] = get(bucket, 0) + count
     return merged
+
+
+def bucket_of(value_ms: float) -> int:
+    """The bucket that a value falls into."""
+    return ceil(log(value_ms) / _LOG_GAMMA)
 
 
 def bucket_at(sketch: Mapping[int, int], quantile: float) -> int | None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
 from . import sketch
 from .detect import Series, breach_evidence, design_effect, headroom
+from .spells import num_far
 from .types import TargetName, Targets, TargetVerdict, Verdict
 
 Slices = Sequence[tuple[Tick, ...]]
@@ -45,13 +47,15 @@ READERS: dict[TargetName, Counts] = {
 }
 
 
-def judge(targets: Targets, window: Slices, epoch: Slices) -> dict[TargetName, TargetVerdict]:
+def judge(
+    targets: Targets, window: Slices, epoch: Slices, far_ms: float = inf
+) -> dict[TargetName, TargetVerdict]:
     """Every target asked for. `window`: all ticks of the window; `epoch`: those that are
-    evidence."""
+    evidence; `far_ms`: gaps over it are of slow spells."""
     names = targets.by_name()
     threshold = k.BREACH_EVIDENCE * max(1, len(names))
     return {
-        name: _judge_one(name, target_ms, targets, threshold, window, epoch)
+        name: _judge_one(name, target_ms, targets, threshold, window, epoch, far_ms)
         for name, target_ms in names.items()
     }
 
@@ -63,11 +67,19 @@ def _judge_one(
     threshold: float,
     window: Slices,
     epoch: Slices,
+    far_ms: float,
 ) -> TargetVerdict:
     read = READERS[name]
     n, over = _total(window, read.seen)
     epoch_n, epoch_over = _total(epoch, read.seen)
-    verdict, needed = _test(name, targets.allowed_share, threshold, epoch)
+    far = [num_far(part, far_ms if name == "interTokenLatency" else inf) for part in epoch]
+    verdict, needed = _test(name, targets.allowed_share, threshold, epoch, sum(far))
+    near = [
+        (n, over - far) for (n, over), far in zip(series_of(epoch, read.seen), far, strict=True)
+    ]
+    cap_breached = verdict == "Breach" and (
+        not any(far) or breach_evidence(near, targets.allowed_share, threshold) >= threshold
+    )
     if n and verdict == "NoTraffic":
         verdict = "Hold"  # the epoch is too young to tell
     merged = sketch.merge(read.sketch(tick) for part in window for tick in part)
@@ -86,15 +98,19 @@ def _judge_one(
         epoch_over=epoch_over,
         samples_needed=needed,
         verifiable=_verifiable(needed, n, len(window)),
+        epoch_far=sum(far),
+        cap_breached=cap_breached,
     )
 
 
-def _test(name: TargetName, allowed: float, threshold: float, epoch: Slices) -> tuple[Verdict, int]:
+def _test(
+    name: TargetName, allowed: float, threshold: float, epoch: Slices, num_far_gaps: int
+) -> tuple[Verdict, int]:
     """The verdict, and the clean samples that headroom still needs."""
     read = READERS[name]
     series = series_of(epoch, read.seen)
     n, over = _total(epoch, read.proof)
-    proof = headroom(n, over, _effect(name, epoch), allowed)
+    proof = headroom(n, max(0, over - num_far_gaps), _effect(name, epoch), allowed)
     if breach_evidence(series, allowed, threshold) >= threshold:
         return "Breach", proof.samples_needed
     if not any(size for size, _ in series):
