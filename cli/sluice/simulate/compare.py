@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 
 from .generate import TRACES, Lengths, make_trace
 from .params import Params, ParamsError, read_targets
-from .runs import Case, Result, best_of, caps_to_try
+from .runs import Case, Result, best_near, best_of
 
 GPU = Params(a=12, b=0.06, c=9e-5, d=0.07, kv_tokens=160_000, cold_start_s=60)
 """As an A100-class GPU with an 8B model in bf16: 2,048 tokens of prefill take 150 ms."""
@@ -40,8 +41,7 @@ NOISES: dict[str, dict[str, float]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(msgspec.Struct, frozen=True):
     """One service, target, noise and trace; of each cell every seed is run."""
 
     service: str
@@ -67,27 +67,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--targets", default="default", help="of tight, default, loose, or: all")
     group.add_argument("--noises", default="independent", help="of independent, spells, or: all")
     group.add_argument("--seeds", type=int, default=3)
-    group.add_argument("--caps", default="", help="1,2,4 or 1..256; default: 1, 2, 3, 4, 6, 8, ...")
-    group.add_argument("--every", type=float, default=6.0, help="seconds between decisions")
+    group.add_argument(
+        "--caps", default="", help="1,2,4 or 1..256; default: searched, see best_near"
+    )
+    group.add_argument("--every", type=float, default=10.0, help="seconds between decisions")
     group.add_argument("--jobs", type=int, default=1, help="processes")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run all cells; write comparison.json and comparison.png into --out, print a table."""
-    jobs, out = _jobs(args), args.out
+    """Run all cells that rows.jsonl in --out does not hold yet; write comparison.json and .png."""
+    out = args.out
     if out is None:
         raise ParamsError("--compare needs --out FOLDER.")
     out.mkdir(parents=True, exist_ok=True)
-    started_s, rows = time.monotonic(), list[dict[str, Any]]()
-    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-        for row in pool.imap_unordered(run_job, jobs):
+    path = out / "rows.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {_key(row["cell"], row["seed"], row["requests"]) for row in rows}
+    jobs = [
+        job
+        for job in _jobs(args)
+        if _key(msgspec.to_builtins(job.cell), job.seed, job.requests) not in done
+    ]
+    started_s = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool, path.open("a") as file:
+        for number, row in enumerate(pool.imap_unordered(run_job, jobs), 1):
             rows.append(row)
-            seconds = time.monotonic() - started_s
+            print(json.dumps(row), file=file, flush=True)
             name = " ".join((*row["cell"].values(), f"seed {row['seed']}"))
-            print(f"{len(rows)}/{len(jobs)}  {seconds:.0f} s  {name}", file=sys.stderr)
+            seconds = time.monotonic() - started_s
+            print(f"{number}/{len(jobs)}  {seconds:.0f} s  {name}", file=sys.stderr, flush=True)
     rows.sort(key=lambda row: (*row["cell"].values(), row["seed"]))
     summary = summarise(rows)
-    text = json.dumps({"requests": args.requests, "summary": summary, "rows": rows}, indent=1)
+    text = json.dumps({"summary": summary, "rows": rows}, indent=1)
     (out / "comparison.json").write_text(text + "\n")
     from .picture import comparison_png  # matplotlib comes with the `demo` extra
 
@@ -96,16 +107,20 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _key(cell: dict[str, str], seed: int, requests: int) -> tuple[Any, ...]:
+    return (*cell.values(), seed, requests)
+
+
 def _jobs(args: argparse.Namespace) -> list[Job]:
     services = _chosen(args.services, SERVICES)
     caps = _caps(args.caps)
     return [
         Job(Cell(service, target, noise, trace), seed, args.requests, caps, args.every)
         for seed in range(1, args.seeds + 1)
-        for service in services
-        for target in _chosen(args.targets, TARGETS[service])
+        for target in _chosen(args.targets, TARGETS["cpu"])
         for noise in _chosen(args.noises, NOISES)
         for trace in _chosen(args.traces, TRACES)
+        for service in services
     ]
 
 
@@ -137,15 +152,19 @@ def run_job(job: Job) -> dict[str, Any]:
     started_s = time.process_time()
     sluice = case.sluice()
     seconds = time.process_time() - started_s
-    caps = [cap for cap in job.caps or caps_to_try(params.ceiling) if cap <= params.ceiling]
+    if job.caps:
+        oracle = best_of(case.replayed, [cap for cap in job.caps if cap <= params.ceiling])
+    else:
+        oracle = best_near(case.replayed, sluice["last_cap"], params.ceiling)
     return {
-        "cell": {name: getattr(cell, name) for name in cell.__slots__},
+        "requests": job.requests,
+        "cell": msgspec.to_builtins(cell),
         "seed": job.seed,
         "sluice": sluice,
         "times_real": sluice["simulated_s"] / seconds,
         "aimd": case.aimd(),
         "ceiling": case.replayed(params.ceiling),
-        "oracle": best_of(case.replayed, caps),
+        "oracle": oracle,
     }
 
 
@@ -182,12 +201,24 @@ def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]
         "oracle_caps": sorted(row["oracle"]["cap"] for row in rows),
         "last_caps": sorted(row["sluice"]["last_cap"] for row in rows),
         "cap_changes": mean("sluice", "cap_changes"),
+        "converged_s": fmean(_converged_s(row["sluice"]) for row in rows),
         "last_cap_change_s": mean("sluice", "last_cap_change_s"),
         "gpu_seconds_per_1k_tokens": {
             p: mean(p, "gpu_seconds_per_1k_tokens") for p in ("sluice", "oracle", "ceiling")
         },
         "times_real": fmean(row["times_real"] for row in rows),
     }
+
+
+def _converged_s(result: Result) -> float:
+    """From when on the cap first was where it stayed longest, within an eighth or one."""
+    path = [(0.0, result["first_cap"]), *result["cap_path"], (result["simulated_s"], 0)]
+    lasted: dict[int, float] = {}
+    for (since_s, cap), (until_s, _) in pairwise(path):
+        lasted[cap] = lasted.get(cap, 0.0) + until_s - since_s
+    usual = max(lasted, key=lambda cap: lasted[cap])
+    near = max(1.0, usual / 8)
+    return float(next(since_s for since_s, cap in path if abs(cap - usual) <= near))
 
 
 def _paired(differences: list[float]) -> tuple[float, float | None]:
@@ -202,7 +233,7 @@ def table(summary: Sequence[dict[str, Any]]) -> str:
     """The summary as a Markdown table of smooth shares in percent."""
     head = (
         "| service, targets, noise | trace | ours | oracle (cap) | reach | cap = max | AIMD "
-        "| changes | last at |"
+        "| changes | converged |"
     )
     lines = [head, "|---" * 9 + "|"]
     for cell in summary:
@@ -213,6 +244,6 @@ def table(summary: Sequence[dict[str, Any]]) -> str:
             f"| {cell['service']}, {cell['target']}, {cell['noise']} | {cell['trace']} "
             f"| {smooth['sluice']} | {smooth['oracle']} ({caps[0]}-{caps[-1]}) | {reach} "
             f"| {smooth['ceiling']} | {smooth['aimd']} | {cell['cap_changes']:.1f} "
-            f"| {cell['last_cap_change_s']:.0f} s |"
+            f"| {cell['converged_s']:.0f} s |"
         )
     return "\n".join(lines)

@@ -107,7 +107,24 @@ def quality(result: Result) -> tuple[float, float, float]:
 
 def best_of(run: Callable[[int], Result], caps: Iterable[int]) -> Result:
     """The best result over `caps`, and over those between it and its neighbours."""
-    found = {cap: run(cap) for cap in caps}
+    return _refined(run, {cap: run(cap) for cap in caps})
+
+
+def best_near(run: Callable[[int], Result], start: int, ceiling: int) -> Result:
+    """The best result over `start`, its halves and doubles until both sides are worse, the ceiling,
+    and those between the best and its neighbours: a share has one peak over the caps."""
+    found = {cap: run(cap) for cap in {max(1, start // 2), start, min(2 * start, ceiling), ceiling}}
+    while True:
+        best = max(found, key=lambda cap: quality(found[cap]))
+        beside = {max(1, best // 2), min(2 * best, ceiling)} - found.keys()
+        lower = any(cap < best for cap in found) or best == 1
+        higher = any(best < cap <= 2 * best for cap in found) or best == ceiling
+        if lower and higher or not beside:
+            return _refined(run, found)
+        found |= {cap: run(cap) for cap in beside}
+
+
+def _refined(run: Callable[[int], Result], found: dict[int, Result]) -> Result:
     best = max(found, key=lambda cap: quality(found[cap]))
     tried = sorted(found)
     place = tried.index(best)

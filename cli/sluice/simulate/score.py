@@ -48,6 +48,7 @@ def score(world: World) -> dict[str, Any]:
         "preemptions": sum(pod.num_preemptions for pod in pods),
         "first_cap": world.first_cap,
         "last_cap": world.cap,
+        "cap_path": world.cap_changes,
         "last_cap_change_s": world.cap_changes[-1][0] if world.cap_changes else 0.0,
         "simulated_s": world.now,
     }
