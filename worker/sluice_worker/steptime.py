@@ -151,13 +151,6 @@ def _quantile(values: Matrix, quantile: float) -> float:
     return float(low + (high - low) * (place - below))
 
 
-def fit_coefficients(records: Seq[StepRecord]) -> tuple[float, float, float, float]:
-    """a, b, c and d of all `records`, each with the same weight."""
-    rows = _rows(records)
-    a, b, c, d = _nnls(rows[:, 1:5], rows[:, 5], np.ones(len(rows))).tolist()
-    return a, b, c, d
-
-
 def _row(record: StepRecord) -> tuple[float, ...]:
     return (
         record.at_s,

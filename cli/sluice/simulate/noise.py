@@ -3,7 +3,6 @@
 from random import Random
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .params import Params
 
@@ -23,18 +22,12 @@ class Noise:
     def factor(self, now_s: float) -> float:
         """Of the step that starts at `now_s`; asked for in order of time."""
         if not self._factors:
-            self._factors = self._block().tolist()
+            block = np.exp(self._params.noise * self._normal.standard_normal(_BLOCK))
+            self._factors = block.tolist()
         factor = self._factors.pop()
         if self._params.spell_every_s:
             factor *= self._spell_factor(now_s)
         return factor * (1 + self._params.leak_per_hour * now_s / 3600)
-
-    def _block(self) -> NDArray[np.float64]:
-        quantiles = self._params.noise_quantiles
-        if quantiles:
-            places = np.linspace(0, 1, len(quantiles))
-            return np.interp(self._normal.random(_BLOCK), places, quantiles)
-        return np.exp(self._params.noise * self._normal.standard_normal(_BLOCK))
 
     def _next_spell(self, after_s: float) -> tuple[float, float]:
         every_s = self._params.spell_every_s

@@ -24,9 +24,9 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
 
     `kv_tokens`: the KV memory of one pod; `cold_start_s`: from asking for a pod until it is ready.
     `between_ms`: from a step's end to the next one's start. `noise`: sigma of each step's
-    log-normal factor; or `noise_quantiles`: the factor's own, equally spaced. Correlated slow
-    spells: about every `spell_every_s` seconds (0: never) all steps take `spell_factor` times as
-    long for about `spell_mean_s`. `leak_per_hour`: what an hour adds to a step, as a share of it.
+    log-normal factor. Correlated slow spells: about every `spell_every_s` seconds (0: never) all
+    steps take `spell_factor` times as long for about `spell_mean_s`. `leak_per_hour`: what an hour
+    adds to every step, as a share of it.
     """
 
     a: NonNegative
@@ -42,7 +42,6 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
     prefix_caching: bool = True
     between_ms: NonNegative = 0.0
     noise: NonNegative = 0.05
-    noise_quantiles: tuple[Positive, ...] = ()
     spell_every_s: NonNegative = 0.0
     spell_mean_s: Positive = 5.0
     spell_factor: Positive = 3.0

@@ -107,9 +107,7 @@ def build_case(past: Past, seen: Observation) -> Case:
     quantile = 1 - seen.targets.allowed_share
     model, far = step_time(pods, work, quantile), inf
     if model is not None:
-        if seen.targets.itl_ms is not None:
-            ran = effective_cap(seen.cap, recent)
-            far = far_ms(model, ran, seen.limits.min_num_seqs, seen.targets.itl_ms, epoch)
+        far = far_ms(model, effective_cap(seen.cap, recent), seen, epoch)
         model = corrected(model, pods, work, quantile, far)
     misses = misses_by_cause(recent)
     return Case(
