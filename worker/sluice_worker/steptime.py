@@ -74,27 +74,13 @@ def chunk_limit(
     return int(room_ms / per_token_ms) if per_token_ms > 0 else 1 << 30
 
 
-class _Bucket:
-    """The newest records of one shape as rows: at_s, 1, decodes, kv_tokens, prefill_tokens, ms."""
-
-    def __init__(self) -> None:
-        self._rows: Matrix = np.empty((BUCKET_RECORDS, 6))
-        self._num_added = 0
-
-    def add(self, record: StepRecord) -> None:
-        self._rows[self._num_added % BUCKET_RECORDS] = _row(record)
-        self._num_added += 1
-
-    def since(self, time_s: float) -> Matrix:
-        rows = self._rows[: self._num_added]
-        return rows[rows[:, 0] >= time_s]
-
-
 class StepTimes:
     """Recent step records and the model fitted on them."""
 
     def __init__(self) -> None:
-        self._buckets: dict[tuple[int, int, int], _Bucket] = {}
+        # Rows: at_s, 1, decodes, kv_tokens, prefill_tokens, ms. Each shape has a ring of them.
+        self._rows: Matrix = np.empty((0, 6))
+        self._rings: dict[tuple[int, int, int], _Ring] = {}
         self._anchor: Matrix = np.empty((0, 6))
         self.model: StepModel | None = None
         self.tail_ms = 0.0
@@ -102,30 +88,28 @@ class StepTimes:
 
     def set_profile(self, records: Seq[StepRecord]) -> None:
         """Start from the steps measured before any traffic."""
-        self._anchor = _rows(records)
+        self._anchor = np.array([_row(record) for record in records]).reshape(-1, 6)
         if records:
             self._fit(self._anchor[:0])
 
     def add(self, record: StepRecord) -> None:
         """Remember one step, in the place of the oldest of its shape."""
-        key = (
+        shape = (
             record.num_decodes.bit_length(),
             record.num_kv_tokens.bit_length(),
             record.num_prefill_tokens.bit_length(),
         )
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = _Bucket()
-        bucket.add(record)
+        ring = self._rings.get(shape)
+        if ring is None:
+            ring = self._rings[shape] = _Ring(len(self._rows))
+            self._rows = np.concatenate([self._rows, np.full((BUCKET_RECORDS, 6), -np.inf)])
+        self._rows[ring.next_row()] = _row(record)
 
     def refit(self, now: float) -> StepModel | None:
-        """Drop what is too old and fit anew; without recent records the last model stays."""
-        kept = {key: bucket.since(now - MAX_AGE_S) for key, bucket in self._buckets.items()}
-        for key, rows in kept.items():
-            if not len(rows):
-                del self._buckets[key]
-        if self._buckets:
-            self._fit(np.concatenate(list(kept.values())))
+        """Fit anew what is not too old; without recent records the last model stays."""
+        recent = self._rows[self._rows[:, 0] >= now - MAX_AGE_S]
+        if len(recent):
+            self._fit(recent)
         return self.model
 
     def _fit(self, recent: Matrix) -> None:
@@ -140,6 +124,19 @@ class StepTimes:
         quantile = _quantile(judged[:, 5] / predicted, MODEL_QUANTILE)
         self.tail_ms = _quantile(judged[:, 5] - predicted, TAIL_QUANTILE)
         self.model = StepModel(a=a, b=b, c=c, d=d, n=len(judged), resid_q=quantile)
+
+
+@dataclass(slots=True)
+class _Ring:
+    """`BUCKET_RECORDS` rows from `first` on, written in turns."""
+
+    first: int
+    num_added: int = 0
+
+    def next_row(self) -> int:
+        row = self.first + self.num_added % BUCKET_RECORDS
+        self.num_added += 1
+        return row
 
 
 def _quantile(values: Matrix, quantile: float) -> float:
@@ -160,10 +157,6 @@ def _row(record: StepRecord) -> tuple[float, ...]:
         record.num_prefill_tokens,
         max(record.step_ms, 1e-3),
     )
-
-
-def _rows(records: Seq[StepRecord]) -> Matrix:
-    return np.array([_row(record) for record in records]).reshape(-1, 6)
 
 
 def _nnls(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matrix:

@@ -44,11 +44,12 @@ def cap_move(case: Case, feasible: Condition) -> Move:
         return Move(cap, "AwaitingAcknowledgement", message + f"{len(case.pods)} pods")
     if case.gaps_breached:
         return _lower(case, feasible)
-    late = case.late_in_queue
+    late, in_spells = case.late_in_queue, case.verdict("interTokenLatency") == "Breach"
+    # What may still prove to be a regime is no time to raise.
+    if in_spells and (late is None or len(case.epoch) < k.RECENT_TICKS):
+        return Move(cap, feasible.reason, feasible.message)
     if late is not None:
         return _raise_for_queue(case, late)
-    if case.verdict("interTokenLatency") == "Breach":
-        return Move(cap, feasible.reason, feasible.message)
     return _raise_with_headroom(case)
 
 
