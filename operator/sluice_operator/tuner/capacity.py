@@ -3,10 +3,10 @@
 from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
-from .caps import raise_bound
+from .caps import raise_bound, sequences_in_memory
 from .case import Case
 from .demand import Capacity
-from .evidence import Work, median_kv_tokens, recent
+from .evidence import Work, recent
 from .model import StepTime
 
 
@@ -48,9 +48,9 @@ def _reachable_concurrency(case: Case) -> float:
 
 
 def _in_memory(case: Case, reach: float) -> float:
-    """`reach`, or as many sequences as the KV memory of one pod holds at their mean length."""
-    kv_tokens = median_kv_tokens(case.pods)
-    return min(reach, kv_tokens / case.work.context_tokens) if kv_tokens else reach
+    """`reach`, or as many sequences as the KV memory of one pod carries."""
+    carried = sequences_in_memory(case)
+    return reach if carried is None else min(reach, carried)
 
 
 def _calibration(model: StepTime, case: Case) -> float:

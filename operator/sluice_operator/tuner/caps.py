@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from math import floor
 
 import msgspec
+from sluice_worker.sizing import carried_sequences
 
 from . import constants as k
 from . import sketch
 from .case import Case, effective_cap
-from .evidence import cap_is_used
+from .evidence import cap_is_used, median_kv_tokens
 from .model import StepTime
 from .types import BreachedCap, Condition, Past, TargetName
 
@@ -168,11 +169,25 @@ def raise_bound(case: Case) -> Bound:
     if predicted is not None and predicted < bound.cap:
         message = f"the step model predicts that {predicted} holds the inter-token target"
         bound = Bound(predicted, "AtPredictedCap", message)
+    carried = sequences_in_memory(case)
+    if carried is not None and carried < bound.cap:
+        message = f"the KV memory carries {carried} sequences of the observed lengths"
+        bound = Bound(carried, "KVMemory", message)
     blocked = blocked_from(case)
     if blocked is not None and blocked <= bound.cap:
         message = f"caps from {blocked} on breached the inter-token target and are not retried yet"
         bound = Bound(blocked - 1, "CapRemembered", message)
     return bound
+
+
+def sequences_in_memory(case: Case) -> int | None:
+    """How many sequences of the observed lengths the KV memory of one pod carries with rare
+    preemptions; None before any has finished."""
+    kv_tokens = median_kv_tokens(case.pods)
+    if not kv_tokens or not case.work.lengths_known:
+        return None
+    work = case.work
+    return max(1, carried_sequences(int(kv_tokens), work.context_tokens, work.context_sigma))
 
 
 def believed_cap(case: Case) -> int | None:

@@ -7,9 +7,8 @@ from math import inf
 from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
-from . import sketch
+from . import sketch, spells
 from .detect import Series, breach_evidence, design_effect, headroom
-from .spells import num_far
 from .types import TargetName, Targets, TargetVerdict, Verdict
 
 Slices = Sequence[tuple[Tick, ...]]
@@ -72,14 +71,13 @@ def _judge_one(
     read = READERS[name]
     n, over = _total(window, read.seen)
     epoch_n, epoch_over = _total(epoch, read.seen)
-    far = [num_far(part, far_ms if name == "interTokenLatency" else inf) for part in epoch]
+    far = [spells.num_far(part, far_ms if name == "interTokenLatency" else inf) for part in epoch]
     verdict, needed = _test(name, targets.allowed_share, threshold, epoch, sum(far))
-    near = [
-        (n, over - far) for (n, over), far in zip(series_of(epoch, read.seen), far, strict=True)
-    ]
-    cap_breached = verdict == "Breach" and (
-        not any(far) or breach_evidence(near, targets.allowed_share, threshold) >= threshold
-    )
+    cap_breached = verdict == "Breach"
+    if cap_breached and any(far):
+        spans = zip(series_of(epoch, read.seen), far, strict=True)
+        near = [(n - num_far, over - num_far) for (n, over), num_far in spans]
+        cap_breached = breach_evidence(near, targets.allowed_share, threshold) >= threshold
     if n and verdict == "NoTraffic":
         verdict = "Hold"  # the epoch is too young to tell
     merged = sketch.merge(read.sketch(tick) for part in window for tick in part)
@@ -110,7 +108,8 @@ def _test(
     read = READERS[name]
     series = series_of(epoch, read.seen)
     n, over = _total(epoch, read.proof)
-    proof = headroom(n, max(0, over - num_far_gaps), _effect(name, epoch), allowed)
+    num_far_gaps = min(num_far_gaps, over)
+    proof = headroom(n - num_far_gaps, over - num_far_gaps, _effect(name, epoch), allowed)
     if breach_evidence(series, allowed, threshold) >= threshold:
         return "Breach", proof.samples_needed
     if not any(size for size, _ in series):
