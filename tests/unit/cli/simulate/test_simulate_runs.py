@@ -10,9 +10,11 @@ from sluice.__main__ import main
 from sluice.simulate.compare import CPU, GPU, SERVICES, summarise, table
 from sluice.simulate.generate import make_trace
 from sluice.simulate.params import ParamsError, read_targets
-from sluice.simulate.runs import best_of, caps_to_try, simulate
+from sluice.simulate.runs import best_near, best_of, caps_to_try, simulate
+from sluice.simulate.trace import Request
 
-PARAMS = {"a": 12, "b": 0.06, "c": 9e-5, "d": 0.07, "kv_tokens": 160000, "cold_start_s": 5}
+PARAMS = {"a": 12, "b": 0.06, "c": 9e-5, "d": 0.07, "kv_tokens": 160000, "cold_start_s": 5,
+          "ceiling": 12}  # fmt: skip
 KEYS = {
     "good_share", "smooth_share", "goodput_rps", "gpu_seconds_per_1k_tokens", "cap_changes",
     "replica_changes", "p99_ttft_ms", "p99_itl_ms",
@@ -94,6 +96,21 @@ def test_the_search_finds_a_best_cap_between_those_it_tried_first() -> None:
     assert best_of(run_cap, caps_to_try(64))["cap"] in (9, 10, 11)
 
 
+@pytest.mark.parametrize("start", [1, 3, 8, 60, 256])
+def test_the_search_outward_finds_the_peak_wherever_it_starts(start: int) -> None:
+    tried: list[int] = []
+
+    def run_cap(cap: int) -> dict[str, Any]:
+        tried.append(cap)
+        share = 1 - abs(cap - 24) / 300
+        return {"smooth_share": share, "good_share": 1, "gpu_seconds_per_1k_tokens": 1}
+
+    found = best_near(run_cap, start, 256)
+    assert max(found["smooth_by_cap"], key=found["smooth_by_cap"].__getitem__) in range(20, 29)
+    assert 256 in tried
+    assert len(tried) <= 14
+
+
 def test_on_a_small_cpu_the_tuner_finds_the_interior_cap() -> None:
     """The reproducer of a law that took the prediction for a bound: it stayed at 5, with 57 %."""
     trace = make_trace("steady-80", CPU, 100, SERVICES["cpu"][1], 1000, seed=1)
@@ -106,13 +123,26 @@ def test_on_a_small_cpu_the_tuner_finds_the_interior_cap() -> None:
 
 
 def test_a_second_pod_raises_goodput_under_overload() -> None:
-    lengths = SERVICES["cpu"][1]
-    busy = make_trace("steady-95", CPU, 60, lengths, 600, seed=2)
-    alone = simulate(CPU, SLO, busy, "fixed:4", 2)
+    calm = [Request(1.2 * i, 128, 48) for i in range(250)]
+    busy = [Request(calm[-1].t_s + 0.55 * i, 128, 48) for i in range(1, 500)]
+    alone = simulate(CPU, SLO, [*calm, *busy], "fixed:4", 2)
     params = msgspec.structs.replace(CPU, max_replicas=2)
-    both = simulate(params, SLO, busy, "fixed:4", 2, every_s=4.0)
-    assert both["replica_changes"] >= 1
-    assert both["good_share"] > alone["good_share"] + 0.2
+    both = simulate(params, SLO, [*calm, *busy], "fixed:4", 2, every_s=4.0)
+    assert both["replica_changes"] == 1
+    assert alone["good_share"] < 0.5
+    assert both["good_share"] > 0.85
+
+
+def test_the_knee_is_a_cliff_for_a_fixed_cap_and_not_for_the_tuner() -> None:
+    """A tenth more arrivals than a fixed cap can do, and its P99 first token goes from under one
+    second to minutes; the tuner raises the cap."""
+    calm = [Request(0.95 * i, 128, 48) for i in range(400)]
+    busy = [Request(0.75 * i, 128, 48) for i in range(400)]
+    below, beyond = (simulate(CPU, SLO, trace, "fixed:2", 1) for trace in (calm, busy))
+    ours = simulate(CPU, SLO, busy, "sluice", 1, every_s=4.0)
+    assert below["p99_ttft_ms"] < 1000
+    assert beyond["p99_ttft_ms"] > 20_000
+    assert ours["p99_ttft_ms"] < 1000
 
 
 def test_slow_spells_cost_something_and_are_not_blamed_on_the_cap_for_ever() -> None:
@@ -132,7 +162,8 @@ def test_the_comparison_is_paired_over_the_seeds() -> None:
         return {
             "smooth_share": smooth, "good_share": smooth, "ttft_over_share": 0.01,
             "itl_over_share": None, "cap": 8, "last_cap": 8, "cap_changes": 1,
-            "last_cap_change_s": 10.0, "gpu_seconds_per_1k_tokens": 1.0,
+            "last_cap_change_s": 10.0, "gpu_seconds_per_1k_tokens": 1.0, "first_cap": 2,
+            "cap_path": [(10.0, 8)], "simulated_s": 100.0,
         }  # fmt: skip
 
     cell = {"service": "cpu", "target": "tight", "noise": "spells", "trace": "steps"}
@@ -145,5 +176,6 @@ def test_the_comparison_is_paired_over_the_seeds() -> None:
     ]  # fmt: skip
     (summary,) = summarise(rows)
     assert summary["above_ceiling_points"] == pytest.approx((10.0, 0.0))
+    assert summary["converged_s"] == 10.0
     assert summary["reach"] == pytest.approx(0.92 / 0.95)
     assert "| cpu, tight, spells | steps | 92.0 | 95.0 (8-8) | 96.8 % |" in table([summary])
