@@ -118,11 +118,21 @@ def _raise_with_headroom(case: Case) -> Move:
     bound = raise_bound(case)
     if bound.cap <= cap:
         return Move(cap, bound.reason, bound.message)
-    if not _shows_headroom(case):
-        return Move(cap, "CollectingEvidence", _what_is_missing(case))
     to = _step_up(cap, bound)
-    message = f"{_proof(case)}; the cap is used; cap {cap} -> {to}"
-    return Move(to, "Headroom", message)
+    if _shows_headroom(case):
+        return Move(to, "Headroom", f"{_proof(case)}; the cap is used; cap {cap} -> {to}")
+    if case.model is not None and _queue_stands(case):
+        message = f"{_proof(case)}; requests have waited for the cap all along; cap {cap} -> {to}"
+        return Move(to, "QueueStands", message)
+    return Move(cap, "CollectingEvidence", _what_is_missing(case))
+
+
+def _queue_stands(case: Case) -> bool:
+    """Whether requests have waited for the cap for half a minute: first tokens will be late, and a
+    prediction of room is acted on before they are."""
+    newest = case.epoch[-k.RECENT_TICKS :]
+    queued = sum(any(tick.waiting.cap for tick in part) for part in newest)
+    return len(newest) == k.RECENT_TICKS and queued >= k.USED_SHARE * len(newest)
 
 
 def _shows_headroom(case: Case) -> bool:
@@ -191,12 +201,14 @@ def sequences_in_memory(case: Case) -> int | None:
 
 
 def believed_cap(case: Case) -> int | None:
-    """How far the prediction lets the cap go. Where first tokens are late for want of a cap, the
-    margin is left out; and from a cap that has shown headroom, the measured gaps tell more."""
+    """How far the prediction lets the cap go. Where first tokens are late for want of a cap, or
+    soon will be, the margin is left out; and from a cap that has shown headroom, the measured gaps
+    tell more."""
     target_ms, ceiling = case.seen.targets.itl_ms, case.seen.limits.ceiling
     if case.model is None or case.predicted_cap is None or target_ms is None:
         return case.predicted_cap
-    if case.late_in_queue is None or case.cause not in ("cap", "none"):
+    is_late = case.late_in_queue is not None and case.cause in ("cap", "none")
+    if not (is_late or _queue_stands(case)):
         return case.predicted_cap
     believed = case.model.largest_batch(target_ms, ceiling)
     if _shows_headroom(case):
