@@ -3,21 +3,18 @@
 import argparse
 import gc
 import json
-import math
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 import msgspec
 
 from .generate import TRACES, Lengths, make_trace
 from .params import Params, ParamsError, read_targets
-from .runs import Case, Result, best_near, best_of
+from .runs import Case, best_near, best_of
+from .summary import reach, summarise, table
 
 GPU = Params(a=12, b=0.06, c=9e-5, d=0.07, kv_tokens=160_000, cold_start_s=60)
 """As an A100-class GPU with an 8B model in bf16: 2,048 tokens of prefill take 150 ms."""
@@ -99,12 +96,11 @@ def main(args: argparse.Namespace) -> int:
             print(f"{number}/{len(jobs)}  {seconds:.0f} s  {name}", file=sys.stderr, flush=True)
     rows.sort(key=lambda row: (*row["cell"].values(), row["seed"]))
     summary = summarise(rows)
-    text = json.dumps({"summary": summary, "rows": rows}, indent=1)
-    (out / "comparison.json").write_text(text + "\n")
+    (out / "comparison.json").write_text(json.dumps(summary, indent=1) + "\n")
     from .picture import comparison_png  # matplotlib comes with the `demo` extra
 
     comparison_png(summary, rows, out / "comparison.png")
-    print(table(summary))
+    print(table(summary), reach(summary), sep="\n\n")
     return 0
 
 
@@ -168,84 +164,3 @@ def run_job(job: Job) -> dict[str, Any]:
         "ceiling": case.replayed(params.ceiling),
         "oracle": oracle,
     }
-
-
-def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over the seeds of each cell; differences are paired, in points, with 95 % intervals."""
-    return [_summary(cell, part) for cell, part in _by_cell(rows)]
-
-
-def _by_cell(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, str], list[Any]]]:
-    for cell in {tuple(row["cell"].values()): row["cell"] for row in rows}.values():
-        yield cell, [row for row in rows if row["cell"] == cell]
-
-
-def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    def mean(policy: str, name: str) -> float:
-        return fmean(row[policy][name] or 0.0 for row in rows)
-
-    def over(result: Result) -> float:
-        return max(result["ttft_over_share"] or 0.0, result["itl_over_share"] or 0.0)
-
-    smooth = {p: mean(p, "smooth_share") for p in ("sluice", "oracle", "ceiling", "aimd")}
-    return {
-        **cell,
-        "seeds": len(rows),
-        "smooth": smooth,
-        "good": {p: mean(p, "good_share") for p in ("sluice", "oracle", "ceiling", "aimd")},
-        "reach": smooth["sluice"] / smooth["oracle"] if smooth["oracle"] else None,
-        "above_ceiling_points": _paired(
-            [100 * (r["sluice"]["smooth_share"] - r["ceiling"]["smooth_share"]) for r in rows]
-        ),
-        "violations_above_oracle_points": _paired(
-            [100 * (over(r["sluice"]) - over(r["oracle"])) for r in rows]
-        ),
-        "oracle_caps": sorted(row["oracle"]["cap"] for row in rows),
-        "last_caps": sorted(row["sluice"]["last_cap"] for row in rows),
-        "cap_changes": mean("sluice", "cap_changes"),
-        "converged_s": fmean(_converged_s(row["sluice"]) for row in rows),
-        "last_cap_change_s": mean("sluice", "last_cap_change_s"),
-        "gpu_seconds_per_1k_tokens": {
-            p: mean(p, "gpu_seconds_per_1k_tokens") for p in ("sluice", "oracle", "ceiling")
-        },
-        "times_real": fmean(row["times_real"] for row in rows),
-    }
-
-
-def _converged_s(result: Result) -> float:
-    """From when on the cap first was where it stayed longest, within an eighth or one."""
-    path = [(0.0, result["first_cap"]), *result["cap_path"], (result["simulated_s"], 0)]
-    lasted: dict[int, float] = {}
-    for (since_s, cap), (until_s, _) in pairwise(path):
-        lasted[cap] = lasted.get(cap, 0.0) + until_s - since_s
-    usual = max(lasted, key=lambda cap: lasted[cap])
-    near = max(1.0, usual / 8)
-    return float(next(since_s for since_s, cap in path if abs(cap - usual) <= near))
-
-
-def _paired(differences: list[float]) -> tuple[float, float | None]:
-    """(mean, half of its 95 % interval), the latter None with one seed."""
-    if len(differences) < 2:
-        return differences[0], None
-    spread = stdev(differences) / math.sqrt(len(differences))
-    return fmean(differences), NormalDist().inv_cdf(0.975) * spread
-
-
-def table(summary: Sequence[dict[str, Any]]) -> str:
-    """The summary as a Markdown table of smooth shares in percent."""
-    head = (
-        "| service, targets, noise | trace | ours | oracle (cap) | reach | cap = max | AIMD "
-        "| changes | converged |"
-    )
-    lines = [head, "|---" * 9 + "|"]
-    for cell in summary:
-        smooth = {name: f"{100 * share:.1f}" for name, share in cell["smooth"].items()}
-        caps = cell["oracle_caps"]
-        reach = "-" if cell["reach"] is None else f"{100 * cell['reach']:.1f} %"
-        lines.append(
-            f"| {cell['service']}, {cell['target']}, {cell['noise']} | {cell['trace']} "
-            f"| {smooth['sluice']} | {smooth['oracle']} ({caps[0]}-{caps[-1]}) | {reach} "
-            f"| {smooth['ceiling']} | {smooth['aimd']} | {cell['cap_changes']:.1f} "
-            f"| {cell['converged_s']:.0f} s |"
-        )
-    return "\n".join(lines)

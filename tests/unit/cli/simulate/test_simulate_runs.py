@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 from sluice.__main__ import main
-from sluice.simulate.compare import CPU, GPU, SERVICES, summarise, table
+from sluice.simulate.compare import CPU, GPU, SERVICES
 from sluice.simulate.generate import make_trace
 from sluice.simulate.params import ParamsError, read_targets
 from sluice.simulate.runs import best_near, best_of, caps_to_try, simulate
+from sluice.simulate.summary import reach, summarise, table
 from sluice.simulate.trace import Request
 
 PARAMS = {"a": 12, "b": 0.06, "c": 9e-5, "d": 0.07, "kv_tokens": 160000, "cold_start_s": 5,
@@ -177,5 +178,8 @@ def test_the_comparison_is_paired_over_the_seeds() -> None:
     (summary,) = summarise(rows)
     assert summary["above_ceiling_points"] == pytest.approx((10.0, 0.0))
     assert summary["converged_s"] == 10.0
+    told = reach([summary])
+    assert "| 95% of the oracle, others | 1 of 1 | 0.968 (cpu, tight, spells, steps) |" in told
+    assert "| at most 2 points below cap = max | 1 of 1 | 10 (" in told
     assert summary["reach"] == pytest.approx(0.92 / 0.95)
     assert "| cpu, tight, spells | steps | 92.0 | 95.0 (8-8) | 96.8 % |" in table([summary])
