@@ -40,7 +40,7 @@ from sluice_worker.runner import Runner
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.sizing import resolve_dtype
 from sluice_worker.step import Limits
-from sluice_worker.steptime import StepRecord, StepTimes
+from sluice_worker.steptime import StepRecord, StepTimes, non_negative_fit
 from sluice_worker.weights import Checkpoint
 from sluice_worker.wire import StepReport, Submit
 
@@ -213,12 +213,10 @@ def fit_coefficients(records: Sequence[StepRecord]) -> tuple[float, float, float
     weights = np.array([num[shape] ** -0.5 for shape in shapes])
     kinds = [(1, r.num_decodes, r.num_kv_tokens, r.num_prefill_tokens) for r in records]
     features, step_ms = np.array(kinds, dtype=float), np.array([r.step_ms for r in records])
-    predicted = step_ms
-    for _ in range(4):
-        scale = np.sqrt(weights) / predicted
-        found, *_ = np.linalg.lstsq(features * scale[:, None], step_ms * scale, rcond=None)
+    found = non_negative_fit(features, step_ms, weights)
+    for _ in range(3):
         predicted = np.maximum(features @ found, 1e-3)
-    assert (found >= 0).all(), found
+        found = non_negative_fit(features, step_ms, weights * (step_ms / predicted) ** 2)
     a, b, c, d = found.tolist()
     return a, b, c, d
 

@@ -116,7 +116,7 @@ class StepTimes:
         rows = np.concatenate([recent, self._anchor])
         weights = np.full(len(rows), ANCHOR_WEIGHT)
         weights[: len(recent)] = 1.0
-        coefficients = _nnls(rows[:, 1:5], rows[:, 5], weights)
+        coefficients = non_negative_fit(rows[:, 1:5], rows[:, 5], weights)
         # A quantile of few is no quantile: until there are enough, the profile's count as well.
         judged = rows[: len(recent)] if len(recent) >= MIN_JUDGED else rows
         predicted = np.maximum(judged[:, 1:5] @ coefficients, 1e-6)
@@ -159,7 +159,7 @@ def _row(record: StepRecord) -> tuple[float, ...]:
     )
 
 
-def _nnls(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matrix:
+def non_negative_fit(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matrix:
     """Non-negative weighted least squares of relative errors, by trying every set of columns.
 
     With four columns there are fifteen sets, each a solve of at most 4 x 4: exact, and no solver.

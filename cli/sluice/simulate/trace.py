@@ -83,13 +83,12 @@ def _at(number: int) -> Iterator[None]:
 
 
 def _csv_time(text: str) -> float:
-    """Seconds (BurstGPT), or a date with up to seven digits after the second (Azure)."""
+    """Seconds (BurstGPT), or a date of UTC with up to seven digits after the second (Azure)."""
     try:
         return float(text)
     except ValueError:
-        whole, _, fraction = text.partition(".")
-        digits = fraction.split("+")[0].rstrip("Z")
-        return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{digits or 0}")
+        whole, _, fraction = text.strip().removesuffix("Z").removesuffix("+00:00").partition(".")
+        return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction or 0}")
 
 
 def _parse(row: Mapping[str, Any]) -> Request:

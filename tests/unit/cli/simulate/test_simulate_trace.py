@@ -34,6 +34,13 @@ def test_azure_csv_starts_at_zero_and_keeps_its_fractions(tmp_path: Path) -> Non
     assert second.t_s == pytest.approx(0.052, abs=1e-6)
 
 
+@pytest.mark.parametrize("end", ["", ".25", ".25+00:00", "+00:00", ".2500000Z"])
+def test_azure_dates_of_both_years_are_read(tmp_path: Path, end: str) -> None:
+    rows = f"2024-05-10 00:00:00{end},10,5\n2024-05-10 00:00:01.5,20,6\n"
+    path = written(tmp_path, "week.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    assert read_trace(path)[1].t_s == pytest.approx(1.25 if "25" in end else 1.5)
+
+
 def test_burstgpt_csv_leaves_failures_out(tmp_path: Path) -> None:
     requests = read_trace(written(tmp_path, "burst.csv", BURSTGPT))
     assert requests == [Request(0, 472, 18), Request(113, 417, 276)]
