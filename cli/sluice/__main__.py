@@ -11,6 +11,7 @@ COMMANDS = {
     "load": "closed- and open-loop load on an OpenAI endpoint",
     "report": "what one service promised, held and cost, and what would help",
     "serve": "one model on this machine, without Kubernetes",
+    "simulate": "a model of pods under a trace, tuned by the operator's own code",
     "status": "one service's plan, cap, evidence, conditions and history",
     "plan": "the memory arithmetic of a checkpoint, without a pod",
 }

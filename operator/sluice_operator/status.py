@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_worker.contract import Evidence, RuntimeConfig
+from sluice_worker.sizing import carried_sequences, overflow_share
 
 from .children import selector
 from .fit import Fit
@@ -230,7 +231,20 @@ def _memory(report: Report) -> dict[str, Any]:
         part["measured"] = dict(measured.measured)
         part["kvTokens"] = measured.kv_tokens
         part["errorPercent"] = _error_percent(planned, measured.measured)
+        part |= _observed(report, measured.kv_tokens)
     return part
+
+
+def _observed(report: Report, kv_tokens: int) -> dict[str, Any]:
+    """What the lengths that were observed make of the memory."""
+    lengths = max((e.lengths for e in report.evidence), key=lambda known: known.n)
+    if not lengths.n:
+        return {}
+    share = overflow_share(report.runtime.cap or 0, kv_tokens, lengths.mean, lengths.sigma)
+    return {
+        "sequences": carried_sequences(kv_tokens, lengths.mean, lengths.sigma),
+        "expectedPreemptions": _percent(share),
+    }
 
 
 def _error_percent(planned: Mapping[str, int], measured: Mapping[str, int]) -> str:

@@ -107,23 +107,29 @@ class Machine:
     codes: list[list[int]]
 
 
-def load(dtype_name: DType) -> Machine:
-    """The demo's model, and the beginnings of modules that it was not trained on."""
+def load_model(dtype_name: DType) -> Decoder:
+    """The demo's model with the kernels that a worker would choose."""
     config = DecoderConfig.from_json(read_json(MODEL, "config.json"))
     dtype: torch.dtype = getattr(torch, resolve_dtype(dtype_name, config.shape))
+    device = torch.device("cpu")
     kernels = choose(
-        torch.device("cpu"),
+        device,
         dtype,
         None,
         os.environ,
         max_gather_bytes=MAX_GATHER_BYTES,
         max_scores_bytes=MAX_SCORES_BYTES,
     )
-    model = Decoder(config, Checkpoint(MODEL, dtype, torch.device("cpu")).read, kernels)
+    return Decoder(config, Checkpoint(MODEL, dtype, device).read, kernels)
+
+
+def load(dtype_name: DType) -> Machine:
+    """The demo's model, and the beginnings of modules that it was not trained on."""
     tokenizer = Tokenizer(MODEL)
     library = Path(sysconfig.get_paths()["stdlib"])
     codes = [list(tokenizer.encode((library / name).read_text())) for name in HELD_OUT]
-    return Machine(model, [code for code in codes if len(code) > PROMPT_TOKENS + NEW_TOKENS])
+    long = [code for code in codes if len(code) > PROMPT_TOKENS + NEW_TOKENS]
+    return Machine(load_model(dtype_name), long)
 
 
 def edited(code: Seq[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .contract import StepModel
 from .runner import Runner
@@ -29,12 +29,19 @@ REFIT_S = 1.0
 
 
 class Engine:
-    """Scheduler, runner and step model of one worker. Single-threaded; times are monotonic."""
+    """Scheduler, runner and step model of one worker. Single-threaded; `clock` is monotonic."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, times: StepTimes) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        times: StepTimes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.times = times
+        self._clock = clock
         self.num_steps = 0
         self._refitted_at = 0.0
 
@@ -72,13 +79,13 @@ class Engine:
 
     def step(self) -> tuple[StepReport | None, list[Finished]]:
         """One step: its report (None where nothing could run), and the requests that it failed."""
-        started = time.monotonic()
+        started = self._clock()
         step = self.scheduler.schedule(started, self._chunk_limit, self._growth)
         self.runner.clear(self.scheduler.take_dirty_blocks())
         if not step.works:
             return None, []
         tokens = self.runner.execute(step.works)
-        ended = time.monotonic()
+        ended = self._clock()
         outcomes = self.scheduler.commit(step, tokens, ended)
         self.num_steps += 1
         model = self._learn(step, started, ended)

@@ -325,6 +325,9 @@ class Recorder:
     def _admit(self, step_start_s: float, now_s: float) -> None:
         unseen = _count_while_later(reversed(self._waiting.values()), step_start_s)
         while len(self._waiting) - unseen > self.snapshot.waiting:
+            # Of a burst, some may have come as the step began: no more were admitted than run.
+            if len(self._pending) - len(self._waiting) >= self.snapshot.running:
+                break
             request_id = next(iter(self._waiting))
             self._waiting.pop(request_id).admitted_s = now_s
 

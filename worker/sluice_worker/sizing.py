@@ -287,13 +287,27 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 def _statistical_seqs(
     num_blocks: int, block_size: int, max_model_len: int, lengths: tuple[float, float] | None
 ) -> int:
-    """Largest N with N mu + z sigma sqrt(N) <= kv_tokens, solved for sqrt(N)."""
     default = min(max_model_len / 2, DEFAULT_MEAN_LENGTH)
     mean, sigma = lengths if lengths else (default, default / 2)
     mean = max(mean, 1.0) + (block_size - 1) / 2  # the last block of a sequence is half empty
-    z_sigma = STATISTICAL_Z * max(sigma, 0.0)
-    root = math.sqrt(z_sigma**2 + 4 * mean * num_blocks * block_size)
+    return carried_sequences(num_blocks * block_size, mean, sigma)
+
+
+def carried_sequences(kv_tokens: int, mean: float, sigma: float) -> int:
+    """Largest N with N mu + z sigma sqrt(N) <= kv_tokens, solved for sqrt(N): how many sequences of
+    this mean and deviation (tokens) outgrow the KV memory in at most 1 % of the moments."""
+    mean, z_sigma = max(mean, 1.0), STATISTICAL_Z * max(sigma, 0.0)
+    root = math.sqrt(z_sigma**2 + 4 * mean * kv_tokens)
     return int(((root - z_sigma) / (2 * mean)) ** 2)
+
+
+def overflow_share(num_seqs: int, kv_tokens: int, mean: float, sigma: float) -> float:
+    """Share of the moments in which `num_seqs` such sequences outgrow the KV memory, so that one is
+    preempted; the sum of their lengths is taken to be normal."""
+    spare, spread = kv_tokens - num_seqs * mean, sigma * math.sqrt(num_seqs)
+    if spread <= 0:
+        return float(spare < 0)
+    return 0.5 * math.erfc(spare / spread / math.sqrt(2))
 
 
 def advice(plan: MemoryPlan, shape: ModelShape) -> str:

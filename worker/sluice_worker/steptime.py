@@ -7,7 +7,6 @@ shows one shape only cannot make the other coefficients zero.
 """
 
 import itertools
-from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -48,16 +47,17 @@ def predict_ms(model: StepModel, decodes: float, kv_tokens: float, prefill_token
 def predicted_cap(
     model: StepModel, *, itl_ms: float, kv_per_seq: float, chunk_tokens: int, ceiling: int
 ) -> int:
-    """The largest cap whose full batch, beside one chunk of prefill, keeps within the target.
+    """The largest cap of which all but one, beside that one's chunk of prefill, keep within the
+    target, and all without it.
 
     At least 1: whether even one sequence can hold the target is for the evidence to say.
     """
-    room_ms = PREDICTION_MARGIN * itl_ms / max(model.resid_q, 1.0)
-    room_ms -= model.a + model.d * chunk_tokens
+    room_ms = PREDICTION_MARGIN * itl_ms / max(model.resid_q, 1.0) - model.a
     per_seq_ms = model.b + model.c * kv_per_seq
     if per_seq_ms <= 0:
         return ceiling if room_ms > 0 else 1
-    return int(min(max(room_ms / per_seq_ms, 1), ceiling))
+    beside_chunk = max((room_ms - model.d * chunk_tokens) / per_seq_ms, 0)
+    return int(min(max(room_ms / per_seq_ms, 1), beside_chunk + 1, ceiling))
 
 
 def chunk_limit(
@@ -78,61 +78,88 @@ class StepTimes:
     """Recent step records and the model fitted on them."""
 
     def __init__(self) -> None:
-        self._buckets: dict[tuple[int, int, int], deque[StepRecord]] = {}
-        self._anchor: list[StepRecord] = []
+        # Rows: at_s, 1, decodes, kv_tokens, prefill_tokens, ms. Each shape has a ring of them.
+        self._rows: Matrix = np.empty((0, 6))
+        self._rings: dict[tuple[int, int, int], _Ring] = {}
+        self._anchor: Matrix = np.empty((0, 6))
         self.model: StepModel | None = None
         self.tail_ms = 0.0
         """Measured beyond predicted step time at P99.9 of the records."""
 
     def set_profile(self, records: Seq[StepRecord]) -> None:
         """Start from the steps measured before any traffic."""
-        self._anchor = list(records)
+        self._anchor = np.array([_row(record) for record in records]).reshape(-1, 6)
         if records:
-            self._fit([], self._anchor)
+            self._fit(self._anchor[:0])
 
     def add(self, record: StepRecord) -> None:
         """Remember one step, in the place of the oldest of its shape."""
-        key = (
+        shape = (
             record.num_decodes.bit_length(),
             record.num_kv_tokens.bit_length(),
             record.num_prefill_tokens.bit_length(),
         )
-        self._buckets.setdefault(key, deque(maxlen=BUCKET_RECORDS)).append(record)
+        ring = self._rings.get(shape)
+        if ring is None:
+            ring = self._rings[shape] = _Ring(len(self._rows))
+            self._rows = np.concatenate([self._rows, np.full((BUCKET_RECORDS, 6), -np.inf)])
+        self._rows[ring.next_row()] = _row(record)
 
     def refit(self, now: float) -> StepModel | None:
-        """Drop what is too old and fit anew; without recent records the last model stays."""
-        for key, bucket in list(self._buckets.items()):
-            while bucket and now - bucket[0].at_s > MAX_AGE_S:
-                bucket.popleft()
-            if not bucket:
-                del self._buckets[key]
-        recent = list(itertools.chain.from_iterable(self._buckets.values()))
-        if recent:
-            self._fit(recent, self._anchor)
+        """Fit anew what is not too old; without recent records the last model stays."""
+        recent = self._rows[self._rows[:, 0] >= now - MAX_AGE_S]
+        if len(recent):
+            self._fit(recent)
         return self.model
 
-    def _fit(self, recent: Seq[StepRecord], anchor: Seq[StepRecord]) -> None:
-        records = [*recent, *anchor]
-        weights = [1.0] * len(recent) + [ANCHOR_WEIGHT] * len(anchor)
-        features, step_ms = _arrays(records)
-        coefficients = _nnls(features, step_ms, np.array(weights))
+    def _fit(self, recent: Matrix) -> None:
+        rows = np.concatenate([recent, self._anchor])
+        weights = np.full(len(rows), ANCHOR_WEIGHT)
+        weights[: len(recent)] = 1.0
+        coefficients = non_negative_fit(rows[:, 1:5], rows[:, 5], weights)
         # A quantile of few is no quantile: until there are enough, the profile's count as well.
-        judged = len(recent) if len(recent) >= MIN_JUDGED else len(records)
-        predicted = np.maximum(features[:judged] @ coefficients, 1e-6)
-        ratios = step_ms[:judged] / predicted
-        a, b, c, d = (float(value) for value in coefficients)
-        quantile = float(np.quantile(ratios, MODEL_QUANTILE))
-        self.tail_ms = float(np.quantile(step_ms[:judged] - predicted, TAIL_QUANTILE))
-        self.model = StepModel(a=a, b=b, c=c, d=d, n=judged, resid_q=quantile)
+        judged = rows[: len(recent)] if len(recent) >= MIN_JUDGED else rows
+        predicted = np.maximum(judged[:, 1:5] @ coefficients, 1e-6)
+        a, b, c, d = coefficients.tolist()
+        quantile = _quantile(judged[:, 5] / predicted, MODEL_QUANTILE)
+        self.tail_ms = _quantile(judged[:, 5] - predicted, TAIL_QUANTILE)
+        self.model = StepModel(a=a, b=b, c=c, d=d, n=len(judged), resid_q=quantile)
 
 
-def _arrays(records: Seq[StepRecord]) -> tuple[Matrix, Matrix]:
-    rows = [(1, r.num_decodes, r.num_kv_tokens, r.num_prefill_tokens) for r in records]
-    step_ms = np.array([max(record.step_ms, 1e-3) for record in records])
-    return np.array(rows, dtype=np.float64), step_ms
+@dataclass(slots=True)
+class _Ring:
+    """`BUCKET_RECORDS` rows from `first` on, written in turns."""
+
+    first: int
+    num_added: int = 0
+
+    def next_row(self) -> int:
+        row = self.first + self.num_added % BUCKET_RECORDS
+        self.num_added += 1
+        return row
 
 
-def _nnls(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matrix:
+def _quantile(values: Matrix, quantile: float) -> float:
+    """As `np.quantile`, whose checks cost more than the sorting."""
+    ordered = np.sort(values)
+    place = quantile * (len(ordered) - 1)
+    below = int(place)
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    return float(low + (high - low) * (place - below))
+
+
+def _row(record: StepRecord) -> tuple[float, ...]:
+    return (
+        record.at_s,
+        1,
+        record.num_decodes,
+        record.num_kv_tokens,
+        record.num_prefill_tokens,
+        max(record.step_ms, 1e-3),
+    )
+
+
+def non_negative_fit(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matrix:
     """Non-negative weighted least squares of relative errors, by trying every set of columns.
 
     With four columns there are fifteen sets, each a solve of at most 4 x 4: exact, and no solver.
@@ -141,6 +168,10 @@ def _nnls(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matrix:
     rows = features / scale / step_ms[:, None]
     gram = rows.T @ (weights[:, None] * rows)
     target = rows.T @ weights
+    # The best of all is the best non-negative one where it is that, as it nearly always is.
+    free = np.linalg.lstsq(gram, target, rcond=None)[0]
+    if (free >= 0).all():
+        return np.asarray(free / scale)
     best, best_loss = np.zeros(4), np.inf
     for size in range(1, 5):
         for chosen in itertools.combinations(range(4), size):

@@ -3,10 +3,10 @@
 from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
-from .caps import raise_bound
+from .caps import raise_bound, sequences_in_memory
 from .case import Case
 from .demand import Capacity
-from .evidence import Work, median_kv_tokens, recent
+from .evidence import Work, recent
 from .model import StepTime
 
 
@@ -40,7 +40,7 @@ def _observed_capacity(case: Case) -> Capacity | None:
 def _reachable_concurrency(case: Case) -> float:
     """The cap that raises can reach or a lowering would leave, or what the KV memory holds."""
     cap, best = case.seen.cap, case.predicted_cap
-    if case.verdict("interTokenLatency") == "Breach":
+    if case.gaps_breached:
         reach = float(min(cap, best) if best else k.LOWER * cap)
     else:
         reach = float(max(cap, raise_bound(case).cap))
@@ -48,9 +48,9 @@ def _reachable_concurrency(case: Case) -> float:
 
 
 def _in_memory(case: Case, reach: float) -> float:
-    """`reach`, or as many sequences as the KV memory of one pod holds at their mean length."""
-    kv_tokens = median_kv_tokens(case.pods)
-    return min(reach, kv_tokens / case.work.context_tokens) if kv_tokens else reach
+    """`reach`, or as many sequences as the KV memory of one pod carries."""
+    carried = sequences_in_memory(case)
+    return reach if carried is None else min(reach, carried)
 
 
 def _calibration(model: StepTime, case: Case) -> float:

@@ -4,10 +4,13 @@ from dataclasses import dataclass
 from math import floor
 
 import msgspec
+from sluice_worker.sizing import carried_sequences
 
 from . import constants as k
-from .case import Case
-from .evidence import cap_is_used
+from . import sketch
+from .case import Case, effective_cap
+from .evidence import cap_is_used, median_kv_tokens
+from .model import StepTime
 from .types import BreachedCap, Condition, Past, TargetName
 
 
@@ -40,9 +43,12 @@ def cap_move(case: Case, feasible: Condition) -> Move:
     if 2 * len(case.acked) < len(case.pods):
         message = f"epoch {case.seen.epoch} is acknowledged by {len(case.acked)} of "
         return Move(cap, "AwaitingAcknowledgement", message + f"{len(case.pods)} pods")
-    if case.verdict("interTokenLatency") == "Breach":
+    if case.gaps_breached:
         return _lower(case, feasible)
-    late = case.late_in_queue
+    late, in_spells = case.late_in_queue, case.verdict("interTokenLatency") == "Breach"
+    # What may still prove to be a regime is no time to raise.
+    if in_spells and (late is None or len(case.epoch) < k.RECENT_TICKS):
+        return Move(cap, feasible.reason, feasible.message)
     if late is not None:
         return _raise_for_queue(case, late)
     return _raise_with_headroom(case)
@@ -52,22 +58,27 @@ def _lower(case: Case, feasible: Condition) -> Move:
     cap, minimum = case.seen.cap, case.seen.limits.min_num_seqs
     if feasible.holds is False:
         return Move(cap, feasible.reason, feasible.message)
-    base = effective_cap(case)
+    base = effective_cap(cap, case.recent_ticks)
     best = floor(k.LOWER * base)
     source = f"{k.LOWER:g} of the {base} that ran"
     if case.predicted_cap is not None and case.predicted_cap < cap:
         best, source = case.predicted_cap, "the model's best"
         if best <= 1 < floor(k.HALVE * base):
             best, source = floor(k.HALVE * base), f"half of the {base} that ran: the model sees one"
+    proven = _proven_before(case)
+    if best < proven:
+        best, source = proven, "which had shown headroom"
     lowered = max(minimum, min(cap - 1, best))
     message = f"{case.numbers('interTokenLatency')}; cap {cap} -> {lowered}, {source}"
     return Move(lowered, "InterTokenLatencyBreached", message)
 
 
-def effective_cap(case: Case) -> int:
-    """The concurrency that really ran: a cap above it is not what breached."""
-    ran = max((tick.max_running for tick in case.recent_ticks), default=case.seen.cap)
-    return max(1, min(case.seen.cap, ran))
+def _proven_before(case: Case) -> int:
+    """The cap that this epoch was raised from on measured headroom a short while ago, or 0."""
+    last = case.past.last_change
+    if last is None or last.epoch != case.seen.epoch or last.reason != "Headroom":
+        return 0
+    return last.from_cap if case.seen.now - last.time_s < k.REMEMBER_S else 0
 
 
 def _raise_for_queue(case: Case, late: TargetName) -> Move:
@@ -79,11 +90,13 @@ def _raise_for_queue(case: Case, late: TargetName) -> Move:
     }
     if case.cause in held:
         return held[case.cause]
-    bound = raise_bound(case, is_pressing=True)
+    bound = raise_bound(case)
     if bound.cap <= cap:
         return Move(cap, bound.reason, f"{numbers}; {bound.message}")
     to = _step_up(cap, bound)
     message = f"{numbers}; {case.misses_by['cap']} waited for the cap; cap {cap} -> {to}"
+    if _shows_headroom(case) and "interTokenLatency" in case.verdicts:
+        return Move(to, "Headroom", f"{_proof(case)}; {message}")
     return Move(to, "FirstTokenBreached", message)
 
 
@@ -105,17 +118,29 @@ def _raise_with_headroom(case: Case) -> Move:
     bound = raise_bound(case)
     if bound.cap <= cap:
         return Move(cap, bound.reason, bound.message)
-    if not _shows_headroom(case):
-        return Move(cap, "CollectingEvidence", _what_is_missing(case))
     to = _step_up(cap, bound)
-    message = f"{_proof(case)}; the cap is used; cap {cap} -> {to}"
-    return Move(to, "Headroom", message)
+    if _shows_headroom(case):
+        return Move(to, "Headroom", f"{_proof(case)}; the cap is used; cap {cap} -> {to}")
+    if case.model is not None and _queue_stands(case):
+        message = f"{_proof(case)}; requests have waited for the cap all along; cap {cap} -> {to}"
+        return Move(to, "QueueStands", message)
+    return Move(cap, "CollectingEvidence", _what_is_missing(case))
+
+
+def _queue_stands(case: Case) -> bool:
+    """Whether requests have waited for the cap for half a minute: first tokens will be late, and a
+    prediction of room is acted on before they are."""
+    newest = case.epoch[-k.RECENT_TICKS :]
+    queued = sum(any(tick.waiting.cap for tick in part) for part in newest)
+    return len(newest) == k.RECENT_TICKS and queued >= k.USED_SHARE * len(newest)
 
 
 def _shows_headroom(case: Case) -> bool:
     """First-token headroom never gates a raise; the inter-token evidence does."""
-    verdict = case.verdict("interTokenLatency")
-    return verdict == "Headroom" or (verdict is None and len(case.epoch) >= k.RECENT_TICKS)
+    judged = case.verdicts.get("interTokenLatency")
+    if judged is None:
+        return len(case.epoch) >= k.RECENT_TICKS
+    return bool(judged.epoch_n) and not (judged.samples_needed or judged.cap_breached)
 
 
 def _proof(case: Case) -> str:
@@ -143,23 +168,21 @@ def _doubled(cap: int) -> int:
     return max(cap + 1, floor(cap * k.MAX_RAISE))
 
 
-def raise_bound(case: Case, *, is_pressing: bool = False) -> Bound:
-    """How far the cap may be raised: memory, evidence, the prediction, and what breached before.
-
-    `is_pressing`: requests miss their target for want of a higher cap. Headroom that was measured
-    then goes one step beyond the prediction, whose tail may be that of a noisy minute.
-    """
+def raise_bound(case: Case) -> Bound:
+    """How far the cap may be raised: memory, evidence, the prediction, and what breached before."""
     cap, limits = case.seen.cap, case.seen.limits
     if not _inter_token_allows(case):
         message = f"{case.numbers('interTokenLatency')}: no room to raise the cap {cap}"
         return Bound(cap, "InterTokenLatencyAtTarget", message)
     bound = Bound(limits.ceiling, "AtCeiling", f"the ceiling is {limits.ceiling}")
-    if case.predicted_cap is not None and case.predicted_cap < bound.cap:
-        message = f"the step model predicts that {case.predicted_cap} holds the inter-token target"
-        bound = Bound(case.predicted_cap, "AtPredictedCap", message)
-        if is_pressing and bound.cap <= cap < limits.ceiling and _shows_headroom(case):
-            message = f"{_proof(case)}: measured beyond the prediction"
-            bound = Bound(min(limits.ceiling, _doubled(cap)), "HeadroomMeasured", message)
+    predicted = believed_cap(case)
+    if predicted is not None and predicted < bound.cap:
+        message = f"the step model predicts that {predicted} holds the inter-token target"
+        bound = Bound(predicted, "AtPredictedCap", message)
+    carried = sequences_in_memory(case)
+    if carried is not None and carried < bound.cap:
+        message = f"the KV memory carries {carried} sequences of the observed lengths"
+        bound = Bound(carried, "KVMemory", message)
     blocked = blocked_from(case)
     if blocked is not None and blocked <= bound.cap:
         message = f"caps from {blocked} on breached the inter-token target and are not retried yet"
@@ -167,16 +190,57 @@ def raise_bound(case: Case, *, is_pressing: bool = False) -> Bound:
     return bound
 
 
+def sequences_in_memory(case: Case) -> int | None:
+    """How many sequences of the observed lengths the KV memory of one pod carries with rare
+    preemptions; None before any has finished."""
+    kv_tokens = median_kv_tokens(case.pods)
+    if not kv_tokens or not case.work.lengths_known:
+        return None
+    work = case.work
+    return max(1, carried_sequences(int(kv_tokens), work.context_tokens, work.context_sigma))
+
+
+def believed_cap(case: Case) -> int | None:
+    """How far the prediction lets the cap go. Where first tokens are late for want of a cap, or
+    soon will be, the margin is left out; and from a cap that has shown headroom, the measured gaps
+    tell more."""
+    target_ms, ceiling = case.seen.targets.itl_ms, case.seen.limits.ceiling
+    if case.model is None or case.predicted_cap is None or target_ms is None:
+        return case.predicted_cap
+    is_late = case.late_in_queue is not None and case.cause in ("cap", "none")
+    if not (is_late or _queue_stands(case)):
+        return case.predicted_cap
+    believed = case.model.largest_batch(target_ms, ceiling)
+    if _shows_headroom(case):
+        believed = max(believed, _projected_cap(case, case.model, target_ms))
+    return min(max(case.predicted_cap, believed), ceiling)
+
+
+def _projected_cap(case: Case, model: StepTime, target_ms: float) -> int:
+    """The largest cap that measured gaps, stretched as the model says, would hold the target at."""
+    cap, ticks = case.seen.cap, [tick for part in case.epoch for tick in part]
+    gaps = sketch.merge(tick.itl.sketch for tick in ticks)
+    over = sketch.count_above(gaps, sketch.bucket_of(target_ms))
+    far = case.verdicts["interTokenLatency"].epoch_far
+    allowed = case.seen.targets.allowed_share * sum(gaps.values()) - max(0, over - far)
+    added_at_most = min(allowed, k.STALLS_TO_LATE * sum(tick.ttft.over for tick in ticks))
+    for higher in range(min(_doubled(cap), case.seen.limits.ceiling), cap, -1):
+        limit_ms = target_ms * model.full_ms(cap) / model.full_ms(higher)
+        if sketch.count_above(gaps, sketch.bucket_of(limit_ms)) - over <= added_at_most:
+            return higher
+    return cap
+
+
 def _inter_token_allows(case: Case) -> bool:
     """Whether the gaps at the cap stay within what is allowed, as far as they can tell."""
     judged = case.verdicts.get("interTokenLatency")
     if judged is None:
         return True
-    if judged.verdict == "Breach":
+    if judged.cap_breached:
         return False
     ticks = [tick for part in case.epoch for tick in part]
     n = sum(tick.itl.n_at_cap for tick in ticks)
-    over = sum(tick.itl.over_at_cap for tick in ticks)
+    over = sum(tick.itl.over_at_cap for tick in ticks) - judged.epoch_far
     return n * judged.allowed_share < 1 or over <= judged.allowed_share * n
 
 
@@ -197,7 +261,7 @@ def _is_another_time(known: BreachedCap, case: Case) -> bool:
         return True
     if case.model is None:
         return False
-    return case.model.tail_ms(known.cap) < (1 - k.STEPS_SHIFTED) * known.tail_ms
+    return case.model.fitted_tail_ms(known.cap) < (1 - k.STEPS_SHIFTED) * known.tail_ms
 
 
 def _mean_tokens(case: Case) -> float:
@@ -206,11 +270,11 @@ def _mean_tokens(case: Case) -> float:
 
 def remember_breach(case: Case) -> Past:
     """The past, with the concurrency that just breached remembered, longer at each repetition."""
-    cap = effective_cap(case)
+    cap = effective_cap(case.seen.cap, case.recent_ticks)
     same = [known for known in case.past.breached_caps if _is_same(known.cap, cap)]
     others = [known for known in case.past.breached_caps if known not in same]
     times = min(max((known.times + 1 for known in same), default=0), k.MAX_DOUBLINGS)
-    tail_ms = case.model.tail_ms(cap) if case.model else 0.0
+    tail_ms = case.model.fitted_tail_ms(cap) if case.model else 0.0
     kept = (*others, BreachedCap(cap, case.seen.now, times, _mean_tokens(case), tail_ms))
     return msgspec.structs.replace(case.past, breached_caps=kept[-k.REMEMBERED_CAPS :])
 

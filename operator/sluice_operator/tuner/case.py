@@ -19,7 +19,8 @@ from .evidence import (
     slices,
     survey,
 )
-from .model import StepTime, step_time
+from .model import StepTime, corrected, step_time
+from .spells import far_ms
 from .types import Cause, Observation, Past, TargetName, TargetVerdict, Verdict
 from .verdicts import Slices, is_breached, judge
 
@@ -67,6 +68,12 @@ class Case:
         return "endToEnd" if self.verdict("endToEnd") == "Breach" and waiting else None
 
     @property
+    def gaps_breached(self) -> bool:
+        """Whether the inter-token target is breached by more than slow spells."""
+        judged = self.verdicts.get("interTokenLatency")
+        return judged is not None and judged.cap_breached
+
+    @property
     def is_cold(self) -> bool:
         """Whether a pod is starting or has started a short while ago."""
         started = [pod.started_s for pod in self.seen.pods if not pod.terminating]
@@ -96,8 +103,12 @@ def build_case(past: Past, seen: Observation) -> Case:
     window = slices(fleet.heard + fleet.leaving, Accepts(since_s))
     epoch = slices(acked, accepts)
     work = describe_work(pods)
-    model = step_time(pods, work, 1 - seen.targets.allowed_share)
     recent = [tick for part in epoch[-k.RECENT_TICKS :] for tick in part]
+    quantile = 1 - seen.targets.allowed_share
+    model, far = step_time(pods, work, quantile), inf
+    if model is not None:
+        far = far_ms(model, effective_cap(seen.cap, recent), seen, epoch)
+        model = corrected(model, pods, work, quantile, far)
     misses = misses_by_cause(recent)
     return Case(
         past=past,
@@ -108,13 +119,19 @@ def build_case(past: Past, seen: Observation) -> Case:
         noisy=noisy,
         window=window,
         epoch=epoch,
-        verdicts=judge(seen.targets, window, epoch),
+        verdicts=judge(seen.targets, window, epoch, far),
         work=work,
         model=model,
         predicted_cap=_predicted_cap(model, seen),
         misses_by=misses,
         cause=_main_cause(misses, work),
     )
+
+
+def effective_cap(cap: int, recent: Sequence[Tick]) -> int:
+    """The concurrency that really ran: a cap above it is not what breached."""
+    ran = max((tick.max_running for tick in recent), default=cap)
+    return max(1, min(cap, ran))
 
 
 def _regime_since_s(past: Past) -> float:

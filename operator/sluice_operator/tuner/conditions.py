@@ -1,8 +1,8 @@
 """What status says: does the promise hold, can it hold, and are there metrics to tell."""
 
 from . import constants as k
-from .caps import Move, blocked_from, effective_cap
-from .case import Case
+from .caps import Move, blocked_from
+from .case import Case, effective_cap
 from .demand import Demand
 from .types import Condition, LimitedBy
 
@@ -27,8 +27,14 @@ def metrics_available(case: Case) -> Condition:
 
 def feasible(case: Case, demand: Demand) -> Condition:
     """Whether the targets can be held at all on this hardware."""
-    if case.verdict("interTokenLatency") == "Breach":
+    if case.gaps_breached:
         return _inter_token_feasible(case)
+    if case.verdict("interTokenLatency") == "Breach":
+        message = (
+            f"{case.numbers('interTokenLatency')}; {case.verdicts['interTokenLatency'].epoch_far} "
+            "of them in slow spells, which half the cap would not have held"
+        )
+        return Condition(True, "SlowSpells", message)
     # Prefills that queue up behind each other want pods; one that is alone too long does not.
     enough_pods = demand.needed <= case.seen.replicas
     if case.late_in_queue and case.cause == "prefill" and enough_pods:
@@ -51,7 +57,7 @@ def _inter_token_feasible(case: Case) -> Condition:
     target_ms = case.verdicts["interTokenLatency"].target_ms
     tail_ms = case.model.tail_ms(minimum) if case.model else None
     beyond = tail_ms is not None and tail_ms > target_ms
-    if not beyond and effective_cap(case) > minimum:
+    if not beyond and effective_cap(seen.cap, case.recent_ticks) > minimum:
         return Condition(True, "Feasible", "a lower cap can hold the inter-token target")
     predicted = f"; {minimum} alone is predicted at {tail_ms:.1f} ms" if tail_ms else ""
     message = f"{case.numbers('interTokenLatency')} at cap {seen.cap}{predicted}"
@@ -92,7 +98,7 @@ def limited_by(case: Case) -> LimitedBy | None:
     """What keeps the cap from growing, None while nothing does."""
     cap, limits = case.seen.cap, case.seen.limits
     blocked = blocked_from(case)
-    if case.verdict("interTokenLatency") == "Breach" and cap <= limits.min_num_seqs:
+    if case.gaps_breached and cap <= limits.min_num_seqs:
         return "Minimum"
     if cap >= limits.ceiling:
         return limits.ceiling_by

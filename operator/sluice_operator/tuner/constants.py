@@ -76,11 +76,18 @@ MIN_CORRECTION: Final = 0.25
 # Cap.
 MAX_RAISE: Final = 2.0
 """One raise at most doubles: in simulation x2 reached 89-98 % of the best, single steps 9-56 %."""
+STALLS_TO_LATE: Final = 0.5
+"""A raise beyond the prediction may add at most this many gaps over target for each first token
+that is late: each spoils a request for its reader, and a higher cap saves only some of the late."""
 LOWER: Final = 0.8
 """A lowering without a model, as in AIMD limiters: 0.8, not 0.5, since the knee is near."""
 HALVE: Final = 0.5
 """Where the model sees room for one sequence only, the cap goes there by halves, each confirmed by
 its own evidence: a tail read in a noisy minute would else stop all batching at once."""
+REGIME_TICKS: Final = 12
+"""24 s of half a minute: slowness that lasts this long is how fast the pod now is, no spell. Of
+spells of 5 s on average 1 % last longer. With 16 s, one long spell in half an hour took the cap to
+1, and the queue of the next minutes cost more than the spells."""
 REMEMBER_S: Final = 600.0
 """A breached cap is not retried for this long, doubled at each repetition (design)."""
 MAX_DOUBLINGS: Final = 8

@@ -29,18 +29,20 @@ def breach_path(series: Series, allowed: float, threshold: float) -> Iterator[fl
     mean_size = sum(sizes) / len(sizes) if sizes else 1.0
     stakes = [bet * 0.01 / allowed for bet in k.BETS]
     capital = [1.0] * len(stakes)
+    most = k.EVIDENCE_KEPT * threshold
     for n, over in series:
         if not n:
             continue
         win = min(1.0, n / mean_size) * (over / n - allowed)
         capital = [
-            max(1.0, held) * (1 + stake * win) for held, stake in zip(capital, stakes, strict=True)
+            (held if held > 1.0 else 1.0) * (1 + stake * win)
+            for held, stake in zip(capital, stakes, strict=True)
         ]
         mean = sum(capital) / len(capital)
-        excess = mean / (k.EVIDENCE_KEPT * threshold)
-        if excess > 1:
-            capital = [held / excess for held in capital]
-        yield min(mean, k.EVIDENCE_KEPT * threshold)
+        if mean > most:
+            capital = [held * most / mean for held in capital]
+            mean = most
+        yield mean
 
 
 def design_effect(batches: Series, spell_correlation: float = 0.0) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 from statistics import median
 
 from sluice_worker.contract import TICK_SECONDS, Tick
@@ -139,7 +139,8 @@ class Work:
 
     `lengths_known`: whether enough requests finished for their mean output to be believed.
     `output_tokens`, `prompt_tokens`: means of a request, the prompt without what the prefix
-    cache gave; `context_tokens`: KV tokens of a running sequence; `decodes`, `prefill_tokens`:
+    cache gave; `context_tokens`, `context_sigma`: KV tokens of a running sequence and their
+    standard deviation, of lengths observed; `decodes`, `prefill_tokens`:
     means of a step; `throttled_share`: of the busy time; `waiting_cap`, `waiting_kv`: now, over
     all pods.
     """
@@ -148,6 +149,7 @@ class Work:
     output_tokens: float
     prompt_tokens: float
     context_tokens: float
+    context_sigma: float
     decodes: float
     prefill_tokens: float
     throttled_share: float
@@ -175,6 +177,7 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
         output_tokens=output,
         prompt_tokens=prompt,
         context_tokens=max(_total_tokens(pods, output + prompt) - output / 2, 1.0),
+        context_sigma=_length_sigma(pods),
         decodes=sum(tick.decodes for tick in ticks) / steps if steps else 0.0,
         prefill_tokens=sum(tick.prefill_tokens for tick in ticks) / steps if steps else 0.0,
         throttled_share=sum(t.throttled_s for t in ticks) / busy_s if busy_s else 0.0,
@@ -220,6 +223,13 @@ def _total_tokens(pods: Sequence[HeardPod], default: float) -> float:
     if not total:
         return default
     return sum(length.mean * length.n for length in lengths) / total
+
+
+def _length_sigma(pods: Sequence[HeardPod]) -> float:
+    """Standard deviation of the length of finished requests, pooled over the pods; 0 before any."""
+    lengths = [pod.view.evidence.lengths for pod in pods if pod.view.evidence]
+    total = sum(length.n for length in lengths)
+    return sqrt(sum(length.n * length.sigma**2 for length in lengths) / total) if total else 0.0
 
 
 def cap_is_used(ticks: Sequence[Tick]) -> bool:

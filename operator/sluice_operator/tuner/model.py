@@ -3,7 +3,7 @@ takes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import floor
+from math import floor, inf
 from statistics import NormalDist
 
 from sluice_worker.contract import StepModel
@@ -35,26 +35,34 @@ class StepTime:
         per_sequence = self.b + self.c * self.context_tokens
         return self.a + per_sequence * decodes + self.d * prefill_tokens
 
-    def tail_ms(self, decodes: float, prefill_tokens: float | None = None) -> float:
-        """The asked quantile of a step; by default with the smallest prefill chunk.
+    def full_ms(self, cap: int) -> float:
+        """Mean time of the longest step that is a gap of somebody, at a full cap.
 
-        One sequence alone decodes beside nobody's prefill: with a cap of 1 the next is not admitted
-        before it ends.
+        All decode; or all but one do, beside the smallest prefill chunk of that one.
         """
-        if prefill_tokens is None:
-            prefill_tokens = k.MIN_CHUNK_TOKENS if decodes > 1 else 0
-        mean = self.mean_ms(decodes, prefill_tokens)
-        return (mean * self.stretch + self.stall_ms) * self.correction
+        beside_chunk = self.mean_ms(cap - 1, k.MIN_CHUNK_TOKENS) if cap > 1 else 0.0
+        return max(self.mean_ms(cap, 0), beside_chunk)
+
+    def fitted_tail_ms(self, cap: int) -> float:
+        """The asked quantile of a full cap's longest step, by the records of steps alone."""
+        return self.full_ms(cap) * self.stretch + self.stall_ms
+
+    def tail_ms(self, cap: int) -> float:
+        """The asked quantile of a full cap's longest step."""
+        return self.fitted_tail_ms(cap) * self.correction
 
     def largest_batch(self, tail_ms: float, ceiling: int) -> int:
-        """The most decodes whose step's tail is at most `tail_ms`: 0..`ceiling`."""
-        spare = (tail_ms / self.correction - self.stall_ms) / self.stretch
-        spare -= self.mean_ms(0, k.MIN_CHUNK_TOKENS)
+        """The largest cap whose tail is at most `tail_ms`: 0..`ceiling`."""
+        mean_ms = (tail_ms / self.correction - self.stall_ms) / self.stretch
+        decodes = self._decodes_within(mean_ms - self.mean_ms(0, 0), ceiling)
+        beside_chunk = self._decodes_within(mean_ms - self.mean_ms(0, k.MIN_CHUNK_TOKENS), ceiling)
+        return min(decodes, beside_chunk + 1, ceiling)
+
+    def _decodes_within(self, spare_ms: float, ceiling: int) -> int:
         per_sequence = self.b + self.c * self.context_tokens
-        if 0 <= per_sequence * ceiling <= spare:
-            return ceiling
-        batch = floor(spare / per_sequence) if spare > 0 else 0
-        return batch if batch > 1 else int(self.tail_ms(1) <= tail_ms)
+        if spare_ms <= 0:
+            return 0
+        return ceiling if per_sequence * ceiling <= spare_ms else floor(spare_ms / per_sequence)
 
     def request_ms(self, concurrency: float, output_tokens: float, prompt_tokens: float) -> float:
         """Residence of one request among `concurrency`: its decodes, and everybody's prefills."""
@@ -66,8 +74,7 @@ def step_time(pods: Sequence[HeardPod], work: Work, quantile: float) -> StepTime
     """The mean of the pods' fitted models, weighted by their records; None before there are enough.
 
     The tail is the residual's P99, moved to `quantile` as a log-normal would be. On a throttled
-    pod it is a stall. Where the measured quantile of the gaps lies below, that is believed
-    instead.
+    pod it is a stall.
     """
     models = [
         pod.view.evidence.step_model
@@ -85,7 +92,7 @@ def step_time(pods: Sequence[HeardPod], work: Work, quantile: float) -> StepTime
         d=_mean(fitted, "d"),
         context_tokens=work.context_tokens,
     )
-    return _corrected(_with_tail(plain, max(1.0, stretch), work), pods, work, quantile)
+    return _with_tail(plain, max(1.0, stretch), work)
 
 
 def _is_fitted(model: StepModel | None) -> bool:
@@ -110,10 +117,19 @@ def _with_tail(plain: StepTime, stretch: float, work: Work) -> StepTime:
     return replace(plain, stall_ms=(stretch - 1) * typical_ms)
 
 
-def _corrected(model: StepTime, pods: Sequence[HeardPod], work: Work, quantile: float) -> StepTime:
+def corrected(
+    model: StepTime, pods: Sequence[HeardPod], work: Work, quantile: float, far_ms: float
+) -> StepTime:
+    """Where the measured quantile of the gaps lies below the model's, that is believed instead.
+
+    Gaps over `far_ms` are left out: they are of slow spells, which are in the residuals too.
+    """
     gaps = sketch.merge(tick.itl.sketch for tick in recent(pods))
+    if far_ms < inf:
+        far = sketch.bucket_of(far_ms)
+        gaps = {bucket: count for bucket, count in gaps.items() if bucket <= far}
     measured_ms = sketch.quantile_ms(gaps, quantile)
     if measured_ms is None or sum(gaps.values()) < k.MIN_GAPS:
         return model
-    predicted_ms = model.tail_ms(work.decodes, work.prefill_tokens)
+    predicted_ms = model.mean_ms(work.decodes, work.prefill_tokens) * model.stretch + model.stall_ms
     return replace(model, correction=min(1.0, max(measured_ms / predicted_ms, k.MIN_CORRECTION)))

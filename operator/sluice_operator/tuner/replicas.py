@@ -76,7 +76,7 @@ def _rate(demand: Demand) -> str:
 def _wanted(case: Case, demand: Demand, cap: Move, feasible: Condition) -> int:
     """Replicas that are wanted now; those that are unless something presses for more."""
     replicas = case.seen.replicas
-    if feasible.holds is False and case.verdict("interTokenLatency") == "Breach":
+    if feasible.holds is False and case.gaps_breached:
         return replicas
     raising = cap.to > case.seen.cap
     late = case.late_in_queue is not None and not (case.cause == "cold" and case.is_cold)

@@ -4,17 +4,26 @@ Sketches of several pods and ticks are added; percentiles never are (DDSketch, V
 """
 
 from collections.abc import Iterable, Mapping
+from math import ceil, log
 
 from sluice_worker.contract import SKETCH_GAMMA
+
+_LOG_GAMMA = log(SKETCH_GAMMA)
 
 
 def merge(sketches: Iterable[Mapping[int, int]]) -> dict[int, int]:
     """The sum of `sketches`."""
     merged: dict[int, int] = {}
+    get = merged.get
     for sketch in sketches:
         for bucket, count in sketch.items():
-            merged[bucket] = merged.get(bucket, 0) + count
+            merged[bucket] = get(bucket, 0) + count
     return merged
+
+
+def bucket_of(value_ms: float) -> int:
+    """The bucket that a value falls into."""
+    return ceil(log(value_ms) / _LOG_GAMMA)
 
 
 def bucket_at(sketch: Mapping[int, int], quantile: float) -> int | None:
@@ -40,4 +49,4 @@ def quantile_ms(sketch: Mapping[int, int], quantile: float) -> float | None:
 
 def count_above(sketch: Mapping[int, int], bucket: int) -> int:
     """How many values lie in buckets above `bucket`."""
-    return sum(count for index, count in sketch.items() if index > bucket)
+    return sum([count for index, count in sketch.items() if index > bucket])

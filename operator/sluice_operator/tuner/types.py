@@ -150,7 +150,8 @@ class TargetVerdict:
     percentile of the window from the merged sketches. `epoch_n`, `epoch_over`, `verdict`: the
     evidence of this epoch. `samples_needed`: until headroom is shown if none more is over; 0
     once it is shown. `verifiable`: False when that would take more than an hour at the present
-    traffic.
+    traffic. `epoch_far`: gaps of slow spells among `epoch_over`, which a lower cap would not have
+    held either; `cap_breached`: the verdict is Breach also without them.
     """
 
     target: TargetName
@@ -166,6 +167,8 @@ class TargetVerdict:
     epoch_over: int
     samples_needed: int
     verifiable: bool
+    epoch_far: int = 0
+    cap_breached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

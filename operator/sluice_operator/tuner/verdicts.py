@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
-from . import sketch
+from . import sketch, spells
 from .detect import Series, breach_evidence, design_effect, headroom
 from .types import TargetName, Targets, TargetVerdict, Verdict
 
@@ -45,13 +46,15 @@ READERS: dict[TargetName, Counts] = {
 }
 
 
-def judge(targets: Targets, window: Slices, epoch: Slices) -> dict[TargetName, TargetVerdict]:
+def judge(
+    targets: Targets, window: Slices, epoch: Slices, far_ms: float = inf
+) -> dict[TargetName, TargetVerdict]:
     """Every target asked for. `window`: all ticks of the window; `epoch`: those that are
-    evidence."""
+    evidence; `far_ms`: gaps over it are of slow spells."""
     names = targets.by_name()
     threshold = k.BREACH_EVIDENCE * max(1, len(names))
     return {
-        name: _judge_one(name, target_ms, targets, threshold, window, epoch)
+        name: _judge_one(name, target_ms, targets, threshold, window, epoch, far_ms)
         for name, target_ms in names.items()
     }
 
@@ -63,11 +66,18 @@ def _judge_one(
     threshold: float,
     window: Slices,
     epoch: Slices,
+    far_ms: float,
 ) -> TargetVerdict:
     read = READERS[name]
     n, over = _total(window, read.seen)
     epoch_n, epoch_over = _total(epoch, read.seen)
-    verdict, needed = _test(name, targets.allowed_share, threshold, epoch)
+    far = [spells.num_far(part, far_ms if name == "interTokenLatency" else inf) for part in epoch]
+    verdict, needed = _test(name, targets.allowed_share, threshold, epoch, sum(far))
+    cap_breached = verdict == "Breach"
+    if cap_breached and any(far):
+        spans = zip(series_of(epoch, read.seen), far, strict=True)
+        near = [(n - num_far, over - num_far) for (n, over), num_far in spans]
+        cap_breached = breach_evidence(near, targets.allowed_share, threshold) >= threshold
     if n and verdict == "NoTraffic":
         verdict = "Hold"  # the epoch is too young to tell
     merged = sketch.merge(read.sketch(tick) for part in window for tick in part)
@@ -86,15 +96,20 @@ def _judge_one(
         epoch_over=epoch_over,
         samples_needed=needed,
         verifiable=_verifiable(needed, n, len(window)),
+        epoch_far=sum(far),
+        cap_breached=cap_breached,
     )
 
 
-def _test(name: TargetName, allowed: float, threshold: float, epoch: Slices) -> tuple[Verdict, int]:
+def _test(
+    name: TargetName, allowed: float, threshold: float, epoch: Slices, num_far_gaps: int
+) -> tuple[Verdict, int]:
     """The verdict, and the clean samples that headroom still needs."""
     read = READERS[name]
     series = series_of(epoch, read.seen)
     n, over = _total(epoch, read.proof)
-    proof = headroom(n, over, _effect(name, epoch), allowed)
+    num_far_gaps = min(num_far_gaps, over)
+    proof = headroom(n - num_far_gaps, over - num_far_gaps, _effect(name, epoch), allowed)
     if breach_evidence(series, allowed, threshold) >= threshold:
         return "Breach", proof.samples_needed
     if not any(size for size, _ in series):
@@ -115,8 +130,13 @@ def series_of(parts: Slices, counts: Callable[[Tick], tuple[int, int]]) -> Serie
 
 
 def _total(parts: Slices, counts: Callable[[Tick], tuple[int, int]]) -> tuple[int, int]:
-    pairs = [counts(tick) for part in parts for tick in part]
-    return sum(n for n, _ in pairs), sum(over for _, over in pairs)
+    total_n = total_over = 0
+    for part in parts:
+        for tick in part:
+            n, over = counts(tick)
+            total_n += n
+            total_over += over
+    return total_n, total_over
 
 
 def _effect(name: TargetName, epoch: Slices) -> float:
@@ -126,25 +146,34 @@ def _effect(name: TargetName, epoch: Slices) -> float:
     bucket = sketch.bucket_at(merged, k.DESIGN_QUANTILE)
     if bucket is None:
         return 1.0
-    batches = epoch if name == "interTokenLatency" else _busy_periods(epoch)
+    batches: Sequence[Sequence[Tick]] = epoch
+    if name != "interTokenLatency":
+        batches = _busy_periods(epoch)
     marked = []
     for batch in batches:
-        sketches = [read(tick) for tick in batch]
-        n = sum(sum(part.values()) for part in sketches)
-        marked.append((n, sum(sketch.count_above(part, bucket) for part in sketches)))
+        n = above = 0
+        for tick in batch:
+            part = read(tick)
+            n += sum(part.values())
+            above += sketch.count_above(part, bucket)
+        marked.append((n, above))
     return design_effect(marked, _spells(epoch) if name == "interTokenLatency" else 0.0)
 
 
-def _busy_periods(epoch: Slices) -> list[tuple[Tick, ...]]:
+def _busy_periods(epoch: Slices) -> list[list[Tick]]:
     """Spans put together until nobody waits: the requests of one burst share one queue."""
-    periods: list[tuple[Tick, ...]] = []
-    period: tuple[Tick, ...] = ()
+    periods: list[list[Tick]] = []
+    period: list[Tick] = []
     for part in epoch:
         period += part
-        if not any(tick.waiting.cap + tick.waiting.kv for tick in part):
+        if not _is_queued(part):
             periods.append(period)
-            period = ()
+            period = []
     return [*periods, period] if period else periods
+
+
+def _is_queued(part: Sequence[Tick]) -> bool:
+    return any(tick.waiting.cap or tick.waiting.kv for tick in part)
 
 
 def _spells(epoch: Slices) -> float:

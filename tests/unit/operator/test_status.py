@@ -12,6 +12,7 @@ from sluice_operator.observed import Rollout, rollout_of
 from sluice_operator.runtime import Runtime
 from sluice_operator.status import Report, build, milliseconds, refuse
 from sluice_operator.tuner.types import CapChange, Past, ReplicaChange
+from sluice_worker.contract import Lengths
 from unit.operator.observations import (
     NOW,
     create_config,
@@ -194,6 +195,14 @@ def test_measured_memory_stands_beside_the_plan() -> None:
     assert memory["measured"] == {"weights_bytes": 110}
     assert memory["kvTokens"] == 4096
     assert float(memory["errorPercent"]) < 0  # 110 bytes against a plan of 16 MiB
+
+
+def test_observed_lengths_tell_what_memory_carries_and_how_often_it_overflows() -> None:
+    evidence = create_evidence(lengths=Lengths(1000.0, 400.0, 50))
+    memory = build(_report(evidence=(evidence,)), {}, NOW)["memory"]
+    assert memory["sequences"] == 2
+    assert float(memory["expectedPreemptions"]) > 1
+    assert "sequences" not in build(_report(evidence=(create_evidence(),)), {}, NOW)["memory"]
 
 
 def test_history_is_newest_first_and_bounded() -> None:

@@ -157,6 +157,16 @@ def test_a_long_prefill_is_not_booked_to_the_cap_that_others_wait_for() -> None:
     assert close(recorder, 2.0)[0].ttft.by == Causes(cap=1, prefill=1)
 
 
+def test_a_burst_that_came_as_a_step_began_waited_for_the_cap_and_was_not_prefilled() -> None:
+    recorder = create_recorder(cap=1)
+    for number in range(17):
+        recorder.arrive(str(number), 0.0, 0.0, 100)
+    # The engine had read one of them when its step began, at the same moment.
+    recorder.step(create_report(running=1, step_s=0.1), 0.1)
+    recorder.step(create_report(running=1, waiting_cap=16, step_s=0.1), 0.2)
+    assert close(recorder, 2.0)[0].ttft.by == Causes(cap=16, prefill=1)
+
+
 def test_gaps_over_are_counted_apart_at_the_cap_and_after_another() -> None:
     recorder = create_recorder()
     flight = recorder.arrive("a", 0.0, 0.0, 10)

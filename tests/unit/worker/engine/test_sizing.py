@@ -16,7 +16,9 @@ from sluice_worker.sizing import (
     ModelShape,
     SizingError,
     advice,
+    carried_sequences,
     kv_bytes_per_token,
+    overflow_share,
     plan_memory,
     resolve_dtype,
     safetensors_header_bytes,
@@ -132,6 +134,15 @@ def test_no_plan_spends_more_than_it_has(
     enough = n * mean + STATISTICAL_Z * sigma * n**0.5 <= made.kv_tokens * (1 + 1e-9)
     assert enough or n == made.guaranteed_seqs
     assert made.explain()
+
+
+def test_as_many_sequences_are_carried_as_overflow_in_one_percent_of_the_moments() -> None:
+    carried = carried_sequences(100_000, 500.0, 250.0)
+    assert overflow_share(carried, 100_000, 500.0, 250.0) <= 0.01
+    assert overflow_share(carried + 1, 100_000, 500.0, 250.0) > 0.009
+    assert overflow_share(200, 100_000, 500.0, 250.0) == pytest.approx(0.5)
+    assert overflow_share(201, 100_000, 500.0, 0.0) == 1.0
+    assert overflow_share(0, 100_000, 500.0, 250.0) == 0.0
 
 
 @pytest.mark.parametrize(

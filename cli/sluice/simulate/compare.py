@@ -1,0 +1,168 @@
+"""*rim*: ours against every fixed cap, cap = max, AIMD and the oracle, in parallel processes."""
+
+import argparse
+import gc
+import json
+import multiprocessing
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from sluice.targets import read_targets
+
+from .generate import TRACES, Lengths, make_trace
+from .params import Params, ParamsError
+from .runs import Case, best_near, best_of
+from .summary import reach, summarise, table
+
+GPU = Params(a=12, b=0.06, c=9e-5, d=0.07, kv_tokens=160_000, cold_start_s=60)
+"""As an A100-class GPU with an 8B model in bf16: 2,048 tokens of prefill take 150 ms."""
+CPU = Params(a=21, b=5.3, c=0.002, d=0.8, kv_tokens=40_000, cold_start_s=20, block_size=64)
+"""As one core with an 88M model: 512 tokens of prefill take 400 ms, 8 decodes 63 ms."""
+SERVICES = {"gpu": (GPU, Lengths(512, 128)), "cpu": (CPU, Lengths(128, 48))}
+TARGETS = {
+    "gpu": {
+        "tight": "ttft=500ms,itl=25ms",
+        "default": "ttft=1s,itl=50ms",
+        "loose": "ttft=3s,itl=150ms",
+    },
+    "cpu": {
+        "tight": "ttft=1s,itl=60ms",
+        "default": "ttft=2s,itl=100ms",
+        "loose": "ttft=5s,itl=300ms",
+    },
+}
+NOISES: dict[str, dict[str, float]] = {
+    "independent": {},
+    "spells": {"spell_every_s": 120.0, "spell_mean_s": 5.0, "spell_factor": 3.0},
+}
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One service, target, noise and trace; of each cell every seed is run."""
+
+    service: str
+    target: str
+    noise: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    cell: Cell
+    seed: int
+    requests: int
+    caps: tuple[int, ...]
+    every_s: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of the comparison."""
+    group = parser.add_argument_group("with --compare")
+    group.add_argument("--traces", default="steady-80,steps,bursts,length-shift", help="or: all")
+    group.add_argument("--services", default="gpu,cpu", help="of gpu, cpu")
+    group.add_argument("--targets", default="default", help="of tight, default, loose, or: all")
+    group.add_argument("--noises", default="independent", help="of independent, spells, or: all")
+    group.add_argument("--seeds", type=int, default=3)
+    group.add_argument(
+        "--caps", default="", help="1,2,4 or 1..256; default: searched, see best_near"
+    )
+    group.add_argument("--every", type=float, default=10.0, help="seconds between decisions")
+    group.add_argument("--jobs", type=int, default=1, help="processes")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run all cells that rows.jsonl in --out does not hold yet; write comparison.json and .png."""
+    out = args.out
+    if out is None:
+        raise ParamsError("--compare needs --out FOLDER.")
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "rows.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {_key(row["cell"], row["seed"], row["requests"]) for row in rows}
+    jobs = [
+        job
+        for job in _jobs(args)
+        if _key(msgspec.to_builtins(job.cell), job.seed, job.requests) not in done
+    ]
+    started_s = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool, path.open("a") as file:
+        for number, row in enumerate(pool.imap_unordered(run_job, jobs), 1):
+            rows.append(row)
+            print(json.dumps(row), file=file, flush=True)
+            name = " ".join((*row["cell"].values(), f"seed {row['seed']}"))
+            seconds = time.monotonic() - started_s
+            print(f"{number}/{len(jobs)}  {seconds:.0f} s  {name}", file=sys.stderr, flush=True)
+    rows.sort(key=lambda row: (*row["cell"].values(), row["seed"]))
+    summary = summarise(rows)
+    (out / "comparison.json").write_text(json.dumps(summary, indent=1) + "\n")
+    from .picture import comparison_png  # matplotlib comes with the `demo` extra
+
+    comparison_png(summary, rows, out / "comparison.png")
+    print(table(summary), reach(summary), sep="\n\n")
+    return 0
+
+
+def _key(cell: dict[str, str], seed: int, requests: int) -> tuple[Any, ...]:
+    return (*cell.values(), seed, requests)
+
+
+def _jobs(args: argparse.Namespace) -> list[Job]:
+    services = _chosen(args.services, SERVICES)
+    caps = _caps(args.caps)
+    return [
+        Job(Cell(service, target, noise, trace), seed, args.requests, caps, args.every)
+        for seed in range(1, args.seeds + 1)
+        for target in _chosen(args.targets, TARGETS["cpu"])
+        for noise in _chosen(args.noises, NOISES)
+        for trace in _chosen(args.traces, TRACES)
+        for service in services
+    ]
+
+
+def _chosen(text: str, known: Any) -> list[str]:
+    names = list(known) if text == "all" else text.split(",")
+    for name in names:
+        if name not in known:
+            raise ParamsError(f"{name!r} is none of {', '.join(known)}.")
+    return names
+
+
+def _caps(text: str) -> tuple[int, ...]:
+    first, dots, last = text.partition("..")
+    try:
+        caps = range(int(first), int(last) + 1) if dots else [int(c) for c in text.split(",") if c]
+    except ValueError as e:
+        raise ParamsError(f"--caps {text!r} is not like 1,2,4 or 1..256.") from e
+    return tuple(caps)
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """All policies on one trace of one seed."""
+    gc.disable()  # nothing here makes cycles, and looking for them is a fifth of the time
+    cell = job.cell
+    params, lengths = SERVICES[cell.service]
+    params = msgspec.structs.replace(params, **NOISES[cell.noise])
+    targets = read_targets(TARGETS[cell.service][cell.target])
+    trace = make_trace(cell.trace, params, targets.itl_ms, lengths, job.requests, job.seed)
+    case = Case(params, targets, trace, job.seed, job.every_s)
+    started_s = time.process_time()
+    sluice = case.sluice()
+    seconds = time.process_time() - started_s
+    if job.caps:
+        oracle = best_of(case.replayed, [cap for cap in job.caps if cap <= params.ceiling])
+    else:
+        oracle = best_near(case.replayed, sluice["last_cap"], params.ceiling)
+    return {
+        "requests": job.requests,
+        "cell": msgspec.to_builtins(cell),
+        "seed": job.seed,
+        "sluice": sluice,
+        "times_real": sluice["simulated_s"] / seconds,
+        "aimd": case.aimd(),
+        "ceiling": case.replayed(params.ceiling),
+        "oracle": oracle,
+    }

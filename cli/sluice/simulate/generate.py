@@ -1,0 +1,142 @@
+"""Traces made to measure: a share of what one pod can do, in the shapes that traffic takes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import exp, log, pi, sin
+from random import Random
+
+from .params import Params
+from .trace import Request
+
+BURST = 200
+SILENCE_S = 30.0
+MAX_TOKENS = 16_384
+PREFIXES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Mean lengths of prompts and outputs; single ones are log-normal with `sigma`."""
+
+    prompt: float
+    output: float
+    sigma: float = 0.5
+
+    def draw(self, random: Random, scale: float = 1.0) -> tuple[int, int]:
+        """A prompt's and an output's length."""
+        return _near(random, scale * self.prompt, self.sigma), _near(
+            random, scale * self.output, self.sigma
+        )
+
+
+def _near(random: Random, mean: float, sigma: float) -> int:
+    length = exp(random.gauss(log(mean) - sigma**2 / 2, sigma))
+    return min(max(1, round(length)), MAX_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A trace to be made: `num` requests; `per_s`: what one pod can do with these lengths."""
+
+    num: int
+    per_s: float
+    lengths: Lengths
+    random: Random
+
+
+def make_trace(
+    name: str, params: Params, itl_ms: float | None, lengths: Lengths, num: int, seed: int
+) -> list[Request]:
+    """The trace `name` of `TRACES` with about `num` requests. Raises KeyError for another name."""
+    per_s = params.per_s(itl_ms, lengths.prompt, lengths.output)
+    make = TRACES[name]
+    return list(make(Recipe(num, per_s, lengths, Random(seed))))  # noqa: S311 - a simulation
+
+
+def _arrivals(recipe: Recipe, share: Callable[[float], float]) -> Iterator[tuple[float, float]]:
+    """(time, how much of the trace is over) of Poisson arrivals; `share` of the capacity."""
+    now_s = 0.0
+    for index in range(recipe.num):
+        done = index / recipe.num
+        now_s += recipe.random.expovariate(max(share(done), 0.01) * recipe.per_s)
+        yield now_s, done
+
+
+def _plain(recipe: Recipe, share: Callable[[float], float]) -> Iterator[Request]:
+    for now_s, _ in _arrivals(recipe, share):
+        yield Request(now_s, *recipe.lengths.draw(recipe.random))
+
+
+def _steady(share: float) -> Callable[[Recipe], Iterator[Request]]:
+    return lambda recipe: _plain(recipe, lambda _: share)
+
+
+def _steps(recipe: Recipe) -> Iterator[Request]:
+    """Fifths of the requests at 30, 90, 50, 115 and 40 %: one of them is more than a pod can do."""
+    levels = (0.3, 0.9, 0.5, 1.15, 0.4)
+    return _plain(recipe, lambda done: levels[int(done * len(levels))])
+
+
+def _diurnal(recipe: Recipe) -> Iterator[Request]:
+    """Two days between 15 and 95 %, each as long as the requests last."""
+    return _plain(recipe, lambda done: 0.55 - 0.4 * sin(4 * pi * done + pi / 2))
+
+
+def _bursts(recipe: Recipe) -> Iterator[Request]:
+    """`BURST` requests at once, then `SILENCE_S` of nothing; fewer where a pod would not do 80 %
+    of them by then."""
+    size = max(1, min(BURST, int(0.8 * recipe.per_s * SILENCE_S)))
+    for index in range(recipe.num):
+        yield Request(1.0 + SILENCE_S * (index // size), *recipe.lengths.draw(recipe.random))
+
+
+def _mixed(scales: Sequence[tuple[float, float]], share: float) -> Callable[..., Iterator[Request]]:
+    def make(recipe: Recipe) -> Iterator[Request]:
+        weights = [weight for weight, _ in scales]
+        for now_s, _ in _arrivals(recipe, lambda _: share):
+            ((_, scale),) = recipe.random.choices(scales, weights)
+            yield Request(now_s, *recipe.lengths.draw(recipe.random, scale))
+
+    return make
+
+
+def _heavy_tail(recipe: Recipe) -> Iterator[Request]:
+    """Log-normal lengths with a sigma of 1.2: one in a hundred is eight times the mean."""
+    heavy = Lengths(recipe.lengths.prompt, recipe.lengths.output, 1.2)
+    for now_s, _ in _arrivals(recipe, lambda _: 0.7):
+        yield Request(now_s, *heavy.draw(recipe.random))
+
+
+def _scaled(scale: Callable[[float], float], share: float) -> Callable[..., Iterator[Request]]:
+    def make(recipe: Recipe) -> Iterator[Request]:
+        for now_s, done in _arrivals(recipe, lambda _: share):
+            yield Request(now_s, *recipe.lengths.draw(recipe.random, scale(done)))
+
+    return make
+
+
+def _prefix_drop(recipe: Recipe) -> Iterator[Request]:
+    """Three quarters of the mean prompt are one of `PREFIXES` system prompts; from half on none."""
+    shared = max(1, int(0.75 * recipe.lengths.prompt))
+    for now_s, done in _arrivals(recipe, lambda _: 0.8):
+        prompt, output = recipe.lengths.draw(recipe.random)
+        name = f"system-{recipe.random.randrange(PREFIXES)}"
+        if done < 0.5 and prompt > shared:
+            yield Request(now_s, prompt, output, (name,), shared)
+        else:
+            yield Request(now_s, prompt, output)
+
+
+TRACES: dict[str, Callable[[Recipe], Iterator[Request]]] = {
+    "steady-50": _steady(0.5),
+    "steady-80": _steady(0.8),
+    "steady-95": _steady(0.95),
+    "steps": _steps,
+    "diurnal": _diurnal,
+    "bursts": _bursts,
+    "bimodal": _mixed(((0.8, 0.4), (0.2, 3.4)), 0.7),
+    "heavy-tail": _heavy_tail,
+    "length-shift": _scaled(lambda done: 2.0 if done >= 0.5 else 1.0, 0.42),
+    "prefix-drop": _prefix_drop,
+    "slow-leak": _scaled(lambda done: 1.0 + done, 0.45),
+}

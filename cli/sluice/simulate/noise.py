@@ -1,0 +1,42 @@
+"""What makes a step longer than its mean: independent noise, slow spells, a leak."""
+
+from random import Random
+
+import numpy as np
+
+from .params import Params
+
+_BLOCK = 4096
+
+
+class Noise:
+    """Factors on step times, reproducible by `seed` whatever is done with them."""
+
+    def __init__(self, params: Params, seed: int) -> None:
+        self._params = params
+        self._normal = np.random.default_rng(seed)
+        self._spells = Random(seed)  # noqa: S311 - a simulation
+        self._factors: list[float] = []
+        self._spell_s = self._next_spell(0.0)
+
+    def factor(self, now_s: float) -> float:
+        """Of the step that starts at `now_s`; asked for in order of time."""
+        if not self._factors:
+            block = np.exp(self._params.noise * self._normal.standard_normal(_BLOCK))
+            self._factors = block.tolist()
+        factor = self._factors.pop()
+        if self._params.spell_every_s:
+            factor *= self._spell_factor(now_s)
+        return factor * (1 + self._params.leak_per_hour * now_s / 3600)
+
+    def _next_spell(self, after_s: float) -> tuple[float, float]:
+        every_s = self._params.spell_every_s
+        if not every_s:
+            return (0.0, 0.0)
+        start_s = after_s + self._spells.expovariate(1 / every_s)
+        return (start_s, start_s + self._spells.expovariate(1 / self._params.spell_mean_s))
+
+    def _spell_factor(self, now_s: float) -> float:
+        while now_s >= self._spell_s[1]:
+            self._spell_s = self._next_spell(self._spell_s[1])
+        return self._params.spell_factor if now_s >= self._spell_s[0] else 1.0

@@ -1,0 +1,86 @@
+"""What a simulated service is made of: the step time, its noise, memory and pods; the targets."""
+
+from math import inf
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from sluice_operator.tuner import Limits
+from sluice_worker.scheduler import MIN_CHUNK_TOKENS
+
+NonNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class ParamsError(ValueError):
+    """Parameters or targets that cannot be used; one sentence."""
+
+
+class Params(Struct, frozen=True, forbid_unknown_fields=True):
+    """One service. step_ms = (a + b * decodes + c * kv_tokens + d * prefill_tokens) * noise.
+
+    `kv_tokens`: the KV memory of one pod; `cold_start_s`: from asking for a pod until it is ready.
+    `between_ms`: from a step's end to the next one's start. `noise`: sigma of each step's
+    log-normal factor. Correlated slow spells: about every `spell_every_s` seconds (0: never) all
+    steps take `spell_factor` times as long for about `spell_mean_s`. `leak_per_hour`: what an hour
+    adds to every step, as a share of it.
+    """
+
+    a: NonNegative
+    b: NonNegative
+    c: NonNegative
+    d: NonNegative
+    kv_tokens: Count
+    cold_start_s: NonNegative
+    ceiling: Count = 256
+    block_size: Count = 16
+    max_num_batched_tokens: Count = 2048
+    max_num_queued: Count = 1024
+    prefix_caching: bool = True
+    between_ms: NonNegative = 0.0
+    noise: NonNegative = 0.05
+    spell_every_s: NonNegative = 0.0
+    spell_mean_s: Positive = 5.0
+    spell_factor: Positive = 3.0
+    leak_per_hour: NonNegative = 0.0
+    min_replicas: Count = 1
+    max_replicas: Count = 1
+    overload: Literal["Queue", "Shed"] = "Queue"
+
+    def step_ms(self, decodes: int, kv_tokens: int, prefill_tokens: int) -> float:
+        """Mean time of a step."""
+        return self.a + self.b * decodes + self.c * kv_tokens + self.d * prefill_tokens
+
+    def limits(self) -> Limits:
+        """What the tuner may not leave."""
+        return Limits(self.ceiling, 1, self.min_replicas, self.max_replicas)
+
+    def per_s(self, itl_ms: float | None, prompt_tokens: float, output_tokens: float) -> float:
+        """Requests per second of one pod at the largest batch whose mean step takes 0.85 of
+        `itl_ms`, with its share of all prefills in it and at least the least chunk."""
+        context = prompt_tokens + output_tokens / 2
+        decode_ms, prefill_ms = self.b + self.c * context, self.d * prompt_tokens / output_tokens
+        room = (0.85 * itl_ms if itl_ms else inf) - self.a
+        fits = min(
+            room / max(decode_ms + prefill_ms, 1e-9),
+            (room - self.d * MIN_CHUNK_TOKENS) / max(decode_ms, 1e-9),
+            self.kv_tokens / context,
+            self.ceiling,
+        )
+        batch = max(1.0, fits)
+        return 1000 * batch / (output_tokens * (self.a + (decode_ms + prefill_ms) * batch))
+
+
+def read_params(path: Path) -> Params:
+    """Parameters of a JSON file; raises ParamsError with the field's name."""
+    try:
+        params = msgspec.json.decode(path.read_bytes(), type=Params)
+    except (OSError, msgspec.MsgspecError) as e:
+        raise ParamsError(f"{path}: {e}") from e
+    if params.a + params.b + params.c + params.d <= 0:
+        raise ParamsError(f"{path}: a, b, c and d are all 0, so that a step takes no time.")
+    if params.min_replicas > params.max_replicas:
+        raise ParamsError(f"{path}: min_replicas is over max_replicas.")
+    return params

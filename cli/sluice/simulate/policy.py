@@ -1,0 +1,90 @@
+"""Who sets cap and replicas: the operator's tuner, a fixed cap, AIMD, or what was done before."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sluice_operator.tuner import Decision, Limits, Observation, Past, decide
+from sluice_worker.contract import TICK_SECONDS
+
+from .world import World
+
+AIMD_EVERY_S = 10.0
+AIMD_DECREASE = 0.8
+
+
+class Tuner:
+    """The operator's own code. With a `cap` only the replicas are its to decide."""
+
+    def __init__(
+        self, limits: Limits, cap: int | None = None, every_s: float = TICK_SECONDS
+    ) -> None:
+        self.first_cap, self.every_s = cap, every_s
+        self.decisions: list[tuple[float, Decision]] = []
+        self._limits = limits if cap is None else replace(limits, ceiling=cap, min_num_seqs=cap)
+        self._is_idle = cap is not None and limits.min_replicas == limits.max_replicas
+        self._past = Past()
+
+    def decide(self, world: World) -> None:
+        """One pass of the operator, its changes acknowledged at once."""
+        if self._is_idle:
+            return
+        seen = Observation(
+            now=world.now,
+            targets=world.targets,
+            limits=self._limits,
+            cap=world.cap,
+            epoch=world.epoch,
+            replicas=world.replicas,
+            pods=tuple(pod.view(world.now) for pod in world.pods),
+        )
+        self._past, decision = decide(self._past, seen)
+        if decision.cap_reason or decision.replicas_reason:
+            self.decisions.append((world.now, decision))
+        world.set_cap(decision.cap)
+        world.set_replicas(decision.replicas)
+
+
+class Replay:
+    """A fixed cap with the replicas of another run, moment by moment."""
+
+    def __init__(
+        self, cap: int, replica_changes: Sequence[tuple[float, int]], every_s: float = TICK_SECONDS
+    ) -> None:
+        self.first_cap: int | None = cap
+        self.every_s = every_s
+        self._changes = list(reversed(replica_changes))
+
+    def decide(self, world: World) -> None:
+        """Change the replicas when the other run did."""
+        while self._changes and self._changes[-1][0] <= world.now:
+            world.set_replicas(self._changes.pop()[1])
+
+
+class Aimd(Replay):
+    """Additive increase, multiplicative decrease on every target's share, as limiters do.
+
+    Every ten seconds: over the allowed share of any target, 0.8 of the cap; else, if at least half
+    of the cap ran, one more. With the replicas of another run.
+    """
+
+    def __init__(self, cap: int, replica_changes: Sequence[tuple[float, int]]) -> None:
+        super().__init__(cap, replica_changes)
+        self._next_s = AIMD_EVERY_S
+
+    def decide(self, world: World) -> None:
+        """Look at the ticks since the last time."""
+        super().decide(world)
+        if world.now < self._next_s:
+            return
+        self._next_s += AIMD_EVERY_S
+        num = int(AIMD_EVERY_S / TICK_SECONDS)
+        ticks = [tick for pod in world.pods for tick in pod.recorder.newest_ticks(num)]
+        allowed = world.targets.allowed_share
+        sums = [
+            (sum(part.over for part in parts), sum(part.n for part in parts))
+            for parts in zip(*((t.ttft, t.itl, t.e2e) for t in ticks), strict=True)
+        ]
+        if any(over > allowed * n for over, n in sums):
+            world.set_cap(max(1, int(world.cap * AIMD_DECREASE)))
+        elif any(2 * tick.max_running >= world.cap for tick in ticks):
+            world.set_cap(min(world.params.ceiling, world.cap + 1))

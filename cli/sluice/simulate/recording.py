@@ -1,0 +1,66 @@
+"""The worker's evidence, booked for many sequences at once: they share a step, and so its gap."""
+
+from sluice_worker.contract import Tick
+from sluice_worker.evidence import Recorder, bucket
+from sluice_worker.wire import Snapshot
+
+
+class Recording(Recorder):
+    """The worker's recorder, told of a whole step where the worker tells it of each token."""
+
+    def ticks_after(self, seq: int) -> list[Tick]:
+        """Closed ticks with a greater seq, oldest first."""
+        return self.newest_ticks(max(0, self._next_seq - 1 - seq))
+
+    def newest_ticks(self, num: int) -> list[Tick]:
+        """The last `num` closed ticks, oldest first."""
+        num = min(num, len(self._ticks))
+        return [self._ticks[index] for index in range(-num, 0)]
+
+    def gaps(self, count: int, gap_s: float, *, at_cap: bool, after_over: int) -> bool:
+        """`count` sequences each handed over a token after `gap_s`; whether that was over.
+
+        `after_over`: how many of them had a gap over target just before.
+        """
+        tick, gap_ms = self._tick, gap_s * 1e3
+        share, index = tick.itl, bucket(gap_ms)
+        share.n += count
+        share.sketch[index] = share.sketch.get(index, 0) + count
+        if at_cap:
+            tick.n_at_cap += count
+        is_over = self.slo.itl_ms is not None and gap_ms > self.slo.itl_ms
+        if is_over:
+            share.over += count
+            tick.over_at_cap += count * at_cap
+            tick.over_after_over += after_over
+        return is_over
+
+    def stepped(
+        self,
+        epoch: int,
+        num_running: int,
+        num_decodes: int,
+        prefill_tokens: int,
+        num_tokens: int,
+        step_s: float,
+        now_s: float,
+        running: int,
+        waiting_cap: int,
+        waiting_kv: int,
+    ) -> None:
+        """A step, as `Recorder.step`; the last three are the state after it."""
+        tick = self._tick
+        tick.steps += 1
+        tick.decodes += num_decodes
+        tick.prefill_tokens += prefill_tokens
+        tick.generated_tokens += num_tokens
+        tick.busy_s += step_s
+        tick.max_running = max(tick.max_running, num_running)
+        state = self.snapshot
+        now = (running, waiting_cap, waiting_kv)
+        if (state.running, state.waiting_cap, state.waiting_kv) != now:
+            self.snapshot = Snapshot(*now, 0, 0, 0, 0, 0, 0, 0)
+        if self._waiting:
+            self._admit(now_s - step_s, now_s)
+        if epoch == self.epoch:
+            self._settle(num_running)

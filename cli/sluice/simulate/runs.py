@@ -1,0 +1,140 @@
+"""One run by name of its policy; the best fixed cap is searched among several."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from sluice_operator.tuner import Targets
+from sluice_worker.contract import TICK_SECONDS
+
+from .params import Params, ParamsError
+from .policy import Aimd, Replay, Tuner
+from .score import score
+from .trace import Request
+from .world import Policy, World
+
+Result = dict[str, Any]
+POLICIES = "sluice, fixed:N, fixed:max, best-fixed, oracle, aimd"
+
+
+def caps_to_try(ceiling: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... and the ceiling itself."""
+    powers = [1 << bit for bit in range(ceiling.bit_length())]
+    between = [3 << bit for bit in range(ceiling.bit_length())]
+    return sorted({cap for cap in (*powers, *between, ceiling) if cap <= ceiling})
+
+
+def simulate(
+    params: Params,
+    targets: Targets,
+    trace: Sequence[Request],
+    policy: str,
+    seed: int,
+    every_s: float = TICK_SECONDS,
+) -> Result:
+    """The score of one policy. `best-fixed` and `oracle` name the cap that they found, as `cap`.
+
+    A fixed cap comes with the tuner's own replicas at that cap; the oracle and AIMD with those
+    that `sluice` had on this trace, so that only the cap differs. `every_s`: how often the tuner
+    looks. Raises ParamsError.
+    """
+    case = Case(params, targets, trace, seed, every_s)
+    if policy == "sluice":
+        return case.sluice()
+    if policy == "aimd":
+        return case.aimd()
+    if policy == "best-fixed":
+        return best_of(case.fixed, caps_to_try(params.ceiling))
+    if policy == "oracle":
+        return best_of(case.replayed, caps_to_try(params.ceiling))
+    kind, _, number = policy.partition(":")
+    cap = params.ceiling if number == "max" else int(number) if number.isdecimal() else 0
+    if kind != "fixed" or not 1 <= cap <= params.ceiling:
+        raise ParamsError(f"--policy {policy} is none of {POLICIES} with N in 1..{params.ceiling}.")
+    return case.fixed(cap)
+
+
+class Case:
+    """One trace on one service; what `sluice` did is run once."""
+
+    def __init__(
+        self,
+        params: Params,
+        targets: Targets,
+        trace: Sequence[Request],
+        seed: int,
+        every_s: float = TICK_SECONDS,
+    ) -> None:
+        self.params, self.targets, self.trace, self.seed = params, targets, trace, seed
+        self.every_s = every_s
+        self._tuned: World | None = None
+
+    def _run(self, policy: Policy) -> World:
+        world = World(self.params, self.targets, self.trace, policy, self.seed)
+        world.run()
+        return world
+
+    def tuned(self) -> World:
+        """The world after the operator's own tuner has seen to it."""
+        if self._tuned is None:
+            self._tuned = self._run(Tuner(self.params.limits(), every_s=self.every_s))
+        return self._tuned
+
+    def sluice(self) -> Result:
+        return score(self.tuned())
+
+    def fixed(self, cap: int) -> Result:
+        """A fixed cap, and the tuner for the replicas."""
+        return {"cap": cap} | score(self._run(Tuner(self.params.limits(), cap, self.every_s)))
+
+    def replayed(self, cap: int) -> Result:
+        """A fixed cap with the tuner's replicas of its own run."""
+        return {"cap": cap} | score(self._run(Replay(cap, self._replicas())))
+
+    def aimd(self) -> Result:
+        first = self.tuned().first_cap
+        return score(self._run(Aimd(first, self._replicas())))
+
+    def _replicas(self) -> Sequence[tuple[float, int]]:
+        if self.params.min_replicas == self.params.max_replicas:
+            return ()
+        return self.tuned().replica_changes
+
+
+def quality(result: Result) -> tuple[float, float, float]:
+    """What makes a cap the better one, in hindsight."""
+    return result["smooth_share"], result["good_share"], -(result["gpu_seconds_per_1k_tokens"] or 0)
+
+
+def best_of(run: Callable[[int], Result], caps: Iterable[int]) -> Result:
+    """The best result over `caps`, and over those between it and its neighbours."""
+    return _refined(run, {cap: run(cap) for cap in caps})
+
+
+def best_near(run: Callable[[int], Result], start: int, ceiling: int) -> Result:
+    """The best result over `start`, its halves and doubles until both sides are worse, the ceiling,
+    and those between the best and its neighbours: a share has one peak over the caps."""
+    found = {cap: run(cap) for cap in {max(1, start // 2), start, min(2 * start, ceiling), ceiling}}
+    while True:
+        best = max(found, key=lambda cap: quality(found[cap]))
+        beside = {max(1, best // 2), min(2 * best, ceiling)} - found.keys()
+        lower = any(cap < best for cap in found) or best == 1
+        higher = any(best < cap <= 2 * best for cap in found) or best == ceiling
+        if lower and higher or not beside:
+            return _refined(run, found)
+        found |= {cap: run(cap) for cap in beside}
+
+
+def _refined(run: Callable[[int], Result], found: dict[int, Result]) -> Result:
+    best = max(found, key=lambda cap: quality(found[cap]))
+    tried = sorted(found)
+    place = tried.index(best)
+    around = (tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)])
+    for neighbour in around:
+        for part in (1 / 3, 2 / 3):
+            cap = round(best + (neighbour - best) * part)
+            if cap not in found:
+                found[cap] = run(cap)
+    best = max(found, key=lambda cap: quality(found[cap]))
+    return found[best] | {
+        "smooth_by_cap": {cap: found[cap]["smooth_share"] for cap in sorted(found)}
+    }

@@ -1,0 +1,124 @@
+"""What came of the comparison: means over the seeds, paired differences, what was to be reached."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import NormalDist, fmean, stdev
+from typing import Any
+
+from .runs import Result
+
+STEADY = ("steady-50", "steady-80", "steady-95")
+AIM_STEADY, AIM_OTHER = 0.98, 0.95
+MAX_BELOW_CEILING, MAX_VIOLATIONS = 2.0, 0.5
+MAX_CHANGES, MAX_CONVERGED_S = 3, 60.0
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over the seeds of each cell; differences are paired, in points, with 95 % intervals."""
+    return [_summary(cell, part) for cell, part in _by_cell(rows)]
+
+
+def _by_cell(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, str], list[Any]]]:
+    for cell in {tuple(row["cell"].values()): row["cell"] for row in rows}.values():
+        yield cell, [row for row in rows if row["cell"] == cell]
+
+
+def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def mean(policy: str, name: str) -> float:
+        return fmean(row[policy][name] or 0.0 for row in rows)
+
+    def over(result: Result) -> float:
+        return max(result["ttft_over_share"] or 0.0, result["itl_over_share"] or 0.0)
+
+    smooth = {p: mean(p, "smooth_share") for p in ("sluice", "oracle", "ceiling", "aimd")}
+    return {
+        **cell,
+        "seeds": len(rows),
+        "smooth": smooth,
+        "good": {p: mean(p, "good_share") for p in ("sluice", "oracle", "ceiling", "aimd")},
+        "reach": smooth["sluice"] / smooth["oracle"] if smooth["oracle"] else None,
+        "above_ceiling_points": _paired(
+            [100 * (r["sluice"]["smooth_share"] - r["ceiling"]["smooth_share"]) for r in rows]
+        ),
+        "violations_above_oracle_points": _paired(
+            [100 * (over(r["sluice"]) - over(r["oracle"])) for r in rows]
+        ),
+        "oracle_caps": sorted(row["oracle"]["cap"] for row in rows),
+        "last_caps": sorted(row["sluice"]["last_cap"] for row in rows),
+        "cap_changes": mean("sluice", "cap_changes"),
+        "converged_s": fmean(_converged_s(row["sluice"]) for row in rows),
+        "last_cap_change_s": mean("sluice", "last_cap_change_s"),
+        "gpu_seconds_per_1k_tokens": {
+            p: mean(p, "gpu_seconds_per_1k_tokens") for p in ("sluice", "oracle", "ceiling")
+        },
+        "times_real": fmean(row["times_real"] for row in rows),
+    }
+
+
+def _converged_s(result: Result) -> float:
+    """From when on the cap first was where it stayed longest, within an eighth or one."""
+    path = [(0.0, result["first_cap"]), *result["cap_path"], (result["simulated_s"], 0)]
+    lasted: dict[int, float] = {}
+    for (since_s, cap), (until_s, _) in pairwise(path):
+        lasted[cap] = lasted.get(cap, 0.0) + until_s - since_s
+    usual = max(lasted, key=lambda cap: lasted[cap])
+    near = max(1.0, usual / 8)
+    return float(next(since_s for since_s, cap in path if abs(cap - usual) <= near))
+
+
+def _paired(differences: list[float]) -> tuple[float, float | None]:
+    """(mean, half of its 95 % interval), the latter None with one seed."""
+    if len(differences) < 2:
+        return differences[0], None
+    spread = stdev(differences) / math.sqrt(len(differences))
+    return fmean(differences), NormalDist().inv_cdf(0.975) * spread
+
+
+def table(summary: Sequence[dict[str, Any]]) -> str:
+    """The summary as a Markdown table of smooth shares in percent."""
+    head = (
+        "| service, targets, noise | trace | ours | oracle (cap) | reach | cap = max | AIMD "
+        "| changes | converged |"
+    )
+    lines = [head, "|---" * 9 + "|"]
+    for cell in summary:
+        smooth = {name: f"{100 * share:.1f}" for name, share in cell["smooth"].items()}
+        caps = cell["oracle_caps"]
+        reach = "-" if cell["reach"] is None else f"{100 * cell['reach']:.1f} %"
+        lines.append(
+            f"| {cell['service']}, {cell['target']}, {cell['noise']} | {cell['trace']} "
+            f"| {smooth['sluice']} | {smooth['oracle']} ({caps[0]}-{caps[-1]}) | {reach} "
+            f"| {smooth['ceiling']} | {smooth['aimd']} | {cell['cap_changes']:.1f} "
+            f"| {cell['converged_s']:.0f} s |"
+        )
+    return "\n".join(lines)
+
+
+def reach(summary: Sequence[dict[str, Any]]) -> str:
+    """Each thing that was to be reached, with how many cells reach it and the worst."""
+    known = [cell for cell in summary if cell["reach"] is not None]
+    steady = [c for c in known if c["trace"] in STEADY and c["noise"] == "independent"]
+    other = [cell for cell in known if cell not in steady]
+    lines = ["| to be reached | cells | worst |", "|---|---|---|"]
+    lines.append(_line(f"{AIM_STEADY:.0%} of the oracle, steady", steady, "reach", AIM_STEADY))
+    lines.append(_line(f"{AIM_OTHER:.0%} of the oracle, others", other, "reach", AIM_OTHER))
+    above = [{**cell, "points": cell["above_ceiling_points"][0]} for cell in summary]
+    lines.append(_line("at most 2 points below cap = max", above, "points", -MAX_BELOW_CEILING))
+    more = [{**c, "negated": -c["violations_above_oracle_points"][0]} for c in summary]
+    lines.append(_line("at most 0.5 points more violations", more, "negated", -MAX_VIOLATIONS))
+    changes = [{**cell, "negated": -cell["cap_changes"]} for cell in summary]
+    lines.append(_line("at most 3 changes of the cap", changes, "negated", -MAX_CHANGES))
+    late = [{**cell, "negated": -cell["converged_s"]} for cell in summary]
+    lines.append(_line("converged within 60 s", late, "negated", -MAX_CONVERGED_S))
+    return "\n".join(lines)
+
+
+def _line(what: str, cells: Sequence[dict[str, Any]], key: str, aim: float) -> str:
+    if not cells:
+        return f"| {what} | none | |"
+    held = sum(cell[key] >= aim for cell in cells)
+    worst = min(cells, key=lambda cell: float(cell[key]))
+    name = ", ".join(worst[part] for part in ("service", "target", "noise", "trace"))
+    value = -worst[key] if key == "negated" else worst[key]
+    return f"| {what} | {held} of {len(cells)} | {value:.3g} ({name}) |"

@@ -1,0 +1,132 @@
+"""Pods, the arrivals spread over them, and whoever decides: in slices of virtual time."""
+
+from collections import deque
+from collections.abc import Sequence
+from random import Random
+from typing import Protocol
+
+from sluice_operator.tuner import Targets
+from sluice_worker.contract import Slo, Tick
+
+from .params import Params
+from .pod import Pod
+from .profile import first_cap, profile
+from .trace import Request
+
+DRAIN_S = 600.0
+"""How long after the last arrival a run may go on; what is open then counts as missed."""
+
+
+class Policy(Protocol):
+    """Who sets cap and replicas. `first_cap`: None for what a pod's profile predicts."""
+
+    first_cap: int | None
+    every_s: float
+
+    def decide(self, world: "World") -> None:
+        """Look at the world at `world.now`, and change it."""
+
+
+class World:
+    """One service under one trace. All that happened is read from it after `run`."""
+
+    def __init__(
+        self, params: Params, targets: Targets, trace: Sequence[Request], policy: Policy, seed: int
+    ) -> None:
+        self.params, self.targets, self.trace, self.policy = params, targets, trace, policy
+        self.slo = Slo(targets.ttft_ms, targets.itl_ms, targets.e2e_ms)
+        self.now, self.epoch = 0.0, 1
+        self.cap = policy.first_cap or first_cap(profile(params), self.slo, params.ceiling)
+        self.first_cap = self.cap
+        self.cap_changes: list[tuple[float, int]] = []
+        self.replica_changes: list[tuple[float, int]] = []
+        self.num_lost = 0
+        self.pod_seconds = 0.0
+        self.gap_sketch: dict[int, int] = {}
+        self.num_gaps = self.num_gaps_over = 0
+        self.pods: list[Pod] = []
+        self.gone: list[Pod] = []
+        self._seen: dict[str, int] = {}
+        self._routing, self._seeds = Random(seed), Random(~seed)  # noqa: S311 - a simulation
+        self._inboxes: dict[str, deque[Request]] = {}
+        for _ in range(params.min_replicas):
+            self._add_pod(0.0)
+
+    @property
+    def replicas(self) -> int:
+        """Pods asked for."""
+        return sum(not pod.terminating for pod in self.pods)
+
+    def run(self) -> None:
+        """Until everything is answered, or `DRAIN_S` after the last arrival."""
+        arrivals = deque(self.trace)
+        end_s = self.trace[-1].t_s + DRAIN_S if self.trace else 0.0
+        while self.now < end_s and (arrivals or not all(pod.is_idle for pod in self.pods)):
+            until_s = self.now + self.policy.every_s
+            while arrivals and arrivals[0].t_s <= until_s:
+                self._route(arrivals.popleft())
+            for pod in self.pods:
+                if until_s > pod.ready_s:
+                    pod.run(until_s, self._inboxes[pod.name])
+                self._read_ticks(pod)
+            self.now = until_s
+            self._retire()
+            self.policy.decide(self)
+        for pod in self.pods:
+            pod.run(self.now + 2.0, deque())
+            self._read_ticks(pod)
+            self.pod_seconds += self.now - pod.created_s
+
+    def set_cap(self, cap: int) -> None:
+        """Change the cap of every pod, under a new epoch."""
+        if cap == self.cap:
+            return
+        self.cap, self.epoch = cap, self.epoch + 1
+        self.cap_changes.append((self.now, cap))
+        for pod in self.pods:
+            pod.patch(cap, self.epoch, max(self.now, pod.ready_s))
+
+    def set_replicas(self, replicas: int) -> None:
+        """Add pods, or let the newest drain and leave."""
+        if replicas == self.replicas:
+            return
+        self.replica_changes.append((self.now, replicas))
+        while self.replicas < replicas:
+            self._add_pod(self.params.cold_start_s)
+        for pod in [pod for pod in self.pods if not pod.terminating][replicas:]:
+            pod.terminating = True
+
+    def _add_pod(self, cold_start_s: float) -> None:
+        seed = self._seeds.randrange(1 << 30)
+        name = f"pod-{len(self.pods) + len(self.gone) + 1}"
+        start_s = self.now + cold_start_s
+        pod = Pod(name, self.params, self.slo, self.cap, self.epoch, start_s, self.now, seed)
+        self.pods.append(pod)
+        self._inboxes[name] = deque()
+
+    def _route(self, request: Request) -> None:
+        """To any pod with equal chance, as connections through a Service are."""
+        serving = [pod for pod in self.pods if pod.ready_s <= request.t_s and not pod.terminating]
+        if not serving:
+            self.num_lost += 1
+            return
+        pod = serving[0] if len(serving) == 1 else self._routing.choice(serving)
+        self._inboxes[pod.name].append(request)
+
+    def _retire(self) -> None:
+        for pod in [pod for pod in self.pods if pod.terminating]:
+            if pod.is_idle and not self._inboxes[pod.name]:
+                self.pods.remove(pod)
+                self.gone.append(pod)
+                self.pod_seconds += self.now - pod.created_s
+
+    def _read_ticks(self, pod: Pod) -> None:
+        """Count the gaps of ticks closed since the last look."""
+        ticks: list[Tick] = pod.recorder.ticks_after(self._seen.get(pod.name, 0))
+        for tick in ticks:
+            self.num_gaps += tick.itl.n
+            self.num_gaps_over += tick.itl.over
+            for bucket, count in tick.itl.sketch.items():
+                self.gap_sketch[bucket] = self.gap_sketch.get(bucket, 0) + count
+        if ticks:
+            self._seen[pod.name] = ticks[-1].seq

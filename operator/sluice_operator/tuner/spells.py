@@ -1,0 +1,45 @@
+"""Slow spells: gaps so long that no reasonable cap would have held them.
+
+A neighbour, a throttled quota or a collection of garbage slows all steps for seconds. What is over
+target then says nothing about the cap, and a tuner that lowers it loses the batch as well.
+"""
+
+from collections.abc import Sequence
+from math import floor, inf
+
+from sluice_worker.contract import Tick
+
+from . import constants as k
+from . import sketch
+from .model import StepTime
+from .types import Observation
+
+Slices = Sequence[Sequence[Tick]]
+
+
+def far_ms(model: StepTime | None, ran: int, seen: Observation, epoch: Slices) -> float:
+    """From which length on a gap is not the cap's doing: half of the `ran` would not have held it.
+
+    Infinite without a model, at the minimum, and where slowness lasts: it is a regime then, and the
+    cap has to follow it.
+    """
+    half, target_ms = max(floor(k.HALVE * ran), seen.limits.min_num_seqs), seen.targets.itl_ms
+    if model is None or target_ms is None or half >= ran:
+        return inf
+    far = target_ms * model.full_ms(ran) / model.full_ms(half)
+    return inf if _lasts(far, epoch, seen.targets.allowed_share) else far
+
+
+def _lasts(far: float, epoch: Slices, allowed: float) -> bool:
+    """Whether most of the last half minute with traffic had such gaps."""
+    busy = [part for part in epoch if any(tick.itl.n for tick in part)][-k.RECENT_TICKS :]
+    slow = [part for part in busy if num_far(part, far) > allowed * sum(t.itl.n for t in part)]
+    return len(slow) >= k.REGIME_TICKS
+
+
+def num_far(ticks: Sequence[Tick], far: float) -> int:
+    """Gaps longer than `far` ms, within 2 %."""
+    if far == inf:
+        return 0
+    bucket = sketch.bucket_of(far)
+    return sum(sketch.count_above(tick.itl.sketch, bucket) for tick in ticks if tick.itl.over)

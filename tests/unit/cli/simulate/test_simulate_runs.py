@@ -1,0 +1,186 @@
+"""`sluice simulate`: what it prints, that it is reproducible, and what the tuner does in it."""
+
+import json
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from sluice.__main__ import main
+from sluice.simulate.compare import CPU, GPU, SERVICES
+from sluice.simulate.generate import make_trace
+from sluice.simulate.runs import best_near, best_of, caps_to_try, simulate
+from sluice.simulate.summary import reach, summarise, table
+from sluice.simulate.trace import Request
+from sluice.targets import read_targets
+
+PARAMS = {"a": 12, "b": 0.06, "c": 9e-5, "d": 0.07, "kv_tokens": 160000, "cold_start_s": 5,
+          "ceiling": 12}  # fmt: skip
+KEYS = {
+    "good_share", "smooth_share", "goodput_rps", "gpu_seconds_per_1k_tokens", "cap_changes",
+    "replica_changes", "p99_ttft_ms", "p99_itl_ms",
+}  # fmt: skip
+SLO = read_targets("ttft=2s,itl=100ms")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    params, trace = tmp_path / "P.json", tmp_path / "F.jsonl"
+    params.write_text(json.dumps(PARAMS))
+    made = ["--make", "steady-80", "--requests", "150", "--out", str(trace)]
+    assert main(["simulate", *made, "--params", str(params)]) == 0
+    return str(trace), str(params)
+
+
+def run(files: tuple[str, str], policy: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    trace, params = files
+    arguments = [
+        "--trace",
+        trace,
+        "--params",
+        params,
+        "--policy",
+        policy,
+        "--slo",
+        "ttft=1s,itl=100ms",
+    ]
+    assert main(["simulate", *arguments, "--seed", "7", "--json"]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    del result["cpu_s"]
+    return result
+
+
+@pytest.mark.parametrize(
+    "policy", ["sluice", "fixed:8", "fixed:max", "best-fixed", "oracle", "aimd"]
+)
+def test_every_policy_prints_the_same_keys_twice_alike(
+    files: tuple[str, str], policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(files, policy, capsys)
+    assert result.keys() >= KEYS
+    assert result == run(files, policy, capsys)
+    assert result["finished"] == result["requests"] == 150
+    assert 0 <= result["smooth_share"] <= 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["--policy", "fixed:0"], ["--policy", "fixed:257"], ["--policy", "best"], ["--slo", "ttft=1"]],
+)
+def test_what_cannot_be_run_is_refused_with_a_sentence(
+    files: tuple[str, str], wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, params = files
+    assert main(["simulate", "--trace", trace, "--params", params, *wrong]) == 2
+    assert "sluice simulate: --" in capsys.readouterr().err
+
+
+def test_unknown_parameters_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "P.json"
+    path.write_text(json.dumps(PARAMS | {"gpus": 3}))
+    assert main(["simulate", "--trace", str(path), "--params", str(path)]) == 2
+    assert "gpus" in capsys.readouterr().err
+
+
+def test_a_target_that_is_none_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="tpot=1s"):
+        read_targets("tpot=1s")
+    assert read_targets("itl=50ms,percentile=99.9").allowed_share == pytest.approx(0.001)
+
+
+def test_the_search_finds_a_best_cap_between_those_it_tried_first() -> None:
+    def run_cap(cap: int) -> dict[str, Any]:
+        share = 1 - abs(cap - 10) / 100
+        return {"cap": cap, "smooth_share": share, "good_share": 1, "gpu_seconds_per_1k_tokens": 1}
+
+    assert caps_to_try(20) == [1, 2, 3, 4, 6, 8, 12, 16, 20]
+    assert best_of(run_cap, caps_to_try(64))["cap"] in (9, 10, 11)
+
+
+@pytest.mark.parametrize("start", [1, 3, 8, 60, 256])
+def test_the_search_outward_finds_the_peak_wherever_it_starts(start: int) -> None:
+    tried: list[int] = []
+
+    def run_cap(cap: int) -> dict[str, Any]:
+        tried.append(cap)
+        share = 1 - abs(cap - 24) / 300
+        return {"smooth_share": share, "good_share": 1, "gpu_seconds_per_1k_tokens": 1}
+
+    found = best_near(run_cap, start, 256)
+    assert max(found["smooth_by_cap"], key=found["smooth_by_cap"].__getitem__) in range(20, 29)
+    assert 256 in tried
+    assert len(tried) <= 14
+
+
+def test_on_a_small_cpu_the_tuner_finds_the_interior_cap() -> None:
+    """The reproducer of a law that took the prediction for a bound: it stayed at 5, with 57 %."""
+    trace = make_trace("steady-80", CPU, 100, SERVICES["cpu"][1], 1000, seed=1)
+    ours = simulate(CPU, SLO, trace, "sluice", 1, every_s=4.0)
+    best = simulate(CPU, SLO, trace, "fixed:8", 1)
+    ceiling = simulate(CPU, SLO, trace, "fixed:max", 1)
+    assert ours["smooth_share"] >= 0.95 * best["smooth_share"]
+    assert ours["smooth_share"] >= ceiling["smooth_share"] + 0.05
+    assert ours["cap_changes"] <= 3
+
+
+def test_a_second_pod_raises_goodput_under_overload() -> None:
+    calm = [Request(1.2 * i, 128, 48) for i in range(250)]
+    busy = [Request(calm[-1].t_s + 0.55 * i, 128, 48) for i in range(1, 500)]
+    alone = simulate(CPU, SLO, [*calm, *busy], "fixed:4", 2)
+    params = msgspec.structs.replace(CPU, max_replicas=2)
+    both = simulate(params, SLO, [*calm, *busy], "fixed:4", 2, every_s=4.0)
+    assert both["replica_changes"] == 1
+    assert alone["good_share"] < 0.5
+    assert both["good_share"] > 0.85
+
+
+def test_the_knee_is_a_cliff_for_a_fixed_cap_and_not_for_the_tuner() -> None:
+    """A tenth more arrivals than a fixed cap can do, and its P99 first token goes from under one
+    second to minutes; the tuner raises the cap."""
+    calm = [Request(0.95 * i, 128, 48) for i in range(400)]
+    busy = [Request(0.75 * i, 128, 48) for i in range(400)]
+    below, beyond = (simulate(CPU, SLO, trace, "fixed:2", 1) for trace in (calm, busy))
+    ours = simulate(CPU, SLO, busy, "sluice", 1, every_s=4.0)
+    assert below["p99_ttft_ms"] < 1000
+    assert beyond["p99_ttft_ms"] > 20_000
+    assert ours["p99_ttft_ms"] < 1000
+
+
+def test_slow_spells_cost_something_and_are_not_blamed_on_the_cap_for_ever() -> None:
+    spells = {"spell_every_s": 40.0, "spell_mean_s": 4.0, "spell_factor": 4.0}
+    params = msgspec.structs.replace(GPU, **spells)
+    targets = read_targets("ttft=1s,itl=50ms")
+    trace = make_trace("steady-50", GPU, 50, SERVICES["gpu"][1], 1500, seed=1)
+    calm = simulate(GPU, targets, trace, "fixed:max", 1)
+    ours = simulate(params, targets, trace, "sluice", 1, every_s=4.0)
+    held = simulate(params, targets, trace, "fixed:max", 1)
+    assert held["itl_over_share"] > calm["itl_over_share"]
+    assert ours["smooth_share"] >= held["smooth_share"] - 0.02
+
+
+def test_the_comparison_is_paired_over_the_seeds() -> None:
+    def result(smooth: float) -> dict[str, Any]:
+        return {
+            "smooth_share": smooth, "good_share": smooth, "ttft_over_share": 0.01,
+            "itl_over_share": None, "cap": 8, "last_cap": 8, "cap_changes": 1,
+            "last_cap_change_s": 10.0, "gpu_seconds_per_1k_tokens": 1.0, "first_cap": 2,
+            "cap_path": [(10.0, 8)], "simulated_s": 100.0,
+        }  # fmt: skip
+
+    cell = {"service": "cpu", "target": "tight", "noise": "spells", "trace": "steps"}
+    rows = [
+        {
+            "cell": cell, "seed": seed, "times_real": 1.0, "sluice": result(0.9 + 0.01 * seed),
+            "oracle": result(0.95), "ceiling": result(0.8 + 0.01 * seed), "aimd": result(0.1),
+        }
+        for seed in (1, 2, 3)
+    ]  # fmt: skip
+    (summary,) = summarise(rows)
+    assert summary["above_ceiling_points"] == pytest.approx((10.0, 0.0))
+    assert summary["converged_s"] == 10.0
+    told = reach([summary])
+    assert "| 95% of the oracle, others | 1 of 1 | 0.968 (cpu, tight, spells, steps) |" in told
+    assert "| at most 2 points below cap = max | 1 of 1 | 10 (" in told
+    assert summary["reach"] == pytest.approx(0.92 / 0.95)
+    assert "| cpu, tight, spells | steps | 92.0 | 95.0 (8-8) | 96.8 % |" in table([summary])

@@ -1,0 +1,62 @@
+"""How far a raise goes: the prediction, a standing queue, measured gaps, observed lengths."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from sluice_operator.tuner import Decision, Past, decide
+from sluice_worker.contract import Lengths, StepModel, TokenGaps, Waiting
+from unit.operator.tuner.made import LIMITS, TARGETS, late, observation, pod, tick
+
+MODEL = StepModel(5.0, 2.0, 0.0, 0.05, 1000, 1.05)
+"""A full cap of n takes 5 + 2 n ms; without the P99 of its noise 5 %."""
+QUEUED = Waiting(cap=9)
+
+
+def decided(num: int, itl_ms: float, **changes: Any) -> Decision:
+    """Half of the steps run less than the cap, so that the measured gaps do not correct MODEL."""
+    ticks = [tick(seq, steps=250, **changes) for seq in range(1, num + 1)]
+    limits = replace(LIMITS, max_replicas=1)
+    targets = replace(TARGETS, itl_ms=itl_ms)
+    seen = observation(pod("a", ticks, model=MODEL), limits=limits, targets=targets)
+    return decide(Past(), seen)[1]
+
+
+def gaps_in(bucket: int) -> TokenGaps:
+    return TokenGaps(1000, 0, 0, 1000, 0, {bucket: 1000})
+
+
+def test_a_queue_that_stands_is_acted_on_before_first_tokens_are_late() -> None:
+    assert decided(20, 50, waiting=QUEUED).cap_reason == "QueueStands"
+    assert decided(20, 50, waiting=QUEUED).cap == 16
+    assert decided(20, 50).reason == "CollectingEvidence"
+    assert decided(14, 50, waiting=QUEUED).reason == "CollectingEvidence"
+
+
+def test_where_the_model_sees_no_room_a_queue_that_stands_raises_nothing() -> None:
+    assert decided(20, 22, waiting=QUEUED).cap == 8
+
+
+@pytest.mark.parametrize(("bucket", "cap"), [(140, 14), (150, 11), (156, 9)])
+def test_measured_gaps_bound_a_raise_beyond_the_prediction(bucket: int, cap: int) -> None:
+    """Of 16, 19.5 and 22 ms at a cap of 8, where 25 are the target and 7 are predicted."""
+    decision = decided(60, 25, ttft=late(10, 10), waiting=QUEUED, itl=gaps_in(bucket))
+    assert decision.predicted_cap == 7
+    assert (decision.cap, decision.cap_reason) == (cap, "Headroom")
+
+
+def test_a_raise_beyond_the_prediction_may_not_stall_more_than_it_saves() -> None:
+    """At 9, 0.2 % of the gaps would be over: within P99, and two for each late first token."""
+    itl = TokenGaps(1000, 0, 0, 1000, 0, {150: 998, 157: 2})
+    few = decided(60, 23.5, ttft=late(10, 1), waiting=QUEUED, itl=itl)
+    many = decided(60, 23.5, ttft=late(10, 10), waiting=QUEUED, itl=itl)
+    assert few.cap <= 8 < many.cap
+
+
+def test_observed_lengths_bound_a_raise_by_the_memory() -> None:
+    view = pod("a", [tick(seq, waiting=QUEUED) for seq in range(1, 61)], model=MODEL)
+    assert view.evidence is not None
+    long = msgspec.structs.replace(view.evidence, lengths=Lengths(7000.0, 3000.0, 100))
+    assert decide(Past(), observation(view))[1].cap == 16
+    assert decide(Past(), observation(replace(view, evidence=long)))[1].cap == 11

@@ -1,0 +1,84 @@
+"""Slow spells: gaps that half the cap would not have held do not move it, unless they last."""
+
+from collections import deque
+from random import Random
+
+import pytest
+from sluice_operator.tuner import Decision, Past, decide
+from sluice_worker.contract import StepModel, Tick, TokenGaps, Waiting
+from unit.operator.tuner.made import gaps, late, observation, pod, tick
+
+MODEL = StepModel(5.0, 2.0, 0.0, 0.05, 1000, 1.05)
+"""A full cap of 8 takes 21 ms, of 4 takes 13: half of it holds 50 ms where 8 take up to 81."""
+HOURS = 6
+NEAR, FAR = 210, 240
+"""Sketch buckets of 64 and 116 ms."""
+
+
+def over(bucket: int, count: int = 1000) -> TokenGaps:
+    return TokenGaps(1000, count, count, 1000, count, {150: 1000 - count, bucket: count})
+
+
+def decided(slow: TokenGaps, places: range, num: int = 60, **changes: object) -> Decision:
+    ticks = [
+        tick(seq, itl=slow if seq in places else gaps(1000, 0), **changes)
+        for seq in range(1, num + 1)
+    ]
+    _, decision = decide(Past(), observation(pod("a", ticks, model=MODEL)))
+    return decision
+
+
+def test_a_spell_breaks_the_promise_and_is_named_but_does_not_lower_the_cap() -> None:
+    decision = decided(over(FAR), range(57, 61))
+    assert decision.verdicts["interTokenLatency"].verdict == "Breach"
+    assert (decision.cap, decision.reason) == (8, "SlowSpells")
+    assert "4000 of them in slow spells" in decision.message
+    assert decision.slo_met.holds is False
+
+
+def test_what_half_the_cap_would_have_held_lowers_it() -> None:
+    decision = decided(over(NEAR), range(57, 61))
+    assert decision.reason == "InterTokenLatencyBreached"
+    assert decision.cap < 8
+
+
+@pytest.mark.parametrize("share", [1000, 300])
+def test_slowness_that_lasts_is_a_regime_and_lowers_the_cap(share: int) -> None:
+    decision = decided(over(FAR, share), range(46, 61))
+    assert decision.reason == "InterTokenLatencyBreached"
+    assert decision.cap < 8
+
+
+def test_a_cap_that_breaks_the_target_itself_is_lowered_in_the_midst_of_spells() -> None:
+    ticks = [tick(seq, itl=over(NEAR, 60)) for seq in range(1, 57)]
+    ticks += [tick(seq, itl=over(FAR)) for seq in range(57, 61)]
+    _, decision = decide(Past(), observation(pod("a", ticks, model=MODEL)))
+    assert decision.verdicts["interTokenLatency"].cap_breached
+    assert decision.cap < 8
+
+
+def test_spells_do_not_keep_a_cap_down_that_requests_wait_for() -> None:
+    decision = decided(over(FAR), range(86, 91), 90, ttft=late(10, 10), waiting=Waiting(cap=9))
+    assert decision.verdicts["interTokenLatency"].verdict == "Breach"
+    assert decision.cap > 8
+
+
+def in_spells(random: Random, seq: int, cap: int, epoch: int) -> Tick:
+    """Every two minutes about five seconds of slow steps; the cap in use, first tokens in time."""
+    slow = seq % 60 in range(int(random.expovariate(1 / 2.5)) + 1)
+    shape = {"epoch": epoch, "max_num_seqs": cap, "max_running": cap}
+    return tick(seq, itl=over(FAR) if slow else gaps(1000, 0), waiting=Waiting(cap=1), **shape)
+
+
+def test_hours_of_slow_spells_change_the_cap_less_than_once_an_hour() -> None:
+    random, ring, past = Random(1), deque[Tick](maxlen=300), Past()
+    cap, epoch, changes = 8, 1, 0
+    for seq in range(1, HOURS * 1800):
+        ring.append(in_spells(random, seq, cap, epoch))
+        if seq % 60:
+            continue
+        view = pod("a", ring, epoch=epoch, model=MODEL)
+        past, decision = decide(past, observation(view, cap=cap, epoch=epoch))
+        if decision.cap != cap:
+            cap, epoch, changes = decision.cap, epoch + 1, changes + 1
+    assert changes <= HOURS
