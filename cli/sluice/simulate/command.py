@@ -42,9 +42,11 @@ def main(args: argparse.Namespace) -> int:
         if args.params is None:
             raise ParamsError("--params is needed.")
         return _make(args) if args.make else _simulate(args)
-    except (ParamsError, TraceError, argparse.ArgumentTypeError) as e:
+    except argparse.ArgumentTypeError as e:
+        print(f"sluice simulate: --slo: {e}", file=sys.stderr)
+    except (ParamsError, TraceError) as e:
         print(f"sluice simulate: {e}", file=sys.stderr)
-        return 2
+    return 2
 
 
 def _make(args: argparse.Namespace) -> int:
