@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import struct
 import sys
@@ -14,6 +15,7 @@ import msgspec
 from .config import EngineConfig
 from .errors import EngineDied, NotReady, RequestFailed, SluiceError, StartupError
 from .health import Pulse
+from .resources import engine_environment
 from .wire import (
     Abort,
     CheckIntegrity,
@@ -110,6 +112,7 @@ class EngineClient:
                 sys.executable,
                 *("-m", "sluice_worker.engine_process", "--fd", str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
+                env=engine_environment(os.environ),
                 start_new_session=True,  # a Ctrl-C is for the API process, which drains
             )
         ours.setblocking(False)

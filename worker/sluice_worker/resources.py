@@ -7,7 +7,7 @@ container the mount shows the container's own cgroup as the root.
 import ctypes
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 # v1 writes "no limit" as the largest multiple of the page size.
@@ -79,6 +79,19 @@ class Resources:
             elif controller in names.split(","):
                 yield from _up(self._cgroup / names, path)
                 yield from _up(self._cgroup / controller, path)
+
+
+def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ`, with large pages for what glibc allocates unless it says otherwise.
+
+    Weights are read from end to end in every step: in pages of 4 KiB a decode of one sequence took
+    1.3 times as long, of 32 1.1 times (measured). Read by the C library before a program begins.
+    """
+    name = "glibc.malloc.hugetlb"
+    told = environ.get("GLIBC_TUNABLES", "")
+    if name in told:
+        return dict(environ)
+    return {**environ, "GLIBC_TUNABLES": ":".join(filter(None, (told, f"{name}=1")))}
 
 
 def release_freed() -> None:

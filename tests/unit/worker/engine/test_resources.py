@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from sluice_worker.resources import Resources
+from sluice_worker.resources import Resources, engine_environment
 
 CPUS = len(os.sched_getaffinity(0))
 
@@ -74,3 +74,18 @@ def test_own_memory_is_read_and_its_peak_follows() -> None:
         block = bytearray(64 << 20)
         assert resources.peak_bytes() >= resident + len(block) // 2
     assert resources.resident_bytes(1 << 30) == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (None, "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.check=0", "glibc.malloc.check=0:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_the_engine_gets_large_pages_unless_its_environment_says_otherwise(
+    told: str | None, expected: str
+) -> None:
+    environ = {"PATH": "/bin"} | ({} if told is None else {"GLIBC_TUNABLES": told})
+    assert engine_environment(environ) == {"PATH": "/bin", "GLIBC_TUNABLES": expected}
