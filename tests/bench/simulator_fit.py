@@ -45,7 +45,8 @@ TARGETS = Targets("99", 1000, 30, None)
 NUM_BLOCKS, BLOCK_SIZE, BUDGET = 256, 64, 512
 TURN_STEPS = 100
 FIT_CAPS = (2, 8)
-LOAD = 0.5
+LOAD, FIT_LOAD = 0.5, 0.9
+"""Shares of a full batch's throughput; the fit has to see full batches."""
 LENGTHS = Lengths(24, 5)
 OTHER = Lengths(24, 5, 0.9)
 QUANTILES = (0.5, 0.9, 0.99)
@@ -329,7 +330,8 @@ def main() -> None:
     play(pilots)
 
     def stream(name: str, cap: int, lengths: Lengths, num: int, seed: int) -> Stream:
-        per_s = LOAD * capacity(pilots, lengths, cap)
+        load = FIT_LOAD if name.startswith("fit") else LOAD
+        per_s = load * capacity(pilots, lengths, cap)
         make = waves if name.startswith("waves") else poisson
         return make_stream(name, model, cap, make(lengths, per_s, num, seed))
 

@@ -47,7 +47,7 @@ def cap_move(case: Case, feasible: Condition) -> Move:
         return _lower(case, feasible)
     late, in_spells = case.late_in_queue, case.verdict("interTokenLatency") == "Breach"
     # What may still prove to be a regime is no time to raise.
-    if in_spells and (late is None or len(case.epoch) < k.RECENT_TICKS):
+    if in_spells and (late is None or len(case.epoch) < k.REGIME_WINDOW):
         return Move(cap, feasible.reason, feasible.message)
     if late is not None:
         return _raise_for_queue(case, late)

@@ -84,10 +84,12 @@ LOWER: Final = 0.8
 HALVE: Final = 0.5
 """Where the model sees room for one sequence only, the cap goes there by halves, each confirmed by
 its own evidence: a tail read in a noisy minute would else stop all batching at once."""
-REGIME_TICKS: Final = 12
-"""24 s of half a minute: slowness that lasts this long is how fast the pod now is, no spell. Of
-spells of 5 s on average 1 % last longer. With 16 s, one long spell in half an hour took the cap to
-1, and the queue of the next minutes cost more than the spells."""
+REGIME_TICKS: Final = 15
+"""Slowness that lasts 30 s is how fast the pod now is, no spell: of spells of 5 s on average one in
+400 lasts longer. With 16 s, one long spell in half an hour took the cap to 1, and the queue of the
+next minutes cost more than the spells; with 24 s the cap changed three times an hour."""
+REGIME_WINDOW: Final = 18
+"""... of the newest ticks with traffic, some of which may have been clean."""
 REMEMBER_S: Final = 600.0
 """A breached cap is not retried for this long, doubled at each repetition (design)."""
 MAX_DOUBLINGS: Final = 8

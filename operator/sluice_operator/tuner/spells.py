@@ -31,8 +31,8 @@ def far_ms(model: StepTime | None, ran: int, seen: Observation, epoch: Slices) -
 
 
 def _lasts(far: float, epoch: Slices, allowed: float) -> bool:
-    """Whether most of the last half minute with traffic had such gaps."""
-    busy = [part for part in epoch if any(tick.itl.n for tick in part)][-k.RECENT_TICKS :]
+    """Whether most of the last ticks with traffic had such gaps."""
+    busy = [part for part in epoch if any(tick.itl.n for tick in part)][-k.REGIME_WINDOW :]
     slow = [part for part in busy if num_far(part, far) > allowed * sum(t.itl.n for t in part)]
     return len(slow) >= k.REGIME_TICKS
 
