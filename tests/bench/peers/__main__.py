@@ -51,7 +51,9 @@ class Bench:
 
     def launches(self, trace: Trace) -> list[Launch]:
         """What a trace needs running."""
-        names = [n for n in TAKING_PART[trace.name] if not self._given.peers or n in self._given.peers]
+        names = [
+            n for n in TAKING_PART[trace.name] if not self._given.peers or n in self._given.peers
+        ]
         return [
             launch(VARIANTS[name], trace, self._cpus, all_cpus=self._all_cpus) for name in names
         ]
@@ -113,7 +115,10 @@ class Bench:
             before = run.peak_after or self._peak.measure()
             result.runs.append(run)
             counts = run.counts(self._peak.best_gflops)
-            print(f"  round {repeat + 1} {_line(run)}{'' if counts else '  (not counted)'}", flush=True)
+            print(
+                f"  round {repeat + 1} {_line(run)}{'' if counts else '  (not counted)'}",
+                flush=True,
+            )
 
     def _run(
         self,
@@ -133,9 +138,7 @@ class Bench:
         llama = MODELS[trace.model]
         flops = sum(llama.flops(len(r.prompt), r.output_tokens) for r in requests)
         name, repeat, before = at
-        return make_run(
-            name, repeat, seen, (used, idle_s), (before, after), (prompt_tokens, flops)
-        )
+        return make_run(name, repeat, seen, (used, idle_s), (before, after), (prompt_tokens, flops))
 
     def _kept(self, trace: Trace, asked: Sequence[Launch]) -> TraceResult:
         """The trace's file so far with --resume, if it was made of the same; else an empty one."""
@@ -196,7 +199,9 @@ def _line(run: Run) -> str:
     told += f"{run.cpu_s:7.2f} CPU-s ({run.cpu_s - run.engine_cpu_s:.2f} outside the engine), "
     if run.itl_p99_ms is not None and run.ttft_p99_ms is not None:
         told += f"P99 first {run.ttft_p99_ms:.0f} ms, between {run.itl_p99_ms:.0f} ms, "
-    return told + f"peak {run.peak_before:.0f}/{run.peak_after:.0f}, others {run.others_cpu_s} CPU-s"
+    return (
+        told + f"peak {run.peak_before:.0f}/{run.peak_after:.0f}, others {run.others_cpu_s} CPU-s"
+    )
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -61,7 +61,7 @@ def static(model: str, cap: int) -> Batch:
 
 
 def continuous(model: str, cap: int) -> Batch:
-    """transformers' own continuous batching: a paged cache, sdpa. Making its manager is not timed."""
+    """transformers' own continuous batching (paged, sdpa); making its manager is not timed."""
     _, llama = _llama(model)
     transformers = importlib.import_module("transformers")
     configuration = importlib.import_module("transformers.generation.configuration_utils")

@@ -1,4 +1,4 @@
-"""*Rim*: the client: requests of a trace over `/v1/completions`, streamed, as all servers take it."""
+"""*Rim*: the client: a trace over `/v1/completions`, streamed, as all servers take it."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run as its client saw it. Times in seconds; latencies empty if only the whole is known."""
+    """One run as its client saw it. Latencies are empty if only the whole is known."""
 
     wall_s: float
     output_tokens: int
@@ -73,7 +73,8 @@ async def _all(url: str, requests: Sequence[Request], at_once: int | None) -> Re
     room = asyncio.Semaphore(at_once or len(requests))
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=LIMIT_S)
-    firsts, gaps = [], []
+    firsts: list[float] = []
+    gaps: list[float] = []
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         start = time.monotonic()
 

@@ -144,8 +144,9 @@ def openmp(site: Site) -> Path | None:
 
 def _recipe(name: str) -> str:
     """What the installation is made from; another one is another installation."""
-    recipe = (LOCKS / f"{name}.txt").read_text() + sys.version
-    return hashlib.sha256((recipe + "".join((VLLM_WHEEL, LLAMA_SHA256, *LLAMA_FLAGS))).encode()).hexdigest()  # fmt: skip
+    lock = (LOCKS / f"{name}.txt").read_text()
+    parts = (lock, sys.version, VLLM_WHEEL, LLAMA_SHA256, *LLAMA_FLAGS)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def install(name: str, cache: Path) -> Site:
@@ -168,7 +169,7 @@ def gguf(site: Site, checkpoint: Path) -> Path:
     made = checkpoint.with_suffix(".gguf")
     if not made.exists():
         half = made.with_suffix(".half")
-        script = str(site.root / "source" / "convert_hf_to_gguf.py")
-        site.run(str(site.python), script, str(checkpoint), "--outtype", "bf16", "--outfile", str(half))  # fmt: skip
+        converter = (str(site.python), str(site.root / "source" / "convert_hf_to_gguf.py"))
+        site.run(*converter, str(checkpoint), "--outtype", "bf16", "--outfile", str(half))
         half.rename(made)
     return made

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -18,7 +19,7 @@ from .install import CannotInstall, Site, gguf, install, openmp, tcmalloc
 from .traces import Request, Trace
 from .variants import Launch
 
-READY_LIMIT_S = 600.0
+READY_LIMIT_S = 1200.0  # vLLM compiles at its first start
 POLL_S = 0.05
 WORKER = Path(__file__).with_name("batch_worker.py")
 HEALTH = {"sluice": "/readyz", "vllm": "/health", "llama.cpp": "/health"}
@@ -100,13 +101,13 @@ class Library(Running):
             raise RunFailed(str(said["error"])[:200])
         if said["tokens"] != [request.output_tokens for request in requests]:
             raise RunFailed("it made other numbers of tokens than were asked")
-        return Result(said["wall_s"], sum(said["tokens"]))
+        return Result(float(said["wall_s"]), sum(said["tokens"]))
 
-    def _read(self) -> dict[str, object]:
+    def _read(self) -> dict[str, Any]:
         line = self.process.stdout.readline() if self.process.stdout else b""
         if not line:
             raise CannotStart(f"it ended: {complaint(self.log)}")
-        said: dict[str, object] = json.loads(line)
+        said: dict[str, Any] = json.loads(line)
         return said
 
 
@@ -115,7 +116,9 @@ def complaint(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     reasons = [line for line in lines if "rror" in line or line.startswith("sluice-worker:")]
     said = (reasons or lines or ["nothing was said"])[-1]
-    return " ".join(Path(word).name if word.startswith("/") else word for word in said.split())[:240]
+    return " ".join(Path(word).name if word.startswith("/") else word for word in said.split())[
+        :240
+    ]
 
 
 class Peers:
@@ -164,7 +167,7 @@ class Peers:
             model = gguf(site, model)
         port = free_port()
         arguments = [a.format(model=model, port=port) for a in launch.arguments]
-        environ = os.environ | dict(launch.environ) | _preload(site)
+        environ = os.environ | dict(launch.environ) | _environ_of(site)
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{launch.variant.name}-{launch.model}.log"
         is_library = launch.variant.family == "batch"
@@ -202,12 +205,12 @@ def _program(launch: Launch, site: Site | None) -> list[str]:
     return [str(site.python), str(WORKER)]
 
 
-def _preload(site: Site | None) -> dict[str, str]:
-    """What vLLM's documentation asks to preload."""
+def _environ_of(site: Site | None) -> dict[str, str]:
+    """What vLLM's documentation asks to preload, and where it keeps what it compiles."""
     if site is None or site.name != "vllm":
         return {}
     found = [str(path) for path in (tcmalloc(site), openmp(site)) if path]
-    return {"LD_PRELOAD": os.pathsep.join(found)}
+    return {"LD_PRELOAD": os.pathsep.join(found), "VLLM_CACHE_ROOT": str(site.root / "compiled")}
 
 
 def _check_kernels(peer: Running) -> None:

@@ -116,12 +116,15 @@ def launch(variant: Variant, trace: Trace, cpus: tuple[int, ...], *, all_cpus: b
     if variant.site == "vllm":
         environ = {**environ, **_vllm_environ(cpus)}
     cap = trace.cap if variant.is_static else trace.server_cap
-    arguments = {
-        "sluice": _sluice,
-        "vllm": _vllm_server,
-        "llama.cpp": lambda cap: _llama_server(cap, len(cpus)),
-        "batch": lambda cap: (variant.name, "{model}", str(cap)),
-    }[variant.family](cap)
+    match variant.family:
+        case "sluice":
+            arguments = _sluice(cap)
+        case "vllm":
+            arguments = _vllm_server(cap)
+        case "llama.cpp":
+            arguments = _llama_server(cap, len(cpus))
+        case _:  # a library is told the trace's cap with each run
+            arguments = (variant.name, "{model}", str(trace.server_cap))
     flags = tuple(flag.format(cap=cap) for flag in variant.flags)
     return Launch(variant, trace.model, (*arguments, *flags), tuple(sorted(environ.items())))
 

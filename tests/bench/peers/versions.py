@@ -28,12 +28,11 @@ def _sluice() -> str:
 def versions(variants: Sequence[Variant]) -> dict[str, str]:
     """What each of the variants' programs is, by its site."""
     known = {
-        "": _sluice,
-        "vllm": lambda: f"{VLLM_WHEEL}, {pinned('vllm', 'torch')}",
-        "transformers": lambda: (
-            f"{pinned('transformers', 'transformers')}, {pinned('transformers', 'torch')}"
-        ),
-        "llama.cpp": lambda: f"of {LLAMA_ARCHIVE}",
+        "sluice": _sluice(),
+        "vllm": f"{VLLM_WHEEL}, {pinned('vllm', 'torch')}",
+        "transformers": f"{pinned('transformers', 'transformers')}, "
+        f"{pinned('transformers', 'torch')}",
+        "llama.cpp": f"of {LLAMA_ARCHIVE}",
     }
-    sites = dict.fromkeys(variant.site for variant in variants)
-    return {site or "sluice": known[site]() for site in sites}
+    sites = dict.fromkeys(variant.site or "sluice" for variant in variants)
+    return {site: known[site] for site in sites}
