@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test demo cluster cluster-down clean
+.PHONY: setup lint unit test bench demo cluster cluster-down clean
 
 setup: .venv/.ready
 
@@ -23,6 +23,10 @@ unit: setup
 
 test: lint
 	@bash tests/run
+
+# Sluice beside its peers; ARGS="--help" says more. Needs gcc, a quiet machine and 20 GB.
+bench: setup
+	@PYTHONPATH=tests $(PY) -m bench.peers $(ARGS)
 
 demo:
 	@$(MAKE) --no-print-directory -j2 setup cluster
