@@ -14,6 +14,7 @@ that could be started has its runs.
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -66,24 +67,23 @@ class Bench:
         result = self._kept(trace, asked)
         up: dict[str, Running] = {}
         for wanted in asked:
-            name = wanted.variant.name
+            name, fresh = wanted.variant.name, wanted not in self._peers.running
             try:
-                up[name] = self._start(wanted, trace)
+                up[name] = self._start(wanted, trace) if fresh else self._peers.get(wanted)
             except (CannotInstall, CannotStart, RunFailed) as error:
                 print(f"  {name} is left out: {error}", flush=True)
                 result.left_out[name] = str(error)
             else:
-                result.starts_s[name] = round(up[name].start_s, 2)
+                if fresh:
+                    result.starts_s[name] = round(up[name].start_s, 2)
         self._rounds(trace, up, result)
         return self._written(result)
 
     def _start(self, wanted: Launch, trace: Trace) -> Running:
         """A peer that has answered a few requests."""
-        fresh = wanted not in self._peers.running
         peer = self._peers.get(wanted)
-        if fresh:
-            warm = trace.small(max(WARM_UP_REQUESTS, trace.cap if wanted.variant.is_static else 0))
-            peer.run(warm, warm.requests(-1))
+        warm = trace.small(max(WARM_UP_REQUESTS, trace.cap if wanted.variant.is_static else 0))
+        peer.run(warm, warm.requests(-1))
         return peer
 
     def _rounds(self, trace: Trace, up: dict[str, Running], result: TraceResult) -> None:
@@ -109,7 +109,7 @@ class Bench:
         before = self._peak.measure()
         for name, peer in up.items():
             try:
-                run = self._run(trace, requests, (name, repeat, before), peer, list(up.values()))
+                run = self._run(trace, requests, (name, repeat, before), peer)
             except (RunFailed, CannotStart) as error:
                 run = failed_run(name, repeat, str(error))
             before = run.peak_after or self._peak.measure()
@@ -126,9 +126,8 @@ class Bench:
         requests: Sequence[Request],
         at: tuple[str, int, float],
         peer: Running,
-        everyone: Sequence[Running],
     ) -> Run:
-        others = [other for other in everyone if other is not peer]
+        others = [other for other in self._peers.running.values() if other is not peer]
         own, idle_s = peer.cpu(), sum(other.cpu().total_s for other in others)
         seen = peer.run(trace, requests)
         used: CpuTime = peer.cpu().since(own)
@@ -221,7 +220,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=cache, help="where peers are installed")
     parser.add_argument("--out", type=Path, help="default: docs/benchmarks; of trials build/")
     given = parser.parse_args(argv)
-    given.command = " ".join(["make bench", f'ARGS="{" ".join(argv)}"' if argv else ""]).strip()
+    given.command = _command(argv)
     for option, known in (("only", TRACES), ("peers", VARIANTS)):
         names = (getattr(given, option) or "").split(",")
         if unknown := [name for name in names if name and name not in known]:
@@ -231,6 +230,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--repeats must be at least 1")
     given.out = given.out or ROOT / ("build" if given.requests else "docs") / "benchmarks"
     return given
+
+
+def _command(argv: Sequence[str]) -> str:
+    """The command as it is told beside figures: without directories."""
+    told = [
+        word
+        for before, word in zip(("", *argv), argv, strict=False)
+        if not {before, word.partition("=")[0]} & {"--out", "--cache"}
+    ]
+    return f'make bench ARGS="{" ".join(told)}"' if told else "make bench"
 
 
 def _install_all(peers: Peers) -> int:
@@ -250,6 +259,7 @@ def main(argv: Sequence[str]) -> int:
     if given.report:
         report.write(given.out)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # peers are stopped
     with Peers(given.cache, given.cache / "logs") as peers:
         if given.install:
             return _install_all(peers)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -94,8 +95,11 @@ class Library(Running):
             raise RunFailed("its input is closed")
         asked = [[request.prompt, request.output_tokens] for request in requests]
         message = json.dumps({"requests": asked, "cap": trace.cap}) + "\n"
-        self.process.stdin.write(message.encode())
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(message.encode())
+            self.process.stdin.flush()
+        except OSError as error:
+            raise RunFailed(f"it ended: {complaint(self.log)}") from error
         said = self._read()
         if "error" in said:
             raise RunFailed(str(said["error"])[:200])
@@ -104,7 +108,12 @@ class Library(Running):
         return Result(float(said["wall_s"]), sum(said["tokens"]))
 
     def _read(self) -> dict[str, Any]:
-        line = self.process.stdout.readline() if self.process.stdout else b""
+        if (
+            self.process.stdout is None
+            or not select.select([self.process.stdout], [], [], client.LIMIT_S)[0]
+        ):
+            raise CannotStart(f"it said nothing for {client.LIMIT_S:.0f} s")
+        line = self.process.stdout.readline()  # it writes one line, then waits
         if not line:
             raise CannotStart(f"it ended: {complaint(self.log)}")
         said: dict[str, Any] = json.loads(line)

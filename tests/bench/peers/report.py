@@ -11,6 +11,7 @@ from .results import TraceResult
 from .rounds import NEAR, Run, Spread, counted, ratio, spread
 from .traces import BATCHES, TRACES
 
+START_S = 5.0
 INTRODUCTION = """\
 # Benchmarks: Sluice and its peers
 
@@ -66,9 +67,11 @@ def page(
     for goal in GOALS:
         peak = peaks[results[goal.trace].machine.cpu] if goal.trace in results else 0.0
         yield _goal_row(goal, results, peak)
+    yield _start_row(results)
     if any(name.startswith("batch-") for name in results):
         yield "\n## Continuous against static batches\n"
         yield f"![tokens a second by sequences at once]({folder}/batch.png)"
+        yield from _growth(results, peaks)
     for name, result in results.items():
         yield f"\n## {name}: {result.about}\n"
         if not name.startswith("batch-"):
@@ -98,6 +101,42 @@ def _goal_row(goal: Goal, results: Mapping[str, TraceResult], peak: float) -> st
         verdict = "reached, and the aim" if goal.reaches_aim(median) else "reached"
     beside = f", against {other}" if other else ""
     return f"| {goal.work} | {limits} | {_told(claim.spread)} | {verdict}{beside} |"
+
+
+def _start_row(results: Mapping[str, TraceResult]) -> str:
+    """Starts are not between probes; all of this worker's with the 88 M model are taken."""
+    found = spread(
+        [
+            seconds
+            for result in results.values()
+            for name, seconds in result.starts_s.items()
+            if name.startswith("sluice") and result.model == "88M"
+        ]
+    )
+    told = "not measured" if found is None else "reached" if found.median <= START_S else "missed"
+    return (
+        f"| seconds from start to ready, 88M | at most {START_S:g} | 3 | {_told(found)} | {told} |"
+    )
+
+
+def _growth(results: Mapping[str, TraceResult], peaks: Mapping[str, float]) -> Iterator[str]:
+    """Tokens a second at each size, and how much longer each sequence takes in company."""
+    sizes = [size for size in BATCHES if f"batch-{size}" in results]
+    told = f"a sequence's time for a token, {sizes[-1]} over {sizes[0]} at once"
+    yield f"\n| tokens/s at | {' | '.join(map(str, sizes))} | {told} |"
+    yield "|---" * (len(sizes) + 2) + "|"
+    batches = [results[f"batch-{size}"] for size in sizes]
+    for peer in dict.fromkeys(name for result in batches for name in result.peers):
+        speeds = []
+        for result in batches:
+            good = counted(result.runs, peer, peaks[result.machine.cpu])
+            speeds.append(spread([value for run in good if (value := speed(run))]))
+        first, last = speeds[0], speeds[-1]
+        growth = (
+            f"{sizes[-1] * first.median / sizes[0] / last.median:.1f}" if first and last else "-"
+        )
+        cells = " | ".join(f"{found.median:.0f}" if found else "-" for found in speeds)
+        yield f"| {peer} | {cells} | {growth} |"
 
 
 def _told(found: Spread | None, digits: int = 2) -> str:

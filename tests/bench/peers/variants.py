@@ -8,6 +8,7 @@ from .traces import BATCHES, Trace
 
 WINDOW = 2048
 KV_TOKENS = 65536
+KV_GIB = {"88M": "1", "500M": "2"}  # what KV_TOKENS take, rounded up
 SLUICE_BLOCK = 64
 TARGET_MS = 100
 
@@ -114,7 +115,9 @@ def launch(variant: Variant, trace: Trace, cpus: tuple[int, ...], *, all_cpus: b
     threads = {} if all_cpus else {"OMP_NUM_THREADS": str(len(cpus))}
     environ: Mapping[str, str] = dict(variant.environ) | threads
     if variant.site == "vllm":
-        environ = {**environ, **_vllm_environ(cpus)}
+        environ = {**environ, **_vllm_environ(cpus), "VLLM_CPU_KVCACHE_SPACE": KV_GIB[trace.model]}
+    if variant.name == "vllm-offline":
+        environ = {**environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # its engine in-process
     cap = trace.cap if variant.is_static else trace.server_cap
     match variant.family:
         case "sluice":
@@ -154,8 +157,6 @@ def _vllm_environ(cpus: tuple[int, ...]) -> dict[str, str]:
         bind = f"{cpus[0]}-{cpus[-1]}"
     return {
         "VLLM_CPU_OMP_THREADS_BIND": bind,
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # of the LLM class: its engine in this process
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
