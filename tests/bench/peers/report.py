@@ -163,8 +163,9 @@ def _trace(result: TraceResult, peak: float) -> Iterator[str]:
     if result.starts_s:
         started = ", ".join(f"{name} {seconds:.1f}" for name, seconds in result.starts_s.items())
         yield f"\nSeconds from start to ready: {started}."
-    if busy := _busy_idlers(result.runs):
-        yield f"\nWhile others ran, idle peers took CPU time beside: {busy}."
+    shares = [100 * run.others_cpu_s / run.wall_s for run in result.runs if not run.error]
+    if idle := spread(shares):
+        yield f"\nWhile one ran, all others together took {_told(idle, 1)} % of a processor."
 
 
 def _cells(result: TraceResult, name: str, peak: float, online: bool) -> Iterator[str]:
@@ -187,9 +188,3 @@ def _pair(runs: Sequence[Run], *names: str) -> str:
         spread([v for run in runs if (v := getattr(run, name)) is not None]) for name in names
     ]
     return ", ".join("-" if value is None else f"{value.median:.0f}" for value in values)
-
-
-def _busy_idlers(runs: Sequence[Run]) -> str:
-    """Runs beside which peers that should have waited took over 2 % of a processor."""
-    loud = {run.peer for run in runs if not run.error and run.others_cpu_s > 0.02 * run.wall_s}
-    return ", ".join(sorted(loud))
