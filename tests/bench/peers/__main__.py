@@ -29,8 +29,7 @@ from .client import RunFailed
 from .install import CannotInstall
 from .launch import CannotStart, Peers, Running
 from .peak import NoProbe, Peak
-from .processes import CpuTime
-from .results import Machine, TraceResult, failed_run, make_run
+from .results import CpuTime, Machine, TraceResult, failed_run, make_run
 from .rounds import Run, counted, needs_more, order
 from .traces import TRACES, Request, Trace
 from .variants import TAKING_PART, VARIANTS, Launch, launch

@@ -8,24 +8,15 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from .results import Result
 from .traces import Request
+from .variants import MODEL_NAME
 
-MODEL_NAME = "bench"
 LIMIT_S = 1800.0
 
 
 class RunFailed(Exception):
     """A peer did not answer as asked; the message is one sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One run as its client saw it. Latencies are empty if only the whole is known."""
-
-    wall_s: float
-    output_tokens: int
-    first_s: tuple[float, ...] = ()
-    gaps_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ import httpx
 
 from . import client, processes
 from .checkpoint import MODELS, write
-from .client import Result, RunFailed
+from .client import RunFailed
 from .install import CannotInstall, Site, gguf, install, openmp, tcmalloc
+from .results import CpuTime, Result
 from .traces import Request, Trace
 from .variants import Launch
 
@@ -43,7 +44,7 @@ class Running:
         self.launch, self.process, self.log = launch, process, log
         self.start_s = 0.0
 
-    def cpu(self) -> processes.CpuTime:
+    def cpu(self) -> CpuTime:
         """CPU time of its processes until now."""
         return processes.cpu_time(self.process.pid, ENGINE_MARK[self.launch.variant.family])
 

@@ -3,23 +3,12 @@
 import os
 import signal
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+
+from .results import CpuTime
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 STOP_S = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class CpuTime:
-    """CPU-seconds of a process and all below it; `engine_s` of those that compute."""
-
-    total_s: float
-    engine_s: float
-
-    def since(self, before: "CpuTime") -> "CpuTime":
-        """What was used after `before`."""
-        return CpuTime(self.total_s - before.total_s, self.engine_s - before.engine_s)
 
 
 def _stat(pid: int) -> tuple[int, float] | None:

@@ -1,12 +1,32 @@
 """What one trace's file in docs/benchmarks holds: everything that its tables are made of. Pure."""
 
-import math
+from dataclasses import dataclass
 
 from msgspec import Struct
 
-from .client import Result
-from .processes import CpuTime
 from .rounds import Run, quantile
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run as its client saw it. Latencies are empty if only the whole is known."""
+
+    wall_s: float
+    output_tokens: int
+    first_s: tuple[float, ...] = ()
+    gaps_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTime:
+    """CPU-seconds of a process and all below it; `engine_s` of those that compute."""
+
+    total_s: float
+    engine_s: float
+
+    def since(self, before: "CpuTime") -> "CpuTime":
+        """What was used after `before`."""
+        return CpuTime(self.total_s - before.total_s, self.engine_s - before.engine_s)
 
 
 class Machine(Struct, frozen=True):
@@ -73,4 +93,4 @@ def make_run(
 
 def failed_run(peer: str, repeat: int, reason: str) -> Run:
     """A run that brought no figures."""
-    return Run(peer, repeat, math.inf, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0.0, error=reason)
+    return Run(peer, repeat, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0.0, error=reason)

@@ -87,8 +87,13 @@ def counted(runs: Sequence[Run], peer: str, best_gflops: float) -> list[Run]:
 def needs_more(
     runs: Sequence[Run], peers: Sequence[str], best_gflops: float, repeats: int
 ) -> list[str]:
-    """The peers that have fewer counted runs than asked."""
-    return [peer for peer in peers if len(counted(runs, peer, best_gflops)) < repeats]
+    """The peers that count in fewer rounds than asked together with some other one."""
+    rounds = {peer: {run.repeat for run in counted(runs, peer, best_gflops)} for peer in peers}
+    return [
+        peer
+        for peer in peers
+        if min(len(rounds[peer] & other) for other in rounds.values()) < repeats
+    ]
 
 
 def order(peers: Sequence[str], repeat: int) -> list[str]:
@@ -112,9 +117,10 @@ def ratio(
     found = []
     for repeat in rounds:
         pair = [of[peer, repeat] for peer in peers]
-        upper, lower = (value(run) for run in pair)
-        if all(run.counts(best_gflops) for run in pair) and upper is not None and lower:
-            found.append(upper / lower)
+        if all(run.counts(best_gflops) for run in pair):
+            upper, lower = (value(run) for run in pair)
+            if upper is not None and lower:
+                found.append(upper / lower)
     lost = len(rounds) - len(found)
     if 2 * lost > len(rounds):
         return Claim(None, f"{lost} of {len(rounds)} rounds discarded")

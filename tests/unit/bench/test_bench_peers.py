@@ -58,8 +58,21 @@ def test_what_counts_had_the_peak_on_both_sides(peaks: list[float]) -> None:
     assert (needs_more(runs, ["a"], BEST, 3) == []) == (len(good) >= 3)
 
 
+def test_rounds_go_on_until_every_two_peers_have_enough_in_common() -> None:
+    alone = {0: "a", 4: "b"}  # in these only one of them counts
+    runs = [
+        _run(peer, n, 1.0, BEST if alone.get(n, peer) == peer else 100.0)
+        for n in range(5)
+        for peer in "ab"
+    ]
+    assert needs_more(runs[:8], ["a", "b"], BEST, 4) == ["a", "b"]
+    assert needs_more(runs, ["a", "b"], BEST, 3) == []
+    assert needs_more(runs, ["a", "b"], BEST, 4) == ["a", "b"]
+
+
 def test_a_failed_run_never_counts() -> None:
-    failed = failed_run("a", 0, "HTTP 500")
+    kept = msgspec.json.encode(failed_run("a", 0, "HTTP 500"))
+    failed = msgspec.json.decode(kept, type=Run)
     assert not failed.counts(0.0)
     assert _claim([failed, _run("b", 0, 1.0)]).spread is None
 
