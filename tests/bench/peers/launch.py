@@ -27,7 +27,7 @@ WORKER = Path(__file__).with_name("batch_worker.py")
 HEALTH = {"sluice": "/readyz", "vllm": "/health", "llama.cpp": "/health"}
 ENGINE_MARK = {
     "sluice": "sluice_worker.engine_process",
-    "vllm": "EngineCore",
+    "vllm": "VLLM::",
     "llama.cpp": "llama-server",
     "batch": "batch_worker",
 }
