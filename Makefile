@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test bench demo cluster cluster-down clean
+.PHONY: setup lint unit test bench bench-gpu demo cluster cluster-down clean
 
 setup: .venv/.ready
 
@@ -20,6 +20,7 @@ lint: setup
 
 unit: setup
 	@$(PY) -m pytest -q tests/unit
+	@$(PY) -m pytest -q tests/gpu
 
 test: lint
 	@bash tests/run
@@ -27,6 +28,9 @@ test: lint
 # Sluice beside its peers; ARGS="--help" says more. Needs gcc, a quiet machine and 20 GB.
 bench: setup
 	@PYTHONPATH=tests $(PY) -m bench.peers $(ARGS)
+
+bench-gpu: setup
+	@PYTHONPATH=tests $(PY) -m bench.gpu
 
 demo:
 	@$(MAKE) --no-print-directory -j2 setup cluster

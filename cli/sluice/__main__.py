@@ -6,9 +6,12 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
+    "bench": "the same bursts at several caps of one running server",
     "demo": "see the whole promise on a real cluster",
     "load": "closed- and open-loop load on an OpenAI endpoint",
+    "report": "what one service promised, held and cost, and what would help",
     "serve": "one model on this machine, without Kubernetes",
+    "status": "one service's plan, cap, evidence, conditions and history",
     "plan": "the memory arithmetic of a checkpoint, without a pod",
 }
 

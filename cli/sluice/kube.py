@@ -1,5 +1,6 @@
 """kubectl and helm as subprocesses: the demo does nothing that its reader could not type."""
 
+import argparse
 import json
 import os
 import socket
@@ -38,16 +39,23 @@ def condition(service: Mapping[str, Any] | None, kind: str) -> Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Kube:
-    """One cluster, as its kubeconfig and the folder of kubectl and helm name it."""
+    """One cluster, as its kubeconfig and the folder of kubectl and helm name it.
 
-    kubeconfig: Path
-    bin_dir: Path
+    None: as a person's own shell would find them.
+    """
+
+    kubeconfig: Path | None = None
+    bin_dir: Path | None = None
 
     @property
     def env(self) -> dict[str, str]:
         """The environment in which commands run."""
-        path = f"{self.bin_dir}{os.pathsep}{os.environ.get('PATH', '')}"
-        return {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
+        env = dict(os.environ)
+        if self.bin_dir is not None:
+            env["PATH"] = f"{self.bin_dir}{os.pathsep}{env.get('PATH', '')}"
+        if self.kubeconfig is not None:
+            env["KUBECONFIG"] = str(self.kubeconfig)
+        return env
 
     def run(self, *argv: str, stdin: str | None = None) -> str:
         """Run a command to its end and return its standard output; raises `KubeError`."""
@@ -92,6 +100,12 @@ class Kube:
         path = f"/apis/sluice.dev/v1alpha1/namespaces/{NAMESPACE}/inferenceservices/{name}"
         return dict(json.loads(self.kubectl("get", "--raw", path)))
 
+    def events(self, name: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+        """Events of the named InferenceService, oldest first."""
+        chosen = f"involvedObject.name={name},involvedObject.kind=InferenceService"
+        items = self.get("events", "-n", namespace, "--field-selector", chosen)["items"]
+        return sorted(items, key=lambda event: event.get("lastTimestamp") or "")
+
     def pods(self, name: str) -> list[dict[str, Any]]:
         """The pods of the named InferenceService."""
         selector = f"app.kubernetes.io/instance%3D{name}"
@@ -132,6 +146,20 @@ class Kube:
             return True if phase in ("Running", "Succeeded", "Failed") else None
 
         wait_for(f"pod {pod} to start", 90, started)
+
+
+def add_object_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that name one InferenceService, as kubectl's."""
+    parser.add_argument("name", metavar="NAME", help="of the InferenceService")
+    parser.add_argument("-n", "--namespace", help="default: that of kubectl's context")
+    parser.add_argument("--kubeconfig", type=Path, help="default: kubectl's own")
+
+
+def find_object(args: argparse.Namespace) -> tuple[Kube, dict[str, Any]]:
+    """The cluster and the InferenceService that the flags name; raises `KubeError`."""
+    kube = Kube(args.kubeconfig)
+    where = ("-n", args.namespace) if args.namespace else ()
+    return kube, dict(kube.get("inferenceservices.sluice.dev", args.name, *where))
 
 
 def load_pod(name: str, image: str, argv: list[str]) -> dict[str, object]:

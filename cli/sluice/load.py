@@ -1,9 +1,8 @@
 """Load on an OpenAI-compatible endpoint: closed loop to find capacity, open loop to test it.
 
 Runs anywhere Python runs, inside the cluster too: it prints one JSON object a line, progress every
-two seconds and a `phase` line at the end of each phase; `kubectl logs -f` is its interface. Clients
-are ordinary: keep-alive connections, and a retry after 429, 503 or a connection that closed before
-any byte of the answer, as the openai client does. A request's clock starts with its first try.
+two seconds and a `phase` line at the end of each phase; `kubectl logs -f` is its interface. Its
+clients are `client`'s.
 """
 
 import argparse
@@ -17,47 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import aiohttp
+from sluice_operator.tuner import Targets
 
-MAX_RETRIES = 2  # openai-python's default
-REQUEST_TIMEOUT_SECONDS = 300.0
+from sluice import targets
+from sluice.client import COMPLETIONS, REQUEST_TIMEOUT_SECONDS, Outcome, Shape, quantile, request
 
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Lengths in tokens, drawn uniformly; prompts are random token ids below `vocab_size`."""
-
-    prompt_tokens: tuple[int, int]
-    max_tokens: tuple[int, int]
-    vocab_size: int
-    model: str
-
-    def body(self, rng: random.Random) -> dict[str, object]:
-        """One request's JSON body."""
-        prompt = [
-            rng.randrange(10, self.vocab_size) for _ in range(rng.randint(*self.prompt_tokens))
-        ]
-        return {
-            "model": self.model,
-            "prompt": prompt,
-            "max_tokens": rng.randint(*self.max_tokens),
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one request. `result`: ok, failed (typed error) or cut (no `[DONE]`)."""
-
-    result: str
-    pod: str
-    ttft_s: float
-    total_s: float
-    num_tokens: int
-    gaps_s: tuple[float, ...]
-    retries: int
-    detail: str = ""
+KINDS = ("closed", "open", "burst")
 
 
 @dataclass
@@ -65,13 +29,15 @@ class Ledger:
     """Counts of one phase; at its end every request sent has exactly one of `outcomes`."""
 
     name: str
+    targets: Targets | None = None
     sent: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
 
     def summary(self, seconds: float) -> dict[str, object]:
         """The phase in numbers: seconds are wall time from its first request to its last answer."""
-        good = [o for o in self.outcomes if o.result == "ok"]
+        good = [o for o in self.outcomes if o.is_ok]
         gaps = [gap for o in good for gap in o.gaps_s]
+        held = self.targets and sum(targets.is_good(o, self.targets) for o in self.outcomes)
         return {
             "phase": self.name,
             "seconds": round(seconds, 2),
@@ -88,80 +54,14 @@ class Ledger:
                 [(o.total_s - o.ttft_s) / (o.num_tokens - 1) for o in good if o.num_tokens > 1], 0.5
             ),
             "p99_itl_ms": quantile_ms(gaps, 0.99),
+            **({} if held is None else {"good": held}),
         }
 
 
 def quantile_ms(seconds: list[float], q: float) -> float | None:
     """The q-quantile (nearest rank) in milliseconds, or None without values."""
-    if not seconds:
-        return None
-    ordered = sorted(seconds)
-    return round(1000 * ordered[min(len(ordered) - 1, int(q * len(ordered)))], 2)
-
-
-class Retry(Exception):
-    """The server asked to come again, or closed before it answered."""
-
-    def __init__(self, after_s: float, why: str) -> None:
-        super().__init__(why)
-        self.after_s = after_s
-
-
-async def read_stream(response: aiohttp.ClientResponse, start: float) -> Outcome:
-    """Read one SSE answer to its end; without `[DONE]` it is cut, with an error event failed."""
-    times: list[float] = []
-    done, error = False, ""
-    async for line in response.content:
-        if line.startswith(b"data: [DONE]"):
-            done = True
-        elif line.startswith(b"data: "):
-            if b'"error"' in line and "error" in json.loads(line[6:]):
-                error = line.decode(errors="replace")[:200]
-            times.append(time.monotonic())
-    gaps = tuple(b - a for a, b in zip(times, times[1:], strict=False))
-    result = "failed" if error else ("ok" if done else "cut")
-    ttft = times[0] - start if times else 0.0
-    pod = response.headers.get("x-sluice-pod", "unknown")
-    return Outcome(result, pod, ttft, time.monotonic() - start, len(times), gaps, 0, error)
-
-
-async def attempt(
-    session: aiohttp.ClientSession, url: str, body: dict[str, object], start: float
-) -> Outcome:
-    """One try; raises `Retry` where an ordinary client would come again."""
-    try:
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            if response.status in (429, 503):
-                after = float(response.headers.get("Retry-After", "1"))
-                raise Retry(min(after, 10.0), f"HTTP {response.status}")
-            if response.status != 200:
-                detail = f"HTTP {response.status}: {(await response.text())[:200]}"
-                return Outcome("failed", "", 0.0, time.monotonic() - start, 0, (), 0, detail)
-            return await read_stream(response, start)
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientConnectorError, ConnectionError) as e:
-        raise Retry(0.5, type(e).__name__) from e
-    except (TimeoutError, aiohttp.ClientError) as e:
-        detail = f"{type(e).__name__}: {e}"[:200]
-        return Outcome("cut", "", 0.0, time.monotonic() - start, 0, (), 0, detail)
-
-
-async def request(session: aiohttp.ClientSession, url: str, body: dict[str, object]) -> Outcome:
-    """One request with its retries, as one outcome."""
-    start = time.monotonic()
-    for retries in range(MAX_RETRIES + 1):
-        try:
-            outcome = await attempt(session, url, body, start)
-        except Retry as again:
-            if retries == MAX_RETRIES:
-                return Outcome("failed", "", 0.0, 0.0, 0, (), retries, str(again))
-            await asyncio.sleep(again.after_s)
-        else:
-            return outcome if not retries else _with_retries(outcome, retries)
-    raise AssertionError("unreachable: the last try returns")
-
-
-def _with_retries(o: Outcome, retries: int) -> Outcome:
-    return Outcome(o.result, o.pod, o.ttft_s, o.total_s, o.num_tokens, o.gaps_s, retries, o.detail)
+    value = quantile(seconds, q)
+    return None if value is None else round(1000 * value, 2)
 
 
 Send = Callable[[Ledger], "asyncio.Task[None]"]
@@ -188,6 +88,13 @@ async def open_loop(
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         tasks.append(send(ledger))
     await asyncio.gather(*tasks)
+
+
+async def burst(send: Send, ledger: Ledger, size: int, seconds: float) -> None:
+    """`size` requests at once, then silence: until all are answered, `seconds` at least."""
+    end = time.monotonic() + seconds
+    await asyncio.gather(*(send(ledger) for _ in range(size)))
+    await asyncio.sleep(max(0.0, end - time.monotonic()))
 
 
 def emit(record: dict[str, object]) -> None:
@@ -221,14 +128,14 @@ async def run(args: argparse.Namespace) -> int:
             body = shape.body(rng)
 
             async def one() -> None:
-                ledger.outcomes.append(await request(session, args.url, body))
+                ledger.outcomes.append(await request(session, args.url + COMPLETIONS, body))
 
             return asyncio.create_task(one())
 
         progress = asyncio.create_task(report_progress(ledgers))
         capacity = args.capacity
         for name, kind, amount, seconds in args.phases:
-            ledgers.append(Ledger(name))
+            ledgers.append(Ledger(name, args.slo))
             start = time.monotonic()
             if not capacity:
                 emit(
@@ -237,6 +144,8 @@ async def run(args: argparse.Namespace) -> int:
                 break
             if kind == "closed":
                 await closed_loop(send, ledgers[-1], int(amount), seconds)
+            elif kind == "burst":
+                await burst(send, ledgers[-1], round(amount * capacity), seconds)
             else:
                 await open_loop(send, ledgers[-1], amount * capacity, seconds, rng)
             summary = ledgers[-1].summary(time.monotonic() - start)
@@ -244,19 +153,21 @@ async def run(args: argparse.Namespace) -> int:
                 capacity = float(str(summary["requests_per_s"]))
             emit(summary | {"t_s": time.time(), "capacity": capacity})
         progress.cancel()
-    return 0 if all(o.result == "ok" for led in ledgers for o in led.outcomes) else 1
+    return 0 if all(o.is_ok for led in ledgers for o in led.outcomes) else 1
 
 
 def phase(text: str) -> tuple[str, str, float, float]:
-    """`NAME:closed:CONCURRENCY:SECONDS` or `NAME:open:FRACTION_OF_CAPACITY:SECONDS`."""
+    """`NAME:closed:CONCURRENCY:SECONDS`, `NAME:open:FRACTION:SECONDS` of the capacity, or
+    `NAME:burst:FRACTION:SECONDS`, at once as many requests as capacity brings in FRACTION s."""
     try:
         name, kind, amount, seconds = text.split(":")
-        if kind not in ("closed", "open") or float(amount) <= 0 or float(seconds) <= 0:
+        if kind not in KINDS or float(amount) <= 0 or float(seconds) <= 0:
             raise ValueError(text)
         return name, kind, float(amount), float(seconds)
     except ValueError as e:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not NAME:closed:CONCURRENCY:SECONDS or NAME:open:FRACTION:SECONDS"
+            f"{text!r} is not NAME:closed:CONCURRENCY:SECONDS, NAME:open:FRACTION:SECONDS or "
+            "NAME:burst:FRACTION:SECONDS"
         ) from e
 
 
@@ -274,6 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, nargs=2, default=[32, 96], metavar=("A", "B"))
     parser.add_argument("--vocab-size", type=int, default=1000, help="token ids are drawn below it")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slo", type=targets.read_targets, help=f"count good ones: {targets.HELP}")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", default="auto", choices=("auto", *sizing.DTYPE_BYTES))
+    parser.add_argument("--quantization", choices=("w8a8",), help="as the worker is told")
     parser.add_argument("--max-model-len", type=int, help="default: the checkpoint's own")
     parser.add_argument("--max-num-seqs", type=int, help="the user's maximum")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
@@ -48,15 +49,17 @@ def main(args: argparse.Namespace) -> int:
         found = checkpoint.read(uri, args.dtype, root.parent)
         if isinstance(found, checkpoint.Unread):
             raise sizing.SizingError(f"{args.model} is not a folder.")
+        dtype_bytes = sizing.DTYPE_BYTES[found.dtype]
+        saved = sizing.bytes_saved(found.shape, dtype_bytes, args.quantization)
         plan = sizing.plan_memory(
             found.shape,
             total_bytes=args.memory,
             utilization=args.gpu_memory_utilization,
-            weights_bytes=found.weights_bytes,
+            weights_bytes=found.weights_bytes - saved,
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_model_len=args.max_model_len or found.shape.max_position,
             block_size=args.block_size or (16 if args.device == "cuda" else 64),
-            dtype_bytes=sizing.DTYPE_BYTES[found.dtype],
+            dtype_bytes=dtype_bytes,
             max_num_seqs=args.max_num_seqs,
             lengths=None,
             device=args.device,

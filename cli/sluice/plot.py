@@ -1,7 +1,8 @@
-"""The demo's timeline as one picture. Imports matplotlib, which only the `demo` extra brings."""
+"""What was measured, as pictures. Imports matplotlib, which only the `demo` extra brings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -9,6 +10,7 @@ from sluice.timeline import Row
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator
 
 SHADES = {"warmup": "#eef3f8", "capacity": "#dce9f5", "low": "#f6f6f6", "high": "#fdeaea"}
 
@@ -49,14 +51,70 @@ def timeline_png(
 
 
 def _shade_phases(axes: Sequence[plt.Axes], rows: Sequence[Row], start: float) -> None:
-    begin = 0
+    begin, bands = 0, ("#ffffff", "#f2f2f2")
     for i in range(1, len(rows) + 1):
         if i < len(rows) and rows[i].phase == rows[begin].phase:
             continue
         left, right = rows[begin].t_s - start, rows[min(i, len(rows) - 1)].t_s - start
         for axis in axes:
-            axis.axvspan(left, right, color=SHADES.get(rows[begin].phase, "#ffffff"), zorder=0)
+            axis.axvspan(left, right, color=SHADES.get(rows[begin].phase, bands[0]), zorder=0)
         axes[0].text(
             (left + right) / 2, axes[0].get_ylim()[1], rows[begin].phase, ha="center", va="bottom"
         )
-        begin = i
+        begin, bands = i, bands[::-1]
+
+
+def caps_png(result: Mapping[str, Any], path: Path) -> None:
+    """Four panels over the cap: throughput and goodput, first token, gap, effective batch."""
+    points = result["points"]
+    caps = [p["cap"] for p in points]
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), sharex=True, layout="constrained")
+    rate, first, batch, gap = axes.flat
+    _spread(rate, points)
+    goodput = rate.twinx()
+    if len(result["targets"]) > 1:
+        goodput.plot(caps, [p["goodput_rps"] for p in points], "s--", color="#2a8f4d")
+    goodput.set_ylabel("good requests / s (dashed)", color="#2a8f4d")
+    goodput.set_ylim(bottom=0)
+    for axis, name, label, colour in (
+        (first, "ttft_ms", "first token", "#7b3294"),
+        (gap, "itl_ms", "gap between tokens", "#c2417c"),
+    ):
+        for q, style in (("p50", "o:"), ("p99", "o-")):
+            values = [p[name][q] or float("nan") for p in points]
+            axis.plot(caps, values, style, color=colour, label=f"{q.upper()} {label}")
+        if name.removesuffix("_ms") in points[0]["over"]:
+            target = points[0]["over"][name.removesuffix("_ms")]["target_ms"]
+            axis.axhline(target, color=colour, linestyle="--", linewidth=0.8, label="target")
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set_ylabel("ms")
+    batches = [p["effective_batch"] or float("nan") for p in points]
+    batch.plot(caps, batches, "o-", color="#e08214", label="tokens of a step")
+    batch.plot(caps, caps, ":", color="#999", label="the cap")
+    batch.set_ylabel("sequences")
+    for axis in axes.flat:
+        axis.axvline(result["recommended"], color="#2a8f4d", linewidth=5, alpha=0.2)
+        axis.axvline(result["knee"], color="#444", linewidth=0.8, linestyle=":")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(caps, [str(cap) for cap in caps])
+        axis.minorticks_off()
+    for axis in (first, batch, gap):
+        axis.legend(fontsize=8)
+    figure.supxlabel("max_num_seqs (band: recommended; dotted line: knee)")
+    figure.suptitle(f"{result['model']}: the same bursts at each cap")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _spread(axis: plt.Axes, points: Sequence[Mapping[str, Any]]) -> None:
+    """Throughput with the quartiles of its waves."""
+    rates = [p["tokens_per_s"] for p in points]
+    quartiles = [p["tokens_per_s_quartiles"] for p in points]
+    below = [max(0.0, rate - q[0]) for rate, q in zip(rates, quartiles, strict=True)]
+    above = [max(0.0, q[2] - rate) for rate, q in zip(rates, quartiles, strict=True)]
+    caps = [p["cap"] for p in points]
+    axis.errorbar(caps, rates, [below, above], fmt="o-", color="#1f6fb4", capsize=3)
+    axis.set_ylabel("tokens / s (bars: quartiles of waves)", color="#1f6fb4")
+    axis.set_ylim(bottom=0)

@@ -75,6 +75,10 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "BUILDAH_ISOLATION": "chroot"}
 
 
+def _ctr(paths: Paths) -> list[Word]:
+    return ["ctr", f"--address={paths.run / 'containerd.sock'}", "--namespace=k8s.io"]
+
+
 def _registry_answers() -> bool:
     return _status(f"http://{REGISTRY}/v2/") == 200
 
@@ -107,11 +111,27 @@ def push(paths: Paths, what: str, name: str) -> None:
 
 def _fetch(paths: Paths, what: str, name: str) -> None:
     """Bring an image to the node now: a first pod would wait a minute for it."""
-    ctr: list[Word] = ["ctr", f"--address={paths.run / 'containerd.sock'}", "--namespace=k8s.io"]
     registries = paths.run / "config" / "registries"
-    command: list[Word] = [*ctr, "images", "pull", f"--hosts-dir={registries}", name]
+    command = [*_ctr(paths), "images", "pull", f"--hosts-dir={registries}", name]
     log = paths.logs / f"pull-{what}.log"
     run_visibly(f"{what} pull", command, log, describe=lambda lines: "unpacking")
+
+
+def _forget_older(paths: Paths, name: str) -> None:
+    """Remove earlier builds of `name` where they were built and from the node: 6 GB each.
+
+    Pods that run them go on, and the registry still has them.
+    """
+    own = f"{name.rpartition(':')[0]}:"
+    built = run([*_buildah(paths), "images", "--format={{.Name}}:{{.Tag}}"], env=_environment())
+    for older in {line for line in built.split() if line.startswith(own)} - {name}:
+        run([*_buildah(paths), "rmi", "--force", older], env=_environment())
+    listed = run([*_ctr(paths), "images", "list"]).splitlines()[1:]
+    digests = {reference: digest for reference, _, digest, *_ in map(str.split, listed)}
+    # The kubelet's side of containerd has a second name for each image, by its digest.
+    old = {digests[line] for line in digests if line.startswith(own) and line != name}
+    for older in [line for line, digest in digests.items() if digest in old]:
+        run([*_ctr(paths), "images", "remove", older])
 
 
 def image_key(paths: Paths, image: Image) -> str:
@@ -170,6 +190,7 @@ def _deliver_locally(paths: Paths, image: Image, name: str) -> None:
     build(paths, image, name)
     push(paths, image.name, name)
     _fetch(paths, image.name, name)
+    _forget_older(paths, name)
 
 
 def _deliver_with_docker(paths: Paths, state: State, image: Image, name: str) -> None:

@@ -40,6 +40,8 @@ _CLAIM_MOUNT = "/mnt/models"
 _CACHE_MOUNT = "/mnt/cache"
 _ADMIN_DIR = "/etc/sluice/admin"
 _RUNTIME_DIR = "/etc/sluice/runtime"
+_SPECULATION = '{"method": "ngram", "num_speculative_tokens": 8}'
+"""What Auto means: drafts by lookup, which the engine stops where they do not pay."""
 
 
 def deployment_name(service: InferenceService) -> str:
@@ -214,6 +216,7 @@ def _template_inputs(service: InferenceService, settings: Settings) -> dict[str,
         "tokens": spec.batching.max_num_batched_tokens,
         "utilization": spec.batching.memory_utilization,
         "caching": spec.batching.prefix_caching,
+        "speculation": spec.batching.speculation,
         "args": list(spec.engine.args),
         "resources": _resources(service),
         "nodes": dict(spec.hardware.node_selector),
@@ -427,4 +430,5 @@ def _arguments(service: InferenceService, ceiling: int | None, commit: str) -> l
     }
     flags = [f"--{name}={value}" for name, value in chosen.items() if value is not None]
     caching = [] if spec.batching.prefix_caching else ["--no-enable-prefix-caching"]
-    return [*flags, *caching, *spec.engine.args]
+    drafts = [f"--speculative-config={_SPECULATION}"] if spec.batching.speculation == "Auto" else []
+    return [*flags, *caching, *drafts, *spec.engine.args]

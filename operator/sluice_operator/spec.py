@@ -284,7 +284,7 @@ class Batching(SpecObject):
     speculation: Speculation = spec_field(
         "speculation",
         choice(get_args(Speculation)),
-        "Auto: speculate where the engine can and it pays.",
+        "Auto: n-gram drafts for greedy requests, while over 80 % of them are right.",
         default="Auto",
     )
 

@@ -17,7 +17,10 @@ from .runtime import Runtime
 from .spec import MAX_HISTORY, InferenceService
 from .tuner import Condition, Decision, TargetVerdict
 from .tuner.types import ReplicaChange
+from .usage import step_times, work
 
+WINDOW_S = 600.0
+"""Of what is reported where no target names a window."""
 _MAX_MESSAGE = 2048
 
 
@@ -251,6 +254,7 @@ def _batching(report: Report) -> dict[str, Any]:
         part["predicted"] = decision.predicted_cap
         part["effectiveBatch"] = f"{decision.effective_batch:.1f}"
         part["limitedBy"] = decision.limited_by
+        part["step"] = step_times(report.evidence) or None
     change = runtime.past.last_change
     if change is not None:
         part["lastChange"] = {
@@ -321,6 +325,7 @@ def _load(report: Report) -> dict[str, Any]:
         "arrivalsPerSecond": f"{report.decision.arrivals_per_s:.2f}",
         "running": sum(config.running for config in report.configs),
         "waiting": sum(config.waiting.cap + config.waiting.kv for config in report.configs),
+        **work(report.evidence, slo.window_s if (slo := report.service.spec.slo) else WINDOW_S),
     }
     return {**part, "cause": report.decision.cause} if report.decision.cause != "none" else part
 

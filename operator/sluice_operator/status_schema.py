@@ -70,6 +70,13 @@ def _batching() -> Schema:
         predicted=say(COUNT, "Largest cap that the step model expects to hold the target."),
         effectiveBatch=say(TEXT, "Mean number of sequences that ran in a step."),
         epoch=say(COUNT, "Number of the last change."),
+        step=group(
+            "What a step takes in ms, as fitted: the sum of these.",
+            fixedMs=say(TEXT, "Of every step."),
+            sequenceMs=say(TEXT, "For each sequence that decodes."),
+            kvTokenMs=say(TEXT, "For each token in their KV cache."),
+            promptTokenMs=say(TEXT, "For each prompt token beside them."),
+        ),
         limitedBy=one_of(
             "What keeps the cap from rising.", "VRAM", "InterTokenLatency", "User", "Minimum"
         ),
@@ -137,6 +144,24 @@ def _load() -> Schema:
         running=say(COUNT, "Sequences that run, over all pods."),
         waiting=say(COUNT, "Requests that wait, over all pods."),
         cause=say(TEXT, "Where most misses of the first token come from."),
+        tokens=say(COUNT, "Tokens generated in the window, by the pods that serve."),
+        promptTokens=say(COUNT, "Prompt tokens that they computed in it."),
+        finished=say(COUNT, "Requests that they finished in it."),
+        podSeconds=say(COUNT, "Seconds that they served of it, summed over them."),
+        busyPercent=say(TEXT, "Of these, in engine steps."),
+        misses=group(
+            "First tokens over target in the window, each by the largest part of its time.",
+            cap=say(COUNT, "Waiting for max_num_seqs."),
+            kv=say(COUNT, "Waiting for KV blocks."),
+            prefill=say(COUNT, "Computing prompts."),
+            cold=say(COUNT, "While the pod was starting."),
+            other=say(COUNT, "Refused, or never begun."),
+        ),
+        lengths=group(
+            "Prompt plus output of finished requests, in tokens.",
+            mean=say(TEXT, "Their mean."),
+            sigma=say(TEXT, "Their standard deviation."),
+        ),
     )
 
 

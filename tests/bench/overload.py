@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import aiohttp
 from bench.machine import cpu_name
 from bench.serving import NAME, VOCAB_SIZE, serving
-from sluice.load import Ledger, Outcome, Retry, Shape, attempt, closed_loop, open_loop
+from sluice.client import COMPLETIONS, Outcome, Retry, Shape, attempt
+from sluice.load import Ledger, closed_loop, open_loop
 
 AIM_GOODPUT, AIM_WITHIN = 0.9, 0.95
 SHAPE = Shape((64, 192), (32, 96), VOCAB_SIZE, NAME)
@@ -58,7 +59,7 @@ async def offer(url: str, seed: int, given: argparse.Namespace, rate: float | No
 
         async def one(body: dict[str, object]) -> None:
             try:
-                outcome = await attempt(session, url, body, time.monotonic())
+                outcome = await attempt(session, url + COMPLETIONS, body, time.monotonic())
             except Retry:  # refused, and this client does not come again
                 return
             ledger.outcomes.append(outcome)

@@ -19,7 +19,8 @@ import httpx
 from bench.machine import cpu_name
 from bench.serving import NAME, VOCAB_SIZE, serving
 from integration.worker_process import Worker
-from sluice.load import Ledger, Shape, attempt, closed_loop
+from sluice.client import COMPLETIONS, Shape, attempt
+from sluice.load import Ledger, closed_loop
 
 AIM_WASTE, AIM_PREFIX = 0.04, 0.25
 PREFIX_TOKENS, TAIL_TOKENS = 896, 32
@@ -33,7 +34,8 @@ async def waste(worker: Worker, cap: int, seconds: float) -> tuple[list[float], 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def one(body: dict[str, object]) -> None:
-            ledger.outcomes.append(await attempt(session, worker.url, body, time.monotonic()))
+            url = worker.url + COMPLETIONS
+            ledger.outcomes.append(await attempt(session, url, body, time.monotonic()))
 
         def send(ledger: Ledger) -> asyncio.Task[None]:
             return asyncio.create_task(one(SHAPE.body(rng)))

@@ -14,6 +14,7 @@ speculation (4 of these 8 texts, batch 1 against 4); in float32 it is the same.
 """
 
 import argparse
+import os
 import statistics
 import sysconfig
 import time
@@ -24,6 +25,7 @@ from pathlib import Path
 import torch
 from bench.machine import cpu_name
 from bench.serving import MODEL
+from sluice_kernels.choose import choose
 from sluice_worker.blocks import BlockPool
 from sluice_worker.config import DType
 from sluice_worker.engine import Engine
@@ -32,7 +34,7 @@ from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.runner import Runner
 from sluice_worker.scheduler import Scheduler
-from sluice_worker.sizing import resolve_dtype
+from sluice_worker.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, resolve_dtype
 from sluice_worker.speculation import NgramSpeculation
 from sluice_worker.step import Limits, Work
 from sluice_worker.steptime import StepTimes
@@ -109,7 +111,15 @@ def load(dtype_name: DType) -> Machine:
     """The demo's model, and the beginnings of modules that it was not trained on."""
     config = DecoderConfig.from_json(read_json(MODEL, "config.json"))
     dtype: torch.dtype = getattr(torch, resolve_dtype(dtype_name, config.shape))
-    model = Decoder(config, Checkpoint(MODEL, dtype, torch.device("cpu")).read)
+    kernels = choose(
+        torch.device("cpu"),
+        dtype,
+        None,
+        os.environ,
+        max_gather_bytes=MAX_GATHER_BYTES,
+        max_scores_bytes=MAX_SCORES_BYTES,
+    )
+    model = Decoder(config, Checkpoint(MODEL, dtype, torch.device("cpu")).read, kernels)
     tokenizer = Tokenizer(MODEL)
     library = Path(sysconfig.get_paths()["stdlib"])
     codes = [list(tokenizer.encode((library / name).read_text())) for name in HELD_OUT]

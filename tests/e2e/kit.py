@@ -85,9 +85,7 @@ class Cluster:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Events of the object, oldest first."""
-        chosen = f"involvedObject.name={name},involvedObject.kind=InferenceService"
-        items = self.kube.get("events", "-n", NAMESPACE, "--field-selector", chosen)["items"]
-        return list(items)
+        return self.kube.events(name)
 
     def load(self, pod: str, name: str, *phases: str, **flags: object) -> list[dict[str, Any]]:
         """Run `sluice load` in a pod to its end; its phase summaries."""

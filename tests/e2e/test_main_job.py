@@ -22,7 +22,7 @@ def demo(cluster: Cluster) -> Cluster:
         DEMO,
         "demo",
         model={"uri": "file:///models/demo", "dtype": "float32"},
-        batching={"initialNumSeqs": 2, "maxNumSeqs": 16},
+        batching={"initialNumSeqs": 2, "maxNumSeqs": 16, "speculation": "Never"},
         slo={"timeToFirstToken": "300ms", "interTokenLatency": "100ms"},
         scaling={
             "maxReplicas": 1,
@@ -160,7 +160,7 @@ def test_inter_token_breach_lowers_the_cap(cluster: Cluster) -> None:
         "random-60m",
         engine={"args": ["--load-format=dummy"]},
         hardware={"accelerator": "cpu", "cpu": "1", "memory": "2Gi"},
-        batching={"initialNumSeqs": 48, "maxNumSeqs": 48},
+        batching={"initialNumSeqs": 48, "maxNumSeqs": 48, "speculation": "Never"},
         slo={"timeToFirstToken": "60s"},
     )
     cluster.wait_condition(LARGE, "Ready", "True")

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from huggingface_hub import InferenceClient
 from integration.worker_process import Worker, running_worker, stream_events
 from openai import OpenAI
 
@@ -37,6 +38,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     directory = tmp_path_factory.mktemp("openai")
     (directory / "model").mkdir()
     (directory / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    (directory / "model" / "generation_config.json").write_text('{"top_k": 1}')
     with running_worker(directory, *FLAGS) as worker:
         yield worker
 
@@ -71,6 +73,31 @@ def test_a_streamed_completion_is_the_whole_one(client: OpenAI) -> None:
     assert whole.id.startswith("cmpl-")
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 12
+
+
+def test_the_checkpoints_sampling_defaults_hold_unless_a_request_says_otherwise(
+    client: OpenAI,
+) -> None:
+    def text(**fields: Any) -> str:
+        fields = {"model": "tiny", "prompt": "def", "max_tokens": 24, "temperature": 2, **fields}
+        return str(client.completions.create(**fields).choices[0].text)
+
+    assert text() == text() == text(temperature=0)
+    assert text(extra_body={"top_k": -1}) != text(temperature=0)
+
+
+def test_usage_tells_what_the_prefix_cache_gave_and_a_salt_keeps_tenants_apart(
+    client: OpenAI,
+) -> None:
+    def cached(salt: str) -> int:
+        reply = client.completions.create(
+            model="tiny", prompt=[7] * 200, max_tokens=1, extra_body={"cache_salt": salt}
+        )
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens_details is not None
+        return reply.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert [cached("a"), cached("a"), cached("b")] == [0, 192, 0]
 
 
 def test_a_streamed_chat_is_the_whole_one(client: OpenAI) -> None:
@@ -290,3 +317,21 @@ def test_generate_streams_as_text_generation_inference_does(worker: Worker) -> N
             "seed": None,
             "input_length": whole["usage"]["prompt_tokens"],
         }
+
+
+def test_text_generation_inferences_own_client_reads_answers_streams_and_details(
+    worker: Worker,
+) -> None:
+    client = InferenceClient(model=worker.url + "/generate")
+    asked: Any = {"prompt": "def add", "max_new_tokens": 6}
+    text = client.text_generation(**asked)
+    assert "".join(client.text_generation(**asked, stream=True)) == text
+    told: Any = client.text_generation(**asked, details=True)
+    assert told.generated_text == text
+    assert (told.details.finish_reason, told.details.generated_tokens) == ("length", 6)
+    assert [token.logprob < 0 for token in told.details.tokens] == [True] * 6
+    *_, last = streamed = list(client.text_generation(**asked, details=True, stream=True))
+    assert last.generated_text == text
+    assert [(event.token.id, event.token.logprob) for event in streamed] == [
+        (token.id, token.logprob) for token in told.details.tokens
+    ]

@@ -29,6 +29,22 @@ def post(worker: Worker, body: dict[str, Any], **headers: str) -> httpx.Response
     return httpx.post(worker.url + "/v1/completions", json=body, headers=headers, timeout=60)
 
 
+def test_a_waiting_request_is_dropped_once_its_deadline_is_out_of_reach(worker: Worker) -> None:
+    """The first of this module: nothing is known yet that it could be refused for on arrival."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(post, worker, LONG)
+        worker.until_metric("vllm:num_requests_running", 1)
+        dropped = post(worker, {**SHORT, "slo_ttft_ms": 400})
+        assert not running.done()
+        assert (dropped.status_code, dropped.json()["error"]["reason"]) == (
+            429,
+            "deadline_unreachable",
+        )
+        assert "was dropped" in dropped.json()["error"]["message"]
+        assert running.result().status_code == 200
+    assert worker.metric("sluice_open_requests") == 0
+
+
 @pytest.fixture
 def busy(worker: Worker) -> Iterator[Worker]:
     """The only place is taken, and how long that lasts is known from a request before."""
@@ -69,11 +85,30 @@ def test_a_lower_queue_cap_is_in_force_at_once(busy: Worker) -> None:
     assert post(busy, SHORT).status_code == 200
 
 
+def test_queued_prompt_tokens_are_bounded_live_and_by_name(busy: Worker) -> None:
+    url = busy.admin_url + "/v1/runtime_config"
+    epoch = httpx.get(url).json()["epoch"]
+    changed = httpx.patch(url, json={"epoch": epoch, "max_num_queued_tokens": 40}).json()
+    assert changed["max_num_queued_tokens"] == 40
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, busy, {**SHORT, "prompt": [1] * 40})
+        busy.until_metric("vllm:num_requests_waiting", 1)
+        refused = post(busy, SHORT)
+        assert (refused.status_code, refused.json()["error"]["reason"]) == (429, "queue_full")
+        assert "max_num_queued_tokens is 40" in refused.json()["error"]["message"]
+        httpx.patch(url, json={"epoch": epoch, "max_num_queued_tokens": 0})
+        assert post(busy, SHORT).status_code == 200
+        assert waiting.result().status_code == 200
+
+
 def _load(answer: httpx.Response) -> dict[str, Any]:
     return {name: answer.json()[name] for name in ("running", "waiting")}
 
 
 def test_speculation_shows_in_vllms_metrics_and_not_in_the_text(worker: Worker) -> None:
+    names = ["generation_tokens_total", "time_to_first_token_seconds_count"]
+    names += ["spec_decode_num_accepted_tokens_total", "inter_token_latency_seconds_count"]
+    before = [worker.metric(f"vllm:{name}") for name in names]
     greedy, again = (post(worker, GREEDY).json()["choices"][0]["text"] for _ in range(2))
     assert greedy == again
     drafted = worker.metric("vllm:spec_decode_num_draft_tokens_total")
@@ -81,3 +116,6 @@ def test_speculation_shows_in_vllms_metrics_and_not_in_the_text(worker: Worker) 
     assert drafted >= accepted > 0
     assert worker.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total") == accepted
     assert worker.metric("vllm:spec_decode_num_drafts_total") > 0
+    after = [worker.metric(f"vllm:{name}") for name in names]
+    tokens, firsts, extra, gaps = (b - a for a, b in zip(before, after, strict=True))
+    assert gaps == tokens - firsts - extra  # one for each step, not for each token

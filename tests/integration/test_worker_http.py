@@ -307,6 +307,28 @@ def test_random_model_names_make_no_metric_series(worker: Worker) -> None:
     assert len(httpx.get(worker.url + "/metrics").text.splitlines()) == before
 
 
+def test_answers_are_counted_by_route_and_a_client_makes_no_series(worker: Worker) -> None:
+    def answered(**labels: str) -> float:
+        page = httpx.get(worker.admin_url + "/metrics").text
+        (family,) = (f for f in text_string_to_metric_families(page) if f.name == "http_requests")
+        return sum(s.value for s in family.samples if labels.items() <= s.labels.items())
+
+    ok = {"handler": "/v1/completions", "method": "POST", "status": "2xx"}
+    before, strange = answered(**ok), answered(handler="none", method="other", status="4xx")
+    assert post(worker, max_tokens=1).status_code == 200
+    for i in range(3):
+        assert httpx.request(f"BREW{i}", f"{worker.url}/pot{i}").status_code == 404
+    assert answered(**ok) == before + 1
+    assert answered(handler="none", method="other", status="4xx") == strange + 3
+
+
+def test_an_answer_carries_the_load_for_a_gateway_that_asks(worker: Worker) -> None:
+    body, asks = {"prompt": "x", "max_tokens": 1}, {"endpoint-load-metrics-format": "TEXT"}
+    told = httpx.post(worker.url + "/v1/completions", json=body, headers=asks).headers
+    assert "num_requests_waiting=0" in told["endpoint-load-metrics"]
+    assert "endpoint-load-metrics" not in httpx.get(worker.url + "/load").headers
+
+
 def test_models_load_and_health_answer_as_vllm_does(worker: Worker) -> None:
     card = httpx.get(worker.url + "/v1/models").json()["data"][0]
     assert (card["id"], card["max_model_len"]) == ("tiny", 2048)

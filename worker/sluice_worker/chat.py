@@ -23,7 +23,7 @@ from .protocol import (
     parse_object,
     refuse_unsupported,
 )
-from .sampling_params import NumLogprobs, resolve
+from .sampling_params import OPENAI, Defaults, NumLogprobs, resolve
 
 Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
@@ -114,10 +114,13 @@ CHAT_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "echo": (None, False),
     "function_call": (None, "none"),
     "functions": (None, []),
+    "include_reasoning": (None, True),
+    "media_io_kwargs": (None, {}),
     "mm_processor_kwargs": (None, {}),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True),
     "prediction": (None,),
+    "return_prompt_text": (None, False),
     "store": (None, False),
     "verbosity": (None,),
     "web_search_options": (None,),
@@ -159,13 +162,13 @@ class Chat:
     completion: Completion
 
 
-def parse_chat(body: bytes) -> Chat:
+def parse_chat(body: bytes, defaults: Defaults = OPENAI) -> Chat:
     """The chat in the body of POST /v1/chat/completions; raises RequestError naming the field."""
     fields = parse_object(body)
     refuse_unsupported(fields, CHAT_FIELDS, CHAT_NEUTRAL)
     conversation, typed = parse_conversation(fields), convert(fields, ChatFields)
     max_tokens = _max_tokens(typed)
-    if typed.top_logprobs is not None and not typed.logprobs:
+    if typed.top_logprobs and not typed.logprobs:  # 0 is vLLM's default, and clients send it
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     if typed.stream and typed.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs are not told in a stream", param="prompt_logprobs")
@@ -173,6 +176,7 @@ def parse_chat(body: bytes) -> Chat:
         typed,
         max_tokens=max_tokens,
         logprobs=(typed.top_logprobs or 0) if typed.logprobs else None,
+        defaults=defaults,
     )
     return Chat(
         conversation,

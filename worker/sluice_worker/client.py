@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from .config import EngineConfig
-from .errors import EngineDied, RequestFailed, SluiceError, StartupError
+from .errors import EngineDied, NotReady, RequestFailed, SluiceError, StartupError
 from .health import Pulse
 from .wire import (
     Abort,
@@ -146,11 +146,18 @@ class EngineClient:
         self._send(limits)
 
     async def check_integrity(self) -> str | None:
-        """None, or the sentence that says which invariant of the block pool fails."""
+        """None, or the sentence that says which invariant of the block pool fails.
+
+        Raises Unavailable if the engine is gone, or too busy to answer in time.
+        """
         answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._integrity.append(answer)
         self._send(CheckIntegrity())
-        return await asyncio.wait_for(answer, INTEGRITY_TIMEOUT_S)
+        try:
+            return await asyncio.wait_for(answer, INTEGRITY_TIMEOUT_S)
+        except TimeoutError as error:
+            sentence = f"the engine did not answer within {INTEGRITY_TIMEOUT_S:g} s"
+            raise NotReady(sentence, retry_after_s=1) from error
 
     def raise_if_never_served(self) -> None:
         """If the engine ended before it was ready: StartupError with its own sentence."""
@@ -199,8 +206,9 @@ class EngineClient:
                 self.pulse.serving(now_s)
                 self._listener.ready(message, now_s)
             case Integrity():
-                if self._integrity:
-                    self._integrity.pop(0).set_result(message.problem)
+                answer = self._integrity.pop(0)
+                if not answer.done():  # whoever asked may have given up
+                    answer.set_result(message.problem)
             case Failed():
                 self.failure = message
 

@@ -16,6 +16,7 @@ from .hub.reference import FILE, Access, HubModel, access, hub_model
 from .speculation import NgramSpeculation
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["w8a8"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -41,6 +42,7 @@ class EngineConfig(Struct, frozen=True):
     static_batch_size: int | None = None
     static_batch_timeout_ms: float = 100.0
     speculative_config: NgramSpeculation | None = None
+    quantization: Quantization | None = None
 
 
 class ServerConfig(Struct, frozen=True):
@@ -56,6 +58,7 @@ class ServerConfig(Struct, frozen=True):
     slo: Slo = Slo()
     overload: Literal["Queue", "Shed"] = "Queue"
     max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int = 0
     max_body_bytes: int = 4 << 20
     liveness_timeout: float = 30.0
     shutdown_timeout: float = 30.0
@@ -63,6 +66,7 @@ class ServerConfig(Struct, frozen=True):
     write_timeout: float = 30.0
     connection_max_age: float = 30.0
     chat_template: Path | None = None
+    generation_config: Literal["auto", "vllm"] = "auto"
     sse_keep_alive_interval: float = 0.0
 
 
@@ -153,6 +157,7 @@ _interval = _number(float, 0, math.inf)
 ENGINE_FLAGS = (
     Flag("model", str, "directory of a checkpoint, or hf://ORG/NAME[@REVISION] (required)"),
     Flag("dtype", _choice(*DTYPES), "type of weights and KV cache"),
+    Flag("quantization", _choice("w8a8"), "int8 weights and rows in linear layers, on CPUs"),
     Flag("load-format", _choice("auto", "safetensors", "dummy"), "dummy: random weights"),
     Flag("seed", _number(int, 0, 2**63 - 1), "seed of random weights and unseeded sampling"),
     Flag("max-model-len", _positive, "window in tokens, prompt plus output"),
@@ -178,6 +183,7 @@ SERVER_FLAGS = (
     Flag("runtime-config-dir", Path, "directory with files max_num_seqs and epoch, read at start"),
     Flag("overload", _choice("Queue", "Shed"), "Shed drops what cannot meet --slo-ttft-ms"),
     Flag("max-num-queued-reqs", _count, "waiting requests over which new ones get 429"),
+    Flag("max-num-queued-tokens", _count, "prompt tokens without an answer yet, likewise; 0: any"),
     Flag("max-body-bytes", _positive, "request bodies over it get 413"),
     Flag("liveness-timeout", _seconds, "seconds without a step, with work, until not live"),
     Flag("shutdown-timeout", _seconds, "seconds that running requests get after SIGTERM"),
@@ -185,6 +191,7 @@ SERVER_FLAGS = (
     Flag("write-timeout", _seconds, "seconds after which a reader that stopped reading is cut"),
     Flag("connection-max-age", _seconds, "seconds after which a connection is closed when idle"),
     Flag("chat-template", Path, "file of a Jinja template, instead of the checkpoint's own"),
+    Flag("generation-config", _choice("auto", "vllm"), "sampling defaults; auto: the checkpoint's"),
     Flag("sse-keep-alive-interval", _interval, "seconds of silence until a comment; 0: never"),
 )
 HUB_FLAGS = (

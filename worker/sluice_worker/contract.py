@@ -22,6 +22,8 @@ TICK_RING = 900
 """Closed ticks that a worker keeps: half an hour."""
 SKETCH_GAMMA = 1.02
 """Ratio of neighbouring sketch buckets: a quantile read back is within 1 % (DDSketch)."""
+SMOOTH_SHARE = 0.01
+"""Share of its own gaps that may be over in a request that a reader calls smooth (design 6)."""
 
 
 class Slo(Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,8 +39,8 @@ class RuntimePatch(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     Answers: 200 with the effective `RuntimeConfig`; 409 if `epoch` is older than the one in force;
     422 if `max_num_seqs` is over the ceiling. The same patch again is 200 and changes nothing. New
-    targets and a new queue cap need no new epoch, as evidence is not booked under them; the other
-    limits do: at the epoch in force they are 409.
+    targets and new queue caps need no new epoch, as evidence is not booked under them; the other
+    limits do: at the epoch in force they are 409. `max_num_queued_tokens` 0: no such cap.
     """
 
     epoch: Count
@@ -47,6 +49,7 @@ class RuntimePatch(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     slo: Slo | None = None
     overload: Literal["Queue", "Shed"] | None = None
     max_num_queued_reqs: Count | None = None
+    max_num_queued_tokens: Count | None = None
 
 
 class Waiting(Struct, frozen=True):
@@ -59,7 +62,7 @@ class Waiting(Struct, frozen=True):
 class RuntimeConfig(Struct, frozen=True):
     """The whole effective configuration: answer of GET and PATCH /v1/runtime_config.
 
-    `max_num_queued_reqs` is None only in the answer of a worker that does not know it yet.
+    The queue caps are None only in the answer of a worker that does not know them yet.
     """
 
     epoch: Count
@@ -72,6 +75,7 @@ class RuntimeConfig(Struct, frozen=True):
     waiting: Waiting
     boot_id: str
     max_num_queued_reqs: Count | None = None
+    max_num_queued_tokens: Count | None = None
 
 
 class Causes(Struct, frozen=True):

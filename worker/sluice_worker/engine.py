@@ -84,6 +84,10 @@ class Engine:
         model = self._learn(step, started, ended)
         return self._report(step, outcomes, started, ended, model), self._failures(outcomes)
 
+    def use_idle_time(self) -> bool:
+        """Without work: prepare something. False where nothing is left to prepare."""
+        return self.runner.use_idle_time()
+
     def snapshot(self) -> Snapshot:
         """Counts as of now."""
         scheduler, pool, counters = self.scheduler, self.scheduler.pool, self.scheduler.counters
@@ -155,6 +159,7 @@ class Engine:
                     o.finish_reason,
                     _first(o, ended),
                     o.sequence.scores,
+                    o.sequence.num_preemptions,
                 )
                 for o in outcomes
                 if o.token_id is not None
@@ -185,7 +190,6 @@ class Engine:
         ]
 
     def _finished(self, request_id: str, reason: FinishReason, error: str | None) -> Finished:
-
         return Finished(request_id, reason, error, self.snapshot())
 
 

@@ -105,9 +105,14 @@ class Loop:
             self._beat(time.monotonic())
             if self._engine.has_work:
                 self._step()
-            now = time.monotonic()
-            idle_s = min(self._engine.idle_s(now), self._next_beat - now)
-            frames = self._link.receive(idle_s)
+            frames = self._link.receive(self._idle_s())
+
+    def _idle_s(self) -> float:
+        """How long to wait for a message: not at all while there is something to do without one."""
+        if not self._engine.has_work and self._engine.use_idle_time():
+            return 0.0
+        now = time.monotonic()
+        return min(self._engine.idle_s(now), self._next_beat - now)
 
     def _step(self) -> None:
         report, failures = self._engine.step()

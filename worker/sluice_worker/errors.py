@@ -42,7 +42,6 @@ class SluiceError(Exception):
         "InternalServerError"  # the `type` of an OpenAI error body, as vLLM spells it
     )
     code: ClassVar[str] = "internal_error"
-    retryable: ClassVar[bool] = False
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: int | None = None
@@ -142,7 +141,6 @@ class RequestTimeout(RequestError):
     http_status = 408
     kind = "RequestTimeoutError"
     code = "request_timeout"
-    retryable = True
 
 
 class StaleEpoch(RequestError):
@@ -175,11 +173,10 @@ class Overloaded(SluiceError):
     http_status = 429
     kind = "RateLimitError"
     code = "overloaded"
-    retryable = True
 
 
 class QueueFull(Overloaded):
-    """The waiting queue has reached --max-num-queued-reqs."""
+    """What waits has reached --max-num-queued-reqs or --max-num-queued-tokens."""
 
     code = "queue_full"
 
@@ -202,7 +199,6 @@ class Unavailable(SluiceError):
     http_status = 503
     kind = "ServiceUnavailableError"
     code = "unavailable"
-    retryable = True
 
 
 class NotReady(Unavailable):

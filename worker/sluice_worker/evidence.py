@@ -13,6 +13,7 @@ from typing import Literal
 
 from .contract import (
     SKETCH_GAMMA,
+    SMOOTH_SHARE,
     TICK_RING,
     TICK_SECONDS,
     Causes,
@@ -35,8 +36,6 @@ Cause = Literal["cap", "kv", "prefill", "cold"]
 LENGTHS_KEPT = 1024
 """Finished requests behind `Lengths`: recent ones, so that a shift of the traffic shows."""
 SERVICE_TIMES_KEPT = 64
-SMOOTH_SHARE = 0.01
-"""Share of its own gaps that may be over in a request that a reader calls smooth (design 6)."""
 SMALLEST_MS = 0.01
 _LOG_GAMMA = math.log(SKETCH_GAMMA)
 
@@ -81,6 +80,7 @@ class Flight:
     first_s: float | None = None
     last_s: float = 0.0
     num_tokens: int = 0
+    num_gaps: int = 0
     num_gaps_over: int = 0
     queue_s: float = 0.0
     last_was_over: bool = False
@@ -177,6 +177,7 @@ class Recorder:
         self._service_s: deque[float] = deque(maxlen=SERVICE_TIMES_KEPT)
         self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
         self._pending: dict[str, Flight] = {}  # without a first token, oldest first
+        self.num_pending_tokens = 0  # of their prompts, cached ones included
 
     # -- what is in force
 
@@ -211,6 +212,7 @@ class Recorder:
         self._tick.arrivals += 1
         self._waiting[request_id] = flight
         self._pending[request_id] = flight
+        self.num_pending_tokens += num_prompt_tokens
         return flight
 
     def refuse(self, *, cold: bool = False) -> None:
@@ -243,10 +245,11 @@ class Recorder:
         return ttft_s
 
     def next_token(self, flight: Flight, now_s: float, *, at_cap: bool) -> float:
-        """A later token was handed over; returns its gap in seconds."""
+        """A later step's token was handed over; returns its gap in seconds."""
         gap_s = now_s - flight.last_s
         flight.last_s = now_s
         flight.num_tokens += 1
+        flight.num_gaps += 1
         tick = self._tick
         is_over = tick.itl.add(gap_s * 1e3, self.slo.itl_ms)
         tick.n_at_cap += at_cap
@@ -256,6 +259,12 @@ class Recorder:
             tick.over_after_over += flight.last_was_over
         flight.last_was_over = is_over
         return gap_s
+
+    def drafted_token(self, flight: Flight, now_s: float) -> None:
+        """One more token of the same step was handed over: no gap, or speculation would hide those
+        between steps among zeros (vLLM's metric counts steps as well)."""
+        flight.last_s = now_s
+        flight.num_tokens += 1
 
     def finish(self, flight: Flight, now_s: float) -> float:
         """All of its tokens were handed over; returns the end-to-end time in seconds."""
@@ -269,8 +278,7 @@ class Recorder:
         if flight.held_first:
             target = self.slo.itl_ms
             tick.good += target is None or flight.mean_gap_ms <= target
-            num_gaps = flight.num_tokens - 1
-            tick.smooth += flight.num_gaps_over <= math.floor(num_gaps * SMOOTH_SHARE)
+            tick.smooth += flight.num_gaps_over <= math.floor(flight.num_gaps * SMOOTH_SHARE)
         return e2e_s
 
     def drop(self, flight: Flight, now_s: float, *, by_server: bool, refused: bool = False) -> None:
@@ -315,9 +323,8 @@ class Recorder:
         self.snapshot = snapshot
 
     def _admit(self, step_start_s: float, now_s: float) -> None:
-        num_waiting = self.snapshot.waiting_cap + self.snapshot.waiting_kv
         unseen = _count_while_later(reversed(self._waiting.values()), step_start_s)
-        while len(self._waiting) - unseen > num_waiting:
+        while len(self._waiting) - unseen > self.snapshot.waiting:
             request_id = next(iter(self._waiting))
             self._waiting.pop(request_id).admitted_s = now_s
 
@@ -451,7 +458,8 @@ class Recorder:
 
     def _leave(self, flight: Flight) -> None:
         self._waiting.pop(flight.request_id, None)
-        self._pending.pop(flight.request_id, None)
+        if self._pending.pop(flight.request_id, None) is not None:
+            self.num_pending_tokens -= flight.num_prompt_tokens
 
     def _length_stats(self) -> Lengths:
         n = len(self._lengths)

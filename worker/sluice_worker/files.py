@@ -6,6 +6,7 @@ from pathlib import Path
 
 from .errors import CheckpointError
 
+GENERATION_CONFIG = "generation_config.json"
 MAX_JSON_BYTES = 64 << 20
 """A tokenizer of 256 k entries takes about 20 MiB; an index of a thousand shards less."""
 
@@ -51,8 +52,8 @@ def read_json(directory: Path, name: str) -> Mapping[str, object]:
 def eos_token_ids(directory: Path, config: Mapping[str, object]) -> frozenset[int]:
     """End-of-sequence ids: generation_config.json's if it names any, else config.json's."""
     values = None
-    if (directory / "generation_config.json").exists():
-        values = read_json(directory, "generation_config.json").get("eos_token_id")
+    if (directory / GENERATION_CONFIG).exists():
+        values = read_json(directory, GENERATION_CONFIG).get("eos_token_id")
     if values is None:
         values = config.get("eos_token_id")
     ids = values if isinstance(values, list) else [values]

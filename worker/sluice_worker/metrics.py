@@ -9,9 +9,16 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -21,6 +28,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from .contract import MemoryReport, Slo, StepModel
+from .quantiles import Window
 from .wire import FinishReason, FirstToken, Snapshot, SpeculationTotals, StepReport
 
 Values = dict[tuple[str, ...], float]
@@ -28,8 +36,20 @@ Values = dict[tuple[str, ...], float]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BATCH_STEPS = 512
 """Steps that the effective batch and the padding waste are taken over."""
-FINISHED_REASONS = ("stop", "length", "abort", "error")
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
+QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
+FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
+NOT_HERE = ("host", "p2p", "disk", "external_unspecified")
+"""Where vLLM may keep KV beside the device (its #56318)."""
 ROW_KINDS = ("decode", "prefill", "draft", "padding")
+
+LATENCIES = (
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+)
+"""What targets are set for: shown also as exact quantiles of the last minute."""
+QUANTILES = ("0.5", "0.9", "0.95", "0.99", "0.999")
 
 # vLLM's edges in seconds (v1/metrics/loggers.py).
 TTFT_EDGES = (
@@ -101,6 +121,7 @@ def _histograms(slo: Slo, max_model_len: int) -> dict[str, Histogram]:
         "request_params_max_tokens": Histogram(tokens),
         "request_prefill_kv_computed_tokens": Histogram(tokens),
         "request_params_n": Histogram(N_EDGES),
+        "request_num_preemptions": Histogram(PREEMPTION_EDGES),
         "iteration_tokens_total": Histogram(ITERATION_EDGES),
     }
 
@@ -120,6 +141,7 @@ HELP = {
     "request_params_max_tokens": "The max_tokens that requests ask for.",
     "request_prefill_kv_computed_tokens": "Prompt tokens computed, cached ones left out.",
     "request_params_n": "The n that requests ask for.",
+    "request_num_preemptions": "How often a request was preempted.",
     "iteration_tokens_total": "Tokens of one engine step.",
 }
 
@@ -138,9 +160,11 @@ class Statistics:
     finished: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
+    answered: dict[tuple[str, str, str], int] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=BATCH_STEPS))
     histograms: dict[str, Histogram] = field(init=False)
+    windows: dict[str, Window] = field(default_factory=lambda: {n: Window() for n in LATENCIES})
 
     def __post_init__(self) -> None:
         self.histograms = _histograms(self.slo, 1)
@@ -152,6 +176,11 @@ class Statistics:
     def observe(self, name: str, value: float) -> None:
         """Count `value` in the histogram `name` (without its prefix)."""
         self.histograms[name].observe(value)
+
+    def observe_latency(self, name: str, seconds: float, now_s: float) -> None:
+        """Count one of LATENCIES, measured at `now_s`, in its histogram and in its window."""
+        self.observe(name, seconds)
+        self.windows[name].add(seconds, now_s)
 
     def step(self, report: StepReport) -> None:
         """One engine step."""
@@ -179,11 +208,13 @@ class Statistics:
         padding = sum(padding for _, padding in self.batches)
         return padding / max(sum(sum(batch) for batch in self.batches), 1)
 
-    def first_token(self, ttft_s: float, parts: FirstToken, num_prompt_tokens: int) -> None:
+    def first_token(
+        self, ttft_s: float, parts: FirstToken, num_prompt_tokens: int, now_s: float
+    ) -> None:
         """A request's first token was sent."""
         self.prompt_tokens += num_prompt_tokens
         self.prompt_tokens_cached += parts.cached_tokens
-        self.observe("time_to_first_token_seconds", ttft_s)
+        self.observe_latency("time_to_first_token_seconds", ttft_s, now_s)
         self.observe("request_queue_time_seconds", parts.wait_cap_s + parts.wait_kv_s)
         self.observe("request_prefill_time_seconds", parts.prefill_s)
         computed = num_prompt_tokens - parts.cached_tokens
@@ -197,6 +228,11 @@ class Statistics:
         """A request was refused on arrival."""
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
 
+    def answer(self, route: str, method: str, status: int) -> None:
+        """An HTTP request was answered. Clients choose methods, so few of them have a name."""
+        key = (route, method if method in METHODS else "other", f"{status // 100}xx")
+        self.answered[key] = self.answered.get(key, 0) + 1
+
     def connection_cut(self, reason: Literal["receive", "write"]) -> None:
         """A connection missed the deadline named."""
         self.cut[reason] = self.cut.get(reason, 0) + 1
@@ -204,8 +240,9 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is true at the moment of a scrape."""
+    """What is true at the moment of a scrape, `now_s` (monotonic seconds)."""
 
+    now_s: float
     is_ready: bool
     snapshot: Snapshot
     open_requests: int
@@ -254,19 +291,19 @@ class WorkerCollector(Collector):
 
     def _engine_gauges(self, view: View) -> Iterator[Metric]:
         state = view.snapshot
-        waiting = state.waiting_cap + state.waiting_kv
-        usage = state.used_blocks / state.num_blocks if state.num_blocks else 0.0
         yield self._gauge(
             "vllm:num_requests_running", "Sequences in the batch.", {(): state.running}
         )
-        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait.", {(): waiting})
+        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait.", {(): state.waiting})
         yield self._gauge(
             "vllm:num_requests_waiting_by_reason",
             "Sequences that wait, by reason.",
-            {("capacity",): waiting, ("deferred",): 0},
+            {("capacity",): state.waiting, ("deferred",): 0},
             "reason",
         )
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use.", {(): usage})
+        yield self._gauge(
+            "vllm:kv_cache_usage_perc", "Share of KV blocks in use.", {(): state.kv_usage}
+        )
         yield self._gauge(
             "vllm:engine_sleep_state",
             "1 for the state that the engine is in.",
@@ -293,6 +330,7 @@ class WorkerCollector(Collector):
         )
         for name, text, value in plain:
             yield self._counter(f"vllm:{name}", text, {(): value})
+        yield from self._prompt_sources()
         if state.speculation is not None:
             yield from self._speculation(state.speculation)
         ends: Values = {(reason,): stats.finished.get(reason, 0) for reason in FINISHED_REASONS}
@@ -302,10 +340,39 @@ class WorkerCollector(Collector):
             "Requests refused on arrival.",
             labels=["model_name", "reason"],
         )
-        for reason in dict.fromkeys(("max_num_queued_reqs", *stats.rejected)):
+        for reason in dict.fromkeys((*QUEUE_LIMITS, *stats.rejected)):
             labels = [self.labels["model_name"], reason]
             rejections.add_metric(labels, stats.rejected.get(reason, 0), created=stats.created_s)
         yield rejections
+        http = CounterMetricFamily(
+            "http_requests", "HTTP requests answered.", labels=["handler", "method", "status"]
+        )
+        for key, count in stats.answered.items():
+            http.add_metric(key, count, created=stats.created_s)
+        yield http
+
+    def _prompt_sources(self) -> Iterator[Metric]:
+        """Where prompt tokens came from; nothing comes from outside of this worker."""
+        cached = self.stats.prompt_tokens_cached
+        yield self._counter(
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens by where their KV came from.",
+            {
+                ("local_compute",): self.stats.prompt_tokens - cached,
+                ("local_cache_hit",): cached,
+                ("external_kv_transfer",): 0,
+            },
+            "source",
+        )
+        yield self._counter(
+            "vllm:prompt_tokens_cached_by_source",
+            "Cached prompt tokens by where they were kept.",
+            {("device",): cached, **{(place,): 0 for place in NOT_HERE}},
+            "source",
+        )
+        for name in ("queries", "hits"):
+            text = f"Prefix cache {name} to other processes, of which there are none."
+            yield self._counter(f"vllm:external_prefix_cache_{name}", text, {(): 0})
 
     def _speculation(self, totals: SpeculationTotals) -> Iterator[Metric]:
         by_position = totals.accepted_by_position
@@ -347,6 +414,7 @@ class WorkerCollector(Collector):
         yield self._gauge(
             "sluice_memory_bytes", "Memory by class.", _memory(view.memory), "class", "kind"
         )
+        yield from self._last_minute(view.now_s)
         if view.step_model is not None:
             yield self._gauge(
                 "sluice_step_model",
@@ -372,6 +440,16 @@ class WorkerCollector(Collector):
             "deadline",
         )
 
+    def _last_minute(self, now_s: float) -> Iterator[Metric]:
+        counts: Values = {}
+        for name, window in self.stats.windows.items():
+            found = {(q,): window.quantile(Fraction(q), now_s) for q in QUANTILES}
+            values: Values = {q: value for q, value in found.items() if value is not None}
+            text = f"Exact quantiles of the last minute. {HELP[name]}"
+            yield self._gauge(f"sluice_last_minute_{name}", text, values, "quantile")
+            counts[name,] = window.count(now_s)
+        yield self._gauge("sluice_last_minute_values", "Values behind these.", counts, "of")
+
 
 def _memory(memory: MemoryReport) -> Values:
     planned: Values = {(name, "planned"): float(size) for name, size in memory.planned.items()}
@@ -389,7 +467,8 @@ class Exposition:
 
     def __init__(self, model_name: str, stats: Statistics, view: Callable[[], View]) -> None:
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        for kind in (ProcessCollector, PlatformCollector, GCCollector):
+            kind(registry=self._registry)
         self._registry.register(WorkerCollector(model_name, stats, view))
 
     def text(self) -> bytes:

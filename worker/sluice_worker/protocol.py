@@ -19,7 +19,15 @@ from msgspec import Meta, Struct
 
 from .deadlines import MAX_MS, Deadlines
 from .errors import RequestError, UnsupportedParameter
-from .sampling_params import NumLogprobs, SamplingFields, SamplingParams, TokenId, resolve
+from .sampling_params import (
+    OPENAI,
+    Defaults,
+    NumLogprobs,
+    SamplingFields,
+    SamplingParams,
+    TokenId,
+    resolve,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -83,6 +91,7 @@ class GenerateFields(SamplingFields, frozen=True, kw_only=True):
     max_tokens: Tokens | None = GENERATE_MAX_TOKENS
     stream: bool | None = None
     do_sample: bool | None = None
+    details: bool | None = None
     add_special_tokens: bool | None = True
     return_token_ids: bool | None = False
     slo_ttft_ms: DeadlineMs | None = None
@@ -117,26 +126,41 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "adapter_id": (None,),
     "decoder_input_details": (None, False),
     "details": (None, False),
+    "ec_transfer_params": (None, {}),
     "grammar": (None,),
     "guided_choice": (None,),
+    "guided_decoding_backend": (None,),
     "guided_grammar": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
-    "kv_transfer_params": (None,),
+    "guided_whitespace_pattern": (None,),
+    "kv_transfer_params": (None, {}),
     "length_penalty": (None, 1),
+    "logprob_token_ids": (None,),
     "logits_processors": (None, []),
     "lora_request": (None,),
+    "max_repetition_pattern_size": (None, 0),
+    "min_repetition_pattern_size": (None, 0),
     "priority": (None, 0),
     "prompt_embeds": (None,),
+    "repetition_detection": (None,),
+    "repetition_min_count": (None, 0),
     "response_format": (None, {"type": "text"}),
     "return_full_text": (None, False),
+    "return_token_offsets": (None, False),
+    "routed_experts_prompt_start": (None, 0),
+    "service_tier": (None, "auto", "default"),
     "stream_interval": (None, 1),
     "structured_outputs": (None,),
     "suffix": (None, ""),
+    "thinking_token_budget": (None,),
     "top_n_tokens": (None, 0),
+    "truncation_side": (None, "left"),
     "typical_p": (None, 1),
     "use_beam_search": (None, False),
+    "vllm_xargs": (None, {}),
     "watermark": (None, False),
+    "watermarking": (None, False),
 }
 
 
@@ -200,7 +224,7 @@ def answer_of(body: AnswerFields) -> _Answer:
     }
 
 
-def parse_completion(body: bytes) -> Completion:
+def parse_completion(body: bytes, defaults: Defaults = OPENAI) -> Completion:
     """The request in the body of POST /v1/completions; raises RequestError naming the field."""
     fields = parse_object(body)
     refuse_unsupported(fields, (*CompletionBody.__struct_fields__, "best_of"))
@@ -208,7 +232,7 @@ def parse_completion(body: bytes) -> Completion:
         raise UnsupportedParameter("best_of other than n is not supported", param="best_of")
     typed = convert(fields, CompletionBody)
     prompts = _prompts(typed.prompt, "prompt")
-    sampling = _completion_sampling(typed)
+    sampling = _completion_sampling(typed, defaults)
     if len(prompts) * sampling.n > MAX_SEQUENCES:
         raise RequestError(
             f"{len(prompts)} prompts x n {sampling.n} are over the limit of {MAX_SEQUENCES} "
@@ -228,7 +252,7 @@ def parse_completion(body: bytes) -> Completion:
     )
 
 
-def _completion_sampling(body: CompletionBody) -> SamplingParams:
+def _completion_sampling(body: CompletionBody, defaults: Defaults) -> SamplingParams:
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens 0 needs echo: true", param="max_tokens")
     if body.stream and body.prompt_logprobs is not None:
@@ -238,6 +262,7 @@ def _completion_sampling(body: CompletionBody) -> SamplingParams:
         max_tokens=body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
+        defaults=defaults,
     )
 
 
@@ -251,15 +276,17 @@ _NOT_GENERATE: Mapping[str, object] = {
 }
 
 
-def parse_generate_stream(body: bytes) -> Completion:
+def parse_generate_stream(body: bytes, defaults: Defaults = OPENAI) -> Completion:
     """As `parse_generate`, for the route whose name asks for a stream."""
-    request = parse_generate(body, default_stream=True)
+    request = parse_generate(body, defaults, default_stream=True)
     if not request.stream:
         raise RequestError("stream false contradicts /generate_stream", param="stream")
     return request
 
 
-def parse_generate(body: bytes, *, default_stream: bool = False) -> Completion:
+def parse_generate(
+    body: bytes, defaults: Defaults = OPENAI, *, default_stream: bool = False
+) -> Completion:
     """The request in the body of POST /generate: `prompt`, or `inputs` and `parameters` as TGI's.
 
     Greedy unless a temperature or do_sample says otherwise (TGI's default).
@@ -283,8 +310,8 @@ def parse_generate(body: bytes, *, default_stream: bool = False) -> Completion:
         sampling=resolve(
             typed,
             max_tokens=typed.max_tokens,
-            logprobs=None,
-            default_temperature=_generate_temperature(typed),
+            logprobs=0 if typed.details else None,
+            defaults=_generate_defaults(typed, defaults),
         ),
         add_special_tokens=typed.add_special_tokens is not False,
         stream=default_stream if typed.stream is None else typed.stream,
@@ -315,11 +342,11 @@ def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _generate_temperature(body: GenerateBody) -> float:
-    """The temperature if none is given."""
+def _generate_defaults(body: GenerateBody, defaults: Defaults) -> Defaults:
+    """`defaults`, but for the temperature of requests that do not ask to be sampled."""
     if body.do_sample is False and body.temperature:
         raise RequestError("do_sample false contradicts a temperature over 0", param="do_sample")
-    return 1.0 if body.do_sample else 0.0
+    return defaults if body.do_sample else msgspec.structs.replace(defaults, temperature=0.0)
 
 
 def _prompts(prompt: str | list[Any], param: str) -> tuple[str | tuple[int, ...], ...]:
@@ -329,6 +356,10 @@ def _prompts(prompt: str | list[Any], param: str) -> tuple[str | tuple[int, ...]
     if not prompt:
         raise RequestError("prompt is an empty list", param=param)
     first = prompt[0]
+    if isinstance(first, str | list) and len(prompt) > MAX_SEQUENCES:  # before each is looked at
+        raise RequestError(
+            f"{len(prompt)} prompts are over the limit of {MAX_SEQUENCES} sequences", param=param
+        )
     if isinstance(first, str):
         return tuple(_checked(prompt, list[str], param))
     if isinstance(first, list):

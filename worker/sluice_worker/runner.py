@@ -4,28 +4,24 @@ The only module of the engine that holds tensors between steps: the weights and 
 """
 
 import math
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sluice_kernels.decode_attention import padding_bias
-from sluice_kernels.gather_kv import page_rows
-from sluice_kernels.prefill_attention import causal_bias
+from sluice_kernels.interface import Spans
 from torch import Tensor
 
 from .edits import Editor
 from .models.decoder import Decoder
-from .models.step import DecodeGroup, DecodeView, PrefillSpan, PrefillView, StepInput
+from .models.step import StepInput
 from .sampler import Draw, joined, sample, score
 from .sequence import Sequence
-from .sizing import MAX_GATHER_BYTES, blocks_for
+from .sizing import blocks_for
 from .step import Work
 
 Indices = NDArray[np.int64]
-View = TypeVar("View", DecodeView, PrefillView)
+CACHE_LINE = 64
 PROMPT_ROWS = 32
 """Prompt positions scored at once: logits of a whole chunk would need memory that is not planned.
 """
@@ -75,6 +71,10 @@ class Runner:
         drawn = iter(tokens)
         found = {id(work): [next(drawn) for _ in range(work.num_samples)] for work in ordered}
         return [token for work in works for token in found[id(work)]]
+
+    def use_idle_time(self) -> bool:
+        """Prepare something, in a fraction of a second; False where nothing is left to prepare."""
+        return False
 
     def clear(self, blocks: Seq[int]) -> None:
         """Zero the pages of `blocks`."""
@@ -150,17 +150,12 @@ class Runner:
             for work, end in zip(works, ends, strict=True)
             for left in range(work.num_samples, 0, -1)
         ]
-        num_decodes = sum(1 for work in works if work.num_tokens == 1)
         return StepInput(
             token_ids=self._tensor(np.array(token_ids, dtype=np.int64)),
             positions=self._tensor(positions),
             blocks=self._tensor(blocks),
             slots=self._tensor(positions % self.block_size),
-            decodes=tuple(self._decode_groups(works[:num_decodes])),
-            prefills=tuple(
-                self._prefill_span(work, int(end))
-                for work, end in zip(works[num_decodes:], ends[num_decodes:], strict=True)
-            ),
+            plan=self.model.kernels.plan(self._spans(works, ends), self.caches[0], self._windows),
             sampled_rows=self._tensor(np.array(sampled, dtype=np.int64)),
         )
 
@@ -168,62 +163,14 @@ class Runner:
         table = np.array(work.sequence.block_ids, dtype=np.int64)
         return table[_positions(work) // self.block_size]
 
-    def _decode_groups(self, works: Seq[Work]) -> list[DecodeGroup]:
-        pages = [blocks_for(work.start + 1, self.block_size) for work in works]
-        page_bytes = self.caches[0][0].nbytes
-        return [
-            self._decode_group(works, begin, end)
-            for begin, end in _split(pages, MAX_GATHER_BYTES // page_bytes)
-        ]
-
-    def _decode_group(self, works: Seq[Work], begin: int, end: int) -> DecodeGroup:
-        members = works[begin:end]
-        longest = max(work.start + 1 for work in members)
-        views = self._views(longest, lambda window: self._decode_view(members, window))
-        return DecodeGroup(begin, end, views)
-
-    def _decode_view(self, works: Seq[Work], window: int | None) -> DecodeView:
-        """The pages that hold what a window shows, and their first one may hold more."""
-        lengths = np.array([work.start + 1 for work in works], dtype=np.int64)
-        first_pages = np.zeros_like(lengths)
-        if window is not None:
-            first_pages = np.maximum(lengths - window, 0) // self.block_size
-        lengths -= first_pages * self.block_size
-        num_pages = blocks_for(int(lengths.max()), self.block_size)
-        tables = np.full((len(works), num_pages), self._null_block, dtype=np.int64)
-        for row, (work, first) in enumerate(zip(works, first_pages, strict=True)):
-            used = work.sequence.block_ids[first : first + num_pages]
-            tables[row, : len(used)] = used
-        num_kv_heads = self.model.config.shape.num_kv_heads
-        num_slots, dtype = num_pages * self.block_size, self.model.embedding.dtype
-        return DecodeView(
-            page_rows(self._tensor(tables), num_kv_heads),
-            padding_bias(self._tensor(lengths), num_slots, num_kv_heads, dtype, window),
-        )
-
-    def _prefill_span(self, work: Work, end: int) -> PrefillSpan:
-        longest = work.start + work.num_tokens
-        views = self._views(longest, lambda window: self._prefill_view(work, window))
-        return PrefillSpan(end - work.num_tokens, end, views)
-
-    def _prefill_view(self, work: Work, window: int | None) -> PrefillView:
-        start, count, like = work.start, work.num_tokens, self.model.embedding
-        if start == 0:
-            bias = None if window is None else causal_bias(0, count, count, like, window)
-            return PrefillView(None, bias)
-        first = 0 if window is None else max(start + 1 - window, 0) // self.block_size
-        table = work.sequence.block_ids[first : blocks_for(start + count, self.block_size)]
-        rows = page_rows(self._tensor(np.array([table])), self.model.config.shape.num_kv_heads)
-        start -= first * self.block_size
-        return PrefillView(
-            rows, causal_bias(start, count, len(table) * self.block_size, like, window)
-        )
-
-    def _views(self, longest: int, make: Callable[[int | None], View]) -> tuple[View, ...]:
-        """One view for each window of the model; those that hide nothing are the same."""
-        windows = [None if w is None or w >= longest else w for w in self._windows]
-        made = {window: make(window) for window in dict.fromkeys(windows)}
-        return tuple(made[window] for window in windows)
+    def _spans(self, works: Seq[Work], ends: Indices) -> Spans:
+        used = [blocks_for(work.start + work.num_tokens, self.block_size) for work in works]
+        tables = np.full((len(works), max(used)), self._null_block, dtype=np.int64)
+        for row, (work, count) in enumerate(zip(works, used, strict=True)):
+            tables[row, :count] = work.sequence.block_ids[:count]
+        starts = np.array([work.start for work in works], dtype=np.int64)
+        offsets = np.concatenate([[0], ends])
+        return Spans(*(torch.from_numpy(part) for part in (tables, starts, offsets)))
 
     def _tensor(self, values: Indices) -> Tensor:
         return torch.from_numpy(values).to(self.device)
@@ -233,9 +180,12 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     # calloc, which torch.zeros does not use: the system zeroes a page when it is first touched, so
-    # a large pool takes neither time nor memory before it is needed.
-    raw = np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(size)
+    # a large pool takes neither time nor memory before it is needed. From a cache line on, so that
+    # no vector of a page lies in two.
+    num_bytes = math.prod(size) * dtype.itemsize
+    raw = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
+    skipped = -raw.ctypes.data % CACHE_LINE
+    return torch.from_numpy(raw[skipped : skipped + num_bytes]).view(dtype).view(size)
 
 
 def _by_length(work: Work) -> tuple[bool, int]:
@@ -244,18 +194,3 @@ def _by_length(work: Work) -> tuple[bool, int]:
 
 def _positions(work: Work) -> Indices:
     return np.arange(work.start, work.start + work.num_tokens, dtype=np.int64)
-
-
-def _split(pages: Seq[int], max_pages: int) -> list[tuple[int, int]]:
-    """Groups of neighbours (sorted by pages) such that padding at most doubles what is read.
-
-    Each group costs its calls in every layer, so one is cut only where that saves more, or where
-    its padded pages would be over `max_pages`.
-    """
-    groups, begin = [], 0
-    for end in range(1, len(pages)):
-        padded = pages[end] * (end + 1 - begin)
-        if pages[end] > 2 * pages[begin] + 2 or padded > max_pages:
-            groups.append((begin, end))
-            begin = end
-    return [*groups, (begin, len(pages))] if pages else []

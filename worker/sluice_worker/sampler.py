@@ -263,7 +263,12 @@ def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype | None = N
 
 def _uniform(seed: int, index: int) -> float:
     """A number from [0, 1) in steps of 2**-48 that looks random in both arguments."""
-    return (_mixed(_mixed(seed) + 0x9E3779B97F4A7C15 * (index + 1)) >> 16) / (1 << 48)
+    return (row_seed(seed, index) >> 15) / (1 << 48)
+
+
+def row_seed(seed: int, index: int) -> int:
+    """63 bits that look random in both arguments: the seed of one draw's noise."""
+    return _mixed(_mixed(seed) + 0x9E3779B97F4A7C15 * (index + 1)) >> 1
 
 
 def _mixed(value: int) -> int:

@@ -5,13 +5,14 @@ checked; `for_engine` is the part of it that travels to the engine process. Name
 meanings are vLLM's.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 
-from .errors import RequestError
+from .errors import CheckpointError, RequestError
 from .wire import Sampling
 
 MAX_N = 128
@@ -24,8 +25,12 @@ MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 18
 """Log-probabilities of one request's prompts: they are held until the reply, and told at once."""
 
+Number = TypeVar("Number", int, float)
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
+TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Repetition = Annotated[float, Meta(ge=0.01, le=100)]
@@ -42,9 +47,9 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     """
 
     temperature: Temperature | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
@@ -65,6 +70,30 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+
+
+class Defaults(Struct, frozen=True):
+    """What a checkpoint's generation_config.json says of requests that do not say it themselves.
+
+    The fields are those that vLLM takes from it; None: OpenAI's default.
+    """
+
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
+    repetition_penalty: Repetition | None = None
+
+
+OPENAI = Defaults()
+
+
+def defaults_of(generation_config: Mapping[str, object]) -> Defaults:
+    """The defaults in a generation_config.json; raises CheckpointError naming the field."""
+    try:
+        return msgspec.convert(generation_config, type=Defaults)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"generation_config.json: {error}.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +136,9 @@ def resolve(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
-    default_temperature: float = 1.0,
+    defaults: Defaults = OPENAI,
 ) -> SamplingParams:
-    """What `fields` mean; raises RequestError naming the field.
+    """What `fields` mean, `defaults` where they say nothing; raises RequestError naming the field.
 
     `prompt_logprobs`: how many are needed if the field does not ask for more (echo with logprobs).
     """
@@ -125,13 +154,13 @@ def resolve(
     asked = [n for n in (fields.prompt_logprobs, prompt_logprobs) if n is not None]
     allowed = fields.allowed_token_ids
     return SamplingParams(
-        temperature=_or(fields.temperature, default_temperature),
-        top_k=max(fields.top_k or 0, 0),
-        top_p=_or(fields.top_p, 1.0),
-        min_p=fields.min_p or 0.0,
+        temperature=_first(fields.temperature, defaults.temperature, 1.0),
+        top_k=max(_first(fields.top_k, defaults.top_k, 0), 0),
+        top_p=_first(fields.top_p, defaults.top_p, 1.0),
+        min_p=_first(fields.min_p, defaults.min_p, 0.0),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
-        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=tuple((fields.logit_bias or {}).items()),
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
         bad_words=tuple(fields.bad_words or ()),
@@ -232,8 +261,9 @@ def _spellings(word: str, encode: Encode) -> list[tuple[int, ...]]:
     return [bare]
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _first(asked: Number | None, default: Number | None, last: Number) -> Number:
+    """The first that is given."""
+    return next((value for value in (asked, default) if value is not None), last)
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -53,7 +53,9 @@ class Scheduler:
         eos_token_ids: frozenset[int] = frozenset(),
         static: StaticBatching | None = None,
         speculation: NgramSpeculation | None = None,
+        num_ahead: int = 0,
     ) -> None:
+        """`num_ahead`: slots that a decoding sequence gets behind its tokens while any are free."""
         self.pool = pool
         self.limits = limits
         self.max_model_len = max_model_len
@@ -61,6 +63,7 @@ class Scheduler:
         self.eos_token_ids = eos_token_ids
         self.static = StaticBatch(static) if static else None
         self.speculation = speculation
+        self.num_ahead = num_ahead
         # Both in order of arrival: a preempted sequence takes its old place again.
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -211,10 +214,15 @@ class Scheduler:
                 self._free(self.static.ended.pop())
             elif self._preempt(choose_victim(self.running, self.pool)) is sequence:
                 return False
+        lacking = blocks_for(sequence.num_tokens + self.num_ahead, self.pool.block_size)
+        lacking -= len(sequence.block_ids)
+        if 0 < lacking <= self.pool.num_available:
+            sequence.block_ids += self.pool.allocate(lacking)
         return True
 
     def _preempt(self, victim: Sequence) -> Sequence:
         self.counters.num_preemptions += 1
+        victim.num_preemptions += 1
         self._requeue(victim)
         return victim
 

@@ -34,6 +34,7 @@ class Sequence:
     order: int = 0
     """Rank by arrival: who is older."""
     queued_s: float = 0.0
+    num_preemptions: int = 0
     num_lost_tokens: int = 0
     """Computed tokens that it had when it was preempted, until it runs again."""
     drafter: Drafter | None = None

@@ -252,6 +252,25 @@ def weights_bytes(shape: ModelShape, dtype_bytes: int) -> int:
     return dtype_bytes * (layers * (attention + norms) + _mlps(shape) + embeddings + hidden)
 
 
+def bytes_saved(shape: ModelShape, dtype_bytes: int, quantization: str | None) -> int:
+    """What quantisation saves of `weights_bytes`: 0 for None.
+
+    The linear layers' weights take 1 byte each and a float32 scale for each output. Embeddings,
+    head, norms and routers stay as they are; biases, which become float32, are too few to count.
+    """
+    if quantization is None:
+        return 0
+    hidden, experts = shape.hidden_size, shape.experts
+    query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    elements = shape.num_layers * hidden * (2 * query + 2 * kv)
+    outputs = shape.num_layers * (query + 2 * kv + hidden)
+    widths = (shape.num_layers - len(experts.layers if experts else ())) * [shape.intermediate_size]
+    widths += len(experts.layers) * experts.count * [experts.width] if experts else []
+    elements += 3 * hidden * sum(widths)
+    outputs += sum(2 * width + hidden for width in widths)
+    return (dtype_bytes - 1) * elements - 4 * outputs
+
+
 def _mlps(shape: ModelShape) -> int:
     """Elements of all layers' MLPs."""
     hidden, width = shape.hidden_size, shape.intermediate_size

@@ -12,6 +12,7 @@ from typing import Literal
 from .shape import DTYPE_BYTES as DTYPE_BYTES
 from .shape import ModelShape as ModelShape
 from .shape import SizingError as SizingError
+from .shape import bytes_saved as bytes_saved
 from .shape import resolve_dtype as resolve_dtype
 from .shape import weights_bytes as weights_bytes
 

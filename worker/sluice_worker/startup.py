@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from sluice_kernels.choose import CannotChoose, choose
+from sluice_kernels.interface import Kernels
 
 from .blocks import BlockPool
 from .config import EngineConfig
@@ -22,17 +24,20 @@ from .errors import ConfigError, DoesNotFit, UnsupportedModel
 from .files import checkpoint_dir, eos_token_ids, read_json
 from .models.config import DecoderConfig
 from .models.decoder import Decoder
-from .resources import Resources
+from .resources import Resources, release_freed
 from .runner import Runner
 from .scheduler import MIN_CHUNK_TOKENS, Scheduler
 from .sequence import Sequence
 from .sizing import (
     DEFAULT_MEAN_LENGTH,
     DTYPE_BYTES,
+    MAX_GATHER_BYTES,
+    MAX_SCORES_BYTES,
     MemoryPlan,
     SizingError,
     advice,
     blocks_for,
+    bytes_saved,
     plan_memory,
     resolve_dtype,
     weights_bytes,
@@ -81,6 +86,7 @@ class _Start:
         self.dtype_name = _run_dtype(config.dtype, self.decoder)
         self.block_size = config.block_size or DEFAULT_BLOCK_SIZE[self.kind]
         self.max_model_len = config.max_model_len or self.decoder.shape.max_position
+        self.kernels = self._choose_kernels()
 
     def run(self, progress: Progress) -> tuple[Engine, Ready]:
         progress("weights", 0)
@@ -88,15 +94,16 @@ class _Start:
         source = self._source()
         planned = self._plan(self._weights_bytes(source), None)
         _refuse_unless_fits(planned, self.decoder)
-        model = Decoder(self.decoder, source.read)
+        model = Decoder(self.decoder, source.read, self.kernels)
         source.finish(self.decoder.shape.tie_word_embeddings)
+        release_freed()
         progress("profile", 60)
         measured = self._profile(model, planned)
         activation = max(measured.activation_bytes, planned.activation_bytes)
         plan = self._plan(model.num_bytes, activation)
         _refuse_unless_fits(plan, self.decoder)
         progress("memory", 90)
-        runner = Runner(model, plan.num_blocks, self.block_size, self.eos)
+        runner = self._runner(model, plan.num_blocks, plan.ceiling)
         times = StepTimes()
         times.set_profile(measured.records)
         predicted = self._predicted_cap(times, plan.ceiling)
@@ -153,6 +160,20 @@ class _Start:
 
     # Weights
 
+    def _choose_kernels(self) -> Kernels:
+        try:
+            return choose(
+                self.device,
+                getattr(torch, self.dtype_name),
+                self.config.quantization,
+                os.environ,
+                max_gather_bytes=MAX_GATHER_BYTES,
+                max_scores_bytes=MAX_SCORES_BYTES,
+                group=self.decoder.shape.num_heads // self.decoder.shape.num_kv_heads,
+            )
+        except CannotChoose as error:
+            raise ConfigError([str(error)]) from error
+
     def _source(self) -> TensorSource:
         dtype: torch.dtype = getattr(torch, self.dtype_name)
         if self.config.load_format == "dummy":
@@ -161,9 +182,22 @@ class _Start:
 
     def _weights_bytes(self, source: TensorSource) -> int:
         dtype_bytes = DTYPE_BYTES[self.dtype_name]
+        shape = self.decoder.shape
+        saved = bytes_saved(shape, dtype_bytes, self.config.quantization)
         if isinstance(source, Checkpoint):
-            return source.num_elements * dtype_bytes
-        return weights_bytes(self.decoder.shape, dtype_bytes)
+            return source.num_elements * dtype_bytes - saved
+        return weights_bytes(shape, dtype_bytes) - saved
+
+    def _runner(self, model: Decoder, num_blocks: int, ceiling: int) -> Runner:
+        """Steps run ahead of the host on Triton's kernels, which only a GPU has."""
+        if self.kernels.name != "triton":
+            return Runner(model, num_blocks, self.block_size, self.eos)
+        from .gpu.runner import GpuRunner
+
+        longest = self.max_model_len
+        return GpuRunner(
+            model, num_blocks, self.block_size, self.eos, ceiling=ceiling, max_model_len=longest
+        )
 
     # Profile
 
@@ -171,9 +205,8 @@ class _Start:
         """Time a few dummy steps, cheap ones first, and take the peak of a large one."""
         budget = self.config.max_num_batched_tokens
         largest = max(min(budget, self.max_model_len), 1)
-        runner = Runner(
-            model, blocks_for(self.max_model_len, self.block_size), self.block_size, self.eos
-        )
+        num_blocks = blocks_for(self.max_model_len, self.block_size)
+        runner = self._runner(model, num_blocks, plan.ceiling)
         dummy = _Dummy(runner, self.max_model_len)
         dummy.run(dummy.prefill(min(8, largest)))  # the first calls of a library are slow
         deadline = time.process_time() + PROFILE_CPU_S
@@ -246,6 +279,7 @@ class _Start:
             eos_token_ids=self.eos,
             static=self._static(),
             speculation=self.config.speculative_config,
+            num_ahead=1 if self.kernels.name == "triton" else 0,
         )
 
     def _static(self) -> StaticBatching | None:
@@ -272,6 +306,7 @@ class _Start:
             kv_tokens=plan.kv_tokens,
             memory=memory,
             step_model=times.model,
+            kernels=self.kernels.name,
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -10,6 +11,11 @@ from .errors import CheckpointError
 from .files import inside
 
 REPLACEMENT = "\ufffd"
+BYTES_OF_A_CHARACTER = 4
+MAX_PENDING = 16
+"""Tokens without a whole character, more than any has: from there on they are told in parts."""
+SHORT = 1024
+"""Characters or tokens that may hold the interpreter: a batch, which lets go, wakes threads."""
 
 
 class Tokenizer:
@@ -49,11 +55,11 @@ class Tokenizer:
 
         `keep`: the most of them; the text's first are left out, what is put around it is not.
         """
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        ids, is_around = list(encoding.ids), list(encoding.special_tokens_mask)
+        encoding = _encode(self._tokenizer, text, add_special_tokens)
+        ids: list[int] = encoding.ids
         if keep is None or len(ids) <= keep:
             return ids
-        inner = [at for at, around in enumerate(is_around) if not around]
+        inner = [at for at, around in enumerate(encoding.special_tokens_mask) if not around]
         room = keep - (len(ids) - len(inner))
         if room <= 0:
             return ids[-keep:]
@@ -84,7 +90,7 @@ class Tokenizer:
         for piece, is_plain in pieces:
             piece.encode()
             tokenizer = self._tokenizer if is_plain else self._with_control
-            ids += tokenizer.encode(piece, add_special_tokens=False).ids
+            ids += _encode(tokenizer, piece, False).ids
         return ids
 
     @cached_property
@@ -100,7 +106,10 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        if len(token_ids) <= SHORT:
+            return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        (text,) = self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def detokenizer(
         self, *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
@@ -108,6 +117,14 @@ class Tokenizer:
         """A fresh incremental decoder for one output."""
         spaced = skip_special_tokens or spaces_between_special_tokens
         return Detokenizer(self, skip_special_tokens, spaced)
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> Any:
+    """`text` encoded. A long one as a batch: only those leave the interpreter to other threads."""
+    if len(text) <= SHORT:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return encoding
 
 
 class Detokenizer:
@@ -142,9 +159,27 @@ class Detokenizer:
         self._ids.append(token_id)
         before, text = self._before(), self._decode(len(self._ids))
         if text.endswith(REPLACEMENT) or len(text) <= len(before):
-            return ""
+            return self._settled(before, text) if self._num_pending > MAX_PENDING else ""
         self._start, self._shown = self._shown, len(self._ids)
         return text[len(before) :]
+
+    @property
+    def _num_pending(self) -> int:
+        return len(self._ids) - self._shown
+
+    def _settled(self, before: str, text: str) -> str:
+        """What can be told of bytes that are no characters, however many of them follow.
+
+        Only the last character may still become whole: the text is cut in front of it, where the
+        two parts are decoded to what the whole is.
+        """
+        for end in range(len(self._ids) - 1, len(self._ids) - 1 - BYTES_OF_A_CHARACTER, -1):
+            head = self._decode(end)
+            tail = self._tokenizer.decode(self._ids[end:], skip_special_tokens=self._skip)
+            if head + tail == text:
+                self._start = self._shown = end
+                return head[len(before) :]
+        return ""
 
     def flush(self) -> str:
         """What is left at the end: an unfinished character shows as U+FFFD."""

@@ -117,7 +117,10 @@ class Starting(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The engine serves. `predicted_max_num_seqs`: the cap that the start-up profile predicts."""
+    """The engine serves. `predicted_max_num_seqs`: the cap that the start-up profile predicts.
+
+    `kernels`: what computes, and why where it is not the best there is.
+    """
 
     ceiling: int
     predicted_max_num_seqs: int
@@ -128,6 +131,7 @@ class Ready(Message, frozen=True):
     kv_tokens: int
     memory: MemoryReport
     step_model: StepModel | None
+    kernels: str
 
 
 class FirstToken(Struct, frozen=True, array_like=True):
@@ -161,13 +165,17 @@ class PromptScores(Struct, frozen=True, array_like=True):
 
 
 class TokenOut(Struct, frozen=True, array_like=True):
-    """One new token of one request. `first` only with the first token."""
+    """One new token of one request. `first` only with the first token.
+
+    `num_preemptions`: how often the request has been preempted so far.
+    """
 
     request_id: str
     token_id: int
     finish_reason: FinishReason | None
     first: FirstToken | None
     scores: Scores | None = None
+    num_preemptions: int = 0
 
 
 class SpeculationTotals(Struct, frozen=True, array_like=True):
@@ -193,6 +201,16 @@ class Snapshot(Struct, frozen=True, array_like=True):
     prefix_hits: int
     rounding_waste: float = 0.0
     speculation: SpeculationTotals | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait, for whatever."""
+        return self.waiting_cap + self.waiting_kv
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use, 0 to 1."""
+        return self.used_blocks / self.num_blocks if self.num_blocks else 0.0
 
 
 class StepReport(Message, frozen=True):

@@ -1,9 +1,12 @@
 """The load's command line and its arithmetic."""
 
 import argparse
+import asyncio
 
 import pytest
-from sluice.load import Ledger, Outcome, phase, quantile_ms
+from sluice.client import Outcome
+from sluice.load import Ledger, burst, phase, quantile_ms
+from sluice.targets import read_targets
 
 
 def test_phase_names_its_kind_amount_and_seconds() -> None:
@@ -32,3 +35,27 @@ def test_summary_counts_each_outcome_once_and_rates_only_good_ones() -> None:
     assert summary["results"] == {"ok": 2, "failed": 1}
     assert (summary["requests_per_s"], summary["tokens_per_s"]) == (1.0, 10.0)
     assert (summary["retries"], summary["details"]) == (3, {"HTTP 503": 1})
+
+
+def test_summary_counts_good_requests_only_where_targets_are_given() -> None:
+    ledger = Ledger("high", read_targets("ttft=150ms"))
+    ledger.outcomes = [Outcome("ok", "p", t, 1.0, 2, (0.1,), 0) for t in (0.1, 0.2)]
+    assert ledger.summary(2.0)["good"] == 1
+    assert "good" not in Ledger("high").summary(2.0)
+
+
+async def test_burst_sends_all_at_once_and_ends_with_the_last_answer() -> None:
+    ledger, sent = Ledger("wave"), []
+    gate = asyncio.Event()
+
+    def send(to: Ledger) -> asyncio.Task[None]:
+        async def one() -> None:
+            sent.append(to.name)
+            if len(sent) == 5:
+                gate.set()
+            await gate.wait()
+
+        return asyncio.create_task(one())
+
+    await asyncio.wait_for(burst(send, ledger, 5, 0.001), 10)
+    assert sent == ["wave"] * 5

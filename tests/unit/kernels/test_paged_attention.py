@@ -1,10 +1,14 @@
 """The plain-torch kernels against attention written out, on scattered pages."""
 
+from functools import partial
+
 import pytest
 import torch
 from sluice_kernels.decode_attention import decode_attention, padding_bias
 from sluice_kernels.expert_mlp import expert_mlp
 from sluice_kernels.gather_kv import page_rows
+from sluice_kernels.linear import PlainLinear
+from sluice_kernels.plain import PlainKernels
 from sluice_kernels.prefill_attention import (
     capped_prefill_attention,
     causal_bias,
@@ -137,7 +141,9 @@ def test_experts_see_the_tokens_that_chose_them_and_add_up_by_share() -> None:
     experts = torch.stack([torch.randperm(3)[:2] for _ in range(tokens)])  # none chooses the last
     gate_up[3] = float("nan")
     shares = torch.rand(tokens, 2)
-    out = expert_mlp(rows, experts, shares, gate_up, down, torch.nn.functional.silu)
+    first, last = ([PlainLinear(weight, None) for weight in part] for part in (gate_up, down))
+    activated = partial(PlainKernels(1, 1).gate, activation="silu")
+    out = expert_mlp(rows, experts, shares, first, last, activated)
     for token in range(tokens):
         expected = torch.zeros(hidden)
         for expert, share in zip(experts[token].tolist(), shares[token], strict=True):

@@ -181,7 +181,13 @@ def test_the_worker_accepts_every_flag_that_it_is_given(tmp_path: Any) -> None:
     parsed = config.parse(arguments)
     assert parsed.engine.max_num_seqs == 32
     assert parsed.engine.enable_prefix_caching is False
+    assert parsed.engine.speculative_config is not None
     assert parsed.server.shutdown_timeout == 60.0
+
+
+def test_drafts_are_switched_off_by_the_object() -> None:
+    arguments = _container(batching__speculation="Never")["args"]
+    assert not any(argument.startswith("--speculative-config") for argument in arguments)
 
 
 HUB = {"uri": "hf://Qwen/Qwen3-0.6B", "revision": "main"}

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from ..errors import UnsupportedModel
 from ..families import FAMILIES
 from ..shape import ModelShape, SizingError
 from .rope import Rope, number, read_rope
 
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+Activation = Literal["silu", "gelu_pytorch_tanh"]
+"""As the kernels know them; they are not asked, as this module must not import torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class DecoderConfig:
     norm_eps: float
     rope: Rope
     sliding_rope: Rope
-    activation: str
+    activation: Activation
     attention_scale: float
     logit_softcap: float | None
     embedding_scale: float
@@ -86,12 +88,14 @@ def _names_own_classes(auto_map: object, architecture: str) -> bool:
     )
 
 
-def _activation(config: Mapping[str, object], shape: ModelShape) -> str:
+def _activation(config: Mapping[str, object], shape: ModelShape) -> Activation:
     name = "hidden_activation" if shape.family.gemma else "hidden_act"
-    activation = config.get(name, "silu")
-    if activation not in ACTIVATIONS:
-        raise UnsupportedModel(f"config.json: {name} must be one of {', '.join(ACTIVATIONS)}.")
-    return str(activation)
+    asked = config.get(name, "silu")
+    built: tuple[Activation, ...] = get_args(Activation)
+    for activation in built:
+        if asked == activation:
+            return activation
+    raise UnsupportedModel(f"config.json: {name} must be one of {', '.join(built)}.")
 
 
 def _logit_softcap(config: Mapping[str, object], shape: ModelShape) -> float | None:

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 
 import torch
+from sluice_kernels.interface import Kernels, Projection
+from sluice_kernels.linear import num_bytes, plain_projection
 from torch import Tensor
 
 from .attention import Attention, read_attention
 from .config import DecoderConfig
-from .linear import Linear, ReadTensor
+from .linear import ReadTensor
 from .mlp import ExpertMlp, GatedMlp, read_mlp
 from .norm import Norm, read_norm
 from .rotary import read_rotary
@@ -34,16 +36,16 @@ class Layer:
 class Decoder:
     """A loaded model."""
 
-    def __init__(self, config: DecoderConfig, read: ReadTensor) -> None:
+    def __init__(self, config: DecoderConfig, read: ReadTensor, kernels: Kernels) -> None:
         shape = config.shape
         self.config = config
+        self.kernels = kernels
         self.embedding = read("model.embed_tokens.weight", (shape.vocab_size, shape.hidden_size))
-        self.layers = [_read_layer(config, index, read) for index in range(shape.num_layers)]
-        self.norm = read_norm(config, read, "model.norm")
-        head = self.embedding
-        if not shape.tie_word_embeddings:
-            head = read("lm_head.weight", (shape.vocab_size, shape.hidden_size))
-        self.head = Linear(head, None)
+        self.layers = [
+            _read_layer(config, index, read, kernels) for index in range(shape.num_layers)
+        ]
+        self.norm = read_norm(config, read, "model.norm", kernels)
+        self.head = self._read_head(read)
         ropes = {config.rope, config.sliding_rope}
         self._rotaries = {
             rope: read_rotary(rope, shape.head_dim, self.embedding.device) for rope in ropes
@@ -56,7 +58,15 @@ class Decoder:
     def num_bytes(self) -> int:
         """Bytes of the weights; tied embeddings count once."""
         tensors = _tensors([self.embedding, self.layers, self.norm, self.head])
-        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+        return sum({_identity(tensor): num_bytes(tensor) for tensor in tensors}.values())
+
+    def _read_head(self, read: ReadTensor) -> Projection:
+        shape = self.config.shape
+        if shape.tie_word_embeddings:
+            # Packed, the embeddings would be there twice.
+            return plain_projection(self.embedding, None, False)
+        head = read("lm_head.weight", (shape.vocab_size, shape.hidden_size))
+        return self.kernels.projection(head, None, narrow=False)
 
     def hidden(self, step: StepInput, caches: list[Tensor]) -> Tensor:
         """The last layer's output for every token of the step, [num_tokens, hidden_size].
@@ -68,13 +78,16 @@ class Decoder:
             stream *= self._embedding_scale
         turns = {rope: rotary.at(step.positions) for rope, rotary in self._rotaries.items()}
         full, sliding = turns[self.config.rope], turns[self.config.sliding_rope]
+        mixed: Tensor | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
             layer_turns = sliding if layer.is_sliding else full
-            mixed = layer.attention(layer.attention_norm(stream), layer_turns, cache, step)
-            stream += mixed if layer.attention_out_norm is None else layer.attention_out_norm(mixed)
-            mixed = layer.mlp(layer.mlp_norm(stream))
-            stream += mixed if layer.mlp_out_norm is None else layer.mlp_out_norm(mixed)
-        return stream
+            mixed = layer.attention(layer.attention_norm(stream, mixed), layer_turns, cache, step)
+            if layer.attention_out_norm is not None:
+                mixed = layer.attention_out_norm(mixed)
+            mixed = layer.mlp(layer.mlp_norm(stream, mixed))
+            if layer.mlp_out_norm is not None:
+                mixed = layer.mlp_out_norm(mixed)
+        return stream if mixed is None else stream.add_(mixed)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What `hidden` [num_rows, hidden_size] predicts, float32 [num_rows, vocab_size]."""
@@ -83,23 +96,28 @@ class Decoder:
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
-def _read_layer(config: DecoderConfig, index: int, read: ReadTensor) -> Layer:
+def _read_layer(config: DecoderConfig, index: int, read: ReadTensor, kernels: Kernels) -> Layer:
     layer = f"model.layers.{index}."
     names = ["input_layernorm", "post_attention_layernorm"]
     if config.shape.family.gemma:
         # Named by where they stand, so the second is another one than elsewhere.
         names = ["input_layernorm", "pre_feedforward_layernorm"]
         names += ["post_attention_layernorm", "post_feedforward_layernorm"]
-    norms = [read_norm(config, read, layer + name) for name in names]
+    norms = [read_norm(config, read, layer + name, kernels) for name in names]
     return Layer(
         attention_norm=norms[0],
-        attention=read_attention(config, index, read),
+        attention=read_attention(config, index, read, kernels),
         mlp_norm=norms[1],
-        mlp=read_mlp(config, index, read),
+        mlp=read_mlp(config, index, read, kernels),
         is_sliding=index in config.shape.sliding_layers,
         attention_out_norm=norms[2] if len(norms) > 2 else None,
         mlp_out_norm=norms[3] if len(norms) > 3 else None,
     )
+
+
+def _identity(tensor: Tensor) -> int:
+    """The same for tensors that share their memory; what oneDNN packed shares it with none."""
+    return id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
 
 
 def _tensors(part: object) -> Iterator[Tensor]:

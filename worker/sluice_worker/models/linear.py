@@ -1,4 +1,4 @@
-"""A linear layer as a value, and how it is read: parts that read the same input become one.
+"""A linear layer as it is read: parts that read the same input become one.
 
 A step of a small model is mostly the calls themselves, so it should make few of them.
 """
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from sluice_kernels.interface import Kernels, Projection
 from torch import Tensor
-from torch.nn.functional import linear
 
 ReadTensor = Callable[[str, tuple[int, ...]], Tensor]
 """(name, shape) -> the tensor, on its device and in its dtype, or a typed error."""
@@ -20,10 +20,6 @@ class Linear:
 
     weight: Tensor
     bias: Tensor | None
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """rows [num_rows, in] -> [num_rows, out]."""
-        return linear(rows, self.weight, self.bias)
 
 
 def read_linear(read: ReadTensor, name: str, rows: int, columns: int, has_bias: bool) -> Linear:
@@ -47,3 +43,8 @@ def fuse(parts: Sequence[Linear]) -> Linear:
         return parts[0]
     biases = [part.bias for part in parts if part.bias is not None]
     return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
+
+
+def made(kernels: Kernels, part: Linear) -> Projection:
+    """`part` as the kernels compute it, quantised where they quantise."""
+    return kernels.projection(part.weight, part.bias, narrow=True)

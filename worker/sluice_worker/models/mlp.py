@@ -1,51 +1,45 @@
 """The two kinds of MLP: one for all tokens, or experts of which each token takes a few."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from sluice_kernels.expert_mlp import expert_mlp
+from sluice_kernels.interface import Activation, Kernels, Projection
 from torch import Tensor
-from torch.nn.functional import gelu, silu
 
 from .config import DecoderConfig
-from .linear import Linear, ReadTensor, fuse, read_linear
-
-Activation = Callable[[Tensor], Tensor]
-_ACTIVATIONS: dict[str, Activation] = {
-    "silu": silu,
-    "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
-}
+from .linear import Linear, ReadTensor, fuse, made, read_linear
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
     """down(activation(gate) * up)."""
 
-    gate_up: Linear
-    down: Linear
+    gate_up: Projection
+    down: Projection
     activation: Activation
+    kernels: Kernels
 
     def __call__(self, rows: Tensor) -> Tensor:
         """rows [num_tokens, hidden_size] -> the same."""
-        gate, up = self.gate_up(rows).chunk(2, dim=-1)
-        return self.down(self.activation(gate).mul_(up))
+        return self.down(self.kernels.gate(self.gate_up(rows), self.activation))
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMlp:
-    """A mixture of experts. gate_up [count, 2 * width, hidden_size], down [.., .., width].
+    """A mixture of experts; gate_up and down: one layer for each.
 
     `shares_are_of_chosen`: the shares of the chosen experts add up to 1, not those of all.
     """
 
-    router: Linear
-    gate_up: Tensor
-    down: Tensor
+    router: Projection
+    gate_up: list[Projection]
+    down: list[Projection]
     per_token: int
     shares_are_of_chosen: bool
     activation: Activation
+    kernels: Kernels
 
     def __call__(self, rows: Tensor) -> Tensor:
         """rows [num_tokens, hidden_size] -> the same."""
@@ -53,14 +47,17 @@ class ExpertMlp:
         shares, experts = likely.topk(self.per_token, dim=-1)
         if self.shares_are_of_chosen:
             shares = shares / shares.sum(dim=-1, keepdim=True)
-        return expert_mlp(rows, experts, shares, self.gate_up, self.down, self.activation)
+        gate = partial(self.kernels.gate, activation=self.activation)
+        return expert_mlp(rows, experts, shares, self.gate_up, self.down, gate)
 
 
-def read_mlp(config: DecoderConfig, index: int, read: ReadTensor) -> GatedMlp | ExpertMlp:
+def read_mlp(
+    config: DecoderConfig, index: int, read: ReadTensor, kernels: Kernels
+) -> GatedMlp | ExpertMlp:
     """The MLP of a layer, of the kind that the layer has."""
     experts = config.shape.experts
     if experts is not None and index in experts.layers:
-        return _read_experts(config, index, read)
+        return _read_experts(config, index, read, kernels)
     shape, name = config.shape, f"model.layers.{index}.mlp."
     hidden, width = shape.hidden_size, shape.intermediate_size
     if shape.family.fused:
@@ -69,28 +66,34 @@ def read_mlp(config: DecoderConfig, index: int, read: ReadTensor) -> GatedMlp | 
         names = (name + "gate_proj", name + "up_proj")
         gate_up = fuse([read_linear(read, n, width, hidden, shape.mlp_bias) for n in names])
     down = read_linear(read, name + "down_proj", hidden, width, shape.mlp_bias)
-    return GatedMlp(gate_up, down, _ACTIVATIONS[config.activation])
+    return GatedMlp(made(kernels, gate_up), made(kernels, down), config.activation, kernels)
 
 
-def _read_experts(config: DecoderConfig, index: int, read: ReadTensor) -> ExpertMlp:
+def _read_experts(
+    config: DecoderConfig, index: int, read: ReadTensor, kernels: Kernels
+) -> ExpertMlp:
     experts, names = config.shape.experts, config.shape.family.experts
     assert experts is not None
     assert names is not None
     hidden, width = config.shape.hidden_size, experts.width
     block = f"model.layers.{index}.{names.block}."
-    router = read_linear(read, block + "gate", experts.count, hidden, False)
-    gate_up = router.weight.new_empty(experts.count, 2 * width, hidden)
-    down = router.weight.new_empty(experts.count, hidden, width)
+
+    def layer(expert: int, part: str, rows: int, columns: int) -> Linear:
+        return read_linear(read, f"{block}experts.{expert}.{part}", rows, columns, False)
+
+    gate_up, down = [], []
     for expert in range(experts.count):
-        name = f"{block}experts.{expert}."
-        gate_up[expert, :width] = read(f"{name}{names.gate}.weight", (width, hidden))
-        gate_up[expert, width:] = read(f"{name}{names.up}.weight", (width, hidden))
-        down[expert] = read(f"{name}{names.down}.weight", (hidden, width))
+        parts = [layer(expert, part, width, hidden) for part in (names.gate, names.up)]
+        gate_up.append(made(kernels, fuse(parts)))
+        down.append(made(kernels, layer(expert, names.down, hidden, width)))
+    router = read_linear(read, block + "gate", experts.count, hidden, False)
     return ExpertMlp(
-        router,
+        # Its choices decide which weights are used at all: it stays as precise as it is.
+        kernels.projection(router.weight, None, narrow=False),
         gate_up,
         down,
         experts.per_token,
         config.norm_topk_prob,
-        _ACTIVATIONS[config.activation],
+        config.activation,
+        kernels,
     )

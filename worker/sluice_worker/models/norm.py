@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from sluice_kernels.interface import Kernels
 from torch import Tensor
-from torch.nn.functional import rms_norm
 
 from .config import DecoderConfig
 from .linear import ReadTensor
@@ -11,26 +11,24 @@ from .linear import ReadTensor
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """weight [width]. `exact`: it is float32, and so is the product with it (Gemma)."""
+    """weight float32 [width]: so is the product with it, which is rounded once."""
 
     weight: Tensor
     eps: float
-    exact: bool
+    kernels: Kernels
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """rows [..., width] -> the same shape and dtype."""
-        if self.exact:
-            return rms_norm(rows.float(), self.weight.shape, self.weight, self.eps).to(rows.dtype)
-        return rms_norm(rows, self.weight.shape, self.weight, self.eps)
+    def __call__(self, stream: Tensor, mixed: Tensor | None = None) -> Tensor:
+        """The norm of stream [num_rows, width], to which `mixed` is added in place before."""
+        return self.kernels.norm(stream, mixed, self.weight, self.eps)
 
 
 def read_norm_weight(config: DecoderConfig, read: ReadTensor, name: str, width: int) -> Tensor:
     """What the norm multiplies by: Gemma's checkpoints hold how far that is from 1."""
-    weight = read(f"{name}.weight", (width,))
-    return weight.float() + 1 if config.shape.family.gemma else weight
+    weight = read(f"{name}.weight", (width,)).float()
+    return weight + 1 if config.shape.family.gemma else weight
 
 
-def read_norm(config: DecoderConfig, read: ReadTensor, name: str) -> Norm:
+def read_norm(config: DecoderConfig, read: ReadTensor, name: str, kernels: Kernels) -> Norm:
     """The norm `name` of the residual stream."""
     weight = read_norm_weight(config, read, name, config.shape.hidden_size)
-    return Norm(weight, config.norm_eps, config.shape.family.gemma)
+    return Norm(weight, config.norm_eps, kernels)

@@ -78,15 +78,6 @@ def _yarn(frequencies: Tensor, rope: Rope) -> Tensor:
     return stretched * frequencies / rope.factor + (1 - stretched) * frequencies
 
 
-def rotate_(heads: Tensor, turns: Tensor) -> None:
-    """Rotate heads [num_tokens, num_heads, head_dim] in place by `Rotary.at`."""
-    # A copy only where the dtype is not float32.
-    pairs = heads.float().view(*heads.shape[:-1], -1, 2)
-    turned = torch.view_as_complex(pairs).mul_(turns)
-    if heads.dtype != torch.float32:
-        heads.copy_(torch.view_as_real(turned).flatten(-2))
-
-
 def interleave_halves(weight: Tensor, head_dim: int, dims: int) -> Tensor:
     """Reorder the rows of each head so that, of the first `dims`, i is followed by i + dims / 2."""
     rest = weight.shape[1:]

@@ -1,18 +1,14 @@
 """The admin port: what the operator reads and changes."""
 
-from typing import TypeVar
-
-import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from ..contract import RuntimePatch, encode
 from ..errors import RequestError
-from ..protocol import parse_object
+from ..protocol import convert, parse_object
 from .guards import JSON, read_body
 from .service import Service
 
-T = TypeVar("T")
 OPEN_PATHS = ("/metrics", "/health", "/healthz", "/readyz", "/version")
 """What answers without a bearer on the admin port."""
 MAX_PATCH_BYTES = 64 << 10
@@ -29,7 +25,7 @@ def add_admin_routes(app: FastAPI, service: Service) -> None:
     async def patch(request: Request) -> Response:
         timeout_s = service.config.server.receive_timeout
         body = await read_body(request, MAX_PATCH_BYTES, timeout_s)
-        change = _convert(parse_object(body), RuntimePatch)
+        change = convert(parse_object(body), RuntimePatch)
         return Response(encode(service.patch(change)), media_type=JSON)
 
     @app.get("/v1/evidence")
@@ -43,10 +39,3 @@ def add_admin_routes(app: FastAPI, service: Service) -> None:
     async def integrity() -> Response:
         problem = await service.client.check_integrity()
         return Response(encode({"problem": problem}), 500 if problem else 200, media_type=JSON)
-
-
-def _convert(fields: dict[str, object], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(fields, type=kind)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"the patch is not valid: {error}") from error

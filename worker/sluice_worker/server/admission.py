@@ -55,7 +55,7 @@ def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int
 
 def num_waiting(num_open: int, cap: int, state: Snapshot) -> int:
     """Sequences that wait, those included that the engine has not reported yet."""
-    return max(0, num_open - cap, state.waiting_cap + state.waiting_kv)
+    return max(0, num_open - cap, state.waiting)
 
 
 def is_full(num_new: int, num_open: int, cap: int, state: Snapshot, limit: int) -> bool:
@@ -64,9 +64,8 @@ def is_full(num_new: int, num_open: int, cap: int, state: Snapshot, limit: int) 
     `num_open`: submitted and not ended. Whoever finds a free place does not wait for the cap; where
     some wait for memory already, newcomers wait behind them.
     """
-    num_queued = state.waiting_cap + state.waiting_kv
     over_cap = num_open + num_new - cap
-    return over_cap > limit or (num_queued > 0 and num_queued + num_new > limit)
+    return over_cap > limit or (state.waiting > 0 and state.waiting + num_new > limit)
 
 
 def unreachable(

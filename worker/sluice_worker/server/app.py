@@ -34,6 +34,8 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
         open_paths=routes.OPEN_PATHS,
         inflight=inflight,
         is_draining=lambda: service.is_draining,
+        load=service.load,
+        on_answer=service.stats.answer,
     )
 
 
@@ -48,4 +50,6 @@ def admin_app(service: Service) -> ASGIApp:
         open_paths=admin.OPEN_PATHS,
         inflight=Inflight(),
         is_draining=lambda: False,
+        load=service.load,
+        on_answer=service.stats.answer,
     )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from .. import wire
 from ..protocol import Completion
@@ -175,6 +176,7 @@ class GenerateFormat(Format):
     def __init__(self, generation: Generation, model: str, tokenizer: Tokenizer) -> None:
         super().__init__(generation, model, tokenizer)
         self._control = tokenizer.control_tokens
+        self._text_of = tokenizer.token_text
         self._pieces: list[str] = []
 
     def event(self, item: Arrived) -> bytes:
@@ -183,9 +185,10 @@ class GenerateFormat(Format):
         text = picked.feed(item.token)
         self._pieces.append(text)
         is_last = picked.finish_reason is not None
+        logprob = picked.scored[-1].logprob if picked.scored else None
         chunk = shapes.GenerateChunk(
             index=len(self._pieces),
-            token=shapes.GeneratedToken(token_id, text, None, token_id in self._control),
+            token=self._token(token_id, text, logprob),
             generated_text="".join(self._pieces) if is_last else None,
             details=self._details(picked) if is_last else None,
         )
@@ -208,8 +211,21 @@ class GenerateFormat(Format):
                 usage=self.generation.counts(),
                 token_ids=self._ids(picked),
                 prompt_token_ids=list(picked.prompt_token_ids) if self._has_ids else UNSET,
+                details=self._details_with_tokens(picked),
             )
         )
+
+    def _token(self, token_id: int, text: str, logprob: float | None) -> shapes.GeneratedToken:
+        return shapes.GeneratedToken(token_id, text, logprob, token_id in self._control)
+
+    def _details_with_tokens(self, picked: Choice) -> shapes.GenerateDetails | UnsetType:
+        if self.generation.request.sampling.logprobs is None:
+            return UNSET
+        tokens = [
+            self._token(token.token_id, self._text_of(token.token_id), token.logprob)
+            for token in picked.scored
+        ]
+        return replace(self._details(picked), prefill=[], tokens=tokens)
 
     def _details(self, picked: Choice) -> shapes.GenerateDetails:
         has_stop = picked.transcript.stop_reason is not None

@@ -35,6 +35,8 @@ class Choice:
     finish_reason: FinishReason | None = None
     is_booked: bool = False
     cached_tokens: int = 0
+    last_at_s: float | None = None
+    """When the last token that was handed over had reached this process."""
     prompt_scores: list[Scores] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
     """The output's tokens with their log-probabilities, where the request asks for them."""
@@ -140,9 +142,12 @@ class Generation:
         choice = item.choice
         if choice.is_booked:
             return
-        self._ledger.token(choice.flight, item.token, at_cap=item.at_cap, now_s=now_s)
+        is_drafted, choice.last_at_s = item.at_s == choice.last_at_s, item.at_s
+        self._ledger.token(
+            choice.flight, item.token, at_cap=item.at_cap, is_drafted=is_drafted, now_s=now_s
+        )
         if end is not None:
-            self._ledger.finish(choice.flight, end, now_s)
+            self._ledger.finish(choice.flight, end, item.token.num_preemptions, now_s)
             self._end(choice, end)  # a stop string may end it before the engine does
             if self.num_open == 0:
                 self._ledger.whole(len(c.transcript.token_ids) for c in self.choices)

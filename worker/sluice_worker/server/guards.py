@@ -6,7 +6,7 @@ import logging
 import re
 import socket
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from fastapi import FastAPI, HTTPException, Request
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..config import read_secrets
 from ..errors import BodyTooLarge, RequestError, RequestTimeout, SluiceError, Unauthorized
 from .connection import CLOSES_AT
+from .orca import ASKED_BY, load_headers
 from .replies import encode, error_body
 from .shapes import ErrorInfo, ErrorReply
 
@@ -86,7 +87,11 @@ POD = socket.gethostname().encode()
 
 
 class Edge:
-    """The outermost layer: checks the bearer, names request and pod, closes old connections."""
+    """The outermost layer: checks the bearer, names request and pod, closes old connections.
+
+    `load`: what is told to those who ask for it with each answer. `on_answer`: told the route
+    ("none" if there is no such), the method and the status of each.
+    """
 
     def __init__(
         self,
@@ -96,12 +101,16 @@ class Edge:
         open_paths: Collection[str],
         inflight: Inflight,
         is_draining: Callable[[], bool],
+        load: Callable[[], Mapping[str, float]],
+        on_answer: Callable[[str, str, int], None],
     ) -> None:
         self._app = app
         self._bearer = bearer
         self._open_paths = frozenset(open_paths)
         self._inflight = inflight
         self._is_draining = is_draining
+        self._load = load
+        self._on_answer = on_answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -113,9 +122,12 @@ class Edge:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 extra = [(b"x-request-id", request_id), (b"x-sluice-pod", POD)]
+                extra += load_headers(header(scope, ASKED_BY), self._load())
                 if self._is_draining() or _is_old(scope):
                     extra.append((b"connection", b"close"))
                 message = {**message, "headers": [*message.get("headers", ()), *extra]}
+                route = getattr(scope.get("route"), "path", "none")
+                self._on_answer(route, scope["method"], message["status"])
             await send(message)
 
         try:

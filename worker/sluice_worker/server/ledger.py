@@ -17,26 +17,39 @@ class Ledger:
         self.recorder = recorder
         self.stats = stats
 
-    def token(self, flight: Flight, token: TokenOut, *, at_cap: bool, now_s: float) -> None:
-        """A token was handed over at `now_s`."""
+    def token(
+        self,
+        flight: Flight,
+        token: TokenOut,
+        *,
+        at_cap: bool,
+        is_drafted: bool,
+        now_s: float,
+    ) -> None:
+        """A token was handed over at `now_s`. `is_drafted`: it came with another, of its step."""
         if flight.first_s is None:
             parts = token.first or UNKNOWN_PARTS
             ttft_s = self.recorder.first_token(flight, now_s, parts)
-            self.stats.first_token(ttft_s, parts, flight.num_prompt_tokens)
+            self.stats.first_token(ttft_s, parts, flight.num_prompt_tokens, now_s)
             flight.queue_s = parts.wait_cap_s + parts.wait_kv_s
+        elif is_drafted:
+            self.recorder.drafted_token(flight, now_s)
         else:
             gap_s = self.recorder.next_token(flight, now_s, at_cap=at_cap)
-            self.stats.observe("inter_token_latency_seconds", gap_s)
+            self.stats.observe_latency("inter_token_latency_seconds", gap_s, now_s)
 
-    def finish(self, flight: Flight, reason: FinishReason, now_s: float) -> None:
+    def finish(
+        self, flight: Flight, reason: FinishReason, num_preemptions: int, now_s: float
+    ) -> None:
         """The last token was handed over."""
         e2e_s = self.recorder.finish(flight, now_s)
         stats = self.stats
         stats.end(reason)
-        stats.observe("e2e_request_latency_seconds", e2e_s)
+        stats.observe_latency("e2e_request_latency_seconds", e2e_s, now_s)
         stats.observe("request_inference_time_seconds", max(0.0, e2e_s - flight.queue_s))
         stats.observe("request_prompt_tokens", flight.num_prompt_tokens)
         stats.observe("request_generation_tokens", flight.num_tokens)
+        stats.observe("request_num_preemptions", num_preemptions)
         if flight.first_s is not None:
             stats.observe("request_decode_time_seconds", now_s - flight.first_s)
         if flight.num_tokens > 1:

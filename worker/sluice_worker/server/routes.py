@@ -14,10 +14,12 @@ from ..chat import parse_chat
 from ..health import Verdict
 from ..metrics import CONTENT_TYPE
 from ..protocol import Completion, parse_completion, parse_generate, parse_generate_stream
+from ..sampling_params import Defaults
 from . import shapes
 from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
 from .generation import Generation
 from .guards import JSON, read_body
+from .off_loop import parsed
 from .openapi import document
 from .operations import OPERATIONS
 from .replies import encode
@@ -39,7 +41,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body, arrival_s = await _read(request, service)
-        asked = parse_chat(body)
+        asked = await parsed(body, lambda body: parse_chat(body, service.defaults))
         asked = replace(asked, completion=_with_deadlines(asked.completion, request))
         generation = await service.open_chat(asked, len(body), arrival_s)
         return _reply(generation, service, ChatFormat)
@@ -80,13 +82,14 @@ async def _read(request: Request, service: Service) -> tuple[bytes, float]:
 async def _generated(
     request: Request,
     service: Service,
-    parse: Callable[[bytes], Completion],
+    parse: Callable[[bytes, Defaults], Completion],
     kind: type[Format],
 ) -> Response:
     """Read, parse and submit."""
     body, arrival_s = await _read(request, service)
-    asked = _with_deadlines(parse(body), request)
-    return _reply(await service.open(asked, arrival_s), service, kind)
+    asked = await parsed(body, lambda body: parse(body, service.defaults))
+    generation = await service.open(_with_deadlines(asked, request), arrival_s)
+    return _reply(generation, service, kind)
 
 
 def _with_deadlines(asked: Completion, request: Request) -> Completion:

@@ -8,41 +8,41 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import msgspec
 
 from ..chat import Chat, Conversation
 from ..client import EngineClient
 from ..config import WorkerConfig
-from ..contract import Evidence, RuntimeConfig, RuntimePatch, Slo, Waiting
+from ..contract import Evidence, RuntimeConfig, RuntimePatch, Waiting
 from ..errors import (
     DeadlineUnreachable,
     Draining,
     EngineDied,
     ModelNotFound,
     NotReady,
-    OverCeiling,
     QueueFull,
     RequestError,
     Shed,
     SluiceError,
-    StaleEpoch,
 )
 from ..evidence import Recorder
-from ..files import eos_token_ids, read_json
+from ..files import GENERATION_CONFIG, eos_token_ids, read_json
 from ..health import Pulse, Verdict
 from ..metrics import Exposition, Statistics, View
 from ..protocol import Completion
 from ..sampling_params import (
+    OPENAI,
     SamplingParams,
     check_prompt_logprobs,
     check_something_left,
     check_vocabulary,
+    defaults_of,
     for_engine,
 )
 from ..tokenizer import Tokenizer
@@ -52,6 +52,8 @@ from .cgroup import throttled_s
 from .forecast import Forecast
 from .generation import Choice, Generation
 from .ledger import Ledger
+from .live import Live
+from .off_loop import off_loop
 from .renderer import Renderer
 from .text import Transcript
 
@@ -59,15 +61,7 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.1
 """How often ticks are closed and hopeless requests are looked for."""
-INLINE_CHARS = 4096
-"""Longer prompts are tokenised in a thread, so that streams do not wait for them."""
-T = TypeVar("T")
 MAX_RETRY_AFTER_S = 60
-
-
-async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """The result of `work`, whose time grows with `size`: at once, or in a thread if it is long."""
-    return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
 class Service:
@@ -82,13 +76,12 @@ class Service:
         config_json = read_json(directory, "config.json")
         self.vocab_size = _vocab_size(config_json, self.tokenizer)
         self.eos_token_ids = eos_token_ids(directory, config_json)
+        self.defaults = OPENAI
+        if config.server.generation_config == "auto" and (directory / GENERATION_CONFIG).exists():
+            self.defaults = defaults_of(read_json(directory, GENERATION_CONFIG))
         self.boot_id = uuid.uuid4().hex
         self.created_s = time.time()
-        self.epoch = config.engine.epoch
-        self.max_num_batched_tokens = config.engine.max_num_batched_tokens
-        self.slo = config.server.slo
-        self.overload = config.server.overload
-        self.max_num_queued_reqs = config.server.max_num_queued_reqs
+        self.live = Live.at_start(config)
         self.pulse = Pulse(now_s)
         self.client = EngineClient(self.pulse, self)
         self.recorder = Recorder(self.boot_id, now_s, self.created_s)
@@ -96,9 +89,8 @@ class Service:
         self.is_draining = False
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
-        self._max_num_seqs = 1
         self._ids = count(1)
-        self.stats = Statistics(self.slo, self.created_s)
+        self.stats = Statistics(self.live.slo, self.created_s)
         self.exposition = Exposition(config.model_name, self.stats, self.view)
         self.ledger = Ledger(self.recorder, self.stats)
 
@@ -107,11 +99,11 @@ class Service:
     def ready(self, ready: Ready, now_s: float) -> None:
         """The engine serves: its limits are known and in force."""
         self.engine = ready
-        self._max_num_seqs = ready.max_num_seqs
+        self.live = replace(self.live, max_num_seqs=ready.max_num_seqs)
         self.stats.set_window(ready.max_model_len)
         self.recorder.memory = ready.memory
         self.recorder.step_model = ready.step_model
-        self.recorder.start(self.epoch, ready.max_num_seqs, self.slo)
+        self.recorder.start(self.live.epoch, ready.max_num_seqs, self.live.slo)
         self.started.set()
         log.info(
             "ready",
@@ -119,9 +111,10 @@ class Service:
                 "max_num_seqs": ready.max_num_seqs,
                 "ceiling": ready.ceiling,
                 "predicted": ready.predicted_max_num_seqs,
-                "epoch": self.epoch,
+                "epoch": self.live.epoch,
                 "kv_tokens": ready.kv_tokens,
                 "max_model_len": ready.max_model_len,
+                "kernels": ready.kernels,
                 "memory": ready.memory.measured,
             },
         )
@@ -288,16 +281,21 @@ class Service:
         )
 
     def _check_queue(self, num_new: int) -> None:
-        limit, cap = self.max_num_queued_reqs, self._max_num_seqs
-        state, num_open = self.recorder.snapshot, self.client.num_open
-        if not is_full(num_new, num_open, cap, state, limit):
+        live, num_open, state = self.live, self.client.num_open, self.recorder.snapshot
+        num_tokens, cap = self.recorder.num_pending_tokens, live.max_num_seqs
+        if is_full(num_new, num_open, cap, state, live.max_num_queued_reqs):
+            limit = "max_num_queued_reqs"
+            sentence = f"{num_waiting(num_open, cap, state)} requests wait already"
+        elif 0 < live.max_num_queued_tokens <= num_tokens:
+            limit = "max_num_queued_tokens"
+            sentence = f"{num_tokens} prompt tokens wait or are computed already"
+        else:
             return
-        waiting = num_waiting(num_open, cap, state)
         error = QueueFull(
-            f"{waiting} requests wait already, and max_num_queued_reqs is {limit}",
+            f"{sentence}, and {limit} is {getattr(live, limit)}",
             retry_after_s=_retry_after_s(self._forecast().wait_s(num_new)),
         )
-        self._refuse(num_new, "max_num_queued_reqs", error)
+        self._refuse(num_new, limit, error)
 
     def _check_deadlines(
         self, request: Completion, prompts: Sequence[Sequence[int]], arrival_s: float
@@ -306,7 +304,7 @@ class Service:
         num_new = len(prompts) * request.sampling.n
         problem = unreachable(
             request.deadlines,
-            self._shed_ms(),
+            self.live.shed_ms,
             self._forecast(),
             num_new,
             1e3 * (time.monotonic() - arrival_s)
@@ -323,17 +321,13 @@ class Service:
         self.stats.reject(reason)
         raise error
 
-    def _shed_ms(self) -> float | None:
-        """The first-token deadline of requests that bring none."""
-        return self.slo.ttft_ms if self.overload == "Shed" else None
-
     def _forecast(self) -> Forecast:
         state, recorder = self.recorder.snapshot, self.recorder
         return Forecast(
             num_open=self.client.num_open,
             num_running=state.running,
-            num_waiting=state.waiting_cap + state.waiting_kv,
-            cap=self._max_num_seqs,
+            num_waiting=state.waiting,
+            cap=self.live.max_num_seqs,
             service_s=recorder.service_s(),
             step_model=recorder.step_model,
             kv_per_seq=recorder.mean_length(),
@@ -343,70 +337,36 @@ class Service:
 
     def runtime_config(self) -> RuntimeConfig:
         """What is in force; raises NotReady before the engine serves."""
-        ceiling, state = self.limits().ceiling, self.recorder.snapshot
+        ceiling, state, live = self.limits().ceiling, self.recorder.snapshot, self.live
         return RuntimeConfig(
-            epoch=self.epoch,
-            max_num_seqs=self._max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            slo=self.slo,
-            overload=self.overload,
+            epoch=live.epoch,
+            max_num_seqs=live.max_num_seqs,
+            max_num_batched_tokens=live.max_num_batched_tokens,
+            slo=live.slo,
+            overload=live.overload,
             ceiling=ceiling,
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
             boot_id=self.boot_id,
-            max_num_queued_reqs=self.max_num_queued_reqs,
+            max_num_queued_reqs=live.max_num_queued_reqs,
+            max_num_queued_tokens=live.max_num_queued_tokens,
         )
 
     def patch(self, change: RuntimePatch) -> RuntimeConfig:
         """Put `change` in force. The same again changes nothing; see `contract.RuntimePatch`."""
-        current = self.runtime_config()
-        cap = change.max_num_seqs or current.max_num_seqs
-        budget = change.max_num_batched_tokens or current.max_num_batched_tokens
-        slo, overload = change.slo or current.slo, change.overload or current.overload
-        queue = change.max_num_queued_reqs
-        queue = self.max_num_queued_reqs if queue is None else queue
-        self._check_patch(change, current, cap, budget, slo)
-        if change.epoch == current.epoch:
-            if (cap, budget) != (current.max_num_seqs, current.max_num_batched_tokens):
-                raise StaleEpoch(
-                    f"epoch {change.epoch} is in force with other limits; they need a new one",
-                    param="epoch",
-                )
-            if (slo, overload, queue) == (
-                current.slo,
-                current.overload,
-                current.max_num_queued_reqs,
-            ):
-                return current
-        self.client.configure(Configure(change.epoch, cap, budget, slo.itl_ms))
-        self.epoch, self._max_num_seqs = change.epoch, cap
-        self.max_num_batched_tokens, self.slo, self.overload = budget, slo, overload
-        self.max_num_queued_reqs = queue
-        self.recorder.configure(change.epoch, cap, slo)
-        log.info("configured", extra={"epoch": change.epoch, "max_num_seqs": cap})
+        new = self.live.changed(
+            change,
+            ceiling=self.limits().ceiling,
+            largest_budget=self.config.engine.max_num_batched_tokens,
+        )
+        if new != self.live:
+            self.client.configure(
+                Configure(new.epoch, new.max_num_seqs, new.max_num_batched_tokens, new.slo.itl_ms)
+            )
+            self.live = new
+            self.recorder.configure(new.epoch, new.max_num_seqs, new.slo)
+            log.info("configured", extra={"epoch": new.epoch, "max_num_seqs": new.max_num_seqs})
         return self.runtime_config()
-
-    def _check_patch(
-        self, change: RuntimePatch, current: RuntimeConfig, cap: int, budget: int, slo: Slo
-    ) -> None:
-        if change.epoch < current.epoch:
-            raise StaleEpoch(
-                f"epoch {change.epoch} is older than epoch {current.epoch}, which is in force",
-                param="epoch",
-            )
-        if cap > current.ceiling:
-            raise OverCeiling(
-                f"max_num_seqs {cap} is over the ceiling of {current.ceiling}, for which the "
-                "buffers were sized at start",
-                param="max_num_seqs",
-            )
-        largest = self.config.engine.max_num_batched_tokens
-        if not cap <= budget <= largest:
-            raise OverCeiling(
-                f"max_num_batched_tokens {budget} must be from max_num_seqs {cap} to the "
-                f"{largest} that memory was planned for",
-                param="max_num_batched_tokens",
-            )
 
     def evidence(self, after: int) -> Evidence:
         """Closed ticks after `after`; raises NotReady before the engine serves."""
@@ -423,6 +383,11 @@ class Service:
         """Whether new requests are taken."""
         return self.pulse.readiness(time.monotonic(), self.config.server.liveness_timeout)
 
+    def load(self) -> dict[str, float]:
+        """What a gateway balances by, under the names that it reads."""
+        state = self.recorder.snapshot
+        return {"kv_cache_usage_perc": state.kv_usage, "num_requests_waiting": state.waiting}
+
     def drain(self) -> None:
         """Take no new request from now on."""
         self.is_draining = self.pulse.is_draining = True
@@ -431,11 +396,12 @@ class Service:
         """What a scrape shows."""
         engine, config = self.engine, self.config.engine
         return View(
+            now_s=time.monotonic(),
             is_ready=self.readiness().ok,
             snapshot=self.recorder.snapshot,
             open_requests=self.client.num_open,
-            epoch=self.epoch,
-            max_num_seqs=self._max_num_seqs,
+            epoch=self.live.epoch,
+            max_num_seqs=self.live.max_num_seqs,
             ceiling=engine.ceiling if engine else 0,
             cache_config={
                 "block_size": str(engine.block_size if engine else config.block_size),
@@ -458,11 +424,11 @@ class Service:
             await asyncio.sleep(BEAT_S)
 
     def _shed(self, now_s: float) -> None:
-        for flight in self.recorder.hopeless(now_s, self._shed_ms()):
+        for flight in self.recorder.hopeless(now_s, self.live.shed_ms):
             kind = Shed if flight.ttft_ms is None else DeadlineUnreachable
             error = kind(
                 "the first token can no longer come within the target of "
-                f"{flight.ttft_ms or self.slo.ttft_ms:g} ms, so the request was dropped",
+                f"{flight.ttft_ms or self.live.slo.ttft_ms:g} ms, so the request was dropped",
                 retry_after_s=_retry_after_s(self._forecast().wait_s(1)),
             )
             self.client.fail(flight.request_id, error)

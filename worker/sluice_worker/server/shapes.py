@@ -192,21 +192,8 @@ class ChatChunk(Struct, frozen=True):
     usage: Usage | UnsetType = UNSET
 
 
-class GenerateReply(Struct, frozen=True):
-    """The answer of POST /generate."""
-
-    id: str
-    model: str
-    generated_text: str
-    finish_reason: FinishReason
-    stop_reason: str | int | None
-    usage: Usage
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-
-
 class GeneratedToken(Struct, frozen=True):
-    """One token as text-generation-inference tells it."""
+    """One token as text-generation-inference tells it; `logprob` only with `details`."""
 
     id: int
     text: str
@@ -218,12 +205,31 @@ TgiReason = Literal["length", "eos_token", "stop_sequence"]
 
 
 class GenerateDetails(Struct, frozen=True):
-    """How a generation ended, in the words of text-generation-inference."""
+    """How a generation ended, in the words of text-generation-inference.
+
+    Of an answer in one piece also its tokens; `prefill` stays empty (decoder_input_details).
+    """
 
     finish_reason: TgiReason
     generated_tokens: int
     seed: int | None
     input_length: int
+    prefill: list[None] | UnsetType = UNSET
+    tokens: list[GeneratedToken] | UnsetType = UNSET
+
+
+class GenerateReply(Struct, frozen=True):
+    """The answer of POST /generate."""
+
+    id: str
+    model: str
+    generated_text: str
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    usage: Usage
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    details: GenerateDetails | UnsetType = UNSET
 
 
 class GenerateChunk(Struct, frozen=True):

@@ -7,8 +7,9 @@ from ..errors import RequestError
 from ..tokenize import Tokenize, parse_detokenize, parse_tokenize
 from . import shapes
 from .guards import JSON, read_body
+from .off_loop import off_loop, parsed
 from .replies import encode
-from .service import Service, off_loop
+from .service import Service
 
 
 def add_token_routes(app: FastAPI, service: Service) -> None:
@@ -17,7 +18,7 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         body = await _read(request, service)
-        asked = parse_tokenize(body)
+        asked = await parsed(body, parse_tokenize)
         service.check_model(asked.model)
         window = service.limits().max_model_len
         ids = await _token_ids(service, asked, len(body))
@@ -29,7 +30,7 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        asked = parse_detokenize(await _read(request, service))
+        asked = await parsed(await _read(request, service), parse_detokenize)
         service.check_model(asked.model)
         highest = max(asked.tokens, default=0)
         if highest >= service.vocab_size:

@@ -131,9 +131,14 @@ def test_tools_are_hidden_when_none_may_be_called() -> None:
 
 
 def test_log_probabilities_are_asked_for_in_two_fields() -> None:
-    asked: list[dict[str, Any]] = [{}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 3}]
+    asked: list[dict[str, Any]] = [
+        {},
+        {"top_logprobs": 0},
+        {"logprobs": True},
+        {"logprobs": True, "top_logprobs": 3},
+    ]
     found = [parse_chat(body_of(**fields)).completion.sampling.logprobs for fields in asked]
-    assert found == [None, 0, 3]
+    assert found == [None, None, 0, 3]
 
 
 def test_a_lone_surrogate_is_refused_however_deep_it_is() -> None:

@@ -169,6 +169,20 @@ def test_gaps_over_are_counted_apart_at_the_cap_and_after_another() -> None:
     assert (itl.n_at_cap, itl.over_at_cap) == (3, 2)
 
 
+def test_tokens_of_one_step_make_one_gap() -> None:
+    recorder = create_recorder()
+    flight = recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.first_token(flight, 0.1, NO_WAIT)
+    recorder.drafted_token(flight, 0.1)
+    recorder.next_token(flight, 0.4, at_cap=True)
+    recorder.drafted_token(flight, 0.4)
+    assert flight.mean_gap_ms == pytest.approx(100)
+    recorder.finish(flight, 0.4)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.itl.n, tick.itl.over, tick.itl.n_at_cap) == (1, 1, 1)
+    assert recorder.mean_length() == 14
+
+
 def test_good_and_smooth_judge_a_request_by_its_own_gaps() -> None:
     recorder = create_recorder()
     smooth = recorder.arrive("smooth", 0.0, 0.0, 10)

@@ -84,6 +84,22 @@ def test_a_neutral_value_is_accepted_and_any_other_is_refused_by_name(name: str)
     assert refused.value.param == name
 
 
+def test_what_vllm_would_honour_is_not_taken_for_unknown() -> None:
+    """Fields of vLLM's CompletionRequest that ask for what is not built."""
+    asked: dict[str, Any] = {
+        "repetition_detection": {"max_pattern_size": 8},
+        "max_repetition_pattern_size": 8,
+        "truncation_side": "right",
+        "logprob_token_ids": [1],
+        "vllm_xargs": {"a": 1},
+        "watermarking": True,
+        "thinking_token_budget": 5,
+    }
+    for name, value in asked.items():
+        with pytest.raises(UnsupportedParameter):
+            parse_completion(body_of(**{name: value}))
+
+
 @pytest.mark.parametrize(
     ("prompt", "parsed"),
     [

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from sluice_worker.errors import RequestError
+from sluice_worker.errors import CheckpointError, RequestError
 from sluice_worker.protocol import parse_completion, parse_generate
 from sluice_worker.sampling_params import (
     MAX_PROMPT_LOGPROBS,
@@ -13,6 +13,7 @@ from sluice_worker.sampling_params import (
     check_prompt_logprobs,
     check_something_left,
     check_vocabulary,
+    defaults_of,
     for_engine,
 )
 from sluice_worker.wire import Sampling
@@ -56,6 +57,27 @@ def test_each_field_reaches_the_engine(name: str) -> None:
     assert not sampling.is_plain
     for field in Sampling.__struct_fields__:
         assert (getattr(sampling, field) != getattr(Sampling(), field)) == (field == name)
+
+
+def test_the_checkpoints_defaults_hold_where_a_request_says_nothing() -> None:
+    """As generation_config.json of Qwen3 has them; what is not of sampling is left alone."""
+    own = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1]}
+    defaults = defaults_of(own | {"min_p": None})
+    silent = parse_completion(b'{"prompt": "x"}', defaults).sampling
+    assert (silent.temperature, silent.top_k, silent.top_p, silent.min_p) == (0.6, 20, 0.95, 0.0)
+    asked = parse_completion(b'{"prompt": "x", "temperature": 0, "top_k": -1}', defaults).sampling
+    assert (asked.temperature, asked.top_k, asked.top_p) == (0.0, 0, 0.95)
+    for body, temperature in (
+        (b'{"prompt": "x"}', 0.0),
+        (b'{"prompt": "x", "do_sample": true}', 0.6),
+    ):
+        assert parse_generate(body, defaults).sampling.temperature == temperature
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_p": "0.9"}, {"top_k": 1.5}])
+def test_a_checkpoints_default_that_makes_no_sense_is_named(wrong: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match=f"generation_config.*{next(iter(wrong))}"):
+        defaults_of(wrong)
 
 
 @pytest.mark.parametrize(

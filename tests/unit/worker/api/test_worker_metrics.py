@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,6 +21,7 @@ from sluice_worker.metrics import (
 from sluice_worker.wire import FirstToken, Snapshot, SpeculationTotals, StepReport
 
 VIEW = View(
+    now_s=60.0,
     is_ready=True,
     snapshot=Snapshot(3, 2, 1, 10, 4, 40, 5, 6, 7, 8),
     open_requests=6,
@@ -64,7 +66,7 @@ def scrape(stats: Statistics, view: View) -> dict[tuple[object, ...], float]:
 def test_the_text_parses_and_shows_the_view() -> None:
     stats = Statistics(Slo(ttft_ms=300), 0.0)
     stats.set_window(512)
-    stats.first_token(0.25, FirstToken(0.1, 0.05, 0.1, 3), 7)
+    stats.first_token(0.25, FirstToken(0.1, 0.05, 0.1, 3), 7, 59.0)
     stats.end("stop")
     stats.reject("max_num_queued_reqs")
     seen = scrape(stats, VIEW)
@@ -78,6 +80,106 @@ def test_the_text_parses_and_shows_the_view() -> None:
     assert seen["sluice_epoch", *common] == 12
     rejected = ("vllm:admission_rejections_total", common[1], ("reason", "max_num_queued_reqs"))
     assert seen[rejected] == 1
+
+
+COMMON = {"model_name", "engine"}
+GAUGES = {
+    "num_requests_running": COMMON,
+    "num_requests_waiting": COMMON,
+    "num_requests_waiting_by_reason": {*COMMON, "reason"},
+    "kv_cache_usage_perc": COMMON,
+    "engine_sleep_state": {*COMMON, "sleep_state"},
+    "cache_config_info": {*COMMON, "block_size", "num_gpu_blocks"},
+}
+COUNTERS = {
+    "prefix_cache_queries": COMMON,
+    "prefix_cache_hits": COMMON,
+    "external_prefix_cache_queries": COMMON,
+    "external_prefix_cache_hits": COMMON,
+    "num_preemptions": COMMON,
+    "prompt_tokens": COMMON,
+    "prompt_tokens_by_source": {*COMMON, "source"},
+    "prompt_tokens_cached": COMMON,
+    "prompt_tokens_cached_by_source": {*COMMON, "source"},
+    "generation_tokens": COMMON,
+    "request_success": {*COMMON, "finished_reason"},
+    "admission_rejections": {"model_name", "reason"},
+    "spec_decode_num_drafts": COMMON,
+    "spec_decode_num_draft_tokens": COMMON,
+    "spec_decode_num_accepted_tokens": COMMON,
+    "spec_decode_num_accepted_tokens_per_pos": {*COMMON, "position"},
+}
+TTFT = ".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
+ITL = ".01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80"
+LATENCY = ".3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"
+TOKENS = "1 2 5 10 20 50 100 200 500 1000 2000"
+HISTOGRAMS = {
+    "time_to_first_token_seconds": TTFT,
+    "inter_token_latency_seconds": ITL,
+    "request_time_per_output_token_seconds": ITL,
+    "e2e_request_latency_seconds": LATENCY,
+    "request_queue_time_seconds": LATENCY,
+    "request_inference_time_seconds": LATENCY,
+    "request_prefill_time_seconds": LATENCY,
+    "request_decode_time_seconds": LATENCY,
+    "request_prompt_tokens": TOKENS,
+    "request_generation_tokens": TOKENS,
+    "request_max_num_generation_tokens": TOKENS,
+    "request_params_max_tokens": TOKENS,
+    "request_prefill_kv_computed_tokens": TOKENS,
+    "request_params_n": "1 2 5 10 20",
+    "iteration_tokens_total": "1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384",
+    "request_num_preemptions": "1 2 3 4 5 10 20",
+}
+EDGES_ON_TARGETS = {"ttft": 0.333, "itl": 0.042, "e2e": 9.0}
+
+
+@pytest.mark.parametrize("has_targets", [False, True])
+def test_the_families_are_vllms_by_name_type_labels_and_buckets(has_targets: bool) -> None:
+    """The names that dashboards, autoscalers and gateways read; families behind a flag of vLLM's
+    (lora, mfu, sampled kv blocks, corrupted) are for what is not built.
+    """
+    stats = Statistics(Slo(333, 42, 9000) if has_targets else Slo(), 0.0)
+    stats.set_window(2048)
+    totals = SpeculationTotals(1, 1, [1])
+    text = Exposition("m", stats, lambda: view_of(speculation=totals)).text().decode()
+    found = {
+        family.name.removeprefix("vllm:"): family
+        for family in text_string_to_metric_families(text)
+        if family.name.startswith("vllm:") and not family.name.endswith("_created")
+    }
+    assert found.keys() == {*GAUGES, *COUNTERS, *HISTOGRAMS}
+    for name, labels in [*GAUGES.items(), *COUNTERS.items()]:
+        assert found[name].type == ("gauge" if name in GAUGES else "counter")
+        assert {label for sample in found[name].samples for label in sample.labels} == labels
+    for name, expected in HISTOGRAMS.items():
+        assert found[name].type == "histogram"
+        edges = [float(s.labels["le"]) for s in found[name].samples if "le" in s.labels]
+        assert edges[-1] == math.inf
+        own = {name: t for t, names in TARGETED.items() for name in names}
+        target = EDGES_ON_TARGETS[own[name]] if has_targets and name in own else None
+        assert set(edges[:-1]) == {*map(float, expected.split()), *([target] if target else [])}
+
+
+TARGETED = {
+    "ttft": ("time_to_first_token_seconds",),
+    "itl": ("inter_token_latency_seconds", "request_time_per_output_token_seconds"),
+    "e2e": ("e2e_request_latency_seconds",),
+}
+
+
+def test_quantiles_of_the_last_minute_are_shown_for_each_target() -> None:
+    stats = Statistics(Slo(), 0.0)
+    for i in range(100):
+        stats.observe_latency("inter_token_latency_seconds", (i + 1) / 1000, i)
+    seen = scrape(stats, replace(VIEW, now_s=99.5))
+    name = "sluice_last_minute_inter_token_latency_seconds"
+    common = (("engine", "0"), ("model_name", "m"))
+    assert seen[name, *common, ("quantile", "0.5")] == 0.070  # of 0.041 to 0.100
+    assert seen[name, *common, ("quantile", "0.99")] == 0.1
+    of = ("of", "inter_token_latency_seconds")
+    assert seen["sluice_last_minute_values", *common, of] == 60
+    assert not any("last_minute_time_to_first" in str(key[0]) for key in seen)
 
 
 def view_of(**changes: object) -> View:

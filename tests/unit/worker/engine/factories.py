@@ -1,16 +1,22 @@
 """Schedulers, requests, checkpoints and engines for the tests of this folder."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from sluice_kernels.choose import choose
+from sluice_kernels.interface import Kernels
+from sluice_kernels.plain import PlainKernels
 from sluice_worker.blocks import BlockPool
 from sluice_worker.engine import Engine
 from sluice_worker.files import read_json
+from sluice_worker.gpu.runner import GpuRunner
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.runner import Runner
 from sluice_worker.scheduler import Scheduler
+from sluice_worker.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES
 from sluice_worker.speculation import NgramSpeculation
 from sluice_worker.static_batch import StaticBatching
 from sluice_worker.step import Limits
@@ -20,6 +26,7 @@ from sluice_worker.wire import Finished, Sampling, Submit
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 199
+PLAIN = PlainKernels(MAX_GATHER_BYTES, MAX_SCORES_BYTES)
 
 
 def create_scheduler(
@@ -105,13 +112,28 @@ def save_llama(path: Path, **changes: object) -> LlamaForCausalLM:
 
 
 def load_decoder(
-    path: Path, max_model_len: int | None = None, dtype: torch.dtype = torch.float32
+    path: Path,
+    max_model_len: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    kernels: Kernels = PLAIN,
 ) -> Decoder:
     config = DecoderConfig.from_json(read_json(path, "config.json"), max_model_len)
     source = Checkpoint(path, dtype, torch.device("cpu"))
-    model = Decoder(config, source.read)
+    model = Decoder(config, source.read, kernels)
     source.finish(config.shape.tie_word_embeddings)
     return model
+
+
+def best_kernels(dtype: torch.dtype = torch.float32) -> Kernels:
+    """What a worker would choose on this machine."""
+    return choose(
+        torch.device("cpu"),
+        dtype,
+        None,
+        os.environ,
+        max_gather_bytes=MAX_GATHER_BYTES,
+        max_scores_bytes=MAX_SCORES_BYTES,
+    )
 
 
 def create_engine(path: Path, scheduler: Scheduler) -> Engine:
@@ -121,6 +143,17 @@ def create_engine(path: Path, scheduler: Scheduler) -> Engine:
 def create_engine_of(model: Decoder, scheduler: Scheduler) -> Engine:
     pool = scheduler.pool
     runner = Runner(model, pool.num_total, pool.block_size, scheduler.eos_token_ids)
+    return Engine(scheduler, runner, StepTimes())
+
+
+def create_gpu_engine_of(model: Decoder, scheduler: Scheduler) -> Engine:
+    """The engine of a GPU, here on a CPU: its kernels' references, and no CUDA graphs."""
+    pool, longest = scheduler.pool, scheduler.max_model_len
+    scheduler.num_ahead = 1
+    runner = GpuRunner(
+        model, pool.num_total, pool.block_size, scheduler.eos_token_ids, ceiling=16,
+        max_model_len=longest,
+    )  # fmt: skip
     return Engine(scheduler, runner, StepTimes())
 
 

@@ -37,6 +37,9 @@ class EngineUnderTest:
     def send(self, message: Message) -> None:
         self._socket.sendall(encode_frame(message))
 
+    def send_raw(self, body: bytes) -> None:
+        self._socket.sendall(struct.pack("<I", len(body)) + body)
+
     def receive(self) -> FromEngine:
         """The next message; ConnectionError at the end, TimeoutError after the deadline."""
         while not self._pending:

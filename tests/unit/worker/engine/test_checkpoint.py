@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sluice_kernels.linear import PlainLinear
 from sluice_worker.errors import CheckpointError, StartupError, UnsupportedModel
 from sluice_worker.files import checkpoint_dir, eos_token_ids, inside, read_json
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.weights import RandomWeights
 
-from .factories import load_decoder, save_llama
+from .factories import PLAIN, load_decoder, save_llama
 
 CPU = torch.device("cpu")
 WEIGHTS = "model.safetensors"
@@ -181,13 +182,13 @@ def test_eos_of_the_generation_config_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_random_weights_follow_their_seed(checkpoint: Path, dtype: torch.dtype) -> None:
     config = DecoderConfig.from_json(read_json(checkpoint, "config.json"))
-    first, again = (Decoder(config, RandomWeights(3, dtype, CPU).read) for _ in range(2))
-    other = Decoder(config, RandomWeights(4, dtype, CPU).read)
-    assert torch.equal(first.layers[0].attention.qkv.weight, again.layers[0].attention.qkv.weight)
-    assert not torch.equal(
-        first.layers[0].attention.qkv.weight, other.layers[0].attention.qkv.weight
-    )
-    assert first.layers[0].attention.qkv.weight.float().std() == pytest.approx(32**-0.5, rel=0.1)
+    first, again = (Decoder(config, RandomWeights(3, dtype, CPU).read, PLAIN) for _ in range(2))
+    other = Decoder(config, RandomWeights(4, dtype, CPU).read, PLAIN)
+    weights = [model.layers[0].attention.qkv for model in (first, again, other)]
+    one, same, differing = (part.weight for part in weights if isinstance(part, PlainLinear))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, differing)
+    assert one.float().std() == pytest.approx(32**-0.5, rel=0.1)
 
 
 def test_unsupported_is_not_called_damaged() -> None:

@@ -40,6 +40,12 @@ def config(checkpoint: Path, **changes: object) -> EngineConfig:
     return EngineConfig(**values)  # type: ignore[arg-type]
 
 
+def is_planned(ready: Ready) -> bool:
+    """Whether the weights take what was planned; packed ones of so few rows are padded."""
+    planned, measured = (m["weights_bytes"] for m in (ready.memory.planned, ready.memory.measured))
+    return planned <= measured <= 1.2 * planned
+
+
 def test_life_of_an_engine_process(checkpoint: Path) -> None:
     with engine_process(config(checkpoint, itl_ms=1000.0, epoch=3)) as engine:
         ready = engine.wait_for(Ready)
@@ -47,7 +53,7 @@ def test_life_of_an_engine_process(checkpoint: Path) -> None:
         assert ready.max_model_len == 512
         assert 1 <= ready.predicted_max_num_seqs <= 4
         assert ready.step_model is not None
-        assert ready.memory.measured["weights_bytes"] == ready.memory.planned["weights_bytes"]
+        assert is_planned(ready)
         # Idle, it beats.
         first = engine.wait_for(Heartbeat)
         assert engine.wait_for(Heartbeat).steps == first.steps == 0
@@ -118,11 +124,16 @@ def test_failed_start_says_why_and_exits_with_2(
         assert engine.exit_status() == 2
 
 
-def test_dummy_weights_need_a_config_only(tmp_path: Path, checkpoint: Path) -> None:
+def test_dummy_weights_need_a_config_only_and_a_panic_is_told_before_the_end(
+    tmp_path: Path, checkpoint: Path
+) -> None:
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     with engine_process(config(tmp_path, load_format="dummy", dtype="bfloat16")) as engine:
         ready = engine.wait_for(Ready)
-        assert ready.memory.measured["weights_bytes"] == ready.memory.planned["weights_bytes"]
+        assert is_planned(ready)
         engine.send(create_request("a", 5, max_tokens=4))
         tokens, _ = engine.outputs({"a"})
         assert len(tokens["a"]) == 4
+        engine.send_raw(b"\xc1")  # what msgpack never uses: nothing that the loop could go on from
+        assert engine.wait_for(Failed).code == "engine_failed"
+        assert engine.exit_status() == 1

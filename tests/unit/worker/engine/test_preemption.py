@@ -115,13 +115,13 @@ def test_thrown_away_tokens_are_those_that_are_computed_again() -> None:
         create_request(str(i), chance.randint(5, 30), max_tokens=chance.randint(10, 30))
         for i in range(30)
     ]
-    for request in requests:
-        add(scheduler, request)
+    sequences = [add(scheduler, request) for request in requests]
     num_computed = 0
     while scheduler.has_work:
         planned, _ = step(scheduler)
         num_computed += planned.num_prefill_tokens + planned.num_decodes
     needed = sum(len(r.prompt_token_ids) + r.max_tokens - 1 for r in requests)
     assert scheduler.counters.num_preemptions > 5
+    assert scheduler.counters.num_preemptions == sum(s.num_preemptions for s in sequences)
     # First admissions hit nothing: no two prompts are alike.
     assert scheduler.counters.preempted_tokens == num_computed - needed > 0

@@ -1,12 +1,15 @@
 """Text to tokens and back: whole characters only, and no control token from a user's text."""
 
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_worker.errors import CheckpointError
-from sluice_worker.tokenizer import Tokenizer
+from sluice_worker.tokenizer import SHORT, Tokenizer
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
@@ -114,6 +117,61 @@ def test_any_tokens_join_to_what_decoding_them_whole_gives(
     joined.encode()  # valid UTF-8: no lone surrogates
     whole = tokenizer.decode(token_ids)
     assert joined.replace("\ufffd", "") == whole.replace("\ufffd", "")
+
+
+@pytest.mark.parametrize("way", ["encode", "encode_rendered", "decode"])
+def test_a_long_text_is_worked_on_beside_other_threads(tokenizer: Tokenizer, way: str) -> None:
+    text = "def add(a, b):\n    return x " * 20_000
+    ids = tokenizer.encode(text)
+    work: dict[str, Callable[[], object]] = {
+        "encode": lambda: tokenizer.encode(text),
+        "encode_rendered": lambda: tokenizer.encode_rendered([(text, False)]),
+        "decode": lambda: tokenizer.decode(4 * ids),
+    }
+    begun, ended = threading.Event(), threading.Event()
+
+    def run() -> None:
+        begun.set()
+        work[way]()
+        ended.set()
+
+    # A thread that never lets go is seen once: before, or when it is over.
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    num_turns = 0
+    while not ended.is_set():
+        time.sleep(0.001)
+        num_turns += 1
+    thread.join()
+    assert num_turns >= 5
+
+
+def test_a_long_text_is_what_its_pieces_are(tokenizer: Tokenizer) -> None:
+    text = "def add(a, b):\n" * 200
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.encode("def add(a, b):\n", add_special_tokens=False) * 200 == ids
+    assert len(ids) > SHORT
+    assert tokenizer.decode(ids) == text
+
+
+def test_bytes_that_are_no_characters_do_not_pile_up(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    whole = tokenizer.decode
+
+    def decode(token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        lengths.append(len(token_ids))
+        return whole(token_ids, skip_special_tokens=skip_special_tokens)
+
+    parts = tokenizer.encode("日本語", add_special_tokens=False)  # three bytes each, as tokens
+    stray = [parts[0]] * 150 + [parts[1]] * 150  # beginnings, then what only continues
+    stream = [*stray, *parts, *stray]
+    monkeypatch.setattr(tokenizer, "decode", decode)
+    assert "".join(pieces(tokenizer, stream)) == whole(stream)
+    assert max(lengths) < 40
+    assert "日本語" in whole(stream)
 
 
 def test_broken_tokenizer_is_named(tmp_path: Path) -> None:

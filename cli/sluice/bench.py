@@ -1,0 +1,330 @@
+"""`sluice bench`: the same bursts at several caps of one running server, and what each cap brings.
+
+The traffic is the sources': 200 requests at once, silence until 30 s after them, 100 times,
+prompts of 1,024 to 3,072 tokens. `--scale 0.1` makes sizes, silence, number and lengths a tenth.
+Each round brings one wave of the same lengths (and new tokens) to every cap in a drawn order, so
+that a machine that becomes slower does so for all of them. A wave begins when the one before it is
+answered, whatever the silence: no cap inherits a queue.
+"""
+
+import argparse
+import asyncio
+import json
+import platform
+import random
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from sluice_operator.tuner import Targets
+
+from sluice import curve
+from sluice.client import COMPLETIONS, ROUTES, Outcome, Shape, request
+from sluice.curve import Tally
+from sluice.endpoint import Cap, ClientLimit, EndpointError, find_live, served_model
+from sluice.page import page, picture, section, table, text_table
+from sluice.targets import HELP, read_targets
+
+CAPS = [1, 4, 8, 16, 32, 64]
+EVEN = 0.02
+"""Throughput within which static and continuous batches are called equal."""
+CONNECT_SECONDS = 10.0
+WARM_UP = 4
+"""Requests before the first wave, which are not counted: connections, pages, code paths."""
+
+
+def caps(text: str) -> list[int]:
+    """`1,4,8` as numbers, each once, in rising order."""
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = [0]
+    if found[0] < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of caps like 1,4,8,16")
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `sluice bench`."""
+    parser.add_argument("--url", required=True, help="of the API, without a route")
+    parser.add_argument("--max-num-seqs", type=caps, default=CAPS, metavar="1,4,8", help="the caps")
+    parser.add_argument("--admin-url", help="default: port 8001 of the same host, if it answers")
+    parser.add_argument("--admin-token-file", type=Path, help="bearer of the admin port")
+    parser.add_argument("--client-side", action="store_true", help="leave the server's cap alone")
+    parser.add_argument("--api-key-file", type=Path, help="bearer of the API")
+    parser.add_argument("--model", help="default: the first of /v1/models")
+    parser.add_argument("--route", choices=ROUTES, default=COMPLETIONS)
+    parser.add_argument("--wave", type=int, default=200, help="requests at once")
+    parser.add_argument("--waves", type=int, default=100, help="at each cap")
+    parser.add_argument("--silence", type=float, default=30.0, help="seconds from wave to wave")
+    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=[1024, 3072])
+    parser.add_argument("--max-tokens", type=int, nargs=2, default=[64, 256])
+    parser.add_argument("--scale", type=float, default=1.0, help="of the five above: 0.1")
+    parser.add_argument("--vocab-size", type=int, default=1000, help="token ids are drawn below it")
+    parser.add_argument("--slo", type=read_targets, help=HELP)
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="a folder")
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The waves, scaled. Seconds, tokens."""
+
+    wave: int
+    waves: int
+    silence_s: float
+    prompt_tokens: tuple[int, int]
+    max_tokens: tuple[int, int]
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Traffic":
+        """As the flags say; raises EndpointError where one is not over 0."""
+
+        def scaled(value: int) -> int:
+            return max(1, round(value * float(args.scale)))
+
+        lengths = [*args.prompt_tokens, *args.max_tokens]
+        if min(args.wave, args.waves, args.scale, args.timeout, *lengths) <= 0 or args.silence < 0:
+            raise EndpointError("sizes, lengths, --scale and --timeout must be over 0")
+        prompt, output = sorted(map(scaled, lengths[:2])), sorted(map(scaled, lengths[2:]))
+        return cls(
+            max(2, scaled(args.wave)),
+            scaled(args.waves),
+            args.silence * args.scale,
+            (prompt[0], prompt[1]),
+            (max(2, output[0]), max(2, output[1])),
+        )
+
+
+@dataclass
+class Bench:
+    """One measurement under way."""
+
+    session: aiohttp.ClientSession
+    args: argparse.Namespace
+    cap: Cap
+    traffic: Traffic
+    shape: Shape
+    targets: Targets
+    tallies: dict[int, Tally]
+    rng: random.Random
+    costs: curve.StepCosts | None = None
+    started_s: float = field(default_factory=time.monotonic)
+
+    async def run(self) -> None:
+        """All rounds; the server is left as it was found."""
+        try:
+            await self.cap.use(max(self.tallies))
+            await self._send([self.shape.lengths(self.rng)] * WARM_UP)
+            for number in range(1, self.traffic.waves + 1):
+                lengths = [self.shape.lengths(self.rng) for _ in range(self.traffic.wave)]
+                for cap in self.rng.sample(list(self.tallies), len(self.tallies)):
+                    await self._wave(number, self.tallies[cap], lengths)
+        finally:
+            await self.cap.restore()
+
+    async def _send(self, lengths: list[curve.Length]) -> tuple[list[Outcome], float]:
+        """Answers to requests sent at once, and the seconds until the last one."""
+        url, slot = self.args.url + self.args.route, self.cap.slot
+        bodies = [self.shape.body(self.rng, one) for one in lengths]
+        start = time.monotonic()
+        sent = [request(self.session, url, b, max_retries=0, slot=slot()) for b in bodies]
+        outcomes = list(await asyncio.gather(*sent))
+        return outcomes, time.monotonic() - start
+
+    async def _wave(self, number: int, tally: Tally, lengths: list[curve.Length]) -> None:
+        await self.cap.use(tally.cap)
+        before = await self.cap.counters()
+        outcomes, seconds = await self._send(lengths)
+        after = await self.cap.counters()
+        await self.cap.check()
+        steps = after.steps - before.steps if before and after else None
+        tokens = after.tokens - before.tokens if before and after else 0.0
+        batch = tokens / steps if steps else None
+        self.costs = after.costs if after else None
+        prompts = [prompt for prompt, _ in lengths]
+        wave = tally.add(outcomes, prompts, seconds, self.targets, steps, batch)
+        self._say(number, tally.cap, wave, len(outcomes))
+        await asyncio.sleep(max(0.0, self.traffic.silence_s - seconds))
+
+    def _say(self, number: int, cap: int, wave: curve.Wave, sent: int) -> None:
+        done = sum(len(tally.waves) for tally in self.tallies.values())
+        left = self.traffic.waves * len(self.tallies) - done
+        left_s = left * (time.monotonic() - self.started_s) / done
+        held = f", {wave.good} within the targets" if self.args.slo else ""
+        print(
+            f"round {number} of {self.traffic.waves}, cap {cap:3}: {len(wave.lengths)} of {sent} "
+            f"answered in {wave.seconds:.1f} s, {wave.tokens / wave.seconds:.0f} tokens/s{held}; "
+            f"about {left_s / 60:.0f} min left",
+            flush=True,
+        )
+
+    def result(self, left_out: list[int]) -> dict[str, Any]:
+        """Everything that was found, ready for JSON."""
+        points = [curve.point(tally, self.targets, self.costs) for tally in self.tallies.values()]
+        has_targets = self.args.slo is not None
+        return {
+            "url": self.args.url, "route": self.args.route, "model": self.shape.model,
+            "client": {"cpu": processor(), "python": platform.python_version()},
+            "caps_are": self.cap.how, "ceiling": self.cap.ceiling, "left_out": left_out,
+            "traffic": {name: getattr(self.traffic, name) for name in Traffic.__slots__},
+            "seed": self.args.seed,
+            "targets": {"percentile": self.targets.percentile, **self.targets.by_name()},
+            "rules": curve.RULES,
+            "knee": curve.knee(points),
+            "recommended": curve.recommend(points, has_targets=has_targets),
+            "points": points,
+        }  # fmt: skip
+
+
+def processor() -> str:
+    """This machine's, as Linux calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(": ")[1] for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _bearer(path: Path | None) -> str | None:
+    """The first line of a file of bearers; raises EndpointError."""
+    try:
+        return path.read_text().split()[0] if path else None
+    except (OSError, IndexError) as e:
+        raise EndpointError(f"{path} holds no bearer: {e}") from e
+
+
+async def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The whole measurement; raises EndpointError where there is nothing to measure."""
+    traffic = Traffic.of(args)
+    async with _session(args, args.api_key_file) as api, _session(args, args.admin_token_file) as a:
+        name, window = await served_model(api, args.url)
+        longest = traffic.prompt_tokens[1] + traffic.max_tokens[1]
+        if window and longest > window:
+            raise EndpointError(
+                f"requests of up to {longest} tokens are over the window of {window}; "
+                "give --scale, or shorter --prompt-tokens and --max-tokens"
+            )
+        live = None if args.client_side else await find_live(a, args.url, args.admin_url)
+        cap: Cap = live or ClientLimit(api, args.url)
+        usable = [c for c in args.max_num_seqs if cap.ceiling is None or c <= cap.ceiling]
+        if not usable:
+            raise EndpointError(f"every cap is over the server's ceiling of {cap.ceiling}")
+        bench = Bench(
+            api, args, cap, traffic,
+            Shape(traffic.prompt_tokens, traffic.max_tokens, args.vocab_size, args.model or name),
+            args.slo or Targets("99", None, None, None),
+            {c: Tally(c) for c in usable},
+            random.Random(args.seed),  # noqa: S311 - a load, not a secret
+        )  # fmt: skip
+        print(f"caps {', '.join(map(str, usable))}: {cap.how}", flush=True)
+        await bench.run()
+        return bench.result([c for c in args.max_num_seqs if c not in usable])
+
+
+def _session(args: argparse.Namespace, bearer: Path | None) -> aiohttp.ClientSession:
+    """Connections that show the bearer of that file and no other."""
+    token = _bearer(bearer)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=args.timeout, sock_connect=CONNECT_SECONDS),
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+    )
+
+
+def rows(result: Mapping[str, Any]) -> list[list[str]]:
+    """The curve as a table; times in ms."""
+    header = ["cap", "tokens/s", "req/s", "good/s", "good %", "smooth %", "first P50", "P99",
+              "gap P50", "P99", "end P50", "P99", "batch", "failed", "padding %"]  # fmt: skip
+    return [header, *(_row(p) for p in result["points"])]
+
+
+def _row(p: Mapping[str, Any]) -> list[str]:
+    times = [p[f"{name}_ms"][q] for name in ("ttft", "itl", "e2e") for q in ("p50", "p99")]
+    batch = p["effective_batch"]
+    return [
+        str(p["cap"]), f"{p['tokens_per_s']:.0f}",
+        *(f"{p[name]:.2f}" for name in ("requests_per_s", "goodput_rps")),
+        *(f"{100 * p[name]:.1f}" for name in ("good_share", "smooth_share")),
+        *("-" if t is None else f"{t:.4g}" for t in times),
+        "-" if batch is None else f"{batch:.1f}", str(p["failed"]),
+        f"{100 * p['static']['padding_waste']:.0f}",
+    ]  # fmt: skip
+
+
+def findings(result: Mapping[str, Any]) -> list[str]:
+    """What it comes to, as sentences."""
+    by_cap = {p["cap"]: p for p in result["points"]}
+    best, rules = by_cap[result["recommended"]], result["rules"]
+    hold = [str(cap) for cap, p in by_cap.items() if p["holds"]]
+    said = [
+        f"Recommended cap: {best['cap']} ({rules['recommended']}).",
+        f"Knee: {result['knee']} ({rules['knee']}).",
+        f"The caps are {result['caps_are']}.",
+    ]
+    if len(result["targets"]) > 1:
+        named = ", ".join(hold) if hold else "none of the caps"
+        said.insert(1, f"Every target holds at P{result['targets']['percentile']} at: {named}.")
+    if result["left_out"]:
+        out = ", ".join(map(str, result["left_out"]))
+        said.append(f"Left out, over the server's ceiling of {result['ceiling']}: {out}.")
+    return [*said, _static(best, rules["static"])]
+
+
+def _static(p: Mapping[str, Any], rule: str) -> str:
+    waste, gain, gap_ms = (p["static"][key] for key in ("padding_waste", "gain", "gap_ms"))
+    padded = f"Static batches of {p['cap']} would throw {waste:.0%} of their rows away as padding"
+    if gain is None:
+        return f"{padded} (of the measured lengths; what a step costs here is not known)."
+    if gain < -EVEN:
+        return f"{padded} and bring {-gain:.1%} less throughput ({rule})."
+    wins = f"win by {gain:.1%} of the throughput" if gain > EVEN else "bring the same throughput"
+    return (
+        f"{padded} and {wins}, with gaps of about {gap_ms:.3g} ms, in which no prompt is computed, "
+        f"where the continuous run's P99 was {p['itl_ms']['p99']:.3g} ms ({rule})."
+    )
+
+
+def write(result: Mapping[str, Any], out: Path) -> None:
+    """bench.json, bench.png and bench.html in the folder `out`."""
+    from sluice.plot import caps_png
+
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bench.json").write_text(json.dumps(result, indent=1))
+    caps_png(result, out / "bench.png")
+    setting = {k: result[k] for k in ("url", "route", "model", "client", "traffic", "seed")}
+    html = page(
+        "Caps of one server under the same bursts",
+        section("Findings", *findings(result)),
+        picture((out / "bench.png").read_bytes(), "throughput, goodput and latency by cap"),
+        table(rows(result)),
+        section("Setting", *(f"{name}: {value}" for name, value in setting.items())),
+    )
+    (out / "bench.html").write_text(html)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Entry of `sluice bench`: 0 if all was measured, 2 if it cannot be."""
+    args.url = args.url.rstrip("/")
+    try:
+        import matplotlib  # noqa: F401 - told before minutes of measuring, not after them
+    except ImportError:
+        print("sluice bench: the picture needs matplotlib: sluice[demo]", file=sys.stderr)
+        return 2
+    try:
+        result = asyncio.run(measure(args))
+    except (EndpointError, aiohttp.ClientError) as e:
+        print(f"sluice bench: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("sluice bench: interrupted; the cap is as it was", file=sys.stderr)
+        return 130
+    write(result, args.out)
+    print("\n" + text_table(rows(result)) + "\n")
+    print(*findings(result), f"Written: {args.out}/bench.json, .png, .html", sep="\n")
+    return 0

@@ -1,0 +1,173 @@
+"""A server under test: how a cap is put in force on it, and what its own counters say."""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from sluice_worker.contract import RuntimeConfig, RuntimePatch, decode, encode
+
+from sluice.curve import StepCosts
+
+ADMIN_PORT = 8001
+RUNTIME_CONFIG = "/v1/runtime_config"
+LIVE = "changed live in the running server, through its admin port"
+CLIENT_SIDE = (
+    "a limit of this client on its own open requests: the server was left as it is and keeps its "
+    "own max_num_seqs, so what waits, waits here, and a cap over the server's own shows nothing new"
+)
+
+
+class EndpointError(Exception):
+    """The server cannot be measured as asked; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Of /metrics, under vLLM's names: tokens generated and engine steps since the start.
+
+    `costs`: the step model, which only workers of ours have.
+    """
+
+    tokens: float
+    steps: float
+    costs: StepCosts | None
+
+
+class LiveCap:
+    """A worker of ours: the cap is its own, and each change of it opens an epoch."""
+
+    how = LIVE
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, found: RuntimeConfig) -> None:
+        self._session, self._url, self._found = session, url, found
+        self._epoch = found.epoch
+        self.ceiling: int | None = found.ceiling
+
+    async def use(self, cap: int) -> None:
+        """The next epoch with `cap`."""
+        body = encode(RuntimePatch(epoch=self._epoch + 1, max_num_seqs=cap))
+        async with self._session.patch(self._url + RUNTIME_CONFIG, data=body) as response:
+            if response.status != 200:
+                raise EndpointError(f"cap {cap} was refused: {(await response.text())[:300]}")
+        self._epoch += 1
+
+    async def check(self) -> None:
+        """An operator sets its own cap again within seconds: that is no measurement of ours."""
+        if (await read_config(self._session, self._url)).epoch != self._epoch:
+            self._epoch = self._found.epoch  # theirs now: there is nothing of ours to put back
+            raise EndpointError(
+                "somebody else (an operator?) changed the cap meanwhile; measure a worker of your "
+                "own, or give --client-side"
+            )
+
+    def slot(self) -> None:
+        """Requests wait in the server."""
+
+    async def counters(self) -> Counters | None:
+        """Those of the admin port, which are open."""
+        return await scrape(self._session, self._url, self._found.max_num_batched_tokens)
+
+    async def restore(self) -> None:
+        """The cap that was in force."""
+        if self._epoch > self._found.epoch:
+            await self.use(self._found.max_num_seqs)
+
+
+class ClientLimit:
+    """Any other server: at most `cap` requests of ours are open at a time."""
+
+    how = CLIENT_SIDE
+    ceiling: int | None = None
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session, self._url = session, url
+        self._slots = asyncio.Semaphore(1)
+
+    async def use(self, cap: int) -> None:
+        """From the next wave on."""
+        self._slots = asyncio.Semaphore(cap)
+
+    async def check(self) -> None:
+        """Nobody else knows of it."""
+
+    def slot(self) -> AbstractAsyncContextManager[Any]:
+        """One of the open requests."""
+        return self._slots
+
+    async def counters(self) -> Counters | None:
+        """Those beside the API, as vLLM has them."""
+        return await scrape(self._session, self._url, 1)
+
+    async def restore(self) -> None:
+        """Nothing was changed."""
+
+
+Cap = LiveCap | ClientLimit
+"""How a cap is put in force. `how`: one clause for the reader; `ceiling`: None if unknown."""
+
+
+async def read_config(session: aiohttp.ClientSession, url: str) -> RuntimeConfig:
+    """What is in force; raises EndpointError, or aiohttp's where nothing answers."""
+    async with session.get(url + RUNTIME_CONFIG) as response:
+        if response.status == 401:
+            raise EndpointError(f"{url} wants its bearer: --admin-token-file")
+        response.raise_for_status()
+        return decode(await response.read(), RuntimeConfig)
+
+
+async def find_live(
+    admin: aiohttp.ClientSession, url: str, admin_url: str | None
+) -> LiveCap | None:
+    """The admin port at `admin_url`, or if it is left out on the host of `url`; None without."""
+    guess = admin_url or f"{urlsplit(url).scheme}://{urlsplit(url).hostname}:{ADMIN_PORT}"
+    try:
+        return LiveCap(admin, guess, await read_config(admin, guess))
+    except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as e:
+        if admin_url is not None:
+            raise EndpointError(f"no admin port answers at {admin_url}: {e}") from e
+        return None
+
+
+def read_counters(text: str, chunk: int) -> Counters | None:
+    """None where the page lacks them. `chunk`: the most prompt tokens of a step."""
+    tokens = _values(text, "vllm:generation_tokens_total")
+    steps = _values(text, "vllm:iteration_tokens_total_count")
+    if not tokens or not steps:
+        return None
+    costs = {
+        name: sum(_values(text, "sluice_step_model", f'coefficient="{name}"')) for name in "abcd"
+    }
+    known = StepCosts(**costs, chunk=chunk) if any(costs.values()) else None
+    return Counters(sum(tokens), sum(steps), known)
+
+
+def _values(text: str, name: str, label: str = "") -> list[float]:
+    return [
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith((name + "{", name + " ")) and label in line
+    ]
+
+
+async def scrape(session: aiohttp.ClientSession, url: str, chunk: int) -> Counters | None:
+    """The counters at `url`/metrics, None where there are none."""
+    try:
+        async with session.get(f"{url}/metrics") as response:
+            return read_counters(await response.text(), chunk) if response.ok else None
+    except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+        return None
+
+
+async def served_model(session: aiohttp.ClientSession, url: str) -> tuple[str, int | None]:
+    """Name and window in tokens (None if untold) of the first model that `url` lists."""
+    try:
+        async with session.get(f"{url}/v1/models") as response:
+            response.raise_for_status()
+            card = (await response.json(content_type=None))["data"][0]
+            return str(card["id"]), card.get("max_model_len")
+    except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as e:
+        raise EndpointError(f"{url}/v1/models lists no model: {type(e).__name__}: {e}") from e

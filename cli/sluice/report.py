@@ -1,0 +1,300 @@
+"""`sluice report NAME`: what one service promised, held and cost, and what would help.
+
+All of it is from the object: its status is what the operator measured over `spec.slo.window`.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import log, sqrt
+from pathlib import Path
+from typing import Any
+
+from sluice_operator.spec import InferenceService, SpecError, parse
+from sluice_operator.tuner.constants import TARGET_MARGIN as MARGIN
+from sluice_operator.tuner.model import StepTime
+
+from sluice.curve import wilson
+from sluice.kube import KubeError, add_object_arguments, find_object
+from sluice.page import page, section, table, text_table
+from sluice.timeline import milliseconds
+
+GIB = 2**30
+TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")
+UNIFORM = 0.05
+"""Padding below which static batches are worth a measurement."""
+INDEPENDENT = (
+    "95 % intervals (Wilson) take samples as independent; those of one burst are not, so the true "
+    "ones are wider"
+)
+Object = Mapping[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `sluice report`."""
+    add_object_arguments(parser)
+    parser.add_argument("--price", type=float, help="of one GPU (or one CPU) for an hour")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--html", type=Path, help="write a page to this file")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Entry of `sluice report`: 0, or 2 if the object cannot be read."""
+    try:
+        body = find_object(args)[1]
+        report = build(parse(body), body.get("status") or {}, args.price)
+    except (KubeError, SpecError) as e:
+        print(f"sluice report: {e}", file=sys.stderr)
+        return 2
+    if args.html:
+        args.html.write_text(as_html(report))
+    print(json.dumps(report, indent=1) if args.json else as_text(report))
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the pods did, as `status` has it: means of a request in tokens, and the step model."""
+
+    output: float
+    prompt: float
+    length: float
+    sigma: float
+    step: StepTime
+
+    def tokens_per_s(self, sequences: float) -> float:
+        """Of one pod whose batch always holds `sequences`."""
+        return 1000 * sequences * self.output / self.request_ms(sequences)
+
+    def request_ms(self, sequences: float) -> float:
+        """From a request's admission to its last token."""
+        return max(self.step.request_ms(sequences, self.output, self.prompt), 1e-6)
+
+
+def read_work(status: Object) -> Work | None:
+    """None until requests have finished and a step model is fitted."""
+    load, step = status.get("load") or {}, (status.get("batching") or {}).get("step") or {}
+    finished, lengths = load.get("finished"), load.get("lengths")
+    if not (finished and load.get("tokens") and lengths and step):
+        return None
+    output = load["tokens"] / finished
+    mean = max(float(lengths["mean"]), output)
+    a, b, c, d = (float(step[k]) for k in ("fixedMs", "sequenceMs", "kvTokenMs", "promptTokenMs"))
+    times = StepTime(a, b, c, d, context_tokens=mean - output / 2)
+    return Work(output, load["promptTokens"] / finished, mean, float(lengths["sigma"]), times)
+
+
+def build(service: InferenceService, status: Object, price: float | None) -> dict[str, Any]:
+    """The whole report, ready for JSON. `price`: of one GPU or CPU hour."""
+    slo, found = service.spec.slo, status.get("slo") or {}
+    work = read_work(status)
+    return {
+        "name": service.name,
+        "namespace": service.namespace,
+        "percentile": slo.percentile if slo else None,
+        "window_s": slo.window_s if slo else None,
+        "targets": [_attained(name, found[name]) for name in TARGETS if name in found],
+        "good_percent": found.get("goodPercent"),
+        "smooth_percent": found.get("smoothPercent"),
+        "misses": (status.get("load") or {}).get("misses") or {},
+        "cap": _cap(status, work),
+        "cost": _cost(service, status, price),
+        "advice": list(_advice(service, status, work)),
+    }
+
+
+def _attained(name: str, target: Object) -> dict[str, Any]:
+    n, over = target["samples"], target["over"]
+    return {
+        "name": name,
+        "target_ms": milliseconds(target["target"]),
+        "measured_ms": milliseconds(target.get("p99")),
+        "samples": n,
+        "over": over,
+        "attained": (n - over) / n if n else None,
+        "interval": wilson(n - over, n),
+        "asked": 1 - float(target["allowedPercent"]) / 100,
+        "verdict": target.get("verdict", "NoTraffic"),
+    }
+
+
+def _cap(status: Object, work: Work | None) -> dict[str, Any]:
+    """The cap and what it costs in throughput against the ceiling, by the step model."""
+    batching = status.get("batching") or {}
+    names = {"in_force": "maxNumSeqs", "ceiling": "ceiling", "limited_by": "limitedBy"}
+    cap: dict[str, Any] = {name: batching.get(key) for name, key in names.items()}
+    if work is None or not cap["in_force"] or not cap["ceiling"]:
+        return {**cap, "tokens_per_s": None, "ceiling_tokens_per_s": None, "costs_percent": None}
+    ours, most = work.tokens_per_s(cap["in_force"]), work.tokens_per_s(cap["ceiling"])
+    return {
+        **cap,
+        "tokens_per_s": ours,
+        "ceiling_tokens_per_s": most,
+        "costs_percent": 100 * max(0.0, 1 - ours / most),
+    }
+
+
+def _cost(service: InferenceService, status: Object, price: float | None) -> dict[str, Any]:
+    load, hardware = status.get("load") or {}, service.spec.hardware
+    gpus = hardware.num_gpus
+    unit, each = ("GPU", float(gpus)) if gpus else ("CPU", hardware.cpu_millis / 1000)
+    tokens, seconds = load.get("tokens") or 0, load.get("podSeconds") or 0
+    per_1k = 1000 * each * seconds / tokens if tokens else None
+    priced = per_1k is not None and price is not None
+    return {
+        "unit": unit, "units_of_a_pod": each, "pod_seconds": seconds, "tokens": tokens,
+        "busy_percent": load.get("busyPercent"), "unit_seconds_per_1k_tokens": per_1k,
+        "price_per_hour": price,
+        "price_per_1k_tokens": (per_1k or 0.0) * (price or 0.0) / 3600 if priced else None,
+    }  # fmt: skip
+
+
+def _advice(service: InferenceService, status: Object, work: Work | None) -> Iterator[str]:
+    if work is None:
+        yield "Too little traffic in the window for advice: it rests on lengths and step times."
+        return
+    yield from _device(service, status, work)
+    yield from _memory(status, work)
+    yield from _dtype(status)
+    yield from _batching(status, work)
+
+
+def _device(service: InferenceService, status: Object, work: Work) -> Iterator[str]:
+    slo, busy = service.spec.slo, float((status.get("load") or {}).get("busyPercent") or 0)
+    alone_ms = work.step.mean_ms(1, 0)
+    if slo and slo.itl_ms and alone_ms > MARGIN * slo.itl_ms:
+        factor = alone_ms / (MARGIN * slo.itl_ms)
+        yield (
+            f"Device: one sequence alone takes {alone_ms:.3g} ms for a token, over {MARGIN:g} x "
+            f"{slo.itl_ms:g} ms: one {factor:.2g} times as fast is needed, or a smaller model "
+            "or dtype, or a looser target."
+        )
+    elif busy < 30:
+        yield (
+            f"Device: the pods compute {busy:g} % of their time, so a smaller one would do as far "
+            "as throughput goes; its first tokens and gaps would be slower in proportion."
+        )
+
+
+def _memory(status: Object, work: Work) -> Iterator[str]:
+    memory, batching = status.get("memory") or {}, status.get("batching") or {}
+    kv_bytes = _bytes(memory, "kv_cache_bytes")
+    waits = ((status.get("load") or {}).get("misses") or {}).get("kv", 0)
+    if not kv_bytes or not memory.get("kvTokens"):
+        return
+    if not waits and batching.get("limitedBy") != "VRAM":
+        return
+    holds = memory["kvTokens"] / work.length
+    each = kv_bytes / memory["kvTokens"] * work.length
+    ours, twice = work.tokens_per_s(max(holds, 1)), work.tokens_per_s(2 * max(holds, 1))
+    yield (
+        f"Memory: {memory['kvTokens']} KV tokens / {work.length:.0f} tokens a request = "
+        f"{holds:.1f} sequences of {each / GIB:.3g} GiB each; {waits} late first tokens waited for "
+        f"KV. {kv_bytes / GIB:.3g} GiB more would hold twice as many: {ours:.0f} -> {twice:.0f} "
+        "tokens/s of a full pod by the step model."
+    )
+
+
+def _dtype(status: Object) -> Iterator[str]:
+    model, memory = status.get("model") or {}, status.get("memory") or {}
+    kv_bytes, weights = _bytes(memory, "kv_cache_bytes"), model.get("bytes") or 0
+    if not model.get("parameters") or weights / model["parameters"] < 3.9 or not kv_bytes:
+        return
+    per_token = kv_bytes / memory["kvTokens"]
+    tokens = (kv_bytes + weights / 2) / (per_token / 2)
+    yield (
+        f"dtype: the checkpoint has {weights / model['parameters']:.0f} bytes a weight. bfloat16 "
+        f"frees {weights / 2 / GIB:.3g} GiB of {weights / GIB:.3g} and halves {per_token:.0f} bytes"
+        f" a token: the KV cache would hold {tokens:.0f} tokens instead of {memory['kvTokens']}, "
+        "and a step reads half as much."
+    )
+
+
+def _batching(status: Object, work: Work) -> Iterator[str]:
+    cap = (status.get("batching") or {}).get("maxNumSeqs") or 1
+    longest = work.length + work.sigma * sqrt(2 * log(cap)) if cap > 1 else work.length
+    waste = 1 - work.length / longest
+    sums = (
+        f"lengths {work.length:.0f} +- {work.sigma:.0f} tokens: of {cap} the longest has about "
+        f"{work.length:.0f} + {work.sigma:.0f} sqrt(2 ln {cap}) = {longest:.0f}, so static batches "
+        f"would pad away {100 * waste:.0f} % of their rows"
+    )
+    if waste >= UNIFORM:
+        yield f"Batching: continuous. {sums[0].upper()}{sums[1:]}."
+    else:
+        yield (
+            f"Batching: {sums}. For offline work of such lengths static batches of the largest "
+            "size lose nothing; `sluice bench` tells what they gain."
+        )
+
+
+def _bytes(memory: Object, key: str) -> int:
+    """Measured, or else planned."""
+    parts = {**(memory.get("planned") or {}), **(memory.get("measured") or {})}
+    return int(parts.get(key, 0))
+
+
+def _rows(report: Object) -> list[list[str]]:
+    header = ["target", "asked", "measured", "samples", "attained", "95 % interval", "held"]
+    return [header, *(_row(target) for target in report["targets"])]
+
+
+def _row(t: Object) -> list[str]:
+    low, high = t["interval"]
+    measured = "-" if t["measured_ms"] is None else f"{t['measured_ms']:g} ms"
+    share = "-" if t["attained"] is None else f"{t['attained']:.3%}"
+    held = "-" if t["attained"] is None else "yes" if t["attained"] >= t["asked"] else "no"
+    asked, between = f"{t['target_ms']:g} ms", f"{low:.3%} to {high:.3%}"
+    return [t["name"], asked, measured, str(t["samples"]), share, between, held]
+
+
+def _sentences(report: Object) -> Iterator[str]:
+    cap, cost = report["cap"], report["cost"]
+    late = ", ".join(f"{n} {cause}" for cause, n in report["misses"].items() if n) or "none"
+    yield f"Late first tokens by cause: {late}."
+    if report["good_percent"]:
+        yield f"Good requests: {report['good_percent']} %, smooth: {report['smooth_percent']} %."
+    if cap["tokens_per_s"] is not None:
+        yield (
+            f"Cap {cap['in_force']} of {cap['ceiling']}: a full pod brings "
+            f"{cap['tokens_per_s']:.0f} tokens/s, at the ceiling "
+            f"{cap['ceiling_tokens_per_s']:.0f}: the cap costs {cap['costs_percent']:.0f} % (by "
+            f"the step model; limited by {cap['limited_by'] or 'nothing'})."
+        )
+    if cost["unit_seconds_per_1k_tokens"] is not None:
+        yield (
+            f"Cost: {cost['units_of_a_pod']:g} {cost['unit']} x {cost['pod_seconds']} s of pods / "
+            f"{cost['tokens']} tokens = {cost['unit_seconds_per_1k_tokens']:.3g} {cost['unit']}-"
+            "seconds for 1,000 tokens" + _priced(cost) + f"; busy {cost['busy_percent']} %."
+        )
+
+
+def _priced(cost: Object) -> str:
+    if cost["price_per_1k_tokens"] is None:
+        return ""
+    return f", {cost['price_per_1k_tokens']:.3g} at {cost['price_per_hour']:g} an hour"
+
+
+def _title(report: Object) -> str:
+    return f"{report['namespace']}/{report['name']}"
+
+
+def as_text(report: Object) -> str:
+    """The report for a terminal."""
+    promised = text_table(_rows(report)) if report["targets"] else "No target was judged yet."
+    head = f"{_title(report)}: P{report['percentile']} over {report['window_s'] or 0:g} s"
+    return "\n".join(
+        [head, "", promised, f"({INDEPENDENT})", "", *_sentences(report), "", *report["advice"]]
+    )
+
+
+def as_html(report: Object) -> str:
+    """The report as a page that needs nothing beside it."""
+    return page(
+        f"What {_title(report)} promised, held and cost",
+        table(_rows(report)),
+        section("The promise", INDEPENDENT + ".", *_sentences(report)),
+        section("Advice", *report["advice"]),
+    )

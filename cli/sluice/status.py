@@ -1,0 +1,141 @@
+"""`sluice status NAME`: what the object and its events say of one service, in one page of text."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sluice.kube import KubeError, add_object_arguments, find_object
+from sluice.page import text_table
+
+GIB = 2**30
+MAX_EVENTS = 12
+Object = Mapping[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `sluice status`."""
+    add_object_arguments(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Entry of `sluice status`: 0, or 2 if the object cannot be read."""
+    try:
+        kube, body = find_object(args)
+        events = kube.events(args.name, body["metadata"]["namespace"])
+    except KubeError as e:
+        print(f"sluice status: {e}", file=sys.stderr)
+        return 2
+    print(describe(body, events))
+    return 0
+
+
+def describe(body: Object, events: Sequence[Object]) -> str:
+    """The page. `events`: of the object, oldest first."""
+    meta, status = body["metadata"], body.get("status") or {}
+    parts = {
+        f"{meta['namespace']}/{meta['name']}": _head(body, status),
+        "Plan": _plan(status),
+        "Cap": _cap(status.get("batching") or {}),
+        "Evidence": _evidence(status),
+        "Replicas": _replicas(status),
+        "Conditions": _conditions(status),
+        "Events": _events(events),
+    }
+    return "\n\n".join(f"{title}\n{_indent(text)}" for title, text in parts.items() if text)
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _head(body: Object, status: Object) -> str:
+    generation = body["metadata"].get("generation", 0)
+    seen = status.get("observedGeneration", 0)
+    late = "" if seen == generation else f" (of generation {seen}; the spec is at {generation})"
+    return f"{body['spec']['model']['uri']} at {status.get('url', 'no address yet')}{late}"
+
+
+def _plan(status: Object) -> str:
+    memory, found = status.get("memory") or {}, []
+    for name in ("planned", "measured"):
+        sizes = {key: int(value) for key, value in (memory.get(name) or {}).items()}
+        if sizes:
+            told = (f"{k.removesuffix('_bytes')} {v / GIB:.3f}" for k, v in sizes.items())
+            found.append(f"{name} (GiB): {', '.join(told)}")
+    if "kvTokens" in memory:
+        error = memory.get("errorPercent")
+        off = f"; measured against planned: {error} %" if error else ""
+        found.append(f"the KV cache of a pod holds {memory['kvTokens']} tokens{off}")
+    return "\n".join(found)
+
+
+def _cap(batching: Object) -> str:
+    if "maxNumSeqs" not in batching:
+        return ""
+    limited = batching.get("limitedBy")
+    lines = [
+        f"{batching['maxNumSeqs']} of at most {batching.get('ceiling', '?')}, epoch "
+        f"{batching['epoch']}" + (f", limited by {limited}" if limited else ""),
+        f"effective batch {batching.get('effectiveBatch', '-')}, predicted to hold the "
+        f"inter-token target: {batching.get('predicted', '-')}",
+    ]
+    if change := batching.get("lastChange"):
+        lines.append(
+            f"last change: {change['from']} -> {change['to']} at {change['time']}: "
+            f"{change['reason']}"
+        )
+    return "\n".join(lines)
+
+
+def _evidence(status: Object) -> str:
+    slo, load = status.get("slo") or {}, status.get("load") or {}
+    header = ["target", "asked", "measured", "samples", "over", "over %", "allowed %", "verdict"]
+    keys = ("target", "p99", "samples", "over", "usedPercent", "allowedPercent", "verdict")
+    rows = [
+        [name, *(str(slo[name].get(key, "-")) for key in keys)]
+        for name in ("timeToFirstToken", "interTokenLatency", "endToEnd")
+        if name in slo
+    ]
+    misses = {name: n for name, n in (load.get("misses") or {}).items() if n}
+    lines = [text_table([header, *rows])] if rows else []
+    if load:
+        lines.append(
+            f"{load.get('arrivalsPerSecond', '-')} arrivals/s, {load.get('running', 0)} running, "
+            f"{load.get('waiting', 0)} waiting"
+        )
+    if misses:
+        told = ", ".join(f"{n} {name}" for name, n in misses.items())
+        lines.append(f"late first tokens by cause: {told}")
+    return "\n".join(lines)
+
+
+def _replicas(status: Object) -> str:
+    scaling, pods = status.get("scaling") or {}, status.get("pods") or {}
+    owner = scaling.get("replicasOwner", "-")
+    lines = [
+        f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)} ready, wanted "
+        f"{scaling.get('desired', '-')}, owner {owner}"
+    ]
+    lines += [f"{kind}: {', '.join(names)}" for kind, names in pods.items() if names]
+    lines += [
+        f"{change['time']}  {change['from']} -> {change['to']}: {change['reason']}"
+        for change in scaling.get("history") or ()
+    ]
+    return "\n".join(lines)
+
+
+def _conditions(status: Object) -> str:
+    return "\n".join(
+        f"{c['type']}={c['status']} ({c.get('reason', '')}) since "
+        f"{c.get('lastTransitionTime', '-')}" + (f": {c['message']}" if c.get("message") else "")
+        for c in status.get("conditions") or ()
+    )
+
+
+def _events(events: Sequence[Object]) -> str:
+    lines = [
+        f"{e.get('lastTimestamp') or '-'}  {e['reason']}: {e.get('message', '')}" for e in events
+    ]
+    left = len(lines) - MAX_EVENTS
+    return "\n".join([*([f"({left} older ones)"] if left > 0 else []), *lines[-MAX_EVENTS:]])

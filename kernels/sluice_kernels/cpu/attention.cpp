@@ -1,0 +1,328 @@
+// Attention over paged keys and values, the same for chunks of prompts and for single new tokens.
+//
+// Queries and the heads that share a key/value head are the rows of a tile. The slots that they see
+// are brought into order SLOTS at a time (keys transposed, values paired: in the first cache level)
+// and met by all rows; the softmax is computed as it goes (arXiv 2205.14135). Pages are read where
+// they lie. Where there are fewer tiles than threads, a tile's slots are split between several.
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "vector.h"
+
+namespace {
+
+constexpr int SLOTS = 64;
+constexpr int MAX_ROWS = 64;
+constexpr int MIN_PART = 4 * SLOTS;
+constexpr int64_t WORTH_THREADS = 1 << 20;  // multiplications, a tenth of a millisecond
+constexpr float NOTHING = -1e30f;
+
+struct Call {
+  const void *query, *cache;
+  void* out;
+  const int64_t *tables, *starts, *offsets;
+  int num_seqs, num_pages, query_stride, num_heads, num_kv_heads, head_dim, block_size, window;
+  float scale, softcap;
+};
+
+struct Item {  // queries [first, first + count) of a sequence, one head, slots [begin, end)
+  int seq, first, count, head, begin, end, part, num_parts;
+};
+
+template <class T>
+struct Aligned {  // to a cache line, so that no vector lies in two
+  using value_type = T;
+  T* allocate(size_t n) { return (T*)::operator new(n * sizeof(T), std::align_val_t{64}); }
+  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{64}); }
+  bool operator==(const Aligned&) const { return true; }
+  bool operator!=(const Aligned&) const { return false; }
+};
+using Words = std::vector<uint32_t, Aligned<uint32_t>>;
+using Floats = std::vector<float, Aligned<float>>;
+
+struct State {  // of each row: the softmax's maximum and sum, and the weighted values
+  Floats top, sum, out;
+  void reset(int rows, int width) {
+    top.assign(rows, NOTHING);
+    sum.assign(rows, 0.0f);
+    out.assign((size_t)rows * width, 0.0f);
+  }
+};
+
+struct Scratch {
+  Words query, keys, values, weights;
+  Floats scores;
+  State state;
+};
+
+int padded(int n) { return (n + V - 1) / V * V; }
+
+// c[R][C * V] = a[R][depth] b[depth][C * V], added to what c holds if `add`.
+template <class T, int R, int C>
+inline void block(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, float* c,
+                  int ldc, bool add) {
+  F sums[R][C];
+  for (int r = 0; r < R; r++)
+    for (int j = 0; j < C; j++) sums[r][j] = add ? load<F>(c + r * ldc + j * V) : F{};
+  for (int k = 0; k < depth; k++) {
+    W right[C];
+    for (int j = 0; j < C; j++) right[j] = load<W>(b + (size_t)k * ldb + j * V);
+    for (int r = 0; r < R; r++) {
+      W left = W{} + a[r * lda + k];
+      for (int j = 0; j < C; j++) sums[r][j] = multiply_add<T>(sums[r][j], left, right[j]);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int j = 0; j < C; j++) put(c + r * ldc + j * V, sums[r][j]);
+}
+
+template <class T, int R>
+void block_row(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, float* c, int ldc,
+               int columns, bool add) {
+  int j = 0;
+  for (; j + COLUMN_BLOCK * V <= columns; j += COLUMN_BLOCK * V)
+    block<T, R, COLUMN_BLOCK>(a, lda, b + j, ldb, depth, c + j, ldc, add);
+  for (; j < columns; j += V) block<T, R, 1>(a, lda, b + j, ldb, depth, c + j, ldc, add);
+}
+
+template <class T, int R = ROW_BLOCK>
+void product(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, float* c, int ldc,
+             int rows, int columns, bool add) {
+  for (; rows >= R; rows -= R, a += R * lda, c += R * ldc)
+    block_row<T, R>(a, lda, b, ldb, depth, c, ldc, columns, add);
+  if constexpr (R > 1)
+    if (rows) product<T, R - 1>(a, lda, b, ldb, depth, c, ldc, rows, columns, add);
+}
+
+// Where the keys of each slot in [begin, end) begin; values lie a page of all heads behind.
+template <class T>
+void find(const Call& call, const Item& item, int begin, int end, const T** slots) {
+  const int64_t* table = call.tables + (size_t)item.seq * call.num_pages;
+  for (int at = begin; at < end;) {
+    int page = at / call.block_size, slot = at % call.block_size;
+    size_t row = (table[page] * 2 * call.num_kv_heads + item.head) * call.block_size + slot;
+    const T* keys = (const T*)call.cache + row * call.head_dim;
+    for (; slot < call.block_size && at < end; slot++, at++, keys += call.head_dim) *slots++ = keys;
+  }
+}
+
+// Both also start to fetch what comes next: pages lie anywhere, so the processor foresees only what
+// follows within one.
+template <class T>
+void order_keys(const T* const* slots, const T* const* next, int num_slots, int head_dim,
+                uint32_t* keys) {
+  int words = head_dim / PER_WORD<T>;
+  for (int s = 0; s < num_slots; s += V)
+    for (int w = 0; w < words; w += V) {
+      W rows[V];
+      for (int i = 0; i < V; i++) {
+        const uint32_t* from = (const uint32_t*)slots[std::min(s + i, num_slots - 1)] + w;
+        rows[i] = w + V <= words ? load<W>(from) : (W)get((const float*)from, words - w);
+        __builtin_prefetch((const uint32_t*)next[s + i] + w, 0, 2);
+      }
+      transpose(rows);
+      for (int i = 0; i < V; i++) memcpy(keys + (size_t)(w + i) * SLOTS + s, &rows[i], sizeof(W));
+    }
+}
+
+void fetch(const void* from, size_t bytes) {
+  for (size_t x = 0; x < bytes; x += 64) __builtin_prefetch((const char*)from + x, 0, 2);
+}
+
+void order_values(const float* const* slots, const float* const* next, size_t ahead, int num_slots,
+                  int head_dim, uint32_t* values) {
+  for (int s = 0; s < num_slots; s++) {
+    fetch(next[s] + ahead, 4 * head_dim);
+    memcpy(values + (size_t)s * padded(head_dim), slots[s] + ahead, 4 * head_dim);
+  }
+}
+
+void order_values(const bf16* const* slots, const bf16* const* next, size_t ahead, int num_slots,
+                  int head_dim, uint32_t* values) {
+  for (int s = 0; s < num_slots; s += 2, values += padded(head_dim)) {
+    const bf16* even = slots[s] + ahead;
+    const bf16* odd = s + 1 < num_slots ? slots[s + 1] + ahead : nullptr;
+    fetch(next[s] + ahead, 2 * head_dim);
+    fetch(next[s + 1] + ahead, 2 * head_dim);
+    for (int x = 0; x < head_dim; x += V) {
+      W pairs = (W)get(even + x, head_dim - x) >> 16;
+      if (odd) pairs |= (W)get(odd + x, head_dim - x);
+      memcpy(values + x, &pairs, sizeof(pairs));
+    }
+  }
+}
+
+// One row of scores to weights, in the slots [begin, end) that it sees; returns what the row's
+// earlier sums must be multiplied by.
+template <class T>
+float soften(const Call& call, float* scores, int num_slots, int begin, int end, float* top,
+             float* sum, T* weights) {
+  const bool all = begin <= 0 && end >= padded(num_slots);
+  F most = F{} + NOTHING;
+  for (int s = 0; s < num_slots; s += V) {
+    F x = load<F>(scores + s) * call.scale;
+    if (call.softcap > 0) x = call.softcap * tanh(x / call.softcap);
+    I at = LANES + s;
+    if (!all) x = (at >= begin) & (at < end) ? x : F{} + NOTHING;
+    put(scores + s, x);
+    most = x > most ? x : most;
+  }
+  float next = std::max(*top, largest(most)), kept = exp(F{} + (*top - next))[0];
+  F total = F{};
+  for (int s = 0; s < num_slots; s += V) {
+    F x = load<F>(scores + s), weight = exp(x - next);
+    if (!all) weight = x == NOTHING ? F{} : weight;
+    total += weight;
+    put(weights + s, weight);
+  }
+  *sum = *sum * kept + ::sum(total);
+  *top = next;
+  return kept;
+}
+
+// `following`: what is likely to be next, of which the first slots are fetched; null for nothing.
+template <class T>
+void attend(const Call& call, const Item& item, const Item* following, Scratch& scratch) {
+  const int group = call.num_heads / call.num_kv_heads, rows = item.count * group;
+  const int words = call.head_dim / PER_WORD<T>, width = padded(call.head_dim);
+  const size_t ahead = (size_t)call.num_kv_heads * call.block_size * call.head_dim;
+  const int start = call.starts[item.seq] + item.first;  // position of the first query
+  scratch.query.resize((size_t)rows * words);
+  scratch.keys.resize((size_t)padded(words) * SLOTS);
+  scratch.values.resize((size_t)SLOTS * width);
+  scratch.scores.resize((size_t)rows * SLOTS);
+  scratch.weights.resize((size_t)rows * SLOTS);
+  scratch.state.reset(rows, width);
+  for (int q = 0; q < item.count; q++) {
+    size_t token = call.offsets[item.seq] + item.first + q;
+    memcpy(scratch.query.data() + (size_t)q * group * words,
+           (const T*)call.query + token * call.query_stride + item.head * group * call.head_dim,
+           sizeof(T) * group * call.head_dim);
+  }
+  const T *slots[SLOTS], *next[SLOTS] = {};
+  find(call, item, item.begin, std::min(item.begin + SLOTS, item.end), next);
+  for (int base = item.begin; base < item.end; base += SLOTS) {
+    int num_slots = std::min(SLOTS, item.end - base), after = item.end - base - num_slots;
+    std::copy(next, next + num_slots, slots);
+    if (after > 0)
+      find(call, item, base + num_slots, base + num_slots + std::min(SLOTS, after), next);
+    else if (following)
+      find(call, *following, following->begin, std::min(following->begin + SLOTS, following->end),
+           next);
+    order_keys<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
+    order_values(slots, next, ahead, num_slots, call.head_dim, scratch.values.data());
+    float* scores = scratch.scores.data();
+    product<T>(scratch.query.data(), words, scratch.keys.data(), SLOTS, words, scores, SLOTS, rows,
+               padded(num_slots), false);
+    T* weights = (T*)scratch.weights.data();
+    for (int row = 0; row < rows; row++) {
+      int end = start + row / group + 1, begin = call.window ? end - call.window : 0;
+      float kept = soften<T>(call, scores + row * SLOTS, num_slots, begin - base,
+                             std::min(end, item.end) - base, &scratch.state.top[row],
+                             &scratch.state.sum[row], weights + row * SLOTS);
+      float* out = scratch.state.out.data() + (size_t)row * width;
+      if (kept != 1.0f)
+        for (int x = 0; x < width; x++) out[x] *= kept;
+    }
+    product<T>(scratch.weights.data(), SLOTS / PER_WORD<T>, scratch.values.data(), width,
+               (num_slots + PER_WORD<T> - 1) / PER_WORD<T>, scratch.state.out.data(), width, rows,
+               width, true);
+  }
+}
+
+template <class T>
+void write(const Call& call, const Item& item, const State& state) {
+  const int group = call.num_heads / call.num_kv_heads, width = padded(call.head_dim);
+  for (int row = 0; row < item.count * group; row++) {
+    size_t token = call.offsets[item.seq] + item.first + row / group;
+    size_t head = (size_t)item.head * group + row % group;
+    T* out = (T*)call.out + (token * call.num_heads + head) * call.head_dim;
+    const float* from = state.out.data() + (size_t)row * width;
+    for (int x = 0; x < call.head_dim; x += V)
+      put(out + x, load<F>(from + x) / state.sum[row], call.head_dim - x);
+  }
+}
+
+// Add the state of a further part of the same rows.
+void merge(State& into, const State& part) {
+  size_t rows = into.top.size(), width = into.out.size() / rows;
+  for (size_t row = 0; row < rows; row++) {
+    float top = std::max(into.top[row], part.top[row]);
+    float old = exp(F{} + (into.top[row] - top))[0], added = exp(F{} + (part.top[row] - top))[0];
+    into.sum[row] = into.sum[row] * old + part.sum[row] * added;
+    for (size_t x = row * width; x < (row + 1) * width; x++)
+      into.out[x] = into.out[x] * old + part.out[x] * added;
+    into.top[row] = top;
+  }
+}
+
+std::vector<Item> tiles_of(const Call& call) {
+  std::vector<Item> tiles;
+  const int most = std::max(MAX_ROWS / (call.num_heads / call.num_kv_heads), 1);
+  for (int seq = 0; seq < call.num_seqs; seq++) {
+    int total = call.offsets[seq + 1] - call.offsets[seq], start = call.starts[seq];
+    for (int first = 0; first < total; first += most)
+      for (int head = 0; head < call.num_kv_heads; head++) {
+        int count = std::min(most, total - first), end = start + first + count;
+        int begin = call.window ? std::max(start + first + 1 - call.window, 0) : 0;
+        tiles.push_back({seq, first, count, head, begin, end, 0, 1});
+      }
+  }
+  return tiles;
+}
+
+std::vector<Item> split(const std::vector<Item>& tiles, int num_threads) {
+  std::vector<Item> items;
+  const int wanted = tiles.size() < (size_t)num_threads ? 2 * num_threads / (int)tiles.size() : 1;
+  for (Item tile : tiles) {
+    int total = tile.end - tile.begin, begin = tile.begin;
+    tile.num_parts = std::clamp(total / MIN_PART, 1, wanted);
+    int size = (total + tile.num_parts - 1) / tile.num_parts;
+    for (tile.part = 0; tile.part < tile.num_parts; tile.part++) {
+      Item item = tile;
+      item.begin = begin + tile.part * size;
+      item.end = std::min(item.begin + size, tile.end);
+      items.push_back(item);
+    }
+  }
+  return items;
+}
+
+template <class T>
+void run(const Call& call, int num_threads) {
+  std::vector<Item> tiles = tiles_of(call);
+  int64_t work = 0;
+  for (const Item& tile : tiles) work += (int64_t)tile.count * (tile.end - tile.begin);
+  work *= 2 * call.head_dim * (call.num_heads / call.num_kv_heads);
+  if (work < WORTH_THREADS) num_threads = 1;
+  std::vector<Item> items = split(tiles, num_threads);
+  std::vector<State> parts(items.size());
+#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads) if (num_threads > 1)
+  for (size_t i = 0; i < items.size(); i++) {
+    static thread_local Scratch scratch;
+    size_t after = i + num_threads;
+    attend<T>(call, items[i], after < items.size() ? &items[after] : nullptr, scratch);
+    if (items[i].num_parts == 1)
+      write<T>(call, items[i], scratch.state);
+    else
+      parts[i] = scratch.state;
+  }
+  for (size_t i = 0; i < items.size(); i += items[i].num_parts) {
+    if (items[i].num_parts == 1) continue;
+    for (int part = 1; part < items[i].num_parts; part++) merge(parts[i], parts[i + part]);
+    write<T>(call, items[i], parts[i]);
+  }
+}
+
+}  // namespace
+
+extern "C" void paged_attention(int is_bf16, int num_threads, const void* query, const void* cache,
+                                void* out, const int64_t* tables, const int64_t* starts,
+                                const int64_t* offsets, int num_seqs, int num_pages,
+                                int query_stride, int num_heads, int num_kv_heads, int head_dim,
+                                int block_size, int window, float scale, float softcap) {
+  Call call{query,     cache,        out,       tables,   starts,     offsets, num_seqs, num_pages,
+            query_stride, num_heads, num_kv_heads, head_dim, block_size, window, scale,   softcap};
+  is_bf16 ? run<bf16>(call, num_threads) : run<float>(call, num_threads);
+}

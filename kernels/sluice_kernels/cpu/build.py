@@ -1,0 +1,140 @@
+"""The C++ kernels as a shared library: found, or built at first use. Needs no torch.
+
+    python -m sluice_kernels.cpu.build DIRECTORY
+
+builds them for every instruction set of this architecture, as an image does that has no compiler
+when it runs. The library exchanges addresses and numbers only, so it depends on no version of torch
+or Python: its name is made of the sources, the flags and the instruction set.
+"""
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+BUILT = SOURCES / "built"
+COMPILER = "g++"
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+BUILD_TIMEOUT_S = 120
+
+
+class CannotBuild(Exception):
+    """There are no C++ kernels here; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An instruction set: the flags of /proc/cpuinfo that it needs, and the compiler's for it."""
+
+    name: str
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+
+
+_V3 = frozenset({"avx2", "fma", "f16c", "bmi2", "movbe"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+TARGETS: Mapping[str, tuple[Target, ...]] = {
+    "x86_64": (
+        Target("avx512_bf16", _V4 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
+        Target("avx512", _V4, ("-march=x86-64-v4",)),
+        Target("avx2", _V3, ("-march=x86-64-v3",)),
+    )
+}
+"""For each architecture, best first."""
+
+
+def usable_targets(machine: str, cpuinfo: str) -> list[Target]:
+    """What a machine of these features (the text of /proc/cpuinfo) can run, best first."""
+    lines = (line for line in cpuinfo.splitlines() if line.startswith("flags"))
+    features = set(next(lines, "").partition(":")[2].split())
+    return [target for target in TARGETS.get(machine, ()) if target.needs <= features]
+
+
+def library(target: Target, directories: Sequence[Path]) -> Path:
+    """The library for `target`: one of the image, one of `directories`, or built in the first.
+
+    Raises CannotBuild.
+    """
+    for directory in (BUILT, *directories):
+        path = directory / _name(target)
+        # What others may write to could be anybody's code.
+        if path.is_file() and path.stat().st_uid in (0, os.getuid()):
+            return path
+    for directory in directories:
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            continue
+        if directory.stat().st_uid == os.getuid() and os.access(directory, os.W_OK):
+            return build(target, directory)
+    raise CannotBuild("no directory of the cache can be written to")
+
+
+def cache_directories(environ: Mapping[str, str]) -> list[Path]:
+    """Where built libraries may lie, the user's cache first."""
+    home, cache = environ.get("HOME"), environ.get("XDG_CACHE_HOME")
+    found = [Path(cache)] if cache else [Path(home) / ".cache"] if home else []
+    temporary = Path(tempfile.gettempdir()) / f"sluice-{os.getuid()}"
+    return [path / "sluice" / "kernels" for path in (*found, temporary)]
+
+
+def build(target: Target, directory: Path) -> Path:
+    """Compile for `target` into `directory`; CannotBuild with the compiler's first error."""
+    path = directory / _name(target)
+    with tempfile.TemporaryDirectory(dir=directory) as made:
+        objects = [Path(made) / f"{source.stem}.o" for source in _sources(".cpp")]
+        for source, output in zip(_sources(".cpp"), objects, strict=True):
+            _compile([*FLAGS, *target.flags, "-c", str(source), "-o", str(output)])
+        # Linked without -fopenmp: torch has loaded its own OpenMP for all, and one is enough.
+        whole = Path(made) / path.name
+        _compile(["-shared", *map(str, objects), "-o", str(whole)])
+        whole.replace(path)  # a process that builds the same at the same time does no harm
+    return path
+
+
+def _compile(arguments: Sequence[str]) -> None:
+    try:
+        subprocess.run(
+            [COMPILER, *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
+        )
+    except FileNotFoundError as error:
+        raise CannotBuild(f"there is no {COMPILER}") from error
+    except subprocess.TimeoutExpired as error:
+        raise CannotBuild(f"{COMPILER} took over {BUILD_TIMEOUT_S} s") from error
+    except subprocess.CalledProcessError as error:
+        told = [line for line in error.stderr.splitlines() if "error" in line] or ["no reason told"]
+        raise CannotBuild(f"{COMPILER} failed: {told[0][:200]}") from error
+
+
+def _sources(suffix: str) -> list[Path]:
+    return sorted(SOURCES.glob(f"*{suffix}"))
+
+
+def _name(target: Target) -> str:
+    digest = hashlib.sha256(repr((FLAGS, target.flags)).encode())
+    for source in (*_sources(".cpp"), *_sources(".h")):
+        digest.update(source.read_bytes())
+    return f"{target.name}-{digest.hexdigest()[:16]}.so"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build everything for this architecture into the directory that is given."""
+    (directory,) = map(Path, arguments)
+    directory.mkdir(parents=True, exist_ok=True)
+    for target in TARGETS.get(platform.machine(), ()):
+        print(build(target, directory))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

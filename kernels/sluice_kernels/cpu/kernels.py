@@ -1,0 +1,110 @@
+"""The operations of a step by the C++ kernels; products by oneDNN."""
+
+import ctypes
+from ctypes import c_float, c_int, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..interface import Activation, Heads, MakeProjection, Projection, Spans
+
+DTYPES = (torch.float32, torch.bfloat16)
+_P, _I, _F = c_void_p, c_int, c_float
+# After is_bf16 and num_threads, as the sources declare them.
+_SIGNATURES = {
+    "paged_attention": [*6 * [_P], *8 * [_I], _F, _F],
+    "add_norm": [*4 * [_P], _I, _I, _F],
+    "turn_and_store": [*6 * [_P], *5 * [_I], _F],
+    "gate": [_I, _P, _P, _I, _I],
+    "to_bytes": [*3 * [_P], _I, _I],
+    "scale": [*3 * [_P], _I, _I],
+}
+
+
+class Library:
+    """The functions of a built library: addresses and numbers in, nothing out."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self._functions = {name: getattr(library, name) for name in _SIGNATURES}
+        for name, function in self._functions.items():
+            function.argtypes = [c_int, c_int, *_SIGNATURES[name]]
+            function.restype = None
+
+    def call(self, name: str, dtype: torch.dtype, *arguments: float | None) -> None:
+        """`name` on rows of `dtype`, with torch's number of threads."""
+        self._functions[name](dtype == torch.bfloat16, torch.get_num_threads(), *arguments)
+
+    # Kernels of one row each, which int8 products need too
+
+    def to_bytes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """As `int8.ByteRows` says."""
+        found = torch.empty(rows.shape, dtype=torch.uint8)
+        scales = torch.empty(len(rows), dtype=torch.float32)
+        addresses = (rows.data_ptr(), found.data_ptr(), scales.data_ptr())
+        self.call("to_bytes", rows.dtype, *addresses, *rows.shape)
+        return found, scales
+
+    def scale_(self, products: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        """As `int8.ByteRows` says."""
+        added = None if bias is None else bias.data_ptr()
+        addresses = (products.data_ptr(), scales.data_ptr(), added)
+        self.call("scale", products.dtype, *addresses, *products.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class CppKernels:
+    """For float32 and bfloat16. All tensors are contiguous and on the CPU."""
+
+    library: Library
+    make_projection: MakeProjection
+    name: str
+
+    def projection(self, weight: Tensor, bias: Tensor | None, *, narrow: bool) -> Projection:
+        return self.make_projection(weight, bias, narrow)
+
+    def plan(self, spans: Spans, cache: Tensor, windows: tuple[int | None, ...]) -> Spans:
+        return spans
+
+    def norm(self, stream: Tensor, mixed: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(stream)
+        added = None if mixed is None else mixed.data_ptr()
+        addresses = (stream.data_ptr(), added, weight.data_ptr(), out.data_ptr())
+        self.library.call("add_norm", stream.dtype, *addresses, *stream.shape, eps)
+        return out
+
+    def turn_and_store(
+        self, rows: Tensor, turns: Tensor, heads: Heads, cache: Tensor, places: tuple[Tensor, ...]
+    ) -> None:
+        norm = None if heads.norm is None else heads.norm.data_ptr()
+        self.library.call(
+            "turn_and_store",
+            rows.dtype,
+            *(rows.data_ptr(), turns.data_ptr(), norm, cache.data_ptr()),
+            *(place.data_ptr() for place in places),
+            *(len(rows), heads.num_heads, heads.num_kv_heads, heads.head_dim, cache.shape[3]),
+            heads.norm_eps,
+        )
+
+    def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
+        assert isinstance(plan, Spans)
+        out = torch.empty(len(rows), heads.num_heads * heads.head_dim, dtype=rows.dtype)
+        self.library.call(
+            "paged_attention",
+            rows.dtype,
+            *(rows.data_ptr(), cache.data_ptr(), out.data_ptr()),
+            *(part.data_ptr() for part in (plan.tables, plan.starts, plan.offsets)),
+            *(*plan.tables.shape, rows.stride(0)),
+            *(heads.num_heads, heads.num_kv_heads, heads.head_dim, cache.shape[3]),
+            *(heads.window or 0, heads.scale, heads.softcap or 0.0),
+        )
+        return out
+
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(rows, width, dtype=gate_up.dtype)
+        addresses = (gate_up.data_ptr(), out.data_ptr())
+        self.library.call("gate", gate_up.dtype, activation != "silu", *addresses, rows, width)
+        return out

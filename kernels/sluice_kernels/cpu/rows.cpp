@@ -1,0 +1,175 @@
+// What is done to each token's row between the matrix products: norms, rotary positions, gates, and
+// the scales of int8. All arithmetic is float32; the result is rounded once.
+#include <algorithm>
+#include <cmath>
+
+#include "vector.h"
+
+namespace {
+
+constexpr int64_t WORTH_THREADS = 1 << 18;  // elements, some 50 microseconds
+
+template <class Do>
+void for_rows(int num_threads, int64_t rows, int64_t width, Do&& one) {
+  if (rows * width < WORTH_THREADS) num_threads = 1;
+#pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
+  for (int64_t row = 0; row < rows; row++) one(row);
+}
+
+template <class T>
+float root_mean_square(const T* row, int width, float eps) {
+  F squares = F{};
+  for (int x = 0; x < width; x += V) {
+    F v = get(row + x, width - x);
+    squares += v * v;
+  }
+  return std::sqrt(sum(squares) / width + eps);
+}
+
+template <class T>
+void add_norm(int num_threads, T* stream, const T* mixed, const float* weight, T* out, int rows,
+              int width, float eps) {
+  for_rows(num_threads, rows, width, [&](int64_t row) {
+    T *s = stream + row * width, *o = out + row * width;
+    if (mixed)
+      for (int x = 0; x < width; x += V) {
+        int n = width - x;
+        put(s + x, get(s + x, n) + get(mixed + row * width + x, n), n);
+      }
+    float shrunk = 1.0f / root_mean_square(s, width, eps);
+    for (int x = 0; x < width; x += V) {
+      int n = width - x;
+      put(o + x, get(s + x, n) * shrunk * get(weight + x, n), n);
+    }
+  });
+}
+
+// turns: for each pair of neighbours, by what they are multiplied as a complex number.
+template <class T>
+void turn(T* head, const float* turns, const float* weight, int head_dim, float eps) {
+  constexpr I swapped = made<I>([](int i) { return i ^ 1; });
+  constexpr I real = made<I>([](int i) { return i & ~1; });
+  constexpr I imaginary = made<I>([](int i) { return i | 1; });
+  constexpr I odd = made<I>([](int i) { return -(i & 1); });
+  float shrunk = weight ? 1.0f / root_mean_square(head, head_dim, eps) : 1.0f;
+  for (int x = 0; x < head_dim; x += V) {
+    int n = head_dim - x;
+    F v = get(head + x, n), by = get(turns + x, n);
+    if (weight) v = v * shrunk * get(weight + x, n);
+    F across = __builtin_shuffle(v, swapped) * __builtin_shuffle(by, imaginary);
+    put(head + x, v * __builtin_shuffle(by, real) + (odd ? across : -across), n);
+  }
+}
+
+template <class T>
+void turn_and_store(int num_threads, T* heads, const float* turns, const float* weight, T* cache,
+                    const int64_t* blocks, const int64_t* slots, int tokens, int num_heads,
+                    int num_kv_heads, int head_dim, int block_size, float eps) {
+  const int turning = num_heads + num_kv_heads, all = turning + num_kv_heads;
+  for_rows(num_threads, tokens, all * head_dim, [&](int64_t token) {
+    T* row = heads + token * all * head_dim;
+    for (int h = 0; h < turning; h++)
+      turn(row + h * head_dim, turns + token * head_dim, weight ? weight + h * head_dim : nullptr,
+           head_dim, eps);
+    for (int h = 0; h < 2 * num_kv_heads; h++) {
+      size_t page = (blocks[token] * 2 * num_kv_heads + h) * block_size + slots[token];
+      memcpy(cache + page * head_dim, row + (num_heads + h) * head_dim, sizeof(T) * head_dim);
+    }
+  });
+}
+
+inline F silu(F x) { return x / (1.0f + exp(-x)); }
+inline F gelu(F x) {  // the tanh form
+  return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+}
+
+template <class T>
+void gate(int num_threads, int is_gelu, const T* gate_up, T* out, int rows, int width) {
+  for_rows(num_threads, rows, 2 * width, [&](int64_t row) {
+    const T *g = gate_up + row * 2 * width, *up = g + width;
+    for (int x = 0; x < width; x += V) {
+      int n = width - x;
+      F open = get(g + x, n);
+      put(out + row * width + x, (is_gelu ? gelu(open) : silu(open)) * get(up + x, n), n);
+    }
+  });
+}
+
+// 128 + row / scale as a byte, scale the row's largest element / 127.
+template <class T>
+void to_bytes(int num_threads, const T* in, uint8_t* out, float* scales, int rows, int width) {
+  for_rows(num_threads, rows, width, [&](int64_t row) {
+    const T* from = in + row * width;
+    F most = F{};
+    for (int x = 0; x < width; x += V) {
+      F v = get(from + x, width - x), size = v < 0 ? -v : v;
+      most = (size > most) | (size != size) ? size : most;
+    }
+    float scale = most[0];
+    for (int i = 1; i < V; i++) scale = most[i] > scale || most[i] != most[i] ? most[i] : scale;
+    scales[row] = scale / 127.0f;
+    float by = scale > 0 ? 127.0f / scale : 0.0f;
+    for (int x = 0; x < width; x += V) {
+      F v = get(from + x, width - x) * by + 12582912.0f;  // rounds, as in exp
+      B bytes = __builtin_convertvector((W)v + 128, B);
+      memcpy(out + row * width + x, &bytes, std::min(V, width - x));
+    }
+  });
+}
+
+template <class T>
+void scale(int num_threads, T* products, const float* scales, const float* bias, int rows,
+           int width) {
+  for_rows(num_threads, rows, width, [&](int64_t row) {
+    T* product = products + row * width;
+    for (int x = 0; x < width; x += V) {
+      int n = width - x;
+      F v = get(product + x, n) * scales[row];
+      if (bias) v += get(bias + x, n);
+      put(product + x, v, n);
+    }
+  });
+}
+
+}  // namespace
+
+// Call the instance for the dtype of the rows.
+#define FOR_DTYPE(call)  \
+  if (is_bf16) {         \
+    using T = bf16;      \
+    call;                \
+  } else {               \
+    using T = float;     \
+    call;                \
+  }
+
+extern "C" {
+
+void add_norm(int is_bf16, int num_threads, void* stream, const void* mixed, const float* weight,
+              void* out, int rows, int width, float eps) {
+  FOR_DTYPE(add_norm(num_threads, (T*)stream, (const T*)mixed, weight, (T*)out, rows, width, eps))
+}
+
+void turn_and_store(int is_bf16, int num_threads, void* heads, const float* turns,
+                    const float* weight, void* cache, const int64_t* blocks, const int64_t* slots,
+                    int tokens, int num_heads, int num_kv_heads, int head_dim, int block_size,
+                    float eps) {
+  FOR_DTYPE(turn_and_store(num_threads, (T*)heads, turns, weight, (T*)cache, blocks, slots, tokens,
+                           num_heads, num_kv_heads, head_dim, block_size, eps))
+}
+
+void gate(int is_bf16, int num_threads, int is_gelu, const void* gate_up, void* out, int rows,
+          int width) {
+  FOR_DTYPE(gate(num_threads, is_gelu, (const T*)gate_up, (T*)out, rows, width))
+}
+
+void to_bytes(int is_bf16, int num_threads, const void* in, uint8_t* out, float* scales, int rows,
+              int width) {
+  FOR_DTYPE(to_bytes(num_threads, (const T*)in, out, scales, rows, width))
+}
+
+void scale(int is_bf16, int num_threads, void* products, const float* scales, const float* bias,
+           int rows, int width) {
+  FOR_DTYPE(scale(num_threads, (T*)products, scales, bias, rows, width))
+}
+}

@@ -1,0 +1,153 @@
+// Vectors of the widest kind that the target has, by GCC's vector extensions: one source for every
+// instruction set. A word is 32 bits of a matrix: one float, or two neighbouring bfloat16.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#ifdef __AVX512F__
+constexpr int V = 16;
+constexpr int ROW_BLOCK = 6;  // 6 rows of 4 vectors, 4 vectors to multiply by: 29 of 32 registers
+constexpr int COLUMN_BLOCK = 4;
+#else
+constexpr int V = 8;
+constexpr int ROW_BLOCK = 4;
+constexpr int COLUMN_BLOCK = 2;
+#endif
+
+typedef float F __attribute__((vector_size(4 * V)));
+typedef int32_t I __attribute__((vector_size(4 * V)));
+typedef uint32_t W __attribute__((vector_size(4 * V)));
+typedef uint16_t H __attribute__((vector_size(2 * V)));
+typedef uint8_t B __attribute__((vector_size(V)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+template <class T>
+constexpr int PER_WORD = 4 / sizeof(T);
+
+template <class X, class P>
+inline X load(const P* p) {
+  X x;
+  memcpy(&x, p, sizeof(X));
+  return x;
+}
+
+inline F widen(H h) { return (F)(__builtin_convertvector(h, W) << 16); }
+
+inline H narrow(F f) {  // to the nearest, ties to even; what is no number stays none
+#ifdef __AVX512BF16__
+  return (H)_mm512_cvtneps_pbh((__m512)f);
+#else
+  W w = (W)f;
+  W rounded = (w + 0x7fff + ((w >> 16) & 1)) >> 16;
+  return __builtin_convertvector((f == f) ? rounded : W{} + 0x7fc0, H);
+#endif
+}
+
+inline void put(float* p, F f) { memcpy(p, &f, sizeof(f)); }
+inline void put(bf16* p, F f) {
+  H h = narrow(f);
+  memcpy(p, &h, sizeof(h));
+}
+inline F get(const float* p) { return load<F>(p); }
+inline F get(const bf16* p) { return widen(load<H>(p)); }
+
+// The same for the first n of a vector's elements; the others are zero, or stay as they are.
+template <class T>
+inline F get(const T* p, int n) {
+  if (n >= V) return get(p);
+  T padded[V] = {};
+  memcpy(padded, p, n * sizeof(T));
+  return get(padded);
+}
+template <class T>
+inline void put(T* p, F f, int n) {
+  if (n >= V) return put(p, f);
+  T padded[V];
+  put(padded, f);
+  memcpy(p, padded, n * sizeof(T));
+}
+
+template <class X, class G, int... i>
+constexpr X made(G of, std::integer_sequence<int, i...>) {
+  return X{of(i)...};
+}
+template <class X, class G>
+constexpr X made(G of) {
+  return made<X>(of, std::make_integer_sequence<int, V>{});
+}
+constexpr I LANES = made<I>([](int i) { return i; });
+
+inline F exp(F x) {  // 2 ulp between -87 and 88, and held there; what is no number stays none
+  x = x > 88.0f ? F{} + 88.0f : x;
+  x = x < -87.0f ? F{} - 87.0f : x;
+  F n = x * 1.44269504f + 12582912.0f;  // rounds: the sum has no room for a fraction
+  F power = (F)(((I)n << 23) + 0x3f800000);
+  n -= 12582912.0f;
+  F r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  F p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  return (p * r * r + r + 1.0f) * power;
+}
+inline F tanh(F x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
+
+// All elements brought to one by `merge`, halves first.
+template <int S = V / 2, class M>
+inline float fold(F x, M merge) {
+  constexpr I swapped = made<I>([](int i) { return i ^ S; });
+  x = merge(x, __builtin_shuffle(x, swapped));
+  if constexpr (S > 1)
+    return fold<S / 2>(x, merge);
+  else
+    return x[0];
+}
+inline float sum(F x) {
+  return fold(x, [](F a, F b) { return a + b; });
+}
+inline float largest(F x) {
+  return fold(x, [](F a, F b) { return a > b ? a : b; });
+}
+
+// Add the product of the elements in each lane's word.
+template <class T>
+inline F multiply_add(F sum, W a, W b);
+template <>
+inline F multiply_add<float>(F sum, W a, W b) {
+  return sum + (F)a * (F)b;
+}
+template <>
+inline F multiply_add<bf16>(F sum, W a, W b) {
+#ifdef __AVX512BF16__
+  return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+  sum += (F)(a << 16) * (F)(b << 16);
+  return sum + (F)(a & 0xffff0000) * (F)(b & 0xffff0000);
+#endif
+}
+
+template <int S>
+inline void swap_blocks(W (&m)[V]) {
+  constexpr I low = made<I>([](int i) { return i & S ? V + i - S : i; });
+  constexpr I high = made<I>([](int i) { return i & S ? V + i : i + S; });
+  for (int i = 0; i < V; i++) {
+    if (i & S) continue;
+    W a = m[i], b = m[i + S];
+    m[i] = __builtin_shuffle(a, b, low);
+    m[i + S] = __builtin_shuffle(a, b, high);
+  }
+}
+inline void transpose(W (&m)[V]) {
+  swap_blocks<1>(m);
+  swap_blocks<2>(m);
+  swap_blocks<4>(m);
+  if constexpr (V == 16) swap_blocks<8>(m);
+}

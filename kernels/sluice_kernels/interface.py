@@ -1,0 +1,94 @@
+"""What a step asks of the kernels: plain torch, C++ and Triton answer the same calls."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+Activation = Literal["silu", "gelu_pytorch_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """A step's tokens: rows [offsets[i], offsets[i + 1]) are sequence i's from starts[i] on.
+
+    tables [num_seqs, num_pages], a block that is never written to behind a sequence's own; starts
+    [num_seqs]; offsets [num_seqs + 1]; all int64 on the CPU. Sequences with one token come first,
+    the shorter before the longer.
+    """
+
+    tables: Tensor
+    starts: Tensor
+    offsets: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads of one layer's attention.
+
+    norm: float32 [num_heads + num_kv_heads, head_dim], what normed queries and keys are multiplied
+    by; None where they are not normed. scale: what scores are multiplied by. softcap: scores are
+    bent to stay within plus and minus this. window: tokens that are seen, the own one included.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    softcap: float | None
+    window: int | None
+    norm: Tensor | None
+    norm_eps: float
+
+
+class Projection(Protocol):
+    """A linear layer."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """rows [num_rows, in] -> [num_rows, out]."""
+
+
+MakeProjection = Callable[[Tensor, Tensor | None, bool], Projection]
+"""(weight, bias, narrow) -> the layer, as `Kernels.projection` says."""
+
+
+class Kernels(Protocol):
+    """The operations of a step. cache: [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+
+    @property
+    def name(self) -> str:
+        """What runs, for the log."""
+
+    def projection(self, weight: Tensor, bias: Tensor | None, *, narrow: bool) -> Projection:
+        """The layer of weight [out, in] and bias [out], which it takes over.
+
+        narrow: it may be quantised, if these kernels quantise.
+        """
+
+    def plan(self, spans: Spans, cache: Tensor, windows: tuple[int | None, ...]) -> object:
+        """What all layers of a step need to know of `spans`, worked out once.
+
+        `cache`: one layer's. `windows`: all that layers have.
+        """
+
+    def norm(self, stream: Tensor, mixed: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """Add `mixed` to `stream` in place and return its root-mean-square norm.
+
+        All [num_tokens, width]; weight float32 [width], what the norm is multiplied by.
+        """
+
+    def turn_and_store(
+        self, rows: Tensor, turns: Tensor, heads: Heads, cache: Tensor, places: tuple[Tensor, ...]
+    ) -> None:
+        """Norm and turn queries and keys in place, and store keys and values.
+
+        rows [num_tokens, num_heads + 2 * num_kv_heads, head_dim], contiguous; turns complex64
+        [num_tokens, 1, head_dim / 2]; places: block and slot of each token, int64.
+        """
+
+    def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
+        """Of the queries in `rows`, whose keys are stored: [num_tokens, num_heads * head_dim]."""
+
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """activation(gate) * up: [num_rows, 2 * width] -> [num_rows, width]."""

@@ -1,0 +1,64 @@
+"""Linear layers: plain, and packed once by oneDNN in the order that its products read.
+
+F.linear orders a bfloat16 weight anew at every call. Packed at load, a product of 1 row takes 1.4
+to 2.3 times less, one of 8 rows 1.5, one of 512 the same (measured with AVX512-BF16).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from .interface import Projection
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    """weight [out, in], bias [out] or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return linear(rows, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """weight: oneDNN's own."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows, self.weight, self.bias, "none", [], ""
+        )
+        return found
+
+
+def plain_projection(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
+    """`narrow` is left unused: nothing is quantised."""
+    return PlainLinear(weight, bias)
+
+
+def packed_projection(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
+    """Packed, so that `weight` can be freed; plain where oneDNN has no product for its dtype."""
+    if not can_pack(weight.dtype):
+        return PlainLinear(weight, bias)
+    return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes in `dtype` on this CPU."""
+    if not torch._C._has_mkldnn:
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
+
+
+def num_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor, also of one that oneDNN packed."""
+    return int(torch.ops.mkldnn._nbytes(tensor)) if tensor.is_mkldnn else tensor.nbytes

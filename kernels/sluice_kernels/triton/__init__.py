@@ -1,0 +1,5 @@
+"""Triton kernels, one per file, each with its checked wrapper and its plain-torch reference.
+
+A wrapper runs its reference where the tensors are on a CPU, so that all above it runs without a
+GPU. With `TRITON_INTERPRET=1` set before the first import it runs the kernel there, interpreted.
+"""

@@ -1,0 +1,56 @@
+"""Root-mean-square norm, and the same of a residual stream to which something is added first."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import rms_norm
+
+from .common import padded, require, runs_kernel
+
+
+@triton.jit
+def _add_norm(
+    stream, added, weight, out, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
+):  # fmt: skip
+    columns = tl.arange(0, BLOCK)
+    at, inside = tl.program_id(0).to(tl.int64) * WIDTH + columns, columns < WIDTH
+    x = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        x += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = x.to(stream.dtype.element_ty)
+        tl.store(stream + at, rounded, mask=inside)
+        x = rounded.to(tl.float32)  # what the next layer will read of it
+    root = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
+    w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, (x * root * w).to(out.dtype.element_ty), mask=inside)
+
+
+def add_norm(stream: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """Add to `stream` in place (unless `added` is None), and return the norm of the sum.
+
+    stream, added [num_rows, width]; weight [width], of any floating dtype. Arithmetic is float32.
+    """
+    require(stream.is_contiguous(), "add_norm: the stream must be contiguous.")
+    require(added is None or added.is_contiguous(), "add_norm: what is added must be contiguous.")
+    if not runs_kernel(stream):
+        stream += 0 if added is None else added
+        return reference(stream, weight, eps)
+    out = torch.empty_like(stream)
+    constants = norm_constants(stream.shape[1], adds=added is not None)
+    _add_norm[len(stream),](
+        stream, stream if added is None else added, weight, out, eps, **constants
+    )
+    return out
+
+
+def norm_constants(width: int, *, adds: bool) -> dict[str, int]:
+    """What the kernel is compiled for: a row a program, eight elements a thread."""
+    warps = min(max(padded(width) // 256, 1), 16)
+    return {"WIDTH": width, "BLOCK": padded(width), "ADDS": adds, "num_warps": warps}
+
+
+def reference(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The norm in torch, in float32 as the kernel."""
+    return rms_norm(rows.float(), weight.shape, weight.float(), eps).to(rows.dtype)

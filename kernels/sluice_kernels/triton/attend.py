@@ -1,0 +1,106 @@
+"""What decode and prefill share: one tile of queries over a range of paged keys and values.
+
+Online softmax (arXiv 2205.14135) in base 2. Rows of a tile are the heads that share a key/value
+head, of one token or of several (arXiv 2305.13245 reads each key once for all of them).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .common import padded
+
+LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def attend(
+    acc, total, peak, query, places, pages, table, head, begin, end, scale,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, IS_EDGE: tl.constexpr,
+):  # fmt: skip
+    """Add the slots [begin, end) to (acc [rows, dims], total [rows], peak [rows]).
+
+    query [rows, dims]; places [rows]: the last slot that a row sees. `pages` points to the layer's
+    cache, `table` to the sequence's blocks. `scale` includes log2(e), but not with SOFTCAP.
+    IS_EDGE: some slot of [begin, end) is hidden from some row, or behind the end.
+    """
+    dims = tl.arange(0, query.shape[1])
+    for at in range(begin, end, BLOCK):
+        slots = at + tl.arange(0, BLOCK)
+        blocks = tl.load(table + slots // PAGE, mask=slots < end, other=0).to(tl.int64)
+        # Keys of a page lie before its values: [2, NUM_KV_HEADS, PAGE, HEAD_DIM].
+        rows = ((blocks * 2 * NUM_KV_HEADS + head) * PAGE + slots % PAGE) * HEAD_DIM
+        is_key = (dims < HEAD_DIM)[:, None]
+        is_value = (dims < HEAD_DIM)[None, :]
+        if IS_EDGE:  # what lies behind the end may be NaN, which zero times it would be too
+            is_key = is_key & (slots < end)[None, :]
+            is_value = is_value & (slots < end)[:, None]
+        keys = tl.load(pages + rows[None, :] + dims[:, None], mask=is_key, other=0.0)
+        scores = tl.dot(query, keys, input_precision="ieee") * scale
+        if SOFTCAP > 0:
+            scores = (2 * tl.sigmoid(scores * (2 / SOFTCAP)) - 1) * (SOFTCAP * 1.4426950408889634)
+        if IS_EDGE:
+            seen = slots[None, :] <= places[:, None]
+            if WINDOW > 0:
+                seen = seen & (slots[None, :] > places[:, None] - WINDOW)
+            scores = tl.where(seen, scores, -1.0e30)
+        highest = tl.maximum(peak, tl.max(scores, 1))
+        shrink = tl.exp2(peak - highest)
+        weights = tl.exp2(scores - highest[:, None])
+        at_values = pages + NUM_KV_HEADS * PAGE * HEAD_DIM + rows[:, None] + dims[None, :]
+        values = tl.load(at_values, mask=is_value, other=0.0)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None]
+        acc += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        peak = highest
+    return acc, total, peak
+
+
+def constants(group: int, cache: Tensor) -> dict[str, int]:
+    """What both are compiled for; group: query heads for each key/value head."""
+    _, _, num_kv_heads, page, dim = cache.shape
+    return {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": dim,
+        "PAGE": page,
+        "DIMS": padded(dim, 16),  # the least that tensor cores take
+        "BLOCK": 32 if is_wide(cache) else 64,
+    }
+
+
+def is_wide(cache: Tensor) -> bool:
+    """Whether keys are so wide that a block has fewer of them."""
+    return cache.shape[4] * cache.element_size() > 256
+
+
+def reference(
+    query: Tensor,
+    cache: Tensor,
+    table: Tensor,
+    start: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention of the tokens at start, start + 1 ... of one sequence, written out in float32.
+
+    query [count, num_heads, head_dim]; cache [num_blocks, 2, num_kv_heads, block_size, head_dim],
+    where their own keys and values already are; table [num_pages]. Returns query's shape and dtype.
+    """
+    count, num_heads, _ = query.shape
+    table = table[: -(-(start + count) // cache.shape[3])]
+    found = cache[table.long()].float().permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : start + count]
+    keys, values = found.repeat_interleave(num_heads // cache.shape[2], dim=1)
+    scores = torch.einsum("thd,hsd->hts", query.float(), keys) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    places = torch.arange(start, start + count, device=query.device)[:, None]
+    slots = torch.arange(start + count, device=query.device)
+    hidden = slots > places
+    if window is not None:
+        hidden |= slots <= places - window
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hts,hsd->thd", weights, values).to(query.dtype)

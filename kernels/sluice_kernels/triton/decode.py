@@ -1,0 +1,135 @@
+"""Attention of one new token for each sequence over its pages, split over long contexts.
+
+A program takes one sequence, one key/value head with all its query heads, and one split of the
+slots (Flash-Decoding); a second kernel joins the splits. Their number is fixed by the grid, not by
+the lengths, so that a CUDA graph serves all lengths; a split without slots ends at once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .attend import LOG2E, attend, constants, reference
+from .common import padded, require, runs_kernel
+
+MAX_SPLITS = 32
+PROGRAMS_PER_SM = 4
+"""Three fit by shared memory at head_dim 128; some more even out lengths."""
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _decode(
+    query, pages, tables, lengths, out, parts, sums, scale, query_stride, table_stride,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
+    ROWS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    sequence, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lengths + sequence)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(length - WINDOW, 0) // BLOCK * BLOCK
+    share = tl.cdiv(tl.cdiv(length - first, BLOCK), NUM_SPLITS) * BLOCK
+    begin = first + split * share
+    end = tl.minimum(begin + share, length)
+    rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
+    heads = head * GROUP + rows
+    inside = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    at = heads[:, None] * HEAD_DIM + dims[None, :]
+    packed = tl.load(query + sequence.to(tl.int64) * query_stride + at, mask=inside, other=0.0)
+    acc = tl.zeros((ROWS, DIMS), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    peak = tl.full((ROWS,), -1.0e30, tl.float32)
+    acc, total, peak = attend(
+        acc, total, peak, packed, tl.zeros((ROWS,), tl.int32) + length - 1, pages,
+        tables + sequence.to(tl.int64) * table_stride, head, begin, end, scale,
+        NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK, WINDOW, SOFTCAP, True,
+    )  # fmt: skip
+    row = sequence * NUM_KV_HEADS * GROUP
+    if NUM_SPLITS == 1:
+        found = acc / tl.maximum(total, 1.0e-30)[:, None]
+        tl.store(out + row * HEAD_DIM + at, found.to(out.dtype.element_ty), mask=inside)
+    else:
+        place = (row + heads) * NUM_SPLITS + split
+        tl.store(parts + place[:, None] * HEAD_DIM + dims[None, :], acc, mask=inside)
+        tl.store(sums + place * 2, total, mask=rows < GROUP)
+        tl.store(sums + place * 2 + 1, peak, mask=rows < GROUP)
+
+
+@triton.jit
+def _join(
+    parts, sums, out,
+    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, NUM_SPLITS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    splits, dims = row * NUM_SPLITS + tl.arange(0, NUM_SPLITS), tl.arange(0, DIMS)
+    peaks = tl.load(sums + splits * 2 + 1)
+    weights = tl.exp2(peaks - tl.max(peaks, 0))
+    total = tl.sum(tl.load(sums + splits * 2) * weights, 0)
+    inside = (dims < HEAD_DIM)[None, :]
+    part = tl.load(parts + splits[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
+    found = tl.sum(part * weights[:, None], 0) / tl.maximum(total, 1.0e-30)
+    tl.store(out + row * HEAD_DIM + dims, found.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+
+
+def choose_splits(num_seqs: int, num_kv_heads: int, num_processors: int) -> int:
+    """Splits that give every processor of the GPU enough programs: 1, 2, 4 ... 32."""
+    wanted = -(-PROGRAMS_PER_SM * num_processors // (num_seqs * num_kv_heads))
+    return min(padded(max(wanted, 1)), MAX_SPLITS)
+
+
+def decode(
+    query: Tensor,
+    lengths: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    *,
+    num_splits: int = 1,
+) -> Tensor:
+    """Returns [num_seqs, num_heads * head_dim]; zeros for a row of length 0.
+
+    query [num_seqs, num_heads, head_dim], rows of any stride; lengths [num_seqs] int32, the new
+    token included; cache [num_blocks, 2, num_kv_heads, block_size, head_dim]; tables [num_seqs or
+    more, num_pages] int32, of which only what `lengths` cover is read. num_splits: a power of two.
+    """
+    num_seqs, num_heads, dim = query.shape
+    require(query.stride(1) == dim and query.stride(2) == 1, "decode: heads must be contiguous.")
+    require(tables.stride(1) == 1 and cache.is_contiguous(), "decode: pages must be contiguous.")
+    out = query.new_empty(num_seqs, num_heads * dim)
+    if not runs_kernel(query):
+        for row, length in enumerate(lengths.tolist()):
+            given = (cache, tables[row], length - 1, scale, window, softcap)
+            out[row] = reference(query[row : row + 1], *given).flatten() if length else 0.0
+        return out
+    kept = num_seqs * num_heads * num_splits if num_splits > 1 else 0
+    parts = query.new_empty(kept, dim, dtype=torch.float32)
+    sums = query.new_empty(kept, 2, dtype=torch.float32)
+    _decode[num_seqs, cache.shape[2], num_splits](
+        query, cache, tables, lengths, out, parts, sums,
+        scale if softcap else scale * LOG2E, query.stride(0), tables.stride(0),
+        **decode_constants(num_heads, cache, num_splits, window, softcap),
+    )  # fmt: skip
+    if num_splits > 1:
+        _join[num_seqs * num_heads,](
+            parts, sums, out, HEAD_DIM=dim, DIMS=padded(dim), NUM_SPLITS=num_splits
+        )
+    return out
+
+
+def decode_constants(
+    num_heads: int, cache: Tensor, num_splits: int, window: int | None, softcap: float | None
+) -> dict[str, int | float]:
+    """What the kernel is compiled for."""
+    group = num_heads // cache.shape[2]
+    return constants(group, cache) | {
+        "ROWS": padded(group, 16),
+        "NUM_SPLITS": num_splits,
+        "WINDOW": window or 0,
+        "SOFTCAP": softcap or 0.0,
+        "num_warps": 4,
+        "num_stages": 5,  # two blocks in flight: a page is loaded after its number
+    }

@@ -1,0 +1,94 @@
+"""The operations of a step on Triton kernels: what runs on a GPU."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..interface import Activation, Heads, Projection, Spans
+from ..linear import plain_projection
+from .add_norm import add_norm
+from .decode import choose_splits, decode
+from .gated import gated
+from .prefill import cut_tiles, prefill, tile_tokens
+from .rotate_store import rotate_store
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step's attention on the device, all int32: of the first `len(lengths)` rows one token each.
+
+    tables [num_seqs, num_pages]; lengths [num_decodes], contexts with the new token; tiles
+    [num_tiles, 4] of `cut_tiles`; num_splits: in how many parts a decode's context is read.
+    """
+
+    tables: Tensor
+    lengths: Tensor
+    tiles: Tensor
+    num_splits: int
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernels:
+    """group: query heads for each key/value head. num_processors: multiprocessors of the GPU."""
+
+    group: int
+    num_processors: int
+    name: str = "triton"
+
+    def projection(self, weight: Tensor, bias: Tensor | None, *, narrow: bool) -> Projection:
+        return plain_projection(weight, bias, narrow)
+
+    def plan(self, spans: Spans, cache: Tensor, windows: tuple[int | None, ...]) -> Plan:
+        counts, starts, device = spans.offsets.diff(), spans.starts, cache.device
+        num_decodes = int((counts == 1).sum())
+        chunks = zip(
+            range(num_decodes, len(counts)),
+            spans.offsets[num_decodes:-1].tolist(),
+            starts[num_decodes:].tolist(),
+            counts[num_decodes:].tolist(),
+            strict=True,
+        )
+        tiles = torch.from_numpy(cut_tiles([*chunks], tile_tokens(self.group, cache)))
+        return Plan(
+            tables=upload(spans.tables.int(), device),
+            lengths=upload((starts[:num_decodes] + 1).int(), device),
+            tiles=upload(tiles, device),
+            num_splits=self.splits(num_decodes, cache),
+        )
+
+    def splits(self, num_decodes: int, cache: Tensor) -> int:
+        """In how many parts the contexts of so many decodes are read."""
+        return choose_splits(max(num_decodes, 1), cache.shape[2], self.num_processors)
+
+    def norm(self, stream: Tensor, mixed: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        return add_norm(stream, mixed, weight, eps)
+
+    def turn_and_store(
+        self, rows: Tensor, turns: Tensor, heads: Heads, cache: Tensor, places: tuple[Tensor, ...]
+    ) -> None:
+        blocks, slots = places
+        rotate_store(rows, turns, heads.norm, heads.norm_eps, cache, blocks, slots, heads.num_heads)
+
+    def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
+        assert isinstance(plan, Plan)
+        assert heads.num_heads == self.group * heads.num_kv_heads, "tiles are cut for a group"
+        query, num_decodes = rows[:, : heads.num_heads], len(plan.lengths)
+        given = (cache, plan.tables, heads.scale, heads.window, heads.softcap)
+        if not len(plan.tiles):
+            return decode(query, plan.lengths, *given, num_splits=plan.num_splits)
+        out = prefill(query, plan.tiles, *given)
+        if num_decodes:
+            part = query[:num_decodes]
+            out[:num_decodes] = decode(part, plan.lengths, *given, num_splits=plan.num_splits)
+        return out
+
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        return gated(gate_up, activation)
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """`values` on the device, in the order of what was started there; the host does not wait."""
+    if device.type == "cpu":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)

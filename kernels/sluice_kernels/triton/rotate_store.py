@@ -1,0 +1,109 @@
+"""Norm and rotation of queries and keys, and keys and values into their slots: one pass.
+
+Keys go from registers to their page; they are written nowhere else.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import rms_norm
+
+from .common import padded, require, runs_kernel
+
+
+@triton.jit
+def _rotate_store(
+    heads, turns, norm, pages, blocks, slots, eps,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None, None]
+    pair = tl.arange(0, PAIRS)[None, :, None]
+    at = 2 * pair + tl.arange(0, 2)[None, None, :]  # [ROWS, PAIRS, 2], so that loads are wide
+    inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (at < HEAD_DIM)
+    turning = head < NUM_HEADS + NUM_KV_HEADS
+    place = heads + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM + at
+    found = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        square = tl.sum(tl.sum(found * found, 2), 1)[:, None, None] / HEAD_DIM
+        weight = tl.load(norm + head * HEAD_DIM + at, mask=inside & turning, other=1.0)
+        found *= tl.where(turning, tl.rsqrt(square + eps) * weight.to(tl.float32), 1.0)
+    one = (at % 2 == 0).to(tl.float32)  # no turn at all, which is what values get
+    turn = tl.load(turns + token * HEAD_DIM + at, mask=(at < HEAD_DIM) & turning, other=0.0)
+    cos, sin = tl.split(tl.where(turning, turn, one))
+    x, y = tl.split(found)
+    turned = tl.join(x * cos - y * sin, x * sin + y * cos).to(heads.dtype.element_ty)
+    tl.store(place, turned, mask=inside & (head < NUM_HEADS))
+    block = tl.load(blocks + token)
+    row = (block * 2 * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + tl.load(slots + token)
+    if block >= 0:
+        tl.store(pages + row * HEAD_DIM + at, turned, mask=inside & (head >= NUM_HEADS))
+
+
+def rotate_store(
+    heads: Tensor,
+    turns: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cache: Tensor,
+    blocks: Tensor,
+    slots: Tensor,
+    num_heads: int,
+) -> None:
+    """Turn the queries in `heads` in place, and put turned keys and values into `cache`.
+
+    heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; turns complex64 [num_tokens, 1,
+    head_dim / 2]; norm [num_heads + num_kv_heads, head_dim] or None: what root-mean-square-normed
+    queries and keys are multiplied by; blocks, slots [num_tokens] int64: where a token's keys and
+    values go, nowhere for block -1. Only the queries in `heads` are of use after.
+    """
+    num_tokens, all_heads, dim = heads.shape
+    require(all_heads == num_heads + 2 * cache.shape[2], "rotate_store: heads are q, k and v.")
+    require(heads.is_contiguous() and turns.is_contiguous(), "rotate_store: rows contiguous.")
+    if not runs_kernel(heads):
+        reference(heads, turns, norm, eps, cache, blocks, slots, num_heads)
+        return
+    constants = rotate_constants(num_heads, cache, norm is not None)
+    _rotate_store[num_tokens, triton.cdiv(all_heads, constants["ROWS"])](
+        heads, torch.view_as_real(turns), heads if norm is None else norm, cache, blocks, slots,
+        eps,
+        **constants,
+    )  # fmt: skip
+
+
+def rotate_constants(num_heads: int, cache: Tensor, has_norm: bool) -> dict[str, int]:
+    """What the kernel is compiled for: a program takes heads of 512 elements together."""
+    _, _, num_kv_heads, page, dim = cache.shape
+    return {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": dim,
+        "PAGE": page,
+        "ROWS": padded(max(512 // dim, 1)),
+        "PAIRS": padded(dim // 2),
+        "HAS_NORM": has_norm,
+        "num_warps": 2,
+    }
+
+
+def reference(
+    heads: Tensor,
+    turns: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cache: Tensor,
+    blocks: Tensor,
+    slots: Tensor,
+    num_heads: int,
+) -> None:
+    """The same in torch, but that `heads` also gets the turned keys."""
+    turning = heads[:, : num_heads + cache.shape[2]].float()
+    if norm is not None:
+        turning = rms_norm(turning, turning.shape[-1:], None, eps) * norm
+    pairs = torch.view_as_complex(turning.view(*turning.shape[:-1], -1, 2))
+    heads[:, : num_heads + cache.shape[2]] = torch.view_as_real(pairs * turns).flatten(-2)
+    kept = blocks >= 0
+    kv = heads[kept, num_heads:].view(-1, 2, *cache.shape[2:3], heads.shape[2])
+    cache[blocks[kept], :, :, slots[kept]] = kv

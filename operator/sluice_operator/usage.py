@@ -1,0 +1,65 @@
+"""What the serving pods did in the window: work, lengths, misses, and what a step costs. Pure."""
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+from typing import Any
+
+from sluice_worker.contract import TICK_SECONDS, Evidence, Lengths, StepModel
+
+from .tuner.evidence import misses_by_cause
+
+
+def work(evidence: Sequence[Evidence], window_s: float) -> dict[str, Any]:
+    """Part of `status.load`; empty without work in the window, so that idle pods change nothing.
+
+    The window is the newest `window_s` of each pod's ticks. Seconds are whole tens and busy whole
+    percents, or a window that fills would be a write of the status every two seconds.
+    """
+    kept = max(1, round(window_s / TICK_SECONDS))
+    ticks = [tick for pod in evidence for tick in pod.ticks[-kept:]]
+    if not any(tick.steps or tick.arrivals for tick in ticks):
+        return {}
+    seconds = len(ticks) * TICK_SECONDS
+    misses = misses_by_cause(ticks)
+    return {
+        "tokens": sum(tick.generated_tokens for tick in ticks),
+        "promptTokens": sum(tick.prefill_tokens for tick in ticks),
+        "finished": sum(tick.finished for tick in ticks),
+        "podSeconds": max(10, round(seconds / 10) * 10),
+        "busyPercent": f"{100 * sum(tick.busy_s for tick in ticks) / seconds:.0f}",
+        "misses": {("other" if cause == "none" else cause): n for cause, n in misses.items()},
+        **_lengths([pod.lengths for pod in evidence if pod.lengths.n]),
+    }
+
+
+def _lengths(found: Sequence[Lengths]) -> dict[str, Any]:
+    """Mean and standard deviation over all pods."""
+    n = sum(lengths.n for lengths in found)
+    if not n:
+        return {}
+    mean = sum(lengths.mean * lengths.n for lengths in found) / n
+    square = sum((lengths.sigma**2 + lengths.mean**2) * lengths.n for lengths in found) / n
+    sigma = sqrt(max(0.0, square - mean**2))
+    return {"lengths": {"mean": _digits(mean), "sigma": _digits(sigma)}}
+
+
+def step_times(evidence: Sequence[Evidence]) -> dict[str, str]:
+    """`status.batching.step`: the pods' fitted models, weighted by their records."""
+    models = [pod.step_model for pod in evidence if pod.step_model and pod.step_model.n]
+    total = sum(model.n for model in models)
+    parts: dict[str, Callable[[StepModel], float]] = {
+        "fixedMs": lambda model: model.a,
+        "sequenceMs": lambda model: model.b,
+        "kvTokenMs": lambda model: model.c,
+        "promptTokenMs": lambda model: model.d,
+    }
+    if not total:
+        return {}
+    return {
+        name: _digits(sum(part(model) * model.n for model in models) / total)
+        for name, part in parts.items()
+    }
+
+
+def _digits(value: float) -> str:
+    return f"{float(f'{value:.3g}'):g}"

@@ -1,0 +1,213 @@
+"""What one GPU can do, and what the Triton kernels reach of it: the parts of `bench.gpu`."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from sluice_kernels.triton import add_norm, attend, choose, decode, gated, prefill, rotate_store
+from torch import Tensor
+
+HEADS, KV_HEADS, DIM, PAGE, HIDDEN, LAYERS = 32, 8, 128, 16, 4096, 32
+KV_BYTES = 2 * KV_HEADS * DIM * 2  # of one token in one layer
+SCALE = DIM**-0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds: the median of all repeats, the smallest and the largest."""
+
+    median: float
+    smallest: float
+    largest: float
+
+    @classmethod
+    def of(cls, times_ms: list[float]) -> "Timing":
+        return cls(statistics.median(times_ms), min(times_ms), max(times_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement: how long, how much of its kind a second, and which share of its ceiling."""
+
+    name: str
+    time_ms: Timing
+    rate: float
+    unit: str
+    share: float | None = None
+
+
+def timed(work: Callable[[], object], repeats: int, calls: int = 1) -> Timing:
+    """`work` by the GPU's clock, divided by the `calls` that it makes."""
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / calls)
+    return Timing.of(times)
+
+
+def graphed(work: Callable[[], object]) -> Callable[[], None]:
+    """`work` as a CUDA graph, so that launching it is not what is measured."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def random(*size: int) -> Tensor:
+    return torch.randn(*size, device="cuda", dtype=torch.bfloat16)
+
+
+def random_turns(count: int) -> Tensor:
+    """Unit complex numbers, [count, 1, DIM / 2]."""
+    angles = torch.randn(count, 1, DIM // 2, device="cuda")
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+# Ceilings
+
+
+def ceilings(repeats: int) -> tuple[Point, Point]:
+    """A copy of 4 GiB, and an 8192-cubed product of random bfloat16."""
+    source = torch.randn(1 << 30, device="cuda")
+    target = torch.empty_like(source)
+    time_ms = timed(lambda: target.copy_(source), repeats)
+    copy = Point("copy", time_ms, 2 * source.nbytes / time_ms.median / 1e9, "TB/s")
+    left, right = random(8192, 8192), random(8192, 8192)
+    time_ms = timed(lambda: left @ right, repeats)
+    matmul = Point("matmul", time_ms, 2 * 8192**3 / time_ms.median / 1e9, "TFLOP/s")
+    return copy, matmul
+
+
+# Kernels
+
+
+def tables_of(num_seqs: int, num_pages: int) -> Tensor:
+    """Pages in no order, each used once."""
+    order = torch.randperm(num_seqs * num_pages, device="cuda", dtype=torch.int32)
+    return order.view(num_seqs, num_pages)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """How far from the reference, relative to its norm; infinite where a number is not finite."""
+    gap = (found.float() - expected.float()).norm() / expected.float().norm()
+    return gap.item() if gap.isfinite() else float("inf")
+
+
+def errors() -> Iterator[tuple[str, float]]:
+    """Each kernel's distance from its reference, in bfloat16."""
+    for splits, window, softcap in ((1, None, None), (16, None, None), (4, 300, 2.0)):
+        variant = f"window {window}, cap {softcap}"
+        yield f"decode, {splits} splits, {variant}", decode_error(splits, window, softcap)
+        yield f"prefill, {variant}", prefill_error(window, softcap)
+    stream, added, weight = random(33, HIDDEN), random(33, HIDDEN), random(HIDDEN)
+    expected = add_norm.reference(stream + added, weight, 1e-5)
+    yield "add, norm", distance(add_norm.add_norm(stream, added, weight, 1e-5), expected)
+    rows = random(33, 2 * 14336)
+    yield "silu, mul", distance(gated.gated(rows, "silu"), gated.reference(rows, "silu"))
+    yield "rotate, store", rotate_error()
+    yield from choose_errors()
+
+
+def decode_error(splits: int, window: int | None, softcap: float | None) -> float:
+    """Eight sequences, some of them a slot before or after a page's end."""
+    cache, tables = random(520, 2, KV_HEADS, PAGE, DIM), tables_of(8, 65)
+    lengths = [1, 16, 17, 500, 999, 1024, 1033, 1040]
+    query = random(8, HEADS + 2 * KV_HEADS, DIM)[:, :HEADS]
+    found = decode.decode(
+        query, torch.tensor(lengths, device="cuda", dtype=torch.int32), cache, tables, SCALE,
+        num_splits=splits, window=window, softcap=softcap,
+    )  # fmt: skip
+    expected = [
+        attend.reference(query[i : i + 1], cache, tables[i], n - 1, SCALE, window, softcap)
+        for i, n in enumerate(lengths)
+    ]
+    return distance(found, torch.cat(expected).flatten(1))
+
+
+def prefill_error(window: int | None, softcap: float | None) -> float:
+    """A long chunk behind a past, and a prompt's beginning."""
+    cache, tables = random(520, 2, KV_HEADS, PAGE, DIM), tables_of(8, 65)
+    query = random(700, HEADS + 2 * KV_HEADS, DIM)[:, :HEADS]
+    chunks = [(0, 0, 300, 600), (1, 600, 0, 100)]
+    found = prefill.prefill(query, tiles_of(chunks, cache), cache, tables, SCALE, window, softcap)
+    expected = [
+        attend.reference(query[at : at + n], cache, tables[i], start, SCALE, window, softcap)
+        for i, at, start, n in chunks
+    ]
+    return distance(found, torch.cat(expected).flatten(1))
+
+
+def tiles_of(chunks: list[tuple[int, int, int, int]], cache: Tensor) -> Tensor:
+    """The tiles of `chunks` on the GPU."""
+    tiles = prefill.cut_tiles(chunks, prefill.tile_tokens(HEADS // KV_HEADS, cache))
+    return torch.from_numpy(tiles).cuda()
+
+
+def rotate_error() -> float:
+    """The worse of the queries' and the pages'."""
+    heads, turns = random(33, HEADS + 2 * KV_HEADS, DIM), random_turns(33)
+    cache = torch.zeros(520, 2, KV_HEADS, PAGE, DIM, device="cuda", dtype=torch.bfloat16)
+    places = torch.randperm(520 * PAGE, device="cuda")[:33]
+    blocks, slots = places // PAGE, places % PAGE
+    rows, pages = heads.clone(), cache.clone()
+    rotate_store.reference(rows, turns, None, 1e-5, pages, blocks, slots, HEADS)
+    rotate_store.rotate_store(heads, turns, None, 1e-5, cache, blocks, slots, HEADS)
+    return max(distance(heads[:, :HEADS], rows[:, :HEADS]), distance(cache, pages))
+
+
+def choose_errors() -> Iterator[tuple[str, float]]:
+    """The likeliest tokens; and a tenth of the worst share of many draws, off by chance too."""
+    logits, zeros = random(33, 128256), torch.zeros(33, device="cuda")
+    found = choose.choose(logits, zeros, zeros.long())
+    yield "choose: likeliest", 0.0 if torch.equal(found, logits.argmax(1)) else float("inf")
+    weights, count = torch.tensor([0.5, 0.3, 0.15, 0.05], device="cuda"), 1 << 18
+    seeds = torch.randint(1 << 62, (count,), device="cuda")
+    rows = weights.log().expand(count, -1)
+    shares = torch.bincount(choose.choose(rows, torch.ones(count, device="cuda"), seeds)) / count
+    yield "choose: shares of draws", ((shares - weights).abs() / weights).max().item() / 10
+
+
+def decode_points(copy: Point, repeats: int, sizes: list[tuple[int, int]]) -> Iterator[Point]:
+    """The decode kernel over the caches of many layers; its bytes are keys and values, once."""
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    for batch, context in sizes:
+        num_pages = -(-context // PAGE)
+        layers = min(LAYERS, max(2, (16 << 30) // (batch * context * KV_BYTES)))
+        caches = [random(batch * num_pages, 2, KV_HEADS, PAGE, DIM) for _ in range(layers)]
+        lengths = torch.full((batch,), context, device="cuda", dtype=torch.int32)
+        query, tables = random(batch, HEADS, DIM), tables_of(batch, num_pages)
+        splits = decode.choose_splits(batch, KV_HEADS, processors)
+        step = partial(_decode_all, query, caches, tables, lengths, splits)
+        time_ms = timed(graphed(step), repeats, layers)
+        rate = batch * context * KV_BYTES / time_ms.median / 1e9
+        yield Point(f"decode {batch} x {context}", time_ms, rate, "TB/s", rate / copy.rate)
+
+
+def _decode_all(
+    query: Tensor, caches: list[Tensor], tables: Tensor, lengths: Tensor, splits: int
+) -> None:
+    for cache in caches:
+        decode.decode(query, lengths, cache, tables, SCALE, num_splits=splits)
+
+
+def prefill_points(matmul: Point, repeats: int, sizes: list[tuple[int, int]]) -> Iterator[Point]:
+    """The prefill kernel; only the products that causality asks for are counted."""
+    for start, count in sizes:
+        num_pages = -(-(start + count) // PAGE)
+        cache, tables = random(num_pages, 2, KV_HEADS, PAGE, DIM), tables_of(1, num_pages)
+        query, tiles = random(count, HEADS, DIM), tiles_of([(0, 0, start, count)], cache)
+        step = partial(prefill.prefill, query, tiles, cache, tables, SCALE)
+        time_ms = timed(graphed(step), repeats)
+        seen = count * start + count * (count + 1) // 2
+        rate = 4 * seen * HEADS * DIM / time_ms.median / 1e9
+        yield Point(f"prefill {count} at {start}", time_ms, rate, "TFLOP/s", rate / matmul.rate)

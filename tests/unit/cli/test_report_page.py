@@ -1,0 +1,102 @@
+"""`sluice report`: promise, cost and advice from the object's status, with their arithmetic."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from sluice import report
+from sluice_operator.spec import parse
+from unit.cli.served import MODEL, NUM_TICKS, service_under_traffic
+
+
+def build(body: dict[str, Any], price: float | None = None) -> dict[str, Any]:
+    return report.build(parse(body), body["status"], price)
+
+
+def advice(body: dict[str, Any], about: str) -> list[str]:
+    return [text for text in build(body)["advice"] if text.startswith(about)]
+
+
+def test_attainment_has_its_interval_and_misses_their_cause() -> None:
+    found = build(service_under_traffic())
+    first = found["targets"][0]
+    assert (first["name"], first["samples"], first["over"]) == ("timeToFirstToken", 240, 6)
+    assert first["attained"] == pytest.approx(0.975)
+    low, high = first["interval"]
+    assert low < 0.975 < high < 0.99 == pytest.approx(first["asked"])
+    assert found["misses"] == {"cap": 6, "kv": 0, "prefill": 0, "cold": 0, "other": 0}
+
+
+def test_cost_is_what_the_pods_held_by_what_they_generated() -> None:
+    cost = build(service_under_traffic(), price=0.9)["cost"]
+    assert (cost["unit"], cost["units_of_a_pod"]) == ("CPU", 0.5)
+    seconds = 1000 * 0.5 * 2 * NUM_TICKS / (120 * NUM_TICKS)
+    assert cost["unit_seconds_per_1k_tokens"] == pytest.approx(seconds)
+    assert cost["price_per_1k_tokens"] == pytest.approx(seconds * 0.9 / 3600)
+    gpu = build(service_under_traffic(hardware={"accelerator": "nvidia", "memory": "24Gi"}))
+    assert gpu["cost"]["unit"] == "GPU"
+    assert gpu["cost"]["price_per_1k_tokens"] is None
+
+
+def test_cap_costs_what_the_step_model_says_that_the_ceiling_would_bring() -> None:
+    cap = build(service_under_traffic())["cap"]
+
+    def tokens_per_s(n: int) -> float:
+        step_ms = MODEL.a + n * (MODEL.b + MODEL.c * 65)
+        return 1000 * n * 30 / (30 * step_ms + n * MODEL.d * 50)
+
+    assert cap["tokens_per_s"] == pytest.approx(tokens_per_s(4))
+    assert cap["ceiling_tokens_per_s"] == pytest.approx(tokens_per_s(cap["ceiling"]))
+    assert cap["costs_percent"] == pytest.approx(
+        100 * (1 - tokens_per_s(4) / tokens_per_s(cap["ceiling"]))
+    )
+
+
+def test_a_target_under_one_sequence_s_step_asks_for_a_faster_device() -> None:
+    slo = {"interTokenLatency": "4ms"}
+    (said,) = advice(service_under_traffic(slo=slo), "Device")
+    assert "4.56 ms" in said
+    assert f"{4.565 / (0.85 * 4):.2g} times as fast" in said
+
+
+def test_memory_is_advised_where_it_limits_with_what_more_would_hold() -> None:
+    body = service_under_traffic()
+    assert not advice(body, "Memory")
+    body["status"]["batching"]["limitedBy"] = "VRAM"
+    (said,) = advice(body, "Memory")
+    assert "4096 KV tokens / 80 tokens a request = 51.2 sequences" in said
+
+
+def test_float32_weights_are_told_what_bfloat16_would_free() -> None:
+    (said,) = advice(service_under_traffic(), "dtype")
+    assert "4 bytes a weight" in said
+    body = service_under_traffic()
+    body["status"]["model"]["bytes"] //= 2
+    assert not advice(body, "dtype")
+
+
+def test_mixed_lengths_speak_for_continuous_batches_and_equal_ones_do_not() -> None:
+    assert "Batching: continuous. L" in advice(service_under_traffic(sigma=60), "Batching")[0]
+    assert "lose nothing" in advice(service_under_traffic(sigma=0.1), "Batching")[0]
+
+
+def test_without_traffic_it_says_so_and_divides_by_nothing() -> None:
+    body = service_under_traffic()
+    statuses: list[dict[str, Any]] = [{}, {"conditions": []}, {**body["status"], "load": {}}]
+    for status in statuses:
+        found = build({**body, "status": status})
+        assert found["advice"][0].startswith("Too little traffic")
+        assert found["cost"]["unit_seconds_per_1k_tokens"] is None
+        assert report.as_text(found)
+        assert report.as_html(found)
+
+
+def test_text_page_and_json_tell_the_same_numbers() -> None:
+    found = build(service_under_traffic(), price=1.0)
+    text, html = report.as_text(found), report.as_html(found)
+    for number in ("97.500%", "7200 tokens", "CPU-seconds", "6 cap"):
+        assert number in text
+        assert number in html
+    assert json.loads(json.dumps(found))["cost"]["tokens"] == 7200

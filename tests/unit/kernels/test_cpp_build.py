@@ -1,0 +1,100 @@
+"""Where the library of C++ kernels comes from, and what stands in for it."""
+
+import os
+import platform
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from sluice_kernels.choose import choose
+from sluice_kernels.cpu import build
+from sluice_kernels.cpu.build import CannotBuild, Target, cache_directories, library, usable_targets
+from sluice_kernels.interface import Kernels
+
+CPUINFO = Path("/proc/cpuinfo").read_text()
+FLAGS = "flags\t\t: fpu avx2 fma f16c bmi2 movbe avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+def chosen(environ: dict[str, str], dtype: torch.dtype = torch.float32) -> Kernels:
+    return choose(torch.device("cpu"), dtype, None, environ, max_gather_bytes=1, max_scores_bytes=1)
+
+
+@pytest.fixture
+def plain_target() -> Target:
+    """What any machine can compile for."""
+    return Target("any", frozenset(), ("-O0",))
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "names"),
+    [
+        (f"processor: 0\n{FLAGS} avx512_bf16\n", ["avx512_bf16", "avx512", "avx2"]),
+        (f"{FLAGS}\n", ["avx512", "avx2"]),
+        ("flags : sse2 avx avx2\n", []),
+        ("", []),
+    ],
+)
+def test_only_what_the_processor_can_run_is_offered_best_first(
+    cpuinfo: str, names: list[str]
+) -> None:
+    assert [target.name for target in usable_targets("x86_64", cpuinfo)] == names
+    assert usable_targets("riscv64", cpuinfo) == []
+
+
+def test_a_library_is_built_once_and_found_again(
+    tmp_path: Path, plain_target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("no directory can be made below a file")
+    directories = [blocked / "kernels", tmp_path / "kernels"]
+    built = library(plain_target, directories)
+    assert built.parent == directories[1]
+    assert [path.name for path in directories[1].iterdir()] == [built.name]
+    monkeypatch.setattr(build, "COMPILER", "no-such-compiler")
+    assert library(plain_target, directories) == built
+    other = Target("any", frozenset(), ("-DOTHER",))
+    with pytest.raises(CannotBuild, match="there is no no-such-compiler"):
+        library(other, directories)
+    monkeypatch.setattr(build, "BUILT", directories[1])  # as an image has it
+    assert library(plain_target, []) == built
+    with pytest.raises(CannotBuild, match="no directory of the cache can be written to"):
+        library(other, [])
+
+
+def test_what_does_not_compile_says_the_first_error(tmp_path: Path) -> None:
+    with pytest.raises(CannotBuild, match=r"g\+\+ failed: .*error"):
+        build.build(Target("wrong", frozenset(), ("-march=none",)), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_that_somebody_else_owns_is_not_loaded(
+    tmp_path: Path, plain_target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = library(plain_target, [tmp_path / "theirs"])
+    if os.getuid() == 0:
+        os.chown(theirs, 54321, 54321)  # root's own are everybody's
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(CannotBuild):
+        library(plain_target, [theirs.parent])
+
+
+def test_caches_are_the_users_own_and_then_a_temporary_one() -> None:
+    own = f"sluice-{os.getuid()}/sluice/kernels"
+    assert cache_directories({"XDG_CACHE_HOME": "/x", "HOME": "/h"})[0] == Path("/x/sluice/kernels")
+    assert cache_directories({"HOME": "/h"})[0] == Path("/h/.cache/sluice/kernels")
+    assert [str(path) for path in cache_directories({})][0].endswith(own)
+
+
+def test_plain_torch_stands_in_and_the_name_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"HOME": str(tmp_path)}
+    assert chosen({**environ, "SLUICE_KERNELS": "torch"}).name == "torch"
+    assert "have no float16" in chosen(environ, torch.float16).name
+    if not usable_targets(platform.machine(), CPUINFO):
+        pytest.skip("no instruction set that the C++ kernels are made for")
+    monkeypatch.setattr(build, "COMPILER", "no-such-compiler")
+    monkeypatch.setattr(build, "BUILT", tmp_path)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    assert chosen(environ).name == "torch (there is no no-such-compiler)"

@@ -1,0 +1,229 @@
+"""The C++ kernels against plain torch over shapes, dtypes and instruction sets of this machine."""
+
+import platform
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sluice_kernels.cpu.build import CannotBuild, Target, cache_directories, library, usable_targets
+from sluice_kernels.cpu.kernels import CppKernels, Library
+from sluice_kernels.int8 import PlainByteRows
+from sluice_kernels.interface import Activation, Heads, Spans
+from sluice_kernels.linear import plain_projection
+from sluice_kernels.plain import PlainKernels
+from torch import Tensor
+
+TARGETS = usable_targets(platform.machine(), Path("/proc/cpuinfo").read_text())
+DTYPES = (torch.float32, torch.bfloat16)
+PLAIN = PlainKernels(1 << 25, 1 << 24)
+EXACT = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+examples = settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture(scope="module", params=TARGETS, ids=lambda target: target.name)
+def cpp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CppKernels:
+    target: Target = request.param
+    try:
+        path = library(target, cache_directories({"HOME": str(Path.home())}))
+    except CannotBuild as error:
+        pytest.skip(str(error))
+    return CppKernels(Library(path), plain_projection, target.name)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step over random pages: some sequences with one new token, some with chunks."""
+
+    heads: Heads
+    block_size: int
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    dtype: torch.dtype
+    seed: int
+
+    def build(self) -> tuple[Tensor, Tensor, Spans]:
+        """rows, cache (keys and values in place), spans."""
+        generator = torch.Generator().manual_seed(self.seed)
+        heads, page = self.heads, self.block_size
+        lengths = [start + count for start, count in zip(self.starts, self.counts, strict=True)]
+        num_pages = -(-max(lengths) // page)
+        order = torch.randperm(num_pages * len(lengths), generator=generator)
+        size = (len(order) + 1, 2, heads.num_kv_heads, page, heads.head_dim)
+        cache = torch.randn(size, generator=generator).to(self.dtype)
+        spans = Spans(
+            order.view(len(lengths), num_pages),
+            torch.tensor(self.starts),
+            torch.tensor([0, *self.counts]).cumsum(0),
+        )
+        num_rows, all_heads = sum(self.counts), heads.num_heads + 2 * heads.num_kv_heads
+        rows = torch.randn(num_rows, all_heads, heads.head_dim, generator=generator)
+        return rows.to(self.dtype), cache, spans
+
+    def places(self, spans: Spans) -> tuple[Tensor, Tensor]:
+        """Block and slot of each token."""
+        positions = [
+            torch.arange(start, start + count)
+            for start, count in zip(self.starts, self.counts, strict=True)
+        ]
+        blocks = [t[p // self.block_size] for t, p in zip(spans.tables, positions, strict=True)]
+        return torch.cat(blocks), torch.cat(positions) % self.block_size
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    num_kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    head_dim = 2 * draw(st.sampled_from([1, 4, 6, 16, 20, 32, 33, 64, 128]))
+    heads = Heads(
+        num_heads=num_kv_heads * group,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        softcap=draw(st.sampled_from([None, 0.7, 30.0])),
+        window=draw(st.sampled_from([None, 1, 5, 64, 100])),
+        norm=None,
+        norm_eps=1e-6,
+    )
+    decodes = sorted(draw(st.lists(st.integers(0, 300), max_size=4)))
+    chunk = st.tuples(st.sampled_from([0, 1, 63, 150]), st.integers(2, 90))
+    chunks = draw(st.lists(chunk, min_size=not decodes, max_size=2))
+    return Case(
+        heads,
+        draw(st.sampled_from([1, 4, 16, 64, 100])),
+        (*decodes, *(start for start, _ in chunks)),
+        (*(1 for _ in decodes), *(count for _, count in chunks)),
+        draw(st.sampled_from(DTYPES)),
+        draw(st.integers(0, 99)),
+    )
+
+
+def wide(kernels: PlainKernels, case: Case) -> Tensor:
+    """Attention of the case in float32, keys and values of the chunks taken from their pages."""
+    rows, cache, spans = case.build()
+    rows, cache = rows.float(), cache.float()
+    blocks, slots = case.places(spans)
+    rows[:, case.heads.num_heads :] = cache[blocks, :, :, slots].flatten(1, 2)
+    plan = kernels.plan(spans, cache, (case.heads.window,))
+    return kernels.attention(rows, case.heads, cache, plan)
+
+
+@examples
+@given(case=cases(), num_threads=st.sampled_from([1, 2]))
+def test_attention_equals_the_reference(cpp: CppKernels, case: Case, num_threads: int) -> None:
+    rows, cache, spans = case.build()
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        plan = cpp.plan(spans, cache, (case.heads.window,))
+        found = cpp.attention(rows, case.heads, cache, plan)
+    finally:
+        torch.set_num_threads(before)
+    assert found.dtype == case.dtype
+    within = EXACT[case.dtype]
+    torch.testing.assert_close(found.float(), wide(PLAIN, case), atol=within, rtol=within)
+
+
+def test_one_long_sequence_is_split_between_threads_and_comes_out_the_same(cpp: CppKernels) -> None:
+    heads = Heads(6, 1, 64, 0.125, None, None, None, 1e-6)
+    case = Case(heads, 64, (5000,), (1,), torch.float32, 0)
+    rows, cache, spans = case.build()
+    rows *= 3  # so that few slots decide, which lie in one part
+    before = torch.get_num_threads()
+    found = []
+    for num_threads in (1, 4):
+        torch.set_num_threads(num_threads)
+        found.append(cpp.attention(rows, heads, cache, spans))
+    torch.set_num_threads(before)
+    torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-5)
+
+
+def test_what_is_no_number_stays_with_its_own_sequence(cpp: CppKernels) -> None:
+    heads = Heads(4, 2, 32, 0.2, None, None, None, 1e-6)
+    case = Case(heads, 16, (40, 70, 3), (1, 1, 20), torch.float32, 0)
+    rows, cache, spans = case.build()
+    cache[spans.tables[1, 2], 0, 0, 7] = float("nan")
+    cache[spans.tables[0, 2], :, :, 9:] = float("nan")  # slots behind the sequence's last token
+    found = cpp.attention(rows, heads, cache, spans)
+    assert found[1, :64].isnan().all()
+    assert found[[0, *range(2, 22)]].isfinite().all()
+    assert found[1, 64:].isfinite().all()
+
+
+@examples
+@given(case=cases(), is_normed=st.booleans())
+def test_turning_and_storing_equal_the_reference(
+    cpp: CppKernels, case: Case, is_normed: bool
+) -> None:
+    rows, cache, spans = case.build()
+    heads = case.heads
+    if is_normed:
+        norm = torch.rand(heads.num_heads + heads.num_kv_heads, heads.head_dim) + 0.5
+        heads = replace(heads, norm=norm)
+    turns = torch.polar(torch.ones(1), torch.rand(len(rows), 1, heads.head_dim // 2) * 9)
+    places = case.places(spans)
+    wide_rows, wide_cache = (part.clone().float() for part in (rows, cache))
+    cpp.turn_and_store(rows, turns, heads, cache, places)
+    PLAIN.turn_and_store(wide_rows, turns, heads, wide_cache, places)
+    within = EXACT[case.dtype]
+    torch.testing.assert_close(rows.float(), wide_rows, atol=within, rtol=within)
+    torch.testing.assert_close(cache.float(), wide_cache, atol=within, rtol=within)
+
+
+sizes = st.tuples(st.integers(1, 40), st.integers(1, 200))
+
+
+@examples
+@given(size=sizes, dtype=st.sampled_from(DTYPES), adds=st.booleans())
+def test_norms_equal_the_reference(
+    cpp: CppKernels, size: tuple[int, int], dtype: torch.dtype, adds: bool
+) -> None:
+    stream, mixed = (torch.randn(size).to(dtype) for _ in range(2))
+    weight = torch.rand(size[1])
+    streams = (stream.clone(), stream.clone())
+    added = mixed if adds else None
+    found = cpp.norm(streams[0], added, weight, 1e-6)
+    expected = PLAIN.norm(streams[1], added, weight, 1e-6)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-2)
+    assert torch.equal(*streams)
+
+
+@examples
+@given(
+    size=sizes,
+    dtype=st.sampled_from(DTYPES),
+    activation=st.sampled_from(["silu", "gelu_pytorch_tanh"]),
+    scale=st.sampled_from([1.0, 100.0]),
+)
+def test_gates_equal_the_reference(
+    cpp: CppKernels,
+    size: tuple[int, int],
+    dtype: torch.dtype,
+    activation: Activation,
+    scale: float,
+) -> None:
+    gate_up = (torch.randn(size[0], 2 * size[1]) * scale).to(dtype)
+    found, expected = cpp.gate(gate_up, activation), PLAIN.gate(gate_up.float(), activation)
+    within = EXACT[dtype]
+    torch.testing.assert_close(found.float(), expected, atol=within, rtol=within)
+
+
+@examples
+@given(size=sizes, dtype=st.sampled_from(DTYPES), scale=st.sampled_from([0.0, 1e-6, 1.0, 1e4]))
+def test_bytes_of_rows_equal_the_reference(
+    cpp: CppKernels, size: tuple[int, int], dtype: torch.dtype, scale: float
+) -> None:
+    rows = (torch.randn(size) * scale).to(dtype)
+    found, scales = cpp.library.to_bytes(rows)
+    expected, expected_scales = PlainByteRows().to_bytes(rows)
+    torch.testing.assert_close(scales, expected_scales)
+    assert (found.int() - expected.int()).abs().max() <= 1  # halves may round to either side
+    products, bias = torch.randn(size), torch.randn(size[1])
+    for added in (None, bias):
+        ours, theirs = (products.to(dtype, copy=True) for _ in range(2))
+        cpp.library.scale_(ours, scales, added)
+        PlainByteRows().scale_(theirs, scales, added)
+        torch.testing.assert_close(ours, theirs)

@@ -1,0 +1,61 @@
+"""The API process's side of the socket: an answer that comes too late harms nobody."""
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from sluice_worker import client as module
+from sluice_worker.client import EngineClient
+from sluice_worker.errors import EngineDied, SluiceError, Unavailable
+from sluice_worker.health import Pulse
+from sluice_worker.wire import Failed, FinishReason, Integrity, Submit
+
+
+class Silence:
+    """Takes all that is written or told, and says nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: None
+
+
+class Sink(Silence):
+    """Keeps what it was told last."""
+
+    error: SluiceError | None = None
+
+    def ended(self, reason: FinishReason, error: SluiceError | None) -> None:
+        assert reason == "error"
+        self.error = error
+
+
+async def test_a_panic_is_told_to_everybody_with_its_reason_and_ends_readiness_at_once() -> None:
+    pulse = Pulse(0.0)
+    client = EngineClient(pulse, Silence())
+    client._transport = Silence()  # type: ignore[assignment]
+    pulse.serving(0.0)
+    sinks = [Sink(), Sink()]
+    for i, sink in enumerate(sinks):
+        client.submit(Submit(str(i), [1], 1, 0.0, 0, False, [], 0, 0.0), sink)
+    assert pulse.readiness(time.monotonic(), 1e9).ok
+    client.receive(msgspec.msgpack.encode(Failed("engine_failed", "IndexError: oops")))
+    client.lost(None)
+    assert [str(sink.error) for sink in sinks] == [
+        "the engine process failed: IndexError: oops"
+    ] * 2
+    verdict = pulse.readiness(time.monotonic(), 1e9)
+    assert (verdict.ok, verdict.reason) == (False, str(sinks[0].error))
+    with pytest.raises(EngineDied):
+        client.submit(Submit("2", [1], 1, 0.0, 0, False, [], 0, 0.0), Sink())
+
+
+async def test_an_integrity_answer_after_its_deadline_does_not_break_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "INTEGRITY_TIMEOUT_S", 0.01)
+    client = EngineClient(Pulse(0.0), Silence())
+    client._transport = Silence()  # type: ignore[assignment]
+    with pytest.raises(Unavailable, match="did not answer within"):
+        await client.check_integrity()
+    client.receive(msgspec.msgpack.encode(Integrity(None)))
+    assert not client.closed.is_set()

@@ -1,0 +1,95 @@
+"""Which CUDA graphs there are, when they are captured, and what a padded step is made of."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_worker.gpu.arrays import decode_arrays
+from sluice_worker.gpu.capture import (
+    FIRST_SIZES,
+    MIN_FREE_BYTES,
+    first_sizes,
+    graph_sizes,
+    next_size,
+    padded_size,
+)
+from sluice_worker.gpu.rows import Row, rows_after, rows_of
+from sluice_worker.sampler import Draw
+from sluice_worker.sequence import Sequence
+from sluice_worker.step import Work
+
+from .factories import create_request
+
+
+def test_sizes_end_at_the_ceiling() -> None:
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(24) == [1, 2, 4, 8, 16, 24]
+    assert graph_sizes(256) == [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256]
+
+
+@given(st.integers(1, 600))
+def test_every_step_has_a_graph_and_is_at_most_doubled(ceiling: int) -> None:
+    sizes = graph_sizes(ceiling)
+    assert sizes == sorted(set(sizes))
+    for num_rows in range(1, ceiling + 1):
+        size = padded_size(num_rows, sizes)
+        assert num_rows <= size < 2 * num_rows or size == num_rows
+        assert num_rows < 64 or size <= 1.5 * num_rows
+
+
+@given(st.integers(1, 600))
+def test_small_sizes_come_first_and_the_rest_one_by_one(ceiling: int) -> None:
+    captured = first_sizes(ceiling)
+    assert captured
+    assert max(captured) <= FIRST_SIZES
+    while (size := next_size(ceiling, captured, MIN_FREE_BYTES)) is not None:
+        assert size > max(captured)
+        captured.append(size)
+    assert captured == graph_sizes(ceiling)
+
+
+def test_nothing_is_captured_when_memory_is_short() -> None:
+    assert next_size(64, [], MIN_FREE_BYTES - 1) is None
+
+
+def test_a_step_that_no_graph_holds_runs_as_it_is() -> None:
+    assert padded_size(40, first_sizes(256)) == 40
+    assert padded_size(3, []) == 3
+
+
+def sequence(prompt: int, blocks: list[int], max_tokens: int = 8) -> Sequence:
+    found = Sequence(create_request(f"s{prompt}", prompt, max_tokens=max_tokens), seed=1)
+    found.block_ids = blocks
+    return found
+
+
+def draw(sequence: Sequence, ahead: int) -> Draw:
+    return Draw(0.0, sequence.seed, sequence.num_tokens + ahead)
+
+
+def test_padding_has_no_tokens_and_writes_nowhere() -> None:
+    first, second = sequence(4, [7]), sequence(9, [3, 5, 6])
+    rows = [Row(first, 3, 7, draw(first, 0)), Row(second, 9, 5, Draw(0.5, 1, 10), source=6)]
+    arrays = decode_arrays(rows, 4, block_size=8)
+    assert arrays.fields[0].tolist() == [first.token_ids[3], -1, 0, 0]
+    assert arrays.fields[1].tolist() == [0, 6, 0, 0]
+    assert arrays.fields[2].tolist() == [3, 9, 0, 0]
+    assert arrays.fields[3:5].tolist() == [[7, 5, -1, -1], [3, 1, 0, 0]]
+    assert arrays.lengths.tolist() == [4, 10, 0, 0]
+    assert arrays.temperatures.tolist() == [0.0, 0.5, 0.0, 0.0]
+    assert arrays.tables.tolist() == [[7, 0], [3, 5]]
+
+
+def test_rows_go_on_unless_their_last_token_is_being_sampled() -> None:
+    goes_on, ends = sequence(5, [1, 2]), sequence(4, [3], max_tokens=1)
+    works = [Work(goes_on, 4, 1, True), Work(ends, 0, 4, True)]
+    rows = rows_of(works, 4, draw)
+    assert rows is not None
+    assert [row.position for row in rows] == [4, 3]
+    (after,) = rows_after(enumerate(rows), 4, draw)
+    assert (after.sequence, after.position, after.block, after.source) == (goes_on, 5, 2, 0)
+    assert after.draw.index == 6
+
+
+def test_no_row_goes_on_where_one_has_no_slot_left() -> None:
+    has_room, full = sequence(5, [1, 2]), sequence(8, [3, 4])
+    works = [Work(has_room, 4, 1, True), Work(full, 7, 1, True)]
+    assert rows_after(enumerate(rows_of(works, 4, draw) or ()), 4, draw) == []

@@ -1,0 +1,174 @@
+"""The GPU's runner on a CPU: steps ahead of the host change no token, whoever comes and goes."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from sluice_kernels.triton.kernels import TritonKernels
+from sluice_worker import scheduler as scheduler_module
+from sluice_worker.engine import Engine
+from sluice_worker.gpu.decode_step import DecodeStep, Flight
+from sluice_worker.gpu.rows import Row
+from sluice_worker.models.decoder import Decoder
+from sluice_worker.scheduler import Scheduler
+from sluice_worker.speculation import Drafter, NgramSpeculation
+from sluice_worker.wire import Abort, Sampling, Submit
+
+from .factories import (
+    collect,
+    create_engine_of,
+    create_gpu_engine_of,
+    create_request,
+    create_requests,
+    create_scheduler,
+    load_decoder,
+    run_all,
+    save_llama,
+)
+from .test_families_equal_transformers import MODELS, save_random
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    path: Path = tmp_path_factory.mktemp("llama")
+    save_llama(path, num_hidden_layers=2)
+    return load_decoder(path, kernels=TritonKernels(4, 16))
+
+
+def some_request(chance: random.Random, number: int) -> Submit:
+    """Greedy; some end by a stop token, some edit their logits, some want log-probabilities."""
+    sampling = chance.choice(
+        [None, None, None, Sampling(logprobs=2), Sampling(logit_bias={3: 2.0})]
+    )
+    stops = chance.sample(range(199), 20) if chance.random() < 0.5 else []
+    return create_request(
+        f"r{number}",
+        chance.randint(1, 60),
+        max_tokens=chance.randint(1, 30),
+        min_tokens=chance.choice([0, 0, 1]),
+        stop_token_ids=stops,
+        sampling=sampling,
+    )
+
+
+def churned(engine: Engine, seed: int) -> dict[str, list[int]]:
+    """Outputs of 60 requests that arrive between the steps; each tenth is aborted on its way."""
+    chance, outputs, arrived = random.Random(seed), dict[str, list[int]](), 0
+    while engine.has_work or arrived < 60:
+        for _ in range(min(chance.choice([0, 0, 0, 1, 2]), 60 - arrived)):
+            request = some_request(chance, arrived)
+            outputs[request.request_id] = []
+            assert engine.submit(request, 0.0) is None
+            arrived += 1
+            if arrived % 10 == 0:
+                engine.abort(Abort(f"r{arrived - 3}"))
+        if engine.has_work:
+            assert collect(engine, outputs) == []
+    assert engine.scheduler.check_integrity() is None
+    assert engine.scheduler.pool.num_used == 0
+    return outputs
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_arrivals_ends_aborts_and_preemptions_change_no_token(model: Decoder, seed: int) -> None:
+    def scheduler() -> Scheduler:
+        return create_scheduler(cap=6, num_blocks=16, block_size=8, max_model_len=120)
+
+    plain = create_engine_of(model, scheduler())
+    expected = churned(plain, seed)
+    engine = create_gpu_engine_of(model, scheduler())
+    found = churned(engine, seed)
+    assert engine.scheduler.counters.num_preemptions > 0
+    # An abort may meet a request a step earlier or later: what both have is the same.
+    assert all(
+        mine[: len(theirs)] == theirs[: len(mine)]
+        for mine, theirs in zip(found.values(), expected.values(), strict=True)
+    )
+    assert sum(map(len, found.values())) > 300
+
+
+def test_a_decoding_batch_is_always_a_step_ahead_until_it_ends(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    launch = DecodeStep.launch
+
+    def counted(self: DecodeStep, rows: list[Row]) -> Flight:
+        sizes.append(len(rows))
+        return launch(self, rows)
+
+    monkeypatch.setattr(DecodeStep, "launch", counted)
+    engine = create_gpu_engine_of(model, create_scheduler(block_size=4, budget=64))
+    run_all(engine, create_requests((5, 6, 7), max_tokens=20))
+    # One step of prefill, then each step of decodes is launched once: none is thrown away.
+    assert sizes == [3] * 19
+    assert engine.num_steps == 20
+
+
+def test_draws_are_the_same_beside_others_that_need_the_host(model: Decoder) -> None:
+    def drawn(*others: Submit) -> list[int]:
+        request = create_request("r", 20, max_tokens=30, temperature=0.9, seed=5)
+        engine = create_gpu_engine_of(model, create_scheduler())
+        return run_all(engine, [request, *others])["r"]
+
+    alone = drawn()
+    other = create_request("o", 9, max_tokens=12, temperature=1.0, sampling=Sampling(top_p=0.9))
+    assert drawn(other) == alone
+    assert len(set(alone)) > 5
+
+
+class Reckless(Drafter):
+    """Drafts however wrong it was."""
+
+    @property
+    def is_on(self) -> bool:
+        return True
+
+
+def test_drafts_are_verified_as_chunks(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "Drafter", Reckless)
+    requests = create_requests((40, 150), max_tokens=60)
+    expected = run_all(create_engine_of(model, create_scheduler()), requests)
+    ngram = NgramSpeculation("ngram", 4, prompt_lookup_max=2, prompt_lookup_min=1)
+    scheduler = create_scheduler(speculation=ngram)
+    assert run_all(create_gpu_engine_of(model, scheduler), requests) == expected
+    assert scheduler.counters.num_drafts > 5
+
+
+def test_nan_of_a_row_that_ran_ahead_fails_its_request_alone(model: Decoder) -> None:
+    requests = create_requests((20, 30), max_tokens=30)
+    expected = run_all(create_engine_of(model, create_scheduler()), requests)
+    engine = create_gpu_engine_of(model, create_scheduler())
+    outputs: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        assert engine.submit(request, 0.0) is None
+    for _ in range(4):
+        assert collect(engine, outputs) == []
+    (poisoned,) = [s for s in engine.scheduler.running if s.request_id == "r30"]
+    for cache in engine.runner.caches:
+        cache[poisoned.block_ids] = float("nan")
+    assert collect(engine, outputs) == []  # this step had been launched before
+    (failed,) = collect(engine, outputs)
+    assert failed.request_id == "r30"
+    while engine.has_work:
+        assert collect(engine, outputs) == []
+    assert outputs["r20"] == expected["r20"]
+    assert not any(cache.isnan().any() for cache in engine.runner.caches)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family_writes_the_same_tokens(tmp_path: Path, name: str) -> None:
+    save_random(tmp_path, name.partition("-")[0], MODELS[name])
+    requests = create_requests((1, 17, 40), max_tokens=12)
+    plain = create_engine_of(load_decoder(tmp_path), create_scheduler(budget=512))
+    expected = run_all(plain, requests)
+    scheduler = create_scheduler(cap=2, budget=19, block_size=4, num_blocks=128)
+    on_gpu = load_decoder(tmp_path, kernels=TritonKernels(4, 16))
+    assert run_all(create_gpu_engine_of(on_gpu, scheduler), requests) == expected
+
+
+def test_without_a_gpu_there_is_nothing_to_capture(model: Decoder) -> None:
+    engine = create_gpu_engine_of(model, create_scheduler())
+    assert not torch.cuda.is_available()
+    assert not engine.use_idle_time()

@@ -1,0 +1,45 @@
+"""Which sizes of decode steps have a CUDA graph, and when each is captured. Pure.
+
+A graph serves one number of rows; a step of fewer is padded with rows of no sequence. Decoding is
+bound by the weights' bytes up to some hundreds of rows, so padding by at most a half costs little,
+and few graphs cost little memory and time.
+"""
+
+from collections.abc import Collection
+
+FIRST_SIZES = 32
+"""Graphs up to this size are captured before the worker is ready, the rest while it is idle."""
+MIN_FREE_BYTES = 512 << 20
+"""Free memory below which nothing more is captured: a graph keeps tens of MiB, and its logits."""
+
+
+def graph_sizes(ceiling: int) -> list[int]:
+    """Sizes for steps of up to `ceiling` rows, ascending: 1, 2, 4 ... 32, 48, 64, 96, 128 ..."""
+    sizes = {1, ceiling}
+    power = 2
+    while power < ceiling:
+        sizes.add(power)
+        if power >= FIRST_SIZES and power * 3 // 2 < ceiling:
+            sizes.add(power * 3 // 2)
+        power *= 2
+    return sorted(sizes)
+
+
+def first_sizes(ceiling: int) -> list[int]:
+    """Those that a worker needs from its first request on."""
+    return [size for size in graph_sizes(ceiling) if size <= FIRST_SIZES]
+
+
+def next_size(ceiling: int, captured: Collection[int], free_bytes: int) -> int | None:
+    """What to capture now, the smallest first; None: all are, or memory is short."""
+    if free_bytes < MIN_FREE_BYTES:
+        return None
+    return next((size for size in graph_sizes(ceiling) if size not in captured), None)
+
+
+def padded_size(num_rows: int, captured: Collection[int]) -> int:
+    """Rows that a step of `num_rows` is run with: as the smallest graph that holds them has.
+
+    `num_rows` itself where none does, and the step runs without a graph.
+    """
+    return min((size for size in captured if size >= num_rows), default=num_rows)

@@ -1,0 +1,155 @@
+"""Decode steps on static buffers, as CUDA graphs where they are captured. Rim.
+
+Nothing waits for the device but `Flight.tokens`; uploads, graphs and downloads follow each other on
+one stream. On a CPU the same runs at once and without graphs.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from sluice_kernels.triton.choose import choose
+from sluice_kernels.triton.kernels import Plan, TritonKernels, upload
+from torch import Tensor
+
+from ..models.decoder import Decoder
+from ..models.step import StepInput
+from .arrays import NUM_FIELDS, DecodeArrays, decode_arrays
+from .capture import first_sizes, next_size, padded_size
+from .rows import Row
+
+ROUND_ROWS = 16
+"""Rows of buffers are a multiple of this, so that kernels find each field as well aligned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """Tokens on their way from the device: of `rows`, kept there from place `offset` on."""
+
+    rows: Seq[Row]
+    offset: int
+    _host: Tensor
+    _event: torch.cuda.Event | None
+
+    def tokens(self) -> list[int | None]:
+        """One for each row, once the device has sampled them; None where no logit was finite."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [token if token >= 0 else None for token in self._host.tolist()]
+
+
+class DecodeStep:
+    """One token for each of up to `ceiling` sequences of up to `max_pages` blocks."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        kernels: TritonKernels,
+        caches: list[Tensor],
+        ceiling: int,
+        max_pages: int,
+    ) -> None:
+        self.ceiling = ceiling
+        self._device = model.embedding.device
+        self._model, self._kernels, self._caches = model, kernels, caches
+        rows = -(-ceiling // ROUND_ROWS) * ROUND_ROWS
+        self._fields = torch.zeros(NUM_FIELDS, rows, dtype=torch.int64, device=self._device)
+        self._lengths = torch.zeros(rows, dtype=torch.int32, device=self._device)
+        self._temperatures = torch.zeros(rows, device=self._device)
+        self._tables = torch.zeros(rows, max_pages, dtype=torch.int32, device=self._device)
+        self._no_tiles = torch.zeros(0, 4, dtype=torch.int32, device=self._device)
+        # What was sampled last: by decodes from 0 on, by a mixed step beside them behind those.
+        self._sampled = torch.zeros(2 * rows, dtype=torch.int64, device=self._device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        # An expert's tokens are counted by the host, so a step with experts cannot be a graph.
+        has_experts = model.config.shape.experts is not None
+        self._may_capture = self._device.type == "cuda" and not has_experts
+        self._pool = torch.cuda.graph_pool_handle() if self._may_capture else None
+
+    def launch(self, rows: Seq[Row]) -> Flight:
+        """Start a step of `rows`, at most `ceiling`."""
+        size = padded_size(len(rows), self._graphs)
+        self._upload(decode_arrays(rows, size, self._caches[0].shape[3]))
+        graph = self._graphs.get(size)
+        if graph is None:
+            self._run(size)
+        else:
+            graph.replay()
+        return self._fetch(rows, 0)
+
+    def keep(self, rows: Seq[Row], tokens: Tensor, offset: int) -> Flight:
+        """Keep what another forward sampled for `rows`, at most `ceiling`, for the next step."""
+        self._sampled[offset : offset + len(rows)] = tokens
+        return self._fetch(rows, offset)
+
+    # Graphs
+
+    def capture_first(self) -> None:
+        """Capture the small sizes; a worker does so before it is ready."""
+        for size in first_sizes(self.ceiling) if self._may_capture else ():
+            self._capture(size)
+
+    def capture_next(self) -> bool:
+        """Capture one more size, a fraction of a second; False where none is left to capture."""
+        if not self._may_capture:
+            return False
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        size = next_size(self.ceiling, self._graphs, free_bytes)
+        if size is None:
+            return False
+        self._capture(size)
+        return True
+
+    def _capture(self, size: int) -> None:
+        # Rows of no sequence: they read nothing and write to no page.
+        self._fields.fill_(-1)
+        self._lengths.zero_()
+        self._run(size)  # compiles the kernels, and loads those of the libraries
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._run(size)
+        self._graphs[size] = graph
+
+    # One step
+
+    def _upload(self, arrays: DecodeArrays) -> None:
+        size, (num_rows, num_pages) = len(arrays.lengths), arrays.tables.shape
+        for target, values in (
+            (self._fields[:, :size], arrays.fields),
+            (self._lengths[:size], arrays.lengths),
+            (self._temperatures[:size], arrays.temperatures),
+            (self._tables[:num_rows, :num_pages], arrays.tables),
+        ):
+            target.copy_(upload(torch.from_numpy(values), self._device))
+
+    def _run(self, size: int) -> None:
+        token_ids, sources, positions, blocks, slots, seeds = self._fields[:, :size]
+        # A token of -1 had no finite logit: its sequence ends, and so does what comes of this.
+        sampled_before = self._sampled[sources.clamp_min(0)].clamp_min_(0)
+        step = StepInput(
+            token_ids=torch.where(token_ids >= 0, token_ids, sampled_before),
+            positions=positions,
+            blocks=blocks,
+            slots=slots,
+            plan=Plan(
+                tables=self._tables,
+                lengths=self._lengths[:size],
+                tiles=self._no_tiles,
+                num_splits=self._kernels.splits(size, self._caches[0]),
+            ),
+            sampled_rows=sources,  # every row is
+        )
+        model = self._model
+        logits = model.head(model.norm(model.hidden(step, self._caches)))
+        temperatures, softcap = self._temperatures[:size], model.config.logit_softcap
+        self._sampled[:size] = choose(logits, temperatures, seeds, softcap)
+
+    def _fetch(self, rows: Seq[Row], offset: int) -> Flight:
+        kept = self._sampled[offset : offset + len(rows)]
+        if self._device.type == "cpu":
+            return Flight(rows, offset, kept.clone(), None)
+        host = torch.empty(len(rows), dtype=torch.int64, pin_memory=True)
+        host.copy_(kept, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return Flight(rows, offset, host, event)

@@ -1,0 +1,149 @@
+"""The runner on a GPU: mixed steps on Triton kernels, decode steps ahead of the host."""
+
+from collections.abc import Sequence as Seq
+
+import torch
+from sluice_kernels.triton.choose import choose
+from sluice_kernels.triton.kernels import TritonKernels, upload
+from torch import Tensor
+
+from ..models.decoder import Decoder
+from ..runner import Indices, Runner
+from ..sampler import Draw, row_seed, sample
+from ..sizing import blocks_for
+from ..step import Work
+from .decode_step import DecodeStep, Flight
+from .rows import Row, is_plain, rows_after, rows_of
+
+Tokens = dict[int, list[int | None]]
+"""What was sampled for a work, by its identity."""
+
+
+class GpuRunner(Runner):
+    """A decoder with its paged KV cache. A step that only decodes is launched before it is asked
+    for; the scheduler must leave each sequence a slot more than it has tokens (`num_ahead`).
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        num_blocks: int,
+        block_size: int,
+        eos_token_ids: frozenset[int],
+        *,
+        ceiling: int,
+        max_model_len: int,
+    ) -> None:
+        super().__init__(model, num_blocks, block_size, eos_token_ids)
+        assert isinstance(model.kernels, TritonKernels)
+        max_pages = blocks_for(max_model_len, block_size) + 1
+        self._decodes = DecodeStep(model, model.kernels, self.caches, ceiling, max_pages)
+        self._ahead: Flight | None = None
+        with torch.inference_mode():
+            self._decodes.capture_first()
+
+    @torch.inference_mode()
+    def execute(self, works: Seq[Work]) -> list[int | None]:
+        """As `Runner.execute`; draws by temperature alone have other noise than on a CPU."""
+        ahead, self._ahead = self._ahead, None
+        claimed = self._claimed(ahead, works)
+        rest = [work for work in works if id(work) not in claimed]
+        flights = [(ahead, claimed)] if ahead is not None and claimed else []
+        found: Tokens = {}
+        if rest:
+            rest.sort(key=lambda work: (work.num_tokens > 1, work.start))
+            rows = rows_of(rest, self.block_size, self._draw)
+            if rows is None or len(rows) > self._decodes.ceiling:
+                found = self._run_and_wait(rest)
+            else:
+                flight = self._launch(rest, rows, len(ahead.rows) if ahead and claimed else 0)
+                sampling = (id(work) for work in rest if work.samples)
+                flights.append((flight, {work: at for at, work in enumerate(sampling)}))
+        if not found and all(work.num_samples == 1 for work in works):
+            self._run_ahead(flights)
+        for flight, places in flights:
+            tokens = flight.tokens()
+            found |= {work: [tokens[at]] for work, at in places.items()}
+        return [token for work in works for token in found.get(id(work), ())]
+
+    @torch.inference_mode()
+    def use_idle_time(self) -> bool:
+        """Capture one more CUDA graph; False where none is left."""
+        self._ahead = None
+        return self._decodes.capture_next()
+
+    # Ahead
+
+    def _claimed(self, ahead: Flight | None, works: Seq[Work]) -> dict[int, int]:
+        """The rows that ran ahead, by the identity of the work that asks for them."""
+        if ahead is None:
+            return {}
+        places = {id(row.sequence): at for at, row in enumerate(ahead.rows)}
+        return {
+            id(work): places[id(work.sequence)]
+            for work in works
+            if id(work.sequence) in places
+            and ahead.rows[places[id(work.sequence)]].is_of(work, self.block_size)
+        }
+
+    def _run_ahead(self, flights: Seq[tuple[Flight, dict[int, int]]]) -> None:
+        sampled = (
+            (flight.offset + at, flight.rows[at])
+            for flight, places in flights
+            for at in places.values()
+        )
+        rows = rows_after(sampled, self.block_size, self._draw)
+        if rows:
+            self._ahead = self._decodes.launch(rows)
+
+    # What was not ahead
+
+    def _launch(self, works: Seq[Work], rows: Seq[Row], offset: int) -> Flight:
+        """Start `works`, whose samples are `rows`; `offset`: behind the rows that ran ahead."""
+        if offset == 0 and len(rows) == len(works) == sum(work.num_tokens for work in works):
+            return self._decodes.launch(rows)
+        step = self.build(works)
+        stream = self.model.hidden(step, self.caches)
+        if not rows:
+            return self._decodes.keep((), step.sampled_rows, offset)
+        logits = self.model.logits(stream[step.sampled_rows])
+        tokens = self._choose(logits, [row.draw for row in rows])
+        return self._decodes.keep(rows, tokens, offset)
+
+    def _run_and_wait(self, works: Seq[Work]) -> Tokens:
+        """A step whose sampling needs the host: edits, cut-offs, drafts, log-probabilities."""
+        step = self.build(works)
+        stream = self.model.hidden(step, self.caches)
+        logits = self.model.logits(stream[step.sampled_rows])
+        places = [(work, ahead) for work in works for ahead in range(work.num_samples)]
+        draws = [self._draw(work.sequence, ahead) for work, ahead in places]
+        tokens = self._sample(logits, draws)
+        self._score(logits, [work.sequence for work, _ in places], tokens)
+        self._score_prompts(stream, works)
+        drawn = iter(tokens)
+        return {id(work): [next(drawn) for _ in range(work.num_samples)] for work in works}
+
+    def _sample(self, logits: Tensor, draws: Seq[Draw]) -> list[int | None]:
+        """Each row by the sampler that it has in every step, whatever its neighbours ask for."""
+        plain = [at for at, draw in enumerate(draws) if is_plain(draw)]
+        others = [at for at, draw in enumerate(draws) if not is_plain(draw)]
+        chosen: dict[int, int | None] = {}
+        if plain:
+            tokens = self._choose(logits[plain], [draws[at] for at in plain]).tolist()
+            chosen |= zip(plain, (token if token >= 0 else None for token in tokens), strict=True)
+        if others:
+            drawn = sample(logits[others], [draws[at] for at in others])
+            chosen |= zip(others, drawn, strict=True)
+        return [chosen[at] for at in range(len(draws))]
+
+    def _choose(self, logits: Tensor, draws: Seq[Draw]) -> Tensor:
+        temperatures = [0.0 if draw.is_greedy else draw.temperature for draw in draws]
+        seeds = [row_seed(draw.seed, draw.index) for draw in draws]
+        return choose(
+            logits,
+            upload(torch.tensor(temperatures), self.device),
+            upload(torch.tensor(seeds), self.device),
+        )
+
+    def _tensor(self, values: Indices) -> Tensor:
+        return upload(torch.from_numpy(values), self.device)

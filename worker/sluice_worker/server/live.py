@@ -1,0 +1,85 @@
+"""What is in force and may change while the worker serves: one value, and what may follow it. Pure.
+
+The limits (cap and token budget) carry an epoch, because evidence is booked under them. Targets,
+overload and queue caps do not: they may change at any time.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..config import WorkerConfig
+from ..contract import RuntimePatch, Slo
+from ..errors import OverCeiling, StaleEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The configuration that is in force. `max_num_queued_tokens` 0: no such cap."""
+
+    epoch: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    slo: Slo
+    overload: Literal["Queue", "Shed"]
+    max_num_queued_reqs: int
+    max_num_queued_tokens: int
+
+    @classmethod
+    def at_start(cls, config: WorkerConfig) -> "Live":
+        """As the flags say; the cap is 1 until the engine has found its own."""
+        engine, server = config.engine, config.server
+        return cls(
+            epoch=engine.epoch,
+            max_num_seqs=1,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            slo=server.slo,
+            overload=server.overload,
+            max_num_queued_reqs=server.max_num_queued_reqs,
+            max_num_queued_tokens=server.max_num_queued_tokens,
+        )
+
+    @property
+    def shed_ms(self) -> float | None:
+        """The first-token deadline of requests that bring none; None: they may wait."""
+        return self.slo.ttft_ms if self.overload == "Shed" else None
+
+    def changed(self, patch: RuntimePatch, *, ceiling: int, largest_budget: int) -> "Live":
+        """What `patch` puts in force; equal to this one if it changes nothing.
+
+        `ceiling` and `largest_budget`: what buffers were sized and memory was planned for. Raises
+        StaleEpoch, OverCeiling; see `contract.RuntimePatch`.
+        """
+        names = [name for name in RuntimePatch.__struct_fields__ if name != "epoch"]
+        given = {name: getattr(patch, name) for name in names}
+        new = replace(self, epoch=patch.epoch, **{k: v for k, v in given.items() if v is not None})
+        if new.epoch < self.epoch:
+            raise StaleEpoch(
+                f"epoch {new.epoch} is older than epoch {self.epoch}, which is in force",
+                param="epoch",
+            )
+        new._check_fits(ceiling, largest_budget)
+        if new.epoch == self.epoch and new._limits != self._limits:
+            raise StaleEpoch(
+                f"epoch {new.epoch} is in force with other limits; they need a new one",
+                param="epoch",
+            )
+        return new
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        return self.max_num_seqs, self.max_num_batched_tokens
+
+    def _check_fits(self, ceiling: int, largest_budget: int) -> None:
+        cap, budget = self._limits
+        if cap > ceiling:
+            raise OverCeiling(
+                f"max_num_seqs {cap} is over the ceiling of {ceiling}, for which the buffers were "
+                "sized at start",
+                param="max_num_seqs",
+            )
+        if not cap <= budget <= largest_budget:
+            raise OverCeiling(
+                f"max_num_batched_tokens {budget} must be from max_num_seqs {cap} to the "
+                f"{largest_budget} that memory was planned for",
+                param="max_num_batched_tokens",
+            )
