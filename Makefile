@@ -25,7 +25,7 @@ unit: setup
 test: lint
 	@bash tests/run
 
-# Sluice beside its peers; ARGS="--help" says more. Needs gcc, a quiet machine and 20 GB.
+# Sluice beside its peers; ARGS="--help" says more. Needs gcc, a quiet machine, 12 GB.
 bench: setup
 	@PYTHONPATH=tests $(PY) -m bench.peers $(ARGS)
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from .variants import Launch
 
 READY_LIMIT_S = 1200.0  # vLLM compiles at its first start
 POLL_S = 0.05
+SETTINGS = ("OMP_", "KMP_", "GOMP_", "MKL_", "VLLM_", "SLUICE_", "LD_PRELOAD")
 WORKER = Path(__file__).with_name("batch_worker.py")
 HEALTH = {"sluice": "/readyz", "vllm": "/health", "llama.cpp": "/health"}
 ENGINE_MARK = {
@@ -177,7 +178,7 @@ class Peers:
             model = gguf(site, model)
         port = free_port()
         arguments = [a.format(model=model, port=port) for a in launch.arguments]
-        environ = os.environ | dict(launch.environ) | _environ_of(site)
+        environ = inherited(os.environ, site) | dict(launch.environ) | _environ_of(site)
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{launch.variant.name}-{launch.model}.log"
         is_library = launch.variant.family == "batch"
@@ -213,6 +214,12 @@ def _program(launch: Launch, site: Site | None) -> list[str]:
     if launch.variant.family == "vllm":
         return [str(site.python), "-m", "vllm.entrypoints.openai.api_server"]
     return [str(site.python), str(WORKER)]
+
+
+def inherited(environ: Mapping[str, str], site: Site | None) -> dict[str, str]:
+    """The caller's environment without what would tune one peer and not another."""
+    left_out = SETTINGS if site is None else (*SETTINGS, "PYTHONPATH")
+    return {name: value for name, value in environ.items() if not name.startswith(left_out)}
 
 
 def _environ_of(site: Site | None) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bench.peers.install import CannotInstall, Site
-from bench.peers.launch import complaint
+from bench.peers.launch import complaint, inherited
 from bench.peers.processes import cpu_time, stop
 
 BURN = "import time\nwhile time.process_time() < 0.2: pass"
@@ -31,6 +31,12 @@ def test_cpu_time_of_children_that_ended_is_counted_and_the_tree_is_stopped() ->
         finally:
             stop(process)
         assert process.stdout.read() == b""  # `sleep` held the other end
+
+
+def test_settings_of_the_caller_tune_no_peer(tmp_path: Path) -> None:
+    environ = {"OMP_NUM_THREADS": "1", "SLUICE_KERNELS": "torch", "PATH": "p", "PYTHONPATH": "q"}
+    assert inherited(environ, None) == {"PATH": "p", "PYTHONPATH": "q"}
+    assert inherited(environ, Site("peer", tmp_path)) == {"PATH": "p"}
 
 
 def test_why_a_peer_cannot_be_installed_is_its_last_line(tmp_path: Path) -> None:
