@@ -55,7 +55,7 @@ class Goal:
         return median <= self.aim if self.is_less_better else median >= self.aim
 
 
-_VLLM = ("vllm", "vllm-offline")
+_VLLM = ("vllm", "vllm-mp", "vllm-offline")
 _WAVES = ("vllm-256", "vllm-512", "vllm-2048")
 GOALS = (
     Goal("offline, bf16, over vLLM-CPU", "offline", "sluice", speed, 1.1, 1.3, _VLLM),
