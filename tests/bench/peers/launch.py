@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -144,6 +145,8 @@ class Peers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):  # a second one would leave peers behind
+            signal.signal(number, signal.SIG_IGN)
         self.keep(())
 
     def site(self, name: str) -> Site | None:
