@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test bench-gpu demo cluster cluster-down clean
+.PHONY: setup lint unit test bench bench-gpu demo cluster cluster-down clean
 
 setup: .venv/.ready
 
@@ -24,6 +24,10 @@ unit: setup
 
 test: lint
 	@bash tests/run
+
+# Sluice beside its peers; ARGS="--help" says more. Needs gcc, a quiet machine, 12 GB.
+bench: setup
+	@PYTHONPATH=tests $(PY) -m bench.peers $(ARGS)
 
 bench-gpu: setup
 	@PYTHONPATH=tests $(PY) -m bench.gpu

@@ -1,0 +1,91 @@
+"""*Rim*: the client: a trace over `/v1/completions`, streamed, as all servers take it."""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+
+from .results import Result
+from .traces import Request
+from .variants import MODEL_NAME
+
+LIMIT_S = 1800.0
+
+
+class RunFailed(Exception):
+    """A peer did not answer as asked; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """When each text of a stream came, and how many tokens the server counted."""
+
+    arrived_s: tuple[float, ...]
+    tokens: int
+
+
+def body(request: Request) -> dict[str, object]:
+    """JSON that vLLM, llama.cpp's server and Sluice read alike."""
+    return {
+        "model": MODEL_NAME,
+        "prompt": list(request.prompt),
+        "max_tokens": request.output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+async def _answer(session: aiohttp.ClientSession, url: str, request: Request) -> Answer:
+    arrived, tokens = [], 0
+    async with session.post(f"{url}/v1/completions", json=body(request)) as response:
+        if response.status != 200:
+            raise RunFailed(f"HTTP {response.status}: {(await response.text())[:200]}")
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise RunFailed(f"an error in the stream: {str(event['error'])[:200]}")
+            if any(choice["text"] for choice in event["choices"]):
+                arrived.append(time.monotonic())
+            if event.get("usage"):
+                tokens = event["usage"]["completion_tokens"]
+    if tokens != request.output_tokens or not arrived:
+        raise RunFailed(f"{tokens} tokens in {len(arrived)} events, not {request.output_tokens}")
+    return Answer(tuple(arrived), tokens)
+
+
+async def _all(url: str, requests: Sequence[Request], at_once: int | None) -> Result:
+    room = asyncio.Semaphore(at_once or len(requests))
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=LIMIT_S)
+    firsts: list[float] = []
+    gaps: list[float] = []
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        start = time.monotonic()
+
+        async def one(request: Request) -> int:
+            await asyncio.sleep(max(0.0, start + request.at_s - time.monotonic()))
+            async with room:
+                sent = time.monotonic()
+                answer = await _answer(session, url, request)
+            firsts.append(answer.arrived_s[0] - sent)
+            pairs = zip(answer.arrived_s, answer.arrived_s[1:], strict=False)
+            gaps.extend(later - earlier for earlier, later in pairs)
+            return answer.tokens
+
+        tokens = await asyncio.gather(*(one(request) for request in requests))
+        return Result(time.monotonic() - start, sum(tokens), tuple(firsts), tuple(gaps))
+
+
+def run(url: str, requests: Sequence[Request], at_once: int | None) -> Result:
+    """Send all, each at its time, at most `at_once` open. Raises RunFailed."""
+    try:
+        return asyncio.run(_all(url, requests, at_once))
+    except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+        raise RunFailed(f"{type(error).__name__}: {error}"[:200]) from error

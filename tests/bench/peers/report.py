@@ -1,0 +1,190 @@
+"""*Rim*: benchmarks.md and the plots, from the traces' files alone."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from .goals import GOALS, Goal, between, judge, speed
+from .plots import plot_batches, plot_trace
+from .results import TraceResult
+from .rounds import NEAR, Run, Spread, counted, ratio, spread
+from .traces import BATCHES, TRACES
+
+START_S = 5.0
+INTRODUCTION = """\
+# Benchmarks: Sluice and its peers
+
+Written by `make bench`; `make bench ARGS=--report` writes it anew from the files beside the plots.
+
+All peers run the same random Llama checkpoints (88 M: 768 wide, 12 layers, 12/4 heads, 8 k tokens;
+500 M: 1536 wide, 16 layers, 24/8 heads; bf16) on the same requests: token ids as prompts, greedy,
+the number of output tokens fixed. Servers are asked over HTTP with streaming, libraries in their
+own process. In a round all run one after another, each round beginning with another; the prompts of
+each round are new. The register peak (products of registers alone, on all processors, per second of
+wall time) is measured between any two runs; a run counts only if it was at least {near:.0%} of its
+maximum before and after. Ratios are of runs of the same round; if over half of the rounds are
+discarded, there is none. Figures are medians, with the least and the most in brackets; CPU-seconds
+are those of all of a peer's processes.
+"""
+
+
+def load(out: Path) -> dict[str, TraceResult]:
+    """The traces' files, in the order of the traces."""
+    found = {}
+    for name in TRACES:
+        if (path := out / f"{name}.json").exists():
+            found[name] = msgspec.json.decode(path.read_bytes(), type=TraceResult)
+    return found
+
+
+def write(out: Path) -> None:
+    """`out`.md beside the folder `out`, and one PNG for each trace in it."""
+    results = load(out)
+    if not results:
+        return
+    peaks: dict[str, float] = {}
+    for result in results.values():
+        machine = result.machine
+        peaks[machine.cpu] = max(peaks.get(machine.cpu, 0.0), machine.best_gflops)
+    (out.parent / f"{out.name}.md").write_text("\n".join(page(results, peaks, out.name)) + "\n")
+    batches = {n: r for n in BATCHES if (r := results.get(f"batch-{n}"))}
+    if batches:
+        plot_batches(batches, peaks, out / "batch.png")
+    for name, result in results.items():
+        if not name.startswith("batch-"):
+            plot_trace(result, peaks[result.machine.cpu], out / f"{name}.png")
+
+
+def page(
+    results: Mapping[str, TraceResult], peaks: Mapping[str, float], folder: str
+) -> Iterator[str]:
+    """The document's lines."""
+    yield INTRODUCTION.format(near=NEAR)
+    yield from _machines(results, peaks)
+    yield "\n## What was to be reached\n"
+    yield "| work | at least | aim | measured | |\n|---|---|---|---|---|"
+    for goal in GOALS:
+        peak = peaks[results[goal.trace].machine.cpu] if goal.trace in results else 0.0
+        yield _goal_row(goal, results, peak)
+    yield _start_row(results)
+    if any(name.startswith("batch-") for name in results):
+        yield "\n## Continuous against static batches\n"
+        yield f"![tokens a second by sequences at once]({folder}/batch.png)"
+        yield from _growth(results, peaks)
+    for name, result in results.items():
+        yield f"\n## {name}: {result.about}\n"
+        if not name.startswith("batch-"):
+            yield f"![{name}]({folder}/{name}.png)\n"
+        yield from _trace(result, peaks[result.machine.cpu])
+
+
+def _machines(results: Mapping[str, TraceResult], peaks: Mapping[str, float]) -> Iterator[str]:
+    machines = {(r.machine.cpu, r.machine.num_cpus, r.machine.probe) for r in results.values()}
+    for cpu, num_cpus, kind in sorted(machines):
+        peak = f"register peak {peaks[cpu]:.0f} GFLOP/s ({kind})"
+        yield f"- Processor: {cpu}, {num_cpus} used; {peak}."
+    versions = {f"{k}: {v}" for r in results.values() for k, v in r.versions.items()}
+    for line in sorted(versions):
+        yield f"- {line}"
+
+
+def _goal_row(goal: Goal, results: Mapping[str, TraceResult], peak: float) -> str:
+    claim, other = judge(goal, results, peak)
+    sign = "at most " if goal.is_less_better else ""
+    limits = f"{sign}{goal.at_least:g} | {goal.aim:g}"
+    if claim.spread is None:
+        return f"| {goal.work} | {limits} | - | {claim.why_not} |"
+    median = claim.spread.median
+    verdict = "missed"
+    if goal.holds(median):
+        verdict = "reached, and the aim" if goal.reaches_aim(median) else "reached"
+    beside = f", against {other}" if other else ""
+    return f"| {goal.work} | {limits} | {_told(claim.spread)} | {verdict}{beside} |"
+
+
+def _start_row(results: Mapping[str, TraceResult]) -> str:
+    """Starts are not between probes; all of this worker's with the 88 M model are taken."""
+    found = spread(
+        [
+            seconds
+            for result in results.values()
+            for name, seconds in result.starts_s.items()
+            if name.startswith("sluice") and result.model == "88M"
+        ]
+    )
+    told = "not measured" if found is None else "reached" if found.median <= START_S else "missed"
+    return (
+        f"| seconds from start to ready, 88M | at most {START_S:g} | 3 | {_told(found)} | {told} |"
+    )
+
+
+def _growth(results: Mapping[str, TraceResult], peaks: Mapping[str, float]) -> Iterator[str]:
+    """Tokens a second at each size, and how much longer each sequence takes in company."""
+    sizes = [size for size in BATCHES if f"batch-{size}" in results]
+    told = f"a sequence's time for a token, {sizes[-1]} over {sizes[0]} at once"
+    yield f"\n| tokens/s at | {' | '.join(map(str, sizes))} | {told} |"
+    yield "|---" * (len(sizes) + 2) + "|"
+    batches = [results[f"batch-{size}"] for size in sizes]
+    for peer in dict.fromkeys(name for result in batches for name in result.peers):
+        speeds = []
+        for result in batches:
+            good = counted(result.runs, peer, peaks[result.machine.cpu])
+            speeds.append(spread([value for run in good if (value := speed(run))]))
+        first, last = speeds[0], speeds[-1]
+        growth = (
+            f"{sizes[-1] * first.median / sizes[0] / last.median:.1f}" if first and last else "-"
+        )
+        cells = " | ".join(f"{found.median:.0f}" if found else "-" for found in speeds)
+        yield f"| {peer} | {cells} | {growth} |"
+
+
+def _told(found: Spread | None, digits: int = 2) -> str:
+    if found is None:
+        return "-"
+    return f"{found.median:.{digits}f} ({found.least:.{digits}f} .. {found.most:.{digits}f})"
+
+
+def _trace(result: TraceResult, peak: float) -> Iterator[str]:
+    yield (
+        f"{result.num_requests} requests, {result.prompt_tokens:,} tokens in, "
+        f"{result.output_tokens:,} out; {result.model}; {result.date}; `{result.command}`\n"
+    )
+    online = TRACES[result.trace].is_online
+    head = ["", "runs counted", "seconds", "tokens/s", "CPU-seconds", "of the peak"]
+    head += ["sluice's P99 between, of it"] if online else ["sluice's tokens/s over it"]
+    head += ["first token P50, P99 ms", "between P50, P99 ms"] if online else []
+    yield "| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|"
+    for name, about in result.peers.items():
+        if any(run.peer == name for run in result.runs):
+            yield f"| {name}: {about} | " + " | ".join(_cells(result, name, peak, online)) + " |"
+    for name, reason in result.left_out.items():
+        yield f"\nLeft out: {name}, because {reason.rstrip('.')}."
+    if result.starts_s:
+        started = ", ".join(f"{name} {seconds:.1f}" for name, seconds in result.starts_s.items())
+        yield f"\nSeconds from start to ready: {started}."
+    shares = [100 * run.others_cpu_s / run.wall_s for run in result.runs if not run.error]
+    if idle := spread(shares):
+        yield f"\nWhile one ran, all others together took {_told(idle, 1)} % of a processor."
+
+
+def _cells(result: TraceResult, name: str, peak: float, online: bool) -> Iterator[str]:
+    good = counted(result.runs, name, peak)
+    total = sum(1 for run in result.runs if run.peer == name)
+    yield f"{len(good)} of {total}"
+    yield _told(spread([run.wall_s for run in good]))
+    yield _told(spread([value for run in good if (value := speed(run))]), 0)
+    yield _told(spread([run.cpu_s for run in good]))
+    yield _told(spread([run.peak_fraction for run in good]))
+    claim = ratio(result.runs, ("sluice", name), between if online else speed, peak)
+    yield "1" if name == "sluice" else _told(claim.spread) if claim.spread else claim.why_not
+    if online:
+        yield _pair(good, "ttft_p50_ms", "ttft_p99_ms")
+        yield _pair(good, "itl_p50_ms", "itl_p99_ms")
+
+
+def _pair(runs: Sequence[Run], *names: str) -> str:
+    values = [
+        spread([v for run in runs if (v := getattr(run, name)) is not None]) for name in names
+    ]
+    return ", ".join("-" if value is None else f"{value.median:.0f}" for value in values)

