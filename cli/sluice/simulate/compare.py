@@ -162,7 +162,12 @@ def run_job(job: Job) -> dict[str, Any]:
         "seed": job.seed,
         "sluice": sluice,
         "times_real": sluice["simulated_s"] / seconds,
-        "aimd": case.aimd(),
-        "ceiling": case.replayed(params.ceiling),
-        "oracle": oracle,
+        **{
+            name: {key: value for key, value in result.items() if key != "cap_path"}
+            for name, result in (
+                ("aimd", case.aimd()),
+                ("ceiling", case.replayed(params.ceiling)),
+                ("oracle", oracle),
+            )
+        },
     }
