@@ -125,7 +125,7 @@ class Engine:
         limits, model = self.scheduler.limits, self.times.model
         if model is None or limits.itl_ms is None:
             return limits.max_num_batched_tokens
-        return chunk_limit(model, self.times.tail_ms, limits.itl_ms, decodes, kv_tokens)
+        return chunk_limit(model, self.times.tail, limits.itl_ms, decodes, kv_tokens)
 
     def _growth(self, decodes: int, kv_tokens: int, drafted: int) -> float:
         model = self.times.model

@@ -24,6 +24,9 @@ PREDICTION_MARGIN = 0.85
 MIN_JUDGED = 32
 TAIL_QUANTILE = 0.999
 MODEL_QUANTILE = 0.99
+STRETCH_QUANTILE = 0.9
+LEAST_CHUNK = 32
+"""Prefill tokens of a step in which they, and not a hiccup, are what takes the time."""
 
 Matrix = NDArray[np.float64]
 
@@ -60,17 +63,25 @@ def predicted_cap(
     return int(min(max(room_ms / per_seq_ms, 1), beside_chunk + 1, ceiling))
 
 
-def chunk_limit(
-    model: StepModel, tail_ms: float, itl_ms: float, decodes: int, kv_tokens: int
-) -> int:
-    """Prefill tokens that keep the step's tail quantile within the target; may be negative.
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """By how much steps exceed the model.
 
-    `tail_ms`: measured beyond predicted time at the quantile to be held. In ms, not as a ratio: a
-    hiccup (a throttled CPU, another process) lasts as long in a short step as in a long one.
+    `ms`: measured beyond predicted time at P99.9. Not as a ratio: a hiccup (a throttled CPU,
+    another process) lasts as long in a short step as in a long one. `stretch`: what a prefill token
+    takes at P90, over its mean: one with much context before it takes longer, which a model that is
+    linear in tokens cannot say. At least 1.
     """
-    room_ms = itl_ms - max(tail_ms, 0.0) - predict_ms(model, decodes, kv_tokens, 0)
+
+    ms: float = 0.0
+    stretch: float = 1.0
+
+
+def chunk_limit(model: StepModel, tail: Tail, itl_ms: float, decodes: int, kv_tokens: int) -> int:
+    """Prefill tokens that keep the step's tail within the target; may be negative."""
+    room_ms = itl_ms - max(tail.ms, 0.0) - predict_ms(model, decodes, kv_tokens, 0)
     # A chunk's own context counts as well: at most itself, beside what came before it.
-    per_token_ms = model.c + model.d
+    per_token_ms = model.c + model.d * tail.stretch
     return int(room_ms / per_token_ms) if per_token_ms > 0 else 1 << 30
 
 
@@ -83,8 +94,7 @@ class StepTimes:
         self._rings: dict[tuple[int, int, int], _Ring] = {}
         self._anchor: Matrix = np.empty((0, 6))
         self.model: StepModel | None = None
-        self.tail_ms = 0.0
-        """Measured beyond predicted step time at P99.9 of the records."""
+        self.tail = Tail()
 
     def set_profile(self, records: Seq[StepRecord]) -> None:
         """Start from the steps measured before any traffic."""
@@ -122,8 +132,22 @@ class StepTimes:
         predicted = np.maximum(judged[:, 1:5] @ coefficients, 1e-6)
         a, b, c, d = coefficients.tolist()
         quantile = _quantile(judged[:, 5] / predicted, MODEL_QUANTILE)
-        self.tail_ms = _quantile(judged[:, 5] - predicted, TAIL_QUANTILE)
+        stretch = _stretch(judged, rows, coefficients)
+        beyond = judged[:, 5] - predicted - (stretch - 1) * d * judged[:, 4]
+        self.tail = Tail(_quantile(beyond, TAIL_QUANTILE), stretch)
         self.model = StepModel(a=a, b=b, c=c, d=d, n=len(judged), resid_q=quantile)
+
+
+def _stretch(judged: Matrix, rows: Matrix, coefficients: Matrix) -> float:
+    """`Tail.stretch`, of the chunks among `judged`, or of all where those are few."""
+    d = coefficients[3]
+    chunks = judged[judged[:, 4] >= LEAST_CHUNK]
+    if len(chunks) < MIN_JUDGED:
+        chunks = rows[rows[:, 4] >= LEAST_CHUNK]
+    if not len(chunks) or d <= 0:
+        return 1.0
+    taken = chunks[:, 5] - chunks[:, 1:4] @ coefficients[:3]
+    return max(1.0, _quantile(taken / (d * chunks[:, 4]), STRETCH_QUANTILE))
 
 
 @dataclass(slots=True)

@@ -423,7 +423,7 @@ class Pod:
         model, itl_ms = self.times.model, self.slo.itl_ms
         if not decodes or itl_ms is None or model is None:
             return left
-        fits = chunk_limit(model, self.times.tail_ms, itl_ms, decodes, kv_tokens)
+        fits = chunk_limit(model, self.times.tail, itl_ms, decodes, kv_tokens)
         return min(left, max(fits, MIN_CHUNK_TOKENS))
 
     def _chunks(self, served: list[Job], budget: int) -> list[tuple[Job, int]]:

@@ -119,9 +119,7 @@ class RealPod:
     def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
         assert self.times.model is not None
         assert self.slo.itl_ms is not None
-        return chunk_limit(
-            self.times.model, self.times.tail_ms, self.slo.itl_ms, decodes, kv_tokens
-        )
+        return chunk_limit(self.times.model, self.times.tail, self.slo.itl_ms, decodes, kv_tokens)
 
     def _end(self, step: Step, step_ms: float, now_s: float) -> None:
         self._advance(now_s)

@@ -8,6 +8,7 @@ from sluice_worker.steptime import (
     MAX_AGE_S,
     StepRecord,
     StepTimes,
+    Tail,
     chunk_limit,
     predict_ms,
     predicted_cap,
@@ -94,7 +95,7 @@ def test_tail_is_that_of_the_slowest_steps() -> None:
         times.add(item)
     times.refit(0.0)
     slowest_ms = 3 * predict_ms(TRUTH, 4, 800, 32)
-    assert 0.7 * slowest_ms < times.tail_ms < slowest_ms
+    assert 0.7 * slowest_ms < times.tail.ms < slowest_ms
 
 
 @given(
@@ -121,7 +122,18 @@ def test_predicted_cap_is_the_largest_within_the_target(
 
 
 def test_chunk_limit_keeps_the_tail_of_the_step_within_the_target() -> None:
-    limit = chunk_limit(TRUTH, 10.0, 30.0, 8, 1600)
+    limit = chunk_limit(TRUTH, Tail(10.0), 30.0, 8, 1600)
     assert 10.0 + predict_ms(TRUTH, 8, 1600 + limit, limit) <= 30.0
     assert 10.0 + predict_ms(TRUTH, 8, 1602 + limit, limit + 2) > 30.0
-    assert chunk_limit(TRUTH, 10.0, 13.0, 8, 1600) <= 0
+    assert chunk_limit(TRUTH, Tail(10.0), 13.0, 8, 1600) <= 0
+
+
+def test_chunks_that_take_longer_behind_much_context_are_made_shorter() -> None:
+    times = StepTimes()
+    chunks = [(tokens, context) for tokens in (32, 64, 128, 256) for context in (0, 800)]
+    for tokens, context in chunks:
+        times.add(record(0.0, 0, tokens + context, tokens, scale=2.0 if context else 1.0))
+    model = times.refit(0.0)
+    assert model is not None
+    limit = chunk_limit(model, times.tail, 40.0, 0, 0)
+    assert 2 * predict_ms(TRUTH, 0, 800 + limit, limit) <= 1.2 * 40.0
