@@ -1,4 +1,4 @@
-"""A real worker with the demo's model, for measurements over HTTP."""
+"""A real worker, for measurements over HTTP."""
 
 import os
 import subprocess
@@ -13,14 +13,15 @@ from integration.worker_process import Worker, listening
 MODEL = Path(__file__).parents[2] / "examples" / "model"
 NAME = "demo"
 VOCAB_SIZE = 2048
+RANDOM_60M = MODEL.parent / "models" / "random-60m"
 
 
 @contextmanager
-def serving(*flags: str) -> Iterator[Worker]:
-    """The worker, ready, with one thread; ended on leaving. Its log is told if it fails."""
+def serving(*flags: str, model: Path = MODEL) -> Iterator[Worker]:
+    """A worker, ready, with one thread; ended on leaving. Its log is told if it fails."""
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "worker.log"
-        command = [sys.executable, "-m", "sluice_worker", "--model", str(MODEL)]
+        command = [sys.executable, "-m", "sluice_worker", "--model", str(model)]
         command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", "0"]
         command += ["--admin-port", "0", "--device", "cpu", *flags]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
