@@ -40,7 +40,7 @@ _CLAIM_MOUNT = "/mnt/models"
 _CACHE_MOUNT = "/mnt/cache"
 _ADMIN_DIR = "/etc/sluice/admin"
 _RUNTIME_DIR = "/etc/sluice/runtime"
-_SPECULATION = '{"method": "ngram", "num_speculative_tokens": 8}'
+_SPECULATION = '{"method":"ngram","num_speculative_tokens":8}'
 """What Auto means: drafts by lookup, which the engine stops where they do not pay."""
 
 
