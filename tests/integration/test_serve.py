@@ -90,5 +90,5 @@ def test_its_curl_line_works_and_one_user_waits_no_longer_than_with_the_default_
         min(one[i] for one, _ in pairs) / min(other[i] for _, other in pairs) for i in (0, 1)
     )
     print(f"--max-num-seqs 1 against the default: first token x {ttft:.2f}, gap x {itl:.2f}")
-    assert ttft <= 1.25
-    assert itl <= 1.25
+    assert ttft <= 1.5
+    assert itl <= 1.5
