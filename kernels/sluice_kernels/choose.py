@@ -13,9 +13,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .cpu.build import CannotBuild, cache_directories, library, usable_targets
-from .cpu.kernels import DTYPES, CppKernels, Library
-from .int8 import ByteRows, PlainByteRows, int8_projection
+from .cpu.build import (
+    CannotBuild,
+    Target,
+    cache_directories,
+    has_tiles,
+    library,
+    usable_targets,
+)
+from .cpu.kernels import (
+    DTYPES,
+    CppKernels,
+    Library,
+    panel_int8_projection,
+    panel_projection,
+)
+from .int8 import PlainByteRows, onednn_int8
 from .interface import Kernels, MakeProjection, Projection
 from .linear import packed_projection
 from .plain import PlainKernels
@@ -51,15 +64,19 @@ def choose(
         if quantization is not None or asked == "cpp":
             raise CannotChoose(f"{quantization or 'SLUICE_KERNELS=cpp'} is built for CPUs only.")
         return plain() if asked == "torch" else _on_gpu(device, group)
+    packed = partial(_projection, quantization, packed_projection)
     if asked == "torch":
-        return plain(projections(quantization, PlainByteRows()))
+        return plain(packed(onednn_int8(PlainByteRows())))
     try:
         target, built = _library(dtype, environ)
     except CannotBuild as error:
         if asked == "cpp":
             raise CannotChoose(f"SLUICE_KERNELS=cpp cannot be had: {error}.") from error
-        return plain(projections(quantization, PlainByteRows()), f"torch ({error})")
-    return CppKernels(built, projections(quantization, built), f"cpp {target}")
+        return plain(packed(onednn_int8(PlainByteRows())), f"torch ({error})")
+    if _has_own_products(target, dtype):
+        own = _projection(quantization, panel_projection(built), panel_int8_projection(built))
+        return CppKernels(built, own, f"cpp {target.name}")
+    return CppKernels(built, packed(onednn_int8(built)), f"cpp {target.name}")
 
 
 def _on_gpu(device: torch.device, group: int) -> Kernels:
@@ -71,28 +88,38 @@ def _on_gpu(device: torch.device, group: int) -> Kernels:
     return TritonKernels(group, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def projections(quantization: Quantization | None, byte_rows: ByteRows) -> MakeProjection:
-    """How linear layers are made on a CPU: packed, and int8 where that is asked and may be."""
+def _projection(
+    quantization: Quantization | None, wide: MakeProjection, narrow: MakeProjection
+) -> MakeProjection:
+    """How linear layers are made on a CPU: by `wide`, and where int8 is asked and may be by
+    `narrow`."""
     if quantization is None:
-        return packed_projection
+        return wide
     if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         raise CannotChoose("w8a8 needs oneDNN, which this torch has not.")
 
-    def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
-        if narrow:
-            return int8_projection(weight, bias, byte_rows)
-        return packed_projection(weight, bias, narrow)
+    def make(weight: Tensor, bias: Tensor | None, may_narrow: bool) -> Projection:
+        return (narrow if may_narrow else wide)(weight, bias, may_narrow)
 
     return make
 
 
-def _library(dtype: torch.dtype, environ: Mapping[str, str]) -> tuple[str, Library]:
+def _has_own_products(target: Target, dtype: torch.dtype) -> bool:
+    """Whether the library's products are faster than oneDNN's, which has tiles (AMX) too."""
+    return dtype == torch.bfloat16 and target.name == "avx512_bf16" and not has_tiles(_cpuinfo())
+
+
+def _cpuinfo() -> str:
+    return Path("/proc/cpuinfo").read_text()
+
+
+def _library(dtype: torch.dtype, environ: Mapping[str, str]) -> tuple[Target, Library]:
     if dtype not in DTYPES:
         raise CannotBuild(f"the C++ kernels have no {str(dtype).removeprefix('torch.')}")
-    targets = usable_targets(platform.machine(), Path("/proc/cpuinfo").read_text())
+    targets = usable_targets(platform.machine(), _cpuinfo())
     if not targets:
         raise CannotBuild("no instruction set that the C++ kernels are made for")
     try:
-        return targets[0].name, Library(library(targets[0], cache_directories(environ)))
+        return targets[0], Library(library(targets[0], cache_directories(environ)))
     except OSError as error:
         raise CannotBuild(f"the library cannot be loaded: {error}") from error

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .interface import MakeProjection, Projection
+
 ZERO = 128
 """The byte that stands for 0 in a row."""
 
@@ -62,15 +64,25 @@ class Int8Linear:
         return products
 
 
-def int8_projection(weight: Tensor, bias: Tensor | None, byte_rows: ByteRows) -> Int8Linear:
-    """`weight` [out, in] rounded to the nearest of 255 steps, each output's by its largest."""
+def onednn_int8(byte_rows: ByteRows) -> MakeProjection:
+    """Makes int8 linear layers of oneDNN's products."""
+
+    def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
+        steps, scales = to_int8(weight)
+        return Int8Linear(
+            torch.ops.onednn.qlinear_prepack(steps, None),
+            scales,
+            torch.zeros(1, dtype=torch.int64),
+            None if bias is None else bias.float(),
+            byte_rows,
+        )
+
+    return make
+
+
+def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`weight` [out, in] rounded to the nearest of 255 steps, and the steps' sizes float32 [out]:
+    each output's largest element / 127."""
     wide = weight.float()
     scales = (wide.abs().amax(dim=1) / 127).clamp(min=1e-30)
-    narrow = (wide / scales[:, None]).round_().to(torch.int8)
-    return Int8Linear(
-        torch.ops.onednn.qlinear_prepack(narrow, None),
-        scales,
-        torch.zeros(1, dtype=torch.int64),
-        None if bias is None else bias.float(),
-        byte_rows,
-    )
+    return (wide / scales[:, None]).round_().to(torch.int8), scales

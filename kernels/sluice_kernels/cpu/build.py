@@ -41,7 +41,11 @@ _V3 = frozenset({"avx2", "fma", "f16c", "bmi2", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 TARGETS: Mapping[str, tuple[Target, ...]] = {
     "x86_64": (
-        Target("avx512_bf16", _V4 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
+        Target(
+            "avx512_bf16",
+            _V4 | {"avx512_bf16", "avx512_vnni"},
+            ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+        ),
         Target("avx512", _V4, ("-march=x86-64-v4",)),
         Target("avx2", _V3, ("-march=x86-64-v3",)),
     )
@@ -51,9 +55,18 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
 
 def usable_targets(machine: str, cpuinfo: str) -> list[Target]:
     """What a machine of these features (the text of /proc/cpuinfo) can run, best first."""
-    lines = (line for line in cpuinfo.splitlines() if line.startswith("flags"))
-    features = set(next(lines, "").partition(":")[2].split())
+    features = _features(cpuinfo)
     return [target for target in TARGETS.get(machine, ()) if target.needs <= features]
+
+
+def has_tiles(cpuinfo: str) -> bool:
+    """Whether the machine has matrix units (AMX), which these kernels do not use."""
+    return "amx_bf16" in _features(cpuinfo)
+
+
+def _features(cpuinfo: str) -> set[str]:
+    lines = (line for line in cpuinfo.splitlines() if line.startswith("flags"))
+    return set(next(lines, "").partition(":")[2].split())
 
 
 def library(target: Target, directories: Sequence[Path]) -> Path:

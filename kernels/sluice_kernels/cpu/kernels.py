@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..int8 import ZERO, onednn_int8, to_int8
 from ..interface import Activation, Heads, MakeProjection, Projection, Spans
-from ..linear import plain_projection
+from ..linear import packed_projection, plain_projection
 
 DTYPES = (torch.float32, torch.bfloat16)
 _P, _I, _F = c_void_p, c_int, c_float
@@ -22,7 +23,11 @@ _SIGNATURES = {
     "to_bytes": [*3 * [_P], _I, _I],
     "scale": [*3 * [_P], _I, _I],
     "shared_head": [*3 * [_P], *3 * [_I]],
+    "linear": [*4 * [_P], *3 * [_I]],
+    "linear_of_bytes": [*7 * [_P], *3 * [_I]],
 }
+PANEL = 64
+"""Outputs of a panel: SLOTS of the sources."""
 
 
 class Library:
@@ -68,6 +73,80 @@ class SharedLinear:
         addresses = (rows.data_ptr(), self.weight.data_ptr(), out.data_ptr())
         self.library.call("shared_head", rows.dtype, *addresses, *out.shape, rows.shape[1])
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class PanelLinear:
+    """panels [ceil(outputs / PANEL), words, PANEL] int32, a word being two neighbouring bfloat16;
+    bias float32 [outputs] or None."""
+
+    panels: Tensor
+    bias: Tensor | None
+    outputs: int
+    library: Library
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        out = torch.empty(len(rows), self.outputs, dtype=rows.dtype)
+        bias = None if self.bias is None else self.bias.data_ptr()
+        addresses = (rows.data_ptr(), self.panels.data_ptr(), bias, out.data_ptr())
+        words = self.panels.shape[1]
+        self.library.call("linear", rows.dtype, *addresses, len(rows), self.outputs, words)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class PanelInt8Linear:
+    """panels as in PanelLinear, a word being four bytes; scales, shifts and bias float32 [outputs],
+    shifts what ZERO adds to each output."""
+
+    panels: Tensor
+    scales: Tensor
+    shifts: Tensor
+    bias: Tensor | None
+    library: Library
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        narrow, row_scales = self.library.to_bytes(rows)
+        out = torch.empty(len(rows), len(self.scales), dtype=rows.dtype)
+        parts = (narrow, self.panels, self.bias, out, row_scales, self.scales, self.shifts)
+        addresses = (None if part is None else part.data_ptr() for part in parts)
+        self.library.call(
+            "linear_of_bytes", rows.dtype, *addresses, *out.shape, self.panels.shape[1]
+        )
+        return out
+
+
+def panel_projection(library: Library) -> MakeProjection:
+    """Makes linear layers of the library's own products, for bfloat16."""
+
+    def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
+        if weight.shape[1] % 2:
+            return packed_projection(weight, bias, narrow)
+        wide = None if bias is None else bias.float()
+        return PanelLinear(_panels(weight), wide, len(weight), library)
+
+    return make
+
+
+def panel_int8_projection(library: Library) -> MakeProjection:
+    """Makes int8 linear layers of the library's own products."""
+
+    def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
+        if weight.shape[1] % 4:
+            return onednn_int8(library)(weight, bias, narrow)
+        steps, scales = to_int8(weight)
+        shifts = ZERO * steps.sum(dim=1, dtype=torch.float32)
+        wide = None if bias is None else bias.float()
+        return PanelInt8Linear(_panels(steps), scales, shifts, wide, library)
+
+    return make
+
+
+def _panels(weight: Tensor) -> Tensor:
+    """The words of weight [outputs, in], PANEL outputs side by side."""
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % PANEL))
+    words = padded.view(torch.int32)
+    return words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@
 namespace {
 
 constexpr int SLOTS = 64;
+constexpr int LINE = 16, LINES = SLOTS / LINE;  // words of a cache line; lines of SLOTS words
 
 template <class T>
 struct Aligned {  // to a cache line, so that no vector lies in two
@@ -23,14 +24,16 @@ using Floats = std::vector<float, Aligned<float>>;
 
 int padded(int n) { return (n + V - 1) / V * V; }
 
-// c[R][C * V] = a[R][depth] b[depth][C * V], added to what c holds if `add`.
-template <class T, int R, int C>
+// c[R][C * V] = a[R][depth] b[depth][C * V], added to what c holds if `add`. For each word of a row
+// FETCHED lines from `next` on are fetched meanwhile.
+template <class T, int R, int C, int FETCHED = 0>
 inline void block(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, float* c,
-                  int ldc, bool add) {
+                  int ldc, bool add, const uint32_t* next = nullptr) {
   F sums[R][C];
   for (int r = 0; r < R; r++)
     for (int j = 0; j < C; j++) sums[r][j] = add ? load<F>(c + r * ldc + j * V) : F{};
   for (int k = 0; k < depth; k++) {
+    for (int line = 0; line < FETCHED; line++, next += LINE) __builtin_prefetch(next, 0, 2);
     W right[C];
     for (int j = 0; j < C; j++) right[j] = load<W>(b + (size_t)k * ldb + j * V);
     for (int r = 0; r < R; r++) {

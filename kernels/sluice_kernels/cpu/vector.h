@@ -1,5 +1,6 @@
 // Vectors of the widest kind that the target has, by GCC's vector extensions: one source for every
-// instruction set. A word is 32 bits of a matrix: one float, or two neighbouring bfloat16.
+// instruction set. A word is 32 bits of a matrix: one float, two neighbouring
+// bfloat16 or four bytes.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -26,6 +27,9 @@ typedef uint8_t B __attribute__((vector_size(V)));
 
 struct bf16 {
   uint16_t bits;
+};
+struct int8 {  // of weights; what they are multiplied by is unsigned
+  int8_t bits;
 };
 
 template <class T>
@@ -131,6 +135,18 @@ inline F multiply_add<bf16>(F sum, W a, W b) {
 #else
   sum += (F)(a << 16) * (F)(b << 16);
   return sum + (F)(a & 0xffff0000) * (F)(b & 0xffff0000);
+#endif
+}
+
+template <>
+inline F multiply_add<int8>(F sum, W a, W b) {  // the bits of integers
+#ifdef __AVX512VNNI__
+  return (F)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#else
+  I found = (I)sum;
+  for (int shift = 0; shift < 32; shift += 8)
+    found += (I)(a >> shift & 0xff) * ((I)(b << (24 - shift)) >> 24);
+  return (F)found;
 #endif
 }
 

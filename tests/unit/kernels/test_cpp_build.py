@@ -9,7 +9,14 @@ import pytest
 import torch
 from sluice_kernels.choose import choose
 from sluice_kernels.cpu import build
-from sluice_kernels.cpu.build import CannotBuild, Target, cache_directories, library, usable_targets
+from sluice_kernels.cpu.build import (
+    CannotBuild,
+    Target,
+    cache_directories,
+    has_tiles,
+    library,
+    usable_targets,
+)
 from sluice_kernels.interface import Kernels
 
 CPUINFO = Path("/proc/cpuinfo").read_text()
@@ -29,7 +36,7 @@ def plain_target() -> Target:
 @pytest.mark.parametrize(
     ("cpuinfo", "names"),
     [
-        (f"processor: 0\n{FLAGS} avx512_bf16\n", ["avx512_bf16", "avx512", "avx2"]),
+        (f"processor: 0\n{FLAGS} avx512_vnni avx512_bf16\n", ["avx512_bf16", "avx512", "avx2"]),
         (f"{FLAGS}\n", ["avx512", "avx2"]),
         ("flags : sse2 avx avx2\n", []),
         ("", []),
@@ -40,6 +47,11 @@ def test_only_what_the_processor_can_run_is_offered_best_first(
 ) -> None:
     assert [target.name for target in usable_targets("x86_64", cpuinfo)] == names
     assert usable_targets("riscv64", cpuinfo) == []
+
+
+def test_matrix_units_are_seen() -> None:
+    assert has_tiles(f"{FLAGS} avx512_vnni avx512_bf16 amx_bf16 amx_tile\n")
+    assert not has_tiles(f"{FLAGS} avx512_vnni avx512_bf16\n")
 
 
 def test_a_library_is_built_once_and_found_again(

@@ -1,6 +1,8 @@
 """The C++ kernels against plain torch over shapes, dtypes and instruction sets of this machine."""
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,8 +11,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sluice_kernels.cpu.build import CannotBuild, Target, cache_directories, library, usable_targets
-from sluice_kernels.cpu.kernels import CppKernels, Library
-from sluice_kernels.int8 import PlainByteRows
+from sluice_kernels.cpu.kernels import (
+    CppKernels,
+    Library,
+    panel_int8_projection,
+    panel_projection,
+)
+from sluice_kernels.int8 import ZERO, PlainByteRows, to_int8
 from sluice_kernels.interface import Activation, Heads, Spans
 from sluice_kernels.linear import plain_projection
 from sluice_kernels.plain import PlainKernels
@@ -101,6 +108,16 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def wide(kernels: PlainKernels, case: Case) -> Tensor:
     """Attention of the case in float32, keys and values of the chunks taken from their pages."""
     rows, cache, spans = case.build()
@@ -115,13 +132,9 @@ def wide(kernels: PlainKernels, case: Case) -> Tensor:
 @given(case=cases(), num_threads=st.sampled_from([1, 2]))
 def test_attention_equals_the_reference(cpp: CppKernels, case: Case, num_threads: int) -> None:
     rows, cache, spans = case.build()
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
+    with threads(num_threads):
         plan = cpp.plan(spans, cache, (case.heads.window,))
         found = cpp.attention(rows, case.heads, cache, plan)
-    finally:
-        torch.set_num_threads(before)
     assert found.dtype == case.dtype
     within = EXACT[case.dtype]
     torch.testing.assert_close(found.float(), wide(PLAIN, case), atol=within, rtol=within)
@@ -132,12 +145,10 @@ def test_one_long_sequence_is_split_between_threads_and_comes_out_the_same(cpp: 
     case = Case(heads, 64, (5000,), (1,), torch.float32, 0)
     rows, cache, spans = case.build()
     rows *= 3  # so that few slots decide, which lie in one part
-    before = torch.get_num_threads()
     found = []
     for num_threads in (1, 4):
-        torch.set_num_threads(num_threads)
-        found.append(cpp.attention(rows, heads, cache, spans))
-    torch.set_num_threads(before)
+        with threads(num_threads):
+            found.append(cpp.attention(rows, heads, cache, spans))
     torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-5)
 
 
@@ -205,6 +216,54 @@ def test_products_with_shared_weights_equal_the_reference(
     found = cpp.shared_projection(weight)(rows)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, rows.float() @ weight.float().T, atol=1e-4, rtol=1e-4)
+
+
+@examples
+@given(
+    num_rows=st.sampled_from([1, 2, 6, 7, 12, 13, 96, 97, 200]),
+    outputs=st.integers(1, 300),
+    width=st.integers(1, 90).map(lambda half: 2 * half),
+    has_bias=st.booleans(),
+    num_threads=st.sampled_from([1, 2]),
+)
+def test_products_with_panels_equal_the_reference(
+    cpp: CppKernels, num_rows: int, outputs: int, width: int, has_bias: bool, num_threads: int
+) -> None:
+    rows, weight = (torch.randn(n, width).bfloat16() for n in (num_rows, outputs))
+    bias = torch.randn(outputs).bfloat16() if has_bias else None
+    with threads(num_threads):
+        found = panel_projection(cpp.library)(weight, bias, False)(rows)
+    expected = plain_projection(weight.float(), None if bias is None else bias.float(), False)
+    torch.testing.assert_close(found.float(), expected(rows.float()), atol=5e-2, rtol=1e-2)
+
+
+@examples
+@given(
+    num_rows=st.sampled_from([1, 6, 13, 97]),
+    outputs=st.integers(1, 150),
+    width=st.integers(1, 60).map(lambda part: 4 * part),
+    dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(),
+)
+def test_int8_products_with_panels_equal_those_of_what_was_rounded(
+    cpp: CppKernels, num_rows: int, outputs: int, width: int, dtype: torch.dtype, has_bias: bool
+) -> None:
+    rows = torch.randn(num_rows, width).to(dtype)
+    weight, bias = torch.randn(outputs, width), torch.randn(outputs) if has_bias else None
+    found = panel_int8_projection(cpp.library)(weight, bias, True)(rows)
+    (steps, scales), (narrow, sizes) = to_int8(weight), cpp.library.to_bytes(rows)
+    expected = (narrow.double() - ZERO) @ steps.double().T * sizes[:, None] * scales
+    expected = expected if bias is None else expected + bias
+    assert found.dtype == dtype
+    limit = EXACT[dtype]
+    torch.testing.assert_close(found.double(), expected, atol=limit, rtol=limit)
+
+
+def test_a_width_that_fills_no_words_is_left_to_onednn(cpp: CppKernels) -> None:
+    rows, weight = torch.randn(3, 7).bfloat16(), torch.randn(5, 7).bfloat16()
+    for make in (panel_projection(cpp.library), panel_int8_projection(cpp.library)):
+        found = make(weight, None, True)(rows).float()
+        torch.testing.assert_close(found, rows.float() @ weight.float().T, atol=0.2, rtol=0.05)
 
 
 @examples
