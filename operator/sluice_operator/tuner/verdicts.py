@@ -83,7 +83,7 @@ def _judge_one(
     n, over = _total(spans)
     epoch_spans = each(series_of, epoch, read.seen)
     epoch_n, epoch_over = _total(epoch_spans)
-    far = each(_nums_far, epoch, name, far_ms)
+    far = each(_nums_far, epoch, name, spells.far_bucket(far_ms))
     verdict, needed = _test(name, targets.allowed_share, threshold, epoch, sum(far))
     cap_breached = verdict == "Breach"
     if cap_breached and any(far):
@@ -149,10 +149,11 @@ def _merged(parts: Slices, read: Callable[[Tick], dict[int, int]]) -> dict[int, 
     return sketch.merge(read(tick) for part in parts for tick in part)
 
 
-def _nums_far(parts: Slices, name: TargetName, far_ms: float) -> list[int]:
+def _nums_far(parts: Slices, name: TargetName, bucket: int | None) -> list[int]:
     """Gaps of slow spells in each span, where the target is one for gaps."""
-    limit_ms = far_ms if name == "interTokenLatency" else inf
-    return [spells.num_far(part, limit_ms) for part in parts]
+    if name != "interTokenLatency":
+        return [0] * len(parts)
+    return [spells.num_far(part, bucket) for part in parts]
 
 
 def _effect(name: TargetName, epoch: Sequence[Run]) -> float:
