@@ -138,7 +138,10 @@ def is_breached(name: TargetName, epoch: Slices, targets: Targets) -> bool:
 
 def series_of(parts: Slices, counts: Callable[[Tick], tuple[int, int]]) -> Series:
     """(samples, over) of each span of a tick, summed over the pods."""
-    return [_total([counts(tick) for tick in part]) for part in parts]
+    return [
+        counts(part[0]) if len(part) == 1 else _total([counts(tick) for tick in part])
+        for part in parts
+    ]
 
 
 def _total(series: Series) -> tuple[int, int]:
