@@ -17,6 +17,10 @@ EVIDENCE_KEPT: Final = 2.0
 must not need another hour to be forgotten. Everything over is forgotten after two clean
 ticks."""
 
+BOUND_MARGIN: Final = 0.999
+"""Where the bound of the evidence is this close to the threshold, the bets are made: far more than
+rounding adds up to."""
+
 # Headroom: Wald's SPRT of m/4 against m.
 HEADROOM_SHARE: Final = 0.25
 """Headroom means a share over target of at most a quarter of what is allowed (design)."""

@@ -29,9 +29,12 @@ class Bets:
         stakes = tuple(bet * 0.01 / allowed for bet in k.BETS)
         return cls(allowed, mean_size, k.EVIDENCE_KEPT * threshold, stakes)
 
-    def after(self, capital: Sequence[float], n: int, over: int) -> list[float]:
+    def win(self, n: int, over: int) -> float:
+        """What a tick pays for each unit that is staked on it."""
+        return min(1.0, n / self.mean_size) * (over / n - self.allowed)
+
+    def after(self, capital: Sequence[float], win: float) -> list[float]:
         """The capital of each bet after a tick; what was lost before it is made up for."""
-        win = min(1.0, n / self.mean_size) * (over / n - self.allowed)
         capital = [
             (held if held > 1.0 else 1.0) * (1 + stake * win)
             for held, stake in zip(capital, self.stakes, strict=True)
@@ -40,35 +43,38 @@ class Bets:
         return capital if mean <= self.most else [held * self.most / mean for held in capital]
 
 
-def breach_evidence(series: Series, allowed: float, threshold: float) -> float:
-    """Evidence after the last tick that more than `allowed` is over: a breach from `threshold`.
+def is_breach(series: Series, allowed: float, threshold: float) -> bool:
+    """Whether the evidence after the last tick reaches `threshold`, which is over 1.
 
-    The mean capital of the bets. While none has gained, a tick that gains nothing leaves all as it
-    was: such ticks, most of a calm day's, are passed over.
+    A bet's capital is a product of 1 + stake * win since some tick, so at most exp(stake * sum of
+    the wins since then): where not even the largest such sum is enough, the bets need not be made.
     """
     bets = Bets.on(series, allowed, threshold)
-    capital: Sequence[float] = (1.0,) * len(bets.stakes)
-    is_calm, passed = True, None
+    total = 0.0
     for n, over in series:
-        if not n:
-            continue
-        if is_calm and over / n <= allowed:
-            passed = n, over
-            continue
-        passed, capital = None, bets.after(capital, n, over)
-        is_calm = max(capital) <= 1.0
-    if passed is not None:
-        capital = bets.after(capital, *passed)
-    return sum(capital) / len(capital)
+        if n:
+            total += bets.win(n, over)
+            total = max(total, 0.0)
+    if max(bets.stakes) * total < k.BOUND_MARGIN * log(threshold):
+        return False
+    return breach_evidence(series, allowed, threshold) >= threshold
+
+
+def breach_evidence(series: Series, allowed: float, threshold: float) -> float:
+    """Evidence after the last tick that more than `allowed` is over: a breach from `threshold`."""
+    evidence = 1.0
+    for evidence in breach_path(series, allowed, threshold):  # noqa: B007 - the last one
+        pass
+    return evidence
 
 
 def breach_path(series: Series, allowed: float, threshold: float) -> Iterator[float]:
-    """The evidence after each tick that has samples; see `breach_evidence`."""
+    """The evidence after each tick that has samples: the mean capital of the bets."""
     bets = Bets.on(series, allowed, threshold)
     capital: Sequence[float] = (1.0,) * len(bets.stakes)
     for n, over in series:
         if n:
-            capital = bets.after(capital, n, over)
+            capital = bets.after(capital, bets.win(n, over))
             yield sum(capital) / len(capital)
 
 

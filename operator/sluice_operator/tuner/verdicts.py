@@ -8,7 +8,7 @@ from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
 from . import sketch, spells
-from .detect import Series, breach_evidence, design_effect, headroom
+from .detect import Series, design_effect, headroom, is_breach
 from .runs import Run, each, runs
 from .types import TargetName, Targets, TargetVerdict, Verdict
 
@@ -89,7 +89,7 @@ def _judge_one(
     if cap_breached and any(far):
         both = zip(epoch_spans, far, strict=True)
         near = [(n - num_far, over - num_far) for (n, over), num_far in both]
-        cap_breached = breach_evidence(near, targets.allowed_share, threshold) >= threshold
+        cap_breached = is_breach(near, targets.allowed_share, threshold)
     if n and verdict == "NoTraffic":
         verdict = "Hold"  # the epoch is too young to tell
     merged = sketch.merge(run.of(_merged, read.sketch) for run in window)
@@ -122,7 +122,7 @@ def _test(
     n, over = _total(each(series_of, epoch, read.proof))
     num_far_gaps = min(num_far_gaps, over)
     proof = headroom(n - num_far_gaps, over - num_far_gaps, _effect(name, epoch), allowed)
-    if breach_evidence(series, allowed, threshold) >= threshold:
+    if is_breach(series, allowed, threshold):
         return "Breach", proof.samples_needed
     if not any(size for size, _ in series):
         return "NoTraffic", proof.samples_needed
@@ -133,7 +133,7 @@ def is_breached(name: TargetName, epoch: Slices, targets: Targets) -> bool:
     """Whether the ticks of `epoch` alone breach the target `name`."""
     threshold = k.BREACH_EVIDENCE * max(1, len(targets.by_name()))
     series = series_of(epoch, READERS[name].seen)
-    return breach_evidence(series, targets.allowed_share, threshold) >= threshold
+    return is_breach(series, targets.allowed_share, threshold)
 
 
 def series_of(parts: Slices, counts: Callable[[Tick], tuple[int, int]]) -> Series:

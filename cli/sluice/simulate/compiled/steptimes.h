@@ -73,7 +73,6 @@ class StepTimes {
     for (; whole; whole >>= 1) num++;
     return num;
   }
-  static Vector features(const Row& row) { return {1.0, row.decodes, row.kv_tokens, row.prefill}; }
 
   void fit_recent() {
     Vector x = non_negative_fit();
@@ -139,14 +138,23 @@ class StepTimes {
 
   static void add_rows(const std::vector<Row>& rows, double weight, Square& gram, Vector& target,
                        Vector& scale) {
+    double sums[4][4] = {}, firsts[4] = {}, largest[4] = {};  // of their own, so in registers
     for (const Row& row : rows) {
-      Vector f = features(row);
-      double once = weight / row.ms, twice = once / row.ms;
+      const double inverse = 1.0 / row.ms;
+      const double part[4] = {inverse, row.decodes * inverse, row.kv_tokens * inverse,
+                              row.prefill * inverse};
+      largest[1] = std::max(largest[1], row.decodes);
+      largest[2] = std::max(largest[2], row.kv_tokens);
+      largest[3] = std::max(largest[3], row.prefill);
       for (int i = 0; i < 4; i++) {
-        scale[i] = std::max(scale[i], f[i]);
-        target[i] += once * f[i];
-        for (int j = i; j < 4; j++) gram[i][j] += twice * f[i] * f[j];
+        firsts[i] += part[i];
+        for (int j = i; j < 4; j++) sums[i][j] += part[i] * part[j];
       }
+    }
+    for (int i = 0; i < 4; i++) {
+      target[i] += weight * firsts[i];
+      scale[i] = std::max(scale[i], largest[i]);
+      for (int j = i; j < 4; j++) gram[i][j] += weight * sums[i][j];
     }
   }
 
