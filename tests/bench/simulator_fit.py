@@ -28,6 +28,7 @@ from bench.speculation import load_model
 from sluice.simulate.generate import Lengths
 from sluice.simulate.noise import Noise
 from sluice.simulate.params import Params
+from sluice.simulate.pod import Pod
 from sluice.simulate.policy import Replay
 from sluice.simulate.trace import Request
 from sluice.simulate.world import World
@@ -256,16 +257,16 @@ def fitted(streams: Sequence[Stream]) -> Params:
 
 def simulated(params: Params, fits: Sequence[Stream], stream: Stream) -> dict[str, list[float]]:
     """Quantiles of the same stream in the simulator."""
-    world = World(params, TARGETS, stream.trace, Replay(stream.cap, ()), seed=1)
+    world = World(params, TARGETS, stream.trace, Replay(stream.cap, ()), seed=1, pod_type=Pod)
     world.pods[0].noise = MeasuredNoise(params, fits, stream.trace[-1].t_s)
     world.run()
-    jobs = [job for pod in world.pods for job in pod.done]
+    jobs = [job for pod in world.pods for job in pod.outcomes()[0]]
     assert len(jobs) == len(stream.trace)
-    firsts = [1e3 * ((job.flight.first_s or 0.0) - job.request.t_s) for job in jobs]
-    totals = [1e3 * (job.flight.last_s - job.request.t_s) for job in jobs]
+    firsts = [1e3 * (job.first_s - job.t_s) for job in jobs]
+    totals = [1e3 * (job.last_s - job.t_s) for job in jobs]
     return {
         "first_token_ms": np.quantile(firsts, QUANTILES).tolist(),
-        "gap_ms": [sketch.quantile_ms(world.gap_sketch, q) or 0.0 for q in QUANTILES],
+        "gap_ms": [sketch.quantile_ms(world.gaps.sketch, q) or 0.0 for q in QUANTILES],
         "end_to_end_ms": np.quantile(totals, QUANTILES).tolist(),
     }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from sluice_worker.contract import TICK_SECONDS
 
 from sluice.targets import read_targets
 
@@ -70,7 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--caps", default="", help="1,2,4 or 1..256; default: searched, see best_near"
     )
-    group.add_argument("--every", type=float, default=10.0, help="seconds between decisions")
+    group.add_argument(
+        "--every", type=float, default=TICK_SECONDS, help="seconds between decisions"
+    )
     group.add_argument("--jobs", type=int, default=1, help="processes")
 
 

@@ -1,6 +1,7 @@
-"""A request in a simulated pod, and a step under way."""
+"""A request in a simulated pod, what came of it, and a step under way."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sluice_worker.evidence import Flight
 
@@ -31,6 +32,16 @@ class Job:
     ends_at: int = 0
     first_growth: int = 0
     slow_before: int = 0
+
+
+class Outcome(NamedTuple):
+    """What came of a request. `first_s`, the time of its first token, is infinite without one."""
+
+    t_s: float
+    first_s: float
+    last_s: float
+    num_tokens: int
+    num_gaps_over: int
 
 
 @dataclass(slots=True)

@@ -17,26 +17,32 @@ class Noise:
         self._normal = np.random.default_rng(seed)
         self._spells = Random(seed)  # noqa: S311 - a simulation
         self._factors: list[float] = []
-        self._spell_s = self._next_spell(0.0)
+        self._spell_s = (0.0, 0.0)
 
     def factor(self, now_s: float) -> float:
         """Of the step that starts at `now_s`; asked for in order of time."""
         if not self._factors:
-            block = np.exp(self._params.noise * self._normal.standard_normal(_BLOCK))
-            self._factors = block.tolist()
+            self._factors = self.factors()
         factor = self._factors.pop()
         if self._params.spell_every_s:
             factor *= self._spell_factor(now_s)
         return factor * (1 + self._params.leak_per_hour * now_s / 3600)
 
-    def _next_spell(self, after_s: float) -> tuple[float, float]:
-        every_s = self._params.spell_every_s
-        if not every_s:
-            return (0.0, 0.0)
-        start_s = after_s + self._spells.expovariate(1 / every_s)
-        return (start_s, start_s + self._spells.expovariate(1 / self._params.spell_mean_s))
+    def factors(self) -> list[float]:
+        """The next ones without spells and leak, to be used from the last to the first."""
+        block: list[float] = np.exp(
+            self._params.noise * self._normal.standard_normal(_BLOCK)
+        ).tolist()
+        return block
+
+    def spell(self) -> tuple[float, float]:
+        """Start and end of the next slow spell; never asked for where there are none."""
+        start_s = self._spell_s[1] + self._spells.expovariate(1 / self._params.spell_every_s)
+        end_s = start_s + self._spells.expovariate(1 / self._params.spell_mean_s)
+        self._spell_s = (start_s, end_s)
+        return self._spell_s
 
     def _spell_factor(self, now_s: float) -> float:
         while now_s >= self._spell_s[1]:
-            self._spell_s = self._next_spell(self._spell_s[1])
+            self.spell()
         return self._params.spell_factor if now_s >= self._spell_s[0] else 1.0

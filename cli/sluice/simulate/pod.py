@@ -7,11 +7,10 @@ Follows `sluice_worker.scheduler` and `engine`, names included; a test holds the
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
 from itertools import count
+from math import inf
 
-from sluice_operator.tuner import PodView
-from sluice_worker.contract import MemoryReport, RuntimeConfig, Slo, Waiting
+from sluice_worker.contract import Slo
 from sluice_worker.scheduler import MIN_CHUNK_TOKENS
 from sluice_worker.server.admission import is_full
 from sluice_worker.server.forecast import Forecast
@@ -19,21 +18,18 @@ from sluice_worker.sizing import blocks_for
 from sluice_worker.steptime import StepRecord, chunk_limit
 from sluice_worker.wire import FirstToken
 
-from .job import Job, Step
-from .noise import Noise
+from .job import Job, Outcome, Step
 from .pages import Holding, Pages
 from .params import Params
-from .profile import profile
-from .recording import Recording
+from .scraped import REFIT_S, Scraped
 from .trace import Request
 
-REFIT_S = 1.0
 BEAT_S = 0.1
 """How often the worker looks for hopeless requests."""
 
 
-class Pod:
-    """One worker. `run` makes time pass, `patch` changes its cap, `view` is what is scraped."""
+class Pod(Scraped):
+    """Steps one by one, around the worker's own recorder and step fit."""
 
     def __init__(
         self,
@@ -46,23 +42,14 @@ class Pod:
         created_s: float = 0.0,
         seed: int = 0,
     ) -> None:
-        self.name, self.params, self.ready_s, self.created_s = name, params, start_s, created_s
-        self.noise = Noise(params, seed)
-        self.times = profile(params)
-        self.cap, self.epoch, self.slo = cap, epoch, slo
-        self.terminating = False
+        super().__init__(name, params, slo, cap, epoch, start_s, created_s, seed)
         self.pages = Pages(
             params.kv_tokens // params.block_size,
             params.block_size,
             caching=params.prefix_caching,
         )
-        self.recorder = Recording(name, start_s, start_s)
-        self.recorder.start(epoch, self.cap, slo)
-        self.recorder.step_model = self.times.model
-        self.recorder.memory = MemoryReport({}, {}, self.pages.num_total * params.block_size)
         self.done: list[Job] = []
-        self.num_refused = 0
-        self.num_preemptions = 0
+        self._num_refused = self._num_preemptions = 0
         self.num_steps = 1
         self.now = self.last_end = start_s
         self.step: Step | None = None
@@ -87,18 +74,22 @@ class Pod:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs or waits."""
         return not self._open
 
     @property
-    def open_jobs(self) -> Iterable[Job]:
-        """Requests that have not ended."""
-        return self._open.values()
+    def num_refused(self) -> int:
+        return self._num_refused
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._num_preemptions
+
+    def outcomes(self) -> tuple[list[Outcome], list[Outcome]]:
+        return [_outcome(job) for job in self.done], [_outcome(j) for j in self._open.values()]
 
     # From outside
 
     def run(self, until_s: float, arrivals: deque[Request]) -> None:
-        """Let everything happen that happens up to `until_s`, the first of `arrivals` included."""
         while True:
             if self.step is None:
                 if not (self.running or self.waiting or self.inbox):
@@ -118,30 +109,9 @@ class Pod:
         self._advance(until_s)
 
     def patch(self, cap: int, epoch: int, now_s: float) -> None:
-        """A new cap, from the next step on; the excess drains."""
         self._advance(now_s)
         self.cap, self.epoch = cap, epoch
         self.recorder.configure(epoch, cap, self.slo)
-
-    def view(self, now_s: float) -> PodView:
-        """What the operator sees."""
-        if now_s < self.ready_s:
-            return PodView(self.name, False, False, None, None, self.created_s)
-        state = self.recorder.snapshot
-        config = RuntimeConfig(
-            epoch=self.epoch,
-            max_num_seqs=self.cap,
-            max_num_batched_tokens=self.params.max_num_batched_tokens,
-            slo=self.slo,
-            overload=self.params.overload,
-            ceiling=self.params.ceiling,
-            running=state.running,
-            waiting=Waiting(state.waiting_cap, state.waiting_kv),
-            boot_id=self.name,
-        )
-        evidence = self.recorder.evidence(0)
-        ready = not self.terminating
-        return PodView(self.name, ready, self.terminating, evidence, config, self.created_s, now_s)
 
     def _receive(self, request: Request) -> None:
         now_s, params = request.t_s, self.params
@@ -154,7 +124,7 @@ class Pod:
             or self._is_unreachable(request)
         ):
             self.recorder.refuse()
-            self.num_refused += 1
+            self._num_refused += 1
             return
         flight = self.recorder.arrive(str(next(self._ids)), now_s, now_s, request.prompt_tokens)
         job = Job(request, flight, Holding(request), request.prompt_tokens)
@@ -192,11 +162,11 @@ class Pod:
         self.inbox.clear()
         if self.params.overload == "Shed" and now_s >= self._shed_at:
             self._shed(now_s)
-        before = self.num_preemptions
+        before = self._num_preemptions
         singles = [job for job in self.prefilling if job.tokens - job.computed == 1]
         if self.num_decoding:
             self._grow()
-        if self.num_preemptions > before:
+        if self._num_preemptions > before:
             singles = [job for job in singles if job.holding.num]
         elif self.waiting:
             self._admit(now_s)
@@ -326,6 +296,7 @@ class Pod:
         job.holding.num += grown_for // size + 1
         flight = job.flight
         flight.num_tokens = job.generated
+        flight.num_gaps = job.generated - 1
         flight.num_gaps_over += self._num_slow - job.slow_before
         if next_step - 1 > job.joined_at:
             flight.last_was_over = self._last_was_slow
@@ -378,7 +349,7 @@ class Pod:
 
     def _preempt(self, victim: Job, grown: set[int]) -> None:
         del self.running[victim.order]
-        self.num_preemptions += 1
+        self._num_preemptions += 1
         if victim.is_decoding:
             self._leave_decoding(victim, self.num_steps)
             victim.holding.num += victim.order in grown
@@ -445,7 +416,7 @@ class Pod:
                 self.recorder.drop(flight, now_s, by_server=True, refused=True)
                 self.waiting.remove(job)
                 del self._open[flight.request_id]
-                self.num_refused += 1
+                self._num_refused += 1
 
     # What it learns
 
@@ -470,3 +441,9 @@ class Pod:
         if step.ends_s - self._refitted_at >= REFIT_S:
             self._refitted_at = step.ends_s
             self.recorder.step_model = self.times.refit(step.ends_s)
+
+
+def _outcome(job: Job) -> Outcome:
+    flight = job.flight
+    first_s = inf if flight.first_s is None else flight.first_s
+    return Outcome(job.request.t_s, first_s, flight.last_s, flight.num_tokens, flight.num_gaps_over)

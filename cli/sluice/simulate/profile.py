@@ -8,16 +8,21 @@ from sluice_worker.steptime import StepRecord, StepTimes, predicted_cap
 from .params import Params
 
 
-def profile(params: Params) -> StepTimes:
-    """The step model that a worker starts with: a few dummy steps, as in its `startup`."""
+def profile_records(params: Params) -> list[StepRecord]:
+    """A few dummy steps, as in the worker's `startup`."""
     shapes = ((1, 32), (8, 32), (8, 512), (32, 32), (1, 512))
     decodes = [
         (n, n * context, 0) for n, context in ((min(n, params.ceiling), kv) for n, kv in shapes)
     ]
     largest = params.max_num_batched_tokens
     prefills = [(0, min(n, largest), min(n, largest)) for n in (32, 128, 256)]
+    return [StepRecord(0.0, *s, params.step_ms(*s)) for s in decodes + prefills]
+
+
+def profile(params: Params) -> StepTimes:
+    """The step model that a worker starts with."""
     times = StepTimes()
-    times.set_profile([StepRecord(0.0, *s, params.step_ms(*s)) for s in decodes + prefills])
+    times.set_profile(profile_records(params))
     return times
 
 

@@ -1,16 +1,55 @@
 """The worker's evidence, booked for many sequences at once: they share a step, and so its gap."""
 
-from sluice_worker.contract import Tick
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sluice_worker.contract import StepModel, Tick
 from sluice_worker.evidence import Recorder, bucket
 from sluice_worker.wire import Snapshot
+
+
+@dataclass(slots=True)
+class GapTotals:
+    """Gaps of all ticks that were closed, those too that are kept no more."""
+
+    num: int = 0
+    num_over: int = 0
+    sketch: dict[int, int] = field(default_factory=dict)
+
+    def add(self, num: int, num_over: int, sketch: dict[int, int]) -> None:
+        """Add those of a tick, or of a pod."""
+        self.num += num
+        self.num_over += num_over
+        for bucket_index, count in sketch.items():
+            self.sketch[bucket_index] = self.sketch.get(bucket_index, 0) + count
 
 
 class Recording(Recorder):
     """The worker's recorder, told of a whole step where the worker tells it of each token."""
 
-    def ticks_after(self, seq: int) -> list[Tick]:
-        """Closed ticks with a greater seq, oldest first."""
-        return self.newest_ticks(max(0, self._next_seq - 1 - seq))
+    def __init__(self, boot_id: str, now_s: float, wall_s: float) -> None:
+        super().__init__(boot_id, now_s, wall_s)
+        self.gap_totals = GapTotals()
+
+    @property
+    def next_seq(self) -> int:
+        """Of the tick that is open."""
+        return self._next_seq
+
+    def take(
+        self, ticks: Iterable[Tick], lengths: Iterable[int], state: Snapshot, model: StepModel
+    ) -> None:
+        """What was booked elsewhere since the last time."""
+        for tick in ticks:
+            self._ticks.append(tick)
+            self._next_seq += 1
+        self._lengths.extend(lengths)
+        self.snapshot, self.step_model = state, model
+
+    def _close(self, wall_s: float, throttled_s: float) -> None:
+        super()._close(wall_s, throttled_s)
+        gaps = self._ticks[-1].itl
+        self.gap_totals.add(gaps.n, gaps.over, gaps.sketch)
 
     def newest_ticks(self, num: int) -> list[Tick]:
         """The last `num` closed ticks, oldest first."""

@@ -67,6 +67,7 @@ class Case:
         self.params, self.targets, self.trace, self.seed = params, targets, trace, seed
         self.every_s = every_s
         self._tuned: World | None = None
+        self._replayed: dict[int, Result] = {}
 
     def _run(self, policy: Policy) -> World:
         world = World(self.params, self.targets, self.trace, policy, self.seed)
@@ -88,7 +89,9 @@ class Case:
 
     def replayed(self, cap: int) -> Result:
         """A fixed cap with the tuner's replicas of its own run."""
-        return {"cap": cap} | score(self._run(Replay(cap, self._replicas())))
+        if cap not in self._replayed:
+            self._replayed[cap] = {"cap": cap} | score(self._run(Replay(cap, self._replicas())))
+        return self._replayed[cap]
 
     def aimd(self) -> Result:
         first = self.tuned().first_cap

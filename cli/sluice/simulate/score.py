@@ -6,7 +6,7 @@ from typing import Any
 from sluice_operator.tuner import sketch
 from sluice_worker.contract import SMOOTH_SHARE
 
-from .job import Job
+from .job import Outcome
 from .world import World
 
 
@@ -19,17 +19,22 @@ def score(world: World) -> dict[str, Any]:
     `last_cap_change_s`: 0 without any.
     """
     pods = world.pods + world.gone
-    done = [job for pod in pods for job in pod.done]
+    outcomes = [pod.outcomes() for pod in pods]
+    done = [outcome for ended, _ in outcomes for outcome in ended]
     arrivals = len(world.trace)
-    targets = world.targets
-    good = sum(_is_good(world, job) for job in done)
-    smooth = sum(_is_smooth(world, job) for job in done)
-    tokens = sum(job.generated for job in done)
-    last_s = max((job.flight.last_s for job in done), default=world.now)
-    ttft_ms = _first_tokens_ms(world)
-    limit = targets.ttft_ms or inf
+    limit, itl_ms = world.targets.ttft_ms or inf, world.targets.itl_ms or inf
+    in_time = [job for job in done if 1e3 * (job.first_s - job.t_s) <= limit]
+    good = sum(_mean_gap_ms(job) <= itl_ms for job in in_time)
+    smooth = sum(j.num_gaps_over <= floor((j.num_tokens - 1) * SMOOTH_SHARE) for j in in_time)
+    tokens = sum(job.num_tokens for job in done)
+    last_s = max((job.last_s for job in done), default=world.now)
+    ttft_ms = [
+        1e3 * ((job.first_s if job.first_s < inf else world.now) - job.t_s)
+        for both in outcomes
+        for part in both
+        for job in part
+    ]
     late = sum(ms > limit for ms in ttft_ms) + arrivals - len(ttft_ms)
-    gap_ms = sketch.quantile_ms(world.gap_sketch, 0.99)
     return {
         "requests": arrivals,
         "finished": len(done),
@@ -41,9 +46,9 @@ def score(world: World) -> dict[str, Any]:
         "cap_changes": len(world.cap_changes),
         "replica_changes": len(world.replica_changes),
         "p99_ttft_ms": _quantile(ttft_ms, 0.99),
-        "p99_itl_ms": gap_ms,
-        "ttft_over_share": late / arrivals if targets.ttft_ms else None,
-        "itl_over_share": world.num_gaps_over / world.num_gaps if world.num_gaps else None,
+        "p99_itl_ms": sketch.quantile_ms(world.gaps.sketch, 0.99),
+        "ttft_over_share": late / arrivals if world.targets.ttft_ms else None,
+        "itl_over_share": world.gaps.num_over / world.gaps.num if world.gaps.num else None,
         "tokens": tokens,
         "preemptions": sum(pod.num_preemptions for pod in pods),
         "first_cap": world.first_cap,
@@ -54,27 +59,10 @@ def score(world: World) -> dict[str, Any]:
     }
 
 
-def _first_tokens_ms(world: World) -> list[float]:
-    times = []
-    for pod in world.pods + world.gone:
-        for job in [*pod.done, *pod.open_jobs]:
-            first_s = job.flight.first_s
-            times.append(1e3 * ((world.now if first_s is None else first_s) - job.request.t_s))
-    return times
-
-
-def _held_first(world: World, job: Job) -> bool:
-    first_s, limit = job.flight.first_s, world.targets.ttft_ms or inf
-    return first_s is not None and 1e3 * (first_s - job.request.t_s) <= limit
-
-
-def _is_good(world: World, job: Job) -> bool:
-    return _held_first(world, job) and job.flight.mean_gap_ms <= (world.targets.itl_ms or inf)
-
-
-def _is_smooth(world: World, job: Job) -> bool:
-    allowed = floor((job.flight.num_tokens - 1) * SMOOTH_SHARE)
-    return _held_first(world, job) and job.flight.num_gaps_over <= allowed
+def _mean_gap_ms(job: Outcome) -> float:
+    if job.num_tokens < 2:
+        return 0.0
+    return (job.last_s - job.first_s) * 1e3 / (job.num_tokens - 1)
 
 
 def _quantile(values: list[float], quantile: float) -> float | None:

@@ -6,11 +6,14 @@ from random import Random
 from typing import Protocol
 
 from sluice_operator.tuner import Targets
-from sluice_worker.contract import Slo, Tick
+from sluice_worker.contract import Slo
 
+from .compiled.pod import CompiledPod, is_usable
 from .params import Params
 from .pod import Pod
 from .profile import first_cap, profile
+from .recording import GapTotals
+from .scraped import Scraped
 from .trace import Request
 
 DRAIN_S = 600.0
@@ -28,10 +31,19 @@ class Policy(Protocol):
 
 
 class World:
-    """One service under one trace. All that happened is read from it after `run`."""
+    """One service under one trace. All that happened is read from it after `run`.
+
+    `pod_type`: by default the compiled pod, where it does what `Pod` would.
+    """
 
     def __init__(
-        self, params: Params, targets: Targets, trace: Sequence[Request], policy: Policy, seed: int
+        self,
+        params: Params,
+        targets: Targets,
+        trace: Sequence[Request],
+        policy: Policy,
+        seed: int,
+        pod_type: type[Pod] | type[CompiledPod] | None = None,
     ) -> None:
         self.params, self.targets, self.trace, self.policy = params, targets, trace, policy
         self.slo = Slo(targets.ttft_ms, targets.itl_ms, targets.e2e_ms)
@@ -42,11 +54,10 @@ class World:
         self.replica_changes: list[tuple[float, int]] = []
         self.num_lost = 0
         self.pod_seconds = 0.0
-        self.gap_sketch: dict[int, int] = {}
-        self.num_gaps = self.num_gaps_over = 0
-        self.pods: list[Pod] = []
-        self.gone: list[Pod] = []
-        self._seen: dict[str, int] = {}
+        self.gaps = GapTotals()
+        self.pods: list[Scraped] = []
+        self.gone: list[Scraped] = []
+        self._pod_type = pod_type or (CompiledPod if is_usable(params, trace) else Pod)
         self._routing, self._seeds = Random(seed), Random(~seed)  # noqa: S311 - a simulation
         self._inboxes: dict[str, deque[Request]] = {}
         for _ in range(params.min_replicas):
@@ -68,14 +79,15 @@ class World:
             for pod in self.pods:
                 if until_s > pod.ready_s:
                     pod.run(until_s, self._inboxes[pod.name])
-                self._read_ticks(pod)
             self.now = until_s
             self._retire()
             self.policy.decide(self)
         for pod in self.pods:
             pod.run(self.now + 2.0, deque())
-            self._read_ticks(pod)
             self.pod_seconds += self.now - pod.created_s
+        for pod in self.pods + self.gone:
+            gaps = pod.gap_totals
+            self.gaps.add(gaps.num, gaps.num_over, gaps.sketch)
 
     def set_cap(self, cap: int) -> None:
         """Change the cap of every pod, under a new epoch."""
@@ -100,8 +112,11 @@ class World:
         seed = self._seeds.randrange(1 << 30)
         name = f"pod-{len(self.pods) + len(self.gone) + 1}"
         start_s = self.now + cold_start_s
-        pod = Pod(name, self.params, self.slo, self.cap, self.epoch, start_s, self.now, seed)
-        self.pods.append(pod)
+        self.pods.append(
+            self._pod_type(
+                name, self.params, self.slo, self.cap, self.epoch, start_s, self.now, seed
+            )
+        )
         self._inboxes[name] = deque()
 
     def _route(self, request: Request) -> None:
@@ -119,14 +134,3 @@ class World:
                 self.pods.remove(pod)
                 self.gone.append(pod)
                 self.pod_seconds += self.now - pod.created_s
-
-    def _read_ticks(self, pod: Pod) -> None:
-        """Count the gaps of ticks closed since the last look."""
-        ticks: list[Tick] = pod.recorder.ticks_after(self._seen.get(pod.name, 0))
-        for tick in ticks:
-            self.num_gaps += tick.itl.n
-            self.num_gaps_over += tick.itl.over
-            for bucket, count in tick.itl.sketch.items():
-                self.gap_sketch[bucket] = self.gap_sketch.get(bucket, 0) + count
-        if ticks:
-            self._seen[pod.name] = ticks[-1].seq

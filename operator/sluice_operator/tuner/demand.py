@@ -74,14 +74,16 @@ def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> A
 def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
     """Arrivals of each span of a tick, oldest first, up to the newest that every pod has closed."""
     by_time: dict[int, int] = {}
+    oldest = round((now - k.BURST_MEMORY_S) / TICK_SECONDS)
     for pod in pods:
-        for end_s, tick in pod.ticks:
+        for end_s, tick in reversed(pod.ticks):
             index = round(end_s / TICK_SECONDS)
+            if index < oldest:
+                break
             by_time[index] = by_time.get(index, 0) + tick.arrivals
     if not by_time:
         return []
     last = min(round(pod.ticks[-1][0] / TICK_SECONDS) for pod in pods if pod.ticks)
-    oldest = round((now - k.BURST_MEMORY_S) / TICK_SECONDS)
     return [by_time.get(index, 0) for index in range(max(oldest, min(by_time)), last + 1)]
 
 

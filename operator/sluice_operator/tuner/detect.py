@@ -10,6 +10,56 @@ Series = Sequence[tuple[int, int]]
 """(samples, samples over target) of each tick, oldest first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bets:
+    """A betting CUSUM (e-detector: Shin, Ramdas, Rinaldo 2023) on the ticks' fractions, so any
+    dependence inside a tick is allowed. A tick smaller than `mean_size` bets less. Clipped at
+    `most`, so that it can be forgotten again."""
+
+    allowed: float
+    mean_size: float
+    most: float
+    stakes: tuple[float, ...]
+
+    @classmethod
+    def on(cls, series: Series, allowed: float, threshold: float) -> "Bets":
+        """The bets for the ticks of `series`."""
+        sizes = [n for n, _ in series if n]
+        mean_size = sum(sizes) / len(sizes) if sizes else 1.0
+        stakes = tuple(bet * 0.01 / allowed for bet in k.BETS)
+        return cls(allowed, mean_size, k.EVIDENCE_KEPT * threshold, stakes)
+
+    def win(self, n: int, over: int) -> float:
+        """What a tick pays for each unit that is staked on it."""
+        return min(1.0, n / self.mean_size) * (over / n - self.allowed)
+
+    def after(self, capital: Sequence[float], win: float) -> list[float]:
+        """The capital of each bet after a tick; what was lost before it is made up for."""
+        capital = [
+            (held if held > 1.0 else 1.0) * (1 + stake * win)
+            for held, stake in zip(capital, self.stakes, strict=True)
+        ]
+        mean = sum(capital) / len(capital)
+        return capital if mean <= self.most else [held * self.most / mean for held in capital]
+
+
+def is_breach(series: Series, allowed: float, threshold: float) -> bool:
+    """Whether the evidence after the last tick reaches `threshold`, which is over 1.
+
+    A bet's capital is a product of 1 + stake * win since some tick, so at most exp(stake * sum of
+    the wins since then): where not even the largest such sum is enough, the bets need not be made.
+    """
+    bets = Bets.on(series, allowed, threshold)
+    total = 0.0
+    for n, over in series:
+        if n:
+            total += bets.win(n, over)
+            total = max(total, 0.0)
+    if max(bets.stakes) * total < k.BOUND_MARGIN * log(threshold):
+        return False
+    return breach_evidence(series, allowed, threshold) >= threshold
+
+
 def breach_evidence(series: Series, allowed: float, threshold: float) -> float:
     """Evidence after the last tick that more than `allowed` is over: a breach from `threshold`."""
     evidence = 1.0
@@ -19,30 +69,13 @@ def breach_evidence(series: Series, allowed: float, threshold: float) -> float:
 
 
 def breach_path(series: Series, allowed: float, threshold: float) -> Iterator[float]:
-    """Mean capital of the bets against "the share over target is at most `allowed`", tick by tick.
-
-    A betting CUSUM (e-detector: Shin, Ramdas, Rinaldo 2023) on the ticks' fractions, so any
-    dependence inside a tick is allowed. A tick smaller than the mean bets less. Clipped at a
-    multiple of `threshold` so that it can be forgotten again.
-    """
-    sizes = [n for n, _ in series if n]
-    mean_size = sum(sizes) / len(sizes) if sizes else 1.0
-    stakes = [bet * 0.01 / allowed for bet in k.BETS]
-    capital = [1.0] * len(stakes)
-    most = k.EVIDENCE_KEPT * threshold
+    """The evidence after each tick that has samples: the mean capital of the bets."""
+    bets = Bets.on(series, allowed, threshold)
+    capital: Sequence[float] = (1.0,) * len(bets.stakes)
     for n, over in series:
-        if not n:
-            continue
-        win = min(1.0, n / mean_size) * (over / n - allowed)
-        capital = [
-            (held if held > 1.0 else 1.0) * (1 + stake * win)
-            for held, stake in zip(capital, stakes, strict=True)
-        ]
-        mean = sum(capital) / len(capital)
-        if mean > most:
-            capital = [held * most / mean for held in capital]
-            mean = most
-        yield mean
+        if n:
+            capital = bets.after(capital, bets.win(n, over))
+            yield sum(capital) / len(capital)
 
 
 def design_effect(batches: Series, spell_correlation: float = 0.0) -> float:

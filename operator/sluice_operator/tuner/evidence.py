@@ -1,5 +1,6 @@
 """Which pods are heard, which of their ticks count, and what those ticks add up to."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
@@ -96,10 +97,15 @@ def slices(pods: Iterable[HeardPod], accepts: "Accepts") -> list[tuple[Tick, ...
     """The accepted ticks of `pods`, put together by time: one tuple for each span of a tick."""
     by_time: dict[int, list[Tick]] = {}
     for pod in pods:
-        for end_s, tick in pod.ticks:
+        first = bisect_left(pod.ticks, accepts.since_s, key=_begun_s)
+        for end_s, tick in pod.ticks[first:]:
             if accepts(end_s, tick):
                 by_time.setdefault(round(end_s / TICK_SECONDS), []).append(tick)
     return [tuple(by_time[index]) for index in sorted(by_time)]
+
+
+def _begun_s(entry: tuple[float, Tick]) -> float:
+    return entry[0] - TICK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ target then says nothing about the cap, and a tuner that lowers it loses the bat
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from math import floor, inf
 
 from sluice_worker.contract import Tick
@@ -32,14 +33,19 @@ def far_ms(model: StepTime | None, ran: int, seen: Observation, epoch: Slices) -
 
 def _lasts(far: float, epoch: Slices, allowed: float) -> bool:
     """Whether most of the last ticks with traffic had such gaps."""
-    busy = [part for part in epoch if any(tick.itl.n for tick in part)][-k.REGIME_WINDOW :]
-    slow = [part for part in busy if num_far(part, far) > allowed * sum(t.itl.n for t in part)]
+    with_traffic = (part for part in reversed(epoch) if any(tick.itl.n for tick in part))
+    busy, bucket = islice(with_traffic, k.REGIME_WINDOW), far_bucket(far)
+    slow = [part for part in busy if num_far(part, bucket) > allowed * sum(t.itl.n for t in part)]
     return len(slow) >= k.REGIME_TICKS
 
 
-def num_far(ticks: Sequence[Tick], far: float) -> int:
-    """Gaps longer than `far` ms, within 2 %."""
-    if far == inf:
+def far_bucket(far: float) -> int | None:
+    """The bucket above which gaps are longer than `far` ms, within 2 %; None if none can be."""
+    return None if far == inf else sketch.bucket_of(far)
+
+
+def num_far(ticks: Sequence[Tick], bucket: int | None) -> int:
+    """Gaps above `bucket`, see `far_bucket`."""
+    if bucket is None:
         return 0
-    bucket = sketch.bucket_of(far)
     return sum(sketch.count_above(tick.itl.sketch, bucket) for tick in ticks if tick.itl.over)

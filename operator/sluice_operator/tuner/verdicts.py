@@ -8,7 +8,8 @@ from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
 from . import sketch, spells
-from .detect import Series, breach_evidence, design_effect, headroom
+from .detect import Series, design_effect, headroom, is_breach
+from .runs import Run, each, runs
 from .types import TargetName, Targets, TargetVerdict, Verdict
 
 Slices = Sequence[tuple[Tick, ...]]
@@ -39,6 +40,14 @@ def _requests(tick: Tick) -> tuple[int, int]:
     return tick.e2e.n, tick.e2e.over
 
 
+def _slow_runs(tick: Tick) -> tuple[int, int]:
+    return tick.itl.over, tick.itl.over_after_over
+
+
+def _waiting(tick: Tick) -> tuple[int, int]:
+    return tick.waiting.cap, tick.waiting.kv
+
+
 READERS: dict[TargetName, Counts] = {
     "timeToFirstToken": Counts(_first_tokens, _first_tokens, lambda tick: tick.ttft.sketch),
     "interTokenLatency": Counts(_gaps, _gaps_at_cap, lambda tick: tick.itl.sketch),
@@ -53,8 +62,9 @@ def judge(
     evidence; `far_ms`: gaps over it are of slow spells."""
     names = targets.by_name()
     threshold = k.BREACH_EVIDENCE * max(1, len(names))
+    window_runs, epoch_runs = runs(window), runs(epoch)
     return {
-        name: _judge_one(name, target_ms, targets, threshold, window, epoch, far_ms)
+        name: _judge_one(name, target_ms, targets, threshold, window_runs, epoch_runs, far_ms)
         for name, target_ms in names.items()
     }
 
@@ -64,23 +74,25 @@ def _judge_one(
     target_ms: float,
     targets: Targets,
     threshold: float,
-    window: Slices,
-    epoch: Slices,
+    window: Sequence[Run],
+    epoch: Sequence[Run],
     far_ms: float,
 ) -> TargetVerdict:
     read = READERS[name]
-    n, over = _total(window, read.seen)
-    epoch_n, epoch_over = _total(epoch, read.seen)
-    far = [spells.num_far(part, far_ms if name == "interTokenLatency" else inf) for part in epoch]
+    spans = each(series_of, window, read.seen)
+    n, over = _total(spans)
+    epoch_spans = each(series_of, epoch, read.seen)
+    epoch_n, epoch_over = _total(epoch_spans)
+    far = each(_nums_far, epoch, name, spells.far_bucket(far_ms))
     verdict, needed = _test(name, targets.allowed_share, threshold, epoch, sum(far))
     cap_breached = verdict == "Breach"
     if cap_breached and any(far):
-        spans = zip(series_of(epoch, read.seen), far, strict=True)
-        near = [(n - num_far, over - num_far) for (n, over), num_far in spans]
-        cap_breached = breach_evidence(near, targets.allowed_share, threshold) >= threshold
+        both = zip(epoch_spans, far, strict=True)
+        near = [(n - num_far, over - num_far) for (n, over), num_far in both]
+        cap_breached = is_breach(near, targets.allowed_share, threshold)
     if n and verdict == "NoTraffic":
         verdict = "Hold"  # the epoch is too young to tell
-    merged = sketch.merge(read.sketch(tick) for part in window for tick in part)
+    merged = sketch.merge(run.of(_merged, read.sketch) for run in window)
     share = over / n if n else 0.0
     return TargetVerdict(
         target=name,
@@ -95,22 +107,22 @@ def _judge_one(
         epoch_n=epoch_n,
         epoch_over=epoch_over,
         samples_needed=needed,
-        verifiable=_verifiable(needed, n, len(window)),
+        verifiable=_verifiable(needed, n, len(spans)),
         epoch_far=sum(far),
         cap_breached=cap_breached,
     )
 
 
 def _test(
-    name: TargetName, allowed: float, threshold: float, epoch: Slices, num_far_gaps: int
+    name: TargetName, allowed: float, threshold: float, epoch: Sequence[Run], num_far_gaps: int
 ) -> tuple[Verdict, int]:
     """The verdict, and the clean samples that headroom still needs."""
     read = READERS[name]
-    series = series_of(epoch, read.seen)
-    n, over = _total(epoch, read.proof)
+    series = each(series_of, epoch, read.seen)
+    n, over = _total(each(series_of, epoch, read.proof))
     num_far_gaps = min(num_far_gaps, over)
     proof = headroom(n - num_far_gaps, over - num_far_gaps, _effect(name, epoch), allowed)
-    if breach_evidence(series, allowed, threshold) >= threshold:
+    if is_breach(series, allowed, threshold):
         return "Breach", proof.samples_needed
     if not any(size for size, _ in series):
         return "NoTraffic", proof.samples_needed
@@ -121,66 +133,71 @@ def is_breached(name: TargetName, epoch: Slices, targets: Targets) -> bool:
     """Whether the ticks of `epoch` alone breach the target `name`."""
     threshold = k.BREACH_EVIDENCE * max(1, len(targets.by_name()))
     series = series_of(epoch, READERS[name].seen)
-    return breach_evidence(series, targets.allowed_share, threshold) >= threshold
+    return is_breach(series, targets.allowed_share, threshold)
 
 
 def series_of(parts: Slices, counts: Callable[[Tick], tuple[int, int]]) -> Series:
     """(samples, over) of each span of a tick, summed over the pods."""
-    return [_total([part], counts) for part in parts]
+    return [
+        counts(part[0]) if len(part) == 1 else _total([counts(tick) for tick in part])
+        for part in parts
+    ]
 
 
-def _total(parts: Slices, counts: Callable[[Tick], tuple[int, int]]) -> tuple[int, int]:
-    total_n = total_over = 0
-    for part in parts:
-        for tick in part:
-            n, over = counts(tick)
-            total_n += n
-            total_over += over
-    return total_n, total_over
+def _total(series: Series) -> tuple[int, int]:
+    return sum([n for n, _ in series]), sum([over for _, over in series])
 
 
-def _effect(name: TargetName, epoch: Slices) -> float:
+def _merged(parts: Slices, read: Callable[[Tick], dict[int, int]]) -> dict[int, int]:
+    return sketch.merge(read(tick) for part in parts for tick in part)
+
+
+def _nums_far(parts: Slices, name: TargetName, bucket: int | None) -> list[int]:
+    """Gaps of slow spells in each span, where the target is one for gaps."""
+    if name != "interTokenLatency":
+        return [0] * len(parts)
+    return [spells.num_far(part, bucket) for part in parts]
+
+
+def _effect(name: TargetName, epoch: Sequence[Run]) -> float:
     """Design effect from batch means of "over the evidence's own P90"."""
     read = READERS[name].sketch
-    merged = sketch.merge(read(tick) for part in epoch for tick in part)
+    merged = sketch.merge(run.of(_merged, read) for run in epoch)
     bucket = sketch.bucket_at(merged, k.DESIGN_QUANTILE)
     if bucket is None:
         return 1.0
-    batches: Sequence[Sequence[Tick]] = epoch
-    if name != "interTokenLatency":
-        batches = _busy_periods(epoch)
-    marked = []
-    for batch in batches:
-        n = above = 0
-        for tick in batch:
-            part = read(tick)
-            n += sum(part.values())
-            above += sketch.count_above(part, bucket)
-        marked.append((n, above))
-    return design_effect(marked, _spells(epoch) if name == "interTokenLatency" else 0.0)
+    marked = each(_marked, epoch, read, bucket)
+    if name == "interTokenLatency":
+        return design_effect(marked, _spells(each(series_of, epoch, _slow_runs)))
+    return design_effect(_busy_periods(marked, each(series_of, epoch, _waiting)))
 
 
-def _busy_periods(epoch: Slices) -> list[list[Tick]]:
+def _marked(
+    parts: Slices, read: Callable[[Tick], dict[int, int]], bucket: int
+) -> list[tuple[int, int]]:
+    """(samples, those above `bucket`) of each span."""
+    spans = [[read(tick) for tick in part] for part in parts]
+    return [
+        (sum([sum(s.values()) for s in span]), sum([sketch.count_above(s, bucket) for s in span]))
+        for span in spans
+    ]
+
+
+def _busy_periods(marked: Series, waiting: Series) -> Series:
     """Spans put together until nobody waits: the requests of one burst share one queue."""
-    periods: list[list[Tick]] = []
-    period: list[Tick] = []
-    for part in epoch:
-        period += part
-        if not _is_queued(part):
-            periods.append(period)
-            period = []
-    return [*periods, period] if period else periods
+    periods, n, above = [], 0, 0
+    for (more, more_above), (by_cap, by_kv) in zip(marked, waiting, strict=True):
+        n, above = n + more, above + more_above
+        if not (by_cap or by_kv):
+            periods.append((n, above))
+            n = above = 0
+    return [*periods, (n, above)] if n else periods
 
 
-def _is_queued(part: Sequence[Tick]) -> bool:
-    return any(tick.waiting.cap or tick.waiting.kv for tick in part)
-
-
-def _spells(epoch: Slices) -> float:
+def _spells(slow_runs: Series) -> float:
     """Share of the gaps over target that directly follow another one."""
-    ticks = [tick for part in epoch for tick in part]
-    over = sum(tick.itl.over for tick in ticks)
-    return sum(tick.itl.over_after_over for tick in ticks) / over if over else 0.0
+    over, after_over = _total(slow_runs)
+    return after_over / over if over else 0.0
 
 
 def _verifiable(needed: int, n: int, num_spans: int) -> bool:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from sluice.simulate.noise import Noise
 from sluice.simulate.params import Params
-from sluice.simulate.pod import REFIT_S
 from sluice.simulate.profile import profile
+from sluice.simulate.scraped import REFIT_S
 from sluice.simulate.trace import Request
 from sluice_worker.blocks import BlockPool
 from sluice_worker.contract import Slo, Tick

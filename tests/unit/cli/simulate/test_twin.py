@@ -94,3 +94,11 @@ def test_the_twin_equals_the_real_scheduler_where_memory_is_short(prefix_caching
     twin, real = play(params, trace_of(drawn), 8, [])
     assert twin.num_preemptions > 10
     assert_equal(twin, real)
+
+
+def test_a_long_output_is_smooth_by_the_number_of_its_gaps() -> None:
+    """The reproducer of a twin that took any gap over for the end of smoothness."""
+    params = msgspec.structs.replace(SMALL, noise=0.5)
+    twin, real = play(params, [Request(3.0 * i, 10, 240) for i in range(8)], 2, [])
+    assert any(0 < job.flight.num_gaps_over <= 2 for job in twin.done)
+    assert_equal(twin, real)

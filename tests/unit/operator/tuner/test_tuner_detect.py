@@ -3,6 +3,8 @@
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sluice_operator.tuner import constants as k
 from sluice_operator.tuner.detect import (
     Series,
@@ -10,6 +12,7 @@ from sluice_operator.tuner.detect import (
     breach_path,
     design_effect,
     headroom,
+    is_breach,
 )
 from sluice_operator.tuner.sketch import merge, quantile_ms
 
@@ -62,6 +65,19 @@ def test_a_breach_is_forgotten_after_clean_ticks_however_long_it_lasted() -> Non
     assert breach_evidence(overload, 0.01, k.BREACH_EVIDENCE) >= k.BREACH_EVIDENCE
     clean = [*overload, *[(1000, 0)] * 3]
     assert breach_evidence(clean, 0.01, k.BREACH_EVIDENCE) < k.BREACH_EVIDENCE
+
+
+spans = st.integers(0, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n)))
+slow = st.tuples(st.just(300), st.integers(0, 12))
+
+
+@given(st.lists(st.one_of(slow, spans), max_size=60), st.sampled_from([0.001, 0.01, 0.1]))
+def test_the_bound_that_spares_the_bets_never_hides_a_breach(
+    series: list[tuple[int, int]], allowed: float
+) -> None:
+    for threshold in (1.5, 50.0, k.BREACH_EVIDENCE):
+        breached = breach_evidence(series, allowed, threshold) >= threshold
+        assert is_breach(series, allowed, threshold) == breached
 
 
 def test_headroom_for_p99_takes_214_clean_independent_samples() -> None:

@@ -1,0 +1,244 @@
+"""The compiled pod, as the world and the policies know a pod."""
+
+import ctypes
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Sequence
+from ctypes import byref, c_double, c_int64
+from itertools import chain
+
+import msgspec
+import numpy as np
+from sluice_worker import steptime
+from sluice_worker.contract import (
+    SKETCH_GAMMA,
+    SMOOTH_SHARE,
+    TICK_SECONDS,
+    Causes,
+    FirstTokens,
+    Requests,
+    Slo,
+    StepModel,
+    Tick,
+    TokenGaps,
+    Waiting,
+)
+from sluice_worker.evidence import SMALLEST_MS
+from sluice_worker.scheduler import MIN_CHUNK_TOKENS
+from sluice_worker.steptime import StepTimes
+from sluice_worker.wire import Snapshot
+
+from ..job import Outcome
+from ..params import Params
+from ..profile import profile_records
+from ..recording import GapTotals, Recording
+from ..scraped import REFIT_S, Scraped
+from ..trace import Request
+from . import layout
+from .library import library
+
+NUM_BUCKETS = 2560
+SPELLS_AT_ONCE = 64
+_NEEDS_FACTORS, _NEEDS_SPELLS = 1, 2
+
+
+class CannotCompile(RuntimeError):
+    """There is no compiled pod here."""
+
+
+def is_usable(params: Params, trace: Sequence[Request]) -> bool:
+    """Whether the compiled pod can do what `pod.Pod` would: no prefixes, no shedding, and g++."""
+    is_plain = params.overload == "Queue" and not any(request.prefix for request in trace)
+    return is_plain and library() is not None
+
+
+class CompiledPod(Scraped):
+    """As `pod.Pod`. Raises CannotCompile."""
+
+    def __init__(
+        self,
+        name: str,
+        params: Params,
+        slo: Slo,
+        cap: int,
+        epoch: int,
+        start_s: float = 0.0,
+        created_s: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(name, params, slo, cap, epoch, start_s, created_s, seed)
+        loaded = library()
+        if loaded is None:
+            raise CannotCompile("there is no g++, or no directory to build in.")
+        self._library = loaded
+        rows = [dataclasses.astuple(record) for record in profile_records(params)]
+        anchor = (layout.Row * len(rows))(*(layout.Row(*row) for row in rows))
+        config = _config(params, slo, cap, epoch, start_s)
+        self._pod = loaded.pod_new(byref(config), anchor, len(anchor), byref(_fit(self.times)))
+        self._is_read = True
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pod"):
+            self._library.pod_delete(self._pod)
+
+    @property
+    def _view(self) -> layout.View:
+        view: layout.View = self._library.pod_view(self._pod).contents
+        return view
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._view.num_open
+
+    @property
+    def num_refused(self) -> int:
+        return int(self._view.num_refused)
+
+    @property
+    def num_preemptions(self) -> int:
+        return int(self._view.num_preemptions)
+
+    @property
+    def recorder(self) -> Recording:
+        if not self._is_read:
+            self._read()
+            self._is_read = True
+        return self._recorder
+
+    @property
+    def gap_totals(self) -> GapTotals:
+        totals, pairs = layout.Totals(), (c_int64 * (2 * NUM_BUCKETS))()
+        num = self._library.pod_gaps(self._pod, byref(totals), pairs)
+        return GapTotals(totals.num_gaps, totals.num_gaps_over, _sketch(pairs[: 2 * num]))
+
+    def run(self, until_s: float, arrivals: deque[Request]) -> None:
+        loaded, pod = self._library, self._pod
+        while arrivals and arrivals[0].t_s <= until_s:
+            request = arrivals.popleft()
+            loaded.pod_send(pod, request.t_s, request.prompt_tokens, request.max_tokens)
+        while need := loaded.pod_run(pod, until_s):
+            if need == _NEEDS_FACTORS:
+                factors = self.noise.factors()[::-1]  # it takes the last first
+                loaded.pod_factors(pod, (c_double * len(factors))(*factors), len(factors))
+            elif need == _NEEDS_SPELLS:
+                spells = chain.from_iterable(self.noise.spell() for _ in range(SPELLS_AT_ONCE))
+                num = 2 * SPELLS_AT_ONCE
+                loaded.pod_spells(pod, (c_double * num)(*spells), num)
+        self._is_read = False
+
+    def patch(self, cap: int, epoch: int, now_s: float) -> None:
+        self._library.pod_patch(self._pod, cap, epoch, now_s)
+        self.cap, self.epoch = cap, epoch
+        self._is_read = False
+        self.recorder.configure(epoch, cap, self.slo)
+
+    def outcomes(self) -> tuple[list[Outcome], list[Outcome]]:
+        num, num_done = (
+            getattr(self._library, name)(self._pod) for name in ("pod_num_jobs", "pod_num_done")
+        )
+        jobs = (layout.Ended * num)()
+        self._library.pod_jobs(self._pod, jobs)
+        found = [Outcome(*row) for row in np.ctypeslib.as_array(jobs).tolist()] if num else []
+        return found[:num_done], found[num_done:]
+
+    def _read(self) -> None:
+        """Bring the recorder to what the library has found since the last time."""
+        loaded, pod, view = self._library, self._pod, self._view
+        pairs, start, ticks = loaded.pod_pairs(pod), 0, list[Tick]()
+        rows, seq = loaded.pod_ticks(pod), self._recorder.next_seq
+        for index in range(view.num_ticks):
+            row = rows[index]
+            ticks.append(_tick(row, pairs, start, seq + index, self.name))
+            start += 2 * (row.num_ttft + row.num_itl + row.num_e2e)
+        model = view.model
+        self._recorder.take(
+            ticks,
+            loaded.pod_lengths(pod)[: view.num_lengths],
+            Snapshot(view.running, view.waiting_cap, view.waiting_kv, 0, 0, 0, 0, 0, 0, 0),
+            StepModel(model.a, model.b, model.c, model.d, model.n, model.resid_q),
+        )
+        loaded.pod_forget(pod)
+
+
+def _config(params: Params, slo: Slo, cap: int, epoch: int, start_s: float) -> layout.Config:
+    names = (name for name, _ in layout.Config._fields_)
+    shared = {name: getattr(params, name) for name in names if hasattr(params, name)}
+    targets = {name: getattr(slo, name) or math.inf for name in ("ttft_ms", "itl_ms", "e2e_ms")}
+    return layout.Config(
+        **shared,
+        **targets,
+        start_s=start_s,
+        tick_s=TICK_SECONDS,
+        refit_s=REFIT_S,
+        log_gamma=math.log(SKETCH_GAMMA),
+        smallest_ms=SMALLEST_MS,
+        smooth_share=SMOOTH_SHARE,
+        cap=cap,
+        epoch=epoch,
+        num_blocks=params.kv_tokens // params.block_size,
+        caching=params.prefix_caching,
+        min_chunk=MIN_CHUNK_TOKENS,
+        has_spells=params.spell_every_s > 0,
+    )
+
+
+def _fit(times: StepTimes) -> layout.Fit:
+    model = times.model
+    return layout.Fit(
+        layout.Model() if model is None else layout.Model(*msgspec.structs.astuple(model)),
+        times.tail.ms,
+        times.tail.stretch,
+        steptime.MAX_AGE_S,
+        steptime.ANCHOR_WEIGHT,
+        steptime.MODEL_QUANTILE,
+        steptime.TAIL_QUANTILE,
+        steptime.STRETCH_QUANTILE,
+        steptime.BUCKET_RECORDS,
+        steptime.MIN_JUDGED,
+        steptime.LEAST_CHUNK,
+    )
+
+
+def _sketch(pairs: list[int]) -> dict[int, int]:
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+def _tick(
+    row: layout.Tick, pairs: "ctypes._Pointer[c_int64]", start: int, seq: int, boot_id: str
+) -> Tick:
+    gaps_at = start + 2 * row.num_ttft
+    e2e_at = gaps_at + 2 * row.num_itl
+    by = Causes(cap=row.by_cap, kv=row.by_kv, prefill=row.by_prefill, cold=row.by_cold)
+    return Tick(
+        seq=seq,
+        t_s=row.t_s,
+        epoch=row.epoch,
+        boot_id=boot_id,
+        settled=bool(row.settled),
+        max_num_seqs=row.max_num_seqs,
+        arrivals=row.arrivals,
+        refused=row.refused,
+        finished=row.finished,
+        good=row.good,
+        smooth=row.smooth,
+        ttft=FirstTokens(row.ttft_n, row.ttft_over, by, _sketch(pairs[start:gaps_at])),
+        itl=TokenGaps(
+            row.itl_n,
+            row.itl_over,
+            row.over_after_over,
+            row.n_at_cap,
+            row.over_at_cap,
+            _sketch(pairs[gaps_at:e2e_at]),
+        ),
+        e2e=Requests(row.e2e_n, row.e2e_over, _sketch(pairs[e2e_at : e2e_at + 2 * row.num_e2e])),
+        steps=row.steps,
+        decodes=row.decodes,
+        prefill_tokens=row.prefill_tokens,
+        generated_tokens=row.generated_tokens,
+        busy_s=row.busy_s,
+        throttled_s=0.0,
+        running=row.running,
+        max_running=row.max_running,
+        waiting=Waiting(cap=row.waiting_cap, kv=row.waiting_kv),
+    )

@@ -1,0 +1,211 @@
+// `sluice_worker.steptime.StepTimes`, compiled. Sums are taken in another order than numpy's and
+// the equations are solved by elimination, so that coefficients agree to about 1e-10, not bit for
+// bit.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+struct StepModel {
+  double a, b, c, d;
+  int64_t n;
+  double resid_q;
+};
+
+struct Fit {  // a step model and its `steptime.Tail`, and the constants of steptime.py
+  StepModel model;
+  double tail_ms, stretch;
+  double max_age_s, anchor_weight, model_quantile, tail_quantile, stretch_quantile;
+  int64_t bucket_records, min_judged, least_chunk;
+};
+
+struct Row {
+  double at_s, decodes, kv_tokens, prefill, ms;
+};
+
+class StepTimes {
+ public:
+  Fit fit;
+
+  StepTimes(const Row* rows, int64_t num, const Fit& first) : fit(first) {
+    anchor_.assign(rows, rows + num);
+  }
+
+  void add(const Row& row) {
+    int64_t shape = bits(row.decodes) << 16 | bits(row.kv_tokens) << 8 | bits(row.prefill);
+    auto [ring, is_new] = rings_.try_emplace(shape, Ring{rows_.size(), 0});
+    if (is_new) rows_.resize(rows_.size() + fit.bucket_records, Row{-INFINITY, 0, 0, 0, 1});
+    rows_[ring->second.first + ring->second.num_added++ % fit.bucket_records] = row;
+  }
+
+  void refit(double now_s) {
+    recent_.clear();
+    for (const Row& row : rows_)
+      if (row.at_s >= now_s - fit.max_age_s) recent_.push_back(row);
+    if (!recent_.empty()) fit_recent();
+  }
+
+  int64_t chunk_limit(double itl_ms, int64_t decodes, int64_t kv_tokens) const {
+    const StepModel& m = fit.model;
+    double predicted_ms = m.a + m.b * decodes + m.c * kv_tokens + m.d * 0;
+    double room_ms = itl_ms - std::max(fit.tail_ms, 0.0) - predicted_ms;
+    double per_token_ms = m.c + m.d * fit.stretch;
+    return per_token_ms > 0 ? (int64_t)(room_ms / per_token_ms) : (int64_t)1 << 30;
+  }
+
+ private:
+  struct Ring {
+    size_t first;
+    int64_t num_added;
+  };
+  using Vector = std::array<double, 4>;
+  using Square = std::array<Vector, 4>;
+
+  std::vector<Row> rows_, anchor_, recent_;
+  std::map<int64_t, Ring> rings_;
+  std::vector<double> ratios_, beyond_, taken_;
+
+  static int64_t bits(double value) {
+    int64_t whole = (int64_t)value, num = 0;
+    for (; whole; whole >>= 1) num++;
+    return num;
+  }
+
+  void fit_recent() {
+    Vector x = non_negative_fit();
+    // A quantile of few is no quantile: until there are enough, the profile's count as well.
+    size_t num_judged = recent_.size();
+    recent_.insert(recent_.end(), anchor_.begin(), anchor_.end());
+    size_t num_rows = recent_.size();
+    if ((int64_t)num_judged < fit.min_judged) num_judged = num_rows;
+    fit.stretch = stretch(x, num_judged, num_rows);
+    ratios_.clear(), beyond_.clear();
+    for (size_t i = 0; i < num_judged; i++) {
+      const Row& row = recent_[i];
+      double mean_ms = x[0] + x[1] * row.decodes + x[2] * row.kv_tokens + x[3] * row.prefill;
+      double predicted = std::max(mean_ms, 1e-6);
+      ratios_.push_back(row.ms / predicted);
+      beyond_.push_back(row.ms - predicted - (fit.stretch - 1) * x[3] * row.prefill);
+    }
+    fit.tail_ms = quantile(beyond_, fit.tail_quantile);
+    double resid_q = quantile(ratios_, fit.model_quantile);
+    fit.model = {x[0], x[1], x[2], x[3], (int64_t)num_judged, resid_q};
+  }
+
+  double stretch(const Vector& x, size_t num_judged, size_t num_rows) {
+    for (size_t num : {num_judged, num_rows}) {
+      taken_.clear();
+      for (size_t i = 0; i < num; i++) {
+        const Row& row = recent_[i];
+        if (row.prefill < fit.least_chunk) continue;
+        double rest_ms = row.ms - (x[0] + x[1] * row.decodes + x[2] * row.kv_tokens);
+        taken_.push_back(rest_ms / (x[3] * row.prefill));
+      }
+      if ((int64_t)taken_.size() >= fit.min_judged) break;
+    }
+    if (taken_.empty() || x[3] <= 0) return 1.0;
+    return std::max(1.0, quantile(taken_, fit.stretch_quantile));
+  }
+
+  static double quantile(std::vector<double>& values, double quantile) {
+    double place = quantile * (values.size() - 1);
+    size_t below = (size_t)place, above = std::min(below + 1, values.size() - 1);
+    std::nth_element(values.begin(), values.begin() + below, values.end());
+    double low = values[below];
+    double high = above > below ? *std::min_element(values.begin() + above, values.end()) : low;
+    return low + (high - low) * (place - below);
+  }
+
+  Vector non_negative_fit() const {
+    Square gram{};
+    Vector target{}, scale;
+    scale.fill(1.0);
+    add_rows(recent_, 1.0, gram, target, scale);
+    add_rows(anchor_, fit.anchor_weight, gram, target, scale);
+    for (int i = 0; i < 4; i++) {
+      target[i] /= scale[i];
+      for (int j = 0; j < 4; j++) gram[i][j] = gram[std::min(i, j)][std::max(i, j)];
+    }
+    for (int i = 0; i < 4; i++)
+      for (int j = 0; j < 4; j++) gram[i][j] /= scale[i] * scale[j];
+    Vector best = solve_best(gram, target);
+    for (int i = 0; i < 4; i++) best[i] /= scale[i];
+    return best;
+  }
+
+  static void add_rows(const std::vector<Row>& rows, double weight, Square& gram, Vector& target,
+                       Vector& scale) {
+    double sums[4][4] = {}, firsts[4] = {}, largest[4] = {};  // of their own, so in registers
+    for (const Row& row : rows) {
+      const double inverse = 1.0 / row.ms;
+      const double part[4] = {inverse, row.decodes * inverse, row.kv_tokens * inverse,
+                              row.prefill * inverse};
+      largest[1] = std::max(largest[1], row.decodes);
+      largest[2] = std::max(largest[2], row.kv_tokens);
+      largest[3] = std::max(largest[3], row.prefill);
+      for (int i = 0; i < 4; i++) {
+        firsts[i] += part[i];
+        for (int j = i; j < 4; j++) sums[i][j] += part[i] * part[j];
+      }
+    }
+    for (int i = 0; i < 4; i++) {
+      target[i] += weight * firsts[i];
+      scale[i] = std::max(scale[i], largest[i]);
+      for (int j = i; j < 4; j++) gram[i][j] += weight * sums[i][j];
+    }
+  }
+
+  // All columns where that is non-negative, else the best of the sets for which it is.
+  static Vector solve_best(const Square& gram, const Vector& target) {
+    Vector best{};
+    double best_loss = INFINITY;
+    if (solve(gram, target, 15, best)) return best;
+    best.fill(0.0);
+    for (unsigned size = 1; size <= 4; size++)
+      for (unsigned set = 1; set < 16; set++) {
+        Vector x;
+        if ((unsigned)__builtin_popcount(set) != size || !solve(gram, target, set, x)) continue;
+        double loss = 0;
+        for (int i = 0; i < 4; i++) {
+          loss -= 2 * target[i] * x[i];
+          for (int j = 0; j < 4; j++) loss += x[i] * gram[i][j] * x[j];
+        }
+        if (loss < best_loss - 1e-12) best_loss = loss, best = x;
+      }
+    return best;
+  }
+
+  // Columns of `set`, by elimination with the largest pivot; false if one comes out negative.
+  static bool solve(const Square& gram, const Vector& target, unsigned set, Vector& x) {
+    int pick[4], n = 0;
+    for (int i = 0; i < 4; i++)
+      if (set >> i & 1) pick[n++] = i;
+    double rows[4][5];
+    for (int i = 0; i < n; i++) {
+      for (int j = 0; j < n; j++) rows[i][j] = gram[pick[i]][pick[j]];
+      rows[i][n] = target[pick[i]];
+    }
+    for (int k = 0; k < n; k++) {
+      int pivot = k;
+      for (int i = k + 1; i < n; i++)
+        if (std::fabs(rows[i][k]) > std::fabs(rows[pivot][k])) pivot = i;
+      std::swap_ranges(rows[k], rows[k] + 5, rows[pivot]);
+      if (rows[k][k] == 0) return false;
+      for (int i = k + 1; i < n; i++) {
+        double part = rows[i][k] / rows[k][k];
+        for (int j = k; j <= n; j++) rows[i][j] -= part * rows[k][j];
+      }
+    }
+    x.fill(0.0);
+    for (int k = n - 1; k >= 0; k--) {
+      double value = rows[k][n];
+      for (int j = k + 1; j < n; j++) value -= rows[k][j] * x[pick[j]];
+      x[pick[k]] = value / rows[k][k];
+      if (x[pick[k]] < 0) return false;
+    }
+    return true;
+  }
+};

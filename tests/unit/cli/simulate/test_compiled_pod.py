@@ -1,0 +1,134 @@
+"""The compiled pod does what `Pod` does, run for run; what it cannot do is left to `Pod`."""
+
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sluice.simulate.compare import NOISES, SERVICES, TARGETS
+from sluice.simulate.compiled import library
+from sluice.simulate.compiled.pod import CannotCompile, CompiledPod, is_usable
+from sluice.simulate.generate import make_trace
+from sluice.simulate.params import Params
+from sluice.simulate.pod import Pod
+from sluice.simulate.policy import Aimd, Replay, Tuner
+from sluice.simulate.score import score
+from sluice.simulate.trace import Request
+from sluice.simulate.world import Policy, World
+from sluice.targets import read_targets
+from sluice_worker.contract import Slo
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="there is no g++")
+SMALL = Params(
+    a=6, b=1.5, c=0.004, d=0.4, kv_tokens=400, cold_start_s=1, block_size=8,
+    max_num_batched_tokens=96, max_num_queued=12, noise=0.1, between_ms=0.5,
+    spell_every_s=2.0, spell_mean_s=1.0, leak_per_hour=20.0,
+)  # fmt: skip
+SLO = Slo(ttft_ms=400, itl_ms=30, e2e_ms=2000)
+requests = st.tuples(
+    st.sampled_from([0.0, 0.0, 0.01, 0.1, 1.0]), st.integers(1, 120), st.integers(1, 300)
+)
+changes = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 12)), max_size=3)
+
+
+def trace_of(drawn: list[tuple[float, int, int]]) -> list[Request]:
+    trace, now_s = [], 0.0
+    for gap_s, prompt, output in drawn:
+        now_s += gap_s
+        trace.append(Request(now_s, prompt, output))
+    return trace
+
+
+def assert_equal(params: Params, slo: Slo, drawn: list[tuple[float, int, int]], cap: int,
+                 patches: list[tuple[int, int]]) -> None:  # fmt: skip
+    """Both pods through the same arrivals and changes of the cap, looked at on the way."""
+    pods = Pod("pod-1", params, slo, cap, 1, seed=3), CompiledPod("pod-1", params, slo, cap, 1,
+                                                                 seed=3)  # fmt: skip
+    queues, now_s = [deque(trace_of(drawn)) for _ in pods], 0.0
+    for epoch, (steps, new_cap) in enumerate([*patches, (60, cap)], 2):
+        now_s += 1.1 * steps
+        for pod, arrivals in zip(pods, queues, strict=True):
+            pod.run(now_s, arrivals)
+        python, compiled = pods
+        assert compiled.outcomes() == python.outcomes()
+        assert (compiled.is_idle, compiled.num_refused, compiled.num_preemptions) == (
+            python.is_idle, python.num_refused, python.num_preemptions,
+        )  # fmt: skip
+        assert compiled.gap_totals == python.gap_totals
+        mine, its = (pod.view(now_s) for pod in (compiled, python))
+        assert mine.config == its.config
+        assert mine.evidence is not None
+        assert its.evidence is not None
+        assert mine.evidence.ticks == its.evidence.ticks
+        assert mine.evidence.lengths == its.evidence.lengths
+        fitted = [msgspec.structs.astuple(e.step_model) for e in (mine.evidence, its.evidence)
+                  if e.step_model]  # fmt: skip
+        assert fitted[0] == pytest.approx(fitted[1], rel=1e-6, abs=1e-9)
+        for pod in pods:
+            pod.patch(new_cap, epoch, now_s)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(requests, min_size=1, max_size=40), st.integers(1, 12), changes, st.booleans())
+def test_the_compiled_pod_equals_the_python_pod_tick_for_tick(
+    drawn: list[tuple[float, int, int]], cap: int, patches: list[tuple[int, int]], caching: bool
+) -> None:
+    params = msgspec.structs.replace(SMALL, prefix_caching=caching)
+    assert_equal(params, SLO, drawn, cap, patches)
+
+
+def test_it_equals_the_python_pod_without_targets() -> None:
+    assert_equal(SMALL, Slo(), [(0.05, 17 + 7 * i % 60, 40) for i in range(40)], 8, [(2, 3)])
+
+
+def test_it_equals_the_python_pod_where_memory_is_short() -> None:
+    params = msgspec.structs.replace(SMALL, kv_tokens=256, max_num_queued=1024)
+    drawn = [(0.05, 17 + 7 * i % 60, 40) for i in range(60)]
+    assert_equal(params, SLO, drawn, 8, [])
+    pod = CompiledPod("pod-1", params, SLO, 8, 1)
+    pod.run(60.0, deque(trace_of(drawn)))
+    assert pod.num_preemptions > 10
+
+
+@pytest.mark.parametrize("service", ["cpu", "gpu"])
+@pytest.mark.parametrize("policy", ["fixed", "aimd", "sluice"])
+def test_whole_runs_score_alike(service: str, policy: str) -> None:
+    params, lengths = SERVICES[service]
+    params = msgspec.structs.replace(params, **NOISES["spells"])
+    targets = read_targets(TARGETS[service]["default"])
+    trace = make_trace("steps", params, targets.itl_ms, lengths, 500, seed=2)
+
+    def new() -> Policy:
+        if policy == "sluice":
+            return Tuner(params.limits(), every_s=4.0)
+        return Aimd(8, ()) if policy == "aimd" else Replay(8, ())
+
+    results = []
+    for pod_type in (Pod, CompiledPod):
+        world = World(params, targets, trace, new(), 2, pod_type)
+        world.run()
+        results.append(score(world))
+    assert results[0] == results[1]
+
+
+def test_prefixes_shedding_and_a_missing_compiler_are_left_to_the_python_pod(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain, shared = [Request(0.0, 10, 10)], [Request(0.0, 10, 10, ("p",), 10)]
+    assert is_usable(SMALL, plain)
+    assert not is_usable(SMALL, shared)
+    assert not is_usable(msgspec.structs.replace(SMALL, overload="Shed"), plain)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library.library.cache_clear()
+    try:
+        assert not is_usable(SMALL, plain)
+        with pytest.raises(CannotCompile):
+            CompiledPod("pod-1", SMALL, SLO, 1, 1)
+        world = World(SMALL, read_targets("ttft=1s"), plain, Replay(1, ()), 1)
+        world.run()
+        assert isinstance(world.pods[0], Pod)
+    finally:
+        library.library.cache_clear()
