@@ -150,7 +150,7 @@ def serve(link: Link) -> int:
     """Start, serve and stop; the process's exit status."""
     config, frames = link.receive_config()
     link.send(Starting("import", 0))
-    _set_threads(Resources().num_threads())
+    set_threads(Resources().num_threads())
     try:
         # What can be refused without torch, whose import takes seconds, is refused before it.
         DecoderConfig.from_json(read_json(checkpoint_dir(config.model), "config.json"))
@@ -173,7 +173,7 @@ def serve(link: Link) -> int:
     return 0
 
 
-def _set_threads(count: int) -> None:
+def set_threads(count: int) -> None:
     """Threads as the quota pays for, and none that spins long while it waits.
 
     With default spinning, two threads on busy cores took 10-100 times as long (measured). Some ten

@@ -79,12 +79,12 @@ def _batch(size: int) -> Trace:
         prompt_tokens=(32, 256),
         output_tokens=(8, 128),
         cap=size,
-        server_cap=32,
+        server_cap=64,
         paced=True,
     )
 
 
-BATCHES = (1, 4, 8, 16, 32)
+BATCHES = (1, 4, 8, 16, 32, 64)
 TRACES = {
     trace.name: trace
     for trace in (

@@ -161,7 +161,7 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
     "spec.model.maxModelLen": st.integers(1, 1_048_576),
     "spec.engine.image": _texts("a", "10.0.0.1:5000/w/x:1.0", "r/w@sha256:" + "0" * 64),
     "spec.engine.args": st.lists(
-        _texts("--seed=1", "--block-size=16", "--load-format=dummy", "--liveness-timeout=5"),
+        _texts("--seed=1", "--block-size=16", "--load-format=dummy", "--quantization=w8a8"),
         unique=True,
     ),
     "spec.hardware.memory": st.integers(1, 2**50)
