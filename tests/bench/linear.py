@@ -20,7 +20,7 @@ set_threads(Resources().num_threads())
 
 import torch  # noqa: E402 - reads the settings above
 from bench.machine import cpu_name  # noqa: E402
-from sluice_kernels.choose import choose  # noqa: E402
+from sluice_kernels.choose import Quantization, choose  # noqa: E402
 from sluice_kernels.cpu.kernels import CppKernels, PanelInt8Linear, PanelLinear  # noqa: E402
 from sluice_kernels.int8 import onednn_int8  # noqa: E402
 from sluice_kernels.interface import Projection  # noqa: E402
@@ -72,9 +72,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
     print(f"{cpu_name()}, {torch.get_num_threads()} threads, {given.rounds} rounds")
-    for quantization in (None, "w8a8"):
-        chosen = (torch.device("cpu"), torch.bfloat16, quantization, os.environ)
-        kernels = choose(*chosen, max_gather_bytes=1 << 26, max_scores_bytes=1 << 26)
+    kinds: tuple[Quantization | None, ...] = (None, "w8a8")
+    for quantization in kinds:
+        kernels = choose(
+            torch.device("cpu"),
+            torch.bfloat16,
+            quantization,
+            os.environ,
+            max_gather_bytes=1 << 26,
+            max_scores_bytes=1 << 26,
+        )
         made = layers(kernels, quantization is not None) if isinstance(kernels, CppKernels) else {}
         own = {type(layer) for shape in made.get("own", []) for layer in shape}
         if not own or not own <= {PanelLinear, PanelInt8Linear}:

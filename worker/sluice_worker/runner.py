@@ -62,12 +62,16 @@ class Runner:
         """
         ordered = sorted(works, key=_by_length)
         step = self.build(ordered)
-        hidden = self.model.hidden(step, self.caches)
-        logits = self.model.logits(hidden[step.sampled_rows])
+        is_partial = len(step.sampled_rows) < len(step.token_ids)
+        scores_prompts = any(work.sequence.needs_prompt_scores for work in works)
+        wanted = step.sampled_rows if is_partial and not scores_prompts else None
+        hidden = self.model.hidden(step, self.caches, wanted)
+        logits = self.model.logits(hidden if wanted is not None else hidden[step.sampled_rows])
         places = [(work, ahead) for work in ordered for ahead in range(work.num_samples)]
         tokens = sample(logits, [self._draw(work.sequence, ahead) for work, ahead in places])
         self._score(logits, [work.sequence for work, _ in places], tokens)
-        self._score_prompts(hidden, ordered)
+        if scores_prompts:
+            self._score_prompts(hidden, ordered)
         drawn = iter(tokens)
         found = {id(work): [next(drawn) for _ in range(work.num_samples)] for work in ordered}
         return [token for work in works for token in found[id(work)]]

@@ -2,9 +2,10 @@
 
     python batch_worker.py KIND MODEL CAP
 
-KIND: transformers-continuous, transformers-static or vllm-offline. It loads the model, writes
-`{"ready": true}` and waits for `{"requests": [[prompt, output_tokens], ...], "cap": n}`; while it
-waits it takes no CPU. Of this repository it needs nothing, for the environment has nothing of it.
+KIND: transformers-continuous, transformers-static, vllm-offline or sluice-offline. It loads the
+model, writes `{"ready": true}` and waits for `{"requests": [[prompt, output_tokens], ...], "cap":
+n}`; while it waits it takes no CPU. A peer's environment has nothing of this repository, so it
+imports nothing.
 """
 
 import importlib
@@ -21,6 +22,7 @@ Batch = Callable[[Requests, int], tuple[float, list[int]]]
 WINDOW = 2048
 BLOCK_TOKENS = 256
 KV_TOKENS = 65536
+SLUICE_BLOCK = 64
 
 
 def _llama(model: str) -> tuple[Any, Any]:
@@ -113,7 +115,44 @@ def vllm_offline(model: str, cap: int) -> Batch:
     return run
 
 
+def sluice_offline(model: str, cap: int) -> Batch:
+    """Sluice's engine in this process, as its engine process has it."""
+    process = importlib.import_module("sluice_worker.engine_process")
+    process.set_threads(len(os.sched_getaffinity(0)))
+    wire = importlib.import_module("sluice_worker.wire")
+    config = importlib.import_module("sluice_worker.config").EngineConfig(
+        model=model,
+        device="cpu",
+        dtype="bfloat16",
+        max_num_seqs=cap,
+        initial_num_seqs=cap,
+        max_model_len=WINDOW,
+        block_size=SLUICE_BLOCK,
+        num_gpu_blocks_override=KV_TOKENS // SLUICE_BLOCK,
+    )
+    start = importlib.import_module("sluice_worker.startup").start
+    engine, _ = start(config, lambda phase, percent: None)
+
+    def run(requests: Requests, cap: int) -> tuple[float, list[int]]:
+        started = time.monotonic()
+        for number, (prompt, count) in enumerate(requests):
+            submit = wire.Submit(str(number), prompt, count, 0.0, 0, True, [], 0, started)
+            if refused := engine.submit(submit, started):
+                raise RuntimeError(refused.error)
+        made = [0] * len(requests)
+        while engine.has_work:
+            report, failures = engine.step()
+            if failures:
+                raise RuntimeError(failures[0].error)
+            for out in report.tokens if report else ():
+                made[int(out.request_id)] += 1
+        return time.monotonic() - started, made
+
+    return run
+
+
 KINDS = {
+    "sluice-offline": sluice_offline,
     "transformers-static": static,
     "transformers-continuous": continuous,
     "vllm-offline": vllm_offline,

@@ -210,13 +210,13 @@ class Peers:
 
 
 def _program(launch: Launch, site: Site | None) -> list[str]:
+    if launch.variant.family == "batch":
+        return [str(site.python) if site else sys.executable, str(WORKER)]
     if site is None:
         return [sys.executable, "-m", "sluice_worker"]
     if launch.variant.family == "llama.cpp":
         return [str(site.root / "build" / "bin" / "llama-server")]
-    if launch.variant.family == "vllm":
-        return [str(site.python), "-m", "vllm.entrypoints.openai.api_server"]
-    return [str(site.python), str(WORKER)]
+    return [str(site.python), "-m", "vllm.entrypoints.openai.api_server"]
 
 
 def inherited(environ: Mapping[str, str], site: Site | None) -> dict[str, str]:

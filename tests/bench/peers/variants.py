@@ -44,6 +44,12 @@ VARIANTS = {
             environ=(("SLUICE_KERNELS", "torch"),),
         ),
         Variant(
+            "sluice-offline",
+            "batch",
+            "Sluice's engine, bf16, in-process",
+            environ=(("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),),
+        ),
+        Variant(
             "sluice-static",
             "sluice",
             "Sluice, bf16, static padded batches",
@@ -94,7 +100,7 @@ VARIANTS = {
 _OURS = ("sluice", "sluice-w8a8", "sluice-torch")
 TAKING_PART: dict[str, tuple[str, ...]] = {
     "offline": (
-        *(*_OURS, "vllm", "vllm-mp", "vllm-offline"),
+        *(*_OURS, "sluice-offline", "vllm", "vllm-mp", "vllm-offline"),
         *("transformers-continuous", "transformers-static", "llama.cpp"),
     ),
     "prefix": ("sluice", "sluice-w8a8", "vllm", "transformers-continuous", "llama.cpp"),

@@ -159,10 +159,10 @@ def _result(name: str, runs: list[Run]) -> TraceResult:
 
 
 def test_the_best_setting_of_a_peer_is_the_one_that_is_compared_with() -> None:
-    seconds = {"sluice": 2.0, "vllm": 4.0, "vllm-offline": 3.0}
+    seconds = {"sluice": 2.0, "vllm": 4.0, "vllm-mp": 3.0}
     runs = [_run(peer, n, s) for n in range(3) for peer, s in seconds.items()]
     claim, other = judge(GOALS[0], {"offline": _result("offline", runs)}, BEST)
-    assert other == "vllm-offline"
+    assert other == "vllm-mp"
     assert claim.spread is not None
     assert claim.spread.median == pytest.approx(1.5)
 

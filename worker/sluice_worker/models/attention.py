@@ -22,12 +22,21 @@ class Attention:
     heads: Heads
     kernels: Kernels
 
-    def __call__(self, rows: Tensor, turns: Tensor, cache: Tensor, step: StepInput) -> Tensor:
-        """rows [num_tokens, hidden_size] -> the same; keys and values go to `cache`."""
+    def __call__(
+        self,
+        rows: Tensor,
+        turns: Tensor,
+        cache: Tensor,
+        step: StepInput,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """rows [num_tokens, hidden_size] -> the same, or those `wanted`; keys and values of all go
+        to `cache`."""
         qkv = self.qkv(rows).view(len(rows), -1, self.heads.head_dim)
         places = (step.blocks, step.slots)
         self.kernels.turn_and_store(qkv, turns, self.heads, cache, places)
-        return self.output(self.kernels.attention(qkv, self.heads, cache, step.plan))
+        seen = self.kernels.attention(qkv, self.heads, cache, step.plan)
+        return self.output(seen if wanted is None else seen[wanted])
 
 
 def read_attention(

@@ -70,10 +70,11 @@ class Decoder:
         head = read("lm_head.weight", (shape.vocab_size, shape.hidden_size))
         return self.kernels.projection(head, None, narrow=False)
 
-    def hidden(self, step: StepInput, caches: list[Tensor]) -> Tensor:
-        """The last layer's output for every token of the step, [num_tokens, hidden_size].
+    def hidden(self, step: StepInput, caches: list[Tensor], wanted: Tensor | None = None) -> Tensor:
+        """The last layer's output for the rows `wanted`, or all, [num_rows, hidden_size].
 
-        caches: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], written in place.
+        caches: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], written in place. Of
+        the last layer, other rows need their keys and values only.
         """
         stream = self.embedding[step.token_ids]  # [num_tokens, hidden_size]
         if self._embedding_scale is not None:
@@ -83,7 +84,11 @@ class Decoder:
         mixed: Tensor | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
             layer_turns = sliding if layer.is_sliding else full
-            mixed = layer.attention(layer.attention_norm(stream, mixed), layer_turns, cache, step)
+            rows = wanted if layer is self.layers[-1] else None
+            normed = layer.attention_norm(stream, mixed)
+            mixed = layer.attention(normed, layer_turns, cache, step, rows)
+            if rows is not None:
+                stream = stream[rows]
             if layer.attention_out_norm is not None:
                 mixed = layer.attention_out_norm(mixed)
             mixed = layer.mlp(layer.mlp_norm(stream, mixed))
