@@ -26,6 +26,7 @@ from sluice import curve
 from sluice.client import COMPLETIONS, ROUTES, Outcome, Shape, request
 from sluice.curve import Tally
 from sluice.endpoint import Cap, ClientLimit, EndpointError, find_live, served_model
+from sluice.machine import processor
 from sluice.page import page, picture, section, table, text_table
 from sluice.targets import HELP, read_targets
 
@@ -180,15 +181,6 @@ class Bench:
             "recommended": curve.recommend(points, has_targets=has_targets),
             "points": points,
         }  # fmt: skip
-
-
-def processor() -> str:
-    """This machine's, as Linux calls it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(": ")[1] for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _bearer(path: Path | None) -> str | None:

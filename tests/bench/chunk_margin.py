@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 import torch
-from bench.machine import cpu_name
 from bench.serving import MODEL
+from sluice.machine import processor
 from sluice_worker.blocks import BlockPool
 from sluice_worker.config import EngineConfig
 from sluice_worker.engine import Engine
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=30)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{cpu_name()}, 1 thread, {given.readers} readers, target {given.itl_ms:g} ms")
+    print(f"{processor()}, 1 thread, {given.readers} readers, target {given.itl_ms:g} ms")
     for itl_ms in (None, given.itl_ms):
         config = EngineConfig(
             str(MODEL),

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from bench.machine import cpu_name
+from sluice.machine import processor
 from sluice_kernels.choose import choose
 from sluice_kernels.cpu.build import COMPILER, FLAGS, SOURCES, Target, usable_targets
 from sluice_kernels.interface import Kernels
@@ -206,7 +206,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         peak = build_peak(target, Path(directory))
     threads = torch.get_num_threads()
-    print(f"{cpu_name()}, {threads} thread(s), {given.dtype}, torch {torch.__version__}, median")
+    print(f"{processor()}, {threads} thread(s), {given.dtype}, torch {torch.__version__}, median")
     bench = Bench(getattr(torch, given.dtype), peak)
     print(f"register peak {bench.peak() / 1e9:.0f} GFLOP/s of a core")
     for shape in SHAPES:

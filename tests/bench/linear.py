@@ -19,7 +19,7 @@ from sluice_worker.resources import Resources
 set_threads(Resources().num_threads())
 
 import torch  # noqa: E402 - reads the settings above
-from bench.machine import cpu_name  # noqa: E402
+from sluice.machine import processor  # noqa: E402
 from sluice_kernels.choose import Quantization, choose  # noqa: E402
 from sluice_kernels.cpu.kernels import CppKernels, PanelInt8Linear, PanelLinear  # noqa: E402
 from sluice_kernels.int8 import onednn_int8  # noqa: E402
@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
-    print(f"{cpu_name()}, {torch.get_num_threads()} threads, {given.rounds} rounds")
+    print(f"{processor()}, {torch.get_num_threads()} threads, {given.rounds} rounds")
     kinds: tuple[Quantization | None, ...] = (None, "w8a8")
     for quantization in kinds:
         kernels = choose(

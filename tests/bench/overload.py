@@ -17,10 +17,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import aiohttp
-from bench.machine import cpu_name
 from bench.serving import NAME, VOCAB_SIZE, serving
 from sluice.client import COMPLETIONS, Outcome, Retry, Shape, attempt
 from sluice.load import Ledger, closed_loop, open_loop
+from sluice.machine import processor
 
 AIM_GOODPUT, AIM_WITHIN = 0.9, 0.95
 SHAPE = Shape((64, 192), (32, 96), VOCAB_SIZE, NAME)
@@ -111,7 +111,7 @@ def main() -> None:
     given = parser.parse_args()
     flags = ["--overload", "Shed", "--max-num-seqs", str(given.cap)]
     flags += ["--slo-ttft-ms", str(given.ttft_ms), "--slo-itl-ms", str(given.tpot_ms)]
-    print(f"{cpu_name()}, cap {given.cap}, first token {given.ttft_ms:g} ms, ", end="")
+    print(f"{processor()}, cap {given.cap}, first token {given.ttft_ms:g} ms, ", end="")
     print(f"{given.tpot_ms:g} ms a token, {given.rounds} rounds of {given.seconds:g} s")
     with serving(*flags) as worker:
         pairs = rounds(worker.url, given)

@@ -17,11 +17,11 @@ import time
 
 import aiohttp
 import httpx
-from bench.machine import cpu_name
 from bench.serving import NAME, RANDOM_60M, VOCAB_SIZE, serving
 from integration.worker_process import Worker
 from sluice.client import COMPLETIONS, Shape, attempt
 from sluice.load import Ledger, closed_loop
+from sluice.machine import processor
 
 AIM_WASTE, AIM_PREFIX = 0.04, 0.25
 PREFIX_TOKENS, TAIL_TOKENS = 896, 32
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--pairs", type=int, default=30)
     given = parser.parse_args()
-    print(f"{cpu_name()}, cap {given.cap}, pages of 16 tokens")
+    print(f"{processor()}, cap {given.cap}, pages of 16 tokens")
     flags = ["--block-size", "16", "--max-num-seqs", str(given.cap)]
     with serving(*flags) as worker:
         seen, length = asyncio.run(waste(worker, given.cap, given.seconds))

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench.machine import cpu_name
 from bench.speculation import load_model
+from sluice.machine import processor
 from sluice.simulate.generate import Lengths
 from sluice.simulate.noise import Noise
 from sluice.simulate.params import Params
@@ -343,11 +343,11 @@ def main() -> None:
     params = fitted(fits)
     rows = [compared(params, fits, one) for one in [*others, *fits]]
     coefficients = {name: getattr(params, name) for name in ("a", "b", "c", "d", "between_ms")}
-    print(f"{cpu_name()}, 1 thread, CPU time; ms: {coefficients}")
+    print(f"{processor()}, 1 thread, CPU time; ms: {coefficients}")
     print(table(rows))
     if given.out:
         result = {
-            "processor": cpu_name(),
+            "processor": processor(),
             "machine": platform.machine(),
             "clock": "CPU time of the engine's thread",
             "fitted_ms": coefficients,

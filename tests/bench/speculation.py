@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from bench.machine import cpu_name
 from bench.serving import MODEL
+from sluice.machine import processor
 from sluice_kernels.choose import choose
 from sluice_worker.blocks import BlockPool
 from sluice_worker.config import DType
@@ -210,7 +210,9 @@ def main() -> None:
     rounds: int = given.rounds
     torch.set_num_threads(1)
     machine = load(given.dtype)
-    print(f"{cpu_name()}, 1 thread, {machine.model.embedding.dtype}, {rounds} rounds, median (all)")
+    print(
+        f"{processor()}, 1 thread, {machine.model.embedding.dtype}, {rounds} rounds, median (all)"
+    )
     race(machine, texts_of("own", machine), 4)  # the first calls are slow
     ratios = {
         (kind, batch): measure(machine, kind, batch, rounds)

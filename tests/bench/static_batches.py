@@ -17,12 +17,12 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import aiohttp
-from bench.machine import cpu_name
 from bench.serving import NAME, VOCAB_SIZE, serving
 from integration.worker_process import Worker
 from sluice.client import COMPLETIONS, Outcome, Shape, request
 from sluice.curve import Length, Tally, static
 from sluice.endpoint import Counters, scrape
+from sluice.machine import processor
 from sluice.targets import read_targets
 
 SIZE, WAVE, CHUNK = 8, 32, 2048
@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=9)
     given = parser.parse_args()
-    print(f"{cpu_name()}, {given.pairs} pairs of {WAVE} requests, {SIZE} sequences")
+    print(f"{processor()}, {given.pairs} pairs of {WAVE} requests, {SIZE} sequences")
     with (
         serving(*FLAGS, f"--initial-num-seqs={SIZE}") as continuous,
         serving(*FLAGS, *STATIC) as static_one,

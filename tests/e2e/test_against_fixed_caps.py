@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from e2e.kit import Cluster, lost
 from sluice import timeline
-from sluice.bench import processor
 from sluice.kube import NAMESPACE, wait_for
+from sluice.machine import processor
 from sluice.page import text_table
 from sluice.plot import timeline_png
 from sluice.timeline import Row

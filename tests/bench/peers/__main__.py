@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from bench.machine import cpu_name
+from sluice.machine import processor
 
 from . import report
 from .checkpoint import MODELS
@@ -169,7 +169,7 @@ class Bench:
 
     def _machine(self) -> Machine:
         return Machine(
-            cpu=cpu_name(),
+            cpu=processor(),
             num_cpus=len(self._cpus),
             probe=self._peak.kind,
             best_gflops=self._peak.best_gflops,

@@ -12,7 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from bench.machine import cpu_name
+from sluice.machine import processor
 
 SECONDS = 0.3
 SETTLE_S = 0.4  # threads of the run before may spin for 200 ms (KMP_BLOCKTIME)
@@ -30,7 +30,7 @@ class Peak:
         self._cache = cache
         self._binary = cache / "peak"
         self._kept = cache / "peak.json"
-        self._name = cpu_name()
+        self._name = processor()
         self.kind, self.best_gflops = "", 0.0
         if (compiler := shutil.which("gcc") or shutil.which("cc")) is None:
             raise NoProbe("The register peak is measured by a C loop: install gcc.")
