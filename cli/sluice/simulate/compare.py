@@ -85,11 +85,11 @@ def main(args: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     path = out / "rows.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    done = {_key(row["cell"], row["seed"], row["requests"]) for row in rows}
+    done = {_key(row["cell"], row["seed"], row["requests"], row["every_s"]) for row in rows}
     jobs = [
         job
         for job in _jobs(args)
-        if _key(msgspec.to_builtins(job.cell), job.seed, job.requests) not in done
+        if _key(msgspec.to_builtins(job.cell), job.seed, job.requests, job.every_s) not in done
     ]
     started_s = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool, path.open("a") as file:
@@ -109,8 +109,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _key(cell: dict[str, str], seed: int, requests: int) -> tuple[Any, ...]:
-    return (*cell.values(), seed, requests)
+def _key(cell: dict[str, str], seed: int, requests: int, every_s: float) -> tuple[Any, ...]:
+    return (*cell.values(), seed, requests, every_s)
 
 
 def _jobs(args: argparse.Namespace) -> list[Job]:
@@ -161,6 +161,7 @@ def run_job(job: Job) -> dict[str, Any]:
         oracle = best_near(case.replayed, sluice["last_cap"], params.ceiling)
     return {
         "requests": job.requests,
+        "every_s": job.every_s,
         "cell": msgspec.to_builtins(cell),
         "seed": job.seed,
         "sluice": sluice,
