@@ -34,7 +34,7 @@ def test_a_waiting_request_is_dropped_once_its_deadline_is_out_of_reach(worker: 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(post, worker, LONG)
         worker.until_metric("vllm:num_requests_running", 1)
-        dropped = post(worker, {**SHORT, "slo_ttft_ms": 400})
+        dropped = post(worker, {**SHORT, "slo_ttft_ms": 100})
         assert not running.done()
         assert (dropped.status_code, dropped.json()["error"]["reason"]) == (
             429,
