@@ -18,7 +18,6 @@ import ctypes
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from bench.environment import as_engine
 from sluice.machine import processor
 from sluice_kernels.choose import choose
 from sluice_kernels.cpu.build import COMPILER, FLAGS, SOURCES, Target, usable_targets
@@ -35,7 +35,6 @@ from sluice_kernels.plain import PlainKernels
 from sluice_worker.config import Quantization
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
-from sluice_worker.resources import engine_environment
 from sluice_worker.runner import Runner
 from sluice_worker.sequence import Sequence
 from sluice_worker.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, blocks_for
@@ -199,9 +198,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     given = parser.parse_args()
-    if "GLIBC_TUNABLES" not in os.environ:  # as a worker starts its engine
-        command = [sys.executable, "-m", "bench.kernels", *sys.argv[1:]]
-        os.execve(sys.executable, command, engine_environment(os.environ))  # noqa: S606
+    as_engine("bench.kernels")
     target = usable_targets(os.uname().machine, Path("/proc/cpuinfo").read_text())[0]
     with tempfile.TemporaryDirectory() as directory:
         peak = build_peak(target, Path(directory))

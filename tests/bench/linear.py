@@ -19,6 +19,7 @@ from sluice_worker.resources import Resources
 set_threads(Resources().num_threads())
 
 import torch  # noqa: E402 - reads the settings above
+from bench.environment import as_engine  # noqa: E402
 from sluice.machine import processor  # noqa: E402
 from sluice_kernels.choose import Quantization, choose  # noqa: E402
 from sluice_kernels.cpu.kernels import CppKernels, PanelInt8Linear, PanelLinear  # noqa: E402
@@ -71,6 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
+    as_engine("bench.linear")
     print(f"{processor()}, {torch.get_num_threads()} threads, {given.rounds} rounds")
     kinds: tuple[Quantization | None, ...] = (None, "w8a8")
     for quantization in kinds:

@@ -10,7 +10,6 @@ from collections import deque
 from itertools import count
 from math import inf
 
-from sluice_worker.contract import Slo
 from sluice_worker.scheduler import MIN_CHUNK_TOKENS
 from sluice_worker.server.admission import is_full
 from sluice_worker.server.forecast import Forecast
@@ -20,7 +19,6 @@ from sluice_worker.wire import FirstToken
 
 from .job import Job, Outcome, Step
 from .pages import Holding, Pages
-from .params import Params
 from .scraped import REFIT_S, Scraped
 from .trace import Request
 
@@ -31,18 +29,8 @@ BEAT_S = 0.1
 class Pod(Scraped):
     """Steps one by one, around the worker's own recorder and step fit."""
 
-    def __init__(
-        self,
-        name: str,
-        params: Params,
-        slo: Slo,
-        cap: int,
-        epoch: int,
-        start_s: float = 0.0,
-        created_s: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(name, params, slo, cap, epoch, start_s, created_s, seed)
+    def _prepare(self, start_s: float) -> None:
+        params = self.params
         self.pages = Pages(
             params.kv_tokens // params.block_size,
             params.block_size,

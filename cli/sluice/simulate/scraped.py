@@ -26,9 +26,9 @@ class Scraped(ABC):
         slo: Slo,
         cap: int,
         epoch: int,
-        start_s: float,
-        created_s: float,
-        seed: int,
+        start_s: float = 0.0,
+        created_s: float = 0.0,
+        seed: int = 0,
     ) -> None:
         self.name, self.params, self.ready_s, self.created_s = name, params, start_s, created_s
         self.noise = Noise(params, seed)
@@ -40,6 +40,11 @@ class Scraped(ABC):
         self._recorder.step_model = self.times.model
         num_blocks = params.kv_tokens // params.block_size
         self._recorder.memory = MemoryReport({}, {}, num_blocks * params.block_size)
+        self._prepare(start_s)
+
+    @abstractmethod
+    def _prepare(self, start_s: float) -> None:
+        """Set up what is its own."""
 
     @property
     @abstractmethod

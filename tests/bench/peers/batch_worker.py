@@ -118,7 +118,8 @@ def vllm_offline(model: str, cap: int) -> Batch:
 def sluice_offline(model: str, cap: int) -> Batch:
     """Sluice's engine in this process, as its engine process has it."""
     process = importlib.import_module("sluice_worker.engine_process")
-    process.set_threads(len(os.sched_getaffinity(0)))
+    resources = importlib.import_module("sluice_worker.resources").Resources()
+    process.set_threads(resources.num_threads())
     wire = importlib.import_module("sluice_worker.wire")
     config = importlib.import_module("sluice_worker.config").EngineConfig(
         model=model,

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sluice_worker.resources import engine_environment
+
 from .traces import BATCHES, Trace
 
 MODEL_NAME = "bench"
@@ -47,7 +49,7 @@ VARIANTS = {
             "sluice-offline",
             "batch",
             "Sluice's engine, bf16, in-process",
-            environ=(("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),),
+            environ=tuple(engine_environment({}).items()),
         ),
         Variant(
             "sluice-static",

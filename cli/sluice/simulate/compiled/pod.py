@@ -56,25 +56,14 @@ def is_usable(params: Params, trace: Sequence[Request]) -> bool:
 class CompiledPod(Scraped):
     """As `pod.Pod`. Raises CannotCompile."""
 
-    def __init__(
-        self,
-        name: str,
-        params: Params,
-        slo: Slo,
-        cap: int,
-        epoch: int,
-        start_s: float = 0.0,
-        created_s: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(name, params, slo, cap, epoch, start_s, created_s, seed)
+    def _prepare(self, start_s: float) -> None:
         loaded = library()
         if loaded is None:
             raise CannotCompile("there is no g++, or no directory to build in.")
         self._library = loaded
-        rows = [dataclasses.astuple(record) for record in profile_records(params)]
+        rows = [dataclasses.astuple(record) for record in profile_records(self.params)]
         anchor = (layout.Row * len(rows))(*(layout.Row(*row) for row in rows))
-        config = _config(params, slo, cap, epoch, start_s)
+        config = _config(self.params, self.slo, self.cap, self.epoch, start_s)
         self._pod = loaded.pod_new(byref(config), anchor, len(anchor), byref(_fit(self.times)))
         self._is_read = True
 
