@@ -74,8 +74,40 @@ def library(target: Target, directories: Sequence[Path]) -> Path:
 
     Raises CannotBuild.
     """
-    for directory in (BUILT, *directories):
-        path = directory / _name(target)
+    return found_or_built(_recipe(target), directories, (BUILT,))
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a library is made of all the C++ sources in a folder."""
+
+    name: str
+    sources: Path
+    flags: tuple[str, ...]
+
+    def files(self, suffix: str) -> list[Path]:
+        """The sources of that kind."""
+        return sorted(self.sources.glob(f"*{suffix}"))
+
+    def file_name(self) -> str:
+        """Another one for other sources or flags."""
+        digest = hashlib.sha256(repr(self.flags).encode())
+        for source in (*self.files(".cpp"), *self.files(".h")):
+            digest.update(source.read_bytes())
+        return f"{self.name}-{digest.hexdigest()[:16]}.so"
+
+
+def _recipe(target: Target) -> Recipe:
+    return Recipe(target.name, SOURCES, (*FLAGS, *target.flags))
+
+
+def found_or_built(
+    recipe: Recipe, directories: Sequence[Path], finished: Sequence[Path] = ()
+) -> Path:
+    """The library, found in `finished` or `directories`, or built in the first of the latter that
+    can be written to. Raises CannotBuild."""
+    for directory in (*finished, *directories):
+        path = directory / recipe.file_name()
         # What others may write to could be anybody's code.
         if path.is_file() and path.stat().st_uid in (0, os.getuid()):
             return path
@@ -85,7 +117,7 @@ def library(target: Target, directories: Sequence[Path]) -> Path:
         except OSError:
             continue
         if directory.stat().st_uid == os.getuid() and os.access(directory, os.W_OK):
-            return build(target, directory)
+            return _built(recipe, directory)
     raise CannotBuild("no directory of the cache can be written to")
 
 
@@ -99,11 +131,15 @@ def cache_directories(environ: Mapping[str, str]) -> list[Path]:
 
 def build(target: Target, directory: Path) -> Path:
     """Compile for `target` into `directory`; CannotBuild with the compiler's first error."""
-    path = directory / _name(target)
+    return _built(_recipe(target), directory)
+
+
+def _built(recipe: Recipe, directory: Path) -> Path:
+    path, sources = directory / recipe.file_name(), recipe.files(".cpp")
     with tempfile.TemporaryDirectory(dir=directory) as made:
-        objects = [Path(made) / f"{source.stem}.o" for source in _sources(".cpp")]
-        for source, output in zip(_sources(".cpp"), objects, strict=True):
-            _compile([*FLAGS, *target.flags, "-c", str(source), "-o", str(output)])
+        objects = [Path(made) / f"{source.stem}.o" for source in sources]
+        for source, output in zip(sources, objects, strict=True):
+            _compile([*recipe.flags, "-c", str(source), "-o", str(output)])
         # Linked without -fopenmp: torch has loaded its own OpenMP for all, and one is enough.
         whole = Path(made) / path.name
         _compile(["-shared", *map(str, objects), "-o", str(whole)])
@@ -127,17 +163,6 @@ def _compile(arguments: Sequence[str]) -> None:
     except subprocess.CalledProcessError as error:
         told = [line for line in error.stderr.splitlines() if "error" in line] or ["no reason told"]
         raise CannotBuild(f"{COMPILER} failed: {told[0][:200]}") from error
-
-
-def _sources(suffix: str) -> list[Path]:
-    return sorted(SOURCES.glob(f"*{suffix}"))
-
-
-def _name(target: Target) -> str:
-    digest = hashlib.sha256(repr((FLAGS, target.flags)).encode())
-    for source in (*_sources(".cpp"), *_sources(".h")):
-        digest.update(source.read_bytes())
-    return f"{target.name}-{digest.hexdigest()[:16]}.so"
 
 
 def main(arguments: Sequence[str]) -> int:
