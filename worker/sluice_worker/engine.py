@@ -10,7 +10,7 @@ from .scheduler import Scheduler
 from .sequence import Sequence
 from .speculation import few_decodes
 from .step import Limits, Outcome, Step
-from .steptime import StepRecord, StepTimes, chunk_limit, predict_ms
+from .steptime import StepRecord, StepTimes, predict_ms
 from .wire import (
     Abort,
     Configure,
@@ -122,10 +122,7 @@ class Engine:
         )
 
     def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
-        limits, model = self.scheduler.limits, self.times.model
-        if model is None or limits.itl_ms is None:
-            return limits.max_num_batched_tokens
-        return chunk_limit(model, self.times.tail, limits.itl_ms, decodes, kv_tokens)
+        return self.times.chunk_limit(self.scheduler.limits.itl_ms, decodes, kv_tokens)
 
     def _growth(self, decodes: int, kv_tokens: int, drafted: int) -> float:
         model = self.times.model

@@ -4,9 +4,14 @@ Fitted by non-negative least squares on relative errors, over recent records tha
 their shape, so that a thousand equal steps do not drown the few others. Records age out, or an old
 regime would stay for ever; the start-up profile stays as a faint anchor, so that traffic which
 shows one shape only cannot make the other coefficients zero.
+
+Slow steps come alone (a hiccup: the tail of all steps) or in a row (a spell: a noisy neighbour, a
+clock that fell). The tail is read from steps rid of their spell, or a few slow seconds would leave
+no room for prefill in the two minutes after; what a spell does is known while it lasts.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -25,8 +30,13 @@ MIN_JUDGED = 32
 TAIL_QUANTILE = 0.999
 MODEL_QUANTILE = 0.99
 STRETCH_QUANTILE = 0.9
+NO_LIMIT = 1 << 30
 LEAST_CHUNK = 32
 """Prefill tokens of a step in which they, and not a hiccup, are what takes the time."""
+SPELL_STEPS = 5
+"""The median of so many steps' measured over predicted times: two hiccups are no spell."""
+SPELL_SHIFT = 0.3
+"""A median within this of 1 is noise: to follow it would hide the tail."""
 
 Matrix = NDArray[np.float64]
 
@@ -65,7 +75,7 @@ def predicted_cap(
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """By how much steps exceed the model.
+    """By how much steps exceed the model, times the slowdown of their spell.
 
     `ms`: measured beyond predicted time at P99.9. Not as a ratio: a hiccup (a throttled CPU,
     another process) lasts as long in a short step as in a long one. `stretch`: what a prefill token
@@ -77,28 +87,41 @@ class Tail:
     stretch: float = 1.0
 
 
-def chunk_limit(model: StepModel, tail: Tail, itl_ms: float, decodes: int, kv_tokens: int) -> int:
+def chunk_limit(
+    model: StepModel,
+    tail: Tail,
+    itl_ms: float,
+    decodes: int,
+    kv_tokens: int,
+    slowdown: float = 1.0,
+) -> int:
     """Prefill tokens that keep the step's tail within the target; may be negative."""
-    room_ms = itl_ms - max(tail.ms, 0.0) - predict_ms(model, decodes, kv_tokens, 0)
+    room_ms = itl_ms - max(tail.ms, 0.0) - slowdown * predict_ms(model, decodes, kv_tokens, 0)
     # A chunk's own context counts as well: at most itself, beside what came before it.
-    per_token_ms = model.c + model.d * tail.stretch
-    return int(room_ms / per_token_ms) if per_token_ms > 0 else 1 << 30
+    per_token_ms = slowdown * (model.c + model.d * tail.stretch)
+    return int(room_ms / per_token_ms) if per_token_ms > 0 else NO_LIMIT
 
 
 class StepTimes:
-    """Recent step records and the model fitted on them."""
+    """Recent step records and the model fitted on them.
+
+    `slowdown`: by how much steps take longer than the model says just now, or less; 1 if hardly.
+    """
 
     def __init__(self) -> None:
-        # Rows: at_s, 1, decodes, kv_tokens, prefill_tokens, ms. Each shape has a ring of them.
-        self._rows: Matrix = np.empty((0, 6))
+        # Rows: at_s, 1, decodes, kv_tokens, prefill_tokens, ms, slowdown; a ring for each shape.
+        self._rows: Matrix = np.empty((0, 7))
         self._rings: dict[tuple[int, int, int], _Ring] = {}
-        self._anchor: Matrix = np.empty((0, 6))
+        self._anchor: Matrix = np.empty((0, 7))
+        # The newest rows, each with its measured over its predicted time.
+        self._newest: deque[tuple[int, float]] = deque(maxlen=SPELL_STEPS)
         self.model: StepModel | None = None
         self.tail = Tail()
+        self.slowdown = 1.0
 
     def set_profile(self, records: Seq[StepRecord]) -> None:
         """Start from the steps measured before any traffic."""
-        self._anchor = np.array([_row(record) for record in records]).reshape(-1, 6)
+        self._anchor = np.array([_row(record) for record in records]).reshape(-1, 7)
         if records:
             self._fit(self._anchor[:0])
 
@@ -112,8 +135,27 @@ class StepTimes:
         ring = self._rings.get(shape)
         if ring is None:
             ring = self._rings[shape] = _Ring(len(self._rows))
-            self._rows = np.concatenate([self._rows, np.full((BUCKET_RECORDS, 6), -np.inf)])
-        self._rows[ring.next_row()] = _row(record)
+            self._rows = np.concatenate([self._rows, np.full((BUCKET_RECORDS, 7), -np.inf)])
+        place = ring.next_row()
+        self._rows[place] = _row(record, self.slowdown)
+        if self.model is not None:
+            self._compare(place, record, self.model)
+
+    def _compare(self, place: int, record: StepRecord, model: StepModel) -> None:
+        """A spell is told by the steps around it: the first one, too, gets its slowdown."""
+        work = record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens
+        self._newest.append((place, record.step_ms / max(predict_ms(model, *work), 1e-6)))
+        if len(self._newest) == SPELL_STEPS:
+            middle = SPELL_STEPS // 2
+            median = sorted(ratio for _, ratio in self._newest)[middle]
+            self.slowdown = median if abs(median - 1) > SPELL_SHIFT else 1.0
+            self._rows[self._newest[middle][0], 6] = self.slowdown
+
+    def chunk_limit(self, itl_ms: float | None, decodes: int, kv_tokens: int) -> int:
+        """As `chunk_limit`; `NO_LIMIT` without a target or a model."""
+        if self.model is None or itl_ms is None:
+            return NO_LIMIT
+        return chunk_limit(self.model, self.tail, itl_ms, decodes, kv_tokens, self.slowdown)
 
     def refit(self, now: float) -> StepModel | None:
         """Fit anew what is not too old; without recent records the last model stays."""
@@ -133,7 +175,7 @@ class StepTimes:
         a, b, c, d = coefficients.tolist()
         quantile = _quantile(judged[:, 5] / predicted, MODEL_QUANTILE)
         stretch = _stretch(judged, rows, coefficients)
-        beyond = judged[:, 5] - predicted - (stretch - 1) * d * judged[:, 4]
+        beyond = judged[:, 5] / judged[:, 6] - predicted - (stretch - 1) * d * judged[:, 4]
         self.tail = Tail(_quantile(beyond, TAIL_QUANTILE), stretch)
         self.model = StepModel(a=a, b=b, c=c, d=d, n=len(judged), resid_q=quantile)
 
@@ -146,7 +188,7 @@ def _stretch(judged: Matrix, rows: Matrix, coefficients: Matrix) -> float:
         chunks = rows[rows[:, 4] >= LEAST_CHUNK]
     if not len(chunks) or d <= 0:
         return 1.0
-    taken = chunks[:, 5] - chunks[:, 1:4] @ coefficients[:3]
+    taken = chunks[:, 5] / chunks[:, 6] - chunks[:, 1:4] @ coefficients[:3]
     return max(1.0, _quantile(taken / (d * chunks[:, 4]), STRETCH_QUANTILE))
 
 
@@ -172,7 +214,7 @@ def _quantile(values: Matrix, quantile: float) -> float:
     return float(low + (high - low) * (place - below))
 
 
-def _row(record: StepRecord) -> tuple[float, ...]:
+def _row(record: StepRecord, slowdown: float = 1.0) -> tuple[float, ...]:
     return (
         record.at_s,
         1,
@@ -180,6 +222,7 @@ def _row(record: StepRecord) -> tuple[float, ...]:
         record.num_kv_tokens,
         record.num_prefill_tokens,
         max(record.step_ms, 1e-3),
+        slowdown,
     )
 
 

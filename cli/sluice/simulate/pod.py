@@ -14,7 +14,7 @@ from sluice_worker.scheduler import MIN_CHUNK_TOKENS
 from sluice_worker.server.admission import is_full
 from sluice_worker.server.forecast import Forecast
 from sluice_worker.sizing import blocks_for
-from sluice_worker.steptime import StepRecord, chunk_limit
+from sluice_worker.steptime import StepRecord
 from sluice_worker.wire import FirstToken
 
 from .job import Job, Outcome, Step
@@ -379,10 +379,9 @@ class Pod(Scraped):
 
     def _prefill_budget(self, decodes: int, kv_tokens: int) -> int:
         left = max(self.params.max_num_batched_tokens - decodes, 1)
-        model, itl_ms = self.times.model, self.slo.itl_ms
-        if not decodes or itl_ms is None or model is None:
+        if not decodes:
             return left
-        fits = chunk_limit(model, self.times.tail, itl_ms, decodes, kv_tokens)
+        fits = self.times.chunk_limit(self.slo.itl_ms, decodes, kv_tokens)
         return min(left, max(fits, MIN_CHUNK_TOKENS))
 
     def _chunks(self, served: list[Job], budget: int) -> list[tuple[Job, int]]:

@@ -39,14 +39,15 @@ class Fit(Structure):
     _fields_ = [
         ("model", Model),
         *_fields(
-            "tail_ms stretch max_age_s anchor_weight model_quantile tail_quantile stretch_quantile",
-            "bucket_records min_judged least_chunk",
+            "tail_ms stretch max_age_s anchor_weight model_quantile tail_quantile stretch_quantile "
+            "spell_shift",
+            "bucket_records min_judged least_chunk spell_steps no_limit",
         ),
     ]
 
 
 class Row(Structure):
-    _fields_ = _fields("at_s decodes kv_tokens prefill ms")
+    _fields_ = _fields("at_s decodes kv_tokens prefill ms slowdown")
 
 
 class View(Structure):

@@ -62,7 +62,7 @@ class CompiledPod(Scraped):
             raise CannotCompile("there is no g++, or no directory to build in.")
         self._library = loaded
         rows = [dataclasses.astuple(record) for record in profile_records(self.params)]
-        anchor = (layout.Row * len(rows))(*(layout.Row(*row) for row in rows))
+        anchor = (layout.Row * len(rows))(*(layout.Row(*row, 1.0) for row in rows))
         config = _config(self.params, self.slo, self.cap, self.epoch, start_s)
         self._pod = loaded.pod_new(byref(config), anchor, len(anchor), byref(_fit(self.times)))
         self._is_read = True
@@ -183,9 +183,12 @@ def _fit(times: StepTimes) -> layout.Fit:
         steptime.MODEL_QUANTILE,
         steptime.TAIL_QUANTILE,
         steptime.STRETCH_QUANTILE,
+        steptime.SPELL_SHIFT,
         steptime.BUCKET_RECORDS,
         steptime.MIN_JUDGED,
         steptime.LEAST_CHUNK,
+        steptime.SPELL_STEPS,
+        steptime.NO_LIMIT,
     )
 
 

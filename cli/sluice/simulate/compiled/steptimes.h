@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <vector>
 
@@ -18,12 +19,12 @@ struct StepModel {
 struct Fit {  // a step model and its `steptime.Tail`, and the constants of steptime.py
   StepModel model;
   double tail_ms, stretch;
-  double max_age_s, anchor_weight, model_quantile, tail_quantile, stretch_quantile;
-  int64_t bucket_records, min_judged, least_chunk;
+  double max_age_s, anchor_weight, model_quantile, tail_quantile, stretch_quantile, spell_shift;
+  int64_t bucket_records, min_judged, least_chunk, spell_steps, no_limit;
 };
 
 struct Row {
-  double at_s, decodes, kv_tokens, prefill, ms;
+  double at_s, decodes, kv_tokens, prefill, ms, slowdown;
 };
 
 class StepTimes {
@@ -34,11 +35,14 @@ class StepTimes {
     anchor_.assign(rows, rows + num);
   }
 
-  void add(const Row& row) {
+  void add(Row row) {
+    row.slowdown = slowdown_;
     int64_t shape = bits(row.decodes) << 16 | bits(row.kv_tokens) << 8 | bits(row.prefill);
     auto [ring, is_new] = rings_.try_emplace(shape, Ring{rows_.size(), 0});
-    if (is_new) rows_.resize(rows_.size() + fit.bucket_records, Row{-INFINITY, 0, 0, 0, 1});
-    rows_[ring->second.first + ring->second.num_added++ % fit.bucket_records] = row;
+    if (is_new) rows_.resize(rows_.size() + fit.bucket_records, Row{-INFINITY, 0, 0, 0, 1, 1});
+    size_t place = ring->second.first + ring->second.num_added++ % fit.bucket_records;
+    rows_[place] = row;
+    compare(place, row);
   }
 
   void refit(double now_s) {
@@ -50,10 +54,10 @@ class StepTimes {
 
   int64_t chunk_limit(double itl_ms, int64_t decodes, int64_t kv_tokens) const {
     const StepModel& m = fit.model;
-    double predicted_ms = m.a + m.b * decodes + m.c * kv_tokens + m.d * 0;
-    double room_ms = itl_ms - std::max(fit.tail_ms, 0.0) - predicted_ms;
-    double per_token_ms = m.c + m.d * fit.stretch;
-    return per_token_ms > 0 ? (int64_t)(room_ms / per_token_ms) : (int64_t)1 << 30;
+    double predicted_ms = predict_ms(decodes, kv_tokens, 0);
+    double room_ms = itl_ms - std::max(fit.tail_ms, 0.0) - slowdown_ * predicted_ms;
+    double per_token_ms = slowdown_ * (m.c + m.d * fit.stretch);
+    return per_token_ms > 0 ? (int64_t)(room_ms / per_token_ms) : fit.no_limit;
   }
 
  private:
@@ -66,7 +70,27 @@ class StepTimes {
 
   std::vector<Row> rows_, anchor_, recent_;
   std::map<int64_t, Ring> rings_;
+  std::deque<std::pair<size_t, double>> newest_;  // a row, and its measured over predicted time
   std::vector<double> ratios_, beyond_, taken_;
+  double slowdown_ = 1.0;
+
+  double predict_ms(double decodes, double kv_tokens, double prefill) const {
+    const StepModel& m = fit.model;
+    return m.a + m.b * decodes + m.c * kv_tokens + m.d * prefill;
+  }
+
+  void compare(size_t place, const Row& row) {
+    double predicted_ms = std::max(predict_ms(row.decodes, row.kv_tokens, row.prefill), 1e-6);
+    newest_.emplace_back(place, row.ms / predicted_ms);
+    if ((int64_t)newest_.size() > fit.spell_steps) newest_.pop_front();
+    if ((int64_t)newest_.size() < fit.spell_steps) return;
+    ratios_.clear();
+    for (const auto& [_, ratio] : newest_) ratios_.push_back(ratio);
+    std::sort(ratios_.begin(), ratios_.end());
+    double median = ratios_[fit.spell_steps / 2];
+    slowdown_ = std::fabs(median - 1) > fit.spell_shift ? median : 1.0;
+    rows_[newest_[fit.spell_steps / 2].first].slowdown = slowdown_;
+  }
 
   static int64_t bits(double value) {
     int64_t whole = (int64_t)value, num = 0;
@@ -88,7 +112,7 @@ class StepTimes {
       double mean_ms = x[0] + x[1] * row.decodes + x[2] * row.kv_tokens + x[3] * row.prefill;
       double predicted = std::max(mean_ms, 1e-6);
       ratios_.push_back(row.ms / predicted);
-      beyond_.push_back(row.ms - predicted - (fit.stretch - 1) * x[3] * row.prefill);
+      beyond_.push_back(row.ms / row.slowdown - predicted - (fit.stretch - 1) * x[3] * row.prefill);
     }
     fit.tail_ms = quantile(beyond_, fit.tail_quantile);
     double resid_q = quantile(ratios_, fit.model_quantile);
@@ -101,7 +125,7 @@ class StepTimes {
       for (size_t i = 0; i < num; i++) {
         const Row& row = recent_[i];
         if (row.prefill < fit.least_chunk) continue;
-        double rest_ms = row.ms - (x[0] + x[1] * row.decodes + x[2] * row.kv_tokens);
+        double rest_ms = row.ms / row.slowdown - (x[0] + x[1] * row.decodes + x[2] * row.kv_tokens);
         taken_.push_back(rest_ms / (x[3] * row.prefill));
       }
       if ((int64_t)taken_.size() >= fit.min_judged) break;

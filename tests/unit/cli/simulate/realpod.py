@@ -14,7 +14,7 @@ from sluice_worker.evidence import Flight, Recorder
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
 from sluice_worker.step import Limits, Outcome, Step
-from sluice_worker.steptime import StepRecord, chunk_limit
+from sluice_worker.steptime import StepRecord
 from sluice_worker.wire import FirstToken, Snapshot, StepReport, Submit, TokenOut
 
 
@@ -117,9 +117,7 @@ class RealPod:
         self.under_way = (step, step_ms, self.now + (step_ms + self.params.between_ms) / 1e3)
 
     def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
-        assert self.times.model is not None
-        assert self.slo.itl_ms is not None
-        return chunk_limit(self.times.model, self.times.tail, self.slo.itl_ms, decodes, kv_tokens)
+        return self.times.chunk_limit(self.slo.itl_ms, decodes, kv_tokens)
 
     def _end(self, step: Step, step_ms: float, now_s: float) -> None:
         self._advance(now_s)

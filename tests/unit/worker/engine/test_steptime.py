@@ -137,3 +137,35 @@ def test_chunks_that_take_longer_behind_much_context_are_made_shorter() -> None:
     assert model is not None
     limit = chunk_limit(model, times.tail, 40.0, 0, 0)
     assert 2 * predict_ms(TRUTH, 0, 800 + limit, limit) <= 1.2 * 40.0
+
+
+STEPS = [(decodes, 200 * decodes, prefill) for decodes in (1, 8, 32) for prefill in (0, 64, 256)]
+
+
+def after_spells(*, every: int, spell_steps: int, scale: float) -> StepTimes:
+    """2,000 steps, of which `spell_steps` in a row, every so many, take `scale` times as long."""
+    times = StepTimes()
+    times.set_profile([record(0.0, *shape) for shape in STEPS])
+    for i in range(2000):
+        is_slow = i % every >= every - spell_steps
+        times.add(record(0.01 * i, *STEPS[i % len(STEPS)], scale=scale if is_slow else 1.0))
+        if i % 50 == 0:
+            times.refit(0.01 * i)
+    return times
+
+
+def test_a_spell_that_is_over_leaves_room_for_prefill_and_a_hiccup_counts() -> None:
+    plain = after_spells(every=400, spell_steps=0, scale=1.0).chunk_limit(40.0, 8, 1600)
+    spell = after_spells(every=400, spell_steps=40, scale=4.0)
+    for i in range(50):
+        spell.add(record(20.0 + 0.01 * i, *STEPS[i % len(STEPS)]))
+    spell.refit(20.5)
+    hiccups = after_spells(every=100, spell_steps=1, scale=4.0)
+    assert spell.chunk_limit(40.0, 8, 1600) > 0.8 * plain
+    assert hiccups.chunk_limit(40.0, 8, 1600) < 0.5 * plain
+
+
+def test_within_a_spell_prefill_keeps_the_target_at_the_speed_of_the_spell() -> None:
+    times = after_spells(every=400, spell_steps=20, scale=1.8)
+    limit = times.chunk_limit(40.0, 8, 1600)
+    assert 1.8 * predict_ms(TRUTH, 8, 1600 + limit, limit) == pytest.approx(40.0, rel=0.15)
