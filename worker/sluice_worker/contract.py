@@ -133,7 +133,7 @@ class Tick(Struct, frozen=True):
     `good`, `smooth`: finished requests whose first token held and whose mean gap held / at most 1 %
     of whose gaps were over. `prompt_tokens` are those computed (cached ones left out), `finished`
     and `generated_tokens` make the mean output length. `throttled_s`: CPU quota throttling of the
-    cgroup.
+    cgroup. `slow_steps`: of `steps`, those in a slow spell of the pod (`StepTimes.slowdown`).
     """
 
     seq: Count
@@ -159,6 +159,7 @@ class Tick(Struct, frozen=True):
     running: Count
     max_running: Count
     waiting: Waiting
+    slow_steps: Count = 0
 
 
 class StepModel(Struct, frozen=True):

@@ -128,6 +128,7 @@ class _OpenTick:
     over_at_cap: int = 0
     e2e: _Share = field(default_factory=_Share)
     steps: int = 0
+    slow_steps: int = 0
     decodes: int = 0
     prefill_tokens: int = 0
     generated_tokens: int = 0
@@ -311,6 +312,7 @@ class Recorder:
         tick.generated_tokens += len(report.tokens)
         tick.busy_s += report.step_s
         tick.max_running = max(tick.max_running, report.num_running)
+        tick.slow_steps += report.is_slow
         if report.step_model is not None:
             self.step_model = report.step_model
         self.observe(report.snapshot)
@@ -426,6 +428,7 @@ class Recorder:
                 running=state.running,
                 max_running=tick.max_running,
                 waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
+                slow_steps=tick.slow_steps,
             )
         )
         self._throttled_s = throttled_s

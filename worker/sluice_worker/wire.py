@@ -216,9 +216,9 @@ class Snapshot(Struct, frozen=True, array_like=True):
 class StepReport(Message, frozen=True):
     """One step: its tokens and its record. `at_cap`: running >= 0.9 * max_num_seqs in this step.
 
-    `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `prompts`:
-    what it found out about prompts, of which each request's last comes no later than its first
-    token.
+    `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `is_slow`:
+    in a slow spell, see `StepTimes.slowdown`. `prompts`: what it found out about prompts, of which
+    each request's last comes no later than its first token.
     """
 
     tokens: list[TokenOut]
@@ -233,6 +233,7 @@ class StepReport(Message, frozen=True):
     step_model: StepModel | None = None
     num_draft_tokens: int = 0
     num_padding: int = 0
+    is_slow: bool = False
     prompts: list[PromptScores] = []
 
 

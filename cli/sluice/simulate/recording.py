@@ -83,6 +83,7 @@ class Recording(Recorder):
         num_tokens: int,
         step_s: float,
         now_s: float,
+        is_slow: bool,
         running: int,
         waiting_cap: int,
         waiting_kv: int,
@@ -95,6 +96,7 @@ class Recording(Recorder):
         tick.generated_tokens += num_tokens
         tick.busy_s += step_s
         tick.max_running = max(tick.max_running, num_running)
+        tick.slow_steps += is_slow
         state = self.snapshot
         now = (running, waiting_cap, waiting_kv)
         if (state.running, state.waiting_cap, state.waiting_kv) != now:

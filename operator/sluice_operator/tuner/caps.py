@@ -32,6 +32,10 @@ class Bound:
     reason: str
     message: str
 
+    def is_worth_it(self, cap: int) -> bool:
+        """Whether going there from `cap` is worth a new epoch, whose evidence starts at nothing."""
+        return self.cap > cap and self.cap >= k.MIN_RAISE * cap
+
 
 def cap_move(case: Case, feasible: Condition) -> Move:
     """What the cap shall be."""
@@ -91,7 +95,7 @@ def _raise_for_queue(case: Case, late: TargetName) -> Move:
     if case.cause in held:
         return held[case.cause]
     bound = raise_bound(case)
-    if bound.cap <= cap:
+    if not bound.is_worth_it(cap):
         return Move(cap, bound.reason, f"{numbers}; {bound.message}")
     to = _step_up(cap, bound)
     message = f"{numbers}; {case.misses_by['cap']} waited for the cap; cap {cap} -> {to}"
@@ -116,7 +120,7 @@ def _raise_with_headroom(case: Case) -> Move:
         message = f"epoch {case.seen.epoch}: the cap {cap} is not used, so it proves nothing"
         return Move(cap, "CapUnused", message)
     bound = raise_bound(case)
-    if bound.cap <= cap:
+    if not bound.is_worth_it(cap):
         return Move(cap, bound.reason, bound.message)
     to = _step_up(cap, bound)
     if _shows_headroom(case):

@@ -45,7 +45,17 @@ def far_bucket(far: float) -> int | None:
 
 
 def num_far(ticks: Sequence[Tick], bucket: int | None) -> int:
-    """Gaps above `bucket`, see `far_bucket`."""
+    """Gaps above `bucket`, see `far_bucket`, and in spells all that are over target."""
     if bucket is None:
         return 0
-    return sum(sketch.count_above(tick.itl.sketch, bucket) for tick in ticks if tick.itl.over)
+    return sum(
+        tick.itl.over if _is_spell(tick) else sketch.count_above(tick.itl.sketch, bucket)
+        for tick in ticks
+        if tick.itl.over
+    )
+
+
+def _is_spell(tick: Tick) -> bool:
+    """Whether the pod itself saw most of the tick's steps in a spell: a batch that a spell keeps
+    small has gaps that are not far over the target, and yet are not the cap's doing."""
+    return tick.slow_steps > 0 and tick.slow_steps >= k.SPELL_SHARE * tick.steps

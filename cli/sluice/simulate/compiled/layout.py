@@ -22,8 +22,8 @@ class Tick(Structure):
         "t_s busy_s",
         "epoch settled max_num_seqs arrivals refused finished good smooth ttft_n ttft_over by_cap "
         "by_kv by_prefill by_cold itl_n itl_over over_after_over n_at_cap over_at_cap e2e_n "
-        "e2e_over steps decodes prefill_tokens generated_tokens running max_running waiting_cap "
-        "waiting_kv num_ttft num_itl num_e2e",
+        "e2e_over steps slow_steps decodes prefill_tokens generated_tokens running max_running "
+        "waiting_cap waiting_kv num_ttft num_itl num_e2e",
     )
 
 

@@ -240,7 +240,8 @@ struct Pod {
       times.refit(now_s);
     }
     int64_t num_waiting = waiting.size(), by_kv = blocked_by == KV ? num_waiting : 0;
-    recorder.stepped(step, num_tokens, now_s, running.size(), num_waiting - by_kv, by_kv);
+    recorder.stepped(step, num_tokens, now_s, running.size(), num_waiting - by_kv, by_kv,
+                     times.is_slow());
   }
   void book_decodes(const std::vector<int>& newcomers) {
     int64_t after_over = 0, num_new = 0;

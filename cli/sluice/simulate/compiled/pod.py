@@ -233,4 +233,5 @@ def _tick(
         running=row.running,
         max_running=row.max_running,
         waiting=Waiting(cap=row.waiting_cap, kv=row.waiting_kv),
+        slow_steps=row.slow_steps,
     )

@@ -20,7 +20,7 @@ struct Tick {
   double t_s, busy_s;
   int64_t epoch, settled, max_num_seqs, arrivals, refused, finished, good, smooth;
   int64_t ttft_n, ttft_over, by[4], itl_n, itl_over, over_after_over, n_at_cap, over_at_cap;
-  int64_t e2e_n, e2e_over, steps, decodes, prefill_tokens, generated_tokens;
+  int64_t e2e_n, e2e_over, steps, slow_steps, decodes, prefill_tokens, generated_tokens;
   int64_t running, max_running, waiting_cap, waiting_kv;
   int64_t num_ttft, num_itl, num_e2e;  // pairs of its sketches, in this order
 };
@@ -185,9 +185,9 @@ struct Recorder {
     tick.smooth += job.num_gaps_over <= (int64_t)std::floor(num_gaps * config.smooth_share);
   }
   void stepped(const Step& step, int64_t num_tokens, double now_s, size_t num_running,
-               int64_t by_cap, int64_t by_kv) {
+               int64_t by_cap, int64_t by_kv, bool is_slow) {
     double step_s = step.step_ms / 1e3;
-    tick.steps++;
+    tick.steps++, tick.slow_steps += is_slow;
     tick.decodes += step.decodes, tick.prefill_tokens += step.prefill;
     tick.generated_tokens += num_tokens;
     tick.busy_s += step_s;

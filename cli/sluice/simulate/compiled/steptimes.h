@@ -45,6 +45,8 @@ class StepTimes {
     compare(place, row);
   }
 
+  bool is_slow() const { return slowdown_ > 1; }
+
   void refit(double now_s) {
     recent_.clear();
     for (const Row& row : rows_)

@@ -19,9 +19,13 @@ def over(bucket: int, count: int = 1000) -> TokenGaps:
     return TokenGaps(1000, count, count, 1000, count, {150: 1000 - count, bucket: count})
 
 
-def decided(slow: TokenGaps, places: range, num: int = 60, **changes: object) -> Decision:
+def decided(
+    slow: TokenGaps, places: range, num: int = 60, slow_steps: int = 0, **changes: object
+) -> Decision:
     ticks = [
-        tick(seq, itl=slow if seq in places else gaps(1000, 0), **changes)
+        tick(seq, itl=slow, slow_steps=slow_steps, **changes)
+        if seq in places
+        else tick(seq, itl=gaps(1000, 0), **changes)
         for seq in range(1, num + 1)
     ]
     _, decision = decide(Past(), observation(pod("a", ticks, model=MODEL)))
@@ -40,6 +44,14 @@ def test_what_half_the_cap_would_have_held_lowers_it() -> None:
     decision = decided(over(NEAR), range(57, 61))
     assert decision.reason == "InterTokenLatencyBreached"
     assert decision.cap < 8
+
+
+def test_a_spell_that_the_pod_saw_itself_is_one_whatever_its_gaps() -> None:
+    """A spell keeps the batch small, and a small batch's gaps are not far over the target."""
+    decision = decided(over(NEAR), range(57, 61), slow_steps=100)
+    assert (decision.cap, decision.reason) == (8, "SlowSpells")
+    assert decided(over(NEAR), range(57, 61), slow_steps=20).cap < 8
+    assert decided(over(NEAR), range(46, 61), slow_steps=100).cap < 8, "it lasts"
 
 
 @pytest.mark.parametrize("share", [1000, 300])

@@ -42,6 +42,7 @@ def create_report(
     epoch: int = 1,
     step_s: float = 0.01,
     num_tokens: int = 0,
+    is_slow: bool = False,
 ) -> StepReport:
     """A step's report with the numbers that the evidence reads."""
     return StepReport(
@@ -53,6 +54,7 @@ def create_report(
         num_prefill_tokens=3,
         num_running=running,
         at_cap=False,
+        is_slow=is_slow,
         snapshot=Snapshot(running, waiting_cap, waiting_kv, 0, 0, 8, 0, 0, 0, 0),
     )
 
@@ -191,6 +193,14 @@ def test_tokens_of_one_step_make_one_gap() -> None:
     (tick,) = close(recorder, 2.0)
     assert (tick.itl.n, tick.itl.over, tick.itl.n_at_cap) == (1, 1, 1)
     assert recorder.mean_length() == 14
+
+
+def test_steps_of_a_slow_spell_are_counted_apart() -> None:
+    recorder = create_recorder()
+    for is_slow in (False, True, True):
+        recorder.step(create_report(is_slow=is_slow), 0.1)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.steps, tick.slow_steps) == (3, 2)
 
 
 def test_good_and_smooth_judge_a_request_by_its_own_gaps() -> None:
