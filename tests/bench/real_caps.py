@@ -1,13 +1,13 @@
-"""Fixed caps and the tuner on one real worker, over HTTP.
+"""Fixed caps and the tuner on real workers, over HTTP.
 
     PYTHONPATH=tests .venv/bin/python -m bench.real_caps --out docs/slo/real.json
 
 Two of the simulator's traces, scaled to what the worker was measured to do at cap 8, against a
 worker with an 88M model on one thread; clients stream, and take a refusal for an answer. `ours` is
 the operator's tuner, told by the operator's scraper what the worker's admin port says, every tick;
-it begins at the cap that the worker predicted for itself. Each run, a fixed cap's too, has a worker
-process of its own and a few requests that are not counted, because evidence, step model and lengths
-that another contender left would be ours to use. The order of the runs is drawn. What has no answer
+it begins at the cap that the worker predicted for itself. Each run, a fixed cap's too, has a fresh
+worker and a few requests that are not counted, because evidence, step model and lengths that
+another contender left would be ours to use. The order of the runs is drawn. What has no answer
 some seconds after the last arrival counts as missed, and is cancelled.
 """
 
@@ -26,9 +26,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import httpx
 from bench.peers.checkpoint import MODELS, write
 from bench.peers.processes import tree
-from bench.peers.traces import FIRST_TEXT_ID, VOCAB_SIZE
+from bench.peers.traces import VOCAB_SIZE
 from bench.real_picture import real_png
 from bench.real_rows import (
     LENGTHS,
@@ -50,77 +51,74 @@ from sluice.machine import processor
 from sluice.simulate.generate import TRACES
 from sluice.simulate.trace import Request
 from sluice_operator.metrics import create_metrics
-from sluice_operator.scrape import Scrape, Scraper, Target, create_client
+from sluice_operator.scrape import Scraper, Target, create_client
 from sluice_operator.tuner import Limits, Observation, Past, PodView, Targets, decide
-from sluice_worker.contract import TICK_SECONDS, RuntimePatch, Slo, StepModel
+from sluice_worker.contract import (
+    TICK_SECONDS,
+    Evidence,
+    RuntimeConfig,
+    RuntimePatch,
+    Slo,
+    StepModel,
+)
 
 AIM_CAP = 8
-"""The targets are such that the step model has this cap for the largest that holds them."""
+"""The inter-token target is the least one for which the worker's rule has this cap hold it."""
 CALIBRATION_S = 12.0
 GRACE_S = 10.0
 WARM_UP = 8
 POD = "worker"
 NO_TOKEN = "none"  # an admin port on loopback asks for no bearer
-SHAPE = Shape((1, 1), (1, 1), VOCAB_SIZE, NAME)
+SHAPE = Shape((1, 1), (1, 1), VOCAB_SIZE, NAME)  # lengths are given with each request
 
 
 @dataclass
 class Steered:
-    """A worker's admin port, spoken to as the operator does. `path`: caps since `began_s`."""
+    """A worker's admin port, spoken to as the operator does. `path`: caps and when each was set."""
 
     scraper: Scraper
     target: Target
     began_s: float = 0.0
     path: list[tuple[float, int]] = field(default_factory=list)
 
-    async def seen(self) -> Scrape:
-        """What is held of it after one more look."""
-        return (await self.scraper.scrape((self.target,), NO_TOKEN, time.time()))[POD]
+    @classmethod
+    def of(cls, worker: Worker, client: httpx.AsyncClient) -> "Steered":
+        """That of `worker`."""
+        target = Target(POD, POD, "127.0.0.1", urlsplit(worker.admin_url).port or 0)
+        return cls(Scraper(client, create_metrics()), target)
+
+    async def seen(self) -> tuple[Evidence, RuntimeConfig, float]:
+        """What is held of the worker after one more look, and when it was read."""
+        held = (await self.scraper.scrape((self.target,), NO_TOKEN, time.time()))[POD]
+        if held.evidence is None or held.config is None or held.seen_s is None:
+            raise SystemExit(f"the worker's admin port does not answer: {held.problem}")
+        return held.evidence, held.config, held.seen_s
 
     async def put(self, cap: int | None = None, slo: Slo | None = None) -> None:
-        """In the next epoch."""
-        config = (await self.seen()).config
-        if config is None:
-            raise SystemExit("the worker's admin port does not answer")
+        """Open the next epoch; what is not given stays."""
+        _, config, _ = await self.seen()
         patch = RuntimePatch(config.epoch + 1, cap or config.max_num_seqs, slo=slo)
-        await self.scraper.patch(self.target, NO_TOKEN, patch)
-        self.path.append((round(time.time() - self.began_s, 1), patch.max_num_seqs or 0))
+        config = await self.scraper.patch(self.target, NO_TOKEN, patch)
+        self.path.append((round(time.time() - self.began_s, 1), config.max_num_seqs))
 
     def begin(self) -> None:
         """The first arrival comes now, at the cap that is in force."""
         self.began_s, self.path = time.time(), [(0.0, self.path[-1][1])]
 
-    async def model(self) -> StepModel:
-        """The step model that the worker has now."""
-        evidence = (await self.seen()).evidence
-        if evidence is None or evidence.step_model is None:
-            raise SystemExit("the worker has no step model")
-        return evidence.step_model
-
     async def tune(self, targets: Targets) -> None:
         """The operator's passes, one a tick, until cancelled."""
         past = Past()
         while True:
-            scrape, now = await self.seen(), time.time()
-            if (config := scrape.config) is not None:
-                started_s = scrape.evidence.started_s if scrape.evidence else None
-                pod = PodView(POD, True, False, scrape.evidence, config, started_s, scrape.seen_s)
-                limits = Limits(config.ceiling, 1, 1, 1, ceiling_by="User")
-                seen = Observation(
-                    now, targets, limits, config.max_num_seqs, config.epoch, 1, (pod,)
-                )
-                past, decision = decide(past, seen)
-                if decision.cap != config.max_num_seqs:
-                    await self.put(decision.cap)
-                    print(f"      cap {config.max_num_seqs} -> {decision.cap}: {decision.message}")
-            await asyncio.sleep(TICK_SECONDS - (time.time() - now))
-
-
-def steered(worker: Worker, client: Any) -> Steered:
-    """The admin port of `worker`."""
-    port = urlsplit(worker.admin_url).port
-    assert port is not None
-    return Steered(Scraper(client, create_metrics()), Target(POD, POD, "127.0.0.1", port))
+            evidence, config, seen_s = await self.seen()
+            pod = PodView(POD, True, False, evidence, config, evidence.started_s, seen_s)
+            limits = Limits(config.ceiling, 1, 1, 1, ceiling_by="User")
+            cap, epoch = config.max_num_seqs, config.epoch
+            seen = Observation(time.time(), targets, limits, cap, epoch, 1, (pod,))
+            past, decision = decide(past, seen)
+            if decision.cap != cap:
+                await self.put(decision.cap)
+                print(f"      {cap} -> {decision.cap}: {decision.message}", flush=True)
+            await asyncio.sleep(seen_s + TICK_SECONDS - time.time())
 
 
 def connections() -> aiohttp.ClientSession:
@@ -129,11 +127,11 @@ def connections() -> aiohttp.ClientSession:
 
 
 async def calibrate(
-    worker: Worker, client: Any, ttft_ms: float
+    worker: Worker, client: httpx.AsyncClient, ttft_ms: float
 ) -> tuple[Targets, StepModel, float]:
-    """Targets of the step model at the aimed-at cap, that model, and requests a second within them:
-    a closed loop of as many clients as places, before and after the targets are in force."""
-    admin, rng = steered(worker, client), Random(0)
+    """Targets, the step model that they are of, and requests a second at cap 8 within them: of a
+    closed loop of as many clients as places, once before and once after they are in force."""
+    admin, rng = Steered.of(worker, client), Random(0)
     async with connections() as session:
 
         def send(ledger: Ledger) -> asyncio.Task[None]:
@@ -146,7 +144,9 @@ async def calibrate(
 
         await admin.put(AIM_CAP)
         await closed_loop(send, Ledger("warm-up"), AIM_CAP, CALIBRATION_S)
-        model = await admin.model()
+        model = (await admin.seen())[0].step_model
+        if model is None:
+            raise SystemExit("the worker has no step model")
         targets = Targets("99", ttft_ms, itl_target_ms(model, AIM_CAP), None)
         await admin.put(slo=Slo(targets.ttft_ms, targets.itl_ms))
         ledger, start = Ledger("capacity"), time.monotonic()
@@ -175,20 +175,20 @@ async def replay(url: str, trace: Sequence[Request], seed: int) -> list[Outcome 
 class Bench:
     """What all runs share."""
 
+    client: httpx.AsyncClient
     model: Path
     ceiling: int
     targets: Targets
     seed: int
 
-    async def run(
-        self, where: tuple[str, int, str], cap: int | None, trace: Sequence[Request], client: Any
-    ) -> Row:
-        """One contender on one trace, on a worker of its own; `cap` None: ours."""
-        slo = ["--slo-ttft-ms", str(self.targets.ttft_ms), "--slo-itl-ms", str(self.targets.itl_ms)]
-        with serving("--max-num-seqs", str(self.ceiling), *slo, model=self.model) as worker:
-            admin = steered(worker, client)
-            await replay(worker.url, [Request(0.0, 64, 48)] * WARM_UP, self.seed)
-            await admin.put(cap)  # ours adopts the predicted one, as the operator does
+    async def run(self, name: str, trace: Sequence[Request], cap: int | None) -> Row:
+        """One contender on the trace `name`, on a fresh worker; `cap` None: ours."""
+        flags = ["--max-num-seqs", str(self.ceiling), "--slo-ttft-ms", str(self.targets.ttft_ms)]
+        flags += ["--slo-itl-ms", str(self.targets.itl_ms)]
+        with serving(*flags, model=self.model) as worker:
+            admin = Steered.of(worker, self.client)
+            await replay(worker.url, [Request(0.0, 32, 64)] * WARM_UP, self.seed)
+            await admin.put(cap)  # ours adopts the cap that the worker predicted, as the operator
             admin.begin()
             before_s, start = sum(tree(worker.process.pid).values()), time.monotonic()
             tuning = asyncio.create_task(admin.tune(self.targets)) if cap is None else None
@@ -197,39 +197,34 @@ class Bench:
             cpu_s = sum(tree(worker.process.pid).values()) - before_s
             if tuning and not tuning.cancel():
                 tuning.result()  # it ended by itself: with an error
-        return make_row(where, outcomes, self.targets, seconds, cpu_s, admin.path)
+        contender = OURS if cap is None else f"cap {cap}"
+        return make_row(name, contender, outcomes, self.targets, seconds, cpu_s, admin.path)
 
 
 async def measure(given: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
     """The setting and the row of each contender on each trace."""
-    model = write(MODELS["88M"], given.cache / "models")
-    ceiling = max(given.caps)
-    rows = []
+    model, ceiling = write(MODELS["88M"], given.cache / "models"), max(given.caps)
     async with create_client() as client:
         with serving("--max-num-seqs", str(max(ceiling, AIM_CAP)), model=model) as worker:
             targets, steps, per_s = await calibrate(worker, client, given.ttft_ms)
-        print(f"{processor()}: {per_s:.2f} requests/s at cap {AIM_CAP}; first token "
-              f"{targets.ttft_ms:g} ms, gap {targets.itl_ms:g} ms", flush=True)  # fmt: skip
-        bench = Bench(model, ceiling, targets, given.seed)
-        runs = [(n, t, c) for n in range(given.rounds) for t in given.traces
-                for c in (None, *given.caps)]  # fmt: skip
-        Random(given.seed).shuffle(runs)
-        for at, (number, name, cap) in enumerate(sorted(runs, key=lambda run: run[0])):
-            trace = scaled_trace(name, per_s, given.seconds, given.seed + number)
-            where = (name, number, OURS if cap is None else f"cap {cap}")
-            row = await bench.run(where, cap, trace, client)
-            rows.append(row)
-            print(f"{at + 1:3} of {len(runs)}: {name}, {where[2]}: {row.smooth_share:.1%} smooth, "
-                  f"{row.good_share:.1%} good of {row.requests} in {row.seconds:.0f} s, "
-                  f"{row.cpu_s:.1f} CPU-s, caps {[c for _, c in row.cap_path]}", flush=True)  # fmt: skip
-    order = [OURS, *(f"cap {cap}" for cap in given.caps)]
-    rows.sort(key=lambda r: (given.traces.index(r.trace), r.round, order.index(r.contender)))
-    setting = {
-        "cpu": processor(), "python": platform.python_version(), "model": model.name,
-        "lengths": asdict(LENGTHS), "targets": targets.by_name(), "step_model": structs.asdict(steps),
-        "capacity_rps": per_s, "seconds": given.seconds, "seed": given.seed, "ceiling": ceiling,
-    }  # fmt: skip
-    return setting, rows
+        setting = {
+            "cpu": processor(), "python": platform.python_version(), "model": model.name,
+            "lengths": asdict(LENGTHS), "targets": targets.by_name(), "capacity_rps": per_s,
+            "step_model": structs.asdict(steps), "seconds": given.seconds, "seed": given.seed,
+        }  # fmt: skip
+        print(*(f"{key}: {value}" for key, value in setting.items()), sep="\n", flush=True)
+        bench = Bench(client, model, ceiling, targets, given.seed)
+        order = [(name, cap) for name in given.traces for cap in (*given.caps, None)]
+        traces = {name: scaled_trace(name, per_s, given.seconds, given.seed) for name, _ in order}
+        rows = {}
+        for name, cap in Random(given.seed).sample(order, len(order)):
+            row = rows[name, cap] = await bench.run(name, traces[name], cap)
+            told = f"{len(rows):3} of {len(order)}: {name}, {row.contender}: "
+            told += f"{row.smooth_share:.1%} smooth, {row.good_share:.1%} good "
+            print(
+                f"{told}of {row.requests}, {row.seconds:.0f} s, {row.cpu_s:.1f} CPU-s", flush=True
+            )
+    return setting, [rows[key] for key in order]
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -239,7 +234,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--caps", type=caps, default=[1, 2, 4, 8, 16, 32], metavar="1,2,4")
     parser.add_argument("--traces", nargs="+", default=["steps", "bursts"], choices=TRACES)
     parser.add_argument("--seconds", type=float, default=60.0, help="of a trace")
-    parser.add_argument("--rounds", type=int, default=1, help="of all runs, each with new traces")
     parser.add_argument("--ttft-ms", type=float, default=1000.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", type=Path, default=cache, help="where the checkpoint is made")
@@ -254,7 +248,7 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(setting | {"rows": [asdict(row) for row in rows]}, indent=1))
     real_png(rows, given.out.with_suffix(".png"))
-    print(f"\n{table(rows)}\n", *findings(rows, setting["ceiling"]), sep="\n")
+    print(f"\n{table(rows)}\n", *findings(rows, max(given.caps)), sep="\n")
 
 
 if __name__ == "__main__":
