@@ -51,7 +51,7 @@ from sluice.machine import processor
 from sluice.simulate.generate import TRACES
 from sluice.simulate.trace import Request
 from sluice_operator.metrics import create_metrics
-from sluice_operator.scrape import Scraper, Target, create_client
+from sluice_operator.scrape import Scraper, ScrapeError, Target, create_client
 from sluice_operator.tuner import Limits, Observation, Past, PodView, Targets, decide
 from sluice_worker.contract import (
     TICK_SECONDS,
@@ -116,8 +116,11 @@ class Steered:
             seen = Observation(time.time(), targets, limits, cap, epoch, 1, (pod,))
             past, decision = decide(past, seen)
             if decision.cap != cap:
-                await self.put(decision.cap)
                 print(f"      {cap} -> {decision.cap}: {decision.message}", flush=True)
+                try:
+                    await self.put(decision.cap)
+                except ScrapeError as e:  # the next pass finds the old cap and decides again
+                    print(f"      not changed: {e}", flush=True)
             await asyncio.sleep(seen_s + TICK_SECONDS - time.time())
 
 
