@@ -51,7 +51,7 @@ from sluice.machine import processor
 from sluice.simulate.generate import TRACES
 from sluice.simulate.trace import Request
 from sluice_operator.metrics import create_metrics
-from sluice_operator.scrape import Scraper, ScrapeError, Target, create_client
+from sluice_operator.scrape import ScrapeError, Scraper, Target, create_client
 from sluice_operator.tuner import Limits, Observation, Past, PodView, Targets, decide
 from sluice_worker.contract import (
     TICK_SECONDS,
@@ -66,7 +66,7 @@ AIM_CAP = 8
 """The inter-token target is the least one for which the worker's rule has this cap hold it."""
 CALIBRATION_S = 12.0
 GRACE_S = 10.0
-WARM_UP = 8
+WARM_UP = [Request(0.0, int(LENGTHS.prompt), int(LENGTHS.output))] * 8
 POD = "worker"
 NO_TOKEN = "none"  # an admin port on loopback asks for no bearer
 SHAPE = Shape((1, 1), (1, 1), VOCAB_SIZE, NAME)  # lengths are given with each request
@@ -190,7 +190,7 @@ class Bench:
         flags += ["--slo-itl-ms", str(self.targets.itl_ms)]
         with serving(*flags, model=self.model) as worker:
             admin = Steered.of(worker, self.client)
-            await replay(worker.url, [Request(0.0, 32, 64)] * WARM_UP, self.seed)
+            await replay(worker.url, WARM_UP, self.seed)
             await admin.put(cap)  # ours adopts the cap that the worker predicted, as the operator
             admin.begin()
             before_s, start = sum(tree(worker.process.pid).values()), time.monotonic()
