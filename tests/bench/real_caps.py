@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests .venv/bin/python -m bench.real_caps --out docs/slo/real.json
 
-Two of the simulator's traces, scaled to what the worker was measured to do at cap 8, against a
+Two of the simulator's traces, scaled to what the worker was measured to do at cap 16, against a
 worker with an 88M model on one thread; clients stream, and take a refusal for an answer. `ours` is
 the operator's tuner, told by the operator's scraper what the worker's admin port says, every tick;
 it begins at the cap that the worker predicted for itself. Each run, a fixed cap's too, has a fresh
@@ -64,6 +64,9 @@ from sluice_worker.contract import (
 
 AIM_CAP = 8
 """The inter-token target is the least one for which the worker's rule has this cap hold it."""
+LOAD_CAP = 16
+"""Loads are shares of what this cap brings: in simulation it then is about the best one, lower ones
+let requests wait, and from 32 on gaps break."""
 CALIBRATION_S = 12.0
 GRACE_S = 10.0
 WARM_UP = [Request(0.0, int(LENGTHS.prompt), int(LENGTHS.output))] * 8
@@ -132,8 +135,8 @@ def connections() -> aiohttp.ClientSession:
 async def calibrate(
     worker: Worker, client: httpx.AsyncClient, ttft_ms: float
 ) -> tuple[Targets, StepModel, float]:
-    """Targets, the step model that they are of, and requests a second at cap 8 within them: of a
-    closed loop of as many clients as places, once before and once after they are in force."""
+    """Targets, the step model that they are of, and requests a second at `LOAD_CAP` within them: of
+    a closed loop of as many clients as places, once before and once after they are in force."""
     admin, rng = Steered.of(worker, client), Random(0)
     async with connections() as session:
 
@@ -145,15 +148,15 @@ async def calibrate(
 
             return asyncio.create_task(one())
 
-        await admin.put(AIM_CAP)
-        await closed_loop(send, Ledger("warm-up"), AIM_CAP, CALIBRATION_S)
+        await admin.put(LOAD_CAP)
+        await closed_loop(send, Ledger("warm-up"), LOAD_CAP, CALIBRATION_S)
         model = (await admin.seen())[0].step_model
         if model is None:
             raise SystemExit("the worker has no step model")
         targets = Targets("99", ttft_ms, itl_target_ms(model, AIM_CAP), None)
         await admin.put(slo=Slo(targets.ttft_ms, targets.itl_ms))
         ledger, start = Ledger("capacity"), time.monotonic()
-        await closed_loop(send, ledger, AIM_CAP, CALIBRATION_S)
+        await closed_loop(send, ledger, LOAD_CAP, CALIBRATION_S)
         return targets, model, len(ledger.outcomes) / (time.monotonic() - start)
 
 
@@ -208,7 +211,7 @@ async def measure(given: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]
     """The setting and the row of each contender on each trace."""
     model, ceiling = write(MODELS["88M"], given.cache / "models"), max(given.caps)
     async with create_client() as client:
-        with serving("--max-num-seqs", str(max(ceiling, AIM_CAP)), model=model) as worker:
+        with serving("--max-num-seqs", str(max(ceiling, LOAD_CAP)), model=model) as worker:
             targets, steps, per_s = await calibrate(worker, client, given.ttft_ms)
         setting = {
             "cpu": processor(), "python": platform.python_version(), "model": model.name,
