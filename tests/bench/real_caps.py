@@ -69,7 +69,8 @@ LOAD_CAP = 16
 let requests wait, and from 32 on gaps break."""
 CALIBRATION_S = 12.0
 GRACE_S = 10.0
-WARM_UP = [Request(0.0, int(LENGTHS.prompt), int(LENGTHS.output))] * 8
+WARM_UP = [Request(at, int(LENGTHS.prompt), int(LENGTHS.output)) for at in range(4)]
+"""One a second: not a queue, which would be evidence."""
 POD = "worker"
 NO_TOKEN = "none"  # an admin port on loopback asks for no bearer
 SHAPE = Shape((1, 1), (1, 1), VOCAB_SIZE, NAME)  # lengths are given with each request
