@@ -111,7 +111,7 @@ class Steered:
 
     async def tune(self, targets: Targets) -> None:
         """The operator's passes, one a tick, until cancelled."""
-        past = Past()
+        past, told = Past(), ""
         while True:
             evidence, config, seen_s = await self.seen()
             pod = PodView(POD, True, False, evidence, config, evidence.started_s, seen_s)
@@ -119,8 +119,10 @@ class Steered:
             cap, epoch = config.max_num_seqs, config.epoch
             seen = Observation(time.time(), targets, limits, cap, epoch, 1, (pod,))
             past, decision = decide(past, seen)
+            if decision.cap != cap or decision.reason != told:
+                told = decision.reason
+                print(f"      {cap} -> {decision.cap}: {told}: {decision.message}", flush=True)
             if decision.cap != cap:
-                print(f"      {cap} -> {decision.cap}: {decision.message}", flush=True)
                 try:
                     await self.put(decision.cap)
                 except ScrapeError as e:  # the next pass finds the old cap and decides again
