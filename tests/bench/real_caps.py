@@ -136,7 +136,7 @@ def connections() -> aiohttp.ClientSession:
 
 
 async def calibrate(
-    worker: Worker, client: httpx.AsyncClient, ttft_ms: float
+    worker: Worker, client: httpx.AsyncClient, ttft_ms: float, tail: float
 ) -> tuple[Targets, StepModel, float]:
     """Targets, the step model that they are of, and requests a second at `LOAD_CAP` within them: of
     a closed loop of as many clients as places, once before and once after they are in force."""
@@ -156,7 +156,7 @@ async def calibrate(
         model = (await admin.seen())[0].step_model
         if model is None:
             raise SystemExit("the worker has no step model")
-        targets = Targets("99", ttft_ms, itl_target_ms(model, AIM_CAP), None)
+        targets = Targets("99", ttft_ms, itl_target_ms(model, AIM_CAP, tail), None)
         await admin.put(slo=Slo(targets.ttft_ms, targets.itl_ms))
         ledger, start = Ledger("capacity"), time.monotonic()
         await closed_loop(send, ledger, LOAD_CAP, CALIBRATION_S)
@@ -215,7 +215,7 @@ async def measure(given: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]
     model, ceiling = write(MODELS["88M"], given.cache / "models"), max(given.caps)
     async with create_client() as client:
         with serving("--max-num-seqs", str(max(ceiling, LOAD_CAP)), model=model) as worker:
-            targets, steps, per_s = await calibrate(worker, client, given.ttft_ms)
+            targets, steps, per_s = await calibrate(worker, client, given.ttft_ms, given.tail)
         setting = {
             "cpu": processor(), "python": platform.python_version(), "model": model.name,
             "lengths": asdict(LENGTHS), "targets": targets.by_name(), "capacity_rps": per_s,
@@ -244,6 +244,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--traces", nargs="+", default=["steps", "bursts"], choices=TRACES)
     parser.add_argument("--seconds", type=float, default=60.0, help="of a trace")
     parser.add_argument("--ttft-ms", type=float, default=1000.0)
+    parser.add_argument(
+        "--tail", type=float, default=1.25, help="of the target: P99 over mean step"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", type=Path, default=cache, help="where the checkpoint is made")
     parser.add_argument("--out", type=Path, default=Path("build/real/real.json"))

@@ -20,9 +20,6 @@ LENGTHS = Lengths(32, 64)
 TIME_SCALE = 0.2
 """Of the sources' bursts: one every 6 s instead of 30, and a fifth as large."""
 
-TAIL = 1.25
-"""A step at P99 over the mean of its shape."""
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -50,14 +47,14 @@ class Row:
     cap_path: Sequence[tuple[float, int]]
 
 
-def itl_target_ms(model: StepModel, cap: int) -> float:
+def itl_target_ms(model: StepModel, cap: int, tail: float) -> float:
     """The least target, in tenths of a millisecond, for which the worker's own rule
-    (`steptime.predicted_cap`) has `cap` for the largest that holds it at `LENGTHS`, if the tail of
-    its steps is `TAIL`: with the measured one, a noisy minute would make the target a loose one."""
+    (`steptime.predicted_cap`) has `cap` for the largest that holds it at `LENGTHS`, if steps at
+    P99 take `tail` times the mean: with the measured tail, a noisy minute would make it loose."""
     kv_tokens = LENGTHS.prompt + LENGTHS.output / 2
     plain_ms = predict_ms(model, cap, cap * kv_tokens, 0)
     beside_ms = predict_ms(model, cap - 1, (cap - 1) * kv_tokens, MIN_CHUNK_TOKENS)
-    longest_ms = TAIL * max(plain_ms, beside_ms) / PREDICTION_MARGIN
+    longest_ms = tail * max(plain_ms, beside_ms) / PREDICTION_MARGIN
     return ceil(10 * longest_ms + 1e-6) / 10
 
 

@@ -4,7 +4,6 @@ import pytest
 from bench.real_rows import (
     LENGTHS,
     OURS,
-    TAIL,
     Row,
     best_fixed,
     findings,
@@ -30,12 +29,12 @@ REFUSED = Outcome("failed", "", 0.0, 0.0, 0, (), 0, "HTTP 429")
 
 @given(
     st.floats(0, 50), st.floats(0.01, 10), st.floats(0, 0.01), st.floats(0, 2),
-    st.integers(1, 64),
+    st.floats(1, 3), st.integers(1, 64),
 )  # fmt: skip
 def test_the_target_is_the_least_one_at_which_the_worker_predicts_the_cap(
-    a: float, b: float, c: float, d: float, cap: int
+    a: float, b: float, c: float, d: float, tail: float, cap: int
 ) -> None:
-    model = StepModel(a=a, b=b, c=c, d=d, n=100, resid_q=TAIL)
+    model = StepModel(a=a, b=b, c=c, d=d, n=100, resid_q=tail)
     kv_tokens = LENGTHS.prompt + LENGTHS.output / 2
 
     def predicted(itl_ms: float) -> int:
@@ -43,7 +42,7 @@ def test_the_target_is_the_least_one_at_which_the_worker_predicts_the_cap(
             model, itl_ms=itl_ms, kv_per_seq=kv_tokens, chunk_tokens=MIN_CHUNK_TOKENS, ceiling=256
         )
 
-    target_ms = itl_target_ms(model, cap)
+    target_ms = itl_target_ms(model, cap, tail)
     assert predicted(target_ms) >= cap
     assert predicted(target_ms - 0.11) < cap or cap == 1
 
