@@ -1,0 +1,267 @@
+"""Fixed caps and the tuner on real workers, over HTTP.
+
+    PYTHONPATH=tests .venv/bin/python -m bench.real_caps --out docs/slo/real.json
+
+Two of the simulator's traces, scaled to what the worker was measured to do at cap 16, against a
+worker with an 88M model on one thread; clients stream, and take a refusal for an answer. `ours` is
+the operator's tuner, told by the operator's scraper what the worker's admin port says, every tick;
+it begins at the cap that the worker predicted for itself. Each run, a fixed cap's too, has a fresh
+worker and a few requests that are not counted, because evidence, step model and lengths that
+another contender left would be ours to use. The order of the runs is drawn. What has no answer
+some seconds after the last arrival counts as missed, and is cancelled.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import httpx
+from bench.peers.checkpoint import MODELS, write
+from bench.peers.processes import tree
+from bench.peers.traces import VOCAB_SIZE
+from bench.real_picture import real_png
+from bench.real_rows import (
+    LENGTHS,
+    OURS,
+    Row,
+    findings,
+    itl_target_ms,
+    make_row,
+    scaled_trace,
+    table,
+)
+from bench.serving import NAME, serving
+from integration.worker_process import Worker
+from msgspec import structs
+from sluice.bench import caps
+from sluice.client import COMPLETIONS, Outcome, Shape, request
+from sluice.load import Ledger, closed_loop
+from sluice.machine import processor
+from sluice.simulate.generate import TRACES
+from sluice.simulate.trace import Request
+from sluice_operator.metrics import create_metrics
+from sluice_operator.scrape import ScrapeError, Scraper, Target, create_client
+from sluice_operator.tuner import Limits, Observation, Past, PodView, Targets, decide
+from sluice_worker.contract import (
+    TICK_SECONDS,
+    Evidence,
+    RuntimeConfig,
+    RuntimePatch,
+    Slo,
+    StepModel,
+)
+
+AIM_CAP = 8
+"""The inter-token target is the least one for which the worker's rule has this cap hold it."""
+LOAD_CAP = 16
+"""Loads are shares of what this cap brings: in simulation it then is about the best one, lower ones
+let requests wait, and from 32 on gaps break."""
+CALIBRATION_S = 12.0
+GRACE_S = 10.0
+WARM_UP = [Request(at, int(LENGTHS.prompt), int(LENGTHS.output)) for at in range(4)]
+"""One a second: not a queue, which would be evidence."""
+POD = "worker"
+NO_TOKEN = "none"  # an admin port on loopback asks for no bearer
+SHAPE = Shape((1, 1), (1, 1), VOCAB_SIZE, NAME)  # lengths are given with each request
+
+
+@dataclass
+class Steered:
+    """A worker's admin port, spoken to as the operator does. `path`: caps and when each was set."""
+
+    scraper: Scraper
+    target: Target
+    began_s: float = 0.0
+    path: list[tuple[float, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, worker: Worker, client: httpx.AsyncClient) -> "Steered":
+        """That of `worker`."""
+        target = Target(POD, POD, "127.0.0.1", urlsplit(worker.admin_url).port or 0)
+        return cls(Scraper(client, create_metrics()), target)
+
+    async def seen(self) -> tuple[Evidence, RuntimeConfig, float]:
+        """What is held of the worker after one more look, and when it was read."""
+        held = (await self.scraper.scrape((self.target,), NO_TOKEN, time.time()))[POD]
+        if held.evidence is None or held.config is None or held.seen_s is None:
+            raise SystemExit(f"the worker's admin port does not answer: {held.problem}")
+        return held.evidence, held.config, held.seen_s
+
+    async def put(self, cap: int | None = None, slo: Slo | None = None) -> None:
+        """Open the next epoch; what is not given stays."""
+        _, config, _ = await self.seen()
+        patch = RuntimePatch(config.epoch + 1, cap or config.max_num_seqs, slo=slo)
+        config = await self.scraper.patch(self.target, NO_TOKEN, patch)
+        self.path.append((round(time.time() - self.began_s, 1), config.max_num_seqs))
+
+    def begin(self) -> None:
+        """The first arrival comes now, at the cap that is in force."""
+        self.began_s, self.path = time.time(), [(0.0, self.path[-1][1])]
+
+    async def tune(self, targets: Targets) -> None:
+        """The operator's passes, one a tick, until cancelled."""
+        past, told = Past(), ""
+        while True:
+            evidence, config, seen_s = await self.seen()
+            pod = PodView(POD, True, False, evidence, config, evidence.started_s, seen_s)
+            limits = Limits(config.ceiling, 1, 1, 1, ceiling_by="User")
+            cap, epoch = config.max_num_seqs, config.epoch
+            seen = Observation(time.time(), targets, limits, cap, epoch, 1, (pod,))
+            past, decision = decide(past, seen)
+            if decision.cap != cap or decision.reason != told:
+                told = decision.reason
+                print(f"      {cap} -> {decision.cap}: {told}: {decision.message}", flush=True)
+            if decision.cap != cap:
+                try:
+                    await self.put(decision.cap)
+                except ScrapeError as e:  # the next pass finds the old cap and decides again
+                    print(f"      not changed: {e}", flush=True)
+            await asyncio.sleep(seen_s + TICK_SECONDS - time.time())
+
+
+def connections() -> aiohttp.ClientSession:
+    """As many as there are requests."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+
+async def calibrate(
+    worker: Worker, client: httpx.AsyncClient, ttft_ms: float, tail: float
+) -> tuple[Targets, StepModel, float]:
+    """Targets, the step model that they are of, and requests a second at `LOAD_CAP` within them: of
+    a closed loop of as many clients as places, once before and once after they are in force."""
+    admin, rng = Steered.of(worker, client), Random(0)
+    async with connections() as session:
+
+        def send(ledger: Ledger) -> asyncio.Task[None]:
+            body = SHAPE.body(rng, LENGTHS.draw(rng))
+
+            async def one() -> None:
+                ledger.outcomes.append(await request(session, worker.url + COMPLETIONS, body))
+
+            return asyncio.create_task(one())
+
+        await admin.put(LOAD_CAP)
+        await closed_loop(send, Ledger("warm-up"), LOAD_CAP, CALIBRATION_S)
+        model = (await admin.seen())[0].step_model
+        if model is None:
+            raise SystemExit("the worker has no step model")
+        targets = Targets("99", ttft_ms, itl_target_ms(model, AIM_CAP, tail), None)
+        await admin.put(slo=Slo(targets.ttft_ms, targets.itl_ms))
+        ledger, start = Ledger("capacity"), time.monotonic()
+        await closed_loop(send, ledger, LOAD_CAP, CALIBRATION_S)
+        return targets, model, len(ledger.outcomes) / (time.monotonic() - start)
+
+
+async def replay(url: str, trace: Sequence[Request], seed: int) -> list[Outcome | None]:
+    """What came of each request; None of those that were not answered in time."""
+    rng = Random(seed)
+    bodies = [SHAPE.body(rng, (one.prompt_tokens, one.max_tokens)) for one in trace]
+    async with connections() as session:
+        tasks, start = [], time.monotonic()
+        for one, body in zip(trace, bodies, strict=True):
+            await asyncio.sleep(max(0.0, start + one.t_s - time.monotonic()))
+            sent = request(session, url + COMPLETIONS, body, max_retries=0)
+            tasks.append(asyncio.create_task(sent))
+        done, late = await asyncio.wait(tasks, timeout=GRACE_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        return [task.result() if task in done else None for task in tasks]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all runs share."""
+
+    client: httpx.AsyncClient
+    model: Path
+    ceiling: int
+    targets: Targets
+    seed: int
+
+    async def run(self, name: str, trace: Sequence[Request], cap: int | None) -> Row:
+        """One contender on the trace `name`, on a fresh worker; `cap` None: ours."""
+        flags = ["--max-num-seqs", str(self.ceiling), "--slo-ttft-ms", str(self.targets.ttft_ms)]
+        flags += ["--slo-itl-ms", str(self.targets.itl_ms)]
+        with serving(*flags, model=self.model) as worker:
+            admin = Steered.of(worker, self.client)
+            await replay(worker.url, WARM_UP, self.seed)
+            await admin.put(cap)  # ours adopts the cap that the worker predicted, as the operator
+            admin.begin()
+            before_s, start = sum(tree(worker.process.pid).values()), time.monotonic()
+            tuning = asyncio.create_task(admin.tune(self.targets)) if cap is None else None
+            outcomes = await replay(worker.url, trace, self.seed + 1)
+            seconds = time.monotonic() - start
+            cpu_s = sum(tree(worker.process.pid).values()) - before_s
+            if tuning and not tuning.cancel():
+                tuning.result()  # it ended by itself: with an error
+        contender = OURS if cap is None else f"cap {cap}"
+        return make_row(name, contender, outcomes, self.targets, seconds, cpu_s, admin.path)
+
+
+async def measure(given: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
+    """The setting and the row of each contender on each trace."""
+    model, ceiling = write(MODELS["88M"], given.cache / "models"), max(given.caps)
+    async with create_client() as client:
+        with serving("--max-num-seqs", str(max(ceiling, LOAD_CAP)), model=model) as worker:
+            targets, steps, per_s = await calibrate(worker, client, given.ttft_ms, given.tail)
+        setting = {
+            "cpu": processor(), "python": platform.python_version(), "model": model.name,
+            "lengths": asdict(LENGTHS), "targets": targets.by_name(), "capacity_rps": per_s,
+            "step_model": structs.asdict(steps), "seconds": given.seconds, "seed": given.seed,
+        }  # fmt: skip
+        print(*(f"{key}: {value}" for key, value in setting.items()), sep="\n", flush=True)
+        bench = Bench(client, model, ceiling, targets, given.seed)
+        order = [(name, cap) for name in given.traces for cap in (*given.caps, None)]
+        traces = {name: scaled_trace(name, per_s, given.seconds, given.seed) for name, _ in order}
+        rows = {}
+        for name, cap in Random(given.seed).sample(order, len(order)):
+            row = rows[name, cap] = await bench.run(name, traces[name], cap)
+            told = f"{len(rows):3} of {len(order)}: {name}, {row.contender}: "
+            told += f"{row.smooth_share:.1%} smooth, {row.good_share:.1%} good "
+            print(
+                f"{told}of {row.requests}, {row.seconds:.0f} s, {row.cpu_s:.1f} CPU-s", flush=True
+            )
+    return setting, [rows[key] for key in order]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sluice" / "peers"
+    parser.add_argument("--caps", type=caps, default=[1, 2, 4, 8, 16, 32], metavar="1,2,4")
+    parser.add_argument("--traces", nargs="+", default=["steps", "bursts"], choices=TRACES)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of a trace")
+    parser.add_argument("--ttft-ms", type=float, default=1000.0)
+    parser.add_argument(
+        "--tail", type=float, default=1.25, help="of the target: P99 over mean step"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cache", type=Path, default=cache, help="where the checkpoint is made")
+    parser.add_argument("--out", type=Path, default=Path("build/real/real.json"))
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Measures, tells the table, and writes --out and the picture beside it."""
+    given = parse(sys.argv[1:])
+    setting, rows = asyncio.run(measure(given))
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(setting | {"rows": [asdict(row) for row in rows]}, indent=1))
+    real_png(rows, given.out.with_suffix(".png"))
+    print(f"\n{table(rows)}\n", *findings(rows, max(given.caps)), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

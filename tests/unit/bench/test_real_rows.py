@@ -1,0 +1,88 @@
+"""The bench on a real worker counts all arrivals, and aims at the cap that it says."""
+
+import pytest
+from bench.real_rows import (
+    LENGTHS,
+    OURS,
+    Row,
+    best_fixed,
+    findings,
+    itl_target_ms,
+    make_row,
+    scaled_trace,
+    table,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice.client import Outcome
+from sluice_operator.tuner import Targets
+from sluice_worker.contract import StepModel
+from sluice_worker.scheduler import MIN_CHUNK_TOKENS
+from sluice_worker.steptime import predicted_cap
+
+TARGETS = Targets("99", 1000.0, 50.0, None)
+IN_TIME = Outcome("ok", "", 0.2, 0.3, 3, (0.04, 0.045), 0)
+STALLED = Outcome("ok", "", 0.2, 0.3, 3, (0.01, 0.06), 0)
+LATE = Outcome("ok", "", 1.2, 1.3, 3, (0.04, 0.04), 0)
+REFUSED = Outcome("failed", "", 0.0, 0.0, 0, (), 0, "HTTP 429")
+
+
+@given(
+    st.floats(0, 50), st.floats(0.01, 10), st.floats(0, 0.01), st.floats(0, 2),
+    st.floats(1, 3), st.integers(1, 64),
+)  # fmt: skip
+def test_the_target_is_the_least_one_at_which_the_worker_predicts_the_cap(
+    a: float, b: float, c: float, d: float, tail: float, cap: int
+) -> None:
+    model = StepModel(a=a, b=b, c=c, d=d, n=100, resid_q=tail)
+    kv_tokens = LENGTHS.prompt + LENGTHS.output / 2
+
+    def predicted(itl_ms: float) -> int:
+        return predicted_cap(
+            model, itl_ms=itl_ms, kv_per_seq=kv_tokens, chunk_tokens=MIN_CHUNK_TOKENS, ceiling=256
+        )
+
+    target_ms = itl_target_ms(model, cap, tail)
+    assert predicted(target_ms) >= cap
+    assert predicted(target_ms - 0.11) < cap or cap == 1
+
+
+@pytest.mark.parametrize("name", ["steps", "bursts", "steady-80"])
+def test_a_trace_lasts_as_long_as_asked_and_its_requests_come_in_order(name: str) -> None:
+    trace = scaled_trace(name, 8.0, 60.0, seed=1)
+    times = [one.t_s for one in trace]
+    assert times == sorted(times)
+    assert 50 <= times[-1] <= 70
+    assert times[-1] * 8.0 * 0.3 < len(trace) < times[-1] * 8.0 * 1.2
+
+
+def test_a_request_without_an_answer_counts_as_missed_and_as_waiting_for_ever() -> None:
+    outcomes = [IN_TIME, STALLED, LATE, REFUSED, None]
+    row = make_row("steps", "cap 4", outcomes, TARGETS, 10.0, 5.0, [(0.0, 4)])
+    assert (row.requests, row.answered, row.cap_changes) == (5, 3, 0)
+    assert (row.good_share, row.smooth_share) == (2 / 5, 1 / 5)
+    assert row.p50_ttft_ms == 1200.0
+    assert row.p99_ttft_ms is None
+    assert row.tokens_per_s == pytest.approx(0.9)
+
+
+def test_the_best_fixed_cap_is_marked_and_ours_is_told_beside_it() -> None:
+    def row(contender: str, good: int, path: list[tuple[float, int]]) -> Row:
+        outcomes = [IN_TIME] * good + [None] * (10 - good)
+        return make_row("steps", contender, outcomes, TARGETS, 10.0, 5.0, path)
+
+    rows = [
+        row("cap 4", 5, [(0.0, 4)]),
+        row("cap 8", 8, [(0.0, 8)]),
+        row(OURS, 6, [(0.0, 2), (4.0, 6)]),
+    ]
+    assert best_fixed(rows, "steps") is rows[1]
+    assert best_fixed(rows[2:], "steps") is None
+    lines = table(rows).splitlines()
+    assert "**cap 8**" in lines[3]
+    assert "**" not in lines[2] + lines[4]
+    assert lines[4].endswith("| 2, 6 |")
+    (told,) = findings(rows, ceiling=8)
+    assert "75.0% of cap 8" in told
+    assert "-20.0 points" in told
+    assert "1 changes, the last at 4 s" in told
