@@ -54,7 +54,7 @@ Progress = Callable[[str, int], None]
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 64, "cuda": 16}
 PROFILE_CPU_S = 1.5
 """CPU seconds that the profile may take: in a pod of half a core they are three of waiting."""
-MAX_STEP_S = 0.5
+MAX_STEP_S = 0.25
 """Longest dummy step; the activations of a larger one are extrapolated."""
 
 
@@ -232,7 +232,6 @@ class _Start:
         yield dummy.decodes(min(32, ceiling), short)
         yield dummy.decodes(1, long)
         yield dummy.last_chunk(min(128, largest))
-        yield dummy.prefill(min(256, largest))
 
     def _peak_bytes(self, dummy: "_Dummy", num_tokens: int) -> int:
         works = dummy.prefill(num_tokens)
