@@ -101,7 +101,8 @@ def _server(door: _Door, limits: ServerConfig) -> _Server:
 async def serve(config: WorkerConfig, engine: EngineProcess | None) -> int:
     """Serve until a signal or the engine's end. `engine`: None if it must wait for its model.
 
-    Returns the exit status: 0 after a signal, 1 if the engine died while serving; raises StartupError if it cannot start.
+    Returns the exit status: 0 after a signal, 1 if the engine died while serving; raises
+    StartupError if it cannot start.
     """
     limits = config.server
     admin_host = limits.host if limits.admin_token_file else "127.0.0.1"
