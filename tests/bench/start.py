@@ -23,7 +23,7 @@ from bench.peers.processes import cpu_time, stop
 from sluice.machine import processor
 
 HERE, CACHE = Path(__file__).resolve().parents[2], Path.home() / ".cache/sluice/peers"
-LIMIT_S, POLL_S = 180.0, 0.01
+LIMIT_S, POLL_S = 180.0, 0.02
 FLAGS = "--device cpu --dtype bfloat16 --max-num-seqs 32 --slo-itl-ms 100 --admin-port 0"
 
 
