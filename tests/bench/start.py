@@ -4,6 +4,9 @@
 
 Starts of another checkout alternate with those of this one. The bytecode of all modules is on disk,
 as in the image; `--sources`: of none, as where `uv pip install` was told nothing of it.
+
+`undisturbed_s`: `ready_s` less what the engine's main thread waited for a processor, which on a
+machine of its own it would not have.
 """
 
 import argparse
@@ -19,7 +22,7 @@ from statistics import median
 
 from bench.peers.checkpoint import MODELS, write
 from bench.peers.launch import ENGINE_MARK, free_port
-from bench.peers.processes import cpu_time, stop
+from bench.peers.processes import cpu_time, stop, tree
 from sluice.machine import processor
 
 HERE, CACHE = Path(__file__).resolve().parents[2], Path.home() / ".cache/sluice/peers"
@@ -56,9 +59,16 @@ def started(checkout: Path, model: Path, environ: dict[str, str]) -> dict[str, f
                 raise SystemExit(f"the worker of {checkout.name} did not become ready")
             time.sleep(POLL_S)
         ready_s, cpu = time.monotonic() - begin, cpu_time(process.pid, ENGINE_MARK["sluice"])
+        (engine,) = tree(process.pid).keys() - {process.pid}
+        queued_s = int(Path(f"/proc/{engine}/schedstat").read_text().split()[1]) / 1e9
     finally:
         stop(process)
-    return {"ready_s": ready_s, "engine_cpu_s": cpu.engine_s, "cpu_s": cpu.total_s}
+    return {
+        "ready_s": ready_s,
+        "undisturbed_s": ready_s - queued_s,
+        "engine_cpu_s": cpu.engine_s,
+        "cpu_s": cpu.total_s,
+    }
 
 
 def main() -> None:
@@ -72,7 +82,7 @@ def main() -> None:
     model = write(MODELS["88M"], CACHE / "models")
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as bytecode:
-        environ = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode}
+        environ = {"PYTHONPYCACHEPREFIX": bytecode, **os.environ}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         if asked.sources:
             environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -85,7 +95,8 @@ def main() -> None:
         told[name] = {key: spread([run[key] for run in made]) for key in made[0]}
     if asked.other:
         pairs = zip(runs["this"], runs["other"], strict=True)
-        told["ratio"] = spread([this["ready_s"] / other["ready_s"] for this, other in pairs])
+        ratios = [this["undisturbed_s"] / other["undisturbed_s"] for this, other in pairs]
+        told["ratio of undisturbed_s"] = spread(ratios)
     print(json.dumps(told, indent=1))
 
 
