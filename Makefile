@@ -10,7 +10,7 @@ setup: .venv/.ready
 	@echo "== Python environment in .venv (torch alone is about 5 GB)"
 	@python3 -c 'import ensurepip, venv' 2>/dev/null || apt-get install -y -qq python3-venv
 	@python3 -m venv .venv && .venv/bin/pip install -q --disable-pip-version-check -c constraints.txt uv
-	@.venv/bin/uv pip install -q -c constraints.txt -e '.[dev]'
+	@.venv/bin/uv pip install -q --compile-bytecode -c constraints.txt -e '.[dev]'
 	@touch $@
 
 lint: setup

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import uvloop
 
+from .client import spawn
 from .config import WorkerConfig, parse
 from .errors import ConfigError, StartupError
 from .server import logs
-from .server.run import serve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def run(
     try:
         config = parse(argv)
         logs.install(os.environ.get("SLUICE_LOG_LEVEL", "INFO"), formatter(config))
-        return uvloop.run(serve(config))
+        return uvloop.run(_serve(config))
     except ConfigError as error:
         for problem in error.problems:
             print(f"{program}: {problem}", file=sys.stderr)
@@ -35,6 +35,18 @@ def run(
     except StartupError as error:
         print(f"{program}: {error.message}", file=sys.stderr)
         return error.exit_status
+
+
+async def _serve(config: WorkerConfig) -> int:
+    """Both processes import at the same time, as neither does so in less than a second."""
+    engine = None if config.hub else await spawn(config.engine)
+    try:
+        from .server.run import serve
+
+        return await serve(config, engine)
+    finally:
+        if engine is not None:
+            await engine.end()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -80,6 +81,39 @@ def request_error(message: Finished) -> SluiceError | None:
     return RequestFailed(message.error or "the engine could not finish this request")
 
 
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """The engine's process, which has its config, and this side of its socket."""
+
+    process: asyncio.subprocess.Process
+    socket: socket.socket
+
+    async def end(self) -> None:
+        """End it at once; nothing is done if it has ended."""
+        self.socket.close()
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+
+async def spawn(config: EngineConfig) -> EngineProcess:
+    """Start the engine process and send it `config`; returns before it is ready."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "sluice_worker.engine_process", "--fd", str(theirs.fileno())),
+            pass_fds=(theirs.fileno(),),
+            env=engine_environment(os.environ),
+            start_new_session=True,  # a Ctrl-C is for the API process, which drains
+        )
+    body = msgspec.msgpack.encode(config)
+    with contextlib.suppress(ConnectionError):  # it has ended: whoever reads will see
+        ours.sendall(struct.pack("<I", len(body)) + body)
+    ours.setblocking(False)
+    return EngineProcess(process, ours)
+
+
 class EngineClient:
     """One engine process. All methods belong to the event loop's thread."""
 
@@ -104,22 +138,12 @@ class EngineClient:
         """Sequences that were submitted and have not ended."""
         return len(self._sinks)
 
-    async def start(self, config: EngineConfig) -> None:
-        """Start the engine process and send it `config`; returns before it is ready."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "sluice_worker.engine_process", "--fd", str(theirs.fileno())),
-                pass_fds=(theirs.fileno(),),
-                env=engine_environment(os.environ),
-                start_new_session=True,  # a Ctrl-C is for the API process, which drains
-            )
-        ours.setblocking(False)
+    async def attach(self, engine: EngineProcess) -> None:
+        """Speak with `engine` from now on, and hear what it has said."""
+        self._process = engine.process
         loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_unix_connection(lambda: _Wire(self), sock=ours)
-        body = msgspec.msgpack.encode(config)
-        self._transport.write(struct.pack("<I", len(body)) + body)
+        connected = loop.create_unix_connection(lambda: _Wire(self), sock=engine.socket)
+        self._transport, _ = await connected
 
     def submit(self, request: Submit, sink: Sink) -> None:
         """Send a request; its tokens go to `sink`. Raises EngineDied if the engine is gone."""

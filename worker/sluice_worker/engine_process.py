@@ -154,8 +154,10 @@ def serve(link: Link) -> int:
     try:
         # What can be refused without torch, whose import takes seconds, is refused before it.
         DecoderConfig.from_json(read_json(checkpoint_dir(config.model), "config.json"))
+        gc.disable()  # all of it stays: looking for garbage takes a seventh of the import
         from .startup import start  # imports torch, which reads the settings above
 
+        gc.enable()
         engine, ready = start(config, lambda phase, percent: link.send(Starting(phase, percent)))
         link.send(ready)
         # What is alive now stays: collections need not look at it again.

@@ -12,10 +12,10 @@ from typing import Literal
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..client import EngineProcess, spawn
 from ..config import ServerConfig, WorkerConfig
 from ..errors import ConfigError, RequestFailed
 from .app import admin_app, api_app
-from .arrival import Arrival
 from .connection import Connection, Deadlines, OnCut, connection_class
 from .guards import Inflight
 from .service import Service
@@ -98,10 +98,11 @@ def _server(door: _Door, limits: ServerConfig) -> _Server:
     )
 
 
-async def serve(config: WorkerConfig) -> int:
-    """Serve until a signal or the engine's end. Returns the exit status:
+async def serve(config: WorkerConfig, engine: EngineProcess | None) -> int:
+    """Serve until a signal or the engine's end. `engine`: None if it must wait for its model.
 
-    0 after a signal, 1 if the engine died while serving; raises StartupError if it cannot start.
+    Returns the exit status: 0 after a signal, 1 if the engine died while serving; raises
+    StartupError if it cannot start.
     """
     limits = config.server
     admin_host = limits.host if limits.admin_token_file else "127.0.0.1"
@@ -125,7 +126,9 @@ async def serve(config: WorkerConfig) -> int:
         ]
         try:
             there = await _fetched(config, (api_door, admin_door))
-            return await _serve(there, api, api_door, admin_door) if there else 0
+            if there is None:
+                return 0
+            return await _serve(there, engine, api, api_door, admin_door)
         finally:
             api.should_exit = admin.should_exit = True
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -138,6 +141,8 @@ async def _fetched(config: WorkerConfig, doors: tuple[_Door, ...]) -> WorkerConf
     """
     if config.hub is None:
         return config
+    from .arrival import Arrival  # and with it an HTTP client, which a directory does not need
+
     arrival = Arrival(config, config.hub)
     _on_signals(arrival.stop)
     for door in doors:
@@ -146,14 +151,20 @@ async def _fetched(config: WorkerConfig, doors: tuple[_Door, ...]) -> WorkerConf
     return config.at(directory) if directory else None
 
 
-async def _serve(config: WorkerConfig, api: _Server, api_door: _Door, admin_door: _Door) -> int:
+async def _serve(
+    config: WorkerConfig,
+    engine: EngineProcess | None,
+    api: _Server,
+    api_door: _Door,
+    admin_door: _Door,
+) -> int:
     service, inflight = Service(config), Inflight()
     _quieten_collections()
     api_door.lead_to(api_app(service, inflight), service.stats.connection_cut)
     admin_door.lead_to(admin_app(service), service.stats.connection_cut)
     beat = asyncio.create_task(service.beat())
     try:
-        return await _live(service, api, inflight)
+        return await _live(service, engine, api, inflight)
     finally:
         await service.client.stop()
         beat.cancel()
@@ -176,10 +187,12 @@ def _on_signals(act: Callable[[], None]) -> None:
         loop.add_signal_handler(name, act)
 
 
-async def _live(service: Service, api: _Server, inflight: Inflight) -> int:
+async def _live(
+    service: Service, engine: EngineProcess | None, api: _Server, inflight: Inflight
+) -> int:
     stop = asyncio.Event()
     _on_signals(stop.set)
-    await service.client.start(service.config.engine)
+    await service.client.attach(engine or await spawn(service.config.engine))
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(service.ended.wait())]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
