@@ -24,7 +24,8 @@ from .variants import Launch
 
 READY_LIMIT_S = 1200.0  # vLLM compiles at its first start
 POLL_S = 0.05
-SETTINGS = ("OMP_", "KMP_", "GOMP_", "MKL_", "VLLM_", "SLUICE_", "LD_PRELOAD")
+SETTINGS = ("OMP_", "KMP_", "GOMP_", "MKL_", "VLLM_", "SLUICE_", "LD_PRELOAD",
+            "PYTHONDONTWRITEBYTECODE")  # fmt: skip
 WORKER = Path(__file__).with_name("batch_worker.py")
 HEALTH = {"sluice": "/readyz", "vllm": "/health", "llama.cpp": "/health"}
 ENGINE_MARK = {
