@@ -165,7 +165,8 @@ class Tick(Struct, frozen=True):
 class StepModel(Struct, frozen=True):
     """step_ms = a + b * decodes + c * kv_tokens + d * prefill_tokens, non-negative least squares.
 
-    `n`: records behind it. `resid_q`: measured over predicted step time, at P99 of the records.
+    `n`: records behind it. `resid_q`: measured over predicted step time, at P99 of the records,
+    where a chunk may take as long as one of ten does (`steptime.Tail.stretch`).
     """
 
     a: Seconds

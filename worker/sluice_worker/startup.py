@@ -54,8 +54,6 @@ Progress = Callable[[str, int], None]
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 64, "cuda": 16}
 PROFILE_CPU_S = 1.5
 """CPU seconds that the profile may take: in a pod of half a core they are three of waiting."""
-LONG_STEP_MS = 100
-"""From here on a step is timed once: a hiccup is small beside it, and a second costs as much."""
 MAX_STEP_S = 0.25
 """Longest dummy step; the activations of a larger one are extrapolated."""
 
@@ -214,10 +212,7 @@ class _Start:
         deadline = time.process_time() + PROFILE_CPU_S
         records = []
         for works in self._profile_steps(dummy, plan.ceiling, largest):
-            record = dummy.run(works)
-            if record.step_ms < LONG_STEP_MS:
-                record = min(record, dummy.run(works), key=lambda r: r.step_ms)
-            records.append(record)
+            records.append(min((dummy.run(works) for _ in range(2)), key=lambda r: r.step_ms))
             if time.process_time() > deadline:
                 break
         prefills = [record for record in records if record.num_prefill_tokens]

@@ -173,9 +173,10 @@ class StepTimes:
         judged = rows[: len(recent)] if len(recent) >= MIN_JUDGED else rows
         predicted = np.maximum(judged[:, 1:5] @ coefficients, 1e-6)
         a, b, c, d = coefficients.tolist()
-        quantile = _quantile(judged[:, 5] / predicted, MODEL_QUANTILE)
         stretch = _stretch(judged, rows, coefficients)
-        beyond = judged[:, 5] / judged[:, 6] - predicted - (stretch - 1) * d * judged[:, 4]
+        predicted += (stretch - 1) * d * judged[:, 4]
+        quantile = _quantile(judged[:, 5] / predicted, MODEL_QUANTILE)
+        beyond = judged[:, 5] / judged[:, 6] - predicted
         self.tail = Tail(_quantile(beyond, TAIL_QUANTILE), stretch)
         self.model = StepModel(a=a, b=b, c=c, d=d, n=len(judged), resid_q=quantile)
 

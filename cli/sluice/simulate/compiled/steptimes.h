@@ -112,9 +112,9 @@ class StepTimes {
     for (size_t i = 0; i < num_judged; i++) {
       const Row& row = recent_[i];
       double mean_ms = x[0] + x[1] * row.decodes + x[2] * row.kv_tokens + x[3] * row.prefill;
-      double predicted = std::max(mean_ms, 1e-6);
+      double predicted = std::max(mean_ms, 1e-6) + (fit.stretch - 1) * x[3] * row.prefill;
       ratios_.push_back(row.ms / predicted);
-      beyond_.push_back(row.ms / row.slowdown - predicted - (fit.stretch - 1) * x[3] * row.prefill);
+      beyond_.push_back(row.ms / row.slowdown - predicted);
     }
     fit.tail_ms = quantile(beyond_, fit.tail_quantile);
     double resid_q = quantile(ratios_, fit.model_quantile);
