@@ -284,15 +284,60 @@ class Scheduler:
         return min(left, max(chunk_limit(len(decodes), kv_tokens), floor))
 
     def _chunks(self, served: set[int], budget: int) -> Iterator[Work]:
+        """Prefill for those not `served`. Of a prefix that several lack, the first computes it and
+        the others find it in the next step: a burst with one system prompt comes all at once."""
+        ending: list[Sequence] = []
         for sequence in self.running:
             if budget <= 0:
                 return
             if id(sequence) in served:
                 continue
+            self._find_more(sequence)
+            if any(self._will_find(sequence, other) for other in ending):
+                continue
             count = min(sequence.num_uncomputed_tokens, budget)
             budget -= count
             samples = count == sequence.num_uncomputed_tokens
+            if samples:
+                ending.append(sequence)
             yield Work(sequence, sequence.num_computed_tokens, count, samples)
+
+    def _has_begun(self, sequence: Sequence) -> bool:
+        """Whether it has computed anything itself since it was admitted, or has to."""
+        found = sequence.num_sealed_blocks * self.pool.block_size
+        return sequence.num_computed_tokens != found or sequence.needs_prompt_scores
+
+    def _find_more(self, sequence: Sequence) -> None:
+        """Give a sequence that has not begun what others put into the prefix cache meanwhile."""
+        if self._has_begun(sequence):
+            return
+        matched = self.pool.match(sequence.token_ids, sequence.request.cache_salt)
+        known, num = sequence.num_sealed_blocks, len(matched)
+        if num <= known:
+            return
+        self.pool.acquire(matched[known:])
+        self.pool.release(sequence.block_ids[known:num])
+        sequence.block_ids[known:num] = matched[known:]
+        sequence.num_computed_tokens = sequence.num_trusted_tokens = num * self.pool.block_size
+        sequence.num_sealed_blocks = num
+        sequence.sealed_key = self.pool.key_of(matched[-1])
+        num_found = (num - known) * self.pool.block_size
+        self.counters.prefix_hits += num_found
+        if not sequence.num_preemptions:
+            sequence.cached_tokens += num_found
+
+    def _will_find(self, sequence: Sequence, other: Sequence) -> bool:
+        """Whether the next block of a sequence that has not begun is in the cache once the prefill
+        of `other` has ended."""
+        end = sequence.num_computed_tokens + self.pool.block_size
+        return (
+            self.pool.prefix_caching
+            and end < sequence.num_tokens
+            and end <= other.num_tokens
+            and sequence.request.cache_salt == other.request.cache_salt
+            and sequence.token_ids[:end] == other.token_ids[:end]
+            and not self._has_begun(sequence)
+        )
 
     def _as_step(self, works: tuple[Work, ...]) -> Step:
         num_draft_tokens = sum(len(work.drafts) for work in works)

@@ -23,6 +23,7 @@ class Job:
     order: int = 0
     admitted_s: float | None = None
     cached_tokens: int = 0
+    num_preemptions: int = 0
     wait_cap_s: float = 0.0
     wait_kv_s: float = 0.0
     queued_at: tuple[float, float] = (0.0, 0.0)

@@ -115,6 +115,29 @@ class Pages:
         holding.num = num_blocks
         self.take(num_blocks - len(matched) - own)
 
+    def find_more(self, holding: Holding, num_tokens: int) -> int:
+        """Shared blocks that were sealed since `start`, in the place of own ones; how many."""
+        found = self.match(holding, num_tokens)[len(holding.shared) :]
+        for key in found:
+            identity, users = self._refs[key]
+            if not users:
+                del self._cached[key]
+                self.num_cached -= 1
+            self._refs[key] = (identity, users + 1)
+            holding.parent = identity
+        holding.shared += found
+        self.num_free += len(found)
+        return len(found)
+
+    def is_shared(self, one: Holding, other: Holding, index: int) -> bool:
+        """Whether two prompts have the same tokens up to the end of block `index`."""
+        requests = (one.request, other.request)
+        if not self.caching or index >= min(map(self.prefix_blocks, requests)):
+            return False
+        end = (index + 1) * self.size
+        first, second = (r.prefix[: -(-end // r.prefix_unit)] for r in requests)
+        return first == second
+
     def take(self, count: int) -> None:
         """`count` blocks: free ones first, then the oldest cached."""
         if count <= self.num_free:

@@ -235,7 +235,7 @@ class Pod(Scraped):
         )
         self._num_slow += self._last_was_slow
         self.kv_tokens += self.num_decoding
-        for job in self._ends.pop(self.num_steps, ()):
+        for job in sorted(self._ends.pop(self.num_steps, ()), key=lambda job: job.order):
             if job.ends_at == self.num_steps and job.is_decoding:
                 self._leave_decoding(job, self.num_steps + 1)
                 job.flight.last_s = step.ends_s
@@ -347,6 +347,7 @@ class Pod(Scraped):
             self.prefilling.remove(victim)
         self.pages.release(victim.holding, victim.trusted)
         victim.computed = victim.trusted = 0
+        victim.num_preemptions += 1
         victim.queued_at = self._clocks
         before = sum(1 for other in self.waiting if other.order < victim.order)
         self.waiting.insert(before, victim)
@@ -386,15 +387,37 @@ class Pod(Scraped):
         return min(left, max(fits, MIN_CHUNK_TOKENS))
 
     def _chunks(self, served: list[Job], budget: int) -> list[tuple[Job, int]]:
-        chunks = []
+        chunks, ending = [], list[Job]()
         for job in self.prefilling:
             if budget <= 0:
                 break
-            if job not in served:
-                num_tokens = min(job.tokens - job.computed, budget)
-                budget -= num_tokens
-                chunks.append((job, num_tokens))
+            if job in served:
+                continue
+            self._find_more(job)
+            if any(self._will_find(job, other) for other in ending):
+                continue
+            num_tokens = min(job.tokens - job.computed, budget)
+            budget -= num_tokens
+            if job.computed + num_tokens == job.tokens:
+                ending.append(job)
+            chunks.append((job, num_tokens))
         return chunks
+
+    def _has_begun(self, job: Job) -> bool:
+        return job.computed != len(job.holding.shared) * self.pages.size
+
+    def _find_more(self, job: Job) -> None:
+        if self._has_begun(job):
+            return
+        num_found = self.pages.find_more(job.holding, job.tokens) * self.pages.size
+        job.computed = job.trusted = job.computed + num_found
+        if not job.num_preemptions:
+            job.cached_tokens += num_found
+
+    def _will_find(self, job: Job, other: Job) -> bool:
+        if self._has_begun(job) or job.computed + self.pages.size >= job.tokens:
+            return False
+        return self.pages.is_shared(job.holding, other.holding, len(job.holding.shared))
 
     def _shed(self, now_s: float) -> None:
         self._shed_at = now_s + BEAT_S

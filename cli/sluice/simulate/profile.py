@@ -1,5 +1,8 @@
 """What a simulated worker knows as it starts: its step model and the cap that it predicts."""
 
+from math import exp
+from random import Random
+
 from sluice_worker.contract import Slo
 from sluice_worker.scheduler import MIN_CHUNK_TOKENS
 from sluice_worker.sizing import DEFAULT_MEAN_LENGTH
@@ -7,22 +10,33 @@ from sluice_worker.steptime import StepRecord, StepTimes, predicted_cap
 
 from .params import Params
 
+LONG = 4096
+"""Context behind which the deepest chunk is timed."""
 
-def profile_records(params: Params) -> list[StepRecord]:
-    """A few dummy steps, as in the worker's `startup`."""
+
+def profile_records(params: Params, seed: int) -> list[StepRecord]:
+    """The dummy steps of the worker's `startup`: nine, each the quicker of two with their noise."""
     shapes = ((1, 32), (8, 32), (8, 512), (32, 32), (1, 512))
     decodes = [
         (n, n * context, 0) for n, context in ((min(n, params.ceiling), kv) for n, kv in shapes)
     ]
-    largest = params.max_num_batched_tokens
-    prefills = [(0, min(n, largest), min(n, largest)) for n in (32, 128, 256)]
-    return [StepRecord(0.0, *s, params.step_ms(*s)) for s in decodes + prefills]
+    small, large = (min(n, params.max_num_batched_tokens) for n in (32, 128))
+    chunks = [(0, kv, n) for n in (small, large) for kv in (n, LONG)]
+    chance = Random(f"profile {seed}")  # noqa: S311 - a simulation
+    return [
+        StepRecord(
+            0.0,
+            *shape,
+            params.step_ms(*shape) * min(exp(params.noise * chance.gauss()) for _ in range(2)),
+        )
+        for shape in decodes + chunks
+    ]
 
 
-def profile(params: Params) -> StepTimes:
+def profile(records: list[StepRecord]) -> StepTimes:
     """The step model that a worker starts with."""
     times = StepTimes()
-    times.set_profile(profile_records(params))
+    times.set_profile(records)
     return times
 
 

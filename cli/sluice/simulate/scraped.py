@@ -9,7 +9,7 @@ from sluice_worker.contract import MemoryReport, RuntimeConfig, Slo, Waiting
 from .job import Outcome
 from .noise import Noise
 from .params import Params
-from .profile import profile
+from .profile import profile, profile_records
 from .recording import GapTotals, Recording
 from .trace import Request
 
@@ -32,7 +32,8 @@ class Scraped(ABC):
     ) -> None:
         self.name, self.params, self.ready_s, self.created_s = name, params, start_s, created_s
         self.noise = Noise(params, seed)
-        self.times = profile(params)
+        self.profiled = profile_records(params, seed)
+        self.times = profile(self.profiled)
         self.cap, self.epoch, self.slo = cap, epoch, slo
         self.terminating = False
         self._recorder = Recording(name, start_s, start_s)

@@ -11,7 +11,7 @@ from sluice_worker.contract import Slo
 from .compiled.pod import CompiledPod, is_usable
 from .params import Params
 from .pod import Pod
-from .profile import first_cap, profile
+from .profile import first_cap, profile, profile_records
 from .recording import GapTotals
 from .scraped import Scraped
 from .trace import Request
@@ -48,7 +48,8 @@ class World:
         self.params, self.targets, self.trace, self.policy = params, targets, trace, policy
         self.slo = Slo(targets.ttft_ms, targets.itl_ms, targets.e2e_ms)
         self.now, self.epoch = 0.0, 1
-        self.cap = policy.first_cap or first_cap(profile(params), self.slo, params.ceiling)
+        first = profile(profile_records(params, seed))
+        self.cap = policy.first_cap or first_cap(first, self.slo, params.ceiling)
         self.first_cap = self.cap
         self.cap_changes: list[tuple[float, int]] = []
         self.replica_changes: list[tuple[float, int]] = []

@@ -62,7 +62,8 @@ async def _answer(session: aiohttp.ClientSession, url: str, request: Request) ->
 
 async def _all(url: str, requests: Sequence[Request], at_once: int | None) -> Result:
     room = asyncio.Semaphore(at_once or len(requests))
-    connector = aiohttp.TCPConnector(limit=0)
+    # A connection for each: llama.cpp's server ends one after a stream without saying so.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=LIMIT_S)
     firsts: list[float] = []
     gaps: list[float] = []

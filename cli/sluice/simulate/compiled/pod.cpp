@@ -75,7 +75,7 @@ struct Pod {
   std::vector<int> inbox, prefilling, joined, done;
   std::deque<int> waiting;
   std::set<int> running;
-  std::map<int64_t, std::vector<int>> ends;
+  std::map<int64_t, std::set<int>> ends;  // in order of arrival
   std::vector<int64_t> growing;
   Step step;
   View view{};
@@ -289,7 +289,7 @@ struct Pod {
     job.is_decoding = true, job.joined_at = num_steps;
     job.base = job.tokens - num_steps - 1;
     job.ends_at = num_steps + job.max_tokens - job.generated;
-    ends[job.ends_at].push_back(id);
+    ends[job.ends_at].insert(id);
     job.slow_before = num_slow;
     joined.push_back(id);
     job.first_growth = job.num_blocks * pages.size - job.base + 1;

@@ -31,7 +31,6 @@ from sluice_worker.wire import Snapshot
 
 from ..job import Outcome
 from ..params import Params
-from ..profile import profile_records
 from ..recording import GapTotals, Recording
 from ..scraped import REFIT_S, Scraped
 from ..trace import Request
@@ -61,7 +60,7 @@ class CompiledPod(Scraped):
         if loaded is None:
             raise CannotCompile("there is no g++, or no directory to build in.")
         self._library = loaded
-        rows = [dataclasses.astuple(record) for record in profile_records(self.params)]
+        rows = [dataclasses.astuple(record) for record in self.profiled]
         anchor = (layout.Row * len(rows))(*(layout.Row(*row, 1.0) for row in rows))
         config = _config(self.params, self.slo, self.cap, self.epoch, start_s)
         self._pod = loaded.pod_new(byref(config), anchor, len(anchor), byref(_fit(self.times)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from sluice.simulate.noise import Noise
 from sluice.simulate.params import Params
-from sluice.simulate.profile import profile
+from sluice.simulate.profile import profile, profile_records
 from sluice.simulate.scraped import REFIT_S
 from sluice.simulate.trace import Request
 from sluice_worker.blocks import BlockPool
@@ -42,7 +42,8 @@ class RealPod:
 
     def __post_init__(self) -> None:
         params = self.params
-        self.noise, self.times = Noise(params, self.seed), profile(params)
+        self.noise = Noise(params, self.seed)
+        self.times = profile(profile_records(params, self.seed))
         self.pool = BlockPool(
             params.kv_tokens // params.block_size,
             params.block_size,

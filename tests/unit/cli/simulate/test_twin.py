@@ -87,6 +87,15 @@ def test_the_twin_equals_the_real_scheduler_token_for_token(drawn, cap, patches)
     assert_equal(*play(SMALL, trace_of(drawn), cap, patches))
 
 
+def test_those_that_end_together_give_their_blocks_back_in_order_of_arrival() -> None:
+    """The reproducer of a twin that ended them in the order in which they began to decode."""
+    shared = ("p", "r")
+    lengths = [(10, 24, ()), (58, 8, shared), (1, 8, ()), (69, 13, ()), (26, 7, ()), (95, 2, ()),
+               (104, 2, ()), (33, 1, shared)]  # fmt: skip
+    trace = [Request(0.0, prompt, output, prefix, 20) for prompt, output, prefix in lengths]
+    assert_equal(*play(SMALL, trace, 3, []))
+
+
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_the_twin_equals_the_real_scheduler_where_memory_is_short(prefix_caching: bool) -> None:
     params = msgspec.structs.replace(SMALL, kv_tokens=256, prefix_caching=prefix_caching)

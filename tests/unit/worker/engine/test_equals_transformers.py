@@ -7,7 +7,15 @@ import torch
 from sluice_worker.wire import Submit
 from transformers import LlamaForCausalLM
 
-from .factories import create_engine, create_requests, create_scheduler, run_all, save_llama
+from .factories import (
+    VOCAB,
+    create_engine,
+    create_request,
+    create_requests,
+    create_scheduler,
+    run_all,
+    save_llama,
+)
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 130, 300)
 STEPS = 64
@@ -79,6 +87,16 @@ def test_prefix_hits_change_no_token(checkpoint: Path, expected: dict[str, list[
     cold_hits = engine.scheduler.counters.prefix_hits
     assert run_all(engine, requests) == expected
     assert engine.scheduler.counters.prefix_hits >= cold_hits + 300 // 16 * 16
+
+
+def test_a_prefix_that_a_burst_shares_changes_no_token(checkpoint: Path) -> None:
+    shared = [(7 * i * i + i) % VOCAB for i in range(150)]
+    requests = [create_request(str(i), [*shared, *range(i, 40 + i)], max_tokens=STEPS)
+                for i in range(6)]  # fmt: skip
+    apart = create_engine(checkpoint, create_scheduler(num_blocks=128, prefix_caching=False))
+    together = create_engine(checkpoint, create_scheduler(num_blocks=128, cap=6, budget=256))
+    assert run_all(together, requests) == run_all(apart, requests)
+    assert together.scheduler.counters.prefix_hits >= 5 * 144
 
 
 @pytest.mark.parametrize(

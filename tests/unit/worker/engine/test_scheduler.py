@@ -165,6 +165,42 @@ def test_prefix_hit_is_not_computed_again_and_counted() -> None:
     assert (scheduler.counters.prefix_queries, scheduler.counters.prefix_hits) == (82, 32)
 
 
+def prefilled(scheduler: Scheduler, *requests: Submit) -> list[int]:
+    """Prompt tokens that each step computed until all have their first token."""
+    sequences, computed = add(scheduler, *requests), []
+    while not all(sequence.num_output_tokens for sequence in sequences):
+        planned, _ = step(scheduler)
+        computed.append(
+            sum(w.num_tokens for w in planned.works if w.sequence.num_output_tokens < 2)
+        )
+        assert scheduler.check_integrity() is None
+    return computed
+
+
+def test_a_prefix_that_a_burst_shares_is_computed_once() -> None:
+    prompt = list(range(40))
+    requests = [create_request(name, [*prompt, *range(i, i + 5)], max_tokens=9)
+                for i, name in enumerate("abcd")]  # fmt: skip
+    scheduler = create_scheduler(cap=4, budget=200)
+    assert prefilled(scheduler, *requests)[0] == 45
+    assert scheduler.counters.prefix_hits == 3 * 32
+    apart = create_scheduler(cap=4, budget=200, prefix_caching=False)
+    assert prefilled(apart, *requests)[0] == 4 * 45
+
+
+def test_others_are_served_while_the_followers_of_a_prefix_wait() -> None:
+    prompt = list(range(40))
+    requests = [create_request("a", [*prompt, 1]), create_request("b", [*prompt, 2]),
+                create_request("other", list(range(100, 150))),
+                create_request("salted", [*prompt, 3], salt="x")]  # fmt: skip
+    scheduler = create_scheduler(cap=4, budget=200)
+    a, b, other, salted = add(scheduler, *requests)
+    step(scheduler)
+    assert [s.num_output_tokens for s in (a, b, other, salted)] == [1, 0, 1, 1]
+    step(scheduler)
+    assert (b.num_output_tokens, b.cached_tokens, salted.cached_tokens) == (1, 32, 0)
+
+
 def test_no_hit_across_salts() -> None:
     scheduler = create_scheduler(cap=1)
     prompt = list(range(40))
