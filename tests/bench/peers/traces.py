@@ -85,6 +85,12 @@ def _batch(size: int) -> Trace:
 
 
 BATCHES = (1, 4, 8, 16, 32, 64)
+LONG = replace(
+    _batch(32),
+    name="mixed",
+    about="Mixed lengths, 32 at a time, eight batches: of two, a third is the last ones' end",
+    num_requests=256,
+)
 TRACES = {
     trace.name: trace
     for trace in (
@@ -111,6 +117,7 @@ TRACES = {
             prefix_tokens=384,
         ),
         *(_batch(size) for size in BATCHES),
+        LONG,
         Trace(
             "bursty",
             "4 waves of 24 requests, 10 seconds apart",
