@@ -118,7 +118,7 @@ GOALS = (
     Goal("offline, plain torch, over vLLM-CPU", "offline", "sluice-torch", speed, 0.5, 0.75, _VLLM),
     Goal(
         "32 at a time, continuous over static, own engine",
-        "mixed",
+        "chat",
         "sluice",
         speed,
         1.4,

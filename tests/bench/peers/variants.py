@@ -107,7 +107,7 @@ TAKING_PART: dict[str, tuple[str, ...]] = {
     ),
     "prefix": ("sluice", "sluice-w8a8", "vllm", "transformers-continuous", "llama.cpp"),
     "bursty": ("sluice", "sluice-target", "vllm-256", "vllm-512", "vllm-2048", "llama.cpp"),
-    "mixed": ("sluice", "sluice-static", "vllm"),
+    "chat": ("sluice", "sluice-static", "vllm"),
     "offline-500M": ("sluice", "sluice-w8a8", "vllm", "llama.cpp"),
     **{
         f"batch-{size}": ("sluice", "sluice-static", "vllm", "transformers-static", "llama.cpp")
