@@ -4,9 +4,9 @@
 
 A random 88M Llama in bf16, its KV cache filled to the last block by sequences that run at once.
 Compared are what the engine process takes beyond the baseline, anonymous and shared memory at its
-peak, and what the worker planned: weights, activations, KV cache. The baseline is an engine with a
-model of a few kilobytes: Python, torch and their threads. Pages of files are not in it, as they
-are given up when others need them.
+peak, and what the worker planned: weights, activations, workspace, KV cache. The baseline is an
+engine with a model of a few kilobytes: Python, torch and their threads. Pages of files are not in
+it, as they are given up when others need them.
 """
 
 import asyncio
@@ -32,6 +32,8 @@ from unit.worker.api.tiny import write_checkpoint
 CACHE = Path.home() / ".cache/sluice/peers"
 BLOCK_SIZE, SEQUENCES, BLOCKS_EACH, OUTPUT = 64, 32, (5, 20, 31), 24
 REPEATS, POLL_S = 3, 0.02
+PARTS = ("RssAnon:", "RssShmem:")
+PLANNED = ("weights_bytes", "activation_bytes", "workspace_bytes", "kv_cache_bytes")
 SHAPE = Shape((1, 1), (1, 1), VOCAB_SIZE, NAME)
 
 
@@ -39,9 +41,6 @@ def own_bytes(pid: int) -> int:
     """Resident memory of a process that no file can give back."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(PARTS))
-
-
-PARTS = ("RssAnon:", "RssShmem:")
 
 
 @contextmanager
@@ -89,7 +88,7 @@ def main() -> None:
         errors = []
         for _ in range(REPEATS):
             planned, peak = measure(model, SEQUENCES * blocks_each)
-            plan = sum(planned[k] for k in ("weights_bytes", "activation_bytes", "kv_cache_bytes"))
+            plan = sum(planned[part] for part in PLANNED)
             errors.append(100 * ((peak - baseline) / plan - 1))
         told[f"KV cache of {planned['kv_cache_bytes'] >> 20} MiB"] = {
             "planned": planned,
