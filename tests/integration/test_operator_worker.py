@@ -161,7 +161,7 @@ def _the_predicted_cap_is_adopted(
     cap = int(space.get("configmaps", "demo-runtime")["data"]["max_num_seqs"])
     assert cap == worker.config()["max_num_seqs"]
     assert worker.config()["epoch"] >= 1
-    assert space.condition("MetricsAvailable")["status"] == "True"
+    operator.wait("metrics", lambda: space.condition("MetricsAvailable")["status"] == "True")
 
 
 def _edited_targets_arrive(operator: OperatorProcess, space: Namespace, worker: Worker) -> None:
