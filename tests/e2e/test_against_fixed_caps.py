@@ -32,7 +32,7 @@ OUT = Path("build/e2e")
 FIXED_CAPS = (4, 8, 16)
 MAX_CAP = 32
 TTFT_MS, ITL_MS = 1000, 100
-TRACE = ("calm:open:0.4:20", "step:open:1.2:40", "held:open:1.2:20", "burst:burst:0.8:8",
+TRACE = ("calm:open:0.4:20", "step:open:1.4:40", "held:open:1.4:20", "burst:burst:0.8:8",
          "ebb:open:0.3:15")  # fmt: skip
 AFTERWARDS = ("held", "burst", "ebb")
 """Phases by which the second pod should serve: a step over one pod's capacity breaks the first
@@ -140,7 +140,7 @@ def start(cluster: Cluster) -> float:
         drain={"timeout": "30s"},
     )
     cluster.wait_condition(NAME, "Ready", "True")
-    phases = ("warmup:closed:16:20", "capacity:closed:16:15")
+    phases = (f"warmup:closed:{MAX_CAP}:40", f"capacity:closed:{MAX_CAP}:15")
     capacity = cluster.load(LOAD, NAME, *phases, **FLAGS)[1]["requests_per_s"]
     cluster.patch(NAME, {"scaling": {"maxReplicas": 2}})
     cluster.wait_status(NAME, "rest", 60, is_at(1, None))
