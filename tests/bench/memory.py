@@ -21,7 +21,7 @@ from statistics import median
 
 import aiohttp
 import httpx
-from bench.peers.checkpoint import MODELS, write
+from bench.peers.checkpoint import CACHE, MODELS, write
 from bench.peers.traces import VOCAB_SIZE
 from bench.serving import NAME, serving
 from integration.worker_process import Worker
@@ -29,7 +29,6 @@ from sluice.client import COMPLETIONS, Shape, request
 from sluice.machine import processor
 from unit.worker.api.tiny import write_checkpoint
 
-CACHE = Path.home() / ".cache/sluice/peers"
 BLOCK_SIZE, SEQUENCES, BLOCKS_EACH, OUTPUT = 64, 32, (5, 20, 31), 24
 REPEATS, POLL_S = 3, 0.02
 PARTS = ("RssAnon:", "RssShmem:")

@@ -14,7 +14,6 @@ some seconds after the last arrival counts as missed, and is cancelled.
 import argparse
 import asyncio
 import json
-import os
 import platform
 import sys
 import time
@@ -27,7 +26,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
-from bench.peers.checkpoint import MODELS, write
+from bench.peers.checkpoint import CACHE, MODELS, write
 from bench.peers.processes import tree
 from bench.peers.traces import VOCAB_SIZE
 from bench.real_picture import real_png
@@ -239,7 +238,6 @@ async def measure(given: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The flags."""
     parser = argparse.ArgumentParser(description=__doc__)
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sluice" / "peers"
     parser.add_argument("--caps", type=caps, default=[1, 2, 4, 8, 16, 32], metavar="1,2,4")
     parser.add_argument("--traces", nargs="+", default=["steps", "bursts"], choices=TRACES)
     parser.add_argument("--seconds", type=float, default=60.0, help="of a trace")
@@ -248,7 +246,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--tail", type=float, default=1.25, help="of the target: P99 over mean step"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cache", type=Path, default=cache, help="where the checkpoint is made")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where the checkpoint is made")
     parser.add_argument("--out", type=Path, default=Path("build/real/real.json"))
     return parser.parse_args(argv)
 

@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from statistics import median
 
-from bench.peers.checkpoint import MODELS, write
+from bench.peers.checkpoint import CACHE, MODELS, write
 from bench.peers.launch import ENGINE_MARK, free_port
 from bench.peers.processes import cpu_time, stop, tree
 from sluice.machine import processor
 
-HERE, CACHE = Path(__file__).resolve().parents[2], Path.home() / ".cache/sluice/peers"
+HERE = Path(__file__).resolve().parents[2]
 REPEATS, LIMIT_S, POLL_S = 5, 180.0, 0.02
 FLAGS = "--host 127.0.0.1 --admin-port 0 --device cpu --max-num-seqs 32 --slo-itl-ms 100"
 

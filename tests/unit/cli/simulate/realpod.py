@@ -177,7 +177,7 @@ class RealPod:
             num_prefill_tokens=step.num_prefill_tokens,
             num_running=step.num_running,
             at_cap=step.at_cap,
-            is_slow=self.times.slowdown > 1,
+            is_slow=self.times.is_slow,
             snapshot=state,
             step_model=self.times.model if model is not None else None,
         )
