@@ -6,8 +6,9 @@ regime would stay for ever; the start-up profile stays as a faint anchor, so tha
 shows one shape only cannot make the other coefficients zero.
 
 Slow steps come alone (a hiccup: the tail of all steps) or in a row (a spell: a noisy neighbour, a
-clock that fell). The tail is read from steps rid of their spell, or a few slow seconds would leave
-no room for prefill in the two minutes after; what a spell does is known while it lasts.
+clock that fell). Model and tail are read from steps rid of their spell, or a few slow seconds would
+leave no room for prefill, and none for a batch, in the two minutes after; what a spell does is
+known while it lasts. One that lasts is how fast the pod now is, until it ends.
 """
 
 import itertools
@@ -37,6 +38,8 @@ SPELL_STEPS = 5
 """The median of so many steps' measured over predicted times: two hiccups are no spell."""
 SPELL_SHIFT = 0.3
 """A median within this of 1 is noise: to follow it would hide the tail."""
+REGIME_S = 30.0
+"""A spell that lasts so long is no spell: as the tuner has it (`REGIME_TICKS`)."""
 
 Matrix = NDArray[np.float64]
 
@@ -115,6 +118,8 @@ class StepTimes:
         self._anchor: Matrix = np.empty((0, 7))
         # The newest rows, each with its measured over its predicted time.
         self._newest: deque[tuple[int, float]] = deque(maxlen=SPELL_STEPS)
+        self._spell: _Spell | None = None
+        self._is_fitted = False
         self.model: StepModel | None = None
         self.tail = Tail()
         self.slowdown = 1.0
@@ -137,19 +142,28 @@ class StepTimes:
             ring = self._rings[shape] = _Ring(len(self._rows))
             self._rows = np.concatenate([self._rows, np.full((BUCKET_RECORDS, 7), -np.inf)])
         place = ring.next_row()
-        self._rows[place] = _row(record, self.slowdown)
+        self._rows[place] = _row(record)
         if self.model is not None:
             self._compare(place, record, self.model)
 
     def _compare(self, place: int, record: StepRecord, model: StepModel) -> None:
         """A spell is told by the steps around it: the first one, too, gets its slowdown."""
         work = record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens
-        self._newest.append((place, record.step_ms / max(predict_ms(model, *work), 1e-6)))
-        if len(self._newest) == SPELL_STEPS:
-            middle = SPELL_STEPS // 2
-            median = sorted(ratio for _, ratio in self._newest)[middle]
-            self.slowdown = median if abs(median - 1) > SPELL_SHIFT else 1.0
-            self._rows[self._newest[middle][0], 6] = self.slowdown
+        usual = self._spell.before if self._spell else model
+        ratio = record.step_ms / max(predict_ms(usual, *work), 1e-6)
+        self._newest.append((place, ratio))
+        self._rows[place, 6] = min(self.slowdown, max(ratio, 1.0))  # the spell may be over
+        if len(self._newest) < SPELL_STEPS:
+            return
+        middle = SPELL_STEPS // 2
+        median = sorted(ratio for _, ratio in self._newest)[middle]
+        shift = median if abs(median - 1) > SPELL_SHIFT else 1.0
+        self._rows[self._newest[middle][0], 6] = shift
+        if shift <= 1:
+            self._spell = None
+        elif self._spell is None and self._is_fitted:
+            self._spell = _Spell(record.at_s, model)
+        self.slowdown = 1.0 if self._spell and self._spell.is_regime else shift
 
     def chunk_limit(self, itl_ms: float | None, decodes: int, kv_tokens: int) -> int:
         """As `chunk_limit`; `NO_LIMIT` without a target or a model."""
@@ -166,8 +180,27 @@ class StepTimes:
         """Fit anew what is not too old; without recent records the last model stays."""
         recent = self._rows[self._rows[:, 0] >= now - MAX_AGE_S]
         if len(recent):
-            self._fit(recent)
+            self._fit(self._of_now(recent, now))
+            self._is_fitted = len(recent) >= MIN_JUDGED
         return self.model
+
+    def _of_now(self, recent: Matrix, now: float) -> Matrix:
+        """Steps as they would be now: rid of spells; in one that lasts, those before it as slow."""
+        clean, spell = recent.copy(), self._spell
+        clean[:, 5] /= np.maximum(clean[:, 6], 1.0)
+        if spell is None or now - spell.since_s < REGIME_S:
+            return clean
+        own = recent[:, 0] >= spell.since_s
+        spell.is_regime = spell.is_regime or int(own.sum()) >= MIN_JUDGED
+        if not spell.is_regime:
+            return clean
+        clean[:, 5] *= _quantile(recent[own, 6], 0.5)
+        clean[own, 5] = recent[own, 5]
+        if own.all():  # nothing remembers anything else
+            self._spell = None
+            self._rows[:, 6] = 1.0
+            self._newest.clear()
+        return clean
 
     def _fit(self, recent: Matrix) -> None:
         rows = np.concatenate([recent, self._anchor])
@@ -181,9 +214,17 @@ class StepTimes:
         stretch = _stretch(judged, rows, coefficients)
         predicted += (stretch - 1) * d * judged[:, 4]
         quantile = _quantile(judged[:, 5] / predicted, MODEL_QUANTILE)
-        beyond = judged[:, 5] / judged[:, 6] - predicted
-        self.tail = Tail(_quantile(beyond, TAIL_QUANTILE), stretch)
+        self.tail = Tail(_quantile(judged[:, 5] - predicted, TAIL_QUANTILE), stretch)
         self.model = StepModel(a=a, b=b, c=c, d=d, n=len(judged), resid_q=quantile)
+
+
+@dataclass(slots=True)
+class _Spell:
+    """Slow steps in a row, since `since_s`; `before`: the model that they are slower than."""
+
+    since_s: float
+    before: StepModel
+    is_regime: bool = False
 
 
 def _stretch(judged: Matrix, rows: Matrix, coefficients: Matrix) -> float:
@@ -194,7 +235,7 @@ def _stretch(judged: Matrix, rows: Matrix, coefficients: Matrix) -> float:
         chunks = rows[rows[:, 4] >= LEAST_CHUNK]
     if not len(chunks) or d <= 0:
         return 1.0
-    taken = chunks[:, 5] / chunks[:, 6] - chunks[:, 1:4] @ coefficients[:3]
+    taken = chunks[:, 5] - chunks[:, 1:4] @ coefficients[:3]
     return max(1.0, _quantile(taken / (d * chunks[:, 4]), STRETCH_QUANTILE))
 
 
@@ -220,7 +261,7 @@ def _quantile(values: Matrix, quantile: float) -> float:
     return float(low + (high - low) * (place - below))
 
 
-def _row(record: StepRecord, slowdown: float = 1.0) -> tuple[float, ...]:
+def _row(record: StepRecord) -> tuple[float, ...]:
     return (
         record.at_s,
         1,
@@ -228,7 +269,7 @@ def _row(record: StepRecord, slowdown: float = 1.0) -> tuple[float, ...]:
         record.num_kv_tokens,
         record.num_prefill_tokens,
         max(record.step_ms, 1e-3),
-        slowdown,
+        1.0,
     )
 
 

@@ -1,13 +1,13 @@
 """Where the cap may go: the decision table's left half, bounded steps, and caps that breached."""
 
 from dataclasses import dataclass
-from math import floor
+from math import floor, sqrt
 
 import msgspec
 from sluice_worker.sizing import carried_sequences
 
 from . import constants as k
-from . import sketch
+from . import sketch, spells
 from .case import Case, effective_cap
 from .evidence import cap_is_used, median_kv_tokens
 from .model import StepTime
@@ -201,7 +201,7 @@ def sequences_in_memory(case: Case) -> int | None:
     if not kv_tokens or not case.work.lengths_known:
         return None
     work = case.work
-    return max(1, carried_sequences(int(kv_tokens), work.context_tokens, work.context_sigma))
+    return max(1, carried_sequences(int(kv_tokens), work.context_tokens, work.total_sigma))
 
 
 def believed_cap(case: Case) -> int | None:
@@ -261,25 +261,29 @@ def blocked_from(case: Case) -> int | None:
 
 def _is_another_time(known: BreachedCap, case: Case) -> bool:
     """Whether requests have other lengths, or steps have become faster, than when it breached."""
-    if abs(_mean_tokens(case) - known.mean_tokens) > k.LENGTHS_SHIFTED * known.mean_tokens:
+    work = case.work
+    chance = k.LENGTHS_DOUBT * work.total_sigma / sqrt(max(work.num_totals, 1))
+    shift = abs(work.total_tokens - known.mean_tokens)
+    if shift > k.LENGTHS_SHIFTED * known.mean_tokens + chance:
         return True
     if case.model is None:
         return False
     return case.model.fitted_tail_ms(known.cap) < (1 - k.STEPS_SHIFTED) * known.tail_ms
 
 
-def _mean_tokens(case: Case) -> float:
-    return case.work.prompt_tokens + case.work.output_tokens
-
-
 def remember_breach(case: Case) -> Past:
-    """The past, with the concurrency that just breached remembered, longer at each repetition."""
+    """The past, with the concurrency that just breached remembered, longer at each repetition.
+
+    What breaks in a spell that lasts says nothing about the time after it.
+    """
+    if spells.mostly(case.recent_ticks):
+        return case.past
     cap = effective_cap(case.seen.cap, case.recent_ticks)
     same = [known for known in case.past.breached_caps if _is_same(known.cap, cap)]
     others = [known for known in case.past.breached_caps if known not in same]
     times = min(max((known.times + 1 for known in same), default=0), k.MAX_DOUBLINGS)
     tail_ms = case.model.fitted_tail_ms(cap) if case.model else 0.0
-    kept = (*others, BreachedCap(cap, case.seen.now, times, _mean_tokens(case), tail_ms))
+    kept = (*others, BreachedCap(cap, case.seen.now, times, case.work.total_tokens, tail_ms))
     return msgspec.structs.replace(case.past, breached_caps=kept[-k.REMEMBERED_CAPS :])
 
 

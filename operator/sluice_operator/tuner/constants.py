@@ -101,6 +101,8 @@ REGIME_TICKS: Final = 15
 next minutes cost more than the spells; with 24 s the cap changed three times an hour."""
 REGIME_WINDOW: Final = 18
 """... of the newest ticks with traffic, some of which may have been clean."""
+NO_GAP_MS: Final = 1e9
+"""Longer than any gap: a week and more."""
 SPELL_SHARE: Final = 0.5
 """A tick is of a spell where the pod saw at least this share of its steps in one."""
 REMEMBER_S: Final = 600.0
@@ -111,6 +113,9 @@ SAME_CAP: Final = 0.9
 """A cap from this share of a breached one on counts as the breached one: it would run as full."""
 LENGTHS_SHIFTED: Final = 0.2
 """A mean length that moved by more than this makes what was learnt about a cap void (design)."""
+LENGTHS_DOUBT: Final = 3.0
+"""... and by this many of its standard errors more: it is looked at every two seconds. With means of
+half a minute the cap went to what had breached, and back, every hour of a steady load of bursts."""
 STEPS_SHIFTED: Final = 0.3
 """A predicted tail that fell by more than this since a breach makes it void: what broke the target
 was a noisy neighbour or a throttled minute. Wider than for lengths, since a P99 is read here."""

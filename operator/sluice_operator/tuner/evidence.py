@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from statistics import median
 
-from sluice_worker.contract import TICK_SECONDS, Tick
+from sluice_worker.contract import TICK_SECONDS, Lengths, Tick
 
 from . import constants as k
 from .types import Cause, Observation, PodView
@@ -145,17 +145,19 @@ class Work:
 
     `lengths_known`: whether enough requests finished for their mean output to be believed.
     `output_tokens`, `prompt_tokens`: means of a request, the prompt without what the prefix
-    cache gave; `context_tokens`, `context_sigma`: KV tokens of a running sequence and their
-    standard deviation, of lengths observed; `decodes`, `prefill_tokens`:
-    means of a step; `throttled_share`: of the busy time; `waiting_cap`, `waiting_kv`: now, over
-    all pods.
+    cache gave; `total_tokens`, `total_sigma`, `num_totals`: mean, standard deviation and number of
+    whole lengths observed; `context_tokens`: mean KV tokens of a running sequence; `decodes`,
+    `prefill_tokens`: means of a step; `throttled_share`: of the busy time; `waiting_cap`,
+    `waiting_kv`: now, over all pods.
     """
 
     lengths_known: bool
     output_tokens: float
     prompt_tokens: float
+    total_tokens: float
+    total_sigma: float
+    num_totals: int
     context_tokens: float
-    context_sigma: float
     decodes: float
     prefill_tokens: float
     throttled_share: float
@@ -178,12 +180,15 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
     known = sum(tick.finished for tick in ticks) >= max(1, len(pods)) * k.MIN_FINISHED
     output = _output_tokens(pods, ticks, known)
     prompt = _prompt_tokens(pods)
+    total = _total_tokens(pods, output + prompt)
     return Work(
         lengths_known=known,
         output_tokens=output,
         prompt_tokens=prompt,
-        context_tokens=max(_total_tokens(pods, output + prompt) - output / 2, 1.0),
-        context_sigma=_length_sigma(pods),
+        total_tokens=total,
+        total_sigma=_length_sigma(pods),
+        num_totals=sum(length.n for length in _lengths(pods)),
+        context_tokens=max(total - output / 2, 1.0),
         decodes=sum(tick.decodes for tick in ticks) / steps if steps else 0.0,
         prefill_tokens=sum(tick.prefill_tokens for tick in ticks) / steps if steps else 0.0,
         throttled_share=sum(t.throttled_s for t in ticks) / busy_s if busy_s else 0.0,
@@ -222,18 +227,20 @@ def _prompt_tokens(pods: Sequence[HeardPod]) -> float:
     return computed / started if started > 0 else k.DEFAULT_PROMPT_TOKENS
 
 
+def _lengths(pods: Sequence[HeardPod]) -> list[Lengths]:
+    return [pod.view.evidence.lengths for pod in pods if pod.view.evidence]
+
+
 def _total_tokens(pods: Sequence[HeardPod], default: float) -> float:
     """Mean prompt plus output of finished requests, over the pods that finished any."""
-    lengths = [pod.view.evidence.lengths for pod in pods if pod.view.evidence]
+    lengths = _lengths(pods)
     total = sum(length.n for length in lengths)
-    if not total:
-        return default
-    return sum(length.mean * length.n for length in lengths) / total
+    return sum(length.mean * length.n for length in lengths) / total if total else default
 
 
 def _length_sigma(pods: Sequence[HeardPod]) -> float:
     """Standard deviation of the length of finished requests, pooled over the pods; 0 before any."""
-    lengths = [pod.view.evidence.lengths for pod in pods if pod.view.evidence]
+    lengths = _lengths(pods)
     total = sum(length.n for length in lengths)
     return sqrt(sum(length.n * length.sigma**2 for length in lengths) / total) if total else 0.0
 

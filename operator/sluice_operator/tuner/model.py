@@ -122,14 +122,15 @@ def corrected(
 ) -> StepTime:
     """Where the measured quantile of the gaps lies below the model's, that is believed instead.
 
-    Gaps over `far_ms` are left out: they are of slow spells, which are in the residuals too.
+    Gaps over `far_ms` are left out: they are of slow spells, of which the model knows nothing. Where
+    they are most of all, it may be the model of just that time, and nothing is to be compared.
     """
-    gaps = sketch.merge(tick.itl.sketch for tick in recent(pods))
-    if far_ms < inf:
-        far = sketch.bucket_of(far_ms)
-        gaps = {bucket: count for bucket, count in gaps.items() if bucket <= far}
+    measured = sketch.merge(tick.itl.sketch for tick in recent(pods))
+    far = sketch.bucket_of(far_ms) if far_ms < inf else inf
+    gaps = {bucket: count for bucket, count in measured.items() if bucket <= far}
+    num = sum(gaps.values())
     measured_ms = sketch.quantile_ms(gaps, quantile)
-    if measured_ms is None or sum(gaps.values()) < k.MIN_GAPS:
+    if measured_ms is None or num < max(k.MIN_GAPS, sum(measured.values()) / 2):
         return model
     predicted_ms = model.mean_ms(work.decodes, work.prefill_tokens) * model.stretch + model.stall_ms
     return replace(model, correction=min(1.0, max(measured_ms / predicted_ms, k.MIN_CORRECTION)))

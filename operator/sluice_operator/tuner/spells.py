@@ -21,13 +21,14 @@ Slices = Sequence[Sequence[Tick]]
 def far_ms(model: StepTime | None, ran: int, seen: Observation, epoch: Slices) -> float:
     """From which length on a gap is not the cap's doing: half of the `ran` would not have held it.
 
-    Infinite without a model, at the minimum, and where slowness lasts: it is a regime then, and the
-    cap has to follow it.
+    At the minimum there is no half: only what the pod itself saw as a spell is none of the cap's
+    doing. Infinite without a model, and where slowness lasts: it is a regime then, and the cap has
+    to follow it.
     """
     half, target_ms = max(floor(k.HALVE * ran), seen.limits.min_num_seqs), seen.targets.itl_ms
-    if model is None or target_ms is None or half >= ran:
+    if model is None or target_ms is None:
         return inf
-    far = target_ms * model.full_ms(ran) / model.full_ms(half)
+    far = target_ms * model.full_ms(ran) / model.full_ms(half) if half < ran else k.NO_GAP_MS
     return inf if _lasts(far, epoch, seen.targets.allowed_share) else far
 
 
@@ -53,6 +54,11 @@ def num_far(ticks: Sequence[Tick], bucket: int | None) -> int:
         for tick in ticks
         if tick.itl.over
     )
+
+
+def mostly(ticks: Sequence[Tick]) -> bool:
+    """Whether the pods themselves saw most of `ticks` as a spell."""
+    return 2 * sum(map(_is_spell, ticks)) > len(ticks)
 
 
 def _is_spell(tick: Tick) -> bool:

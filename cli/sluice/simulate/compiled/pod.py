@@ -183,6 +183,7 @@ def _fit(times: StepTimes) -> layout.Fit:
         steptime.TAIL_QUANTILE,
         steptime.STRETCH_QUANTILE,
         steptime.SPELL_SHIFT,
+        steptime.REGIME_S,
         steptime.BUCKET_RECORDS,
         steptime.MIN_JUDGED,
         steptime.LEAST_CHUNK,

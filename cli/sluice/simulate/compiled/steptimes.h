@@ -19,7 +19,8 @@ struct StepModel {
 struct Fit {  // a step model and its `steptime.Tail`, and the constants of steptime.py
   StepModel model;
   double tail_ms, stretch;
-  double max_age_s, anchor_weight, model_quantile, tail_quantile, stretch_quantile, spell_shift;
+  double max_age_s, anchor_weight, model_quantile, tail_quantile, stretch_quantile, spell_shift,
+      regime_s;
   int64_t bucket_records, min_judged, least_chunk, spell_steps, no_limit;
 };
 
@@ -36,7 +37,7 @@ class StepTimes {
   }
 
   void add(Row row) {
-    row.slowdown = slowdown_;
+    row.slowdown = 1.0;
     int64_t shape = bits(row.decodes) << 16 | bits(row.kv_tokens) << 8 | bits(row.prefill);
     auto [ring, is_new] = rings_.try_emplace(shape, Ring{rows_.size(), 0});
     if (is_new) rows_.resize(rows_.size() + fit.bucket_records, Row{-INFINITY, 0, 0, 0, 1, 1});
@@ -51,12 +52,15 @@ class StepTimes {
     recent_.clear();
     for (const Row& row : rows_)
       if (row.at_s >= now_s - fit.max_age_s) recent_.push_back(row);
-    if (!recent_.empty()) fit_recent();
+    if (recent_.empty()) return;
+    is_fitted_ = (int64_t)recent_.size() >= fit.min_judged;
+    as_of_now(now_s);
+    fit_recent();
   }
 
   int64_t chunk_limit(double itl_ms, int64_t decodes, int64_t kv_tokens) const {
     const StepModel& m = fit.model;
-    double predicted_ms = predict_ms(decodes, kv_tokens, 0);
+    double predicted_ms = predict_ms(m, decodes, kv_tokens, 0);
     double room_ms = itl_ms - std::max(fit.tail_ms, 0.0) - slowdown_ * predicted_ms;
     double per_token_ms = slowdown_ * (m.c + m.d * fit.stretch);
     return per_token_ms > 0 ? (int64_t)(room_ms / per_token_ms) : fit.no_limit;
@@ -75,23 +79,55 @@ class StepTimes {
   std::deque<std::pair<size_t, double>> newest_;  // a row, and its measured over predicted time
   std::vector<double> ratios_, beyond_, taken_;
   double slowdown_ = 1.0;
+  struct Spell {
+    bool is_on = false, is_regime = false;
+    double since_s = 0;
+    StepModel before{};
+  } spell_;
+  bool is_fitted_ = false;
 
-  double predict_ms(double decodes, double kv_tokens, double prefill) const {
-    const StepModel& m = fit.model;
+  // Steps as they would be now: rid of spells; in one that lasts, those before it as slow.
+  void as_of_now(double now_s) {
+    const double since_s = spell_.since_s;
+    bool is_old = spell_.is_on && now_s - since_s >= fit.regime_s;
+    ratios_.clear();
+    for (const Row& row : recent_)
+      if (row.at_s >= since_s) ratios_.push_back(row.slowdown);
+    const bool all_own = ratios_.size() == recent_.size();
+    if (is_old && (int64_t)ratios_.size() >= fit.min_judged) spell_.is_regime = true;
+    is_old = is_old && spell_.is_regime;
+    const double shift = is_old ? quantile(ratios_, 0.5) : 1.0;
+    for (Row& row : recent_)
+      if (!is_old || row.at_s < since_s) row.ms = row.ms / std::max(row.slowdown, 1.0) * shift;
+    if (!is_old || !all_own) return;
+    spell_ = {};
+    for (Row& row : rows_) row.slowdown = 1.0;
+    newest_.clear();
+  }
+
+  static double predict_ms(const StepModel& m, double decodes, double kv_tokens, double prefill) {
     return m.a + m.b * decodes + m.c * kv_tokens + m.d * prefill;
   }
 
   void compare(size_t place, const Row& row) {
-    double predicted_ms = std::max(predict_ms(row.decodes, row.kv_tokens, row.prefill), 1e-6);
+    const StepModel& usual = spell_.is_on ? spell_.before : fit.model;
+    double predicted_ms = predict_ms(usual, row.decodes, row.kv_tokens, row.prefill);
+    predicted_ms = std::max(predicted_ms, 1e-6);
     newest_.emplace_back(place, row.ms / predicted_ms);
+    rows_[place].slowdown = std::min(slowdown_, std::max(row.ms / predicted_ms, 1.0));
     if ((int64_t)newest_.size() > fit.spell_steps) newest_.pop_front();
     if ((int64_t)newest_.size() < fit.spell_steps) return;
     ratios_.clear();
     for (const auto& [_, ratio] : newest_) ratios_.push_back(ratio);
     std::sort(ratios_.begin(), ratios_.end());
     double median = ratios_[fit.spell_steps / 2];
-    slowdown_ = std::fabs(median - 1) > fit.spell_shift ? median : 1.0;
-    rows_[newest_[fit.spell_steps / 2].first].slowdown = slowdown_;
+    double shift = std::fabs(median - 1) > fit.spell_shift ? median : 1.0;
+    rows_[newest_[fit.spell_steps / 2].first].slowdown = shift;
+    if (shift <= 1)
+      spell_ = {};
+    else if (!spell_.is_on && is_fitted_)
+      spell_ = {true, false, row.at_s, fit.model};
+    slowdown_ = spell_.is_regime ? 1.0 : shift;
   }
 
   static int64_t bits(double value) {
@@ -114,7 +150,7 @@ class StepTimes {
       double mean_ms = x[0] + x[1] * row.decodes + x[2] * row.kv_tokens + x[3] * row.prefill;
       double predicted = std::max(mean_ms, 1e-6) + (fit.stretch - 1) * x[3] * row.prefill;
       ratios_.push_back(row.ms / predicted);
-      beyond_.push_back(row.ms / row.slowdown - predicted);
+      beyond_.push_back(row.ms - predicted);
     }
     fit.tail_ms = quantile(beyond_, fit.tail_quantile);
     double resid_q = quantile(ratios_, fit.model_quantile);
@@ -127,7 +163,7 @@ class StepTimes {
       for (size_t i = 0; i < num; i++) {
         const Row& row = recent_[i];
         if (row.prefill < fit.least_chunk) continue;
-        double rest_ms = row.ms / row.slowdown - (x[0] + x[1] * row.decodes + x[2] * row.kv_tokens);
+        double rest_ms = row.ms - (x[0] + x[1] * row.decodes + x[2] * row.kv_tokens);
         taken_.push_back(rest_ms / (x[3] * row.prefill));
       }
       if ((int64_t)taken_.size() >= fit.min_judged) break;
