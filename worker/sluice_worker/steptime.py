@@ -31,6 +31,8 @@ MIN_JUDGED = 32
 TAIL_QUANTILE = 0.999
 MODEL_QUANTILE = 0.99
 STRETCH_QUANTILE = 0.9
+NORMAL_TAIL = 2.41
+"""A normal's P99.9 above its median, over its P90 above it."""
 NO_LIMIT = 1 << 30
 LEAST_CHUNK = 32
 """Prefill tokens of a step in which they, and not a hiccup, are what takes the time."""
@@ -214,7 +216,7 @@ class StepTimes:
         stretch = _stretch(judged, rows, coefficients)
         predicted += (stretch - 1) * d * judged[:, 4]
         quantile = _quantile(judged[:, 5] / predicted, MODEL_QUANTILE)
-        self.tail = Tail(_quantile(judged[:, 5] - predicted, TAIL_QUANTILE), stretch)
+        self.tail = Tail(_tail_ms(judged[:, 5] - predicted, judged[:, 4]), stretch)
         self.model = StepModel(a=a, b=b, c=c, d=d, n=len(judged), resid_q=quantile)
 
 
@@ -237,6 +239,21 @@ def _stretch(judged: Matrix, rows: Matrix, coefficients: Matrix) -> float:
         return 1.0
     taken = chunks[:, 5] - chunks[:, 1:4] @ coefficients[:3]
     return max(1.0, _quantile(taken / (d * chunks[:, 4]), STRETCH_QUANTILE))
+
+
+def _tail_ms(beyond: Matrix, prefill: Matrix) -> float:
+    """`Tail.ms`, of all steps, or of those with a chunk: they are long, and so is their noise.
+
+    There are some hundred of these at most, whose largest is not yet the P99.9: so it is also told
+    from their P90, as if they were normal.
+    """
+    tail_ms = _quantile(beyond, TAIL_QUANTILE)
+    chunks = beyond[prefill >= LEAST_CHUNK]
+    if len(chunks) < MIN_JUDGED:
+        return tail_ms
+    median, high = _quantile(chunks, 0.5), _quantile(chunks, 0.9)
+    normal = median + NORMAL_TAIL * (high - median)
+    return max(tail_ms, _quantile(chunks, TAIL_QUANTILE), normal)
 
 
 @dataclass(slots=True)

@@ -206,15 +206,15 @@ def sequences_in_memory(case: Case) -> int | None:
 
 def believed_cap(case: Case) -> int | None:
     """How far the prediction lets the cap go. Where first tokens are late for want of a cap, or
-    soon will be, the margin is left out; and from a cap that has shown headroom, the measured gaps
-    tell more."""
+    soon will be, the margin is small; and from a cap that has shown headroom, the measured gaps tell
+    more."""
     target_ms, ceiling = case.seen.targets.itl_ms, case.seen.limits.ceiling
     if case.model is None or case.predicted_cap is None or target_ms is None:
         return case.predicted_cap
     is_late = case.late_in_queue is not None and case.cause in ("cap", "none")
     if not (is_late or _queue_stands(case)):
         return case.predicted_cap
-    believed = case.model.largest_batch(target_ms, ceiling)
+    believed = case.model.largest_batch(k.LATE_MARGIN * target_ms, ceiling)
     if _shows_headroom(case):
         believed = max(believed, _projected_cap(case, case.model, target_ms))
     return min(max(case.predicted_cap, believed), ceiling)
@@ -226,7 +226,8 @@ def _projected_cap(case: Case, model: StepTime, target_ms: float) -> int:
     gaps = sketch.merge(tick.itl.sketch for tick in ticks)
     over = sketch.count_above(gaps, sketch.bucket_of(target_ms))
     far = case.verdicts["interTokenLatency"].epoch_far
-    allowed = case.seen.targets.allowed_share * sum(gaps.values()) - max(0, over - far)
+    share = k.PROJECTED_SHARE * case.seen.targets.allowed_share
+    allowed = share * sum(gaps.values()) - max(0, over - far)
     added_at_most = min(allowed, k.STALLS_TO_LATE * sum(tick.ttft.over for tick in ticks))
     for higher in range(min(_doubled(cap), case.seen.limits.ceiling), cap, -1):
         limit_ms = target_ms * model.full_ms(cap) / model.full_ms(higher)

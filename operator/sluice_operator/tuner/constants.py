@@ -90,6 +90,12 @@ Following the prediction one by one took 8 changes from 47 to 74."""
 STALLS_TO_LATE: Final = 0.5
 """A raise beyond the prediction may add at most this many gaps over target for each first token
 that is late: each spoils a request for its reader, and a higher cap saves only some of the late."""
+PROJECTED_SHARE: Final = 0.5
+"""... and may fill this part of what is allowed: with all of it, every second answer of 48 tokens has
+a stall, and bursts get nothing for it (`cpu`, default targets: 12.6 % smooth at 9, 16.7 % at 8)."""
+LATE_MARGIN: Final = 0.97
+"""The same for a prediction: half the share over is 2.58 deviations instead of 2.33, which is 1 to 3 %
+of a step with noise of 5 to 10 %."""
 LOWER: Final = 0.8
 """A lowering without a model, as in AIMD limiters: 0.8, not 0.5, since the knee is near."""
 HALVE: Final = 0.5

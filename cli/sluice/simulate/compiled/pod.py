@@ -184,6 +184,7 @@ def _fit(times: StepTimes) -> layout.Fit:
         steptime.STRETCH_QUANTILE,
         steptime.SPELL_SHIFT,
         steptime.REGIME_S,
+        steptime.NORMAL_TAIL,
         steptime.BUCKET_RECORDS,
         steptime.MIN_JUDGED,
         steptime.LEAST_CHUNK,

@@ -20,7 +20,7 @@ struct Fit {  // a step model and its `steptime.Tail`, and the constants of step
   StepModel model;
   double tail_ms, stretch;
   double max_age_s, anchor_weight, model_quantile, tail_quantile, stretch_quantile, spell_shift,
-      regime_s;
+      regime_s, normal_tail;
   int64_t bucket_records, min_judged, least_chunk, spell_steps, no_limit;
 };
 
@@ -144,15 +144,21 @@ class StepTimes {
     size_t num_rows = recent_.size();
     if ((int64_t)num_judged < fit.min_judged) num_judged = num_rows;
     fit.stretch = stretch(x, num_judged, num_rows);
-    ratios_.clear(), beyond_.clear();
+    ratios_.clear(), beyond_.clear(), taken_.clear();
     for (size_t i = 0; i < num_judged; i++) {
       const Row& row = recent_[i];
       double mean_ms = x[0] + x[1] * row.decodes + x[2] * row.kv_tokens + x[3] * row.prefill;
       double predicted = std::max(mean_ms, 1e-6) + (fit.stretch - 1) * x[3] * row.prefill;
       ratios_.push_back(row.ms / predicted);
       beyond_.push_back(row.ms - predicted);
+      if (row.prefill >= fit.least_chunk) taken_.push_back(row.ms - predicted);
     }
     fit.tail_ms = quantile(beyond_, fit.tail_quantile);
+    if ((int64_t)taken_.size() >= fit.min_judged) {
+      double median = quantile(taken_, 0.5), high = quantile(taken_, 0.9);
+      double normal = median + fit.normal_tail * (high - median);
+      fit.tail_ms = std::max({fit.tail_ms, quantile(taken_, fit.tail_quantile), normal});
+    }
     double resid_q = quantile(ratios_, fit.model_quantile);
     fit.model = {x[0], x[1], x[2], x[3], (int64_t)num_judged, resid_q};
   }
