@@ -29,11 +29,13 @@ TARGETS = {
         "tight": "ttft=500ms,itl=25ms",
         "default": "ttft=1s,itl=50ms",
         "loose": "ttft=3s,itl=150ms",
+        "patient": "ttft=30s,itl=25ms",
     },
     "cpu": {
         "tight": "ttft=1s,itl=60ms",
         "default": "ttft=2s,itl=100ms",
         "loose": "ttft=5s,itl=300ms",
+        "patient": "ttft=30s,itl=60ms",
     },
 }
 NOISES: dict[str, dict[str, float]] = {
@@ -65,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("with --compare")
     group.add_argument("--traces", default="steady-80,steps,bursts,length-shift", help="or: all")
     group.add_argument("--services", default="gpu,cpu", help="of gpu, cpu")
-    group.add_argument("--targets", default="default", help="of tight, default, loose, or: all")
+    group.add_argument(
+        "--targets", default="default", help="of tight, default, loose, patient, or: all"
+    )
     group.add_argument("--noises", default="independent", help="of independent, spells, or: all")
     group.add_argument("--seeds", type=int, default=3)
     group.add_argument(

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from sluice_operator.tuner import Decision, Past, decide
 from sluice_operator.tuner.types import BreachedCap, ReplicaChange
-from sluice_worker.contract import Waiting
+from sluice_worker.contract import Lengths, Waiting
 from unit.operator.tuner.made import LIMITS, gaps, late, observation, pod, tick
 
 QUEUED = [tick(seq, ttft=late(10, 10), waiting=Waiting(cap=9)) for seq in range(1, 31)]
@@ -37,6 +38,24 @@ def test_breaching_the_same_cap_again_doubles_its_time() -> None:
     second, _ = decide(first, observation(broken))
     assert [(known.cap, known.times) for known in first.breached_caps] == [(8, 0)]
     assert [(known.cap, known.times) for known in second.breached_caps] == [(8, 1)]
+
+
+@pytest.mark.parametrize(("sigma", "cap"), [(10.0, 16), (80.0, 13)])
+def test_lengths_that_only_seem_to_have_shifted_leave_it_blocked(sigma: float, cap: int) -> None:
+    """164 tokens on average of a hundred requests, where 130 had been: beyond a fifth by 8."""
+    past = Past(breached_caps=(BreachedCap(16, NOW - 1, 0, 130.0),))
+    seen = pod("a", QUEUED)
+    assert seen.evidence is not None
+    evidence = msgspec.structs.replace(seen.evidence, lengths=Lengths(164.0, sigma, 100))
+    _, decision = decide(past, observation(replace(seen, evidence=evidence)))
+    assert decision.cap == cap
+
+
+def test_a_cap_that_broke_in_a_spell_that_lasts_is_not_remembered() -> None:
+    broken = [tick(seq, itl=gaps(1000, 500), slow_steps=125) for seq in range(1, 31)]
+    past, decision = decide(Past(), observation(pod("a", broken)))
+    assert decision.cap < 8
+    assert not past.breached_caps
 
 
 def overloaded(past: Past, num_starting: int = 0) -> Decision:

@@ -75,6 +75,28 @@ def test_spells_do_not_keep_a_cap_down_that_requests_wait_for() -> None:
     assert decision.cap > 8
 
 
+@pytest.mark.parametrize(("slow_steps", "cap"), [(125, 2), (0, 1)])
+def test_a_spell_at_the_smallest_cap_keeps_it_from_being_raised_only_if_it_is_none(
+    slow_steps: int, cap: int
+) -> None:
+    """Below one there is no cap that would have held them."""
+    ticks = [
+        tick(
+            seq,
+            itl=over(FAR) if seq in range(86, 91) else gaps(1000, 0),
+            slow_steps=slow_steps if seq in range(86, 91) else 0,
+            ttft=late(10, 10),
+            waiting=Waiting(cap=9),
+            max_num_seqs=1,
+            max_running=1,
+            decodes=125,
+        )
+        for seq in range(1, 92)
+    ]
+    _, decision = decide(Past(), observation(pod("a", ticks, model=MODEL), cap=1))
+    assert decision.cap == cap
+
+
 def in_spells(random: Random, seq: int, cap: int, epoch: int) -> Tick:
     """Every two minutes about five seconds of slow steps; the cap in use, first tokens in time."""
     slow = seq % 60 in range(int(random.expovariate(1 / 2.5)) + 1)

@@ -1,5 +1,9 @@
 """The step model: what it finds in records, and what it lets a step do."""
 
+from math import exp
+from random import Random
+from statistics import fmean
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,3 +173,66 @@ def test_within_a_spell_prefill_keeps_the_target_at_the_speed_of_the_spell() -> 
     times = after_spells(every=400, spell_steps=20, scale=1.8)
     limit = times.chunk_limit(40.0, 8, 1600)
     assert 1.8 * predict_ms(TRUTH, 8, 1600 + limit, limit) == pytest.approx(40.0, rel=0.15)
+
+
+def test_a_spell_that_is_over_leaves_the_model_as_it_was() -> None:
+    """Also when it is read just after: the last steps are not yet known to be out of the spell."""
+    times = after_spells(every=400, spell_steps=0, scale=1.0)
+    before = times.model
+    assert before is not None
+    for i in range(40):
+        times.add(record(20.0 + 0.1 * i, *STEPS[i % len(STEPS)], scale=3.0))
+    assert times.is_slow
+    for i in range(6):
+        times.add(record(24.0 + 0.01 * i, *STEPS[i % len(STEPS)]))
+        after = times.refit(24.1)
+        assert after is not None
+        for decodes, kv, prefill in STEPS:
+            usual_ms = predict_ms(before, decodes, kv, prefill)
+            assert predict_ms(after, decodes, kv, prefill) == pytest.approx(usual_ms, rel=0.1)
+    assert not times.is_slow
+
+
+def slow_for(seconds: int, times: StepTimes) -> StepModel:
+    """`times` after so many more seconds of steps that take three times as long, from 20 s on."""
+    model = times.model
+    for i in range(10 * seconds):
+        times.add(record(20.0 + 0.1 * i, *STEPS[i % len(STEPS)], scale=3.0))
+        if i % 20 == 19:
+            model = times.refit(20.0 + 0.1 * i)
+    assert model is not None
+    return model
+
+
+@pytest.mark.parametrize("seconds", [40, 100, 160])
+def test_slowness_that_lasts_is_the_model_until_it_ends(seconds: int) -> None:
+    times = after_spells(every=400, spell_steps=0, scale=1.0)
+    assert predict_ms(slow_for(20, times), 8, 1600, 64) < 1.1 * predict_ms(TRUTH, 8, 1600, 64)
+    slow = slow_for(seconds, times)
+    assert not times.is_slow
+    assert predict_ms(slow, 8, 1600, 64) == pytest.approx(3 * predict_ms(TRUTH, 8, 1600, 64), 0.05)
+    ended_s = 20.0 + seconds
+    for i in range(1000):
+        times.add(record(ended_s + 0.01 * i, *STEPS[i % len(STEPS)]))
+    usual = times.refit(ended_s + 10.0)
+    assert usual is not None
+    longest = 1.1 if seconds < MAX_AGE_S else 3.0  # by then nobody remembers it otherwise
+    assert predict_ms(usual, 8, 1600, 64) <= longest * predict_ms(TRUTH, 8, 1600, 64)
+
+
+def room_for_chunks(seed: int) -> float:
+    """Mean ms of the longest step that 40 chunks among 2,000 steps, all noisy, leave for 60 ms."""
+    random = Random(seed)
+    times = StepTimes()
+    for i in range(2000):
+        shape = (8, 1600, 460) if i % 50 == 0 else (1 + i % 7, 60 + 20 * (i % 9), 0)
+        times.add(record(0.01 * i, *shape, scale=exp(random.gauss(0, 0.05))))
+    times.refit(20.0)
+    limit = times.chunk_limit(60.0, 8, 1600)
+    return predict_ms(TRUTH, 8, 1600 + limit, limit)
+
+
+def test_the_tail_of_chunks_is_told_from_a_few_dozen() -> None:
+    """The largest of 40 is their P98 on average; the noise keeps to the target up to its P99.7."""
+    mean_ms = fmean(room_for_chunks(seed) for seed in range(20))
+    assert 50.0 < mean_ms < 60.0 / exp(2.75 * 0.05)
