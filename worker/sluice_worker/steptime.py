@@ -28,7 +28,8 @@ ANCHOR_WEIGHT = 0.02
 PREDICTION_MARGIN = 0.85
 """A cap is proposed only where the predicted quantile is within this share of the target."""
 MIN_JUDGED = 32
-TAIL_QUANTILE = 0.999
+TAIL_QUANTILE = 0.995
+"""Records of two minutes are some hundreds: of P99.9, two hiccups left no room for prefill."""
 MODEL_QUANTILE = 0.99
 STRETCH_QUANTILE = 0.9
 NORMAL_TAIL = 2.41
@@ -82,8 +83,9 @@ def predicted_cap(
 class Tail:
     """By how much steps exceed the model, times the slowdown of their spell.
 
-    `ms`: measured beyond predicted time at P99.9. Not as a ratio: a hiccup (a throttled CPU,
-    another process) lasts as long in a short step as in a long one. `stretch`: what a prefill token
+    `ms`: measured beyond predicted time, at P99.5 of all steps or, where that is more, at P99.9 of
+    the usual noise of chunks. Not as a ratio: a hiccup (a throttled CPU, another process) lasts as
+    long in a short step as in a long one. `stretch`: what a prefill token
     takes at P90, over its mean: one with much context before it takes longer, which a model that is
     linear in tokens cannot say. At least 1.
     """
@@ -244,8 +246,8 @@ def _stretch(judged: Matrix, rows: Matrix, coefficients: Matrix) -> float:
 def _tail_ms(beyond: Matrix, prefill: Matrix) -> float:
     """`Tail.ms`, of all steps, or of those with a chunk: they are long, and so is their noise.
 
-    There are some hundred of these at most, whose largest is not yet the P99.9: so it is also told
-    from their P90, as if they were normal.
+    There are some hundred of these at most, and their largest may be a hiccup: so their P99.9 is
+    told from their P90, as if they were normal.
     """
     tail_ms = _quantile(beyond, TAIL_QUANTILE)
     chunks = beyond[prefill >= LEAST_CHUNK]
@@ -253,7 +255,7 @@ def _tail_ms(beyond: Matrix, prefill: Matrix) -> float:
         return tail_ms
     median, high = _quantile(chunks, 0.5), _quantile(chunks, 0.9)
     normal = median + NORMAL_TAIL * (high - median)
-    return max(tail_ms, _quantile(chunks, TAIL_QUANTILE), normal)
+    return max(tail_ms, normal)
 
 
 @dataclass(slots=True)

@@ -44,20 +44,30 @@ class Bets:
 
 
 def is_breach(series: Series, allowed: float, threshold: float) -> bool:
-    """Whether the evidence after the last tick reaches `threshold`, which is over 1.
+    """Whether `breach_evidence` reaches `threshold`, which is over 1; it is asked every two seconds.
 
     A bet's capital is a product of 1 + stake * win since some tick, so at most exp(stake * sum of
     the wins since then): where not even the largest such sum is enough, the bets need not be made.
+    Nor need they on clean ticks, while none has gained anything.
     """
     bets = Bets.on(series, allowed, threshold)
-    total = 0.0
+    total, mean_size = 0.0, bets.mean_size
     for n, over in series:
         if n:
-            total += bets.win(n, over)
-            total = max(total, 0.0)
+            win = over / n - allowed
+            total += win if n >= mean_size else win * n / mean_size
+            if total < 0.0:
+                total = 0.0
     if max(bets.stakes) * total < k.BOUND_MARGIN * log(threshold):
         return False
-    return breach_evidence(series, allowed, threshold) >= threshold
+    nothing = (1.0,) * len(bets.stakes)
+    capital: Sequence[float] = nothing
+    for n, over in series:
+        if n and (over or capital is not nothing):
+            capital = bets.after(capital, bets.win(n, over))
+            if max(capital) <= 1.0:
+                capital = nothing
+    return sum(capital) / len(capital) >= threshold
 
 
 def breach_evidence(series: Series, allowed: float, threshold: float) -> float:

@@ -157,7 +157,7 @@ class StepTimes {
     if ((int64_t)taken_.size() >= fit.min_judged) {
       double median = quantile(taken_, 0.5), high = quantile(taken_, 0.9);
       double normal = median + fit.normal_tail * (high - median);
-      fit.tail_ms = std::max({fit.tail_ms, quantile(taken_, fit.tail_quantile), normal});
+      fit.tail_ms = std::max(fit.tail_ms, normal);
     }
     double resid_q = quantile(ratios_, fit.model_quantile);
     fit.model = {x[0], x[1], x[2], x[3], (int64_t)num_judged, resid_q};

@@ -236,3 +236,14 @@ def test_the_tail_of_chunks_is_told_from_a_few_dozen() -> None:
     """The largest of 40 is their P98 on average; the noise keeps to the target up to its P99.7."""
     mean_ms = fmean(room_for_chunks(seed) for seed in range(20))
     assert 50.0 < mean_ms < 60.0 / exp(2.75 * 0.05)
+
+
+def test_two_hiccups_in_two_minutes_leave_room_for_prefill() -> None:
+    plain, hiccups = StepTimes(), StepTimes()
+    for times in (plain, hiccups):
+        times.set_profile([record(0.0, *shape) for shape in STEPS])
+        for i in range(1000):
+            is_hiccup = times is hiccups and i in (300, 700)
+            times.add(record(0.1 * i, *STEPS[i % len(STEPS)], scale=20.0 if is_hiccup else 1.0))
+        times.refit(100.0)
+    assert hiccups.chunk_limit(40.0, 8, 1600) > 0.8 * plain.chunk_limit(40.0, 8, 1600)
