@@ -206,8 +206,8 @@ def sequences_in_memory(case: Case) -> int | None:
 
 def believed_cap(case: Case) -> int | None:
     """How far the prediction lets the cap go. Where first tokens are late for want of a cap, or
-    soon will be, the margin is small; and from a cap that has shown headroom, the measured gaps tell
-    more."""
+    soon will be, the margin is small; and from a cap that has shown headroom, the measured gaps
+    tell more."""
     target_ms, ceiling = case.seen.targets.itl_ms, case.seen.limits.ceiling
     if case.model is None or case.predicted_cap is None or target_ms is None:
         return case.predicted_cap

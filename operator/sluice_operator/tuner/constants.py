@@ -91,11 +91,12 @@ STALLS_TO_LATE: Final = 0.5
 """A raise beyond the prediction may add at most this many gaps over target for each first token
 that is late: each spoils a request for its reader, and a higher cap saves only some of the late."""
 PROJECTED_SHARE: Final = 0.5
-"""... and may fill this part of what is allowed: with all of it, every second answer of 48 tokens has
-a stall, and bursts get nothing for it (`cpu`, default targets: 12.6 % smooth at 9, 16.7 % at 8)."""
+"""... and may fill this part of what is allowed: with all of it, every second answer of 48 tokens
+has a stall, and bursts get nothing for it (`cpu`, default targets: 12.6 % smooth at 9, 16.7 at 8).
+"""
 LATE_MARGIN: Final = 0.97
-"""The same for a prediction: half the share over is 2.58 deviations instead of 2.33, which is 1 to 3 %
-of a step with noise of 5 to 10 %."""
+"""The same for a prediction: half the share over is 2.58 deviations instead of 2.33, which is 1 to
+3 % of a step with noise of 5 to 10 %."""
 LOWER: Final = 0.8
 """A lowering without a model, as in AIMD limiters: 0.8, not 0.5, since the knee is near."""
 HALVE: Final = 0.5
@@ -120,8 +121,8 @@ SAME_CAP: Final = 0.9
 LENGTHS_SHIFTED: Final = 0.2
 """A mean length that moved by more than this makes what was learnt about a cap void (design)."""
 LENGTHS_DOUBT: Final = 3.0
-"""... and by this many of its standard errors more: it is looked at every two seconds. With means of
-half a minute the cap went to what had breached, and back, every hour of a steady load of bursts."""
+"""... and by this many of its standard errors more: it is looked at every two seconds. With means
+of half a minute the cap went to what had breached, and back, every hour of steady bursts."""
 STEPS_SHIFTED: Final = 0.3
 """A predicted tail that fell by more than this since a breach makes it void: what broke the target
 was a noisy neighbour or a throttled minute. Wider than for lengths, since a P99 is read here."""

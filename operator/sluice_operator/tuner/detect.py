@@ -44,7 +44,7 @@ class Bets:
 
 
 def is_breach(series: Series, allowed: float, threshold: float) -> bool:
-    """Whether `breach_evidence` reaches `threshold`, which is over 1; it is asked every two seconds.
+    """Whether `breach_evidence` reaches `threshold`, which is over 1; asked every two seconds.
 
     A bet's capital is a product of 1 + stake * win since some tick, so at most exp(stake * sum of
     the wins since then): where not even the largest such sum is enough, the bets need not be made.

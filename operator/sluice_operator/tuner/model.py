@@ -122,8 +122,8 @@ def corrected(
 ) -> StepTime:
     """Where the measured quantile of the gaps lies below the model's, that is believed instead.
 
-    Gaps over `far_ms` are left out: they are of slow spells, of which the model knows nothing. Where
-    they are most of all, it may be the model of just that time, and nothing is to be compared.
+    Gaps over `far_ms` are left out: they are of slow spells, of which the model knows nothing.
+    Where they are most of all, it may be the model of just that time, and nothing is compared.
     """
     measured = sketch.merge(tick.itl.sketch for tick in recent(pods))
     far = sketch.bucket_of(far_ms) if far_ms < inf else inf
