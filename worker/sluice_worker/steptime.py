@@ -156,13 +156,15 @@ class StepTimes:
         usual = self._spell.before if self._spell else model
         ratio = record.step_ms / max(predict_ms(usual, *work), 1e-6)
         self._newest.append((place, ratio))
-        self._rows[place, 6] = min(self.slowdown, max(ratio, 1.0))  # the spell may be over
+        if self._is_fitted:
+            self._rows[place, 6] = min(self.slowdown, max(ratio, 1.0))  # the spell may be over
         if len(self._newest) < SPELL_STEPS:
             return
         middle = SPELL_STEPS // 2
         median = sorted(ratio for _, ratio in self._newest)[middle]
         shift = median if abs(median - 1) > SPELL_SHIFT else 1.0
-        self._rows[self._newest[middle][0], 6] = shift
+        if self._is_fitted:  # else the model is still to learn how fast the pod is
+            self._rows[self._newest[middle][0], 6] = shift
         if shift <= 1:
             self._spell = None
         elif self._spell is None and self._is_fitted:

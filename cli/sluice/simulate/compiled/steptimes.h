@@ -114,7 +114,8 @@ class StepTimes {
     double predicted_ms = predict_ms(usual, row.decodes, row.kv_tokens, row.prefill);
     predicted_ms = std::max(predicted_ms, 1e-6);
     newest_.emplace_back(place, row.ms / predicted_ms);
-    rows_[place].slowdown = std::min(slowdown_, std::max(row.ms / predicted_ms, 1.0));
+    if (is_fitted_)
+      rows_[place].slowdown = std::min(slowdown_, std::max(row.ms / predicted_ms, 1.0));
     if ((int64_t)newest_.size() > fit.spell_steps) newest_.pop_front();
     if ((int64_t)newest_.size() < fit.spell_steps) return;
     ratios_.clear();
@@ -122,7 +123,7 @@ class StepTimes {
     std::sort(ratios_.begin(), ratios_.end());
     double median = ratios_[fit.spell_steps / 2];
     double shift = std::fabs(median - 1) > fit.spell_shift ? median : 1.0;
-    rows_[newest_[fit.spell_steps / 2].first].slowdown = shift;
+    if (is_fitted_) rows_[newest_[fit.spell_steps / 2].first].slowdown = shift;
     if (shift <= 1)
       spell_ = {};
     else if (!spell_.is_on && is_fitted_)

@@ -247,3 +247,13 @@ def test_two_hiccups_in_two_minutes_leave_room_for_prefill() -> None:
             times.add(record(0.1 * i, *STEPS[i % len(STEPS)], scale=20.0 if is_hiccup else 1.0))
         times.refit(100.0)
     assert hiccups.chunk_limit(40.0, 8, 1600) > 0.8 * plain.chunk_limit(40.0, 8, 1600)
+
+
+def test_steps_that_are_slower_than_the_profile_said_are_no_spell() -> None:
+    times = StepTimes()
+    times.set_profile([record(0.0, *shape) for shape in STEPS])
+    for i in range(40):
+        times.add(record(0.1 * i, *STEPS[i % len(STEPS)], scale=2.0))
+    model = times.refit(4.0)
+    assert model is not None
+    assert predict_ms(model, 8, 1600, 64) == pytest.approx(2 * predict_ms(TRUTH, 8, 1600, 64), 0.05)
