@@ -94,9 +94,10 @@ def test_it_equals_the_python_pod_where_memory_is_short() -> None:
 
 @pytest.mark.parametrize("service", ["cpu", "gpu"])
 @pytest.mark.parametrize("policy", ["fixed", "aimd", "sluice"])
-def test_whole_runs_score_alike(service: str, policy: str) -> None:
+@pytest.mark.parametrize("spell_s", [5.0, 40.0])
+def test_whole_runs_score_alike(service: str, policy: str, spell_s: float) -> None:
     params, lengths = SERVICES[service]
-    params = msgspec.structs.replace(params, **NOISES["spells"])
+    params = msgspec.structs.replace(params, **NOISES["spells"] | {"spell_mean_s": spell_s})
     targets = read_targets(TARGETS[service]["default"])
     trace = make_trace("steps", params, targets.itl_ms, lengths, 500, seed=2)
 

@@ -182,5 +182,9 @@ def test_the_comparison_is_paired_over_the_seeds() -> None:
     told = reach([summary])
     assert "| 95% of the oracle, others | 1 of 1 | 0.968 (cpu, tight, spells, steps) |" in told
     assert "| at most 2 points below cap = max | 1 of 1 | 10 (" in told
+    assert "| at least 50 points above it, where any cap is | none | |" in told
+    inner = {**summary, "smooth": {**summary["smooth"], "ceiling": 0.3}}
+    told = reach([{**inner, "above_ceiling_points": (60.0, 0.0)}])
+    assert "| at least 50 points above it, where any cap is | 1 of 1 | 60 (" in told
     assert summary["reach"] == pytest.approx(0.92 / 0.95)
     assert "| cpu, tight, spells | steps | 92.0 | 95.0 (8-8) | 96.8 % |" in table([summary])
