@@ -74,6 +74,8 @@ def _lower(case: Case, feasible: Condition) -> Move:
         best, source = proven, "which had shown headroom"
     lowered = max(minimum, min(cap - 1, best))
     message = f"{case.numbers('interTokenLatency')}; cap {cap} -> {lowered}, {source}"
+    if spells.mostly(case.recent_ticks):
+        return Move(lowered, "SlowSpellLasts", f"{message}; until it ends")
     return Move(lowered, "InterTokenLatencyBreached", message)
 
 
@@ -97,7 +99,7 @@ def _raise_for_queue(case: Case, late: TargetName) -> Move:
     bound = raise_bound(case)
     if not bound.is_worth_it(cap):
         return Move(cap, bound.reason, f"{numbers}; {bound.message}")
-    to = _step_up(cap, bound)
+    to = _step_up(case, bound)
     message = f"{numbers}; {case.misses_by['cap']} waited for the cap; cap {cap} -> {to}"
     if _shows_headroom(case) and "interTokenLatency" in case.verdicts:
         return Move(to, "Headroom", f"{_proof(case)}; {message}")
@@ -122,7 +124,7 @@ def _raise_with_headroom(case: Case) -> Move:
     bound = raise_bound(case)
     if not bound.is_worth_it(cap):
         return Move(cap, bound.reason, bound.message)
-    to = _step_up(cap, bound)
+    to = _step_up(case, bound)
     if _shows_headroom(case):
         return Move(to, "Headroom", f"{_proof(case)}; the cap is used; cap {cap} -> {to}")
     if case.model is not None and _queue_stands(case):
@@ -164,8 +166,18 @@ def _what_is_missing(case: Case) -> str:
     )
 
 
-def _step_up(cap: int, bound: Bound) -> int:
-    return min(bound.cap, _doubled(cap))
+def _step_up(case: Case, bound: Bound) -> int:
+    return min(bound.cap, max(_doubled(case.seen.cap), _before_spell(case)))
+
+
+def _before_spell(case: Case) -> int:
+    """The cap that was lowered in a spell that is over, or 0. It had not been wrong until then."""
+    last = case.past.last_change
+    if last is None or last.epoch != case.seen.epoch or last.reason != "SlowSpellLasts":
+        return 0
+    # In a spell that lasts, the worker's model is of it, and sees less room than before.
+    is_over = case.predicted_cap is not None and case.predicted_cap >= case.seen.cap
+    return last.from_cap if is_over and not spells.mostly(case.recent_ticks) else 0
 
 
 def _doubled(cap: int) -> int:
@@ -217,7 +229,7 @@ def believed_cap(case: Case) -> int | None:
     believed = case.model.largest_batch(k.LATE_MARGIN * target_ms, ceiling)
     if _shows_headroom(case):
         believed = max(believed, _projected_cap(case, case.model, target_ms))
-    return min(max(case.predicted_cap, believed), ceiling)
+    return min(max(case.predicted_cap, believed, _before_spell(case)), ceiling)
 
 
 def _projected_cap(case: Case, model: StepTime, target_ms: float) -> int:
@@ -273,12 +285,7 @@ def _is_another_time(known: BreachedCap, case: Case) -> bool:
 
 
 def remember_breach(case: Case) -> Past:
-    """The past, with the concurrency that just breached remembered, longer at each repetition.
-
-    What breaks in a spell that lasts says nothing about the time after it.
-    """
-    if spells.mostly(case.recent_ticks):
-        return case.past
+    """The past, with the concurrency that just breached remembered, longer at each repetition."""
     cap = effective_cap(case.seen.cap, case.recent_ticks)
     same = [known for known in case.past.breached_caps if _is_same(known.cap, cap)]
     others = [known for known in case.past.breached_caps if known not in same]

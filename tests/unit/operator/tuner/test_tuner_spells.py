@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 from sluice_operator.tuner import Decision, Past, decide
+from sluice_operator.tuner.types import CapChange
 from sluice_worker.contract import StepModel, Tick, TokenGaps, Waiting
 from unit.operator.tuner.made import gaps, late, observation, pod, tick
 
@@ -73,6 +74,24 @@ def test_spells_do_not_keep_a_cap_down_that_requests_wait_for() -> None:
     decision = decided(over(FAR), range(86, 91), 90, ttft=late(10, 10), waiting=Waiting(cap=9))
     assert decision.verdicts["interTokenLatency"].verdict == "Breach"
     assert decision.cap > 8
+
+
+def after_a_spell(reason: str, model: StepModel, slow_steps: int = 0) -> int:
+    """The cap, lowered from 40 to 8 at second 2, while requests wait for it; gaps of 45 ms."""
+    waits = {"ttft": late(10, 10), "waiting": Waiting(cap=9), "slow_steps": slow_steps}
+    itl = TokenGaps(1000, 0, 0, 1000, 0, {192: 1000})
+    ticks = [tick(seq, itl=itl, **waits) for seq in range(2, 20)]
+    past = Past(last_change=CapChange(2.0, 40, 8, 1, reason))
+    _, decision = decide(past, observation(pod("a", ticks, model=model)))
+    return decision.cap
+
+
+def test_a_cap_that_was_lowered_in_a_spell_goes_back_at_once_when_it_is_over() -> None:
+    slow = StepModel(15.0, 6.0, 0.0, 0.15, 1000, 1.05)
+    assert after_a_spell("SlowSpellLasts", MODEL) == 40
+    assert after_a_spell("InterTokenLatencyBreached", MODEL) <= 16
+    assert after_a_spell("SlowSpellLasts", slow) < 12, "it is not over: the model is of it"
+    assert after_a_spell("SlowSpellLasts", MODEL, slow_steps=125) <= 16
 
 
 @pytest.mark.parametrize(("slow_steps", "cap"), [(125, 2), (0, 1)])
