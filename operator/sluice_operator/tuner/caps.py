@@ -100,7 +100,7 @@ def _raise_for_queue(case: Case, late: TargetName) -> Move:
     if not bound.is_worth_it(cap):
         return Move(cap, bound.reason, f"{numbers}; {bound.message}")
     to = _step_up(case, bound)
-    message = f"{numbers}; {case.misses_by['cap']} waited for the cap; cap {cap} -> {to}"
+    message = f"{numbers}; {case.misses_by['cap']} waited for the cap; {_raised(case, to)}"
     if _shows_headroom(case) and "interTokenLatency" in case.verdicts:
         return Move(to, "Headroom", f"{_proof(case)}; {message}")
     return Move(to, "FirstTokenBreached", message)
@@ -126,10 +126,10 @@ def _raise_with_headroom(case: Case) -> Move:
         return Move(cap, bound.reason, bound.message)
     to = _step_up(case, bound)
     if _shows_headroom(case):
-        return Move(to, "Headroom", f"{_proof(case)}; the cap is used; cap {cap} -> {to}")
+        return Move(to, "Headroom", f"{_proof(case)}; the cap is used; {_raised(case, to)}")
     if case.model is not None and _queue_stands(case):
-        message = f"{_proof(case)}; requests have waited for the cap all along; cap {cap} -> {to}"
-        return Move(to, "QueueStands", message)
+        message = f"{_proof(case)}; requests have waited for the cap all along"
+        return Move(to, "QueueStands", f"{message}; {_raised(case, to)}")
     return Move(cap, "CollectingEvidence", _what_is_missing(case))
 
 
@@ -168,6 +168,11 @@ def _what_is_missing(case: Case) -> str:
 
 def _step_up(case: Case, bound: Bound) -> int:
     return min(bound.cap, max(_doubled(case.seen.cap), _before_spell(case)))
+
+
+def _raised(case: Case, to: int) -> str:
+    change = f"cap {case.seen.cap} -> {to}"
+    return f"{change}, as before the slow spell" if to == _before_spell(case) else change
 
 
 def _before_spell(case: Case) -> int:
