@@ -108,7 +108,7 @@ def main(args: argparse.Namespace) -> int:
     (out / "comparison.json").write_text(json.dumps(summary, indent=1) + "\n")
     from .picture import comparison_png  # matplotlib comes with the `demo` extra
 
-    comparison_png(summary, rows, out / "comparison.png")
+    comparison_png(rows, out / "comparison.png")
     print(table(summary), reach(summary), sep="\n\n")
     return 0
 
