@@ -1,6 +1,7 @@
 """A real worker, for measurements over HTTP."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,9 @@ RANDOM_60M = MODEL.parent / "models" / "random-60m"
 
 @contextmanager
 def serving(*flags: str, model: Path = MODEL) -> Iterator[Worker]:
-    """A worker, ready, with one thread; ended on leaving. Its log is told if it fails."""
+    """A worker, ready, with one thread; ended on leaving, also by SIGTERM. Its log is told if it
+    fails."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "worker.log"
         command = [sys.executable, "-m", "sluice_worker", "--model", str(model)]
