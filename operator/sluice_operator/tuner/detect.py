@@ -44,30 +44,21 @@ class Bets:
 
 
 def is_breach(series: Series, allowed: float, threshold: float) -> bool:
-    """Whether `breach_evidence` reaches `threshold`, which is over 1; asked every two seconds.
+    """Whether the evidence after the last tick reaches `threshold`, which is over 1.
 
     A bet's capital is a product of 1 + stake * win since some tick, so at most exp(stake * sum of
     the wins since then): where not even the largest such sum is enough, the bets need not be made.
-    Nor need they on clean ticks, while none has gained anything.
     """
     bets = Bets.on(series, allowed, threshold)
-    total, mean_size = 0.0, bets.mean_size
+    total = 0.0
     for n, over in series:
         if n:
-            win = over / n - allowed
-            total += win if n >= mean_size else win * n / mean_size
+            total += bets.win(n, over)
             if total < 0.0:
                 total = 0.0
     if max(bets.stakes) * total < k.BOUND_MARGIN * log(threshold):
         return False
-    nothing = (1.0,) * len(bets.stakes)
-    capital: Sequence[float] = nothing
-    for n, over in series:
-        if n and (over or capital is not nothing):
-            capital = bets.after(capital, bets.win(n, over))
-            if max(capital) <= 1.0:
-                capital = nothing
-    return sum(capital) / len(capital) >= threshold
+    return breach_evidence(series, allowed, threshold) >= threshold
 
 
 def breach_evidence(series: Series, allowed: float, threshold: float) -> float:
@@ -79,12 +70,16 @@ def breach_evidence(series: Series, allowed: float, threshold: float) -> float:
 
 
 def breach_path(series: Series, allowed: float, threshold: float) -> Iterator[float]:
-    """The evidence after each tick that has samples: the mean capital of the bets."""
+    """The evidence after each tick that has samples: the mean capital of the bets, and 1 where none
+    has gained anything, as the next tick starts from there."""
     bets = Bets.on(series, allowed, threshold)
-    capital: Sequence[float] = (1.0,) * len(bets.stakes)
+    capital = nothing = (1.0,) * len(bets.stakes)
     for n, over in series:
+        if n and (over or capital is not nothing):  # a clean tick wins nothing
+            capital = tuple(bets.after(capital, bets.win(n, over)))
+            if max(capital) <= 1.0:
+                capital = nothing
         if n:
-            capital = bets.after(capital, bets.win(n, over))
             yield sum(capital) / len(capital)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from statistics import median
 
-from sluice_worker.contract import TICK_SECONDS, Lengths, Tick
+from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
 from .types import Cause, Observation, PodView
@@ -180,14 +180,14 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
     known = sum(tick.finished for tick in ticks) >= max(1, len(pods)) * k.MIN_FINISHED
     output = _output_tokens(pods, ticks, known)
     prompt = _prompt_tokens(pods)
-    total = _total_tokens(pods, output + prompt)
+    total, sigma, num_totals = _totals(pods, output + prompt)
     return Work(
         lengths_known=known,
         output_tokens=output,
         prompt_tokens=prompt,
         total_tokens=total,
-        total_sigma=_length_sigma(pods),
-        num_totals=sum(length.n for length in _lengths(pods)),
+        total_sigma=sigma,
+        num_totals=num_totals,
         context_tokens=max(total - output / 2, 1.0),
         decodes=sum(tick.decodes for tick in ticks) / steps if steps else 0.0,
         prefill_tokens=sum(tick.prefill_tokens for tick in ticks) / steps if steps else 0.0,
@@ -227,22 +227,15 @@ def _prompt_tokens(pods: Sequence[HeardPod]) -> float:
     return computed / started if started > 0 else k.DEFAULT_PROMPT_TOKENS
 
 
-def _lengths(pods: Sequence[HeardPod]) -> list[Lengths]:
-    return [pod.view.evidence.lengths for pod in pods if pod.view.evidence]
-
-
-def _total_tokens(pods: Sequence[HeardPod], default: float) -> float:
-    """Mean prompt plus output of finished requests, over the pods that finished any."""
-    lengths = _lengths(pods)
-    total = sum(length.n for length in lengths)
-    return sum(length.mean * length.n for length in lengths) / total if total else default
-
-
-def _length_sigma(pods: Sequence[HeardPod]) -> float:
-    """Standard deviation of the length of finished requests, pooled over the pods; 0 before any."""
-    lengths = _lengths(pods)
-    total = sum(length.n for length in lengths)
-    return sqrt(sum(length.n * length.sigma**2 for length in lengths) / total) if total else 0.0
+def _totals(pods: Sequence[HeardPod], default: float) -> tuple[float, float, int]:
+    """Mean, standard deviation and number of the whole lengths of finished requests, pooled over
+    the pods; (`default`, 0, 0) before any."""
+    lengths = [pod.view.evidence.lengths for pod in pods if pod.view.evidence]
+    num = sum(length.n for length in lengths)
+    if not num:
+        return default, 0.0, 0
+    mean = sum(length.mean * length.n for length in lengths) / num
+    return mean, sqrt(sum(length.n * length.sigma**2 for length in lengths) / num), num
 
 
 def cap_is_used(ticks: Sequence[Tick]) -> bool:
