@@ -142,7 +142,7 @@ def test_load_raises_the_cap_adds_a_pod_and_gives_both_back(demo: Cluster) -> No
 
     demo.patch(DEMO, {"scaling": {"maxReplicas": 2}})
     demo.start_load(
-        "e2e-load", DEMO, "high:open:1.3:80", "ebb:open:0.2:50",
+        "e2e-load", DEMO, "high:closed:48:80", "ebb:open:0.2:50",
         capacity=capacity["requests_per_s"], max_tokens="32 64",
     )  # fmt: skip
     demo.wait_status(DEMO, "a second pod", 75, lambda s: s.get("readyReplicas") == 2)
