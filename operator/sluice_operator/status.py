@@ -248,12 +248,14 @@ def _observed(report: Report, kv_tokens: int) -> dict[str, Any]:
 
 
 def _error_percent(planned: Mapping[str, int], measured: Mapping[str, int]) -> str:
-    """Of what the model itself takes: the KV cache is then made to fill the rest."""
-    keys = [
-        key for key in measured if key in planned and key not in ("total_bytes", "kv_cache_bytes")
-    ]
-    plan = sum(planned[key] for key in keys)
-    return _percent((sum(measured[key] for key in keys) - plan) / plan) if plan else "0"
+    """By how much weights and activations miss the plan, as a share of all that the model gets.
+
+    The reserve, the process's own, stands apart; and the KV cache is made to fill what is left.
+    """
+    model = [key for key in ("weights_bytes", "activation_bytes") if key in measured]
+    missed = sum(measured[key] - planned.get(key, 0) for key in model)
+    plan = planned.get("total_bytes", 0) - planned.get("reserve_bytes", 0)
+    return _percent(missed / plan) if plan > 0 else "0"
 
 
 def _batching(report: Report) -> dict[str, Any]:

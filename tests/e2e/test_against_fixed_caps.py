@@ -32,11 +32,14 @@ OUT = Path("build/e2e")
 FIXED_CAPS = (4, 8, 16)
 MAX_CAP = 32
 TTFT_MS, ITL_MS = 1000, 100
-TRACE = ("calm:open:0.4:20", "step:open:1.4:40", "held:open:1.4:20", "burst:burst:0.8:8",
+TRACE = ("calm:open:0.3:20", "step:open:1.5:60", "held:open:1.5:20", "burst:burst:0.8:8",
          "ebb:open:0.3:15")  # fmt: skip
 AFTERWARDS = ("held", "burst", "ebb")
-"""Phases by which the second pod should serve: a step over one pod's capacity breaks the first
-token until it does, whoever decides."""
+"""Phases by which the second pod should serve, and clients have come to it (a connection lives
+for half a minute): a step over one pod's capacity breaks the first token until then, whoever
+decides."""
+MEASURED = tuple(f"capacity:closed:{MAX_CAP}:10" for _ in range(4))
+"""The best of them is what a pod can do: on a shared machine the others have met a neighbour."""
 HOLDS = 0.95
 FLAGS = {"max_tokens": "32 64", "slo": f"ttft={TTFT_MS}ms,itl={ITL_MS}ms", "seed": 1}
 
@@ -140,11 +143,12 @@ def start(cluster: Cluster) -> float:
         drain={"timeout": "30s"},
     )
     cluster.wait_condition(NAME, "Ready", "True")
-    phases = (f"warmup:closed:{MAX_CAP}:40", f"capacity:closed:{MAX_CAP}:15")
-    capacity = cluster.load(LOAD, NAME, *phases, **FLAGS)[1]["requests_per_s"]
+    phases = cluster.load(LOAD, NAME, f"warmup:closed:{MAX_CAP}:40", *MEASURED, **FLAGS)
+    cluster.wait_status(
+        NAME, "rest", 120, lambda s: is_at(1, None)(s) and s["scaling"]["desired"] == 1
+    )
     cluster.patch(NAME, {"scaling": {"maxReplicas": 2}})
-    cluster.wait_status(NAME, "rest", 60, is_at(1, None))
-    return float(capacity)
+    return max(float(phase["requests_per_s"]) for phase in phases[1:])
 
 
 def write(runs: list[Run], capacity: float) -> None:
