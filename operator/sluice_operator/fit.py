@@ -13,6 +13,7 @@ from sluice_worker.sizing import (
 )
 
 from .checkpoint import Checkpoint, Unread
+from .reasons import Reason
 from .spec import Spec
 
 UNREAD_CAP = 4
@@ -33,7 +34,7 @@ class Fit:
     """The answer for one object. `memory` and `checkpoint` are None where nothing could be read."""
 
     status: Literal["True", "False", "Unknown"]
-    reason: str
+    reason: Reason
     message: str
     memory: MemoryPlan | None = None
     checkpoint: Checkpoint | None = None
@@ -42,17 +43,17 @@ class Fit:
 def judge(spec: Spec, found: Checkpoint | Unread | Refused) -> Fit:
     """The memory arithmetic of the design, section 5, for one pod."""
     if isinstance(found, Unread):
-        return Fit("Unknown", "HeadersUnavailable", found.message)
+        return Fit("Unknown", Reason.HEADERS_UNAVAILABLE, found.message)
     if isinstance(found, Refused):
-        return Fit("False", "UnsupportedCheckpoint", found.message)
+        return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, found.message)
     try:
         memory = _plan(spec, found)
     except SizingError as e:
-        return Fit("False", "ImpossibleSize", str(e), None, found)
+        return Fit("False", Reason.IMPOSSIBLE_SIZE, str(e), None, found)
     if memory.fits:
-        return Fit("True", "Fits", memory.explain(), memory, found)
+        return Fit("True", Reason.FITS, memory.explain(), memory, found)
     message = f"{memory.explain()} {advice(memory, found.shape)}"
-    return Fit("False", "InsufficientMemory", message, memory, found)
+    return Fit("False", Reason.INSUFFICIENT_MEMORY, message, memory, found)
 
 
 def ceiling_of(spec: Spec, fit: Fit) -> int | None:

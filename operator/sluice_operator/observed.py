@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from .reasons import Foreign
+
 Object = Mapping[str, Any]
 
 _WAITING_TROUBLES = frozenset(
@@ -29,7 +31,7 @@ _MAX_MESSAGE = 300
 class Trouble:
     """Why a pod, or the making of pods, does not get on; the reason is Kubernetes' own word."""
 
-    reason: str
+    reason: Foreign
     message: str
 
 
@@ -136,7 +138,7 @@ def _container_troubles(containers: Sequence[Object], now: float) -> Iterator[Tr
         reason = _SAME_TROUBLE.get(said, said)
         if ended.get("reason") == "OOMKilled" and _is_recent(ended, now):
             times = container.get("restartCount", 0)
-            yield Trouble("OOMKilled", f"killed for memory, restarted {times} times")
+            yield Trouble(Foreign("OOMKilled"), f"killed for memory, restarted {times} times")
         elif ended.get("exitCode") and not container.get("ready") and _is_recent(ended, now):
             # Also while it runs once more: the trouble is over when it is ready, not before. Its
             # last words say more than "back-off restarting failed container".
@@ -151,4 +153,4 @@ def _is_recent(ended: Object, now: float) -> bool:
 
 def _trouble(reason: str, message: object) -> Trouble:
     text = " ".join(str(message or "").split())
-    return Trouble(reason, text[-_MAX_MESSAGE:])
+    return Trouble(Foreign(reason), text[-_MAX_MESSAGE:])

@@ -16,6 +16,7 @@ from . import children, drift, events, status
 from .events import Notice
 from .fit import UNREAD_CAP, Fit, ceiling_of, initial_cap
 from .observed import Object, Pod, rollout_of
+from .reasons import Reason
 from .runtime import Runtime
 from .scrape import Scrape
 from .settings import Settings
@@ -97,7 +98,7 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
     new_status = status.build(report, observed.previous, now)
     taken = "; ".join(_taken(service, wanted, observed))
     if taken:
-        failed = status.fail(new_status, observed.previous, "NameTaken", taken, now)
+        failed = status.fail(new_status, observed.previous, Reason.NAME_TAKEN, taken, now)
         notices = tuple(events.transitions(observed.previous, failed))
         return Plan((), (), notices, failed, observed.runtime, _TAKEN_RETRY_S)
     told = (*tuned.notices, *_restorations(wanted, observed))
@@ -269,7 +270,10 @@ def _settle(spec: Spec, observed: Observed, runtime: Runtime, ceiling: int, now:
     ahead = max((config.epoch for config in _configs(observed)), default=0)
     if ahead > runtime.epoch:  # the ConfigMap was lost or edited; pods refuse an older epoch
         notice = Notice(
-            True, "EpochRecovered", f"epoch {ahead + 1}: pods were at {ahead}", f"epoch/{ahead}"
+            True,
+            Reason.EPOCH_RECOVERED,
+            f"epoch {ahead + 1}: pods were at {ahead}",
+            f"epoch/{ahead}",
         )
         return _Tuned(replace(runtime, epoch=ahead + 1), None, (notice,))
     if runtime.cap is None:
@@ -289,16 +293,16 @@ def _adopt(observed: Observed, runtime: Runtime) -> _Tuned:
     adopted = replace(runtime, cap=min(predicted), epoch=runtime.epoch + 1)
     message = f"epoch {adopted.epoch}: the cap starts at {adopted.cap}, predicted by the profile"
     return _Tuned(
-        adopted, None, (Notice(False, "CapPredicted", message, f"epoch/{adopted.epoch}"),)
+        adopted, None, (Notice(False, Reason.CAP_PREDICTED, message, f"epoch/{adopted.epoch}"),)
     )
 
 
 def _bound(runtime: Runtime, cap: int, why: str, now: float) -> _Tuned:
     epoch, before = runtime.epoch + 1, runtime.cap or cap
-    change = CapChange(now, before, cap, epoch, "Bounds")
+    change = CapChange(now, before, cap, epoch, Reason.CAP_BOUNDED)
     past = msgspec.structs.replace(runtime.past, last_change=change)
     message = f"epoch {epoch}: cap {before} -> {cap}: {why}"
-    notice = Notice(False, "CapBounded", message, f"epoch/{epoch}")
+    notice = Notice(False, Reason.CAP_BOUNDED, message, f"epoch/{epoch}")
     return _Tuned(replace(runtime, cap=cap, epoch=epoch, past=past), None, (notice,))
 
 
@@ -402,13 +406,13 @@ def _restorations(wanted: tuple[Object, ...], observed: Observed) -> Iterator[No
                 text = f"{kind} {name} was deleted: created again"
                 # The acceptance of our last write stands for the object that is gone.
                 key = f"{kind}/deleted/{observed.accepted.get(kind, '')}"
-                yield Notice(True, "ChildRestored", text, key)
+                yield Notice(True, Reason.CHILD_RESTORED, text, key)
         elif drift.manifest_hash(live) == drift.manifest_hash(manifest):
             edited = tuple(drift.differences(manifest, live))
             if edited and not _in_sync(manifest, live, observed):
                 text = f"{kind} {name} was edited: put back {', '.join(edited[:8])}"
                 version = live["metadata"]["resourceVersion"]
-                yield Notice(True, "ChildRestored", text, f"{kind}/edited/{version}")
+                yield Notice(True, Reason.CHILD_RESTORED, text, f"{kind}/edited/{version}")
 
 
 def _patches(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPatch]:

@@ -24,6 +24,7 @@ from .fit import Fit, Refused, judge
 from .metrics import Metrics
 from .observed import Pod, pod_of
 from .plan import Observed, Plan, plan, refuse
+from .reasons import Reason
 from .runtime import Runtime
 from .scrape import Scrape, ScrapeError, Scraper, Target
 from .settings import Settings
@@ -268,7 +269,7 @@ class Reconciler:
             await self._apply(planned, now)
         except ClusterError as e:
             if 400 <= e.status < 500 and e.status not in (409, 429):
-                failed = status.fail(planned.status, previous, "ApplyFailed", str(e), now)
+                failed = status.fail(planned.status, previous, Reason.APPLY_FAILED, str(e), now)
                 await self._tell(meta, events.transitions(previous, failed), now)
                 await self._write_status(failed)
             raise

@@ -14,6 +14,7 @@ from sluice_worker.sizing import carried_sequences, overflow_share
 from .children import selector
 from .fit import Fit
 from .observed import Object, Pod, Rollout, Trouble, timestamp
+from .reasons import Foreign, Reason
 from .runtime import Runtime
 from .spec import MAX_HISTORY, InferenceService
 from .tuner import Condition, Decision, TargetVerdict
@@ -77,18 +78,20 @@ def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
 def refuse(previous: Object, generation: int, message: str, now: float) -> dict[str, Any]:
     """The status of an object that cannot be read: what was known stays, and why nothing moves."""
     stalled = {
-        "Reconciling": Condition(False, "InvalidSpec", "nothing is done until the spec is valid"),
-        "Stalled": Condition(True, "InvalidSpec", message),
+        "Reconciling": Condition(
+            False, Reason.INVALID_SPEC, "nothing is done until the spec is valid"
+        ),
+        "Stalled": Condition(True, Reason.INVALID_SPEC, message),
     }
     kept = _kept(previous)
-    kept.setdefault("Ready", Condition(False, "InvalidSpec", message))
+    kept.setdefault("Ready", Condition(False, Reason.INVALID_SPEC, message))
     status = {key: value for key, value in previous.items() if key != "conditions"}
     conditions = _stamped({**kept, **stalled}, previous, generation, now)
     return {**status, "observedGeneration": generation, "conditions": conditions}
 
 
 def fail(
-    status: dict[str, Any], previous: Object, reason: str, message: str, now: float
+    status: dict[str, Any], previous: Object, reason: Reason, message: str, now: float
 ) -> dict[str, Any]:
     """`status` of a pass that could not write: a quota, a policy, a missing right, a taken name."""
     conditions = _kept(status)
@@ -102,7 +105,9 @@ def _kept(previous: Object) -> dict[str, Condition]:
     answers = {"True": True, "False": False}
     return {
         entry["type"]: Condition(
-            answers.get(entry["status"]), entry.get("reason", ""), entry.get("message", "")
+            answers.get(entry["status"]),
+            Foreign(entry.get("reason", "")),
+            entry.get("message", ""),
         )
         for entry in previous.get("conditions") or ()
     }
@@ -147,7 +152,7 @@ def _conditions(report: Report) -> dict[str, Condition]:
 def _tuned(report: Report) -> dict[str, Condition]:
     decision = report.decision
     if decision is None:
-        unknown = Condition(None, "NoPods", "no pod has reported yet")
+        unknown = Condition(None, Reason.NO_PODS, "no pod has reported yet")
         return dict.fromkeys(("SLOMet", "SLOFeasible", "MetricsAvailable"), unknown)
     metrics = decision.metrics
     if report.problems:
@@ -165,17 +170,17 @@ def _ready(report: Report) -> Condition:
     trouble = _first_trouble(report)
     if healthy:
         message = f"{healthy} of {report.desired} pods serve"
-        return Condition(True, "Serving", message + (f"; {trouble[1]}" if trouble else ""))
+        return Condition(True, Reason.SERVING, message + (f"; {trouble[1]}" if trouble else ""))
     if report.fit.status == "False":
         return Condition(False, report.fit.reason, report.fit.message)
     if trouble:
         return Condition(False, *trouble)
     if report.desired == 0:
-        return Condition(False, "ScaledToZero", "spec.replicas is 0")
-    return Condition(False, "Starting", f"none of {report.desired} pods is ready yet")
+        return Condition(False, Reason.SCALED_TO_ZERO, "spec.replicas is 0")
+    return Condition(False, Reason.STARTING, f"none of {report.desired} pods is ready yet")
 
 
-def _first_trouble(report: Report) -> tuple[str, str] | None:
+def _first_trouble(report: Report) -> tuple[Foreign, str] | None:
     """Reason and sentence of the first pod, by name, that does not get on."""
     for pod in sorted(report.pods, key=lambda pod: pod.name):
         if pod.trouble and not pod.terminating:
@@ -195,7 +200,7 @@ def _stalled(report: Report, ready: Condition) -> Condition:
     trouble = _first_trouble(report)
     if trouble and not ready.holds:
         return Condition(True, *trouble)
-    return Condition(False, "NotStalled", "")
+    return Condition(False, Reason.NOT_STALLED, "")
 
 
 def _reconciling(report: Report, stalled: Condition) -> Condition:
@@ -203,10 +208,12 @@ def _reconciling(report: Report, stalled: Condition) -> Condition:
     if stalled.holds:
         return Condition(False, stalled.reason, "")
     if not rollout.observed or rollout.updated < desired:
-        return Condition(True, "RollingOut", f"{rollout.updated} of {desired} pods are up to date")
+        return Condition(
+            True, Reason.ROLLING_OUT, f"{rollout.updated} of {desired} pods are up to date"
+        )
     if rollout.replicas != desired or rollout.ready < desired:
-        return Condition(True, "Scaling", f"{rollout.ready} of {desired} pods are ready")
-    return Condition(False, "Settled", "")
+        return Condition(True, Reason.SCALING, f"{rollout.ready} of {desired} pods are ready")
+    return Condition(False, Reason.SETTLED, "")
 
 
 def _model(report: Report) -> dict[str, Any]:

@@ -57,7 +57,9 @@ def _memory() -> Schema:
         planned=say(BYTES_BY_CLASS, "By the formula."),
         measured=say(BYTES_BY_CLASS, "By a worker at its start."),
         kvTokens=say(COUNT, "Tokens that the KV cache of one pod holds."),
-        errorPercent=say(TEXT, "Measured against planned, in percent of what is planned for the model."),
+        errorPercent=say(
+            TEXT, "Measured against planned, in percent of what is planned for the model."
+        ),
         sequences=say(COUNT, "How many of the observed lengths one pod carries, 99 % of the time."),
         expectedPreemptions=say(
             TEXT, "Percent of the time that a full cap of such lengths outgrows the KV cache."

@@ -47,7 +47,7 @@ def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]
         "oracle_caps": sorted(row["oracle"]["cap"] for row in rows),
         "last_caps": sorted(row["sluice"]["last_cap"] for row in rows),
         "cap_changes": mean("sluice", "cap_changes"),
-        "converged_s": fmean(_converged_s(row["sluice"]) for row in rows),
+        "converged_s": fmean(_converged_s(row) for row in rows),
         "last_cap_change_s": mean("sluice", "last_cap_change_s"),
         "gpu_seconds_per_1k_tokens": {
             p: mean(p, "gpu_seconds_per_1k_tokens") for p in ("sluice", "oracle", "ceiling")
@@ -56,15 +56,27 @@ def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]
     }
 
 
-def _converged_s(result: Result) -> float:
-    """From when on the cap first was where it stayed longest, within an eighth or one."""
-    path = [(0.0, result["first_cap"]), *result["cap_path"], (result["simulated_s"], 0)]
-    lasted: dict[int, float] = {}
-    for (since_s, cap), (until_s, _) in pairwise(path):
-        lasted[cap] = lasted.get(cap, 0.0) + until_s - since_s
-    usual = max(lasted, key=lambda cap: lasted[cap])
-    near = max(1.0, usual / 8)
-    return float(next(since_s for since_s, cap in path if abs(cap - usual) <= near))
+def _aim(cell: dict[str, Any]) -> float:
+    steady = cell["trace"] in STEADY and cell["noise"] == "independent"
+    return AIM_STEADY if steady else AIM_OTHER
+
+
+def _converged_s(row: dict[str, Any]) -> float:
+    """From when on the cap first was one that, held for the whole run, reaches the aim."""
+    ours, oracle = row["sluice"], row["oracle"]
+    by_cap = sorted((int(cap), share) for cap, share in oracle["smooth_by_cap"].items())
+    enough = _aim(row["cell"]) * oracle["smooth_share"]
+    path = [(0.0, ours["first_cap"]), *ours["cap_path"]]
+    reaches = (since_s for since_s, cap in path if _share_at(cap, by_cap) >= enough)
+    return float(next(reaches, ours["simulated_s"]))
+
+
+def _share_at(cap: int, by_cap: Sequence[tuple[int, float]]) -> float:
+    """The share at `cap`, between those of the caps that were tried; 0 below the least of them."""
+    for (low, share), (high, next_share) in pairwise(by_cap):
+        if low <= cap <= high:
+            return share + (next_share - share) * (cap - low) / (high - low)
+    return by_cap[-1][1] if cap >= by_cap[-1][0] else 0.0
 
 
 def _paired(differences: list[float]) -> tuple[float, float | None]:
@@ -98,7 +110,7 @@ def table(summary: Sequence[dict[str, Any]]) -> str:
 def reach(summary: Sequence[dict[str, Any]]) -> str:
     """Each thing that was to be reached, with how many cells reach it and the worst."""
     known = [cell for cell in summary if cell["reach"] is not None]
-    steady = [c for c in known if c["trace"] in STEADY and c["noise"] == "independent"]
+    steady = [cell for cell in known if _aim(cell) == AIM_STEADY]
     other = [cell for cell in known if cell not in steady]
     lines = ["| to be reached | cells | worst |", "|---|---|---|"]
     lines.append(_line(f"{AIM_STEADY:.0%} of the oracle, steady", steady, "reach", AIM_STEADY))

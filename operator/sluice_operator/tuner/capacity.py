@@ -1,23 +1,29 @@
 """What one pod can do: from the step model, corrected by what full pods were seen to do."""
 
+from heapq import merge
+from itertools import islice
+
 from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
-from .caps import raise_bound, sequences_in_memory
+from .caps import Bound, sequences_in_memory
 from .case import Case
 from .demand import Capacity
 from .evidence import Work, recent
 from .model import StepTime
 
 
-def pod_capacity(case: Case) -> Capacity | None:
-    """Of one pod: from the step model where there is one, else from what was seen (Little)."""
+def pod_capacity(case: Case, bound: Bound) -> Capacity | None:
+    """Of one pod: from the step model where there is one, else from what was seen (Little).
+
+    `bound`: how far the cap can be raised.
+    """
     work = case.work
     if not work.lengths_known:
         return None
     if case.model is None:
         return _observed_capacity(case)
-    concurrency = _reachable_concurrency(case)
+    concurrency = _reachable_concurrency(case, bound)
     service_ms = case.model.request_ms(concurrency, work.output_tokens, work.prompt_tokens)
     service_s = max(service_ms / 1000, k.MIN_SERVICE_S)
     return Capacity(concurrency, service_s / _calibration(case.model, case))
@@ -37,13 +43,13 @@ def _observed_capacity(case: Case) -> Capacity | None:
     return Capacity(max(concurrency, 1.0), service_s, is_modelled=False)
 
 
-def _reachable_concurrency(case: Case) -> float:
+def _reachable_concurrency(case: Case, bound: Bound) -> float:
     """The cap that raises can reach or a lowering would leave, or what the KV memory holds."""
     cap, best = case.seen.cap, case.predicted_cap
     if case.gaps_breached:
         reach = float(min(cap, best) if best else k.LOWER * cap)
     else:
-        reach = float(max(cap, raise_bound(case).cap))
+        reach = float(max(cap, bound.cap))
     return max(1.0, _in_memory(case, reach))
 
 
@@ -59,21 +65,24 @@ def _calibration(model: StepTime, case: Case) -> float:
     Of the newest ticks in which a pod was full, however long ago: a pod that is throttled when full
     runs freely when it is not, and would look able to take twice the load.
     """
-    full = sorted(
-        (entry for pod in case.pods for entry in pod.ticks if _is_full(entry[1])),
-        key=lambda entry: entry[0],
-    )[-k.FULL_TICKS :]
+    newest = merge(*(reversed(pod.ticks) for pod in case.pods), key=_end_s, reverse=True)
+    full = list(islice((tick for _, tick in newest if _is_full(tick)), k.FULL_TICKS))
     if len(full) < k.MIN_FULL_TICKS:
         return 1.0
-    predicted = sum(_predicted_tokens(model, case.work, tick) for _, tick in full)
-    measured = sum(tick.generated_tokens for _, tick in full)
+    predicted = sum(_predicted_tokens(model, case.work, tick) for tick in full)
+    measured = sum(tick.generated_tokens for tick in full)
     lowest, highest = k.CALIBRATION
     return min(max(measured / predicted, lowest), highest) if predicted > 0 else 1.0
 
 
+def _end_s(entry: tuple[float, Tick]) -> float:
+    return entry[0]
+
+
 def _is_full(tick: Tick) -> bool:
-    at_cap = tick.max_running >= k.USED_SHARE * tick.max_num_seqs
-    return at_cap and tick.steps > 0 and tick.waiting.cap + tick.waiting.kv > 0
+    if tick.max_running < k.USED_SHARE * tick.max_num_seqs or not tick.steps:
+        return False
+    return tick.waiting.cap + tick.waiting.kv > 0
 
 
 def _predicted_tokens(model: StepTime, work: Work, tick: Tick) -> float:

@@ -6,21 +6,24 @@ from math import floor, sqrt
 import msgspec
 from sluice_worker.sizing import carried_sequences
 
+from ..reasons import Foreign, Reason
 from . import constants as k
 from . import sketch, spells
 from .case import Case, effective_cap
 from .evidence import cap_is_used, median_kv_tokens
 from .model import StepTime
 from .types import BreachedCap, Condition, Past, TargetName
+from .verdicts import READERS
+
+GAPS = READERS["interTokenLatency"]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A value to go to, and why; `reason` is CamelCase and stable. Holding is a move to the
-    same."""
+    """A value to go to, and why. Holding is a move to the same."""
 
     to: int
-    reason: str
+    reason: Reason | Foreign
     message: str
 
 
@@ -29,7 +32,7 @@ class Bound:
     """The largest cap that a raise may reach now, and what limits it."""
 
     cap: int
-    reason: str
+    reason: Reason
     message: str
 
     def is_worth_it(self, cap: int) -> bool:
@@ -37,16 +40,16 @@ class Bound:
         return self.cap > cap and self.cap >= k.MIN_RAISE * cap
 
 
-def cap_move(case: Case, feasible: Condition) -> Move:
-    """What the cap shall be."""
+def cap_move(case: Case, feasible: Condition, bound: Bound) -> Move:
+    """What the cap shall be; `bound`: how far it can be raised."""
     limits, cap = case.seen.limits, case.seen.cap
     within = min(max(cap, min(limits.min_num_seqs, limits.ceiling)), limits.ceiling)
     if within != cap:
         message = f"the cap {cap} is outside {limits.min_num_seqs}..{limits.ceiling}"
-        return Move(within, "WithinLimits", message)
+        return Move(within, Reason.WITHIN_LIMITS, message)
     if 2 * len(case.acked) < len(case.pods):
         message = f"epoch {case.seen.epoch} is acknowledged by {len(case.acked)} of "
-        return Move(cap, "AwaitingAcknowledgement", message + f"{len(case.pods)} pods")
+        return Move(cap, Reason.AWAITING_ACKNOWLEDGEMENT, message + f"{len(case.pods)} pods")
     if case.gaps_breached:
         return _lower(case, feasible)
     late, in_spells = case.late_in_queue, case.verdict("interTokenLatency") == "Breach"
@@ -54,8 +57,8 @@ def cap_move(case: Case, feasible: Condition) -> Move:
     if in_spells and (late is None or len(case.epoch) < k.REGIME_WINDOW):
         return Move(cap, feasible.reason, feasible.message)
     if late is not None:
-        return _raise_for_queue(case, late)
-    return _raise_with_headroom(case)
+        return _raise_for_queue(case, late, bound)
+    return _raise_with_headroom(case, bound)
 
 
 def _lower(case: Case, feasible: Condition) -> Move:
@@ -75,68 +78,68 @@ def _lower(case: Case, feasible: Condition) -> Move:
     lowered = max(minimum, min(cap - 1, best))
     message = f"{case.numbers('interTokenLatency')}; cap {cap} -> {lowered}, {source}"
     if spells.mostly(case.recent_ticks):
-        return Move(lowered, "SlowSpellLasts", f"{message}; until it ends")
-    return Move(lowered, "InterTokenLatencyBreached", message)
+        return Move(lowered, Reason.SLOW_SPELL_LASTS, f"{message}; until it ends")
+    return Move(lowered, Reason.INTER_TOKEN_LATENCY_BREACHED, message)
 
 
 def _proven_before(case: Case) -> int:
     """The cap that this epoch was raised from on measured headroom a short while ago, or 0."""
     last = case.past.last_change
-    if last is None or last.epoch != case.seen.epoch or last.reason != "Headroom":
+    if last is None or last.epoch != case.seen.epoch or last.reason != Reason.HEADROOM:
         return 0
     return last.from_cap if case.seen.now - last.time_s < k.REMEMBER_S else 0
 
 
-def _raise_for_queue(case: Case, late: TargetName) -> Move:
+def _raise_for_queue(case: Case, late: TargetName, bound: Bound) -> Move:
     cap, numbers = case.seen.cap, case.numbers(late)
     held = {
-        "kv": Move(cap, "WaitingForKV", f"{numbers}; requests wait for KV memory, not the cap"),
-        "prefill": Move(cap, "PrefillBound", f"{numbers}; the time went into prefill"),
+        "kv": Move(
+            cap, Reason.WAITING_FOR_KV, f"{numbers}; requests wait for KV memory, not the cap"
+        ),
+        "prefill": Move(cap, Reason.PREFILL_BOUND, f"{numbers}; the time went into prefill"),
         "cold": _held_for_cold(case, numbers),
     }
     if case.cause in held:
         return held[case.cause]
-    bound = raise_bound(case)
     if not bound.is_worth_it(cap):
         return Move(cap, bound.reason, f"{numbers}; {bound.message}")
     to = _step_up(case, bound)
     message = f"{numbers}; {case.misses_by['cap']} waited for the cap; {_raised(case, to)}"
     if _shows_headroom(case) and "interTokenLatency" in case.verdicts:
-        return Move(to, "Headroom", f"{_proof(case)}; {message}")
-    return Move(to, "FirstTokenBreached", message)
+        return Move(to, Reason.HEADROOM, f"{_proof(case)}; {message}")
+    return Move(to, Reason.FIRST_TOKEN_BREACHED, message)
 
 
 def _held_for_cold(case: Case, numbers: str) -> Move:
     """`cold` is all time outside the engine; without a young pod it is tokenising and HTTP."""
     if case.is_cold:
-        return Move(case.seen.cap, "ColdStart", f"{numbers}; the time went into a cold start")
+        return Move(case.seen.cap, Reason.COLD_START, f"{numbers}; the time went into a cold start")
     message = f"{numbers}; the time went by outside the engine: tokenising, HTTP, a busy CPU"
-    return Move(case.seen.cap, "OutsideEngine", message)
+    return Move(case.seen.cap, Reason.OUTSIDE_ENGINE, message)
 
 
-def _raise_with_headroom(case: Case) -> Move:
+def _raise_with_headroom(case: Case, bound: Bound) -> Move:
     cap = case.seen.cap
     if not any(verdict.n for verdict in case.verdicts.values()):
-        return Move(cap, "NoTraffic", f"epoch {case.seen.epoch}: no traffic in the window")
+        return Move(cap, Reason.NO_TRAFFIC, f"epoch {case.seen.epoch}: no traffic in the window")
     if not cap_is_used(case.recent_ticks):
         message = f"epoch {case.seen.epoch}: the cap {cap} is not used, so it proves nothing"
-        return Move(cap, "CapUnused", message)
-    bound = raise_bound(case)
+        return Move(cap, Reason.CAP_UNUSED, message)
     if not bound.is_worth_it(cap):
         return Move(cap, bound.reason, bound.message)
     to = _step_up(case, bound)
     if _shows_headroom(case):
-        return Move(to, "Headroom", f"{_proof(case)}; the cap is used; {_raised(case, to)}")
+        return Move(to, Reason.HEADROOM, f"{_proof(case)}; the cap is used; {_raised(case, to)}")
     if case.model is not None and _queue_stands(case):
         message = f"{_proof(case)}; requests have waited for the cap all along"
-        return Move(to, "QueueStands", f"{message}; {_raised(case, to)}")
-    return Move(cap, "CollectingEvidence", _what_is_missing(case))
+        return Move(to, Reason.QUEUE_STANDS, f"{message}; {_raised(case, to)}")
+    return Move(cap, Reason.COLLECTING_EVIDENCE, _what_is_missing(case))
 
 
 def _queue_stands(case: Case) -> bool:
     """Whether requests have waited for the cap for half a minute: first tokens will be late, and a
     prediction of room is acted on before they are."""
-    newest = case.epoch[-k.RECENT_TICKS :]
+    newest = case.epoch.newest(k.RECENT_TICKS)
     queued = sum(any(tick.waiting.cap for tick in part) for part in newest)
     return len(newest) == k.RECENT_TICKS and queued >= k.USED_SHARE * len(newest)
 
@@ -178,7 +181,7 @@ def _raised(case: Case, to: int) -> str:
 def _before_spell(case: Case) -> int:
     """The cap that was lowered in a spell that is over, or 0. It had not been wrong until then."""
     last = case.past.last_change
-    if last is None or last.epoch != case.seen.epoch or last.reason != "SlowSpellLasts":
+    if last is None or last.epoch != case.seen.epoch or last.reason != Reason.SLOW_SPELL_LASTS:
         return 0
     # In a spell that lasts, the worker's model is of it, and sees less room than before.
     is_over = case.predicted_cap is not None and case.predicted_cap >= case.seen.cap
@@ -194,20 +197,20 @@ def raise_bound(case: Case) -> Bound:
     cap, limits = case.seen.cap, case.seen.limits
     if not _inter_token_allows(case):
         message = f"{case.numbers('interTokenLatency')}: no room to raise the cap {cap}"
-        return Bound(cap, "InterTokenLatencyAtTarget", message)
-    bound = Bound(limits.ceiling, "AtCeiling", f"the ceiling is {limits.ceiling}")
+        return Bound(cap, Reason.INTER_TOKEN_LATENCY_AT_TARGET, message)
+    bound = Bound(limits.ceiling, Reason.AT_CEILING, f"the ceiling is {limits.ceiling}")
     predicted = believed_cap(case)
     if predicted is not None and predicted < bound.cap:
         message = f"the step model predicts that {predicted} holds the inter-token target"
-        bound = Bound(predicted, "AtPredictedCap", message)
+        bound = Bound(predicted, Reason.AT_PREDICTED_CAP, message)
     carried = sequences_in_memory(case)
     if carried is not None and carried < bound.cap:
         message = f"the KV memory carries {carried} sequences of the observed lengths"
-        bound = Bound(carried, "KVMemory", message)
+        bound = Bound(carried, Reason.KV_MEMORY, message)
     blocked = blocked_from(case)
     if blocked is not None and blocked <= bound.cap:
         message = f"caps from {blocked} on breached the inter-token target and are not retried yet"
-        bound = Bound(blocked - 1, "CapRemembered", message)
+        bound = Bound(blocked - 1, Reason.CAP_REMEMBERED, message)
     return bound
 
 
@@ -239,13 +242,13 @@ def believed_cap(case: Case) -> int | None:
 
 def _projected_cap(case: Case, model: StepTime, target_ms: float) -> int:
     """The largest cap that measured gaps, stretched as the model says, would hold the target at."""
-    cap, ticks = case.seen.cap, [tick for part in case.epoch for tick in part]
-    gaps = sketch.merge(tick.itl.sketch for tick in ticks)
+    cap, gaps = case.seen.cap, case.epoch.sketch(GAPS.sketch)
     over = sketch.count_above(gaps, sketch.bucket_of(target_ms))
     far = case.verdicts["interTokenLatency"].epoch_far
     share = k.PROJECTED_SHARE * case.seen.targets.allowed_share
     allowed = share * sum(gaps.values()) - max(0, over - far)
-    added_at_most = min(allowed, k.STALLS_TO_LATE * sum(tick.ttft.over for tick in ticks))
+    _, late = case.epoch.total(READERS["timeToFirstToken"].seen)
+    added_at_most = min(allowed, k.STALLS_TO_LATE * late)
     for higher in range(min(_doubled(cap), case.seen.limits.ceiling), cap, -1):
         limit_ms = target_ms * model.full_ms(cap) / model.full_ms(higher)
         if sketch.count_above(gaps, sketch.bucket_of(limit_ms)) - over <= added_at_most:
@@ -260,10 +263,9 @@ def _inter_token_allows(case: Case) -> bool:
         return True
     if judged.cap_breached:
         return False
-    ticks = [tick for part in case.epoch for tick in part]
-    n = sum(tick.itl.n_at_cap for tick in ticks)
-    over = sum(tick.itl.over_at_cap for tick in ticks) - judged.epoch_far
-    return n * judged.allowed_share < 1 or over <= judged.allowed_share * n
+    n, over = case.epoch.total(GAPS.proof)
+    near = over - judged.epoch_far
+    return n * judged.allowed_share < 1 or near <= judged.allowed_share * n
 
 
 def blocked_from(case: Case) -> int | None:

@@ -20,9 +20,10 @@ from .evidence import (
     survey,
 )
 from .model import StepTime, corrected, step_time
+from .runs import Spans
 from .spells import far_ms
 from .types import Cause, Observation, Past, TargetName, TargetVerdict, Verdict
-from .verdicts import Slices, is_breached, judge
+from .verdicts import is_breached, judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Case:
     pods: tuple[HeardPod, ...]
     acked: tuple[HeardPod, ...]
     noisy: tuple[str, ...]
-    window: Slices
-    epoch: Slices
+    window: Spans
+    epoch: Spans
     verdicts: dict[TargetName, TargetVerdict]
     work: Work
     model: StepTime | None
@@ -57,7 +58,7 @@ class Case:
     @property
     def recent_ticks(self) -> list[Tick]:
         """The evidence of the last half minute."""
-        return [tick for part in self.epoch[-k.RECENT_TICKS :] for tick in part]
+        return [tick for part in self.epoch.newest(k.RECENT_TICKS) for tick in part]
 
     @property
     def late_in_queue(self) -> TargetName | None:
@@ -100,14 +101,14 @@ def build_case(past: Past, seen: Observation) -> Case:
     pods = tuple(pod for pod in fleet.heard if pod.view.name not in noisy)
     acked = tuple(pod for pod in all_acked if pod.view.name not in noisy)
     since_s = max(seen.now - seen.targets.window_s, past.targets_since_s)
-    window = slices(fleet.heard + fleet.leaving, Accepts(since_s))
-    epoch = slices(acked, accepts)
+    window = Spans(slices(fleet.heard + fleet.leaving, Accepts(since_s)))
+    epoch = Spans(slices(acked, accepts))
     work = describe_work(pods)
-    recent = [tick for part in epoch[-k.RECENT_TICKS :] for tick in part]
+    recent = [tick for part in epoch.newest(k.RECENT_TICKS) for tick in part]
     quantile = 1 - seen.targets.allowed_share
     model, far = step_time(pods, work, quantile), inf
     if model is not None:
-        far = far_ms(model, effective_cap(seen.cap, recent), seen, epoch)
+        far = far_ms(model, effective_cap(seen.cap, recent), seen, epoch.parts)
         model = corrected(model, pods, work, quantile, far)
     misses = misses_by_cause(recent)
     return Case(

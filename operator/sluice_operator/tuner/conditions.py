@@ -1,5 +1,6 @@
 """What status says: does the promise hold, can it hold, and are there metrics to tell."""
 
+from ..reasons import Reason
 from . import constants as k
 from .caps import Move, blocked_from
 from .case import Case, effective_cap
@@ -11,18 +12,18 @@ def metrics_available(case: Case) -> Condition:
     """Whether enough pods speak to decide."""
     fleet = case.fleet
     if not fleet.num_ready:
-        return Condition(None, "NoReadyPods", "no pod is ready yet")
+        return Condition(None, Reason.NO_READY_PODS, "no pod is ready yet")
     if not fleet.heard and not fleet.silent:
-        return Condition(None, "NoEvidenceYet", "no pod has closed its first tick yet")
+        return Condition(None, Reason.NO_EVIDENCE_YET, "no pod has closed its first tick yet")
     if not fleet.silent:
-        return Condition(True, "AllPodsHeard", f"all {fleet.num_ready} ready pods are heard")
+        return Condition(True, Reason.ALL_PODS_HEARD, f"all {fleet.num_ready} ready pods are heard")
     silent = ", ".join(fleet.silent)
     message = (
         f"{len(fleet.silent)} of {fleet.num_ready} ready pods gave no fresh evidence: {silent}"
     )
     if fleet.majority_silent:
-        return Condition(False, "MajoritySilent", message)
-    return Condition(True, "SomePodsSilent", message)
+        return Condition(False, Reason.MAJORITY_SILENT, message)
+    return Condition(True, Reason.SOME_PODS_SILENT, message)
 
 
 def feasible(case: Case, demand: Demand) -> Condition:
@@ -34,7 +35,7 @@ def feasible(case: Case, demand: Demand) -> Condition:
             f"{case.numbers('interTokenLatency')}; {case.verdicts['interTokenLatency'].epoch_far} "
             "of them in slow spells, which half the cap would not have held"
         )
-        return Condition(True, "SlowSpells", message)
+        return Condition(True, Reason.SLOW_SPELLS, message)
     # Prefills that queue up behind each other want pods; one that is alone too long does not.
     enough_pods = demand.needed <= case.seen.replicas
     if case.late_in_queue and case.cause == "prefill" and enough_pods:
@@ -42,10 +43,10 @@ def feasible(case: Case, demand: Demand) -> Condition:
             f"{case.numbers(case.late_in_queue)}; the misses' time went into prefill: "
             "shorter prompts, a faster device or a looser target are needed"
         )
-        return Condition(False, "PrefillExceedsTarget", message)
+        return Condition(False, Reason.PREFILL_EXCEEDS_TARGET, message)
     if not case.epoch:
-        return Condition(None, "NoEvidence", f"epoch {case.seen.epoch}: no evidence yet")
-    return Condition(True, "Feasible", "no target is out of reach by the evidence")
+        return Condition(None, Reason.NO_EVIDENCE, f"epoch {case.seen.epoch}: no evidence yet")
+    return Condition(True, Reason.FEASIBLE, "no target is out of reach by the evidence")
 
 
 def _inter_token_feasible(case: Case) -> Condition:
@@ -58,22 +59,22 @@ def _inter_token_feasible(case: Case) -> Condition:
     tail_ms = case.model.tail_ms(minimum) if case.model else None
     beyond = tail_ms is not None and tail_ms > target_ms
     if not beyond and effective_cap(seen.cap, case.recent_ticks) > minimum:
-        return Condition(True, "Feasible", "a lower cap can hold the inter-token target")
+        return Condition(True, Reason.FEASIBLE, "a lower cap can hold the inter-token target")
     predicted = f"; {minimum} alone is predicted at {tail_ms:.1f} ms" if tail_ms else ""
     message = f"{case.numbers('interTokenLatency')} at cap {seen.cap}{predicted}"
     throttled = case.work.throttled_share
     if throttled >= k.THROTTLED_INFEASIBLE:
         need = f"; throttled {throttled:.0%} of the busy time: a higher CPU limit is needed"
-        return Condition(False, "CPUThrottled", message + need)
+        return Condition(False, Reason.CPU_THROTTLED, message + need)
     need = "; a faster device, a smaller model or dtype, or a looser target is needed"
-    return Condition(False, "InterTokenLatencyInfeasible", message + need)
+    return Condition(False, Reason.INTER_TOKEN_LATENCY_INFEASIBLE, message + need)
 
 
 def slo_met(case: Case, demand: Demand, replicas: Move) -> Condition:
     """Whether every target holds over its window, among all arrivals."""
     judged = [verdict for verdict in case.verdicts.values() if verdict.n]
     if not judged:
-        return Condition(None, "NoTraffic", "no traffic in the window")
+        return Condition(None, Reason.NO_TRAFFIC, "no traffic in the window")
     missed = [verdict for verdict in judged if verdict.over > verdict.allowed_share * verdict.n]
     parts = [
         f"{v.target} over {v.target_ms:g} ms in {v.over} of {v.n} ({v.over_share:.2%})"
@@ -82,10 +83,10 @@ def slo_met(case: Case, demand: Demand, replicas: Move) -> Condition:
     allowed = f"allowed {case.seen.targets.allowed_share:.2%} of {case.seen.targets.window_s:g} s"
     message = f"{'; '.join(parts)}; {allowed}"
     if not missed:
-        return Condition(True, "TargetsHold", message)
-    if replicas.reason == "AtMaxReplicas" or _at_the_maximum(case, demand):
-        return Condition(False, "AtMaxReplicas", f"{message}; {replicas.message}")
-    return Condition(False, "TargetMissed", message)
+        return Condition(True, Reason.TARGETS_HOLD, message)
+    if replicas.reason == Reason.AT_MAX_REPLICAS or _at_the_maximum(case, demand):
+        return Condition(False, Reason.AT_MAX_REPLICAS, f"{message}; {replicas.message}")
+    return Condition(False, Reason.TARGET_MISSED, message)
 
 
 def _at_the_maximum(case: Case, demand: Demand) -> bool:

@@ -1,8 +1,10 @@
 """Puts evidence, model, demand and causes together: the decision table of the design, section 6."""
 
 import msgspec
+from sluice_worker.contract import Tick
 
-from .caps import Move, cap_move, remember_breach
+from ..reasons import Reason
+from .caps import Move, cap_move, raise_bound, remember_breach
 from .case import Case, build_case
 from .conditions import feasible, limited_by, metrics_available, slo_met
 from .demand import Demand
@@ -16,10 +18,11 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     num_ready = sum(pod.ready and not pod.terminating for pod in observation.pods)
     past = settle_scale(past, observation.now, num_ready)
     case = build_case(past, observation)
-    demand = measure_demand(case)
+    bound = raise_bound(case)
+    demand = measure_demand(case, bound)
     metrics, can_hold = metrics_available(case), feasible(case, demand)
     if metrics.holds:
-        cap = cap_move(case, can_hold)
+        cap = cap_move(case, can_hold, bound)
         past, replicas = replicas_move(case, demand, cap, can_hold)
     else:
         cap, replicas = _held(case, metrics)
@@ -36,10 +39,10 @@ def _held(case: Case, metrics: Condition) -> tuple[Move, Move]:
     replicas = seen.replicas
     if not limits.replicas_external:
         replicas = min(max(replicas, limits.min_replicas), limits.max_replicas)
-    reason, message = "MetricsUnavailable", metrics.message
+    reason, message = Reason.METRICS_UNAVAILABLE, metrics.message
     return (
-        Move(cap, "WithinLimits" if cap != seen.cap else reason, message),
-        Move(replicas, "WithinLimits" if replicas != seen.replicas else reason, message),
+        Move(cap, Reason.WITHIN_LIMITS if cap != seen.cap else reason, message),
+        Move(replicas, Reason.WITHIN_LIMITS if replicas != seen.replicas else reason, message),
     )
 
 
@@ -55,7 +58,7 @@ def _with_targets(past: Past, targets: Targets, now: float) -> Past:
 
 def _remember(past: Past, case: Case, demand: Demand, cap: Move, replicas: Move) -> Past:
     seen = case.seen
-    if cap.to < seen.cap and cap.reason == "InterTokenLatencyBreached":
+    if cap.to < seen.cap and cap.reason == Reason.INTER_TOKEN_LATENCY_BREACHED:
         kept = remember_breach(case).breached_caps
         past = msgspec.structs.replace(past, breached_caps=kept)
     if cap.to != seen.cap:
@@ -114,7 +117,11 @@ def _told(case: Case, cap: Move, replicas: Move) -> Move:
         if move.to != now
     ]
     if not changes:
-        pressing = replicas.reason in ("AtMaxReplicas", "AwaitingReplicas", "ScaleUpWindow")
+        pressing = replicas.reason in (
+            Reason.AT_MAX_REPLICAS,
+            Reason.AWAITING_REPLICAS,
+            Reason.SCALE_UP_WINDOW,
+        )
         return replicas if pressing else cap
     message = "; ".join(move.message for move in changes)
     return Move(changes[0].to, changes[0].reason, message)
@@ -122,6 +129,13 @@ def _told(case: Case, cap: Move, replicas: Move) -> Move:
 
 def _quality(case: Case) -> tuple[int, int, int]:
     """Finished requests of the window, the good ones, the smooth ones."""
-    ticks = [tick for part in case.window for tick in part]
-    finished = sum(tick.finished for tick in ticks)
-    return finished, sum(tick.good for tick in ticks), sum(tick.smooth for tick in ticks)
+    _, finished = case.window.total(_ended)
+    return finished, *case.window.total(_held_quality)
+
+
+def _ended(tick: Tick) -> tuple[int, int]:
+    return tick.arrivals, tick.finished
+
+
+def _held_quality(tick: Tick) -> tuple[int, int]:
+    return tick.good, tick.smooth

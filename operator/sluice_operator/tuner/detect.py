@@ -29,18 +29,22 @@ class Bets:
         stakes = tuple(bet * 0.01 / allowed for bet in k.BETS)
         return cls(allowed, mean_size, k.EVIDENCE_KEPT * threshold, stakes)
 
-    def win(self, n: int, over: int) -> float:
-        """What a tick pays for each unit that is staked on it."""
-        return min(1.0, n / self.mean_size) * (over / n - self.allowed)
+    def wins(self, series: Series) -> list[float]:
+        """What each tick with samples pays for each unit that is staked on it."""
+        size, allowed = self.mean_size, self.allowed
+        return [(n / size if n < size else 1.0) * (over / n - allowed) for n, over in series if n]
 
-    def after(self, capital: Sequence[float], win: float) -> list[float]:
-        """The capital of each bet after a tick; what was lost before it is made up for."""
+    def after(self, capital: Sequence[float], win: float) -> tuple[Sequence[float], float]:
+        """The capital of each bet after a tick, and their mean; what was lost before the tick is
+        made up for."""
         capital = [
-            (held if held > 1.0 else 1.0) * (1 + stake * win)
+            (held if held > 1.0 else 1.0) * (1.0 + stake * win)
             for held, stake in zip(capital, self.stakes, strict=True)
         ]
         mean = sum(capital) / len(capital)
-        return capital if mean <= self.most else [held * self.most / mean for held in capital]
+        if mean <= self.most:
+            return capital, mean
+        return [held * self.most / mean for held in capital], self.most
 
 
 def is_breach(series: Series, allowed: float, threshold: float) -> bool:
@@ -51,11 +55,10 @@ def is_breach(series: Series, allowed: float, threshold: float) -> bool:
     """
     bets = Bets.on(series, allowed, threshold)
     total = 0.0
-    for n, over in series:
-        if n:
-            total += bets.win(n, over)
-            if total < 0.0:
-                total = 0.0
+    for win in bets.wins(series):
+        total += win
+        if total < 0.0:
+            total = 0.0
     if max(bets.stakes) * total < k.BOUND_MARGIN * log(threshold):
         return False
     return breach_evidence(series, allowed, threshold) >= threshold
@@ -73,14 +76,14 @@ def breach_path(series: Series, allowed: float, threshold: float) -> Iterator[fl
     """The evidence after each tick that has samples: the mean capital of the bets, and 1 where none
     has gained anything, as the next tick starts from there."""
     bets = Bets.on(series, allowed, threshold)
-    capital = nothing = (1.0,) * len(bets.stakes)
-    for n, over in series:
-        if n and (over or capital is not nothing):  # a clean tick wins nothing
-            capital = tuple(bets.after(capital, bets.win(n, over)))
-            if max(capital) <= 1.0:
-                capital = nothing
-        if n:
-            yield sum(capital) / len(capital)
+    nothing: Sequence[float] = (1.0,) * len(bets.stakes)
+    capital, mean = nothing, 1.0
+    for win in bets.wins(series):
+        if win > 0.0 or capital is not nothing:
+            capital, mean = bets.after(capital, win)
+            if mean <= 1.0 and max(capital) <= 1.0:
+                capital, mean = nothing, 1.0
+        yield mean
 
 
 def design_effect(batches: Series, spell_correlation: float = 0.0) -> float:

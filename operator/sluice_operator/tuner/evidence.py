@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, sqrt
 from statistics import median
 
@@ -67,8 +68,10 @@ def _aligned(view: PodView, now: float) -> tuple[tuple[float, Tick], ...]:
     """The pod's ticks, each once, with their ends moved to the operator's clock."""
     if view.evidence is None or not view.evidence.ticks:
         return ()
-    unique = {(tick.boot_id, tick.seq): tick for tick in view.evidence.ticks}
-    ticks = sorted(unique.values(), key=lambda tick: tick.t_s)
+    ticks: Sequence[Tick] = view.evidence.ticks
+    if any(not a.t_s < b.t_s for a, b in pairwise(ticks)):
+        unique = {(tick.boot_id, tick.seq): tick for tick in ticks}
+        ticks = sorted(unique.values(), key=lambda tick: tick.t_s)
     shift = _clock_shift(ticks[-1].t_s, view.seen_s, now)
     return tuple((tick.t_s + shift, tick) for tick in ticks)
 
@@ -97,10 +100,8 @@ def slices(pods: Iterable[HeardPod], accepts: "Accepts") -> list[tuple[Tick, ...
     """The accepted ticks of `pods`, put together by time: one tuple for each span of a tick."""
     by_time: dict[int, list[Tick]] = {}
     for pod in pods:
-        first = bisect_left(pod.ticks, accepts.since_s, key=_begun_s)
-        for end_s, tick in pod.ticks[first:]:
-            if accepts(end_s, tick):
-                by_time.setdefault(round(end_s / TICK_SECONDS), []).append(tick)
+        for end_s, tick in accepts.of(pod.ticks):
+            by_time.setdefault(round(end_s / TICK_SECONDS), []).append(tick)
     return [tuple(by_time[index]) for index in sorted(by_time)]
 
 
@@ -120,14 +121,17 @@ class Accepts:
     epoch: int | None = None
     used_since_s: float = inf
 
-    def __call__(self, end_s: float, tick: Tick) -> bool:
-        """Whether `tick`, which ended at `end_s`, counts."""
-        begun_s = end_s - TICK_SECONDS
-        if begun_s < self.since_s:
-            return False
+    def of(self, ticks: Sequence[tuple[float, Tick]]) -> Sequence[tuple[float, Tick]]:
+        """Those of `ticks`, (end, tick) with the oldest first, that count."""
+        begun = ticks[bisect_left(ticks, self.since_s, key=_begun_s) :]
         if self.epoch is None:
-            return True
-        return tick.epoch == self.epoch and (tick.settled or begun_s >= self.used_since_s)
+            return begun
+        used_s = self.used_since_s + TICK_SECONDS
+        return [
+            (end_s, tick)
+            for end_s, tick in begun
+            if tick.epoch == self.epoch and (tick.settled or end_s >= used_s)
+        ]
 
 
 def acknowledged(pods: Sequence[HeardPod], epoch: int) -> tuple[HeardPod, ...]:

@@ -5,21 +5,22 @@ from math import inf
 import msgspec
 from sluice_worker.contract import TICK_SECONDS
 
+from ..reasons import Reason
 from . import constants as k
 from .capacity import pod_capacity
-from .caps import Move, raise_bound
+from .caps import Bound, Move, raise_bound
 from .case import Case
 from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
 from .types import Condition, Past, ReplicaChange
 
 
-def measure_demand(case: Case) -> Demand:
-    """What the arrivals need, at the concurrency that a pod can reach."""
+def measure_demand(case: Case, bound: Bound) -> Demand:
+    """What the arrivals need, at the concurrency that a pod can reach; `bound`: of its cap."""
     fleet, seen = case.fleet, case.seen
     heard_share = len(fleet.heard) / fleet.num_ready if fleet.num_ready else 1.0
     sources = tuple(pod for pod in fleet.heard + fleet.leaving if pod.ticks)
     arrivals = read_arrivals(sources, seen.now, heard_share or 1.0)
-    capacity = pod_capacity(case)
+    capacity = pod_capacity(case, bound)
     return plan_demand(
         arrivals, capacity, _queue(case, capacity), seen.replicas, seen.limits.min_replicas
     )
@@ -48,18 +49,18 @@ def replicas_move(case: Case, demand: Demand, cap: Move, feasible: Condition) ->
     limits, replicas = case.seen.limits, case.seen.replicas
     if limits.replicas_external:
         past = _wanting(case.past, None, None)
-        return past, Move(replicas, "ReplicasExternal", "spec.replicas has an outside owner")
+        return past, Move(replicas, Reason.REPLICAS_EXTERNAL, "spec.replicas has an outside owner")
     within = min(max(replicas, limits.min_replicas), limits.max_replicas)
     if within != replicas:
         message = f"{replicas} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
-        return _wanting(case.past, None, None), Move(within, "WithinLimits", message)
+        return _wanting(case.past, None, None), Move(within, Reason.WITHIN_LIMITS, message)
     wanted = _wanted(case, demand, cap, feasible)
     if wanted > replicas:
         return _scale_out(case, demand, wanted)
     if _may_shrink(case, demand):
         return _scale_in(case, demand)
     message = f"{_rate(demand)} needs {demand.needed}"
-    return _wanting(case.past, None, None), Move(replicas, "Steady", message)
+    return _wanting(case.past, None, None), Move(replicas, Reason.STEADY, message)
 
 
 def _wanting(past: Past, out_s: float | None, in_s: float | None) -> Past:
@@ -128,16 +129,16 @@ def _scale_out(case: Case, demand: Demand, wanted: int) -> tuple[Past, Move]:
     need = f"{_rate(demand)} needs {wanted}"
     if target <= replicas:
         message = f"{need}, and {limits.max_replicas} is the maximum"
-        return past, Move(replicas, "AtMaxReplicas", message)
+        return past, Move(replicas, Reason.AT_MAX_REPLICAS, message)
     if now - since_s < limits.scale_up_window_s:
         message = f"{need}, for {now - since_s:.0f} of {limits.scale_up_window_s:.0f} s"
-        return past, Move(replicas, "ScaleUpWindow", message)
+        return past, Move(replicas, Reason.SCALE_UP_WINDOW, message)
     waits_for = _last_change_settles(past, demand.arrivals, now)
     if waits_for:
-        return past, Move(replicas, "AwaitingReplicas", f"{need}; {waits_for}")
+        return past, Move(replicas, Reason.AWAITING_REPLICAS, f"{need}; {waits_for}")
     cause = f"{case.cause} waits" if case.cause != "none" else "overload"
     message = f"{need} ({cause}); replicas {replicas} -> {target}"
-    return past, Move(target, "ScaledOut", message)
+    return past, Move(target, Reason.SCALED_OUT, message)
 
 
 def _last_change_settles(past: Past, arrivals: Arrivals, now: float) -> str:
@@ -170,10 +171,10 @@ def _scale_in(case: Case, demand: Demand) -> tuple[Past, Move]:
     fits = f"{_rate(demand)} fits {demand.needed_with_margin} with margin"
     if now - since_s < limits.scale_down_window_s:
         message = f"{fits}, for {now - since_s:.0f} of {limits.scale_down_window_s:.0f} s"
-        return past, Move(replicas, "ScaleDownWindow", message)
+        return past, Move(replicas, Reason.SCALE_DOWN_WINDOW, message)
     target = max(demand.needed_with_margin, limits.min_replicas, -(-replicas // 2))
     message = f"{fits}; replicas {replicas} -> {target}"
-    return _wanting(past, None, None), Move(target, "ScaledIn", message)
+    return _wanting(past, None, None), Move(target, Reason.SCALED_IN, message)
 
 
 def record_scale(past: Past, case: Case, demand: Demand, move: Move) -> Past:

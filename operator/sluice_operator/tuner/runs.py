@@ -12,8 +12,11 @@ from typing import Any, TypeVar
 from sluice_worker.contract import Tick
 
 from . import constants as k
+from . import sketch
+from .detect import Series
 
 Part = tuple[Tick, ...]
+Reading = Callable[[Tick], tuple[int, int]]
 T = TypeVar("T")
 
 
@@ -39,12 +42,63 @@ class Run:
         return made
 
 
+class Spans:
+    """The spans of a tick that count, oldest first: of each, the ticks of all pods."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self._runs = _runs(parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def newest(self, num: int) -> Sequence[Part]:
+        """The last `num` of them, or as many as there are."""
+        return self.parts[-num:]
+
+    def each(self, work: Callable[..., Sequence[T]], reading: Hashable, *rest: Hashable) -> list[T]:
+        """What `work` makes of each span, in order."""
+        return [value for run in self._runs for value in run.of(work, reading, *rest)]
+
+    def series(self, reading: Reading) -> Series:
+        """`reading` of each span, added up over the pods."""
+        return self.each(series_of, reading)
+
+    def total(self, reading: Reading) -> tuple[int, int]:
+        """`reading` of them all, added up."""
+        return _sum([run.of(_total_of, reading) for run in self._runs])
+
+    def sketch(self, reading: Callable[[Tick], dict[int, int]]) -> dict[int, int]:
+        """The sketches that `reading` finds, added up."""
+        return sketch.merge(run.of(_merged, reading) for run in self._runs)
+
+
+def series_of(parts: Sequence[Part], reading: Reading) -> Series:
+    """`reading` of each span, added up over the pods."""
+    return [
+        reading(part[0]) if len(part) == 1 else _sum([reading(tick) for tick in part])
+        for part in parts
+    ]
+
+
+def _sum(series: Series) -> tuple[int, int]:
+    return sum([first for first, _ in series]), sum([second for _, second in series])
+
+
+def _total_of(parts: Sequence[Part], reading: Reading) -> tuple[int, int]:
+    return _sum(series_of(parts, reading))
+
+
+def _merged(parts: Sequence[Part], reading: Callable[[Tick], dict[int, int]]) -> dict[int, int]:
+    return sketch.merge(reading(tick) for part in parts for tick in part)
+
+
 @lru_cache(maxsize=k.RUNS_KEPT)
 def _kept(run: Run) -> Run:
     return run
 
 
-def runs(parts: Sequence[Part]) -> list[Run]:
+def _runs(parts: Sequence[Part]) -> list[Run]:
     """`parts` in runs that begin at the same ticks at every look; only whole ones are kept."""
     found = []
     for _, group in groupby(parts, key=_place):
@@ -55,10 +109,3 @@ def runs(parts: Sequence[Part]) -> list[Run]:
 
 def _place(part: Part) -> int:
     return part[0].seq // k.RUN_TICKS
-
-
-def each(
-    work: Callable[..., Sequence[T]], of: Sequence[Run], reading: Hashable, *rest: Any
-) -> list[T]:
-    """What `work` makes of each span, in order."""
-    return [value for run in of for value in run.of(work, reading, *rest)]

@@ -11,6 +11,8 @@ from typing import Literal
 from msgspec import Struct
 from sluice_worker.contract import Evidence, RuntimeConfig
 
+from ..reasons import Foreign, Reason
+
 TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]
 Verdict = Literal["Breach", "Headroom", "Hold", "NoTraffic"]
 Cause = Literal["cap", "kv", "prefill", "cold", "none"]
@@ -176,7 +178,7 @@ class Condition:
     """One condition's answer: None is Unknown."""
 
     holds: bool | None
-    reason: str
+    reason: Reason | Foreign
     message: str
 
 
@@ -194,10 +196,10 @@ class Decision:
     replicas: int
     proposed_cap: int
     proposed_replicas: int
-    reason: str
+    reason: Reason | Foreign
     message: str
-    cap_reason: str
-    replicas_reason: str
+    cap_reason: Reason | Foreign | Literal[""]
+    replicas_reason: Reason | Foreign | Literal[""]
     cause: Cause
     verdicts: Mapping[TargetName, TargetVerdict]
     slo_met: Condition

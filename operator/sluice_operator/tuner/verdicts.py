@@ -9,18 +9,16 @@ from sluice_worker.contract import TICK_SECONDS, Tick
 from . import constants as k
 from . import sketch, spells
 from .detect import Series, design_effect, headroom, is_breach
-from .runs import Run, each, runs
+from .runs import Part, Reading, Spans, series_of
 from .types import TargetName, Targets, TargetVerdict, Verdict
-
-Slices = Sequence[tuple[Tick, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """How one target is read from a tick. `proof`: the samples that may show headroom."""
 
-    seen: Callable[[Tick], tuple[int, int]]
-    proof: Callable[[Tick], tuple[int, int]]
+    seen: Reading
+    proof: Reading
     sketch: Callable[[Tick], dict[int, int]]
 
 
@@ -56,15 +54,14 @@ READERS: dict[TargetName, Counts] = {
 
 
 def judge(
-    targets: Targets, window: Slices, epoch: Slices, far_ms: float = inf
+    targets: Targets, window: Spans, epoch: Spans, far_ms: float = inf
 ) -> dict[TargetName, TargetVerdict]:
     """Every target asked for. `window`: all ticks of the window; `epoch`: those that are
     evidence; `far_ms`: gaps over it are of slow spells."""
     names = targets.by_name()
     threshold = k.BREACH_EVIDENCE * max(1, len(names))
-    window_runs, epoch_runs = runs(window), runs(epoch)
     return {
-        name: _judge_one(name, target_ms, targets, threshold, window_runs, epoch_runs, far_ms)
+        name: _judge_one(name, target_ms, targets, threshold, window, epoch, far_ms)
         for name, target_ms in names.items()
     }
 
@@ -74,25 +71,22 @@ def _judge_one(
     target_ms: float,
     targets: Targets,
     threshold: float,
-    window: Sequence[Run],
-    epoch: Sequence[Run],
+    window: Spans,
+    epoch: Spans,
     far_ms: float,
 ) -> TargetVerdict:
     read = READERS[name]
-    spans = each(series_of, window, read.seen)
-    n, over = _total(spans)
-    epoch_spans = each(series_of, epoch, read.seen)
-    epoch_n, epoch_over = _total(epoch_spans)
-    far = each(_nums_far, epoch, name, spells.far_bucket(far_ms))
+    n, over = window.total(read.seen)
+    epoch_n, epoch_over = epoch.total(read.seen)
+    far = epoch.each(_nums_far, name, spells.far_bucket(far_ms))
     verdict, needed = _test(name, targets.allowed_share, threshold, epoch, sum(far))
     cap_breached = verdict == "Breach"
     if cap_breached and any(far):
-        both = zip(epoch_spans, far, strict=True)
+        both = zip(epoch.series(read.seen), far, strict=True)
         near = [(n - num_far, over - num_far) for (n, over), num_far in both]
         cap_breached = is_breach(near, targets.allowed_share, threshold)
     if n and verdict == "NoTraffic":
         verdict = "Hold"  # the epoch is too young to tell
-    merged = sketch.merge(run.of(_merged, read.sketch) for run in window)
     share = over / n if n else 0.0
     return TargetVerdict(
         target=name,
@@ -102,24 +96,24 @@ def _judge_one(
         allowed_share=targets.allowed_share,
         over_share=share,
         used=share / targets.allowed_share,
-        quantile_ms=sketch.quantile_ms(merged, 1 - targets.allowed_share),
+        quantile_ms=sketch.quantile_ms(window.sketch(read.sketch), 1 - targets.allowed_share),
         verdict=verdict,
         epoch_n=epoch_n,
         epoch_over=epoch_over,
         samples_needed=needed,
-        verifiable=_verifiable(needed, n, len(spans)),
+        verifiable=_verifiable(needed, n, len(window)),
         epoch_far=sum(far),
         cap_breached=cap_breached,
     )
 
 
 def _test(
-    name: TargetName, allowed: float, threshold: float, epoch: Sequence[Run], num_far_gaps: int
+    name: TargetName, allowed: float, threshold: float, epoch: Spans, num_far_gaps: int
 ) -> tuple[Verdict, int]:
     """The verdict, and the clean samples that headroom still needs."""
     read = READERS[name]
-    series = each(series_of, epoch, read.seen)
-    n, over = _total(each(series_of, epoch, read.proof))
+    series = epoch.series(read.seen)
+    n, over = epoch.total(read.proof)
     num_far_gaps = min(num_far_gaps, over)
     proof = headroom(n - num_far_gaps, over - num_far_gaps, _effect(name, epoch), allowed)
     if is_breach(series, allowed, threshold):
@@ -129,51 +123,34 @@ def _test(
     return ("Headroom" if proof.shown else "Hold"), proof.samples_needed
 
 
-def is_breached(name: TargetName, epoch: Slices, targets: Targets) -> bool:
+def is_breached(name: TargetName, epoch: Sequence[Part], targets: Targets) -> bool:
     """Whether the ticks of `epoch` alone breach the target `name`."""
     threshold = k.BREACH_EVIDENCE * max(1, len(targets.by_name()))
     series = series_of(epoch, READERS[name].seen)
     return is_breach(series, targets.allowed_share, threshold)
 
 
-def series_of(parts: Slices, counts: Callable[[Tick], tuple[int, int]]) -> Series:
-    """(samples, over) of each span of a tick, summed over the pods."""
-    return [
-        counts(part[0]) if len(part) == 1 else _total([counts(tick) for tick in part])
-        for part in parts
-    ]
-
-
-def _total(series: Series) -> tuple[int, int]:
-    return sum([n for n, _ in series]), sum([over for _, over in series])
-
-
-def _merged(parts: Slices, read: Callable[[Tick], dict[int, int]]) -> dict[int, int]:
-    return sketch.merge(read(tick) for part in parts for tick in part)
-
-
-def _nums_far(parts: Slices, name: TargetName, bucket: int | None) -> list[int]:
+def _nums_far(parts: Sequence[Part], name: TargetName, bucket: int | None) -> list[int]:
     """Gaps of slow spells in each span, where the target is one for gaps."""
     if name != "interTokenLatency":
         return [0] * len(parts)
     return [spells.num_far(part, bucket) for part in parts]
 
 
-def _effect(name: TargetName, epoch: Sequence[Run]) -> float:
+def _effect(name: TargetName, epoch: Spans) -> float:
     """Design effect from batch means of "over the evidence's own P90"."""
     read = READERS[name].sketch
-    merged = sketch.merge(run.of(_merged, read) for run in epoch)
-    bucket = sketch.bucket_at(merged, k.DESIGN_QUANTILE)
+    bucket = sketch.bucket_at(epoch.sketch(read), k.DESIGN_QUANTILE)
     if bucket is None:
         return 1.0
-    marked = each(_marked, epoch, read, bucket)
+    marked = epoch.each(_marked, read, bucket)
     if name == "interTokenLatency":
-        return design_effect(marked, _spells(each(series_of, epoch, _slow_runs)))
-    return design_effect(_busy_periods(marked, each(series_of, epoch, _waiting)))
+        return design_effect(marked, _spells(epoch.total(_slow_runs)))
+    return design_effect(_busy_periods(marked, epoch.series(_waiting)))
 
 
 def _marked(
-    parts: Slices, read: Callable[[Tick], dict[int, int]], bucket: int
+    parts: Sequence[Part], read: Callable[[Tick], dict[int, int]], bucket: int
 ) -> list[tuple[int, int]]:
     """(samples, those above `bucket`) of each span."""
     spans = [[read(tick) for tick in part] for part in parts]
@@ -194,9 +171,9 @@ def _busy_periods(marked: Series, waiting: Series) -> Series:
     return [*periods, (n, above)] if n else periods
 
 
-def _spells(slow_runs: Series) -> float:
+def _spells(slow_runs: tuple[int, int]) -> float:
     """Share of the gaps over target that directly follow another one."""
-    over, after_over = _total(slow_runs)
+    over, after_over = slow_runs
     return after_over / over if over else 0.0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sluice_operator.fit import Fit
 from sluice_operator.plan import Observed, Plan, plan
+from sluice_operator.reasons import Reason
 from sluice_operator.runtime import Runtime
 from sluice_operator.scrape import Scrape
 from sluice_operator.spec import InferenceService
@@ -127,7 +128,7 @@ def test_an_edit_that_cannot_fit_leaves_the_serving_pods_alone() -> None:
 
 def test_a_model_that_cannot_be_read_starts_carefully() -> None:
     service = create_service()
-    unread = Fit("Unknown", "HeadersUnavailable", "not there")
+    unread = Fit("Unknown", Reason.HEADERS_UNAVAILABLE, "not there")
     planned = _plan(service, create_observed(service, fit=unread))
     assert planned.runtime is not None
     assert planned.runtime.cap == 4

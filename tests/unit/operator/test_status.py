@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sluice_operator import events, status
 from sluice_operator.observed import Rollout, rollout_of
+from sluice_operator.reasons import Reason
 from sluice_operator.runtime import Runtime
 from sluice_operator.status import Report, build, milliseconds, refuse
 from sluice_operator.tuner.types import CapChange, Past, ReplicaChange
@@ -182,7 +183,7 @@ def test_an_unreadable_spec_keeps_what_was_known_and_says_every_problem() -> Non
 
 
 def test_refused_writes_are_told_in_the_status() -> None:
-    failed = status.fail(build(_report(), {}, NOW), {}, "ApplyFailed", "exceeded quota", NOW)
+    failed = status.fail(build(_report(), {}, NOW), {}, Reason.APPLY_FAILED, "exceeded quota", NOW)
     conditions = {c["type"]: c for c in failed["conditions"]}
     assert (conditions["Stalled"]["status"], conditions["Stalled"]["message"]) == (
         "True",

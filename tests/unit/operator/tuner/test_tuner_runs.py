@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_operator.tuner import constants as k
-from sluice_operator.tuner.runs import each, runs
+from sluice_operator.tuner.runs import Spans
 from sluice_worker.contract import Tick
 from unit.operator.tuner.made import tick
 
@@ -22,19 +22,19 @@ def test_runs_say_what_the_ticks_say_wherever_they_begin(first: int, num: int, p
         for seq in range(first, first + 3 * num)
     ]
     for factor in (1, 2):
-        told = each(arrivals, runs(parts), "arrivals", factor)
+        told = Spans(parts).each(arrivals, "arrivals", factor)
         assert told == arrivals(parts, "arrivals", factor)
 
 
 def test_only_ticks_at_the_ends_are_looked_at_again() -> None:
     ticks = [(tick(seq, boot_id="looked at once"),) for seq in range(20 * k.RUN_TICKS)]
-    each(arrivals, runs(ticks), "arrivals")
+    Spans(ticks).each(arrivals, "arrivals")
     LOOKED_AT.clear()
-    each(arrivals, runs(ticks[5:]), "arrivals")
+    Spans(ticks[5:]).each(arrivals, "arrivals")
     assert list(range(5, k.RUN_TICKS)) == LOOKED_AT
 
 
 def test_a_tick_that_differs_is_not_taken_for_the_one_before() -> None:
     for num in (1, 2):
         ticks = [(tick(seq, boot_id="alike", arrivals=num),) for seq in range(k.RUN_TICKS)]
-        assert each(arrivals, runs(ticks), "arrivals") == [num] * k.RUN_TICKS
+        assert Spans(ticks).each(arrivals, "arrivals") == [num] * k.RUN_TICKS

@@ -1,0 +1,118 @@
+"""Every reason that conditions, events and decisions give: stable words to look up and to alert on.
+
+Where Kubernetes has a word of its own (CrashLoopBackOff, Unschedulable), that one is passed on.
+`python -m sluice_operator.reasons` prints the table of `docs/reasons.md`.
+"""
+
+import sys
+from enum import StrEnum
+from typing import NewType, Self
+
+Foreign = NewType("Foreign", str)
+"""A reason in Kubernetes' words, not one of ours."""
+
+
+class Reason(StrEnum):
+    """A word, and what it says."""
+
+    meaning: str
+
+    def __new__(cls, word: str, meaning: str) -> Self:
+        """A member that is its word."""
+        member = str.__new__(cls, word)
+        member._value_, member.meaning = word, meaning
+        return member
+
+    # The object and its pods: Ready, Reconciling, Stalled
+    SERVING = "Serving", "Pods serve."
+    STARTING = "Starting", "No pod is ready yet."
+    SCALED_TO_ZERO = "ScaledToZero", "`spec.replicas` is 0."
+    ROLLING_OUT = "RollingOut", "Pods of an older spec are being replaced."
+    SCALING = "Scaling", "Pods start or drain."
+    SETTLED = "Settled", "All is as the object asks."
+    NOT_STALLED = "NotStalled", "Nothing stands in the way."
+    INVALID_SPEC = "InvalidSpec", "The spec cannot be read; its pods go on as they are."
+    NAME_TAKEN = "NameTaken", "An object of this name is somebody else's; it is left alone."
+    APPLY_FAILED = "ApplyFailed", "The API server refused a write: quota, policy, missing right."
+    CHILD_RESTORED = "ChildRestored", "A child was deleted or edited by hand and is as it was."
+    # ModelFits
+    FITS = "Fits", "Weights, activations and KV cache fit into the memory."
+    INSUFFICIENT_MEMORY = "InsufficientMemory", "They do not; the message says what would."
+    IMPOSSIBLE_SIZE = "ImpossibleSize", "What is asked of the model contradicts its configuration."
+    UNSUPPORTED_CHECKPOINT = "UnsupportedCheckpoint", "The model is there and cannot be served."
+    HEADERS_UNAVAILABLE = "HeadersUnavailable", "The model could not be read from here; pods tell."
+    # MetricsAvailable
+    NO_PODS = "NoPods", "No pod has reported yet."
+    NO_READY_PODS = "NoReadyPods", "No pod is ready yet."
+    NO_EVIDENCE_YET = "NoEvidenceYet", "No pod has closed its first tick of 2 s yet."
+    ALL_PODS_HEARD = "AllPodsHeard", "Every ready pod gives fresh evidence."
+    SOME_PODS_SILENT = "SomePodsSilent", "Those named give none; the others decide."
+    MAJORITY_SILENT = "MajoritySilent", "Most give none: nothing is decided."
+    METRICS_UNAVAILABLE = "MetricsUnavailable", "Cap or replicas are held, as no metrics tell."
+    # SLOMet, SLOFeasible
+    NO_TRAFFIC = "NoTraffic", "Nothing arrived within the window."
+    TARGETS_HOLD = "TargetsHold", "Every target holds over its window, among all arrivals."
+    TARGET_MISSED = "TargetMissed", "One does not."
+    FEASIBLE = "Feasible", "No target is out of reach by the evidence."
+    NO_EVIDENCE = "NoEvidence", "The epoch is too young to tell."
+    SLOW_SPELLS = "SlowSpells", "Gaps are over target in spells that half the cap would not hold."
+    PREFILL_EXCEEDS_TARGET = (
+        "PrefillExceedsTarget",
+        "One prompt alone takes longer than is allowed.",
+    )
+    CPU_THROTTLED = "CPUThrottled", "The CPU limit of the pods breaks the inter-token target."
+    INTER_TOKEN_LATENCY_INFEASIBLE = (
+        "InterTokenLatencyInfeasible",
+        "Not even the smallest cap holds the inter-token target on this hardware.",
+    )
+    # The cap moves
+    CAP_PREDICTED = "CapPredicted", "The first cap, from the start-up profile."
+    CAP_BOUNDED = "CapBounded", "The bounds of the spec or of memory have changed."
+    EPOCH_RECOVERED = "EpochRecovered", "Pods were ahead of what had been written down."
+    WITHIN_LIMITS = "WithinLimits", "Cap or replicas were outside their limits."
+    HEADROOM = "Headroom", "The gaps at the full cap have shown room for more."
+    QUEUE_STANDS = (
+        "QueueStands",
+        "Requests have waited for the cap all along, and the model has room.",
+    )
+    FIRST_TOKEN_BREACHED = "FirstTokenBreached", "First tokens are late for want of a larger cap."
+    INTER_TOKEN_LATENCY_BREACHED = "InterTokenLatencyBreached", "Gaps are over target: lowered."
+    SLOW_SPELL_LASTS = "SlowSpellLasts", "The pod is slower for now: lowered until it ends."
+    # The cap holds
+    CAP_UNUSED = "CapUnused", "Fewer run than the cap allows, which proves nothing."
+    COLLECTING_EVIDENCE = "CollectingEvidence", "Headroom needs the samples that are named."
+    AWAITING_ACKNOWLEDGEMENT = (
+        "AwaitingAcknowledgement",
+        "Pods have not taken over the last change.",
+    )
+    WAITING_FOR_KV = (
+        "WaitingForKV",
+        "Requests wait for KV memory: pods help, a higher cap does not.",
+    )
+    PREFILL_BOUND = "PrefillBound", "The time went into prefill, not into waiting for the cap."
+    COLD_START = "ColdStart", "The time went into a cold start."
+    OUTSIDE_ENGINE = "OutsideEngine", "The time went into tokenising, HTTP, or a busy CPU."
+    INTER_TOKEN_LATENCY_AT_TARGET = "InterTokenLatencyAtTarget", "The gaps leave no room."
+    AT_CEILING = "AtCeiling", "The cap is what memory or the user allows."
+    AT_PREDICTED_CAP = "AtPredictedCap", "The step model sees no room above."
+    KV_MEMORY = "KVMemory", "The KV memory carries no more sequences of the observed lengths."
+    CAP_REMEMBERED = "CapRemembered", "A higher cap has broken the target and is not retried yet."
+    # The replicas
+    STEADY = "Steady", "The replicas fit the arrivals."
+    SCALED_OUT = "ScaledOut", "What arrives needs more pods."
+    SCALED_IN = "ScaledIn", "Fewer pods hold the targets with margin."
+    SCALE_UP_WINDOW = "ScaleUpWindow", "More are wanted, not for long enough yet."
+    SCALE_DOWN_WINDOW = "ScaleDownWindow", "Fewer would do, not for long enough yet."
+    AWAITING_REPLICAS = "AwaitingReplicas", "The last scale-out is starting or drains its backlog."
+    AT_MAX_REPLICAS = "AtMaxReplicas", "More pods are needed than the spec allows."
+    REPLICAS_EXTERNAL = "ReplicasExternal", "`spec.replicas` is set: somebody else owns the number."
+
+
+def table() -> str:
+    """All reasons in Markdown."""
+    rows = [f"| `{reason}` | {reason.meaning} |" for reason in Reason]
+    return "\n".join(["| reason | what it says |", "|---|---|", *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())
