@@ -1,7 +1,6 @@
 """A real worker, for measurements over HTTP."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.peers.processes import unwind_on_sigterm
 from integration.worker_process import Worker, listening
 
 MODEL = Path(__file__).parents[2] / "examples" / "model"
@@ -21,7 +21,7 @@ RANDOM_60M = MODEL.parent / "models" / "random-60m"
 def serving(*flags: str, model: Path = MODEL) -> Iterator[Worker]:
     """A worker, ready, with one thread; ended on leaving, also by SIGTERM. Its log is told if it
     fails."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    unwind_on_sigterm()
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "worker.log"
         command = [sys.executable, "-m", "sluice_worker", "--model", str(model)]

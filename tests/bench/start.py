@@ -18,7 +18,7 @@ from statistics import median
 
 from bench.peers.checkpoint import CACHE, MODELS, write
 from bench.peers.launch import ENGINE_MARK, free_port
-from bench.peers.processes import cpu_time, stop, tree
+from bench.peers.processes import cpu_time, stop, tree, unwind_on_sigterm
 from sluice.machine import processor
 
 HERE = Path(__file__).resolve().parents[2]
@@ -59,6 +59,7 @@ def start(checkout: Path, model: Path) -> dict[str, float]:
 
 def main() -> None:
     """Print medians and ranges."""
+    unwind_on_sigterm()
     checkouts = [HERE, *(Path(given).resolve() for given in sys.argv[1:])]
     model = write(MODELS["88M"], CACHE / "models")
     rounds = [[start(checkout, model) for checkout in checkouts] for _ in range(REPEATS + 1)]

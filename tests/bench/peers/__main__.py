@@ -14,7 +14,6 @@ that could be started has its runs.
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from .client import RunFailed
 from .install import CannotInstall
 from .launch import CannotStart, Peers, Running
 from .peak import NoProbe, Peak
+from .processes import unwind_on_sigterm
 from .results import CpuTime, Machine, TraceResult, failed_run, make_run
 from .rounds import Run, counted, needs_more, order
 from .traces import TRACES, Request, Trace
@@ -257,7 +257,7 @@ def main(argv: Sequence[str]) -> int:
     if given.report:
         report.write(given.out)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # peers are stopped
+    unwind_on_sigterm()
     with Peers(given.cache, given.cache / "logs") as peers:
         if given.install:
             return _install_all(peers)

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 from .results import CpuTime
@@ -46,6 +47,11 @@ def cpu_time(root: int, engine_mark: str) -> CpuTime:
     seconds = tree(root)
     engine = sum(s for pid, s in seconds.items() if engine_mark in _command(pid))
     return CpuTime(sum(seconds.values()), engine)
+
+
+def unwind_on_sigterm() -> None:
+    """Let SIGTERM end this program as Ctrl-C does, so that what it started is stopped too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
