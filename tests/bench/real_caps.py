@@ -2,8 +2,9 @@
 
     PYTHONPATH=tests .venv/bin/python -m bench.real_caps --out docs/slo/real.json
 
-Two of the simulator's traces, scaled to what the worker was measured to do at cap 16, against a
-worker with an 88M model on one thread; clients stream, and take a refusal for an answer. `ours` is
+Two of the simulator's traces against a worker with an 88M model on one thread, scaled to what such
+a worker did at cap 16 just before each run, as the speed of a shared machine doubles and halves
+within minutes; clients stream, and take a refusal for an answer. `ours` is
 the operator's tuner, told by the operator's scraper what the worker's admin port says, every tick;
 it begins at the cap that the worker predicted for itself. Each run, a fixed cap's too, has a fresh
 worker and a few requests that are not counted, because evidence, step model and lengths that
@@ -18,6 +19,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
@@ -42,7 +44,6 @@ from bench.real_rows import (
 )
 from bench.serving import NAME, serving
 from integration.worker_process import Worker
-from msgspec import structs
 from sluice.bench import caps
 from sluice.client import COMPLETIONS, Outcome, Shape, request
 from sluice.load import Ledger, closed_loop
@@ -66,7 +67,7 @@ AIM_CAP = 8
 LOAD_CAP = 16
 """Loads are shares of what this cap brings: in simulation it then is about the best one, lower ones
 let requests wait, and from 32 on gaps break."""
-CALIBRATION_S = 12.0
+CALIBRATION_S = 8.0
 GRACE_S = 10.0
 WARM_UP = [Request(at, int(LENGTHS.prompt), int(LENGTHS.output)) for at in range(4)]
 """One a second: not a queue, which would be evidence."""
@@ -134,11 +135,20 @@ def connections() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a worker was just measured to do: `per_s` requests at `LOAD_CAP`, within `targets`."""
+
+    targets: Targets
+    steps: StepModel
+    per_s: float
+
+
 async def calibrate(
     worker: Worker, client: httpx.AsyncClient, ttft_ms: float, tail: float
-) -> tuple[Targets, StepModel, float]:
-    """Targets, the step model that they are of, and requests a second at `LOAD_CAP` within them: of
-    a closed loop of as many clients as places, once before and once after they are in force."""
+) -> Setting:
+    """What a closed loop of as many clients as `LOAD_CAP` gets, under the targets to which a first
+    such loop has led."""
     admin, rng = Steered.of(worker, client), Random(0)
     async with connections() as session:
 
@@ -159,7 +169,7 @@ async def calibrate(
         await admin.put(slo=Slo(targets.ttft_ms, targets.itl_ms))
         ledger, start = Ledger("capacity"), time.monotonic()
         await closed_loop(send, ledger, LOAD_CAP, CALIBRATION_S)
-        return targets, model, len(ledger.outcomes) / (time.monotonic() - start)
+        return Setting(targets, model, len(ledger.outcomes) / (time.monotonic() - start))
 
 
 async def replay(url: str, trace: Sequence[Request], seed: int) -> list[Outcome | None]:
@@ -185,53 +195,57 @@ class Bench:
 
     client: httpx.AsyncClient
     model: Path
-    ceiling: int
-    targets: Targets
-    seed: int
+    given: argparse.Namespace
 
-    async def run(self, name: str, trace: Sequence[Request], cap: int | None) -> Row:
+    async def run(self, name: str, cap: int | None) -> Row:
         """One contender on the trace `name`, on a fresh worker; `cap` None: ours."""
-        flags = ["--max-num-seqs", str(self.ceiling), "--slo-ttft-ms", str(self.targets.ttft_ms)]
-        flags += ["--slo-itl-ms", str(self.targets.itl_ms)]
-        with serving(*flags, model=self.model) as worker:
+        found, seed = await self._measured(), self.given.seed
+        trace = scaled_trace(name, found.per_s, self.given.seconds, seed)
+        slo = Slo(found.targets.ttft_ms, found.targets.itl_ms)
+        flags = ("--slo-ttft-ms", str(slo.ttft_ms), "--slo-itl-ms", str(slo.itl_ms))
+        with self._worker(*flags) as worker:
             admin = Steered.of(worker, self.client)
-            await replay(worker.url, WARM_UP, self.seed)
+            await replay(worker.url, WARM_UP, seed)
             await admin.put(cap)  # ours adopts the cap that the worker predicted, as the operator
             admin.begin()
             before_s, start = sum(tree(worker.process.pid).values()), time.monotonic()
-            tuning = asyncio.create_task(admin.tune(self.targets)) if cap is None else None
-            outcomes = await replay(worker.url, trace, self.seed + 1)
+            tuning = asyncio.create_task(admin.tune(found.targets)) if cap is None else None
+            outcomes = await replay(worker.url, trace, seed + 1)
             seconds = time.monotonic() - start
             cpu_s = sum(tree(worker.process.pid).values()) - before_s
             if tuning and not tuning.cancel():
                 tuning.result()  # it ended by itself: with an error
         contender = OURS if cap is None else f"cap {cap}"
-        return make_row(name, contender, outcomes, self.targets, seconds, cpu_s, admin.path)
+        per_s, targets = found.per_s, found.targets
+        return make_row(name, contender, outcomes, targets, seconds, cpu_s, admin.path, per_s)
+
+    async def _measured(self) -> Setting:
+        with self._worker() as worker:
+            return await calibrate(worker, self.client, self.given.ttft_ms, self.given.tail)
+
+    def _worker(self, *flags: str) -> AbstractContextManager[Worker]:
+        ceiling = str(max(*self.given.caps, LOAD_CAP))
+        return serving("--max-num-seqs", ceiling, *flags, model=self.model)
 
 
 async def measure(given: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
     """The setting and the row of each contender on each trace."""
-    model, ceiling = write(MODELS["88M"], given.cache / "models"), max(given.caps)
+    model = write(MODELS["88M"], given.cache / "models")
+    setting = {
+        "cpu": processor(), "python": platform.python_version(), "model": model.name,
+        "lengths": asdict(LENGTHS), "ttft_ms": given.ttft_ms, "tail": given.tail,
+        "seconds": given.seconds, "seed": given.seed,
+    }  # fmt: skip
     async with create_client() as client:
-        with serving("--max-num-seqs", str(max(ceiling, LOAD_CAP)), model=model) as worker:
-            targets, steps, per_s = await calibrate(worker, client, given.ttft_ms, given.tail)
-        setting = {
-            "cpu": processor(), "python": platform.python_version(), "model": model.name,
-            "lengths": asdict(LENGTHS), "targets": targets.by_name(), "capacity_rps": per_s,
-            "step_model": structs.asdict(steps), "seconds": given.seconds, "seed": given.seed,
-        }  # fmt: skip
-        print(*(f"{key}: {value}" for key, value in setting.items()), sep="\n", flush=True)
-        bench = Bench(client, model, ceiling, targets, given.seed)
+        bench = Bench(client, model, given)
         order = [(name, cap) for name in given.traces for cap in (*given.caps, None)]
-        traces = {name: scaled_trace(name, per_s, given.seconds, given.seed) for name, _ in order}
         rows = {}
         for name, cap in Random(given.seed).sample(order, len(order)):
-            row = rows[name, cap] = await bench.run(name, traces[name], cap)
+            row = rows[name, cap] = await bench.run(name, cap)
             told = f"{len(rows):3} of {len(order)}: {name}, {row.contender}: "
-            told += f"{row.smooth_share:.1%} smooth, {row.good_share:.1%} good "
-            print(
-                f"{told}of {row.requests}, {row.seconds:.0f} s, {row.cpu_s:.1f} CPU-s", flush=True
-            )
+            told += f"{row.smooth_share:.1%} smooth, {row.good_share:.1%} good of {row.requests}; "
+            told += f"{row.per_s:.2f}/s and {row.itl_target_ms:g} ms were due; "
+            print(f"{told}{row.seconds:.0f} s, {row.cpu_s:.1f} CPU-s", flush=True)
     return setting, [rows[key] for key in order]
 
 

@@ -27,7 +27,7 @@ class Row:
     waits for ever, None where that is the quantile. Gaps are of the requests that were answered.
 
     `cpu_s`: of both processes of the worker; `cap_path`: seconds since the first arrival and the
-    cap that was set then, the first one at 0.
+    cap that was set then, the first one at 0; `per_s`: requests/s that the load was scaled to.
     """
 
     trace: str
@@ -45,6 +45,8 @@ class Row:
     cpu_s: float
     cap_changes: int
     cap_path: Sequence[tuple[float, int]]
+    per_s: float
+    itl_target_ms: float
 
 
 def itl_target_ms(model: StepModel, cap: int, tail: float) -> float:
@@ -81,6 +83,7 @@ def make_row(
     seconds: float,
     cpu_s: float,
     path: Sequence[tuple[float, int]],
+    per_s: float,
 ) -> Row:
     """What came of a run; an outcome of None was not answered in time."""
     answered = [o for o in outcomes if o is not None and o.is_ok]
@@ -102,6 +105,8 @@ def make_row(
         cpu_s=cpu_s,
         cap_changes=len(path) - 1,
         cap_path=path,
+        per_s=per_s,
+        itl_target_ms=targets.itl_ms or inf,
     )
 
 
@@ -118,7 +123,7 @@ def best_fixed(rows: Sequence[Row], trace: str) -> Row | None:
 def table(rows: Sequence[Row]) -> str:
     """All rows as Markdown, each trace's best fixed cap in bold."""
     head = ["trace", "contender", "smooth %", "good %", "answered", "first P50 ms", "P99",
-            "gap P50 ms", "P99", "tokens/s", "CPU-s", "caps"]  # fmt: skip
+            "gap P50 ms", "P99", "due ms", "tokens/s", "load/s", "CPU-s", "caps"]  # fmt: skip
     lines = [head, ["---"] * len(head), *(_cells(r, r is best_fixed(rows, r.trace)) for r in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -130,7 +135,8 @@ def _cells(row: Row, is_best: bool) -> list[str]:
         row.trace, f"**{row.contender}**" if is_best else row.contender,
         f"{100 * row.smooth_share:.1f}", f"{100 * row.good_share:.1f}",
         f"{row.answered} of {row.requests}", *("-" if t is None else f"{t:.4g}" for t in times),
-        f"{row.tokens_per_s:.0f}", f"{row.cpu_s:.1f}", caps,
+        f"{row.itl_target_ms:g}", f"{row.tokens_per_s:.0f}", f"{row.per_s:.2f}",
+        f"{row.cpu_s:.1f}", caps,
     ]  # fmt: skip
 
 

@@ -90,17 +90,17 @@ def _paired(differences: list[float]) -> tuple[float, float | None]:
 def table(summary: Sequence[dict[str, Any]]) -> str:
     """The summary as a Markdown table of smooth shares in percent."""
     head = (
-        "| service, targets, noise | trace | ours | oracle (cap) | reach | cap = max | AIMD "
-        "| changes | converged |"
+        "| service, targets, noise | trace | seeds | ours | oracle (cap) | reach | cap = max "
+        "| AIMD | changes | converged |"
     )
-    lines = [head, "|---" * 9 + "|"]
+    lines = [head, "|---" * 10 + "|"]
     for cell in summary:
         smooth = {name: f"{100 * share:.1f}" for name, share in cell["smooth"].items()}
         caps = cell["oracle_caps"]
         reach = "-" if cell["reach"] is None else f"{100 * cell['reach']:.1f} %"
         lines.append(
             f"| {cell['service']}, {cell['target']}, {cell['noise']} | {cell['trace']} "
-            f"| {smooth['sluice']} | {smooth['oracle']} ({caps[0]}-{caps[-1]}) | {reach} "
+            f"| {cell['seeds']} | {smooth['sluice']} | {smooth['oracle']} ({caps[0]}-{caps[-1]}) | {reach} "
             f"| {smooth['ceiling']} | {smooth['aimd']} | {cell['cap_changes']:.1f} "
             f"| {cell['converged_s']:.0f} s |"
         )

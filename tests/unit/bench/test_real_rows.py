@@ -58,7 +58,7 @@ def test_a_trace_lasts_as_long_as_asked_and_its_requests_come_in_order(name: str
 
 def test_a_request_without_an_answer_counts_as_missed_and_as_waiting_for_ever() -> None:
     outcomes = [IN_TIME, STALLED, LATE, REFUSED, None]
-    row = make_row("steps", "cap 4", outcomes, TARGETS, 10.0, 5.0, [(0.0, 4)])
+    row = make_row("steps", "cap 4", outcomes, TARGETS, 10.0, 5.0, [(0.0, 4)], 2.0)
     assert (row.requests, row.answered, row.cap_changes) == (5, 3, 0)
     assert (row.good_share, row.smooth_share) == (2 / 5, 1 / 5)
     assert row.p50_ttft_ms == 1200.0
@@ -69,7 +69,7 @@ def test_a_request_without_an_answer_counts_as_missed_and_as_waiting_for_ever() 
 def test_the_best_fixed_cap_is_marked_and_ours_is_told_beside_it() -> None:
     def row(contender: str, good: int, path: list[tuple[float, int]]) -> Row:
         outcomes = [IN_TIME] * good + [None] * (10 - good)
-        return make_row("steps", contender, outcomes, TARGETS, 10.0, 5.0, path)
+        return make_row("steps", contender, outcomes, TARGETS, 10.0, 5.0, path, 2.0)
 
     rows = [
         row("cap 4", 5, [(0.0, 4)]),

@@ -188,4 +188,4 @@ def test_the_comparison_is_paired_over_the_seeds() -> None:
     told = reach([{**inner, "above_ceiling_points": (60.0, 0.0)}])
     assert "| at least 50 points above it, where any cap is | 1 of 1 | 60 (" in told
     assert summary["reach"] == pytest.approx(0.92 / 0.95)
-    assert "| cpu, tight, spells | steps | 92.0 | 95.0 (8-8) | 96.8 % |" in table([summary])
+    assert "| cpu, tight, spells | steps | 3 | 92.0 | 95.0 (8-8) | 96.8 % |" in table([summary])
