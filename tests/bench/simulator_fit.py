@@ -52,8 +52,12 @@ LENGTHS = Lengths(24, 5)
 OTHER = Lengths(24, 5, 0.9)
 QUANTILES = (0.5, 0.9, 0.99)
 AIMS = {0.5: 0.10, 0.9: 0.10, 0.99: 0.15}
+FIT_PASSES = 5
 NOISE_PARTS = 200
 """Parts of the run, in each of which the machine is taken to be equally fast."""
+STALLED = 2.0
+"""A step of over this many times its mean waited for something else. Such stalls come by time, not
+by step, and a long step has no longer ones: they are drawn apart, and the fit is without them."""
 
 
 class BusyClock:
@@ -199,37 +203,61 @@ def capacity(streams: Sequence[Stream], lengths: Lengths, cap: int) -> float:
 
 
 def fit_coefficients(records: Sequence[StepRecord]) -> tuple[float, float, float, float]:
-    """a, b, c and d, so that the mean of measured over predicted is 1: errors are relative to the
-    prediction, found in some passes. A shape's records count with the root of their number."""
+    """a, b, c and d, so that the mean of measured over predicted is 1 for steps that did not stall:
+    errors are relative to the prediction, found in some passes. A shape's records count with the
+    root of their number."""
     shapes = [(r.num_decodes.bit_length(), r.num_prefill_tokens.bit_length()) for r in records]
     num = Counter(shapes)
     weights = np.array([num[shape] ** -0.5 for shape in shapes])
     kinds = [(1, r.num_decodes, r.num_kv_tokens, r.num_prefill_tokens) for r in records]
     features, step_ms = np.array(kinds, dtype=float), np.array([r.step_ms for r in records])
     found = non_negative_fit(features, step_ms, weights)
-    for _ in range(3):
+    for _ in range(FIT_PASSES):
         predicted = np.maximum(features @ found, 1e-3)
-        found = non_negative_fit(features, step_ms, weights * (step_ms / predicted) ** 2)
+        counts = weights * (step_ms / predicted) ** 2 * (step_ms <= STALLED * predicted)
+        found = non_negative_fit(features, step_ms, counts)
     a, b, c, d = found.tolist()
     return a, b, c, d
 
 
+@dataclass
+class Part:
+    """The steps of one part of the run: by how much ordinary ones are off their means, the stalls
+    of the others, and the sum of all means."""
+
+    factors: list[float] = field(default_factory=list)
+    stalls_ms: list[float] = field(default_factory=list)
+    mean_ms: float = 0.0
+
+    def book(self, step_ms: float, mean_ms: float) -> None:
+        self.mean_ms += mean_ms
+        if step_ms <= STALLED * mean_ms:
+            self.factors.append(step_ms / mean_ms)
+        else:
+            self.stalls_ms.append(step_ms - mean_ms)
+
+    def draw(self, mean_ms: float, random: Random) -> float:
+        step_ms = mean_ms * random.choice(self.factors)
+        if random.random() < len(self.stalls_ms) * mean_ms / self.mean_ms:
+            step_ms += random.choice(self.stalls_ms)
+        return step_ms
+
+
 class MeasuredNoise(Noise):
-    """Draws from the residuals of the records that were made when the run was as far."""
+    """Draws from the steps that were made when the run was as far."""
 
     def __init__(self, params: Params, streams: Sequence[Stream], end_s: float) -> None:
         super().__init__(params, 1)
         self._end_s = end_s
         self._random = Random(1)
-        self._parts: list[list[float]] = [[] for _ in range(NOISE_PARTS)]
+        self._parts = [Part() for _ in range(NOISE_PARTS)]
         for stream in streams:
             for r in stream.records:
-                mean = params.step_ms(r.num_decodes, r.num_kv_tokens, r.num_prefill_tokens)
-                part = _part(r.at_s, stream.trace[-1].t_s)
-                self._parts[part].append(r.step_ms / mean)
+                mean_ms = params.step_ms(r.num_decodes, r.num_kv_tokens, r.num_prefill_tokens)
+                self._parts[_part(r.at_s, stream.trace[-1].t_s)].book(r.step_ms, mean_ms)
 
-    def factor(self, now_s: float) -> float:
-        return self._random.choice(self._parts[_part(now_s, self._end_s)])
+    def step_ms(self, mean_ms: float, now_s: float) -> float:
+        return self._parts[_part(now_s, self._end_s)].draw(mean_ms, self._random)
 
 
 def _part(now_s: float, end_s: float) -> int:

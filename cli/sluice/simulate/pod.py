@@ -176,7 +176,8 @@ class Pod(Scraped):
                 decodes += 1
             else:
                 prefill += num_tokens
-        step_ms = self.params.step_ms(decodes, kv_tokens, prefill) * self.noise.factor(now_s)
+        mean_ms = self.params.step_ms(decodes, kv_tokens, prefill)
+        step_ms = self.noise.step_ms(mean_ms, now_s)
         num_running = len(self.running)
         at_cap = num_running >= 0.9 * self.cap
         return Step(

@@ -100,9 +100,9 @@ def table(summary: Sequence[dict[str, Any]]) -> str:
         reach = "-" if cell["reach"] is None else f"{100 * cell['reach']:.1f} %"
         lines.append(
             f"| {cell['service']}, {cell['target']}, {cell['noise']} | {cell['trace']} "
-            f"| {cell['seeds']} | {smooth['sluice']} | {smooth['oracle']} ({caps[0]}-{caps[-1]}) | {reach} "
-            f"| {smooth['ceiling']} | {smooth['aimd']} | {cell['cap_changes']:.1f} "
-            f"| {cell['converged_s']:.0f} s |"
+            f"| {cell['seeds']} | {smooth['sluice']} "
+            f"| {smooth['oracle']} ({caps[0]}-{caps[-1]}) | {reach} | {smooth['ceiling']} "
+            f"| {smooth['aimd']} | {cell['cap_changes']:.1f} | {cell['converged_s']:.0f} s |"
         )
     return "\n".join(lines)
 
