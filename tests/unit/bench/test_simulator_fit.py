@@ -1,0 +1,50 @@
+"""The simulator's fit: stalls are neither in the coefficients nor stretched with the step."""
+
+from random import Random
+from statistics import fmean
+
+import pytest
+from bench.simulator_fit import Part, fit_coefficients
+from sluice_worker.steptime import StepRecord
+
+TRUE = (0.5, 0.07, 0.0006, 0.025)
+STALL_MS = 20.0
+
+
+def _mean_ms(decodes: int, kv_tokens: int, prefill_tokens: int) -> float:
+    a, b, c, d = TRUE
+    return a + b * decodes + c * kv_tokens + d * prefill_tokens
+
+
+def _records(num: int, stalled: float) -> list[StepRecord]:
+    random, records = Random(1), []
+    for at in range(num):
+        decodes = random.randint(1, 8)
+        kinds = (decodes, decodes * random.randint(10, 90), random.choice((0, 0, 24, 200)))
+        step_ms = _mean_ms(*kinds) * random.lognormvariate(0, 0.05)
+        if random.random() < stalled:
+            step_ms += STALL_MS
+        records.append(StepRecord(float(at), *kinds, step_ms))
+    return records
+
+
+@pytest.mark.parametrize("stalled", [0.0, 0.03])
+def test_coefficients_are_those_of_steps_that_did_not_stall(stalled: float) -> None:
+    found = fit_coefficients(_records(4000, stalled))
+    for kinds in ((1, 50, 0), (8, 400, 0), (4, 200, 200)):
+        told = sum(x * k for x, k in zip(found, (1, *kinds), strict=True))
+        assert told == pytest.approx(_mean_ms(*kinds), rel=0.03)
+
+
+def test_a_longer_step_meets_more_stalls_and_no_longer_ones() -> None:
+    part, random = Part(), Random(2)
+    for _ in range(900):
+        part.book(1.0, 1.0)
+    for _ in range(100):
+        part.book(1.0 + STALL_MS, 1.0)
+    short = [part.draw(0.5, random) for _ in range(20_000)]
+    long = [part.draw(4.0, random) for _ in range(20_000)]
+    assert max(short) == 0.5 + STALL_MS
+    assert max(long) == 4.0 + STALL_MS
+    assert fmean(step > 1 for step in short) == pytest.approx(0.05, rel=0.1)
+    assert fmean(step > 5 for step in long) == pytest.approx(0.4, rel=0.05)
