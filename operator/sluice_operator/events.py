@@ -6,6 +6,7 @@ from typing import Any
 
 from .children import digest
 from .observed import Object, timestamp
+from .reasons import Foreign, Reason
 from .settings import FIELD_MANAGER
 from .spec import API_VERSION, KIND
 
@@ -18,7 +19,7 @@ class Notice:
     """One event to post. `key`: two with the same key are one, also across restarts."""
 
     warning: bool
-    reason: str
+    reason: Reason | Foreign
     message: str
     key: str
 
@@ -32,7 +33,7 @@ _GOOD = {
     "MetricsAvailable": "True",
 }
 """Conditions that are told, the one that explains most first, and the status that is good."""
-_QUIET = frozenset({"Starting", "NoPods"})
+_QUIET = frozenset({Reason.STARTING, Reason.NO_PODS})
 """Reasons that are the course of things."""
 
 

@@ -308,12 +308,12 @@ def _bound(runtime: Runtime, cap: int, why: str, now: float) -> _Tuned:
 
 def _decision_notices(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Notice]:
     seen = _evidence_text(decision)
-    if after.cap != before.cap:
+    if decision.cap_reason and after.cap != before.cap:
         message = (
             f"epoch {after.epoch}: cap {before.cap} -> {after.cap}: {decision.message}; {seen}"
         )
         yield Notice(False, decision.cap_reason, message, f"epoch/{after.epoch}")
-    if after.replicas != before.replicas:
+    if decision.replicas_reason and after.replicas != before.replicas:
         count = f"{before.replicas} -> {after.replicas}"
         message = f"epoch {after.epoch}: replicas {count}: {decision.message}; {seen}"
         changed_s = max((c.time_s for c in after.past.scale_history), default=0.0)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NewType, Self
 
 Foreign = NewType("Foreign", str)
-"""A reason in Kubernetes' words, not one of ours."""
+"""A reason in Kubernetes' words, or one that was read back."""
 
 
 class Reason(StrEnum):

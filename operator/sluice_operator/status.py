@@ -106,7 +106,7 @@ def _kept(previous: Object) -> dict[str, Condition]:
     return {
         entry["type"]: Condition(
             answers.get(entry["status"]),
-            Foreign(entry.get("reason", "")),
+            Foreign(entry.get("reason", "")),  # ours too, as it was written
             entry.get("message", ""),
         )
         for entry in previous.get("conditions") or ()
@@ -261,7 +261,8 @@ def _error_percent(planned: Mapping[str, int], measured: Mapping[str, int]) -> s
     """
     model = [key for key in ("weights_bytes", "activation_bytes") if key in measured]
     missed = sum(measured[key] - planned.get(key, 0) for key in model)
-    plan = planned.get("total_bytes", 0) - planned.get("reserve_bytes", 0)
+    apart = ("total_bytes", "reserve_bytes")
+    plan = sum(size for key, size in planned.items() if key not in apart)
     return _percent(missed / plan) if plan > 0 else "0"
 
 

@@ -2,14 +2,15 @@
 
     PYTHONPATH=tests .venv/bin/python -m bench.real_caps --out docs/slo/real.json
 
-Two of the simulator's traces against a worker with an 88M model on one thread, scaled to what such
-a worker did at cap 16 just before each run, as the speed of a shared machine doubles and halves
-within minutes; clients stream, and take a refusal for an answer. `ours` is
-the operator's tuner, told by the operator's scraper what the worker's admin port says, every tick;
-it begins at the cap that the worker predicted for itself. Each run, a fixed cap's too, has a fresh
-worker and a few requests that are not counted, because evidence, step model and lengths that
-another contender left would be ours to use. The order of the runs is drawn. What has no answer
-some seconds after the last arrival counts as missed, and is cancelled.
+Two of the simulator's traces against a worker with an 88M model on one thread. Its load and the
+inter-token target are those of what such a worker did just before each run, as the speed of a
+shared machine doubles and halves within minutes: shares are compared, not milliseconds. Clients
+stream, and take a refusal for an answer. `ours` is the operator's tuner, told by the operator's
+scraper what the worker's admin port says, every tick; it begins at the cap that the worker
+predicted for itself. Each run, a fixed cap's too, has a fresh worker and a few requests that are
+not counted, because evidence, step model and lengths that another contender left would be ours to
+use. The order of the runs is drawn. What has no answer some seconds after the last arrival counts
+as missed, and is cancelled.
 """
 
 import argparse
@@ -59,7 +60,6 @@ from sluice_worker.contract import (
     RuntimeConfig,
     RuntimePatch,
     Slo,
-    StepModel,
 )
 
 AIM_CAP = 8
@@ -140,7 +140,6 @@ class Setting:
     """What a worker was just measured to do: `per_s` requests at `LOAD_CAP`, within `targets`."""
 
     targets: Targets
-    steps: StepModel
     per_s: float
 
 
@@ -169,7 +168,7 @@ async def calibrate(
         await admin.put(slo=Slo(targets.ttft_ms, targets.itl_ms))
         ledger, start = Ledger("capacity"), time.monotonic()
         await closed_loop(send, ledger, LOAD_CAP, CALIBRATION_S)
-        return Setting(targets, model, len(ledger.outcomes) / (time.monotonic() - start))
+        return Setting(targets, len(ledger.outcomes) / (time.monotonic() - start))
 
 
 async def replay(url: str, trace: Sequence[Request], seed: int) -> list[Outcome | None]:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -195,11 +196,15 @@ def play(streams: Sequence[Stream]) -> None:
 
 def capacity(streams: Sequence[Stream], lengths: Lengths, cap: int) -> float:
     """Requests per second of a full batch of `cap`, by a fit on the records of `streams`."""
-    a, b, c, d = fit_coefficients([record for s in streams for record in s.records])
+    records = [record for s in streams for record in s.records]
+    a, b, c, d = fit_coefficients(records)
+    kinds = [(r.num_decodes, r.num_kv_tokens, r.num_prefill_tokens) for r in records]
+    fitted_ms = sum(a + b * n + c * kv + d * prefill for n, kv, prefill in kinds)
+    stalled = sum(r.step_ms for r in records) / fitted_ms
     between = float(np.mean([value for s in streams for value in s.between_ms]))
     context = lengths.prompt + lengths.output / 2
-    step_ms = a + between + cap * (b + c * context + d * lengths.prompt / lengths.output)
-    return 1e3 * cap / (lengths.output * step_ms)
+    step_ms = a + cap * (b + c * context + d * lengths.prompt / lengths.output)
+    return 1e3 * cap / (lengths.output * (stalled * step_ms + between))
 
 
 def fit_coefficients(records: Sequence[StepRecord]) -> tuple[float, float, float, float]:
@@ -220,25 +225,26 @@ def fit_coefficients(records: Sequence[StepRecord]) -> tuple[float, float, float
     return a, b, c, d
 
 
-@dataclass
 class Part:
-    """The steps of one part of the run: by how much ordinary ones are off their means, the stalls
-    of the others, and the sum of all means."""
+    """The steps of one part of the run, each as (ms, ms predicted). Those of over `STALLED` times
+    what they usually take in it have stalled; `stalls_per_ms`: of time predicted."""
 
-    factors: list[float] = field(default_factory=list)
-    stalls_ms: list[float] = field(default_factory=list)
-    mean_ms: float = 0.0
-
-    def book(self, step_ms: float, mean_ms: float) -> None:
-        self.mean_ms += mean_ms
-        if step_ms <= STALLED * mean_ms:
-            self.factors.append(step_ms / mean_ms)
-        else:
-            self.stalls_ms.append(step_ms - mean_ms)
+    def __init__(self, steps: Sequence[tuple[float, float]]) -> None:
+        factors = [step_ms / mean_ms for step_ms, mean_ms in steps] or [1.0]
+        usual = median(factors)
+        self.factors = [factor for factor in factors if factor <= STALLED * usual]
+        self.stalls_ms = [
+            step_ms - usual * mean_ms
+            for step_ms, mean_ms in steps
+            if step_ms > STALLED * usual * mean_ms
+        ]
+        time_ms = sum(mean_ms for _, mean_ms in steps)
+        self.stalls_per_ms = len(self.stalls_ms) / time_ms if self.stalls_ms else 0.0
 
     def draw(self, mean_ms: float, random: Random) -> float:
-        step_ms = mean_ms * random.choice(self.factors)
-        if random.random() < len(self.stalls_ms) * mean_ms / self.mean_ms:
+        """The time of a step that is predicted to take `mean_ms`."""
+        step_ms, left = mean_ms * random.choice(self.factors), mean_ms * self.stalls_per_ms
+        while self.stalls_ms and (left := left - random.expovariate(1.0)) > 0:
             step_ms += random.choice(self.stalls_ms)
         return step_ms
 
@@ -250,11 +256,12 @@ class MeasuredNoise(Noise):
         super().__init__(params, 1)
         self._end_s = end_s
         self._random = Random(1)
-        self._parts = [Part() for _ in range(NOISE_PARTS)]
+        steps: list[list[tuple[float, float]]] = [[] for _ in range(NOISE_PARTS)]
         for stream in streams:
             for r in stream.records:
                 mean_ms = params.step_ms(r.num_decodes, r.num_kv_tokens, r.num_prefill_tokens)
-                self._parts[_part(r.at_s, stream.trace[-1].t_s)].book(r.step_ms, mean_ms)
+                steps[_part(r.at_s, stream.trace[-1].t_s)].append((r.step_ms, mean_ms))
+        self._parts = [Part(part) for part in steps]
 
     def step_ms(self, mean_ms: float, now_s: float) -> float:
         return self._parts[_part(now_s, self._end_s)].draw(mean_ms, self._random)

@@ -13,6 +13,7 @@ from integration.apiserver import ApiServer
 from integration.operator_runs import Namespace, administrator, create_namespace
 from sluice.__main__ import main
 from sluice_operator import events
+from sluice_operator.reasons import Reason
 from unit.cli.served import service_under_traffic
 from unit.operator.observations import NOW
 
@@ -31,7 +32,7 @@ def demo(apiserver: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Name
         status = {"status": body["status"]}
         stored = space.patch("inferenceservices", "demo", status, subresource="status")
         assert stored["status"] == body["status"], "the schema keeps every field of the status"
-        notice = events.Notice(False, "CapRaised", "epoch 1: cap 2 -> 4", "epoch/1")
+        notice = events.Notice(False, Reason.HEADROOM, "epoch 1: cap 2 -> 4", "epoch/1")
         space.create("events", events.manifest(made["metadata"], notice, NOW))
         yield space
 

@@ -62,7 +62,8 @@ def _aim(cell: dict[str, Any]) -> float:
 
 
 def _converged_s(row: dict[str, Any]) -> float:
-    """From when on the cap first was one that, held for the whole run, reaches the aim."""
+    """When the cap first was one that, held for the whole run, reaches the aim; it may have left it
+    since."""
     ours, oracle = row["sluice"], row["oracle"]
     by_cap = sorted((int(cap), share) for cap, share in oracle["smooth_by_cap"].items())
     enough = _aim(row["cell"]) * oracle["smooth_share"]

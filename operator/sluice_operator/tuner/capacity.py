@@ -65,7 +65,7 @@ def _calibration(model: StepTime, case: Case) -> float:
     Of the newest ticks in which a pod was full, however long ago: a pod that is throttled when full
     runs freely when it is not, and would look able to take twice the load.
     """
-    newest = merge(*(reversed(pod.ticks) for pod in case.pods), key=_end_s, reverse=True)
+    newest = merge(*(reversed(pod.ticks) for pod in reversed(case.pods)), key=_end_s, reverse=True)
     full = list(islice((tick for _, tick in newest if _is_full(tick)), k.FULL_TICKS))
     if len(full) < k.MIN_FULL_TICKS:
         return 1.0

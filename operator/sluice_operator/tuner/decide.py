@@ -129,13 +129,13 @@ def _told(case: Case, cap: Move, replicas: Move) -> Move:
 
 def _quality(case: Case) -> tuple[int, int, int]:
     """Finished requests of the window, the good ones, the smooth ones."""
-    _, finished = case.window.total(_ended)
-    return finished, *case.window.total(_held_quality)
+    finished, good = case.window.total(_good)
+    return finished, good, case.window.total(_smooth)[1]
 
 
-def _ended(tick: Tick) -> tuple[int, int]:
-    return tick.arrivals, tick.finished
+def _good(tick: Tick) -> tuple[int, int]:
+    return tick.finished, tick.good
 
 
-def _held_quality(tick: Tick) -> tuple[int, int]:
-    return tick.good, tick.smooth
+def _smooth(tick: Tick) -> tuple[int, int]:
+    return tick.finished, tick.smooth

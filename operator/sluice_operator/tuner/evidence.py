@@ -65,7 +65,8 @@ def survey(observation: Observation) -> Fleet:
 
 
 def _aligned(view: PodView, now: float) -> tuple[tuple[float, Tick], ...]:
-    """The pod's ticks, each once, with their ends moved to the operator's clock."""
+    """The pod's ticks, in order, with their ends moved to the operator's clock. Where they are out
+    of order, or one is there twice, they are put right."""
     if view.evidence is None or not view.evidence.ticks:
         return ()
     ticks: Sequence[Tick] = view.evidence.ticks

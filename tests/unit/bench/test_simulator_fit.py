@@ -37,14 +37,14 @@ def test_coefficients_are_those_of_steps_that_did_not_stall(stalled: float) -> N
 
 
 def test_a_longer_step_meets_more_stalls_and_no_longer_ones() -> None:
-    part, random = Part(), Random(2)
-    for _ in range(900):
-        part.book(1.0, 1.0)
-    for _ in range(100):
-        part.book(1.0 + STALL_MS, 1.0)
+    random = Random(2)
+    part = Part([(2.0, 1.0)] * 900 + [(2.0 + STALL_MS, 1.0)] * 100)  # twice as slow as usual
     short = [part.draw(0.5, random) for _ in range(20_000)]
     long = [part.draw(4.0, random) for _ in range(20_000)]
-    assert max(short) == 0.5 + STALL_MS
-    assert max(long) == 4.0 + STALL_MS
-    assert fmean(step > 1 for step in short) == pytest.approx(0.05, rel=0.1)
-    assert fmean(step > 5 for step in long) == pytest.approx(0.4, rel=0.05)
+    assert {min(short), min(long)} == {1.0, 8.0}
+    assert fmean(short) == pytest.approx(1.0 + 0.05 * STALL_MS, rel=0.05)
+    assert fmean(long) == pytest.approx(8.0 + 0.4 * STALL_MS, rel=0.05)
+
+
+def test_a_part_without_steps_is_as_predicted() -> None:
+    assert Part([]).draw(3.0, Random(1)) == 3.0

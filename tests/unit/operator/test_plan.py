@@ -113,7 +113,7 @@ def test_a_model_that_does_not_fit_gets_no_child_and_says_what_would_fit() -> No
     assert "would fit with" in fits["message"]
     assert _condition(planned, "Ready")["status"] == "False"
     assert _condition(planned, "Stalled")["status"] == "True"
-    assert [notice.reason for notice in planned.notices].count("InsufficientMemory") == 1
+    assert [notice.reason for notice in planned.notices].count(Reason.INSUFFICIENT_MEMORY) == 1
 
 
 def test_an_edit_that_cannot_fit_leaves_the_serving_pods_alone() -> None:
