@@ -43,7 +43,7 @@ def test_status_is_one_page_from_the_object_and_its_events(
     assert main(["status", "demo", "-n", demo.name]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{demo.name}/demo\n")
-    assert "CapRaised: epoch 1: cap 2 -> 4" in said
+    assert "Headroom: epoch 1: cap 2 -> 4" in said
     assert "SLOMet=False" in said
 
 

@@ -52,7 +52,7 @@ def service_under_traffic(sigma: float = 60.0, **spec: Any) -> dict[str, Any]:
     )
     pod = create_pod()
     past = Past(
-        last_change=CapChange(NOW, 2, 4, 1, "CapRaised"),
+        last_change=CapChange(NOW, 2, 4, 1, "Headroom"),
         scale_history=(ReplicaChange(NOW - 60, 2, 1, "LowDemand", 2.0, settled_s=NOW - 50),),
     )
     observed = create_observed(

@@ -5,7 +5,7 @@ from unit.cli.served import service_under_traffic
 
 
 def event(number: int) -> dict[str, str]:
-    return {"lastTimestamp": f"t{number}", "reason": "CapRaised", "message": f"epoch {number}"}
+    return {"lastTimestamp": f"t{number}", "reason": "Headroom", "message": f"epoch {number}"}
 
 
 def test_page_tells_plan_cap_evidence_conditions_and_history() -> None:

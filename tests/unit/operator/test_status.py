@@ -258,7 +258,7 @@ def test_an_ordinary_start_is_no_warning() -> None:
 
 def test_an_event_has_a_name_that_repeats_with_its_key() -> None:
     meta = {"name": "demo", "namespace": "default", "uid": "u"}
-    notice = events.Notice(False, "CapRaised", "m", "epoch/3")
+    notice = events.Notice(False, Reason.HEADROOM, "m", "epoch/3")
     one, two = events.manifest(meta, notice, NOW), events.manifest(meta, notice, NOW + 9)
     assert one["metadata"] == two["metadata"]
     other = events.manifest({**meta, "uid": "v"}, notice, NOW)
