@@ -57,8 +57,7 @@ FIT_PASSES = 5
 NOISE_PARTS = 200
 """Parts of the run, in each of which the machine is taken to be equally fast."""
 STALLED = 2.0
-"""A step of over this many times its mean waited for something else. Such stalls come by time, not
-by step, and a long step has no longer ones: they are drawn apart, and the fit is without them."""
+"""A step of over this many times its mean waited for something else; the fit is without those."""
 
 
 class BusyClock:
@@ -226,24 +225,23 @@ def fit_coefficients(records: Sequence[StepRecord]) -> tuple[float, float, float
 
 
 class Part:
-    """The steps of one part of the run, each as (ms, ms predicted). Those of over `STALLED` times
-    what they usually take in it have stalled; `stalls_per_ms`: of time predicted."""
+    """One part of the run, by its steps' (ms, ms predicted). `usual`: times as long as predicted.
+    What holds a step up adds to it, whatever its length: little to most, much to those that
+    stalled, which come by time (`stalls_per_ms` of time predicted)."""
 
     def __init__(self, steps: Sequence[tuple[float, float]]) -> None:
-        factors = [step_ms / mean_ms for step_ms, mean_ms in steps] or [1.0]
-        usual = median(factors)
-        self.factors = [factor for factor in factors if factor <= STALLED * usual]
-        self.stalls_ms = [
-            step_ms - usual * mean_ms
-            for step_ms, mean_ms in steps
-            if step_ms > STALLED * usual * mean_ms
-        ]
-        time_ms = sum(mean_ms for _, mean_ms in steps)
-        self.stalls_per_ms = len(self.stalls_ms) / time_ms if self.stalls_ms else 0.0
+        self.usual = median([step_ms / mean_ms for step_ms, mean_ms in steps] or [1.0])
+        off = [(step_ms - self.usual * mean_ms, mean_ms) for step_ms, mean_ms in steps]
+        limit = (STALLED - 1) * self.usual
+        self.added_ms = [ms for ms, mean_ms in off if ms <= limit * mean_ms] or [0.0]
+        self.stalls_ms = [ms for ms, mean_ms in off if ms > limit * mean_ms]
+        self.stalls_per_ms = len(self.stalls_ms) / max(sum(ms for _, ms in off), 1e-9)
 
     def draw(self, mean_ms: float, random: Random) -> float:
         """The time of a step that is predicted to take `mean_ms`."""
-        step_ms, left = mean_ms * random.choice(self.factors), mean_ms * self.stalls_per_ms
+        least_ms = self.usual * mean_ms / STALLED
+        step_ms = max(self.usual * mean_ms + random.choice(self.added_ms), least_ms)
+        left = mean_ms * self.stalls_per_ms
         while self.stalls_ms and (left := left - random.expovariate(1.0)) > 0:
             step_ms += random.choice(self.stalls_ms)
         return step_ms

@@ -1,4 +1,4 @@
-"""The simulator's fit: stalls are neither in the coefficients nor stretched with the step."""
+"""The simulator's fit: stalls are neither in the coefficients nor longer in longer steps."""
 
 from random import Random
 from statistics import fmean
@@ -38,12 +38,18 @@ def test_coefficients_are_those_of_steps_that_did_not_stall(stalled: float) -> N
 
 def test_a_longer_step_meets_more_stalls_and_no_longer_ones() -> None:
     random = Random(2)
-    part = Part([(2.0, 1.0)] * 900 + [(2.0 + STALL_MS, 1.0)] * 100)  # twice as slow as usual
+    part = Part([(2.0, 1.0)] * 900 + [(2.0 + STALL_MS, 1.0)] * 100)  # twice as slow as predicted
     short = [part.draw(0.5, random) for _ in range(20_000)]
     long = [part.draw(4.0, random) for _ in range(20_000)]
-    assert {min(short), min(long)} == {1.0, 8.0}
+    assert (min(short), min(long)) == (1.0, 8.0)
     assert fmean(short) == pytest.approx(1.0 + 0.05 * STALL_MS, rel=0.05)
     assert fmean(long) == pytest.approx(8.0 + 0.4 * STALL_MS, rel=0.05)
+
+
+def test_what_holds_ordinary_steps_up_is_not_stretched() -> None:
+    random = Random(3)
+    part = Part([(1.0, 1.0)] * 80 + [(1.5, 1.0)] * 20)
+    assert {part.draw(10.0, random) for _ in range(200)} == {10.0, 10.5}
 
 
 def test_a_part_without_steps_is_as_predicted() -> None:
