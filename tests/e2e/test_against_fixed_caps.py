@@ -1,4 +1,4 @@
-"""Ten minutes on real pods: the operator against three fixed caps, through a step and a burst.
+"""The operator on real pods against three fixed caps, through a step and a burst: 15 to 25 minutes.
 
     SLUICE_LONG=1 .venv/bin/python -m pytest -q -s tests/e2e/test_against_fixed_caps.py
 
@@ -49,7 +49,7 @@ FLAGS = {"max_tokens": "32 64", "slo": f"ttft={TTFT_MS}ms,itl={ITL_MS}ms", "seed
 
 pytestmark = [
     pytest.mark.timeout(2000),
-    pytest.mark.skipif(os.environ.get("SLUICE_LONG") != "1", reason="10 minutes: SLUICE_LONG=1"),
+    pytest.mark.skipif(os.environ.get("SLUICE_LONG") != "1", reason="15 to 25 minutes: SLUICE_LONG=1"),
 ]
 
 
