@@ -49,7 +49,7 @@ FLAGS = {"max_tokens": "32 64", "slo": f"ttft={TTFT_MS}ms,itl={ITL_MS}ms", "seed
 
 pytestmark = [
     pytest.mark.timeout(2000),
-    pytest.mark.skipif(os.environ.get("SLUICE_LONG") != "1", reason="15 to 25 minutes: SLUICE_LONG=1"),
+    pytest.mark.skipif(os.environ.get("SLUICE_LONG") != "1", reason="20 minutes: SLUICE_LONG=1"),
 ]
 
 
