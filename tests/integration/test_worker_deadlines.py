@@ -31,17 +31,17 @@ def post(worker: Worker, body: dict[str, Any], **headers: str) -> httpx.Response
 
 def test_a_waiting_request_is_dropped_once_its_deadline_is_out_of_reach(worker: Worker) -> None:
     """The first of this module: nothing is known yet that it could be refused for on arrival."""
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(post, worker, LONG)
+    with ThreadPoolExecutor(3) as pool:
+        before = [pool.submit(post, worker, {**LONG, "max_tokens": 1900}) for _ in range(3)]
         worker.until_metric("vllm:num_requests_running", 1)
         dropped = post(worker, {**SHORT, "slo_ttft_ms": 100})
-        assert not running.done()
+        assert not all(request.done() for request in before)
         assert (dropped.status_code, dropped.json()["error"]["reason"]) == (
             429,
             "deadline_unreachable",
         )
         assert "was dropped" in dropped.json()["error"]["message"]
-        assert running.result().status_code == 200
+        assert [request.result().status_code for request in before] == [200] * 3
     assert worker.metric("sluice_open_requests") == 0
 
 
