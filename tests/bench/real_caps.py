@@ -200,31 +200,30 @@ class Bench:
         """One contender on the trace `name`, on a fresh worker; `cap` None: ours."""
         found, seed = await self._measured(), self.given.seed
         trace = scaled_trace(name, found.per_s, self.given.seconds, seed)
-        slo = Slo(found.targets.ttft_ms, found.targets.itl_ms)
-        flags = ("--slo-ttft-ms", str(slo.ttft_ms), "--slo-itl-ms", str(slo.itl_ms))
-        with self._worker(*flags) as worker:
+        targets, ceiling = found.targets, max(self.given.caps)
+        flags = ("--slo-ttft-ms", str(targets.ttft_ms), "--slo-itl-ms", str(targets.itl_ms))
+        with self._worker(ceiling, *flags) as worker:
             admin = Steered.of(worker, self.client)
             await replay(worker.url, WARM_UP, seed)
             await admin.put(cap)  # ours adopts the cap that the worker predicted, as the operator
             admin.begin()
             before_s, start = sum(tree(worker.process.pid).values()), time.monotonic()
-            tuning = asyncio.create_task(admin.tune(found.targets)) if cap is None else None
+            tuning = asyncio.create_task(admin.tune(targets)) if cap is None else None
             outcomes = await replay(worker.url, trace, seed + 1)
             seconds = time.monotonic() - start
             cpu_s = sum(tree(worker.process.pid).values()) - before_s
             if tuning and not tuning.cancel():
                 tuning.result()  # it ended by itself: with an error
         contender = OURS if cap is None else f"cap {cap}"
-        per_s, targets = found.per_s, found.targets
-        return make_row(name, contender, outcomes, targets, seconds, cpu_s, admin.path, per_s)
+        done = (outcomes, targets, seconds, cpu_s, admin.path, found.per_s)
+        return make_row(name, contender, *done)
 
     async def _measured(self) -> Setting:
-        with self._worker() as worker:
+        with self._worker(max(*self.given.caps, LOAD_CAP)) as worker:
             return await calibrate(worker, self.client, self.given.ttft_ms, self.given.tail)
 
-    def _worker(self, *flags: str) -> AbstractContextManager[Worker]:
-        ceiling = str(max(*self.given.caps, LOAD_CAP))
-        return serving("--max-num-seqs", ceiling, *flags, model=self.model)
+    def _worker(self, ceiling: int, *flags: str) -> AbstractContextManager[Worker]:
+        return serving("--max-num-seqs", str(ceiling), *flags, model=self.model)
 
 
 async def measure(given: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:

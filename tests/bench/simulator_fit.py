@@ -195,15 +195,18 @@ def play(streams: Sequence[Stream]) -> None:
 
 def capacity(streams: Sequence[Stream], lengths: Lengths, cap: int) -> float:
     """Requests per second of a full batch of `cap`, by a fit on the records of `streams`."""
+    params = fitted(streams)
     records = [record for s in streams for record in s.records]
-    a, b, c, d = fit_coefficients(records)
-    kinds = [(r.num_decodes, r.num_kv_tokens, r.num_prefill_tokens) for r in records]
-    fitted_ms = sum(a + b * n + c * kv + d * prefill for n, kv, prefill in kinds)
-    stalled = sum(r.step_ms for r in records) / fitted_ms
-    between = float(np.mean([value for s in streams for value in s.between_ms]))
+    stalled = sum(r.step_ms for r in records) / sum(predicted_ms(params, r) for r in records)
     context = lengths.prompt + lengths.output / 2
-    step_ms = a + cap * (b + c * context + d * lengths.prompt / lengths.output)
-    return 1e3 * cap / (lengths.output * (stalled * step_ms + between))
+    step_ms = params.step_ms(cap, cap * context, cap * lengths.prompt / lengths.output)
+    return 1e3 * cap / (lengths.output * (stalled * step_ms + params.between_ms))
+
+
+def predicted_ms(params: Params, record: StepRecord) -> float:
+    """What `params` say of a step."""
+    kinds = record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens
+    return params.step_ms(*kinds)
 
 
 def fit_coefficients(records: Sequence[StepRecord]) -> tuple[float, float, float, float]:
@@ -257,8 +260,8 @@ class MeasuredNoise(Noise):
         steps: list[list[tuple[float, float]]] = [[] for _ in range(NOISE_PARTS)]
         for stream in streams:
             for r in stream.records:
-                mean_ms = params.step_ms(r.num_decodes, r.num_kv_tokens, r.num_prefill_tokens)
-                steps[_part(r.at_s, stream.trace[-1].t_s)].append((r.step_ms, mean_ms))
+                part = _part(r.at_s, stream.trace[-1].t_s)
+                steps[part].append((r.step_ms, predicted_ms(params, r)))
         self._parts = [Part(part) for part in steps]
 
     def step_ms(self, mean_ms: float, now_s: float) -> float:

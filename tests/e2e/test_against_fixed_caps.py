@@ -183,7 +183,7 @@ def write(runs: list[Run]) -> None:
 def test_operator_holds_its_targets_where_no_fixed_cap_does_or_costs_more(cluster: Cluster) -> None:
     start(cluster)
     try:
-        ours = contend(cluster, "sluice", lambda: release(cluster))
+        ours = contend(cluster, "sluice", partial(release, cluster))
         runs = [contend(cluster, f"cap {cap}", partial(fix, cluster, cap, 1)) for cap in FIXED_CAPS]
         best = max(runs, key=Run.good)
         best_cap = FIXED_CAPS[runs.index(best)]

@@ -49,7 +49,7 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
     max_replicas: Count = 1
     overload: Literal["Queue", "Shed"] = "Queue"
 
-    def step_ms(self, decodes: int, kv_tokens: int, prefill_tokens: int) -> float:
+    def step_ms(self, decodes: float, kv_tokens: float, prefill_tokens: float) -> float:
         """Mean time of a step."""
         return self.a + self.b * decodes + self.c * kv_tokens + self.d * prefill_tokens
 

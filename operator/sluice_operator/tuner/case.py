@@ -58,7 +58,7 @@ class Case:
     @property
     def recent_ticks(self) -> list[Tick]:
         """The evidence of the last half minute."""
-        return [tick for part in self.epoch.newest(k.RECENT_TICKS) for tick in part]
+        return self.epoch.newest_ticks(k.RECENT_TICKS)
 
     @property
     def late_in_queue(self) -> TargetName | None:
@@ -104,7 +104,7 @@ def build_case(past: Past, seen: Observation) -> Case:
     window = Spans(slices(fleet.heard + fleet.leaving, Accepts(since_s)))
     epoch = Spans(slices(acked, accepts))
     work = describe_work(pods)
-    recent = [tick for part in epoch.newest(k.RECENT_TICKS) for tick in part]
+    recent = epoch.newest_ticks(k.RECENT_TICKS)
     quantile = 1 - seen.targets.allowed_share
     model, far = step_time(pods, work, quantile), inf
     if model is not None:

@@ -56,6 +56,10 @@ class Spans:
         """The last `num` of them, or as many as there are."""
         return self.parts[-num:]
 
+    def newest_ticks(self, num: int) -> list[Tick]:
+        """The ticks of the last `num` of them."""
+        return [tick for part in self.newest(num) for tick in part]
+
     def each(self, work: Callable[..., Sequence[T]], reading: Hashable, *rest: Hashable) -> list[T]:
         """What `work` makes of each span, in order."""
         return [value for run in self._runs for value in run.of(work, reading, *rest)]
