@@ -21,6 +21,7 @@ from typing import Any
 
 import aiohttp
 from sluice_operator.tuner import Targets
+from sluice_worker.contract import Slo
 
 from sluice import curve
 from sluice.client import COMPLETIONS, ROUTES, Outcome, Shape, request
@@ -202,7 +203,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                 f"requests of up to {longest} tokens are over the window of {window}; "
                 "give --scale, or shorter --prompt-tokens and --max-tokens"
             )
-        live = None if args.client_side else await find_live(a, args.url, args.admin_url)
+        asked = args.slo and Slo(args.slo.ttft_ms, args.slo.itl_ms, args.slo.e2e_ms)
+        live = None if args.client_side else await find_live(a, args.url, args.admin_url, asked)
         cap: Cap = live or ClientLimit(api, args.url)
         usable = [c for c in args.max_num_seqs if cap.ceiling is None or c <= cap.ceiling]
         if not usable:

@@ -101,6 +101,14 @@ async def read_stream(response: aiohttp.ClientResponse, start: float) -> Outcome
     return Outcome(result, pod, ttft, time.monotonic() - start, len(times), gaps, 0, error)
 
 
+def _retry_after_s(response: aiohttp.ClientResponse) -> float:
+    """Seconds that the server asks to wait, at most ten; one where it names a date or nothing."""
+    try:
+        return min(max(float(response.headers.get("Retry-After", "1")), 0.0), 10.0)
+    except ValueError:
+        return 1.0
+
+
 async def attempt(
     session: aiohttp.ClientSession, url: str, body: dict[str, object], start: float
 ) -> Outcome:
@@ -108,8 +116,7 @@ async def attempt(
     try:
         async with session.post(url, json=body) as response:
             if response.status in (429, 503):
-                after = float(response.headers.get("Retry-After", "1"))
-                raise Retry(min(after, 10.0), f"HTTP {response.status}")
+                raise Retry(_retry_after_s(response), f"HTTP {response.status}")
             if response.status != 200:
                 detail = f"HTTP {response.status}: {(await response.text())[:200]}"
                 return Outcome("failed", "", 0.0, time.monotonic() - start, 0, (), 0, detail)

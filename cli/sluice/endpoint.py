@@ -8,13 +8,14 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
-from sluice_worker.contract import RuntimeConfig, RuntimePatch, decode, encode
+from sluice_worker.contract import RuntimeConfig, RuntimePatch, Slo, decode, encode
 
 from sluice.curve import StepCosts
 
 ADMIN_PORT = 8001
 RUNTIME_CONFIG = "/v1/runtime_config"
 LIVE = "changed live in the running server, through its admin port"
+TOLD = ", which is told the targets as well, as an operator would"
 CLIENT_SIDE = (
     "a limit of this client on its own open requests: the server was left as it is and keeps its "
     "own max_num_seqs, so what waits, waits here, and a cap over the server's own shows nothing new"
@@ -38,18 +39,25 @@ class Counters:
 
 
 class LiveCap:
-    """A worker of ours: the cap is its own, and each change of it opens an epoch."""
+    """A worker of ours: the cap is its own, and each change of it opens an epoch.
 
-    how = LIVE
+    `slo`: targets for which it sizes its chunks of prefill meanwhile; None leaves its own.
+    """
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, found: RuntimeConfig) -> None:
-        self._session, self._url, self._found = session, url, found
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, found: RuntimeConfig, slo: Slo | None = None
+    ) -> None:
+        self._session, self._url, self._found, self._slo = session, url, found, slo
+        self.how = LIVE if slo is None else LIVE + TOLD
         self._epoch = found.epoch
         self.ceiling: int | None = found.ceiling
 
     async def use(self, cap: int) -> None:
         """The next epoch with `cap`."""
-        body = encode(RuntimePatch(epoch=self._epoch + 1, max_num_seqs=cap))
+        await self._patch(cap, self._slo)
+
+    async def _patch(self, cap: int, slo: Slo | None) -> None:
+        body = encode(RuntimePatch(epoch=self._epoch + 1, max_num_seqs=cap, slo=slo))
         async with self._session.patch(self._url + RUNTIME_CONFIG, data=body) as response:
             if response.status != 200:
                 raise EndpointError(f"cap {cap} was refused: {(await response.text())[:300]}")
@@ -72,9 +80,9 @@ class LiveCap:
         return await scrape(self._session, self._url, self._found.max_num_batched_tokens)
 
     async def restore(self) -> None:
-        """The cap that was in force."""
+        """Cap and targets that were in force."""
         if self._epoch > self._found.epoch:
-            await self.use(self._found.max_num_seqs)
+            await self._patch(self._found.max_num_seqs, self._found.slo)
 
 
 class ClientLimit:
@@ -120,12 +128,12 @@ async def read_config(session: aiohttp.ClientSession, url: str) -> RuntimeConfig
 
 
 async def find_live(
-    admin: aiohttp.ClientSession, url: str, admin_url: str | None
+    admin: aiohttp.ClientSession, url: str, admin_url: str | None, slo: Slo | None = None
 ) -> LiveCap | None:
     """The admin port at `admin_url`, or if it is left out on the host of `url`; None without."""
     guess = admin_url or f"{urlsplit(url).scheme}://{urlsplit(url).hostname}:{ADMIN_PORT}"
     try:
-        return LiveCap(admin, guess, await read_config(admin, guess))
+        return LiveCap(admin, guess, await read_config(admin, guess), slo)
     except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as e:
         if admin_url is not None:
             raise EndpointError(f"no admin port answers at {admin_url}: {e}") from e

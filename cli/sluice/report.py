@@ -284,7 +284,8 @@ def _title(report: Object) -> str:
 def as_text(report: Object) -> str:
     """The report for a terminal."""
     promised = text_table(_rows(report)) if report["targets"] else "No target was judged yet."
-    head = f"{_title(report)}: P{report['percentile']} over {report['window_s'] or 0:g} s"
+    asked = f"P{report['percentile']} over {report['window_s'] or 0:g} s"
+    head = f"{_title(report)}: {asked if report['percentile'] else 'no targets'}"
     return "\n".join(
         [head, "", promised, f"({INDEPENDENT})", "", *_sentences(report), "", *report["advice"]]
     )

@@ -67,6 +67,11 @@ def _plan(status: Object) -> str:
         error = memory.get("errorPercent")
         off = f"; measured against planned: {error} %" if error else ""
         found.append(f"the KV cache of a pod holds {memory['kvTokens']} tokens{off}")
+    if "sequences" in memory:
+        found.append(
+            f"of the observed lengths it carries {memory['sequences']} sequences; a full cap would "
+            f"preempt {memory.get('expectedPreemptions', '-')} % of the time"
+        )
     return "\n".join(found)
 
 
@@ -80,6 +85,7 @@ def _cap(batching: Object) -> str:
         f"effective batch {batching.get('effectiveBatch', '-')}, predicted to hold the "
         f"inter-token target: {batching.get('predicted', '-')}",
     ]
+    lines += _why(batching)
     if change := batching.get("lastChange"):
         lines.append(
             f"last change: {change['from']} -> {change['to']} at {change['time']}: "
@@ -88,12 +94,19 @@ def _cap(batching: Object) -> str:
     return "\n".join(lines)
 
 
+def _why(part: Object) -> list[str]:
+    """The last look's reason, and what advisory mode would do."""
+    told = [f"{part['reason']}: {part.get('message', '')}"] if "reason" in part else []
+    return told + ([f"advised: {part['proposed']}"] if "proposed" in part else [])
+
+
 def _evidence(status: Object) -> str:
     slo, load = status.get("slo") or {}, status.get("load") or {}
     header = ["target", "asked", "measured", "samples", "over", "over %", "allowed %", "verdict"]
+    header.append("samples to headroom")
     keys = ("target", "p99", "samples", "over", "usedPercent", "allowedPercent", "verdict")
     rows = [
-        [name, *(str(slo[name].get(key, "-")) for key in keys)]
+        [name, *(str(slo[name].get(key, "-")) for key in keys), _needed(slo[name])]
         for name in ("timeToFirstToken", "interTokenLatency", "endToEnd")
         if name in slo
     ]
@@ -110,6 +123,12 @@ def _evidence(status: Object) -> str:
     return "\n".join(lines)
 
 
+def _needed(target: Object) -> str:
+    """Clean samples that headroom still needs."""
+    rare = "" if target.get("verifiable", True) else " (over an hour at this traffic)"
+    return f"{target.get('samplesNeeded', '-')}{rare}"
+
+
 def _replicas(status: Object) -> str:
     scaling, pods = status.get("scaling") or {}, status.get("pods") or {}
     owner = scaling.get("replicasOwner", "-")
@@ -117,6 +136,7 @@ def _replicas(status: Object) -> str:
         f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)} ready, wanted "
         f"{scaling.get('desired', '-')}, owner {owner}"
     ]
+    lines += _why(scaling)
     lines += [f"{kind}: {', '.join(names)}" for kind, names in pods.items() if names]
     lines += [
         f"{change['time']}  {change['from']} -> {change['to']}: {change['reason']}"

@@ -23,8 +23,11 @@ from sluice_worker.sizing import (
 )
 
 MAX_JSON_BYTES = 16 << 20
-MAX_HEADER_BYTES = 100_000_000
-"""The safetensors format's own limit."""
+"""Of an index or a hub's list of files: a thousand shards' names."""
+MAX_CONFIG_BYTES = 1 << 20
+MAX_HEADER_BYTES = 8 << 20
+"""Of one file: some 80,000 tensors. The format allows 100 MB, which as objects would take more
+memory than the operator has, for everybody's objects."""
 _MAX_SHARDS = 1000
 INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pkl")
@@ -65,8 +68,8 @@ class Source(Protocol):
     def names(self) -> Collection[str]:
         """The files that are there."""
 
-    def json_object(self, name: str) -> Mapping[str, object]:
-        """A file of JSON."""
+    def json_object(self, name: str, most: int) -> Mapping[str, object]:
+        """A file of JSON, of at most so many bytes."""
 
     def header(self, name: str) -> Mapping[str, object]:
         """The JSON header of a safetensors file: 8 bytes of length, then that many of JSON."""
@@ -89,7 +92,7 @@ def read(uri: str, dtype: str, root: Path, root_uri: str = "/models") -> Checkpo
 
 def examine(source: Source, dtype: str, commit: str = "") -> Checkpoint:
     """What the files of `source` say; raises as `read`."""
-    shape = ModelShape.from_config(source.json_object("config.json"))
+    shape = ModelShape.from_config(source.json_object("config.json", MAX_CONFIG_BYTES))
     runs_as = resolve_dtype(dtype, shape)
     stored, converted = _weights(source, DTYPE_BYTES[shape.dtype], DTYPE_BYTES[runs_as])
     return Checkpoint(shape, runs_as, converted, stored // DTYPE_BYTES[shape.dtype], commit)
@@ -102,7 +105,7 @@ def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
     """
     present = source.names()
     if INDEX in present:
-        index = source.json_object(INDEX)
+        index = source.json_object(INDEX, MAX_JSON_BYTES)
         files = _shards(index)
         if not set(files) <= set(present):
             total = _total_size(index)
@@ -113,9 +116,12 @@ def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
         others = sorted(name for name in present if name.endswith(_PICKLES))
         found = f"; {others[0]} is a pickle and is never opened" if others else ""
         raise CheckpointError(f"{source.title} holds no safetensors file{found}.")
-    headers = [source.header(name) for name in files]
-    as_stored = sum(safetensors_header_bytes(header, stored) for header in headers)
-    return as_stored, sum(safetensors_header_bytes(header, wanted) for header in headers)
+    sizes = [_sizes(source.header(name), stored, wanted) for name in files]
+    return sum(as_stored for as_stored, _ in sizes), sum(as_wanted for _, as_wanted in sizes)
+
+
+def _sizes(header: Mapping[str, object], stored: int, wanted: int) -> tuple[int, int]:
+    return safetensors_header_bytes(header, stored), safetensors_header_bytes(header, wanted)
 
 
 def _shards(index: Mapping[str, object]) -> tuple[str, ...]:
@@ -137,6 +143,15 @@ def _total_size(index: Mapping[str, object]) -> int:
     if isinstance(total, bool) or not isinstance(total, int) or total < 1:
         raise CheckpointError(f"{INDEX} has no metadata.total_size, and its files are absent.")
     return total
+
+
+def check_header(name: str, length: int, most: int) -> None:
+    """CheckpointError if a header of `length` bytes is none, where the file has `most`."""
+    if length > most:
+        raise CheckpointError(f"{name} is truncated or no safetensors file.")
+    if length > MAX_HEADER_BYTES:
+        most_mib = MAX_HEADER_BYTES >> 20
+        raise CheckpointError(f"{name} has a header of over {most_mib} MiB, or is no safetensors.")
 
 
 def json_object(data: bytes, name: str) -> Mapping[str, object]:
@@ -164,18 +179,17 @@ class _Directory:
     def names(self) -> Collection[str]:
         return {path.name for path in self.directory.iterdir() if path.exists()}
 
-    def json_object(self, name: str) -> Mapping[str, object]:
+    def json_object(self, name: str, most: int) -> Mapping[str, object]:
         with _opened(self.root, self.directory / name) as fd:
-            if os.fstat(fd).st_size > MAX_JSON_BYTES:
-                raise CheckpointError(f"{name} is larger than {MAX_JSON_BYTES >> 20} MiB.")
+            if os.fstat(fd).st_size > most:
+                raise CheckpointError(f"{name} is larger than {most >> 20} MiB.")
             return json_object(_read_exactly(fd, os.fstat(fd).st_size), name)
 
     def header(self, name: str) -> Mapping[str, object]:
         with _opened(self.root, self.directory / name) as fd:
             size = os.fstat(fd).st_size
             (length,) = struct.unpack("<Q", os.read(fd, 8).ljust(8, b"\xff"))
-            if length > min(MAX_HEADER_BYTES, size - 8):
-                raise CheckpointError(f"{name} is truncated or no safetensors file.")
+            check_header(name, length, size - 8)
             return json_object(_read_exactly(fd, length), name)
 
 

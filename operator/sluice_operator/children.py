@@ -31,6 +31,8 @@ TEMPLATE_INPUTS_ANNOTATION = "sluice.dev/template-inputs"
 """Hash of what the pod template was made from; the same hash keeps the template as it was."""
 CEILING_ANNOTATION = "sluice.dev/ceiling"
 """`--max-num-seqs` of the template, or that the workers size themselves."""
+ASKED_ANNOTATION = "sluice.dev/asked-ceiling"
+"""`spec.batching.maxNumSeqs` as it was then, or that it was left to us."""
 _AUTO = "auto"
 PRE_STOP_SECONDS = 5
 """Longer than endpoints take to leave kube-proxy, so that no request meets a closed port."""
@@ -79,8 +81,21 @@ def is_ours(service: InferenceService, live: Object) -> bool:
 
 
 def configmap(service: InferenceService, runtime: Runtime) -> Manifest:
-    """Cap, epoch and the tuner's memory; mounted into the pods."""
-    return _child(service, "v1", "ConfigMap", runtime_name(service), {"data": runtime.data()})
+    """Cap, epoch, targets and the tuner's memory; mounted into the pods, which read it once, when
+    they start: an edit of the targets restarts none."""
+    data = {**runtime.data(), **_targets(service)}
+    return _child(service, "v1", "ConfigMap", runtime_name(service), {"data": data})
+
+
+def _targets(service: InferenceService) -> dict[str, str]:
+    """Named as the worker's flags: a pod predicts its first cap, and sizes chunks, for them."""
+    slo = service.spec.slo
+    if slo is None:
+        return {}
+    targets = {"slo_ttft_ms": slo.ttft_ms, "slo_itl_ms": slo.itl_ms, "slo_e2e_ms": slo.e2e_ms}
+    given = {name: str(ms) for name, ms in targets.items() if ms is not None}
+    # Without a first-token target there is nothing to shed for, and the worker's flag refuses it.
+    return {**given, "overload": slo.overload if slo.ttft_ms is not None else "Queue"}
 
 
 def secret(service: InferenceService, token: str) -> Manifest:
@@ -116,17 +131,21 @@ def deployment(
     replicas: int,
     live: Object | None,
     commit: str = "",
+    is_unread: bool = False,
 ) -> Manifest:
     """The pods. A template made from the same inputs stays as `live` has it.
 
     So an operator that renders templates differently restarts no pod until its object changes.
     `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods that started with a higher
     one stay too, as the cap is lowered live; only to go beyond what they started with takes new.
+    `is_unread`: the model cannot be read now (its hub is away), which is no reason to.
     `commit`: what the revision of a hub's model stands for, so that all replicas run the same.
     """
     inputs = digest(_template_inputs(service, settings))
-    started = _started_ceiling(live)
-    kept = _kept_template(live, inputs) if _suffices(started, ceiling) else None
+    started = _annotation(live, CEILING_ANNOTATION)
+    asked = str(service.spec.batching.max_num_seqs or _AUTO)
+    is_as_asked = is_unread and _annotation(live, ASKED_ANNOTATION) in (asked, None)
+    kept = _kept_template(live, inputs) if is_as_asked or _suffices(started, ceiling) else None
     template = kept or _template(service, settings, ceiling, commit)
     spec = {
         "replicas": replicas,
@@ -142,6 +161,7 @@ def deployment(
     annotations = {
         TEMPLATE_INPUTS_ANNOTATION: inputs,
         CEILING_ANNOTATION: started if kept and started else str(ceiling or _AUTO),
+        ASKED_ANNOTATION: asked,
         TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
     }
     name = deployment_name(service)
@@ -190,10 +210,10 @@ def _owner(service: InferenceService) -> Manifest:
     }
 
 
-def _started_ceiling(live: Object | None) -> str | None:
+def _annotation(live: Object | None, name: str) -> str | None:
     annotations = (live or {}).get("metadata", {}).get("annotations") or {}
-    started = annotations.get(CEILING_ANNOTATION)
-    return started if isinstance(started, str) else None
+    value = annotations.get(name)
+    return value if isinstance(value, str) else None
 
 
 def _suffices(started: str | None, ceiling: int | None) -> bool:
@@ -236,11 +256,10 @@ def _hub_inputs(service: InferenceService, settings: Settings) -> dict[str, obje
 
 
 def _kept_template(live: Object | None, inputs: str) -> Manifest | None:
-    annotations = (live or {}).get("metadata", {}).get("annotations") or {}
-    if annotations.get(TEMPLATE_INPUTS_ANNOTATION) != inputs:
+    if _annotation(live, TEMPLATE_INPUTS_ANNOTATION) != inputs:
         return None
     try:
-        template = json.loads(annotations.get(TEMPLATE_ANNOTATION, ""))
+        template = json.loads(_annotation(live, TEMPLATE_ANNOTATION) or "")
     except ValueError:
         return None
     return template if isinstance(template, dict) else None

@@ -32,6 +32,7 @@ _COLLECTIONS: Mapping[str, tuple[str, str]] = {
     "Secret": ("/api/v1", "secrets"),
     "Service": ("/api/v1", "services"),
     "Event": ("/api/v1", "events"),
+    "Pod": ("/api/v1", "pods"),
     "Deployment": ("/apis/apps/v1", "deployments"),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
 }
@@ -95,6 +96,15 @@ class Cluster:
             if e.status == 404:
                 return None
             raise
+
+    async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
+        """Of the live objects that `ref` names, or of those of its kind and namespace with the
+        label: as they are now, which a watch may have missed."""
+        query = (
+            ("labelSelector", label) if label else ("fieldSelector", f"metadata.name={ref.name}")
+        )
+        answer = await self._call("GET", ref.kind, Ref(ref.kind, ref.namespace).path, [query])
+        return frozenset(item["metadata"]["uid"] for item in answer.get("items") or ())
 
     async def serves_objects(self) -> bool:
         """Whether the API server knows our kind: the CRD is installed."""

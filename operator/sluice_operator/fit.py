@@ -9,6 +9,7 @@ from sluice_worker.sizing import (
     MemoryPlan,
     SizingError,
     advice,
+    bytes_saved,
     plan_memory,
 )
 
@@ -74,26 +75,32 @@ def initial_cap(spec: Spec, fit: Fit) -> int | None:
 
 
 def _plan(spec: Spec, found: Checkpoint) -> MemoryPlan:
-    accelerator = spec.hardware.accelerator
+    accelerator, dtype_bytes = spec.hardware.accelerator, DTYPE_BYTES[found.dtype]
+    saved = bytes_saved(found.shape, dtype_bytes, _argument(spec, "quantization"))
     return plan_memory(
         found.shape,
         total_bytes=spec.hardware.memory_bytes,
         utilization=spec.batching.memory_utilization,
-        weights_bytes=found.weights_bytes,
+        weights_bytes=found.weights_bytes - saved,
         max_num_batched_tokens=spec.batching.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS,
         max_model_len=spec.model.max_model_len or found.shape.max_position,
-        block_size=_block_size(spec),
-        dtype_bytes=DTYPE_BYTES[found.dtype],
+        block_size=_number(spec, "block-size") or _BLOCK_SIZE[accelerator],
+        dtype_bytes=dtype_bytes,
         max_num_seqs=spec.batching.max_num_seqs,
         lengths=None,  # a ceiling is fixed at start, so it must not move with the traffic
         device="cuda" if accelerator == "nvidia" else "cpu",
+        num_blocks=_number(spec, "num-gpu-blocks-override"),
     )
 
 
-def _block_size(spec: Spec) -> int:
-    given = [arg.partition("=")[2] for arg in spec.engine.args if arg.startswith("--block-size=")]
-    if not given:
-        return _BLOCK_SIZE[spec.hardware.accelerator]
-    if not given[-1].isdigit():
-        raise SizingError(f"--block-size={given[-1]} is not a number.")
-    return int(given[-1])
+def _argument(spec: Spec, flag: str) -> str | None:
+    """What `spec.engine.args` says of a flag, the last time."""
+    given = [arg.partition("=")[2] for arg in spec.engine.args if arg.startswith(f"--{flag}=")]
+    return given[-1] if given else None
+
+
+def _number(spec: Spec, flag: str) -> int | None:
+    given = _argument(spec, flag)
+    if given is not None and not given.isdigit():
+        raise SizingError(f"--{flag}={given} is not a number.")
+    return int(given) if given else None

@@ -7,6 +7,7 @@ was read, whether or not the server honours Range.
 import json
 import re
 import struct
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,11 +17,11 @@ import httpx
 
 from .checkpoint import (
     INDEX,
-    MAX_HEADER_BYTES,
     MAX_JSON_BYTES,
     Checkpoint,
     CheckpointError,
     Unread,
+    check_header,
     examine,
     json_object,
 )
@@ -28,6 +29,8 @@ from .checkpoint import (
 MAX_FILES = 32
 """Headers of more would take minutes; the index then tells the size."""
 _TIMEOUT_S = 10.0
+_DEADLINE_S = 60.0
+"""For all of a model: the time above is for each read, and a hub that drips would never end."""
 _FIRST_BYTES = 64 << 10
 """Holds most headers: one of 300 tensors has about 30 kB."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -39,12 +42,13 @@ class _Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """ORG/NAME of `endpoint` at a branch, a tag or a commit."""
+    """ORG/NAME of `endpoint` at a branch, a tag or a commit. `ends_s`: when to give up."""
 
     endpoint: str
     repo: str
     revision: str
     token: str | None = field(default=None, repr=False)
+    ends_s: float = field(default_factory=lambda: time.monotonic() + _DEADLINE_S, repr=False)
 
 
 def read(model: HubModel, dtype: str) -> Checkpoint | Unread:
@@ -78,7 +82,7 @@ class _Files:
         """Ask the hub what there is."""
         path = f"api/models/{model.repo}/revision/{quote(model.revision, safe='')}"
         with _answer(client, model, path) as response:
-            body = _beginning(response, MAX_JSON_BYTES + 1)
+            body = _beginning(response, MAX_JSON_BYTES + 1, model.ends_s)
         try:
             answer = json.loads(body)
             commit = str(answer["sha"])
@@ -101,19 +105,19 @@ class _Files:
             return names - large | large & {"model.safetensors"}
         return names if len(large) <= MAX_FILES else names - large
 
-    def json_object(self, name: str) -> Mapping[str, object]:
-        body = self._read(name, 0, MAX_JSON_BYTES + 1)
-        if len(body) > MAX_JSON_BYTES:
-            raise CheckpointError(f"{name} is larger than {MAX_JSON_BYTES >> 20} MiB.")
+    def json_object(self, name: str, most: int) -> Mapping[str, object]:
+        body = self._read(name, 0, most + 1)
+        if len(body) > most:
+            raise CheckpointError(f"{name} is larger than {most >> 20} MiB.")
         return json_object(body, name)
 
     def header(self, name: str) -> Mapping[str, object]:
         body = self._read(name, 0, _FIRST_BYTES)
         (length,) = struct.unpack("<Q", body[:8].ljust(8, b"\xff"))
-        if length <= MAX_HEADER_BYTES and length + 8 > len(body) == _FIRST_BYTES:
-            body += self._read(name, _FIRST_BYTES, length + 8 - _FIRST_BYTES)
+        check_header(name, length, length if len(body) == _FIRST_BYTES else len(body) - 8)
         if length + 8 > len(body):
-            raise CheckpointError(f"{name} is truncated or no safetensors file.")
+            body += self._read(name, _FIRST_BYTES, length + 8 - _FIRST_BYTES)
+            check_header(name, length, len(body) - 8)
         return json_object(body[8 : length + 8], name)
 
     def _read(self, name: str, start: int, length: int) -> bytes:
@@ -122,7 +126,7 @@ class _Files:
         span = {"Range": f"bytes={start}-{start + length - 1}"}
         with _answer(self._client, self._model, path, span) as response:
             skipped = 0 if response.status_code == 206 else start
-            return _beginning(response, skipped + length)[skipped:]
+            return _beginning(response, skipped + length, self._model.ends_s)[skipped:]
 
 
 @contextmanager
@@ -156,9 +160,11 @@ def _refusal(model: HubModel, path: str, status: int, code: str) -> Exception:
     return _Unavailable(f"it answered {status}")
 
 
-def _beginning(response: httpx.Response, most: int) -> bytes:
+def _beginning(response: httpx.Response, most: int, ends_s: float) -> bytes:
     body = bytearray()
     for part in response.iter_bytes():
+        if time.monotonic() > ends_s:
+            raise _Unavailable(f"it took over {_DEADLINE_S:g} s")
         body += part
         if len(body) >= most:
             break

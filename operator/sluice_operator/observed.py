@@ -79,6 +79,11 @@ def pod_of(body: Object, now: float) -> Pod:
     )
 
 
+def has_ended(body: Object) -> bool:
+    """Whether a live pod has ended for good: its address may be another one's by now."""
+    return (body.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
 def rollout_of(body: Object | None) -> Rollout:
     """Read a live Deployment."""
     if body is None:

@@ -28,12 +28,14 @@ PAST_SAVE_SECONDS = 30.0
 """The tuner's memory alone is saved this rarely: losing it costs caution, not correctness."""
 
 _TAKEN_RETRY_S = 5.0
+_TOLD_AGAIN_S = 600.0
 _MEMORY_ONLY = {"data.past.json", f"metadata.annotations.{children.MANIFEST_ANNOTATION}"}
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that one pass knows. `live`: children by kind; `scrapes`: by pod uid.
+    """All that one pass knows. `live`: children by kind; `scrapes`: by pod uid, and of pods that
+    are gone.
 
     `runtime`: what the ConfigMap holds, or the newer memory of this process; None at the start.
     `accepted`: by kind, `drift.acceptance` of our last write; `deleted`: kinds whose child somebody
@@ -62,14 +64,21 @@ class PodPatch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do: apply in order, then send, then tell, then write the status if it differs."""
+    """What to do: apply the ConfigMap, send, tell of `decided`, apply the rest, tell of `noticed`,
+    write the status if it differs."""
 
     apply: tuple[Object, ...]
     patches: tuple[PodPatch, ...]
-    notices: tuple[Notice, ...]
+    decided: tuple[Notice, ...]
+    noticed: tuple[Notice, ...]
     status: dict[str, object]
     runtime: Runtime | None
     requeue_s: float
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """All that is told."""
+        return (*self.decided, *self.noticed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +109,13 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
     if taken:
         failed = status.fail(new_status, observed.previous, Reason.NAME_TAKEN, taken, now)
         notices = tuple(events.transitions(observed.previous, failed))
-        return Plan((), (), notices, failed, observed.runtime, _TAKEN_RETRY_S)
-    told = (*tuned.notices, *_restorations(wanted, observed))
+        return Plan((), (), (), notices, failed, observed.runtime, _TAKEN_RETRY_S)
+    restored = _restorations(wanted, observed, now)
     return Plan(
         apply=written,
         patches=tuple(_patches(service.spec, observed, tuned.runtime)),
-        notices=(*told, *events.transitions(observed.previous, new_status)),
+        decided=tuned.notices,
+        noticed=(*restored, *events.transitions(observed.previous, new_status)),
         status=new_status,
         runtime=tuned.runtime,
         requeue_s=_requeue_s(observed, settings),
@@ -120,7 +130,7 @@ def _plan_nothing(
     report = _report(service, observed, _Tuned(runtime, None), ceiling=None)
     new_status = status.build(report, observed.previous, now)
     notices = tuple(events.transitions(observed.previous, new_status))
-    return Plan((), (), notices, new_status, observed.runtime, settings.resync_s)
+    return Plan((), (), (), notices, new_status, observed.runtime, settings.resync_s)
 
 
 def _report(
@@ -187,6 +197,14 @@ def _pod_view(observed: Observed, pod: Pod) -> PodView:
     )
 
 
+def _gone_views(observed: Observed) -> Iterator[PodView]:
+    """Pods that are gone: what they served belongs to the promise."""
+    there = {pod.uid for pod in observed.pods}
+    for uid, scrape in observed.scrapes.items():
+        if uid not in there:
+            yield PodView(uid, False, True, scrape.evidence, None, None, scrape.seen_s)
+
+
 # Cap, epoch and replicas
 
 
@@ -236,7 +254,7 @@ def _replicas(spec: Spec, runtime: Runtime) -> int:
 
 
 def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
-    runtime = observed.runtime or Runtime(0, initial_cap(spec, observed.fit), 0)
+    runtime = observed.runtime or _unremembered(spec, observed)
     runtime = replace(runtime, replicas=_replicas(spec, runtime))
     settled = _settle(spec, observed, runtime, ceiling, now)
     cap = settled.runtime.cap
@@ -250,12 +268,21 @@ def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
         cap=cap,
         epoch=settled.runtime.epoch,
         replicas=settled.runtime.replicas,
-        pods=tuple(_pod_view(observed, pod) for pod in observed.pods),
+        pods=(*(_pod_view(observed, pod) for pod in observed.pods), *_gone_views(observed)),
     )
     past, decision = decide(settled.runtime.past, observation)
     after = _decided(spec, replace(settled.runtime, past=past), decision)
     told = _decision_notices(settled.runtime, after, decision)
     return _Tuned(after, decision, (*settled.notices, *told))
+
+
+def _unremembered(spec: Spec, observed: Observed) -> Runtime:
+    """A new object; or one whose ConfigMap is gone or spoilt, whose pods then tell."""
+    deployment = observed.live.get("Deployment") or {}
+    replicas = int(deployment.get("spec", {}).get("replicas") or 0)
+    running = [config.max_num_seqs for config in _configs(observed) if config.epoch]
+    cap = min(running) if running else initial_cap(spec, observed.fit)
+    return Runtime(0, cap, replicas)
 
 
 def _decided(spec: Spec, runtime: Runtime, decision: Decision) -> Runtime:
@@ -342,6 +369,7 @@ def _children(
         replicas=runtime.replicas,
         commit=observed.fit.checkpoint.commit if observed.fit.checkpoint else "",
         live=observed.live.get("Deployment"),
+        is_unread=observed.fit.checkpoint is None,
     )
     return (
         children.configmap(service, runtime),
@@ -396,23 +424,23 @@ def _conditional(manifest: Object, live: Object | None) -> Object:
     return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}}
 
 
-def _restorations(wanted: tuple[Object, ...], observed: Observed) -> Iterator[Notice]:
-    """What a person (or another controller) did to a child, and that it is undone."""
+def _restorations(wanted: tuple[Object, ...], observed: Observed, now: float) -> Iterator[Notice]:
+    """What a person (or another controller) did to a child, and that it is undone: told once in ten
+    minutes, or a fight over a field would be an event at every pass."""
+    when = int(now // _TOLD_AGAIN_S)
     for manifest in wanted:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         live = observed.live.get(kind)
         if live is None:
             if kind in observed.deleted:
                 text = f"{kind} {name} was deleted: created again"
-                # The acceptance of our last write stands for the object that is gone.
-                key = f"{kind}/deleted/{observed.accepted.get(kind, '')}"
-                yield Notice(True, Reason.CHILD_RESTORED, text, key)
+                yield Notice(True, Reason.CHILD_RESTORED, text, f"{kind}/deleted/{when}")
         elif drift.manifest_hash(live) == drift.manifest_hash(manifest):
             edited = tuple(drift.differences(manifest, live))
             if edited and not _in_sync(manifest, live, observed):
                 text = f"{kind} {name} was edited: put back {', '.join(edited[:8])}"
-                version = live["metadata"]["resourceVersion"]
-                yield Notice(True, Reason.CHILD_RESTORED, text, f"{kind}/edited/{version}")
+                key = f"{kind}/edited/{children.digest(edited)}/{when}"
+                yield Notice(True, Reason.CHILD_RESTORED, text, key)
 
 
 def _patches(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPatch]:

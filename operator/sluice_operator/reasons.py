@@ -51,6 +51,7 @@ class Reason(StrEnum):
     METRICS_UNAVAILABLE = "MetricsUnavailable", "Cap or replicas are held, as no metrics tell."
     # SLOMet, SLOFeasible
     NO_TRAFFIC = "NoTraffic", "Nothing arrived within the window."
+    NO_TARGETS = "NoTargets", "`spec.slo` asks for nothing."
     TARGETS_HOLD = "TargetsHold", "Every target holds over its window, among all arrivals."
     TARGET_MISSED = "TargetMissed", "One does not."
     FEASIBLE = "Feasible", "No target is out of reach by the evidence."

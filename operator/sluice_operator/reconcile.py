@@ -8,7 +8,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from .cluster import Cluster, ClusterError, Ref
 from .events import Notice
 from .fit import Fit, Refused, judge
 from .metrics import Metrics
-from .observed import Pod, pod_of
+from .observed import Pod, has_ended, pod_of
 from .plan import Observed, Plan, plan, refuse
 from .reasons import Reason
 from .runtime import Runtime
@@ -38,6 +39,12 @@ _MIN_SPACING_S = 0.5
 """Between two passes, so that a fight over a field with somebody else stays cheap."""
 _MAX_BACKOFF_S = 60.0
 _REREAD_S = 60.0
+_SWEEP_RESYNCS = 10
+"""Five minutes by default between two looks for deletions that the watch has missed."""
+_HUB_READERS = ThreadPoolExecutor(4, "hub")
+"""Not those of the API server's calls and of local models, which a hub that drips would hold up."""
+_SERVING_WAIT_S = 5.0
+"""Pods that serve are looked after meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +68,11 @@ class _Memory:
     written: dict[str, Object] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
     read_by_name_s: float = 0.0
+    swept_s: float = field(default_factory=time.time)
+    ghosts: set[str] = field(default_factory=set)
     token: str = field(default="", repr=False)
     found: Found | None = None
+    reading: tuple[tuple[object, ...], asyncio.Future[Found]] | None = None
     found_key: tuple[object, ...] = ()
     found_s: float = 0.0
 
@@ -151,6 +161,8 @@ class Reconciler:
             await self._tell(meta, events.transitions(previous, wanted), now)
             await self._write_status(wanted)
             return self._context.settings.resync_s
+        if not await self._drop_ghosts(service, now):
+            return self._context.settings.resync_s
         observed = await self._observe(service, previous, now)
         planned = plan(service, observed, self._context.settings, now)
         await self._execute(service, planned, previous, now)
@@ -169,7 +181,7 @@ class Reconciler:
         return Observed(
             live=live,
             pods=pods,
-            scrapes=await self._scrape(pods, now),
+            scrapes=await self._scrape(service, pods, now),
             fit=fit,
             token=memory.token,
             previous=previous,
@@ -187,16 +199,38 @@ class Reconciler:
         Not while pods serve: they have sized themselves, and waiting for a hub that is away would
         hold up what they need.
         """
-        memory, model, settings = self._memory, service.spec.model, self._context.settings
+        memory, model = self._memory, service.spec.model
         key = (model.uri, model.dtype, model.revision, model.secret_ref)
         is_known = isinstance(memory.found, Checkpoint) or now - memory.found_s < _REREAD_S
+        serving = any(pod.serving for pod in pods)
         if isinstance(memory.found, Unread):
-            is_known = is_known or any(pod.serving for pod in pods)
+            is_known = is_known or serving
         if memory.found is None or memory.found_key != key or not is_known:
-            token = await self._hub_token(service)
-            memory.found = await asyncio.to_thread(_read_checkpoint, model, settings, token)
+            found = await self._reading(service, key, _SERVING_WAIT_S if serving else None)
+            if found is None:
+                return Unread("the model is being read")
+            if isinstance(found, Refused) and not memory.found_key and serving:
+                found = Unread(found.message)  # what serves has been read once: it is looked after
+            memory.found = found
             memory.found_key, memory.found_s = key, now
         return memory.found
+
+    async def _reading(
+        self, service: InferenceService, key: tuple[object, ...], wait_s: float | None
+    ) -> Found | None:
+        """What comes of reading the model, None if that takes longer than `wait_s`: it goes on."""
+        memory, settings, model = self._memory, self._context.settings, service.spec.model
+        if memory.reading is None or memory.reading[0] != key:
+            token, loop = await self._hub_token(service), asyncio.get_running_loop()
+            readers = _HUB_READERS if model.repo else None
+            started = loop.run_in_executor(readers, _read_checkpoint, model, settings, token)
+            memory.reading = key, started
+        future = memory.reading[1]
+        await asyncio.wait({future}, timeout=wait_s)
+        if not future.done():
+            return None
+        memory.reading = None
+        return future.result()
 
     async def _hub_token(self, service: InferenceService) -> str | None:
         """What the Secret that the object names holds; None without one, or without its key."""
@@ -209,7 +243,7 @@ class Reconciler:
     async def _live(self, service: InferenceService, fit: Fit, now: float) -> dict[str, Object]:
         live = {}
         for ref in _watched_refs(service):
-            child = self._child(ref.kind)
+            child = self._child(ref)
             if child is not None:
                 live[ref.kind] = child
         if fit.status == "False":
@@ -220,18 +254,44 @@ class Reconciler:
             live.update({ref.kind: found} if found else {})
         live.update(await self._by_name(service, now))
         secret = live.get("Secret")
-        self._memory.token = (
-            (token_of(secret) if secret else None) or self._memory.token or new_token()
-        )
+        # Pods read theirs when they start: an edited Secret is put back, not believed.
+        known = self._memory.token or (token_of(secret) if secret else None)
+        self._memory.token = known or new_token()
         return live
 
-    def _child(self, kind: str) -> Object | None:
+    def _child(self, ref: Ref) -> Object | None:
         """The newer of what the watch has seen and what our last write returned."""
-        watched = next(iter(self._context.children(kind, self._namespace, self._name)), None)
-        written = self._memory.written.get(kind)
+        found = (body for body in self._seen(ref.kind) if body["metadata"]["name"] == ref.name)
+        watched, written = next(found, None), self._memory.written.get(ref.kind)
         if watched is None or written is None:
             return watched or written
         return written if drift.version(written) > drift.version(watched) else watched
+
+    def _seen(self, kind: str) -> Iterator[Object]:
+        """What the watch has seen of a kind, without what is gone since."""
+        for body in self._context.children(kind, self._namespace, self._name):
+            if body["metadata"]["uid"] not in self._memory.ghosts:
+                yield body
+
+    async def _drop_ghosts(self, service: InferenceService, now: float) -> bool:
+        """Find deletions that the watch has missed: after a gap it lists anew, and tells none.
+
+        Whether the object itself is there.
+        """
+        memory = self._memory
+        if now - memory.swept_s < _SWEEP_RESYNCS * self._context.settings.resync_s:
+            return True
+        own = f"{children.INSTANCE_LABEL}={self._name},{children.MANAGED_BY_LABEL}"
+        for kind in ("Pod", *(ref.kind for ref in _watched_refs(service))):
+            seen = {body["metadata"]["uid"] for body in self._seen(kind)}
+            missed = seen - await self._context.cluster.uids(Ref(kind, self._namespace), label=own)
+            memory.ghosts |= missed
+            if missed and kind != "Pod":
+                self.child_deleted(kind)
+        itself = Ref(KIND, self._namespace, self._name)
+        is_there = self._body["metadata"]["uid"] in await self._context.cluster.uids(itself)
+        memory.swept_s = now if is_there else 0.0  # else it is looked for at each pass
+        return is_there
 
     async def _by_name(self, service: InferenceService, now: float) -> dict[str, Object]:
         """Children that no watch shows: the operator has no right to list secrets, for one."""
@@ -248,16 +308,18 @@ class Reconciler:
         return {ref.kind: memory.written[ref.kind] for ref in refs if ref.kind in memory.written}
 
     def _pods(self, now: float) -> tuple[Pod, ...]:
-        found = self._context.children("Pod", self._namespace, self._name)
-        pods = (pod_of(body, now) for body in found)
+        pods = (pod_of(body, now) for body in self._seen("Pod") if not has_ended(body))
         return tuple(sorted(pods, key=lambda pod: pod.name))
 
-    async def _scrape(self, pods: tuple[Pod, ...], now: float) -> Mapping[str, Scrape]:
+    async def _scrape(
+        self, service: InferenceService, pods: tuple[Pod, ...], now: float
+    ) -> Mapping[str, Scrape]:
         if not self._memory.token:  # nothing of ours is there yet
             return {}
         known = self._scraper.knows
         targets = tuple(_target(p) for p in pods if p.ip and (p.serving or known(p.uid)))
-        return await self._scraper.scrape(targets, self._memory.token, now)
+        keep_s = service.spec.slo.window_s if service.spec.slo else 0.0
+        return await self._scraper.scrape(targets, self._memory.token, now, keep_s)
 
     # Execute
 
@@ -266,22 +328,25 @@ class Reconciler:
     ) -> None:
         meta = self._body["metadata"]
         try:
-            await self._apply(planned, now)
+            # A child that is refused must not keep what was decided from the pods that serve.
+            await self._apply([m for m in planned.apply if m["kind"] == "ConfigMap"], now)
+            self._memory.runtime = planned.runtime
+            await self._send(planned)
+            await self._tell(meta, planned.decided, now)
+            await self._apply([m for m in planned.apply if m["kind"] != "ConfigMap"], now)
         except ClusterError as e:
             if 400 <= e.status < 500 and e.status not in (409, 429):
                 failed = status.fail(planned.status, previous, Reason.APPLY_FAILED, str(e), now)
                 await self._tell(meta, events.transitions(previous, failed), now)
                 await self._write_status(failed)
             raise
-        self._memory.runtime = planned.runtime
         self._memory.deleted.clear()
-        await self._send(planned)
-        await self._tell(meta, planned.notices, now)
+        await self._tell(meta, planned.noticed, now)
         await self._write_status(planned.status)
 
-    async def _apply(self, planned: Plan, now: float) -> None:
+    async def _apply(self, manifests: Iterable[Object], now: float) -> None:
         memory = self._memory
-        for manifest in planned.apply:
+        for manifest in manifests:
             kind = manifest["kind"]
             try:
                 live = await self._context.cluster.apply(manifest)
@@ -292,7 +357,7 @@ class Reconciler:
             memory.written[kind] = live
             memory.accepted[kind] = drift.acceptance(manifest, live)
             if kind == "ConfigMap":
-                memory.runtime, memory.saved_s = planned.runtime, now
+                memory.saved_s = now
             _log.info("%s/%s: applied %s", self._namespace, self._name, kind)
 
     async def _send(self, planned: Plan) -> None:

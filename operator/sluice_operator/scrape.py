@@ -24,10 +24,13 @@ from sluice_worker.contract import (
 
 from .children import ADMIN_PORT
 from .metrics import Metrics
+from .tuner.constants import BURST_MEMORY_S
 
 T = TypeVar("T")
 DEADLINE_S = 2.0
 MAX_BODY_BYTES = 4 << 20
+MAX_GONE = 16
+"""Pods that are gone and still held: of a rollout that loops, the newest."""
 
 
 class ScrapeError(Exception):
@@ -57,7 +60,8 @@ class Target:
 class Scrape:
     """What is held of one pod. `problem`: why its last answer is missing, None if it is there.
 
-    `evidence` keeps at most TICK_RING ticks of the present boot; `seen_s`: when it was last read.
+    `evidence` keeps at most TICK_RING ticks, those of earlier boots as well: what they served
+    belongs to the promise. `seen_s`: when it was last read.
     """
 
     evidence: Evidence | None = None
@@ -67,22 +71,27 @@ class Scrape:
 
 
 def merge(held: Evidence | None, fresh: Evidence) -> Evidence:
-    """`fresh` with the ticks already held before it; another boot_id starts anew."""
-    if held is None or held.boot_id != fresh.boot_id:
+    """`fresh` with the ticks already held before it, also those of another boot."""
+    if held is None:
         return fresh
-    last = fresh.ticks[0].seq if fresh.ticks else None
-    before = [tick for tick in held.ticks if last is None or tick.seq < last]
+    first = fresh.ticks[0].seq if fresh.ticks else None
+    before = [
+        tick
+        for tick in held.ticks
+        if tick.boot_id != fresh.boot_id or first is None or tick.seq < first
+    ]
     return msgspec.structs.replace(fresh, ticks=(before + fresh.ticks)[-TICK_RING:])
 
 
 def last_seq(held: Evidence | None) -> int | None:
-    """The newest tick held, for `after`."""
+    """The newest tick held of the present boot, for `after`."""
     ticks: list[Tick] = held.ticks if held else []
-    return ticks[-1].seq if ticks else None
+    is_present = bool(held and ticks and ticks[-1].boot_id == held.boot_id)
+    return ticks[-1].seq if is_present else None
 
 
 class Scraper:
-    """The pods' admin ports of one object. Holds what each pod said, for as long as it is there."""
+    """The pods' admin ports of one object. Holds what each pod said, for as long as it counts."""
 
     def __init__(self, client: httpx.AsyncClient, metrics: Metrics) -> None:
         self._client, self._metrics = client, metrics
@@ -93,11 +102,16 @@ class Scraper:
         return uid in self._held
 
     async def scrape(
-        self, targets: tuple[Target, ...], token: str, now: float
+        self, targets: tuple[Target, ...], token: str, now: float, window_s: float = 0.0
     ) -> Mapping[str, Scrape]:
-        """Ask all `targets` at once; by pod uid. What is held of other pods is dropped."""
+        """Ask all `targets` at once; by pod uid. Pods that are gone are in it with their ticks of
+        the last `window_s`, or for as long as bursts are remembered: their misses do not leave with
+        them."""
         answers = await asyncio.gather(*(self._scrape_one(t, token, now) for t in targets))
-        self._held = {target.uid: answer for target, answer in zip(targets, answers, strict=True)}
+        fresh = {target.uid: answer for target, answer in zip(targets, answers, strict=True)}
+        since_s = now - max(window_s, BURST_MEMORY_S)
+        gone = [(u, _since(held, since_s)) for u, held in self._held.items() if u not in fresh]
+        self._held = dict([one for one in gone if one[1].evidence][-MAX_GONE:]) | fresh
         return self._held
 
     async def patch(self, target: Target, token: str, patch: RuntimePatch) -> RuntimeConfig:
@@ -154,6 +168,15 @@ def create_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(
         trust_env=False, follow_redirects=False, limits=limits, timeout=DEADLINE_S
     )
+
+
+def _since(held: Scrape, time_s: float) -> Scrape:
+    """What a pod that is not asked any more did from then on; without evidence if nothing."""
+    ticks = [tick for tick in held.evidence.ticks if tick.t_s >= time_s] if held.evidence else []
+    if not held.evidence or not ticks:
+        return Scrape()
+    evidence = msgspec.structs.replace(held.evidence, ticks=ticks)
+    return replace(held, evidence=evidence, config=None)
 
 
 async def _capped(response: httpx.Response) -> bytes:

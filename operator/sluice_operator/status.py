@@ -18,7 +18,7 @@ from .reasons import Foreign, Reason
 from .runtime import Runtime
 from .spec import MAX_HISTORY, InferenceService
 from .tuner import Condition, Decision, TargetVerdict
-from .tuner.types import ReplicaChange
+from .tuner.types import Move, ReplicaChange
 from .usage import step_times, work
 
 WINDOW_S = 600.0
@@ -275,6 +275,7 @@ def _batching(report: Report) -> dict[str, Any]:
         "epoch": runtime.epoch,
     }
     if decision is not None:
+        part |= _why(decision.cap_move, decision.cap)
         part["predicted"] = decision.predicted_cap
         part["effectiveBatch"] = f"{decision.effective_batch:.1f}"
         part["limitedBy"] = decision.limited_by
@@ -289,6 +290,12 @@ def _batching(report: Report) -> dict[str, Any]:
             "reason": change.reason,
         }
     return {key: value for key, value in part.items() if value is not None}
+
+
+def _why(move: Move, now: int) -> dict[str, Any]:
+    """The last look's reason, and what it would change where it may not."""
+    why = {"reason": move.reason, "message": move.message[:_MAX_MESSAGE]}
+    return why if move.to == now else {**why, "proposed": move.to}
 
 
 def _slo(decision: Decision | None) -> dict[str, Any]:
@@ -314,8 +321,8 @@ def _target(verdict: TargetVerdict) -> dict[str, Any]:
     }
     if verdict.quantile_ms is not None:
         part["p99"] = milliseconds(verdict.quantile_ms)
-    if verdict.samples_needed is not None:
-        part["samplesNeeded"] = verdict.samples_needed
+    part["samplesNeeded"] = verdict.samples_needed
+    part["verifiable"] = verdict.verifiable
     return part
 
 
@@ -324,6 +331,7 @@ def _scaling(report: Report) -> dict[str, Any]:
     external = report.service.spec.replicas is not None
     part: dict[str, Any] = {"replicasOwner": "External" if external else "Sluice"}
     if decision is not None:
+        part |= _why(decision.replicas_move, decision.replicas)
         part["desired"] = decision.desired_replicas
         part["pending"] = decision.pending_replicas
     if history:

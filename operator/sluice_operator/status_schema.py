@@ -73,6 +73,9 @@ def _batching() -> Schema:
         ceiling=say(COUNT, "Most that memory and the user allow; fixed at start."),
         maxNumSeqs=say(COUNT, "The cap in force."),
         initialNumSeqs=say(COUNT, "The cap before any evidence."),
+        reason=say(TEXT, "Why the cap is what it is, at the last look."),
+        message=say(MESSAGE, "The same with its evidence."),
+        proposed=say(COUNT, "The cap that advisory mode would set."),
         predicted=say(COUNT, "Largest cap that the step model expects to hold the target."),
         effectiveBatch=say(TEXT, "Mean number of sequences that ran in a step."),
         epoch=say(COUNT, "Number of the last change."),
@@ -110,7 +113,8 @@ def _target(name: str) -> Schema:
         allowedPercent=say(TEXT, "Share that may be over."),
         usedPercent=say(TEXT, "Share that was over."),
         verdict=one_of("What the evidence says.", "Breach", "Headroom", "Hold", "NoTraffic"),
-        samplesNeeded=say(COUNT, "Samples until a verdict."),
+        samplesNeeded=say(COUNT, "Clean samples until headroom is shown."),
+        verifiable=say(FLAG, "False where they would take over an hour at this traffic."),
     )
 
 
@@ -131,6 +135,9 @@ def _scaling() -> Schema:
     history = {"type": "array", "maxItems": MAX_HISTORY, "items": group("One.", **decision)}
     return group(
         "Replicas, and why.",
+        reason=say(TEXT, "Why the replicas are what they are, at the last look."),
+        message=say(MESSAGE, "The same with its evidence."),
+        proposed=say(COUNT, "The replicas that advisory mode would set."),
         desired=say(COUNT, "Replicas wanted now."),
         pending=say(COUNT, "Pods that are not ready yet."),
         replicasOwner=one_of("Who sets the replicas.", "Sluice", "External"),

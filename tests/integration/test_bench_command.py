@@ -12,7 +12,8 @@ import httpx
 import pytest
 from integration.worker_process import Worker, running_worker
 from sluice.__main__ import main
-from sluice.endpoint import CLIENT_SIDE, LIVE, EndpointError, find_live
+from sluice.endpoint import CLIENT_SIDE, LIVE, TOLD, EndpointError, find_live
+from sluice_worker.contract import Slo
 
 ADMIN = {"Authorization": "Bearer admin-canary"}
 SMALL = [
@@ -57,9 +58,10 @@ def test_each_cap_is_measured_live_on_one_server_and_the_first_cap_is_back(
     assert bench(worker, tmp_path, "--max-num-seqs", "1,4,64", "--route", route) == 0
     after = config(worker)
     assert (after["max_num_seqs"], after["boot_id"]) == (3, before["boot_id"])
+    assert after["slo"] == before["slo"]
     assert after["epoch"] > before["epoch"] + 4
     found = json.loads((tmp_path / "bench.json").read_text())
-    assert (found["caps_are"], found["left_out"], found["ceiling"]) == (LIVE, [64], 4)
+    assert (found["caps_are"], found["left_out"], found["ceiling"]) == (LIVE + TOLD, [64], 4)
     assert [p["cap"] for p in found["points"]] == [1, 4]
     for point in found["points"]:
         assert (point["requests"], point["failed"], point["good_share"]) == (12, 0, 1.0)
@@ -102,6 +104,18 @@ async def test_a_cap_that_somebody_else_changes_ends_the_measurement_and_stays_t
             await live.check()
         await live.restore()
     assert config(worker)["max_num_seqs"] == 1
+
+
+async def test_the_worker_is_told_the_targets_while_it_is_measured(worker: Worker) -> None:
+    before = config(worker)["slo"]
+    async with aiohttp.ClientSession(headers=ADMIN) as session:
+        asked = Slo(ttft_ms=2000.0, itl_ms=80.0)
+        live = await find_live(session, worker.url, worker.admin_url, asked)
+        assert live is not None
+        await live.use(2)
+        assert config(worker)["slo"] == {"ttft_ms": 2000.0, "itl_ms": 80.0, "e2e_ms": None}
+        await live.restore()
+    assert config(worker)["slo"] == before
 
 
 async def test_only_an_admin_port_of_ours_is_taken_for_one(worker: Worker) -> None:

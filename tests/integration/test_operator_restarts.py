@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,27 +70,103 @@ def space(client: httpx.Client) -> Namespace:
     return create_namespace(client, f"restarts-{next(_numbers)}")
 
 
-async def reconcile_once(server: ApiServer, space: Namespace, models: Path, writes: float) -> bool:
-    """A new operator's pass over demo, ended after `writes` writes; whether it was ended."""
+@asynccontextmanager
+async def a_reconciler(
+    server: ApiServer,
+    space: Namespace,
+    models: Path,
+    children: Callable[[str, str, str], Iterable[Object]],
+    *,
+    writes: float = float("inf"),
+    resync_s: float = 30.0,
+) -> AsyncIterator[Reconciler]:
+    """A new operator's, of demo; it is killed after `writes` writes."""
     configuration = Configuration()
     load_kube_config(str(server.kubeconfig), client_configuration=configuration)
     metrics = create_metrics()
     cluster = DyingCluster(ApiClient(configuration), metrics)
     cluster.writes_left = writes
-    settings = Settings("registry.invalid/worker:1", models_dir=models)
+    settings = Settings("registry.invalid/worker:1", models_dir=models, resync_s=resync_s)
+    async with create_client() as client:
+        reconciler = Reconciler(Context(settings, cluster, client, metrics, children), *space.demo)
+        reconciler.see(space.get("inferenceservices", "demo"))
+        yield reconciler
+
+
+async def reconcile_once(server: ApiServer, space: Namespace, models: Path, writes: float) -> bool:
+    """A new operator's pass over demo, ended after `writes` writes; whether it was ended."""
 
     def children(kind: str, namespace: str, owner: str) -> Iterable[Object]:
         found = space.find(_PLURALS[kind], space.child(kind)) if kind in _PLURALS else None
         return [found] if found else []
 
-    async with create_client() as client:
-        reconciler = Reconciler(Context(settings, cluster, client, metrics, children), *space.demo)
-        reconciler.see(space.get("inferenceservices", "demo"))
+    async with a_reconciler(server, space, models, children, writes=writes) as reconciler:
         try:
             await reconciler.reconcile()
         except Killed:
             return True
     return False
+
+
+@asynccontextmanager
+async def longlived(
+    server: ApiServer, space: Namespace, models: Path
+) -> AsyncIterator[tuple[Reconciler, dict[str, Object]]]:
+    """A reconciler of demo that looks at everything at each pass, and what its watch remembers."""
+    seen = dict[str, Object]()
+
+    def children(kind: str, namespace: str, owner: str) -> Iterable[Object]:
+        return [seen[kind]] if kind in seen else []
+
+    async with a_reconciler(server, space, models, children, resync_s=0.0) as reconciler:
+        await reconciler.reconcile()
+        seen.update({kind: space.get(p, space.child(kind)) for kind, p in _PLURALS.items()})
+        yield reconciler, seen
+
+
+async def test_a_deletion_that_the_watch_missed_is_found(
+    apiserver: ApiServer, space: Namespace, models: Path
+) -> None:
+    create_demo(space)
+    async with longlived(apiserver, space, models) as (reconciler, seen):
+        space.delete("deployments", "demo")
+        await reconciler.reconcile()
+        restored = space.get("deployments", "demo")
+    assert restored["metadata"]["uid"] != seen["Deployment"]["metadata"]["uid"]
+
+
+async def test_an_object_whose_deletion_the_watch_missed_gets_no_children_again(
+    apiserver: ApiServer, space: Namespace, models: Path
+) -> None:
+    create_demo(space)
+    async with longlived(apiserver, space, models) as (reconciler, _):
+        for plural, name in (("inferenceservices", "demo"), ("deployments", "demo")):
+            space.delete(plural, name)
+        for _ in range(3):
+            await reconciler.reconcile()
+            assert space.find("deployments", "demo") is None
+
+
+async def test_an_edited_admin_token_is_put_back_for_pods_read_it_once(
+    apiserver: ApiServer, space: Namespace, models: Path
+) -> None:
+    create_demo(space)
+    async with longlived(apiserver, space, models) as (reconciler, _):
+        token = space.get("secrets", "demo-admin")["data"]["token"]
+        space.patch("secrets", "demo-admin", {"data": {"token": "bWluZQ=="}})
+        await reconciler.reconcile()
+        assert space.get("secrets", "demo-admin")["data"]["token"] == token
+
+
+async def test_a_copy_of_a_child_is_not_taken_for_it(
+    apiserver: ApiServer, space: Namespace, models: Path
+) -> None:
+    create_demo(space)
+    async with longlived(apiserver, space, models) as (reconciler, seen):
+        copied = {**seen["ConfigMap"]["metadata"], "name": "a-backup", "resourceVersion": "1"}
+        seen["ConfigMap"] = {**seen["ConfigMap"], "metadata": copied, "data": {"epoch": "999"}}
+        await reconciler.reconcile()
+    assert space.get("configmaps", "demo-runtime")["data"]["epoch"] == "0"
 
 
 def _shape(space: Namespace) -> dict[str, Any]:

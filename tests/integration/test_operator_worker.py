@@ -147,9 +147,12 @@ def test_decisions_reach_the_engine_live_and_survive_both_restarts(
                 space.path("pods", pod["metadata"]["name"]), params={"gracePeriodSeconds": 0}
             )
         with running_worker(space, models, tmp_path / "worker2") as second:
-            assert second.config()["max_num_seqs"] == 3  # before any operator is there
+            alone = second.config()  # before any operator is there
+            assert alone["max_num_seqs"] == 3
+            assert alone["slo"] == {"ttft_ms": 900.0, "itl_ms": 50.0, "e2e_ms": None}
             with running_operator(apiserver, models, tmp_path / "3.log", space.name) as third:
-                third.wait("the targets", lambda: second.config()["slo"]["ttft_ms"] == 900.0)
+                third.await_passes(4)
+                assert second.config()["slo"] == alone["slo"]
 
 
 def _the_predicted_cap_is_adopted(

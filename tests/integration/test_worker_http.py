@@ -196,6 +196,19 @@ def test_contradicting_lengths_and_encodings_are_refused(worker: Worker) -> None
         assert client.recv(65536).startswith(b"HTTP/1.1 400 ")
 
 
+def test_headers_that_do_not_end_are_closed_on_a_connection_that_was_used(worker: Worker) -> None:
+    with socket.create_connection(("127.0.0.1", httpx.URL(worker.url).port or 0)) as client:
+        client.settimeout(10)
+        client.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += client.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        client.sendall(b"GET / HT")
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(100) == b""
+
+
 @pytest.mark.parametrize("sent", [b"POST /gen", b"POST /generate HTTP/1.1\r\nContent-Le"])
 def test_headers_that_do_not_end_are_closed_at_the_deadline(worker: Worker, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", httpx.URL(worker.url).port or 0)) as client:

@@ -123,6 +123,7 @@ class EngineClient:
         self.closed = asyncio.Event()
         self._listener = listener
         self._sinks: dict[str, Sink] = {}
+        self._dropped: dict[str, SluiceError] = {}  # why, if they have not begun
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._integrity: list[asyncio.Future[str | None]] = []
@@ -153,20 +154,30 @@ class EngineClient:
 
     def abort(self, request_id: str) -> None:
         """The client left: nothing more goes to the sink. An unknown or ended id is ignored."""
-        if self._sinks.pop(request_id, None) is not None and not self.closed.is_set():
+        if self._forget(request_id) is not None and not self.closed.is_set():
             self._send(Abort(request_id))
 
     def fail(self, request_id: str, error: SluiceError) -> None:
         """End a sequence from this side (shed, or the worker is leaving); its sink is told."""
-        sink = self._sinks.pop(request_id, None)
+        sink = self._forget(request_id)
         if sink is not None:
             self._send(Abort(request_id))
             sink.ended("error", error)
+
+    def drop(self, request_id: str, error: SluiceError) -> None:
+        """End a sequence that has not begun; one that has goes on. The engine knows which it is."""
+        if request_id in self._sinks and request_id not in self._dropped:
+            self._dropped[request_id] = error
+            self._send(Abort(request_id, if_waiting=True))
 
     def fail_all(self, error: SluiceError) -> None:
         """End every open sequence."""
         for request_id in list(self._sinks):
             self.fail(request_id, error)
+
+    def _forget(self, request_id: str) -> Sink | None:
+        self._dropped.pop(request_id, None)
+        return self._sinks.pop(request_id, None)
 
     def configure(self, limits: Configure) -> None:
         """Change the live limits from the next step on."""
@@ -178,8 +189,8 @@ class EngineClient:
         Raises Unavailable if the engine is gone, or too busy to answer in time.
         """
         answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._integrity.append(answer)
         self._send(CheckIntegrity())
+        self._integrity.append(answer)
         try:
             return await asyncio.wait_for(answer, INTEGRITY_TIMEOUT_S)
         except TimeoutError as error:
@@ -252,14 +263,16 @@ class EngineClient:
             if sink is None:
                 continue
             if token.finish_reason is not None:
-                del sinks[token.request_id]
+                self._forget(token.request_id)
             sink.token(token, at_cap=at_cap, now_s=now_s)
 
     def _finished(self, message: Finished, now_s: float) -> None:
         self._listener.state(message, now_s)
-        sink = self._sinks.pop(message.request_id, None)
+        dropped = self._dropped.get(message.request_id)
+        sink = self._forget(message.request_id)
         if sink is not None:
-            sink.ended(message.finish_reason, request_error(message))
+            error = dropped if message.finish_reason == "abort" else request_error(message)
+            sink.ended("error" if error else message.finish_reason, error)
 
     def lost(self, error: Exception | None) -> None:
         """The socket closed: the engine is gone, and everybody who waits is told."""

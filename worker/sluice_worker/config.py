@@ -26,7 +26,7 @@ class EngineConfig(Struct, frozen=True):
     model: str
     dtype: DType = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
-    seed: int = 0
+    seed: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     initial_num_seqs: int | None = None
@@ -173,6 +173,7 @@ ENGINE_FLAGS = (
     Flag("speculative-config", _speculation, 'JSON; {"method": "ngram", ...} drafts by lookup'),
     Flag("device", _choice("auto", "cpu", "cuda"), "where the model runs"),
 )
+OVERLOAD = Flag("overload", _choice("Queue", "Shed"), "Shed drops what cannot meet --slo-ttft-ms")
 SERVER_FLAGS = (
     Flag("host", str, "address of the API port"),
     Flag("port", _port, "API port; 0 picks a free one"),
@@ -180,8 +181,8 @@ SERVER_FLAGS = (
     Flag("served-model-name", str, "the model's name in requests and metrics"),
     Flag("api-key-file", Path, "file of bearer keys, one a line; without it the API is open"),
     Flag("admin-token-file", Path, "file of the admin bearer; without it admin is on 127.0.0.1"),
-    Flag("runtime-config-dir", Path, "directory with files max_num_seqs and epoch, read at start"),
-    Flag("overload", _choice("Queue", "Shed"), "Shed drops what cannot meet --slo-ttft-ms"),
+    Flag("runtime-config-dir", Path, "directory with cap, epoch and targets, read at start"),
+    OVERLOAD,
     Flag("max-num-queued-reqs", _count, "waiting requests over which new ones get 429"),
     Flag("max-num-queued-tokens", _count, "prompt tokens without an answer yet, likewise; 0: any"),
     Flag("max-body-bytes", _positive, "request bodies over it get 413"),
@@ -203,6 +204,14 @@ SLO_FLAGS = (
     Flag("slo-itl-ms", _milliseconds, "target of the gap between two tokens"),
     Flag("slo-e2e-ms", _milliseconds, "target of the whole request"),
 )
+
+RUNTIME_FILES = (
+    Flag("max_num_seqs", _positive, "the cap"),
+    Flag("epoch", _count, "of the cap"),
+    *(Flag(flag.name.replace("-", "_"), flag.convert, flag.help) for flag in SLO_FLAGS),
+    OVERLOAD,
+)
+"""Files of --runtime-config-dir; all may be missing."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -241,9 +250,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Work
     engine["enable_prefix_caching"] = given.enable_prefix_caching
     if "gpu_memory_utilization" in engine:
         engine["memory_utilization"] = engine.pop("gpu_memory_utilization")
+    problems += _contradictions(engine, server, slo)
+    persisted = _persisted(server.get("runtime_config_dir"), problems)
+    slo |= {name: persisted.pop(name) for name in list(persisted) if name.startswith("slo_")}
+    if OVERLOAD.name in persisted:
+        server["overload"] = persisted.pop(OVERLOAD.name)
     server["slo"] = Slo(**{name.removeprefix("slo_"): value for name, value in slo.items()})
     engine["itl_ms"] = slo.get("slo_itl_ms")
-    problems += _contradictions(engine, server)
     hub = None
     try:
         hub = _hub(given.model, _convert(given, HUB_FLAGS, problems), environ)
@@ -253,11 +266,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Work
         if hub is None:
             problems += _checkpoint_problems(given.model, engine.get("load_format", "auto"))
     problems += _file_problems(server)
-    if not problems:
-        engine |= _runtime_config(server.get("runtime_config_dir"), problems)
     if problems:
         raise ConfigError(problems)
-    return WorkerConfig(EngineConfig(**engine), ServerConfig(**server), hub)
+    return WorkerConfig(EngineConfig(**engine | persisted), ServerConfig(**server), hub)
 
 
 def _hub(
@@ -290,7 +301,9 @@ def _convert(
     return values
 
 
-def _contradictions(engine: dict[str, Any], server: dict[str, Any]) -> list[str]:
+def _contradictions(
+    engine: dict[str, Any], server: dict[str, Any], slo: dict[str, Any]
+) -> list[str]:
     """Flags that are sound alone, but not together."""
     problems = []
     port = server.get("port", ServerConfig().port)
@@ -305,7 +318,7 @@ def _contradictions(engine: dict[str, Any], server: dict[str, Any]) -> list[str]
             f"--max-num-batched-tokens {budget} is under --max-num-seqs {ceiling}; "
             "a step could not decode all sequences"
         )
-    if server.get("overload") == "Shed" and server["slo"].ttft_ms is None:
+    if server.get("overload") == "Shed" and "slo_ttft_ms" not in slo:
         problems.append("--overload Shed needs --slo-ttft-ms, the target that it sheds for")
     return problems + _static_problems(engine, server)
 
@@ -379,17 +392,19 @@ def read_secrets(path: Path) -> tuple[str, ...]:
     return secrets
 
 
-def _runtime_config(directory: Path | None, problems: list[str]) -> dict[str, int]:
-    """Cap and epoch that the operator persisted, so that a new pod starts where its peers are."""
-    values: dict[str, int] = {}
-    fields = (("max_num_seqs", "initial_num_seqs", 1), ("epoch", "epoch", 0))
-    for file_name, field, lowest in fields:
-        path = directory / file_name if directory else None
+def _persisted(directory: Path | None, problems: list[str]) -> dict[str, Any]:
+    """What the operator wrote down, so that a new pod starts as its peers are: cap, epoch, and the
+    targets, for which it predicts its first cap and sizes chunks of prefill."""
+    values: dict[str, Any] = {}
+    for flag in RUNTIME_FILES:
+        path = directory / flag.name if directory else None
         if path is None or not path.is_file():
             continue
         text = path.read_text(encoding="utf-8", errors="replace").strip()
-        if not text.isascii() or not text.isdigit() or int(text) < lowest:
-            problems.append(f"{path} must hold a whole number from {lowest} on, not {text[:40]!r}")
-        else:
-            values[field] = int(text)
+        try:
+            values[flag.name] = flag.convert(text[:40])
+        except ValueError as error:
+            problems.append(f"{path} {error}")
+    if "max_num_seqs" in values:
+        values["initial_num_seqs"] = values.pop("max_num_seqs")
     return values

@@ -37,7 +37,10 @@ class Engine:
         runner: Runner,
         times: StepTimes,
         clock: Callable[[], float] = time.monotonic,
+        seed: int | None = None,
     ) -> None:
+        """`seed`: of requests that bring none of their own; None: of the system's entropy."""
+        self._seeds = random.Random(seed)  # noqa: S311 - of samples, no secret
         self.scheduler = scheduler
         self.runner = runner
         self.times = times
@@ -58,13 +61,13 @@ class Engine:
         refusal = self.scheduler.can_admit(request)
         if refusal is not None:
             return self._finished(request.request_id, "error", refusal.sentence)
-        seed = random.getrandbits(63) if request.seed is None else request.seed
+        seed = self._seeds.getrandbits(63) if request.seed is None else request.seed
         self.scheduler.add(Sequence(request, seed), now)
         return None
 
     def abort(self, message: Abort) -> Finished | None:
         """Free the request's blocks now; None if there is no such request."""
-        if not self.scheduler.abort(message.request_id):
+        if not self.scheduler.abort(message.request_id, if_waiting=message.if_waiting):
             return None
         return self._finished(message.request_id, "abort", None)
 

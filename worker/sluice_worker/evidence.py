@@ -7,42 +7,27 @@ socket, so that HTTP, tokenising and a busy event loop count as what they are: w
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from .contract import (
-    SKETCH_GAMMA,
     SMOOTH_SHARE,
     TICK_RING,
     TICK_SECONDS,
-    Causes,
     Evidence,
-    FirstTokens,
     Lengths,
     MemoryReport,
-    Requests,
     Slo,
     StepModel,
     Tick,
-    TokenGaps,
-    Waiting,
 )
+from .open_tick import Cause, OpenTick, bucket
 from .prefill_time import PrefillTime
 from .wire import FirstToken, Snapshot, StepReport
-
-Cause = Literal["cap", "kv", "prefill", "cold"]
 
 LENGTHS_KEPT = 1024
 """Finished requests behind `Lengths`: recent ones, so that a shift of the traffic shows."""
 SERVICE_TIMES_KEPT = 64
-SMALLEST_MS = 0.01
-_LOG_GAMMA = math.log(SKETCH_GAMMA)
-
-
-def bucket(value_ms: float) -> int:
-    """The sketch bucket i with GAMMA**(i-1) < value_ms <= GAMMA**i."""
-    return math.ceil(math.log(max(value_ms, SMALLEST_MS)) / _LOG_GAMMA)
 
 
 def largest_part(parts: FirstToken, ttft_s: float) -> Cause:
@@ -66,7 +51,7 @@ class Flight:
 
     `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
     `admitted_s` is an estimate until the first token (see `Recorder.step`). `decided`: its first
-    token has been counted, on time or over.
+    token has been counted, on time or over; `e2e_decided`: the whole of it has.
     """
 
     request_id: str
@@ -76,6 +61,7 @@ class Flight:
     ttft_ms: float | None = None
     admitted_s: float | None = None
     decided: bool = False
+    e2e_decided: bool = False
     held_first: bool = False
     first_s: float | None = None
     last_s: float = 0.0
@@ -93,49 +79,6 @@ class Flight:
         return (self.last_s - self.first_s) * 1e3 / (self.num_tokens - 1)
 
 
-@dataclass(slots=True)
-class _Share:
-    """Values counted against a target."""
-
-    n: int = 0
-    over: int = 0
-    sketch: dict[int, int] = field(default_factory=dict)
-
-    def add(self, value_ms: float, target_ms: float | None) -> bool:
-        """Count a value; True if it is over."""
-        self.n += 1
-        index = bucket(value_ms)
-        self.sketch[index] = self.sketch.get(index, 0) + 1
-        is_over = target_ms is not None and value_ms > target_ms
-        self.over += is_over
-        return is_over
-
-
-@dataclass(slots=True)
-class _OpenTick:
-    """The tick that is being filled; the fields are those of `contract.Tick`."""
-
-    arrivals: int = 0
-    refused: int = 0
-    finished: int = 0
-    good: int = 0
-    smooth: int = 0
-    ttft: _Share = field(default_factory=_Share)
-    by: dict[Cause, int] = field(default_factory=dict)
-    itl: _Share = field(default_factory=_Share)
-    over_after_over: int = 0
-    n_at_cap: int = 0
-    over_at_cap: int = 0
-    e2e: _Share = field(default_factory=_Share)
-    steps: int = 0
-    slow_steps: int = 0
-    decodes: int = 0
-    prefill_tokens: int = 0
-    generated_tokens: int = 0
-    busy_s: float = 0.0
-    max_running: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Settling:
     """A change of the cap that has not taken effect yet."""
@@ -148,6 +91,14 @@ class _Settling:
         if self.after < self.before:
             return num_running <= self.after
         return self.after == self.before or num_running > self.before
+
+
+def _older(flights: Mapping[str, Flight], now_s: float, limit_ms: float | None) -> Iterator[Flight]:
+    """Those, oldest first, that came more than `limit_ms` ago."""
+    for flight in flights.values():
+        if limit_ms is None or (now_s - flight.arrival_s) * 1e3 <= limit_ms:
+            return
+        yield flight
 
 
 NOTHING = Snapshot(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -167,7 +118,7 @@ class Recorder:
         self.memory = MemoryReport(planned={}, measured={}, kv_tokens=0)
         self._ticks: deque[Tick] = deque(maxlen=TICK_RING)
         self._next_seq = 1
-        self._tick = _OpenTick()
+        self._tick = OpenTick()
         self._tick_start_s = now_s
         self._throttled_s: float | None = None  # the first reading is where we begin
         self._settling: _Settling | None = None
@@ -178,6 +129,7 @@ class Recorder:
         self._service_s: deque[float] = deque(maxlen=SERVICE_TIMES_KEPT)
         self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
         self._pending: dict[str, Flight] = {}  # without a first token, oldest first
+        self._open: dict[str, Flight] = {}  # not ended, oldest first
         self.num_pending_tokens = 0  # of their prompts, cached ones included
 
     # -- what is in force
@@ -212,7 +164,7 @@ class Recorder:
         flight = Flight(request_id, arrival_s, now_s, num_prompt_tokens, ttft_ms)
         self._tick.arrivals += 1
         self._waiting[request_id] = flight
-        self._pending[request_id] = flight
+        self._pending[request_id] = self._open[request_id] = flight
         self.num_pending_tokens += num_prompt_tokens
         return flight
 
@@ -221,6 +173,7 @@ class Recorder:
         self._tick.arrivals += 1
         self._tick.refused += 1
         self._miss("cold" if cold else self._waiting_cause())
+        self._count_whole(is_over=True)
 
     def first_token(self, flight: Flight, now_s: float, parts: FirstToken) -> float:
         """The first token was handed over; returns the time it took, in seconds."""
@@ -269,10 +222,13 @@ class Recorder:
 
     def finish(self, flight: Flight, now_s: float) -> float:
         """All of its tokens were handed over; returns the end-to-end time in seconds."""
-        self._leave(flight)
+        self._end(flight)
         tick, e2e_s = self._tick, now_s - flight.arrival_s
         tick.finished += 1
-        tick.e2e.add(e2e_s * 1e3, self.slo.e2e_ms)
+        if flight.e2e_decided:
+            tick.e2e.note(e2e_s * 1e3)
+        else:
+            tick.e2e.add(e2e_s * 1e3, self.slo.e2e_ms)
         self._lengths.append(flight.num_prompt_tokens + flight.num_tokens)
         if flight.admitted_s is not None:
             self._service_s.append(now_s - flight.admitted_s)
@@ -283,17 +239,21 @@ class Recorder:
         return e2e_s
 
     def drop(self, flight: Flight, now_s: float, *, by_server: bool, refused: bool = False) -> None:
-        """It ended without finishing. Before its first token that is a miss if the server ended it
-        (`by_server`: failed, shed), or if the client left after the target had passed.
+        """It ended without finishing. That is a miss if the server ended it (`by_server`: failed,
+        shed), or if the client left after the target had passed: before its first token of the
+        first token's target, and always of the whole's.
         """
-        cause = self._cause_so_far(flight, now_s)
-        self._leave(flight)
+        cause, age_ms = self._cause_so_far(flight, now_s), (now_s - flight.arrival_s) * 1e3
+        self._end(flight)
         self._tick.refused += refused
+        if not flight.e2e_decided:
+            e2e_ms = self.slo.e2e_ms
+            self._count_whole(is_over=by_server or (e2e_ms is not None and age_ms > e2e_ms))
         if flight.decided:
             return
         flight.decided = True
         target = self.slo.ttft_ms
-        is_late = target is not None and (now_s - flight.arrival_s) * 1e3 > target
+        is_late = target is not None and age_ms > target
         if by_server or is_late:
             self._miss(cause)
         else:
@@ -389,51 +349,33 @@ class Recorder:
         return 0.0 if model is None else self._prefill_time.upper_ms(model, num_tokens)
 
     def _count_late(self, end_s: float) -> None:
-        """Requests that still wait and passed the target in this tick are over, now and once."""
-        target = self.slo.ttft_ms
-        if target is None:
-            return
-        for flight in self._pending.values():
-            if (end_s - flight.arrival_s) * 1e3 <= target:
-                break
+        """Requests that passed a target in this tick and are not there yet are over, now and
+        once."""
+        for flight in _older(self._pending, end_s, self.slo.ttft_ms):
             if not flight.decided:
                 flight.decided = True
                 self._miss(self._cause_so_far(flight, end_s))
+        for flight in _older(self._open, end_s, self.slo.e2e_ms):
+            if not flight.e2e_decided:
+                flight.e2e_decided = True
+                self._count_whole(is_over=True)
 
     def _close(self, wall_s: float, throttled_s: float) -> None:
-        tick, state = self._tick, self.snapshot
         before_s = throttled_s if self._throttled_s is None else self._throttled_s
-        self._ticks.append(
-            Tick(
-                seq=self._next_seq,
-                t_s=max(0.0, wall_s),
-                epoch=self.epoch,
-                boot_id=self.boot_id,
-                settled=not self._is_mixed and self._settling is None,
-                max_num_seqs=self.max_num_seqs,
-                arrivals=tick.arrivals,
-                refused=tick.refused,
-                finished=tick.finished,
-                good=tick.good,
-                smooth=tick.smooth,
-                ttft=FirstTokens(tick.ttft.n, tick.ttft.over, Causes(**tick.by), tick.ttft.sketch),
-                itl=_gaps(tick),
-                e2e=Requests(tick.e2e.n, tick.e2e.over, tick.e2e.sketch),
-                steps=tick.steps,
-                decodes=tick.decodes,
-                prefill_tokens=tick.prefill_tokens,
-                generated_tokens=tick.generated_tokens,
-                busy_s=tick.busy_s,
-                throttled_s=max(0.0, throttled_s - before_s),
-                running=state.running,
-                max_running=tick.max_running,
-                waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
-                slow_steps=tick.slow_steps,
-            )
+        closed = self._tick.closed(
+            self.snapshot,
+            seq=self._next_seq,
+            t_s=max(0.0, wall_s),
+            epoch=self.epoch,
+            boot_id=self.boot_id,
+            settled=not self._is_mixed and self._settling is None,
+            max_num_seqs=self.max_num_seqs,
+            throttled_s=max(0.0, throttled_s - before_s),
         )
+        self._ticks.append(closed)
         self._throttled_s = throttled_s
         self._next_seq += 1
-        self._tick = _OpenTick()
+        self._tick = OpenTick()
         self._is_mixed = self._settling is not None or not self._is_started
 
     def _settle(self, num_running: int) -> None:
@@ -452,6 +394,12 @@ class Recorder:
         self._tick.ttft.over += 1
         self._tick.by[cause] = self._tick.by.get(cause, 0) + 1
 
+    def _count_whole(self, *, is_over: bool) -> None:
+        """A request that did not finish, against the end-to-end target if there is one."""
+        if self.slo.e2e_ms is not None:
+            self._tick.e2e.n += 1
+            self._tick.e2e.over += is_over
+
     def _waiting_cause(self) -> Cause:
         return "kv" if self.snapshot.waiting_kv > self.snapshot.waiting_cap else "cap"
 
@@ -461,6 +409,10 @@ class Recorder:
             return self._waiting_cause()
         waited_s, prefilling_s = flight.admitted_s - flight.arrival_s, now_s - flight.admitted_s
         return "prefill" if prefilling_s >= waited_s else self._waiting_cause()
+
+    def _end(self, flight: Flight) -> None:
+        self._leave(flight)
+        self._open.pop(flight.request_id, None)
 
     def _leave(self, flight: Flight) -> None:
         self._waiting.pop(flight.request_id, None)
@@ -474,17 +426,6 @@ class Recorder:
         mean = sum(self._lengths) / n
         variance = sum((length - mean) ** 2 for length in self._lengths) / n
         return Lengths(mean=mean, sigma=math.sqrt(variance), n=n)
-
-
-def _gaps(tick: _OpenTick) -> TokenGaps:
-    return TokenGaps(
-        n=tick.itl.n,
-        over=tick.itl.over,
-        over_after_over=tick.over_after_over,
-        n_at_cap=tick.n_at_cap,
-        over_at_cap=tick.over_at_cap,
-        sketch=tick.itl.sketch,
-    )
 
 
 def _count_while_later(flights: Iterable[Flight], moment_s: float) -> int:

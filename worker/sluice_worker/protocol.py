@@ -68,7 +68,7 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
     request_id: RequestId | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    cache_salt: Name | None = None
     user: str | None = None
     slo_ttft_ms: DeadlineMs | None = None
     slo_tpot_ms: DeadlineMs | None = None
@@ -94,6 +94,7 @@ class GenerateFields(SamplingFields, frozen=True, kw_only=True):
     details: bool | None = None
     add_special_tokens: bool | None = True
     return_token_ids: bool | None = False
+    cache_salt: Name | None = None
     slo_ttft_ms: DeadlineMs | None = None
     slo_tpot_ms: DeadlineMs | None = None
 
@@ -316,6 +317,7 @@ def parse_generate(
         add_special_tokens=typed.add_special_tokens is not False,
         stream=default_stream if typed.stream is None else typed.stream,
         return_token_ids=bool(typed.return_token_ids),
+        cache_salt=typed.cache_salt or "",
         deadlines=Deadlines(typed.slo_ttft_ms, typed.slo_tpot_ms),
     )
 
@@ -343,10 +345,13 @@ def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _generate_defaults(body: GenerateBody, defaults: Defaults) -> Defaults:
-    """`defaults`, but for the temperature of requests that do not ask to be sampled."""
+    """`defaults`; greedy without a wish to be sampled, which narrowing the choice is, as in TGI."""
     if body.do_sample is False and body.temperature:
         raise RequestError("do_sample false contradicts a temperature over 0", param="do_sample")
-    return defaults if body.do_sample else msgspec.structs.replace(defaults, temperature=0.0)
+    is_narrowed = (body.top_k or 0) > 0 or bool(body.min_p) or (body.top_p or 1.0) < 1
+    if body.do_sample or (body.do_sample is None and is_narrowed):
+        return defaults
+    return msgspec.structs.replace(defaults, temperature=0.0)
 
 
 def _prompts(prompt: str | list[Any], param: str) -> tuple[str | tuple[int, ...], ...]:

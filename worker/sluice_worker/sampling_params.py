@@ -24,6 +24,8 @@ MAX_ALLOWED = 4096
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 18
 """Log-probabilities of one request's prompts: they are held until the reply, and told at once."""
+MAX_OUTPUT_LOGPROBS = 1 << 21
+"""Of a request's output: some 260 MB until the reply is written."""
 
 Number = TypeVar("Number", int, float)
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -211,16 +213,26 @@ def check_something_left(
         )
 
 
+def check_logprobs(params: SamplingParams, num_output: int) -> None:
+    """Raises RequestError if `num_output` tokens, all choices together, give too many to hold."""
+    beside, remedy = f"up to {num_output} tokens", "; ask for fewer tokens (max_tokens, n)"
+    _check_held("logprobs", params.logprobs, num_output, MAX_OUTPUT_LOGPROBS, beside, remedy)
+
+
 def check_prompt_logprobs(params: SamplingParams, num_prompt: int) -> None:
     """Raises RequestError if `num_prompt` tokens, all choices together, give too many to hold."""
-    if params.prompt_logprobs is None:
-        return
-    num_entries = num_prompt * (params.prompt_logprobs + 1)
-    if num_entries > MAX_PROMPT_LOGPROBS:
+    beside = f"{num_prompt} prompt tokens"
+    _check_held("prompt_logprobs", params.prompt_logprobs, num_prompt, MAX_PROMPT_LOGPROBS, beside)
+
+
+def _check_held(
+    param: str, each: int | None, num_tokens: int, most: int, beside: str, remedy: str = ""
+) -> None:
+    if each is not None and num_tokens * (each + 1) > most:
         raise RequestError(
-            f"{params.prompt_logprobs} log-probabilities beside each of {num_prompt} prompt tokens "
-            f"are over the limit of {MAX_PROMPT_LOGPROBS} for a request",
-            param="prompt_logprobs",
+            f"{each} log-probabilities beside each of {beside} are over the limit of {most} for a "
+            f"request{remedy}",
+            param=param,
         )
 
 

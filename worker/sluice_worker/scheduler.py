@@ -134,9 +134,9 @@ class Scheduler:
             sequence.drafter = Drafter(self.speculation)
         self.waiting.append(sequence)
 
-    def abort(self, request_id: str) -> bool:
-        """Forget a request and free its blocks; whether there was one."""
-        for queue in (self.waiting, self.running):
+    def abort(self, request_id: str, *, if_waiting: bool = False) -> bool:
+        """Forget a request (`if_waiting`: one that has not begun); whether there was one."""
+        for queue in (self.waiting,) if if_waiting else (self.waiting, self.running):
             for sequence in queue:
                 if sequence.request_id == request_id:
                     queue.remove(sequence)
@@ -246,7 +246,7 @@ class Scheduler:
         self, decodes: list[Work], chunk_limit: ChunkLimit, growth: Growth
     ) -> list[Work]:
         """`decodes`, with drafts to verify where they promise to be worth the step's time."""
-        drafting = [work for work in decodes if _is_drafting(work.sequence)]
+        drafting = [work for work in decodes if work.sequence.is_drafting]
         if not drafting or self.speculation is None:
             return decodes
         num_decodes, kv_tokens = len(decodes), sum(work.start + 1 for work in decodes)
@@ -495,7 +495,3 @@ class Scheduler:
         sequence.num_computed_tokens = sequence.num_trusted_tokens = 0
         sequence.num_sealed_blocks = 0
         sequence.sealed_key = 0
-
-
-def _is_drafting(sequence: Sequence) -> bool:
-    return sequence.drafter is not None and sequence.drafter.is_on

@@ -73,6 +73,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def is_drafting(self) -> bool:
+        """Whether it speculates, which paid lately."""
+        return self.drafter is not None and self.drafter.is_on
+
+    @property
     def needs_prompt_scores(self) -> bool:
         """Whether logits of prompt positions are wanted, which no cached block has."""
         request = self.request

@@ -108,7 +108,7 @@ class _Start:
         times.set_profile(measured.records)
         predicted = self._predicted_cap(times, plan.ceiling)
         limits = self._limits(plan.ceiling, predicted)
-        engine = Engine(self._scheduler(plan, limits), runner, times)
+        engine = Engine(self._scheduler(plan, limits), runner, times, seed=self.config.seed)
         report = MemoryReport(
             planned=planned.as_dict(),
             measured={
@@ -177,7 +177,7 @@ class _Start:
     def _source(self) -> TensorSource:
         dtype: torch.dtype = getattr(torch, self.dtype_name)
         if self.config.load_format == "dummy":
-            return RandomWeights(self.config.seed, dtype, self.device)
+            return RandomWeights(self.config.seed or 0, dtype, self.device)
         return Checkpoint(self.directory, dtype, self.device)
 
     def _weights_bytes(self, source: TensorSource) -> int:

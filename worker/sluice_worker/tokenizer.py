@@ -35,6 +35,8 @@ class Tokenizer:
             for token_id, added in self._tokenizer.get_added_tokens_decoder().items()
         }
         self._anchor = list(self._tokenizer.encode("a", add_special_tokens=False).ids)[-1:]
+        # What an output is decoded behind; without a decoder, tokens are joined by spaces anyhow.
+        self.behind = self._anchor if self._tokenizer.decoder is not None else []
         self._texts: dict[int, str] = {}  # at most one for each token of the vocabulary
 
     @property
@@ -128,11 +130,12 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool
 
 
 class Detokenizer:
-    """Text of a growing output: the pieces join to what decoding it whole gives.
+    """Text of a growing output: the pieces join to what decoding it gives, behind another token.
 
-    A character split across tokens comes with the token that completes it. Each piece is the
-    difference of two decodings from a common start, as some decoders (a leading space, byte
-    fallback) depend on what came before.
+    So a first space is kept, which some decoders drop at the beginning of a text. A character split
+    across tokens comes with the token that completes it. Each piece is the difference of two
+    decodings from a common start, as some decoders (a leading space, byte fallback) depend on what
+    came before.
     """
 
     def __init__(
@@ -142,9 +145,9 @@ class Detokenizer:
         self._skip = skip_special_tokens
         self._spaced = spaces_between_special_tokens
         self._after_added = False  # the token before is an added one
-        self._ids: list[int] = []
+        self._ids = list(tokenizer.behind)
         self._start = 0  # where both decodings begin
-        self._shown = 0  # tokens whose text was given out
+        self._shown = len(self._ids)  # tokens whose text was given out
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; may be empty."""

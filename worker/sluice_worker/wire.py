@@ -81,9 +81,13 @@ class Submit(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """The client left: free the request's blocks within one step. Unknown ids are ignored."""
+    """Free the request's blocks within one step: its client left. Unknown ids are ignored.
+
+    `if_waiting`: only if it has not begun, as it can no longer be in time; `Finished` tells.
+    """
 
     request_id: str
+    if_waiting: bool = False
 
 
 class Configure(Message, frozen=True):

@@ -89,12 +89,8 @@ def main(args: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     path = out / "rows.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    done = {_key(row["cell"], row["seed"], row["requests"], row["every_s"]) for row in rows}
-    jobs = [
-        job
-        for job in _jobs(args)
-        if _key(msgspec.to_builtins(job.cell), job.seed, job.requests, job.every_s) not in done
-    ]
+    done = {_key(row) for row in rows}
+    jobs = [job for job in _jobs(args) if _key(_named(job)) not in done]
     started_s = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool, path.open("a") as file:
         for number, row in enumerate(pool.imap_unordered(run_job, jobs), 1):
@@ -113,8 +109,20 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _key(cell: dict[str, str], seed: int, requests: int, every_s: float) -> tuple[Any, ...]:
-    return (*cell.values(), seed, requests, every_s)
+def _named(job: Job) -> dict[str, Any]:
+    """What a row says of its job."""
+    return {
+        "requests": job.requests,
+        "every_s": job.every_s,
+        "caps": list(job.caps),
+        "cell": msgspec.to_builtins(job.cell),
+        "seed": job.seed,
+    }
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    names = ("seed", "requests", "every_s")
+    return (*row["cell"].values(), *row.get("caps", ()), *(row[name] for name in names))
 
 
 def _jobs(args: argparse.Namespace) -> list[Job]:
@@ -164,10 +172,7 @@ def run_job(job: Job) -> dict[str, Any]:
     else:
         oracle = best_near(case.replayed, sluice["last_cap"], params.ceiling)
     return {
-        "requests": job.requests,
-        "every_s": job.every_s,
-        "cell": msgspec.to_builtins(cell),
-        "seed": job.seed,
+        **_named(job),
         "sluice": sluice,
         "times_real": sluice["simulated_s"] / seconds,
         **{

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sluice_worker.contract import StepModel, Tick
-from sluice_worker.evidence import Recorder, bucket
+from sluice_worker.evidence import Recorder
+from sluice_worker.open_tick import bucket
 from sluice_worker.wire import Snapshot
 
 

@@ -23,7 +23,9 @@ def score(world: World) -> dict[str, Any]:
     done = [outcome for ended, _ in outcomes for outcome in ended]
     arrivals = len(world.trace)
     limit, itl_ms = world.targets.ttft_ms or inf, world.targets.itl_ms or inf
-    in_time = [job for job in done if 1e3 * (job.first_s - job.t_s) <= limit]
+    e2e_ms = world.targets.e2e_ms or inf
+    ended_in_time = [job for job in done if 1e3 * (job.last_s - job.t_s) <= e2e_ms]
+    in_time = [job for job in ended_in_time if 1e3 * (job.first_s - job.t_s) <= limit]
     good = sum(_mean_gap_ms(job) <= itl_ms for job in in_time)
     smooth = sum(j.num_gaps_over <= floor((j.num_tokens - 1) * SMOOTH_SHARE) for j in in_time)
     tokens = sum(job.num_tokens for job in done)
@@ -49,6 +51,7 @@ def score(world: World) -> dict[str, Any]:
         "p99_itl_ms": sketch.quantile_ms(world.gaps.sketch, 0.99),
         "ttft_over_share": late / arrivals if world.targets.ttft_ms else None,
         "itl_over_share": world.gaps.num_over / world.gaps.num if world.gaps.num else None,
+        "e2e_over_share": 1 - len(ended_in_time) / arrivals if world.targets.e2e_ms else None,
         "tokens": tokens,
         "preemptions": sum(pod.num_preemptions for pod in pods),
         "first_cap": world.first_cap,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, median, stdev
 from typing import Any
 
 from .runs import Result
@@ -15,7 +15,8 @@ MAX_CHANGES, MAX_CONVERGED_S = 3, 60.0
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over the seeds of each cell; differences are paired, in points, with 95 % intervals."""
+    """Means over the seeds of each cell, and the median time to converge; differences are paired,
+    in points, with 95 % intervals."""
     return [_summary(cell, part) for cell, part in _by_cell(rows)]
 
 
@@ -37,6 +38,7 @@ def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]
         "seeds": len(rows),
         "smooth": smooth,
         "good": {p: mean(p, "good_share") for p in ("sluice", "oracle", "ceiling", "aimd")},
+        "goodput_rps": {p: mean(p, "goodput_rps") for p in ("sluice", "oracle", "ceiling")},
         "reach": smooth["sluice"] / smooth["oracle"] if smooth["oracle"] else None,
         "above_ceiling_points": _paired(
             [100 * (r["sluice"]["smooth_share"] - r["ceiling"]["smooth_share"]) for r in rows]
@@ -47,7 +49,7 @@ def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]
         "oracle_caps": sorted(row["oracle"]["cap"] for row in rows),
         "last_caps": sorted(row["sluice"]["last_cap"] for row in rows),
         "cap_changes": mean("sluice", "cap_changes"),
-        "converged_s": fmean(_converged_s(row) for row in rows),
+        "converged_s": median(_converged_s(row) for row in rows),
         "last_cap_change_s": mean("sluice", "last_cap_change_s"),
         "gpu_seconds_per_1k_tokens": {
             p: mean(p, "gpu_seconds_per_1k_tokens") for p in ("sluice", "oracle", "ceiling")
@@ -92,9 +94,9 @@ def table(summary: Sequence[dict[str, Any]]) -> str:
     """The summary as a Markdown table of smooth shares in percent."""
     head = (
         "| service, targets, noise | trace | seeds | ours | oracle (cap) | reach | cap = max "
-        "| AIMD | changes | converged |"
+        "| AIMD | good/s, of the oracle's | GPU-s/1k tokens | changes | converged |"
     )
-    lines = [head, "|---" * 10 + "|"]
+    lines = [head, "|---" * 12 + "|"]
     for cell in summary:
         smooth = {name: f"{100 * share:.1f}" for name, share in cell["smooth"].items()}
         caps = cell["oracle_caps"]
@@ -103,9 +105,16 @@ def table(summary: Sequence[dict[str, Any]]) -> str:
             f"| {cell['service']}, {cell['target']}, {cell['noise']} | {cell['trace']} "
             f"| {cell['seeds']} | {smooth['sluice']} "
             f"| {smooth['oracle']} ({caps[0]}-{caps[-1]}) | {reach} | {smooth['ceiling']} "
-            f"| {smooth['aimd']} | {cell['cap_changes']:.1f} | {cell['converged_s']:.0f} s |"
+            f"| {smooth['aimd']} | {_goodput(cell['goodput_rps'])} "
+            f"| {cell['gpu_seconds_per_1k_tokens']['sluice']:.3g} "
+            f"| {cell['cap_changes']:.1f} | {cell['converged_s']:.0f} s |"
         )
     return "\n".join(lines)
+
+
+def _goodput(per_s: dict[str, float]) -> str:
+    share = f", {100 * per_s['sluice'] / per_s['oracle']:.0f} %" if per_s["oracle"] else ""
+    return f"{per_s['sluice']:.2f}{share}"
 
 
 def reach(summary: Sequence[dict[str, Any]]) -> str:

@@ -4,7 +4,7 @@ import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -38,12 +38,11 @@ class Request:
 
 
 def read_trace(path: Path) -> list[Request]:
-    """The requests of a file in order of arrival, the first at the time that the file gives it.
+    """The requests of a file in order of arrival, the first at second 0.
 
     A JSON line of ours is {"t_s", "prompt_tokens", "max_tokens", "prefix_id"}; the prompts of one
     `prefix_id` begin alike, by default as far as the shorter one goes, else for `prefix_tokens`.
-    CSV and Mooncake's lines start at second 0. Requests that generated nothing (failures) are left
-    out of the CSV formats. Raises TraceError.
+    Requests of public traces that generated nothing (failures) are left out. Raises TraceError.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -52,23 +51,23 @@ def read_trace(path: Path) -> list[Request]:
         raise TraceError(f"{path}: {e}") from e
     if not requests:
         raise TraceError(f"{path}: no request in it.")
-    return sorted(requests, key=lambda request: request.t_s)
+    first_s = min(request.t_s for request in requests)
+    moved = (replace(request, t_s=request.t_s - first_s) for request in requests)
+    return sorted(moved, key=lambda request: request.t_s)
 
 
 def _json(lines: Iterable[str]) -> Iterator[Request]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             with _at(number):
-                yield _parse(json.loads(line))
+                yield from _parse(json.loads(line))
 
 
 def _csv(lines: Iterable[str]) -> Iterator[Request]:
-    first_s: float | None = None
     for number, row in enumerate(csv.DictReader(lines), 2):
         with _at(number):
             time_s = _csv_time(row["TIMESTAMP" if "TIMESTAMP" in row else "Timestamp"])
-            first_s = time_s if first_s is None else first_s
-            yield from _csv_request(row, time_s - first_s)
+            yield from _csv_request(row, time_s)
 
 
 @contextmanager
@@ -91,15 +90,18 @@ def _csv_time(text: str) -> float:
         return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction or 0}")
 
 
-def _parse(row: Mapping[str, Any]) -> Request:
+def _parse(row: Mapping[str, Any]) -> list[Request]:
+    """Ours or Mooncake's line; of the latter none where nothing was generated."""
     if "input_length" in row:  # Mooncake: milliseconds; chained hashes of 512 tokens each
         prefix = tuple(row.get("hash_ids") or ())
-        seconds = float(row["timestamp"]) / 1000
-        return _checked(seconds, row["input_length"], row["output_length"], prefix, MOONCAKE_BLOCK)
+        seconds, output = float(row["timestamp"]) / 1000, row["output_length"]
+        if output == 0:
+            return []
+        return [_checked(seconds, row["input_length"], output, prefix, MOONCAKE_BLOCK)]
     name, prompt = row.get("prefix_id"), row["prompt_tokens"]
     prefix = () if name in (None, "") else (name,)
     unit = row.get("prefix_tokens") or prompt
-    return _checked(float(row["t_s"]), prompt, row["max_tokens"], prefix, unit)
+    return [_checked(float(row["t_s"]), prompt, row["max_tokens"], prefix, unit)]
 
 
 def _csv_request(row: Mapping[str, Any], t_s: float) -> list[Request]:

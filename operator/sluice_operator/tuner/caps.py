@@ -6,25 +6,16 @@ from math import floor, sqrt
 import msgspec
 from sluice_worker.sizing import carried_sequences
 
-from ..reasons import Foreign, Reason
+from ..reasons import Reason
 from . import constants as k
 from . import sketch, spells
 from .case import Case, effective_cap
 from .evidence import cap_is_used, median_kv_tokens
 from .model import StepTime
-from .types import BreachedCap, Condition, Past, TargetName
+from .types import BreachedCap, Condition, Move, Past, TargetName
 from .verdicts import READERS
 
 GAPS = READERS["interTokenLatency"]
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A value to go to, and why. Holding is a move to the same."""
-
-    to: int
-    reason: Reason | Foreign
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +111,7 @@ def _held_for_cold(case: Case, numbers: str) -> Move:
 
 def _raise_with_headroom(case: Case, bound: Bound) -> Move:
     cap = case.seen.cap
-    if not any(verdict.n for verdict in case.verdicts.values()):
+    if case.verdicts and not any(verdict.n for verdict in case.verdicts.values()):
         return Move(cap, Reason.NO_TRAFFIC, f"epoch {case.seen.epoch}: no traffic in the window")
     if not cap_is_used(case.recent_ticks):
         message = f"epoch {case.seen.epoch}: the cap {cap} is not used, so it proves nothing"
@@ -264,7 +255,7 @@ def _inter_token_allows(case: Case) -> bool:
     if judged.cap_breached:
         return False
     n, over = case.epoch.total(GAPS.proof)
-    near = over - judged.epoch_far
+    near = over - judged.far_at_cap
     return n * judged.allowed_share < 1 or near <= judged.allowed_share * n
 
 

@@ -2,10 +2,10 @@
 
 from ..reasons import Reason
 from . import constants as k
-from .caps import Move, blocked_from
+from .caps import Bound, blocked_from
 from .case import Case, effective_cap
 from .demand import Demand
-from .types import Condition, LimitedBy
+from .types import Condition, LimitedBy, Move
 
 
 def metrics_available(case: Case) -> Condition:
@@ -73,6 +73,8 @@ def _inter_token_feasible(case: Case) -> Condition:
 def slo_met(case: Case, demand: Demand, replicas: Move) -> Condition:
     """Whether every target holds over its window, among all arrivals."""
     judged = [verdict for verdict in case.verdicts.values() if verdict.n]
+    if not case.verdicts:
+        return Condition(None, Reason.NO_TARGETS, "spec.slo has no target")
     if not judged:
         return Condition(None, Reason.NO_TRAFFIC, "no traffic in the window")
     missed = [verdict for verdict in judged if verdict.over > verdict.allowed_share * verdict.n]
@@ -95,14 +97,17 @@ def _at_the_maximum(case: Case, demand: Demand) -> bool:
     return full and demand.needed > limits.max_replicas
 
 
-def limited_by(case: Case) -> LimitedBy | None:
-    """What keeps the cap from growing, None while nothing does."""
+def limited_by(case: Case, bound: Bound) -> LimitedBy | None:
+    """What keeps the cap from growing, None while nothing does. `bound`: how far it can be
+    raised."""
     cap, limits = case.seen.cap, case.seen.limits
     blocked = blocked_from(case)
     if case.gaps_breached and cap <= limits.min_num_seqs:
         return "Minimum"
     if cap >= limits.ceiling:
         return limits.ceiling_by
+    if bound.reason == Reason.KV_MEMORY and not bound.is_worth_it(cap):
+        return "VRAM"
     if case.predicted_cap is not None and case.predicted_cap <= cap:
         return "InterTokenLatency"
     return "InterTokenLatency" if blocked is not None and blocked <= cap + 1 else None

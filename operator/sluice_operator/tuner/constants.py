@@ -76,8 +76,8 @@ MIN_FULL_TICKS: Final = 3
 """Ticks of a full pod before its throughput corrects the model."""
 FULL_TICKS: Final = 30
 """A minute of full ticks, the newest, is what the correction is read from."""
-MIN_GAPS: Final = 1000
-"""Measured gaps before their quantile corrects the model's: ten beyond a P99."""
+MIN_BEYOND: Final = 10
+"""Measured gaps beyond the asked quantile before it corrects the model's: 1,000 in all for P99."""
 MIN_CORRECTION: Final = 0.25
 """A correction below this says that the fit is of another regime; it is then only half believed."""
 
@@ -184,4 +184,5 @@ GROWING_QUEUE_S: Final = 20.0
 """A queue that grew over this span while every pod was full needs a pod, whatever the model
 says."""
 MIN_FINISHED: Final = 5
-"""Finished requests per pod before their mean output is believed: the first to finish are short."""
+"""Finished requests per pod before their mean output is believed: the first to finish are short.
+Where the last half minute holds fewer, older ticks are asked as well."""

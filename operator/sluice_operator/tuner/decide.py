@@ -4,12 +4,12 @@ import msgspec
 from sluice_worker.contract import Tick
 
 from ..reasons import Reason
-from .caps import Move, cap_move, raise_bound, remember_breach
+from .caps import Bound, cap_move, raise_bound, remember_breach
 from .case import Case, build_case
 from .conditions import feasible, limited_by, metrics_available, slo_met
 from .demand import Demand
 from .replicas import measure_demand, record_scale, replicas_move, settle_scale
-from .types import CapChange, Condition, Decision, Observation, Past, Targets
+from .types import CapChange, Condition, Decision, Move, Observation, Past, Targets
 
 
 def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
@@ -23,10 +23,10 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     metrics, can_hold = metrics_available(case), feasible(case, demand)
     if metrics.holds:
         cap = cap_move(case, can_hold, bound)
-        past, replicas = replicas_move(case, demand, cap, can_hold)
+        past, replicas = replicas_move(case, demand, cap, bound, can_hold)
     else:
         cap, replicas = _held(case, metrics)
-    decision = _decision(case, demand, cap, replicas, metrics, can_hold)
+    decision = _decision(case, demand, bound, cap, replicas, metrics, can_hold)
     if observation.targets.mode == "Advisory":
         return past, decision
     return _remember(past, case, demand, cap, replicas), decision
@@ -72,6 +72,7 @@ def _remember(past: Past, case: Case, demand: Demand, cap: Move, replicas: Move)
 def _decision(
     case: Case,
     demand: Demand,
+    bound: Bound,
     cap: Move,
     replicas: Move,
     metrics: Condition,
@@ -80,12 +81,12 @@ def _decision(
     seen = case.seen
     advisory = seen.targets.mode == "Advisory"
     told = _told(case, cap, replicas)
-    finished, good, smooth = _quality(case)
+    ended, good, smooth = _quality(case)
     return Decision(
         cap=seen.cap if advisory else cap.to,
         replicas=seen.replicas if advisory else replicas.to,
-        proposed_cap=cap.to,
-        proposed_replicas=replicas.to,
+        cap_move=cap,
+        replicas_move=replicas,
         reason=told.reason,
         message=f"advisory: {told.message}" if advisory else told.message,
         cap_reason=cap.reason if cap.to != seen.cap else "",
@@ -96,15 +97,15 @@ def _decision(
         slo_feasible=can_hold,
         metrics=metrics,
         predicted_cap=case.predicted_cap,
-        limited_by=limited_by(case),
+        limited_by=limited_by(case, bound),
         desired_replicas=demand.needed,
         pending_replicas=max(0, seen.replicas - case.fleet.num_ready),
         silent_pods=case.fleet.silent,
         noisy_pods=case.noisy,
         effective_batch=case.work.decodes,
         arrivals_per_s=demand.arrivals.per_s,
-        good_share=good / finished if finished else None,
-        smooth_share=smooth / finished if finished else None,
+        good_share=good / ended if ended else None,
+        smooth_share=smooth / ended if ended else None,
         misses_by=case.misses_by,
     )
 
@@ -128,14 +129,14 @@ def _told(case: Case, cap: Move, replicas: Move) -> Move:
 
 
 def _quality(case: Case) -> tuple[int, int, int]:
-    """Finished requests of the window, the good ones, the smooth ones."""
-    finished, good = case.window.total(_good)
-    return finished, good, case.window.total(_smooth)[1]
+    """Requests of the window that finished or were refused, the good ones, the smooth ones."""
+    ended, good = case.window.total(_good)
+    return ended, good, case.window.total(_smooth)[1]
 
 
 def _good(tick: Tick) -> tuple[int, int]:
-    return tick.finished, tick.good
+    return tick.finished + tick.refused, tick.good
 
 
 def _smooth(tick: Tick) -> tuple[int, int]:
-    return tick.finished, tick.smooth
+    return tick.finished + tick.refused, tick.smooth

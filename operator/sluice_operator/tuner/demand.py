@@ -11,7 +11,7 @@ from statistics import NormalDist, fmean, median
 from sluice_worker.contract import TICK_SECONDS
 
 from . import constants as k
-from .evidence import HeardPod
+from .evidence import HeardPod, is_fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> A
 
 
 def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
-    """Arrivals of each span of a tick, oldest first, up to the newest that every pod has closed."""
+    """Arrivals of each span of a tick, oldest first, up to the newest that all have closed."""
     by_time: dict[int, int] = {}
     oldest = round((now - k.BURST_MEMORY_S) / TICK_SECONDS)
     for pod in pods:
@@ -83,7 +83,9 @@ def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
             by_time[index] = by_time.get(index, 0) + tick.arrivals
     if not by_time:
         return []
-    last = min(round(pod.ticks[-1][0] / TICK_SECONDS) for pod in pods if pod.ticks)
+    # A pod that is gone or dead has closed its last tick: it would stop the clock for all.
+    speaking = [pod for pod in pods if is_fresh(pod, now)] or pods
+    last = min(round(pod.ticks[-1][0] / TICK_SECONDS) for pod in speaking)
     return [by_time.get(index, 0) for index in range(max(oldest, min(by_time)), last + 1)]
 
 

@@ -57,7 +57,7 @@ def survey(observation: Observation) -> Fleet:
         pod = HeardPod(view, _aligned(view, observation.now))
         if view not in serving:
             leaving.append(pod)
-        elif _is_fresh(pod, observation.now):
+        elif is_fresh(pod, observation.now):
             heard.append(pod)
         elif not _is_new(view, observation.now):
             silent.append(view.name)
@@ -93,7 +93,8 @@ def _is_new(view: PodView, now: float) -> bool:
     return view.seen_s is not None and now - view.seen_s <= k.STALE_TICKS * TICK_SECONDS
 
 
-def _is_fresh(pod: HeardPod, now: float) -> bool:
+def is_fresh(pod: HeardPod, now: float) -> bool:
+    """Whether it closed a tick a short while ago."""
     return bool(pod.ticks) and now - pod.ticks[-1][0] <= k.STALE_TICKS * TICK_SECONDS
 
 
@@ -182,9 +183,10 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
     last = [pod.ticks[-1][1] for pod in pods]
     steps = sum(tick.steps for tick in ticks)
     busy_s = sum(tick.busy_s for tick in ticks)
-    known = sum(tick.finished for tick in ticks) >= max(1, len(pods)) * k.MIN_FINISHED
-    output = _output_tokens(pods, ticks, known)
-    prompt = _prompt_tokens(pods)
+    telling = _telling(pods)
+    known = _num_finished(telling) >= max(1, len(pods)) * k.MIN_FINISHED
+    output = _output_tokens(telling, known)
+    prompt = _prompt_tokens(telling)
     total, sigma, num_totals = _totals(pods, output + prompt)
     return Work(
         lengths_known=known,
@@ -212,21 +214,37 @@ def _has_spare(pod: HeardPod) -> bool:
     )
 
 
-def _output_tokens(pods: Sequence[HeardPod], ticks: Sequence[Tick], known: bool) -> float:
+def _telling(pods: Sequence[HeardPod]) -> list[list[Tick]]:
+    """Each pod's newest ticks: those of half a minute, or as many more as it takes to know lengths.
+
+    Of rare or long requests, half a minute holds too few.
+    """
+    num, longest = k.RECENT_TICKS, max((len(pod.ticks) for pod in pods), default=0)
+    while True:
+        found = [[tick for _, tick in pod.ticks[-num:]] for pod in pods]
+        if num >= longest or _num_finished(found) >= len(pods) * k.MIN_FINISHED:
+            return found
+        num *= 2
+
+
+def _num_finished(spans: Iterable[Sequence[Tick]]) -> int:
+    return sum(tick.finished for span in spans for tick in span)
+
+
+def _output_tokens(spans: Sequence[Sequence[Tick]], known: bool) -> float:
     """Mean output of what finished. Running ones count once nothing finished: a lower bound."""
-    generated = sum(tick.generated_tokens for tick in ticks)
-    finished = sum(tick.finished for tick in ticks)
+    generated = sum(tick.generated_tokens for ticks in spans for tick in ticks)
+    finished = _num_finished(spans)
     if known:
         return max(generated / finished, 1.0)
-    open_ones = finished + sum(pod.ticks[-1][1].running for pod in pods)
+    open_ones = finished + sum(ticks[-1].running for ticks in spans)
     return max(k.DEFAULT_OUTPUT_TOKENS, generated / open_ones if open_ones else 0.0)
 
 
-def _prompt_tokens(pods: Sequence[HeardPod]) -> float:
+def _prompt_tokens(spans: Sequence[Sequence[Tick]]) -> float:
     """Prefilled tokens per request that was started: finished ones and those more that run."""
     computed, started = 0, 0
-    for pod in pods:
-        ticks = [tick for _, tick in pod.ticks[-k.RECENT_TICKS :]]
+    for ticks in spans:
         computed += sum(tick.prefill_tokens for tick in ticks[1:])
         started += sum(tick.finished for tick in ticks[1:]) + ticks[-1].running - ticks[0].running
     return computed / started if started > 0 else k.DEFAULT_PROMPT_TOKENS

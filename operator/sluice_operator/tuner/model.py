@@ -130,7 +130,8 @@ def corrected(
     gaps = {bucket: count for bucket, count in measured.items() if bucket <= far}
     num = sum(gaps.values())
     measured_ms = sketch.quantile_ms(gaps, quantile)
-    if measured_ms is None or num < max(k.MIN_GAPS, sum(measured.values()) / 2):
+    enough = k.MIN_BEYOND / (1 - quantile)
+    if measured_ms is None or num < max(enough, sum(measured.values()) / 2):
         return model
     predicted_ms = model.mean_ms(work.decodes, work.prefill_tokens) * model.stretch + model.stall_ms
     return replace(model, correction=min(1.0, max(measured_ms / predicted_ms, k.MIN_CORRECTION)))

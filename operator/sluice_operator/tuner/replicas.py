@@ -8,10 +8,10 @@ from sluice_worker.contract import TICK_SECONDS
 from ..reasons import Reason
 from . import constants as k
 from .capacity import pod_capacity
-from .caps import Bound, Move, raise_bound
+from .caps import Bound
 from .case import Case
 from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
-from .types import Condition, Past, ReplicaChange
+from .types import Condition, Move, Past, ReplicaChange
 
 
 def measure_demand(case: Case, bound: Bound) -> Demand:
@@ -44,7 +44,9 @@ def _backlog(case: Case) -> int:
     return 0 if case.work.spare_pods else case.work.waiting_cap + case.work.waiting_kv
 
 
-def replicas_move(case: Case, demand: Demand, cap: Move, feasible: Condition) -> tuple[Past, Move]:
+def replicas_move(
+    case: Case, demand: Demand, cap: Move, bound: Bound, feasible: Condition
+) -> tuple[Past, Move]:
     """What the replicas shall be, and the past with since when more or fewer were wanted."""
     limits, replicas = case.seen.limits, case.seen.replicas
     if limits.replicas_external:
@@ -54,7 +56,7 @@ def replicas_move(case: Case, demand: Demand, cap: Move, feasible: Condition) ->
     if within != replicas:
         message = f"{replicas} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
         return _wanting(case.past, None, None), Move(within, Reason.WITHIN_LIMITS, message)
-    wanted = _wanted(case, demand, cap, feasible)
+    wanted = _wanted(case, demand, cap, bound, feasible)
     if wanted > replicas:
         return _scale_out(case, demand, wanted)
     if _may_shrink(case, demand):
@@ -74,14 +76,14 @@ def _rate(demand: Demand) -> str:
     return f"{arrivals.per_s:.2f} arrivals/s{burst}{one}"
 
 
-def _wanted(case: Case, demand: Demand, cap: Move, feasible: Condition) -> int:
+def _wanted(case: Case, demand: Demand, cap: Move, bound: Bound, feasible: Condition) -> int:
     """Replicas that are wanted now; those that are unless something presses for more."""
     replicas = case.seen.replicas
     if feasible.holds is False and case.gaps_breached:
         return replicas
     raising = cap.to > case.seen.cap
     late = case.late_in_queue is not None and not (case.cause == "cold" and case.is_cold)
-    if not (late or _overloaded(case, demand)) or _raises_first(case):
+    if not (late or _overloaded(case, demand)) or _raises_first(case, bound):
         return replicas
     waits = late and case.cause in ("cap", "kv") and demand.arrivals.is_known
     if waits and not raising and _queue_grows(case):
@@ -89,11 +91,10 @@ def _wanted(case: Case, demand: Demand, cap: Move, feasible: Condition) -> int:
     return demand.needed
 
 
-def _raises_first(case: Case) -> bool:
+def _raises_first(case: Case, bound: Bound) -> bool:
     """Without a model nobody knows what a higher cap would do: it is tried before adding a pod."""
-    if case.model is not None or case.cause not in ("cap", "none"):
-        return False
-    return raise_bound(case).cap > case.seen.cap
+    waits_for_cap = case.cause in ("cap", "none")
+    return case.model is None and waits_for_cap and bound.cap > case.seen.cap
 
 
 def _overloaded(case: Case, demand: Demand) -> bool:
@@ -170,11 +171,12 @@ def _scale_in(case: Case, demand: Demand) -> tuple[Past, Move]:
     past = _wanting(case.past, None, since_s)
     fits = f"{_rate(demand)} fits {demand.needed_with_margin} with margin"
     if now - since_s < limits.scale_down_window_s:
-        message = f"{fits}, for {now - since_s:.0f} of {limits.scale_down_window_s:.0f} s"
+        tens_s = (now - since_s) // 10 * 10  # the status is written where its words change
+        message = f"{fits}, for {tens_s:.0f} of {limits.scale_down_window_s:.0f} s"
         return past, Move(replicas, Reason.SCALE_DOWN_WINDOW, message)
     target = max(demand.needed_with_margin, limits.min_replicas, -(-replicas // 2))
     message = f"{fits}; replicas {replicas} -> {target}"
-    return _wanting(past, None, None), Move(target, Reason.SCALED_IN, message)
+    return past, Move(target, Reason.SCALED_IN, message)
 
 
 def record_scale(past: Past, case: Case, demand: Demand, move: Move) -> Past:

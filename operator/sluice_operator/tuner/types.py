@@ -153,7 +153,8 @@ class TargetVerdict:
     evidence of this epoch. `samples_needed`: until headroom is shown if none more is over; 0
     once it is shown. `verifiable`: False when that would take more than an hour at the present
     traffic. `epoch_far`: gaps of slow spells among `epoch_over`, which a lower cap would not have
-    held either; `cap_breached`: the verdict is Breach also without them.
+    held either; `far_at_cap`: those among them that came at the cap; `cap_breached`: the verdict is
+    Breach also without them.
     """
 
     target: TargetName
@@ -170,6 +171,7 @@ class TargetVerdict:
     samples_needed: int
     verifiable: bool
     epoch_far: int = 0
+    far_at_cap: int = 0
     cap_breached: bool = False
 
 
@@ -183,10 +185,19 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A value to go to, and why. Holding is a move to the same."""
+
+    to: int
+    reason: Reason | Foreign
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What to do and why. `cap`, `replicas`: what shall be (in Advisory mode: what is).
 
-    `proposed_cap`, `proposed_replicas`: what the law says, in every mode. `desired_replicas`: what
+    `cap_move`, `replicas_move`: what the law says, in every mode. `desired_replicas`: what
     the demand alone asks for. `cap_reason`, `replicas_reason`: empty when that side holds; `reason`
     and `message` are of the change, or of the hold. `effective_batch`: mean decodes in a step.
     `limited_by`: what keeps the cap from growing, None while nothing does.
@@ -194,8 +205,8 @@ class Decision:
 
     cap: int
     replicas: int
-    proposed_cap: int
-    proposed_replicas: int
+    cap_move: Move
+    replicas_move: Move
     reason: Reason | Foreign
     message: str
     cap_reason: Reason | Foreign | Literal[""]

@@ -79,7 +79,10 @@ def _judge_one(
     n, over = window.total(read.seen)
     epoch_n, epoch_over = epoch.total(read.seen)
     far = epoch.each(_nums_far, name, spells.far_bucket(far_ms))
-    verdict, needed = _test(name, targets.allowed_share, threshold, epoch, sum(far))
+    # Those of ticks in which the cap was not used prove nothing about it, and excuse nothing.
+    proof = epoch.series(read.proof) if any(far) else ()
+    far_at_cap = sum(min(num, over) for num, (_, over) in zip(far, proof, strict=False))
+    verdict, needed = _test(name, targets.allowed_share, threshold, epoch, far_at_cap)
     cap_breached = verdict == "Breach"
     if cap_breached and any(far):
         both = zip(epoch.series(read.seen), far, strict=True)
@@ -103,19 +106,19 @@ def _judge_one(
         samples_needed=needed,
         verifiable=_verifiable(needed, n, len(window)),
         epoch_far=sum(far),
+        far_at_cap=far_at_cap,
         cap_breached=cap_breached,
     )
 
 
 def _test(
-    name: TargetName, allowed: float, threshold: float, epoch: Spans, num_far_gaps: int
+    name: TargetName, allowed: float, threshold: float, epoch: Spans, far_at_cap: int
 ) -> tuple[Verdict, int]:
     """The verdict, and the clean samples that headroom still needs."""
     read = READERS[name]
     series = epoch.series(read.seen)
     n, over = epoch.total(read.proof)
-    num_far_gaps = min(num_far_gaps, over)
-    proof = headroom(n - num_far_gaps, over - num_far_gaps, _effect(name, epoch), allowed)
+    proof = headroom(n - far_at_cap, over - far_at_cap, _effect(name, epoch), allowed)
     if is_breach(series, allowed, threshold):
         return "Breach", proof.samples_needed
     if not any(size for size, _ in series):

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_operator.checkpoint import Checkpoint, CheckpointError, Unread, read
+from sluice_operator.checkpoint import (
+    MAX_CONFIG_BYTES,
+    MAX_HEADER_BYTES,
+    Checkpoint,
+    CheckpointError,
+    Unread,
+    read,
+)
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
@@ -120,4 +127,17 @@ def test_a_pipe_is_refused_without_waiting_for_a_writer(model: Path) -> None:
     (model / "model.safetensors").unlink()
     os.mkfifo(model / "model.safetensors")
     with pytest.raises(CheckpointError, match="regular file"):
+        _read(model)
+
+
+def test_a_header_that_would_take_the_operators_memory_is_refused(model: Path) -> None:
+    large = b'{"w":' + b" " * MAX_HEADER_BYTES + b"{}}"
+    _write_tensors(model / "model.safetensors", large)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has a header of over 8 MiB"):
+        _read(model)
+
+
+def test_a_config_that_would_take_the_operators_memory_is_refused(model: Path) -> None:
+    (model / "config.json").write_text("{}" + " " * MAX_CONFIG_BYTES)
+    with pytest.raises(CheckpointError, match=r"config\.json is larger than 1 MiB"):
         _read(model)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sluice_operator import children
 from sluice_operator.runtime import Runtime
+from sluice_worker.contract import Slo
 from unit.operator.observations import SETTINGS, create_service
+from unit.worker.api.tiny import write_checkpoint
 
 
 def _deployment(
-    live: Any = None, *, ceiling: int | None = 32, replicas: int = 1, **changes: Any
+    live: Any = None, *, ceiling: int | None = 32, is_unread: bool = False, **changes: Any
 ) -> dict[str, Any]:
     service = create_service(**changes)
-    return children.deployment(service, SETTINGS, ceiling=ceiling, replicas=replicas, live=live)
+    return children.deployment(
+        service, SETTINGS, ceiling=ceiling, replicas=1, live=live, is_unread=is_unread
+    )
 
 
 def _pod(**changes: Any) -> dict[str, Any]:
@@ -133,11 +138,38 @@ def test_a_lower_ceiling_than_the_pods_started_with_restarts_none(
     assert lifted == live
 
 
-@pytest.mark.parametrize(("started", "ceiling"), [(16, 17), (16, None)])
-def test_a_higher_ceiling_takes_new_pods(started: int, ceiling: int | None) -> None:
-    live = _deployment(ceiling=started)
-    raised = _deployment(live, ceiling=ceiling)
-    assert raised["spec"]["template"] != live["spec"]["template"]
+def test_a_higher_ceiling_takes_new_pods() -> None:
+    live = _deployment(ceiling=16)
+    assert _deployment(live, ceiling=17)["spec"]["template"] != live["spec"]["template"]
+
+
+def test_a_model_that_cannot_be_read_just_now_takes_none() -> None:
+    """An operator that restarts while the hub is away knows neither ceiling nor commit."""
+    live = _deployment(ceiling=16)
+    unread = _deployment(live, ceiling=None, is_unread=True)
+    assert unread["spec"]["template"] == live["spec"]["template"]
+    asked = _deployment(ceiling=16, batching__maxNumSeqs=128)
+    unread = _deployment(asked, ceiling=128, batching__maxNumSeqs=128, is_unread=True)
+    assert unread["spec"]["template"] == asked["spec"]["template"]
+    lifted = _deployment(asked, ceiling=None, is_unread=True)
+    assert lifted["spec"]["template"] != asked["spec"]["template"]
+
+
+def test_the_targets_are_where_a_starting_worker_reads_them(tmp_path: Path) -> None:
+    """It predicts its first cap for them; the object's edits restart no pod."""
+    from sluice_worker import config
+
+    service = create_service(slo__overload="Shed", slo__interTokenLatency="40ms")
+    data = children.configmap(service, Runtime(3, 7, 1))["data"]
+    for name, text in data.items():
+        (tmp_path / name).write_text(text)
+    model = write_checkpoint(tmp_path / "model")
+    given = ("--model", str(model), "--runtime-config-dir", str(tmp_path))
+    worker = config.parse([*given, "--load-format", "dummy", "--slo-itl-ms", "1000"])
+    assert worker.server.slo == Slo(500.0, 40.0)
+    assert worker.server.overload == "Shed"
+    assert (worker.engine.itl_ms, worker.engine.epoch) == (40.0, 3)
+    assert worker.engine.initial_num_seqs == 7
 
 
 def test_a_new_default_image_reaches_the_pods() -> None:
@@ -164,6 +196,13 @@ def test_a_volume_claim_is_mounted_read_only_and_served_from_its_path() -> None:
 def test_worker_sizes_itself_where_no_ceiling_is_known() -> None:
     arguments = _container(ceiling=None)["args"]
     assert not any(argument.startswith("--max-num-seqs") for argument in arguments)
+
+
+def test_a_worker_starts_where_there_is_nothing_to_shed_for() -> None:
+    service = create_service(slo={"interTokenLatency": "50ms", "overload": "Shed"})
+    data = children.configmap(service, Runtime(1, 4, 1))["data"]
+    assert (data["slo_itl_ms"], data["overload"]) == ("50.0", "Queue")
+    assert "slo_ttft_ms" not in data
 
 
 def test_the_worker_accepts_every_flag_that_it_is_given(tmp_path: Any) -> None:

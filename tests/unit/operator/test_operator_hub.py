@@ -136,3 +136,10 @@ def test_a_hub_out_of_reach_leaves_the_size_unknown(hub: Hub) -> None:
     answer = read(of(hub, endpoint="http://127.0.0.1:9"), "auto")
     assert isinstance(answer, Unread)
     assert "cannot be read from http://127.0.0.1:9" in answer.message
+
+
+def test_a_hub_that_takes_too_long_in_all_is_given_up(hub: Hub) -> None:
+    """Each read may be in time, and the whole for ever."""
+    late = read(of(hub, ends_s=0.0), "auto")
+    assert isinstance(late, Unread)
+    assert "it took over 60 s" in late.message

@@ -334,3 +334,78 @@ def test_a_pod_at_the_running_config_is_left_alone() -> None:
     service = create_service()
     assert create_config().epoch == 1
     assert _plan(service, _serving(service)).patches == ()
+
+
+def test_the_status_says_why_the_cap_and_the_replicas_are_what_they_are() -> None:
+    status: Any = _plan(create_service(), _serving(create_service()), NOW + 2).status
+    assert status["batching"]["reason"] == Reason.METRICS_UNAVAILABLE
+    assert "no pod has closed" in status["batching"]["message"]
+    assert "proposed" not in status["batching"]
+
+
+def test_advisory_mode_reports_what_it_would_do() -> None:
+    service = create_service(slo__mode="Advisory")
+    scrape = replace(create_scrape(running=4), evidence=_breached(30), seen_s=NOW + 62)
+    observed = replace(_serving(service), scrapes={"uid-demo-1": scrape})
+    status: Any = _plan(service, observed, NOW + 62).status
+    assert status["batching"]["maxNumSeqs"] == 4
+    assert status["batching"]["proposed"] == 8
+    assert status["batching"]["reason"] == Reason.HEADROOM
+
+
+def test_decisions_are_told_before_what_may_be_refused() -> None:
+    service = create_service()
+    scrape = replace(create_scrape(running=4), evidence=_breached(30), seen_s=NOW + 62)
+    observed = replace(_serving(service), scrapes={"uid-demo-1": scrape}, previous={})
+    planned = _plan(service, observed, NOW + 62)
+    reasons = [notice.reason for notice in planned.decided]
+    assert reasons == [Reason.HEADROOM, Reason.SCALED_OUT]
+    assert Reason.TARGET_MISSED in {notice.reason for notice in planned.noticed}
+
+
+def test_what_a_pod_that_is_gone_served_belongs_to_the_promise() -> None:
+    service, now = create_service(), NOW + 62
+    gone = replace(create_scrape(), evidence=_breached(30), seen_s=now)
+    observed = _serving(service)
+    observed = replace(observed, scrapes={**observed.scrapes, "uid-gone": gone})
+    planned = _plan(service, observed, now)
+    slo: Any = planned.status["slo"]
+    assert (slo["timeToFirstToken"]["over"], slo["met"]) == (600, False)
+    assert planned.patches == ()
+
+
+def test_a_lost_configmap_keeps_the_replicas_and_the_cap_that_serve() -> None:
+    service = create_service(scaling__maxReplicas=8)
+    pods = tuple(create_pod(f"demo-{i}") for i in range(6))
+    scrapes = {pod.uid: create_scrape(epoch=7, max_num_seqs=12) for pod in pods}
+    first = create_observed(service, pods=pods, scrapes=scrapes, runtime=Runtime(7, 12, 6))
+    written = _after(_plan(service, first), first)
+    planned = _plan(service, replace(written, runtime=None))
+    assert planned.runtime is not None
+    assert (planned.runtime.replicas, planned.runtime.cap) == (6, 12)
+    assert planned.runtime.epoch == 8
+
+
+def test_a_child_that_is_edited_again_and_again_is_told_of_once_in_ten_minutes() -> None:
+    service = create_service()
+    observed = _serving(service)
+    told = set()
+    for version in range(10, 200):
+        edited = json.loads(json.dumps(observed.live["Service"]))
+        edited["spec"]["selector"] = {"app": "mine"}
+        edited["metadata"]["resourceVersion"] = str(version)
+        live = {**observed.live, "Service": edited}
+        planned = _plan(service, replace(observed, live=live), NOW + version)
+        told |= {n.key for n in planned.notices if n.reason == Reason.CHILD_RESTORED}
+    assert 1 <= len(told) <= 2
+
+
+def test_quantised_weights_are_sized_as_they_are_loaded() -> None:
+    plain = create_fit(create_service().spec)
+    quantised = create_fit(create_service(engine__args=["--quantization=w8a8"]).spec)
+    blocks = create_fit(create_service(engine__args=["--num-gpu-blocks-override=9"]).spec)
+    assert plain.memory is not None
+    assert quantised.memory is not None
+    assert blocks.memory is not None
+    assert quantised.memory.weights_bytes < 0.6 * plain.memory.weights_bytes
+    assert blocks.memory.num_blocks == 9

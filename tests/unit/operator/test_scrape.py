@@ -10,7 +10,17 @@ from dataclasses import replace
 import pytest
 from sluice_operator import scrape
 from sluice_operator.metrics import create_metrics
-from sluice_operator.scrape import Scrape, ScrapeError, Scraper, Target, create_client, merge
+from sluice_operator.scrape import (
+    MAX_GONE,
+    Scrape,
+    ScrapeError,
+    Scraper,
+    Target,
+    create_client,
+    last_seq,
+    merge,
+)
+from sluice_operator.tuner.constants import BURST_MEMORY_S
 from sluice_worker.contract import (
     TICK_RING,
     Evidence,
@@ -94,9 +104,37 @@ async def test_the_token_is_sent_and_compression_is_not_accepted() -> None:
     assert all("accept-encoding: identity" in head for head in heads)
 
 
-def test_a_restarted_pod_starts_with_empty_hands() -> None:
-    merged = merge(_evidence(5, 6), _evidence(0, boot_id="boot-2"))
-    assert [tick.seq for tick in merged.ticks] == [0]
+def test_a_restarted_pod_keeps_what_it_served_before() -> None:
+    merged = merge(_evidence(5, 6), _evidence(boot_id="boot-2"))
+    assert last_seq(merged) is None, "the new boot has closed no tick yet: all are asked for"
+    merged = merge(merged, _evidence(0, 1, boot_id="boot-2"))
+    assert [(tick.boot_id, tick.seq) for tick in merged.ticks] == [
+        ("boot-1", 5), ("boot-1", 6), ("boot-2", 0), ("boot-2", 1),
+    ]  # fmt: skip
+    assert last_seq(merged) == 1
+
+
+async def test_a_pod_that_is_gone_is_held_while_its_ticks_count() -> None:
+    async with _admin_port(_healthy) as target, create_client() as client:
+        scraper = Scraper(client, create_metrics())
+        await scraper.scrape((target,), "token", NOW)
+        soon = (await scraper.scrape((), "token", NOW + 60))[target.uid]
+        assert soon.evidence is not None
+        assert [tick.seq for tick in soon.evidence.ticks] == [0, 1, 2]
+        part = (await scraper.scrape((), "token", NOW + BURST_MEMORY_S + 3))[target.uid]
+        assert part.evidence is not None
+        assert [tick.seq for tick in part.evidence.ticks] == [2]
+        assert target.uid in await scraper.scrape((), "token", NOW + BURST_MEMORY_S + 4, 1200.0)
+        assert not await scraper.scrape((), "token", NOW + BURST_MEMORY_S + 9)
+
+
+async def test_of_pods_that_come_and_go_only_some_are_held() -> None:
+    async with _admin_port(_healthy) as target, create_client() as client:
+        scraper = Scraper(client, create_metrics())
+        for number in range(MAX_GONE + 5):
+            held = await scraper.scrape((replace(target, uid=str(number)),), "token", NOW)
+    assert len(held) == MAX_GONE + 1
+    assert str(MAX_GONE + 4) in held
 
 
 def test_at_most_half_an_hour_is_held() -> None:

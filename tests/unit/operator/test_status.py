@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sluice_operator import events, status
-from sluice_operator.observed import Rollout, rollout_of
+from sluice_operator.observed import Rollout, has_ended, rollout_of
 from sluice_operator.reasons import Reason
 from sluice_operator.runtime import Runtime
 from sluice_operator.status import Report, build, milliseconds, refuse
@@ -21,6 +21,7 @@ from unit.operator.observations import (
     create_fit,
     create_pod,
     create_service,
+    pod_body,
 )
 
 
@@ -263,3 +264,15 @@ def test_an_event_has_a_name_that_repeats_with_its_key() -> None:
     assert one["metadata"] == two["metadata"]
     other = events.manifest({**meta, "uid": "v"}, notice, NOW)
     assert other["metadata"] != one["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "ended"), [("Failed", True), ("Succeeded", True), ("Running", False), (None, False)]
+)
+def test_an_evicted_pod_has_ended_though_its_address_is_still_told(
+    phase: str | None, ended: bool
+) -> None:
+    """Somebody else's pod may have it by now, and would be sent the token."""
+    body = pod_body(**({"phase": phase} if phase else {}))
+    assert body["status"]["podIP"]
+    assert has_ended(body) == ended

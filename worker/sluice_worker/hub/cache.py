@@ -11,8 +11,10 @@ A link is made when its blob is whole and verified, so a file that is there is a
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import threading
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ from pathlib import Path
 from ..errors import CheckpointError, DownloadError
 from .listing import INDEX, REQUIRED, WEIGHTS, RemoteFile, shard_names
 from .reference import HubModel
+
+log = logging.getLogger(__name__)
 
 LOCK_POLL_S = 0.2
 
@@ -97,10 +101,13 @@ class Cache:
         if model.commit is not None:
             return
         path = self.root / self._folder / "refs" / model.revision
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(commit)
-        beside.replace(path)
+        beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # each pod's process is the 1st
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(commit)
+            beside.replace(path)
+        except OSError as error:  # the model is whole without it
+            log.warning("revision not remembered", extra={"reason": str(error)})
 
     def complete(self, model: HubModel, *, weights: bool) -> Path | None:
         """The snapshot of `model` as last seen, if every file that a worker needs is in it."""

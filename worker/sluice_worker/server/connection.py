@@ -70,7 +70,8 @@ class Connection(H11Protocol):
         if self._receive_timer is None:
             self._arm_receive()
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.more_body:
+        # The cycle of a request before, which was answered, says nothing of this one.
+        if self.cycle and not self.cycle.more_body and not self.cycle.response_complete:
             self._receive_timer = _cancelled(self._receive_timer)
 
     def pause_writing(self) -> None:

@@ -28,6 +28,9 @@ MAX_HEADER_BYTES = 64 << 10
 BACKLOG = 2048
 ANSWER_S = 2.0
 """After the engine died: seconds in which open requests get their error."""
+LAST_BYTES_S = 5
+"""For slow readers of answers that were written before the server closes: within the margin that a
+pod's grace period leaves beside --shutdown-timeout."""
 
 
 class _Server(uvicorn.Server):
@@ -92,7 +95,7 @@ def _server(door: _Door, limits: ServerConfig) -> _Server:
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=LAST_BYTES_S,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
     )

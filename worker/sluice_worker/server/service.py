@@ -39,6 +39,7 @@ from ..protocol import Completion
 from ..sampling_params import (
     OPENAI,
     SamplingParams,
+    check_logprobs,
     check_prompt_logprobs,
     check_something_left,
     check_vocabulary,
@@ -62,6 +63,8 @@ log = logging.getLogger(__name__)
 BEAT_S = 0.1
 """How often ticks are closed and hopeless requests are looked for."""
 MAX_RETRY_AFTER_S = 60
+ASSUMED_TOKENS = 8192
+"""Of an answer whose length nobody named, when its log-probabilities are counted."""
 
 
 class Service:
@@ -150,6 +153,9 @@ class Service:
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
         num_choices = request.sampling.n
         check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
+        is_open = request.has_default_length or request.max_tokens is None
+        counted = [min(n, ASSUMED_TOKENS) for n in budgets] if is_open else budgets
+        check_logprobs(request.sampling, num_choices * sum(counted))
         self._check_queue(len(prompts) * num_choices)
         self._check_deadlines(request, prompts, arrival_s)
         reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
@@ -283,6 +289,12 @@ class Service:
     def _check_queue(self, num_new: int) -> None:
         live, num_open, state = self.live, self.client.num_open, self.recorder.snapshot
         num_tokens, cap = self.recorder.num_pending_tokens, live.max_num_seqs
+        if num_new > cap + live.max_num_queued_reqs:
+            raise RequestError(
+                f"{num_new} sequences are more than may run ({cap}) and wait "
+                f"({live.max_num_queued_reqs}) together; send fewer prompts or a smaller n",
+                param="n",
+            )
         if is_full(num_new, num_open, cap, state, live.max_num_queued_reqs):
             limit = "max_num_queued_reqs"
             sentence = f"{num_waiting(num_open, cap, state)} requests wait already"
@@ -431,7 +443,7 @@ class Service:
                 f"{flight.ttft_ms or self.live.slo.ttft_ms:g} ms, so the request was dropped",
                 retry_after_s=_retry_after_s(self._forecast().wait_s(1)),
             )
-            self.client.fail(flight.request_id, error)
+            self.client.drop(flight.request_id, error)
 
 
 def _retry_after_s(wait_s: float) -> int:

@@ -73,7 +73,10 @@ class EventStream(Response):
             events, sent = bytearray(), []
             for item in items:
                 if item.choice.finish_reason is None:
-                    events += self._form.event(item)
+                    if item.token.first and item.choice.prompt_scores:  # a whole prompt's, echoed
+                        events += await asyncio.to_thread(self._form.event, item)
+                    else:
+                        events += self._form.event(item)
                     sent.append((item, item.choice.finish_reason))
             if events:
                 await self._send(send, bytes(events))
@@ -113,9 +116,10 @@ class WholeReply(Response):
             texts = await self._collect()
             if any(choice.finish_reason == "abort" for choice in self._generation.choices):
                 return
-            if self._generation.request.sampling.prompt_logprobs is None:
+            sampling = self._generation.request.sampling
+            if sampling.prompt_logprobs is None and sampling.logprobs is None:
                 body = self._form.body(texts)
-            else:  # of a long prompt, these take a while to write down
+            else:  # of many tokens, these take a while to write down
                 body = await asyncio.to_thread(self._form.body, texts)
         reply = Response(body, media_type="application/json")
         await reply(scope, receive, send)

@@ -72,7 +72,7 @@ class ChatTemplate:
             "strftime_now": now.strftime,
         }
         if conversation.reasoning_effort is not None:  # templates ask whether it is defined
-            names["reasoning_effort"] = conversation.reasoning_effort
+            names["reasoning_effort"] = self._marked(conversation.reasoning_effort)
         try:
             text = self._template.render(names)
         except TemplateError as error:

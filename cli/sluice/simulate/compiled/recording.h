@@ -68,7 +68,8 @@ struct Job {  // with its flight and its holding
   double wait_cap_s = 0, wait_kv_s = 0;
   Clocks queued_at;
   bool is_decoding = false, is_open = true, is_waiting = true, is_pending = true;
-  bool decided = false, held_first = false, last_was_over = false;
+  bool decided = false, whole_decided = false, has_ended = false;
+  bool held_first = false, last_was_over = false;
 };
 
 struct Chunk {
@@ -96,6 +97,7 @@ struct Recorder {
   bool is_mixed = true, is_settling = false;
   int64_t before = 0, after = 0;  // of the change that has not taken effect yet
   size_t num_waiting = 0, num_pending = 0, first_waiting = 0, first_pending = 0;
+  size_t first_open = 0;
 
   Recorder(const Config& c, std::vector<Job>& j)
       : config(c), jobs(j), tick_start_s(c.start_s), epoch(c.epoch), cap(c.cap) {}
@@ -118,6 +120,7 @@ struct Recorder {
   void refuse() {
     tick.arrivals++, tick.refused++;
     miss(waiting_cause());
+    if (std::isfinite(config.e2e_ms)) tick.e2e_n++, tick.e2e_over++;
   }
   void miss(Cause cause) { tick.ttft_n++, tick.ttft_over++, tick.by[cause]++; }
   Cause waiting_cause() const { return waiting_kv > waiting_cap ? KV : CAP; }
@@ -174,9 +177,10 @@ struct Recorder {
   void finish(Job& job, double now_s) {
     leave(job);
     double e2e_ms = (now_s - job.t_s) * 1e3;
-    tick.finished++, tick.e2e_n++;
+    tick.finished++;
+    job.has_ended = true;
     e2e.add(bucket(e2e_ms), 1);
-    tick.e2e_over += e2e_ms > config.e2e_ms;
+    if (!job.whole_decided) tick.e2e_n++, tick.e2e_over += e2e_ms > config.e2e_ms;
     lengths.push_back(job.prompt + job.num_tokens);
     if (!job.held_first) return;
     int64_t num_gaps = job.num_tokens - 1;
@@ -226,6 +230,13 @@ struct Recorder {
       if (jobs[i].decided) continue;
       jobs[i].decided = true;
       miss(cause_so_far(jobs[i], end_s));
+    }
+    while (first_open < jobs.size() && jobs[first_open].has_ended) first_open++;
+    for (size_t i = first_open; i < jobs.size(); i++) {
+      if ((end_s - jobs[i].t_s) * 1e3 <= config.e2e_ms) break;
+      if (jobs[i].has_ended || jobs[i].whole_decided) continue;
+      jobs[i].whole_decided = true;
+      tick.e2e_n++, tick.e2e_over++;
     }
   }
   void close(double wall_s) {

@@ -2,6 +2,7 @@
 
 import json
 from argparse import ArgumentTypeError
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 from sluice.__main__ import main
 from sluice.simulate.compare import CPU, GPU, SERVICES
-from sluice.simulate.generate import make_trace
+from sluice.simulate.generate import Lengths, make_trace
 from sluice.simulate.runs import best_near, best_of, caps_to_try, simulate
 from sluice.simulate.summary import reach, summarise, table
 from sluice.simulate.trace import Request
@@ -159,10 +160,20 @@ def test_slow_spells_cost_something_and_are_not_blamed_on_the_cap_for_ever() -> 
     assert ours["smooth_share"] >= held["smooth_share"] - 0.02
 
 
+def test_requests_that_end_too_late_are_not_good() -> None:
+    trace = make_trace("steady-80", CPU, 100, Lengths(128, 48), 100, seed=1)
+    held = simulate(CPU, SLO, trace, "fixed:4", 1)
+    late = simulate(CPU, replace(SLO, e2e_ms=500.0), trace, "fixed:4", 1)
+    assert held["e2e_over_share"] is None
+    assert late["e2e_over_share"] > 0.9
+    assert late["good_share"] < held["good_share"] / 2
+
+
 def test_the_comparison_is_paired_over_the_seeds() -> None:
     def result(smooth: float) -> dict[str, Any]:
         return {
             "smooth_share": smooth, "good_share": smooth, "ttft_over_share": 0.01,
+            "goodput_rps": 2.0,
             "itl_over_share": None, "cap": 8, "last_cap": 8, "cap_changes": 1,
             "last_cap_change_s": 10.0, "gpu_seconds_per_1k_tokens": 1.0, "first_cap": 2,
             "cap_path": [(6.0, 4), (10.0, 7), (50.0, 8)], "simulated_s": 100.0,

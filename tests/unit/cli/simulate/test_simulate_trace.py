@@ -52,6 +52,25 @@ def test_mooncake_shares_the_leading_hashes(tmp_path: Path) -> None:
     assert second.prefix_tokens == 800
 
 
+def test_mooncakes_failures_are_left_out_and_its_middle_starts_at_zero(tmp_path: Path) -> None:
+    later = MOONCAKE.replace('"timestamp": 0', '"timestamp": 2052').replace(": 5,", ": 0,")
+    assert [r.t_s for r in read_trace(written(tmp_path, "failed.jsonl", later))] == [0.0]
+    whole = read_trace(written(tmp_path, "later.jsonl", later.replace(": 0,", ": 5,")))
+    assert [r.t_s for r in whole] == pytest.approx([0.0, 1.0])
+
+
+def test_rows_out_of_order_are_put_in_order(tmp_path: Path) -> None:
+    head, first, second = AZURE.splitlines()
+    swapped = read_trace(written(tmp_path, "azure.csv", "\n".join((head, second, first))))
+    assert swapped == read_trace(written(tmp_path, "azure2.csv", AZURE))
+
+
+def test_unix_times_of_ours_start_at_zero(tmp_path: Path) -> None:
+    lines = [{"t_s": 1.7e9 + at, "prompt_tokens": 9, "max_tokens": 9} for at in (3, 1)]
+    text = "\n".join(json.dumps(line) for line in lines)
+    assert [r.t_s for r in read_trace(written(tmp_path, "ours.jsonl", text))] == [0.0, 2.0]
+
+
 def test_our_lines_share_the_whole_prompt_unless_told_less(tmp_path: Path) -> None:
     line = {"t_s": 1.5, "prompt_tokens": 100, "max_tokens": 10, "prefix_id": "a"}
     less = line | {"prefix_tokens": 30}

@@ -171,7 +171,7 @@ def test_advisory_mode_reports_and_changes_nothing() -> None:
     loop = Loop(world, limits())
     loop.run(60)
     assert (world.cap, world.replicas) == (2, 1)
-    assert loop.last.proposed_cap == 4
+    assert loop.last.cap_move.to == 4
     assert loop.last.message.startswith("advisory: ")
 
 

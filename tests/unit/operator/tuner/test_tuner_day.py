@@ -10,6 +10,8 @@ from unit.operator.tuner.made import gaps, late, observation, pod, tick
 
 HOURS = 12
 TICKS_PER_HOUR = 1800
+LOOK_TICKS = 7
+"""In life every tick is looked at; each minute has its looks at other ticks."""
 
 
 def at_the_limit(random: Random, seq: int, cap: int, epoch: int) -> Tick:
@@ -33,7 +35,7 @@ def test_a_share_at_the_limit_all_day_changes_the_cap_less_than_once_an_hour(see
     cap, epoch, changes = 8, 1, 0
     for seq in range(1, HOURS * TICKS_PER_HOUR):
         ring.append(at_the_limit(random, seq, cap, epoch))
-        if seq % 20:
+        if seq % LOOK_TICKS:
             continue
         view = pod("a", ring, epoch=epoch)
         past, decision = decide(past, observation(view, cap=cap, epoch=epoch))

@@ -72,6 +72,17 @@ def test_a_pod_whose_ticks_stopped_is_silent() -> None:
     assert decision.silent_pods == ("stale",)
 
 
+def test_a_pod_that_died_does_not_stop_the_count_of_arrivals() -> None:
+    """It is there for hours (a crash loop, a lost node), and has closed its last tick."""
+    alive = pod("alive", [tick(seq, arrivals=40) for seq in range(1, 400)])
+    dead = pod("dead", [tick(seq) for seq in range(1, 20)], ready=False)
+    _, alone = decide(Past(), observation(alive))
+    _, beside = decide(Past(), observation(alive, dead, replicas=1))
+    assert alone.arrivals_per_s == pytest.approx(20.0)
+    assert beside.arrivals_per_s == pytest.approx(20.0)
+    assert beside.desired_replicas == alone.desired_replicas
+
+
 def test_a_silent_majority_holds_everything() -> None:
     ticks = [tick(seq, itl=BROKEN, ttft=late(10, 10)) for seq in range(1, 20)]
     mute = [pod(name, [], evidence=None, config=None) for name in ("x", "y")]

@@ -114,14 +114,14 @@ def test_any_evidence_gives_a_bounded_finite_explained_decision(data: st.DataObj
 def check(decision: Decision, cap: int, replicas: int, limits: Limits) -> None:
     """In bounds, at most doubled, every number finite, and every change with its reason."""
     low = min(limits.min_num_seqs, limits.ceiling)
-    assert low <= decision.proposed_cap <= limits.ceiling
-    assert decision.proposed_cap <= max(2 * cap, low)
+    assert low <= decision.cap_move.to <= limits.ceiling
+    assert decision.cap_move.to <= max(2 * cap, low)
     if limits.replicas_external:
         assert decision.replicas == replicas
     else:
-        assert limits.min_replicas <= decision.proposed_replicas <= limits.max_replicas
-    assert bool(decision.cap_reason) == (decision.proposed_cap != cap)
-    assert bool(decision.replicas_reason) == (decision.proposed_replicas != replicas)
+        assert limits.min_replicas <= decision.replicas_move.to <= limits.max_replicas
+    assert bool(decision.cap_reason) == (decision.cap_move.to != cap)
+    assert bool(decision.replicas_reason) == (decision.replicas_move.to != replicas)
     assert decision.reason.isalnum()
     assert decision.message
     for judged in decision.verdicts.values():

@@ -12,6 +12,8 @@ from unit.operator.tuner.made import gaps, late, observation, pod, tick
 MODEL = StepModel(5.0, 2.0, 0.0, 0.05, 1000, 1.05)
 """A full cap of 8 takes 21 ms, of 4 takes 13: half of it holds 50 ms where 8 take up to 81."""
 HOURS = 6
+LOOK_TICKS = 7
+"""Between two looks: no divisor of the two minutes between spells, so each of their ticks comes."""
 NEAR, FAR = 210, 240
 """Sketch buckets of 64 and 116 ms."""
 
@@ -128,10 +130,21 @@ def test_hours_of_slow_spells_change_the_cap_less_than_once_an_hour() -> None:
     cap, epoch, changes = 8, 1, 0
     for seq in range(1, HOURS * 1800):
         ring.append(in_spells(random, seq, cap, epoch))
-        if seq % 60:
+        if seq % LOOK_TICKS:
             continue
         view = pod("a", ring, epoch=epoch, model=MODEL)
         past, decision = decide(past, observation(view, cap=cap, epoch=epoch))
         if decision.cap != cap:
             cap, epoch, changes = decision.cap, epoch + 1, changes + 1
     assert changes <= HOURS
+
+
+def test_a_spell_while_the_cap_was_not_used_excuses_nothing_at_the_cap() -> None:
+    """2 % over at the cap: no headroom, whatever came in a spell with half as many."""
+    used = gaps(100, 2)
+    unused = TokenGaps(100, 100, 100, 0, 0, {FAR: 100})
+    ticks = [tick(seq, itl=used) for seq in range(1, 57)]
+    ticks += [tick(seq, itl=unused, max_running=4) for seq in range(57, 61)]
+    _, decision = decide(Past(), observation(pod("a", ticks, model=MODEL)))
+    assert decision.verdicts["interTokenLatency"].verdict != "Headroom"
+    assert decision.cap <= 8

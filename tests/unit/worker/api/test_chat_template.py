@@ -102,6 +102,12 @@ def test_a_control_token_of_a_user_is_always_a_piece_of_plain_text(contents: lis
     assert written == len(contents) + 1  # the template's own: one for each message and the tools
 
 
+def test_a_control_token_in_the_reasoning_effort_is_plain_too() -> None:
+    chat = conversation("x", reasoning_effort="low<|im_end|>")
+    pieces = template("{{ reasoning_effort }}").render(chat, NOW)
+    assert [text for text, is_plain in pieces if is_plain] == ["<|im_end|>"]
+
+
 @pytest.mark.parametrize("key", ["<|im_end|>", "a<|im_end|>"])
 def test_a_control_token_in_a_key_and_in_escaped_json_is_plain_too(key: str) -> None:
     chat = conversation("x", tools=({key: "é<|im_end|>"},))

@@ -1,5 +1,6 @@
 """The API process's side of the socket: an answer that comes too late harms nobody."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -8,15 +9,30 @@ import pytest
 from sluice_worker import client as module
 from sluice_worker.client import EngineClient
 from sluice_worker.errors import EngineDied, SluiceError, Unavailable
+from sluice_worker.evidence import NOTHING
 from sluice_worker.health import Pulse
-from sluice_worker.wire import Failed, FinishReason, Integrity, Submit
+from sluice_worker.wire import (
+    Failed,
+    Finished,
+    FinishReason,
+    Integrity,
+    Message,
+    StepReport,
+    Submit,
+    TokenOut,
+)
 
 
 class Silence:
     """Takes all that is written or told, and says nothing."""
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args: None
+        return lambda *args, **named: None
+
+
+def _step(*tokens: TokenOut) -> Message:
+    """A step that gave `tokens`."""
+    return StepReport(list(tokens), 1, 0.01, 1, 1, 0, 1, at_cap=False, snapshot=NOTHING)
 
 
 class Sink(Silence):
@@ -59,3 +75,34 @@ async def test_an_integrity_answer_after_its_deadline_does_not_break_the_connect
         await client.check_integrity()
     client.receive(msgspec.msgpack.encode(Integrity(None)))
     assert not client.closed.is_set()
+
+
+async def test_a_request_that_has_begun_outlives_being_dropped() -> None:
+    client, sent, transport = EngineClient(Pulse(0.0), Silence()), list[bytes](), Silence()
+    transport.__dict__["write"] = sent.append
+    client._transport = transport  # type: ignore[assignment]
+    waiting, begun = Sink(), Sink()
+    for request_id, sink in (("waiting", waiting), ("begun", begun)):
+        client.submit(Submit(request_id, [1], 1, 0.0, 0, False, [], 0, 0.0), sink)
+    for _ in range(3):  # every tenth of a second, until the engine has spoken
+        client.drop("waiting", SluiceError("too late"))
+        client.drop("begun", SluiceError("too late"))
+    assert len(sent) == 4
+    assert client.num_open == 2
+    dropped = Finished("waiting", "abort", None, NOTHING)
+    for message in (dropped, _step(TokenOut("begun", 7, "length", None))):
+        client.receive(msgspec.msgpack.encode(message))
+    assert str(waiting.error) == "too late"
+    assert begun.error is None
+    assert client.num_open == 0
+
+
+async def test_an_integrity_check_before_the_engine_is_there_leaves_nothing_behind() -> None:
+    client = EngineClient(Pulse(0.0), Silence())
+    with pytest.raises(EngineDied):
+        await client.check_integrity()
+    client._transport = Silence()  # type: ignore[assignment]
+    asked = asyncio.create_task(client.check_integrity())
+    await asyncio.sleep(0)
+    client.receive(msgspec.msgpack.encode(Integrity("a block is lost")))
+    assert await asked == "a block is lost"

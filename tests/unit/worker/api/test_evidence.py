@@ -20,7 +20,8 @@ from sluice_worker.contract import (
     decode,
     encode,
 )
-from sluice_worker.evidence import Flight, Recorder, bucket, largest_part
+from sluice_worker.evidence import Flight, Recorder, largest_part
+from sluice_worker.open_tick import bucket
 from sluice_worker.wire import FirstToken, Snapshot, StepReport, TokenOut
 
 SLO = Slo(ttft_ms=500, itl_ms=50, e2e_ms=1000)
@@ -356,7 +357,8 @@ def test_whatever_happens_each_arrival_is_counted_once(
     assert total(ticks, "arrivals") == total(ticks, "ttft.n") == number + refused
     assert total(ticks, "refused") == refused
     assert total(ticks, "itl.n") == gaps
-    assert total(ticks, "finished") == total(ticks, "e2e.n") == finished
+    assert total(ticks, "finished") == finished
+    assert total(ticks, "e2e.n") == number + refused
     for tick in ticks:
         by = tick.ttft.by
         assert by.cap + by.kv + by.prefill + by.cold == tick.ttft.over <= tick.ttft.n
@@ -420,3 +422,33 @@ def test_service_time_is_that_of_the_requests_that_ended_lately() -> None:
         recorder.first_token(flight, 1.5, NO_WAIT)
         recorder.finish(flight, 3.0 + i)
     assert recorder.service_s() == 3.0
+
+
+def test_every_arrival_counts_against_the_end_to_end_target_once() -> None:
+    """Refused, dropped, failed, still open past it, and cancelled after it; then in time."""
+    recorder = create_recorder()
+    recorder.refuse()
+    stuck = recorder.arrive("stuck", 0.0, 0.0, 5)
+    left_late = recorder.arrive("left late", 0.0, 0.0, 5)
+    ticks = close(recorder, TICK_SECONDS)
+    assert (total(ticks, "e2e.n"), total(ticks, "e2e.over")) == (3, 3)
+    recorder.drop(left_late, TICK_SECONDS + 0.1, by_server=False)
+    failed = recorder.arrive("failed", 2.1, 2.1, 5)
+    recorder.drop(failed, 2.2, by_server=True)
+    cancelled = recorder.arrive("cancelled in time", 2.1, 2.1, 5)
+    recorder.drop(cancelled, 2.2, by_server=False)
+    in_time = recorder.arrive("in time", 2.1, 2.1, 5)
+    recorder.first_token(in_time, 2.2, NO_WAIT)
+    recorder.finish(in_time, 2.3)
+    recorder.first_token(stuck, 2.4, NO_WAIT)
+    recorder.finish(stuck, 2.5)
+    ticks = close(recorder, 2 * TICK_SECONDS)
+    assert (total(ticks, "e2e.n"), total(ticks, "e2e.over")) == (6, 4)
+    assert sum(sum(tick.e2e.sketch.values()) for tick in ticks) == 2
+
+
+def test_without_an_end_to_end_target_only_what_finished_is_counted() -> None:
+    recorder = create_recorder(slo=Slo(ttft_ms=500, itl_ms=50))
+    recorder.refuse()
+    recorder.drop(recorder.arrive("1", 0.0, 0.0, 5), 9.0, by_server=True)
+    assert total(close(recorder, 10.0), "e2e.n") == 0

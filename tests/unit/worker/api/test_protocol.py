@@ -184,3 +184,21 @@ def test_generate_takes_the_names_of_text_generation_inference() -> None:
 def test_generate_refuses_what_it_cannot_mean(body: bytes) -> None:
     with pytest.raises(RequestError):
         parse_generate(body)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "temperature"),
+    [({"top_p": 0.9}, 1.0), ({"top_k": 50, "seed": 7}, 1.0), ({"min_p": 0.1}, 1.0),
+     ({"top_p": 1.0}, 0.0), ({"top_k": -1}, 0.0), ({"seed": 7}, 0.0),
+     ({"top_p": 0.9, "do_sample": False}, 0.0)],
+)  # fmt: skip
+def test_to_narrow_the_choice_is_to_ask_generate_for_one(
+    parameters: dict[str, Any], temperature: float
+) -> None:
+    body = json.dumps({"inputs": "x", "parameters": parameters}).encode()
+    assert parse_generate(body).sampling.temperature == temperature
+
+
+def test_generate_keeps_the_salt_of_its_prefix_cache() -> None:
+    assert parse_generate(b'{"prompt": "x", "cache_salt": "tenant-a"}').cache_salt == "tenant-a"
+    assert parse_generate(b'{"prompt": "x"}').cache_salt == ""

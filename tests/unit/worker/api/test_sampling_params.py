@@ -7,9 +7,11 @@ import pytest
 from sluice_worker.errors import CheckpointError, RequestError
 from sluice_worker.protocol import parse_completion, parse_generate
 from sluice_worker.sampling_params import (
+    MAX_OUTPUT_LOGPROBS,
     MAX_PROMPT_LOGPROBS,
     SamplingFields,
     SamplingParams,
+    check_logprobs,
     check_prompt_logprobs,
     check_something_left,
     check_vocabulary,
@@ -139,7 +141,7 @@ def test_generate_takes_the_same_fields() -> None:
     body = b'{"inputs": "x", "parameters": {"top_k": 4, "truncate": 7, "repetition_penalty": 1.1}}'
     sampling = parse_generate(body).sampling
     assert (sampling.top_k, sampling.truncate_prompt_tokens) == (4, 7)
-    assert (sampling.repetition_penalty, sampling.temperature) == (1.1, 0)
+    assert (sampling.repetition_penalty, sampling.temperature) == (1.1, 1)
 
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "logit_bias", "stop_token_ids"])
@@ -193,3 +195,11 @@ def test_a_bad_word_is_spelled_as_at_a_beginning_and_behind_a_space() -> None:
     # The space as a token of its own: whatever ends with the first spelling is forbidden already.
     assert spellings("cat", {"cat": [1], " cat": [9, 1]}) == ((1,),)
     assert spellings("cat", {"cat": [1], " cat": [1]}) == ((1,),)
+
+
+def test_more_output_logprobs_than_can_be_held_are_refused() -> None:
+    checked = params(logprobs=7, n=2)
+    check_logprobs(checked, MAX_OUTPUT_LOGPROBS // 8)
+    check_logprobs(params(), 10**9)
+    with pytest.raises(RequestError, match="ask for fewer tokens"):
+        check_logprobs(checked, MAX_OUTPUT_LOGPROBS // 8 + 1)

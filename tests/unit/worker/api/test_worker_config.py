@@ -117,3 +117,20 @@ def test_a_speculative_config_is_read_as_vllm_spells_it(model: Path) -> None:
     base = ("--model", str(model), "--load-format", "dummy")
     config = parse([*base, "--speculative-config", text]).engine.speculative_config
     assert config == NgramSpeculation("ngram", 5, prompt_lookup_max=6, prompt_lookup_min=3)
+
+
+def test_the_runtime_directorys_targets_are_in_force_from_the_start(
+    model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "slo_itl_ms").write_text("42.5")
+    (tmp_path / "slo_ttft_ms").write_text("700.0\n")
+    (tmp_path / "overload").write_text("Shed")
+    flags = ("--model", str(model), "--load-format", "dummy", "--slo-itl-ms", "9")
+    parsed = parse([*flags, "--runtime-config-dir", str(tmp_path)])
+    assert (parsed.server.slo.ttft_ms, parsed.server.slo.itl_ms) == (700, 42.5)
+    assert (parsed.engine.itl_ms, parsed.server.overload) == (42.5, "Shed")
+    (tmp_path / "slo_ttft_ms").unlink()  # what the operator wrote stops no pod
+    assert parse([*flags, "--runtime-config-dir", str(tmp_path)]).server.overload == "Shed"
+    (tmp_path / "epoch").write_text("-1")
+    (problem,) = problems_of(*flags, "--runtime-config-dir", str(tmp_path))
+    assert "epoch must be a whole number from 0 on" in problem

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from sluice_worker.engine import Engine
+from sluice_worker.steptime import StepTimes
 from sluice_worker.wire import Abort, Configure, Submit
 
 from .factories import (
@@ -116,3 +118,29 @@ def test_first_token_says_where_the_time_went(checkpoint: Path) -> None:
     assert second is not None
     assert second.tokens[0].first is None
     assert second.tokens[0].finish_reason == "length"
+
+
+def test_what_can_no_longer_be_in_time_is_dropped_only_before_it_begins(checkpoint: Path) -> None:
+    engine = create_engine(checkpoint, create_scheduler(cap=1))
+    for request in create_requests((100, 20)):
+        engine.submit(request, 0.0)
+    engine.step()
+    assert engine.abort(Abort("r100", if_waiting=True)) is None
+    dropped = engine.abort(Abort("r20", if_waiting=True))
+    assert dropped is not None
+    assert (dropped.request_id, dropped.finish_reason) == ("r20", "abort")
+    assert engine.has_work
+
+
+def test_unseeded_requests_draw_as_the_workers_seed_says(checkpoint: Path) -> None:
+    def drawn(seed: int | None) -> list[int]:
+        scheduler = create_scheduler()
+        made = create_engine(checkpoint, scheduler)
+        engine = Engine(scheduler, made.runner, StepTimes(), seed=seed)
+        for request in create_requests((10, 20, 30)):
+            engine.submit(msgspec.structs.replace(request, seed=None), 0.0)
+        return [sequence.seed for sequence in scheduler.waiting]
+
+    assert drawn(7) == drawn(7)
+    assert drawn(7) != drawn(8)
+    assert drawn(None) != drawn(None)

@@ -180,3 +180,14 @@ def test_broken_tokenizer_is_named(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing"):
         Tokenizer(tmp_path / "absent")
+
+
+def test_an_output_keeps_the_space_that_it_begins_with(tmp_path: Path) -> None:
+    library = Library(models.BPE(byte_fallback=True))
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    library.decoder = decoders.Metaspace(prepend_scheme="always")  # drops a text's first space
+    library.train_from_iterator(["a cat and a cat"] * 9, trainers.BpeTrainer(show_progress=False))
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    token_ids = tokenizer.encode("cat and", add_special_tokens=False)
+    assert "".join(pieces(tokenizer, token_ids)) == " cat and"
