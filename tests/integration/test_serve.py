@@ -62,7 +62,7 @@ def serving(folder: Path, *flags: str) -> Iterator[Served]:
 
 
 def timed(words: list[str]) -> tuple[float, float]:
-    """Seconds to the first token, and of the mean gap after it, of one stream."""
+    """Seconds to the first token, and to the last one, of one stream."""
     body = {**json.loads(words[-1]), "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
     at_s = [time.monotonic()]
     with httpx.stream("POST", words[1], json=body, timeout=60) as stream:
@@ -71,7 +71,7 @@ def timed(words: list[str]) -> tuple[float, float]:
             if line.startswith("data: {"):
                 at_s.append(time.monotonic())
     assert len(at_s) >= NUM_TOKENS // 2
-    return at_s[1] - at_s[0], (at_s[-1] - at_s[1]) / (NUM_TOKENS - 1)
+    return at_s[1] - at_s[0], at_s[-1] - at_s[0]
 
 
 def test_its_curl_line_works_and_one_user_waits_no_longer_than_with_the_default_flags(
@@ -85,10 +85,11 @@ def test_its_curl_line_works_and_one_user_waits_no_longer_than_with_the_default_
         assert answer["usage"]["completion_tokens"] > 0
         assert "Ready: at most 1 requests at once" in alone.log.read_text()
         pairs = [(timed(line), timed(rival)) for _ in range(NUM_PAIRS)][2:]
-    # The least of each is what other work on this machine did not disturb.
-    ttft, itl = (
+    # Other work on this machine only adds to either, so the least of each is without it. (It may
+    # shorten the gaps: what waited for a reader that was stopped comes all at once.)
+    ttft, whole = (
         min(one[i] for one, _ in pairs) / min(other[i] for _, other in pairs) for i in (0, 1)
     )
-    print(f"--max-num-seqs 1 against the default: first token x {ttft:.2f}, gap x {itl:.2f}")
+    print(f"--max-num-seqs 1 against the default: first token x {ttft:.2f}, all x {whole:.2f}")
     assert ttft <= 1.5
-    assert itl <= 1.5
+    assert whole <= 1.5
