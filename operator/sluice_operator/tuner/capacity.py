@@ -1,7 +1,9 @@
 """What one pod can do: from the step model, corrected by what full pods were seen to do."""
 
+from collections.abc import Iterator
 from heapq import merge
 from itertools import islice
+from operator import itemgetter
 
 from sluice_worker.contract import TICK_SECONDS, Tick
 
@@ -9,7 +11,7 @@ from . import constants as k
 from .caps import Bound, sequences_in_memory
 from .case import Case
 from .demand import Capacity
-from .evidence import Work, recent
+from .evidence import HeardPod, Work, recent
 from .model import StepTime
 
 
@@ -65,8 +67,8 @@ def _calibration(model: StepTime, case: Case) -> float:
     Of the newest ticks in which a pod was full, however long ago: a pod that is throttled when full
     runs freely when it is not, and would look able to take twice the load.
     """
-    newest = merge(*(reversed(pod.ticks) for pod in reversed(case.pods)), key=_end_s, reverse=True)
-    full = list(islice((tick for _, tick in newest if _is_full(tick)), k.FULL_TICKS))
+    newest = merge(*map(_full_ticks, reversed(case.pods)), key=itemgetter(0), reverse=True)
+    full = [tick for _, tick in islice(newest, k.FULL_TICKS)]
     if len(full) < k.MIN_FULL_TICKS:
         return 1.0
     predicted = sum(_predicted_tokens(model, case.work, tick) for tick in full)
@@ -75,8 +77,9 @@ def _calibration(model: StepTime, case: Case) -> float:
     return min(max(measured / predicted, lowest), highest) if predicted > 0 else 1.0
 
 
-def _end_s(entry: tuple[float, Tick]) -> float:
-    return entry[0]
+def _full_ticks(pod: HeardPod) -> Iterator[tuple[float, Tick]]:
+    """(end, tick) of those ticks in which the pod was full, newest first."""
+    return ((pod.end_s(tick), tick) for tick in reversed(pod.ticks) if _is_full(tick))
 
 
 def _is_full(tick: Tick) -> bool:

@@ -76,8 +76,8 @@ def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
     by_time: dict[int, int] = {}
     oldest = round((now - k.BURST_MEMORY_S) / TICK_SECONDS)
     for pod in pods:
-        for end_s, tick in reversed(pod.ticks):
-            index = round(end_s / TICK_SECONDS)
+        for tick in reversed(pod.ticks):
+            index = round(pod.end_s(tick) / TICK_SECONDS)
             if index < oldest:
                 break
             by_time[index] = by_time.get(index, 0) + tick.arrivals
@@ -85,7 +85,7 @@ def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
         return []
     # A pod that is gone or dead has closed its last tick: it would stop the clock for all.
     speaking = [pod for pod in pods if is_fresh(pod, now)] or pods
-    last = min(round(pod.ticks[-1][0] / TICK_SECONDS) for pod in speaking)
+    last = min(round(pod.end_s(pod.ticks[-1]) / TICK_SECONDS) for pod in speaking)
     return [by_time.get(index, 0) for index in range(max(oldest, min(by_time)), last + 1)]
 
 

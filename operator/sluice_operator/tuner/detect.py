@@ -1,6 +1,6 @@
 """The two tests of the evidence: is a target breached, and is there headroom. Otherwise: hold."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, log
 
@@ -46,28 +46,45 @@ class Bets:
             return capital, mean
         return [held * self.most / mean for held in capital], self.most
 
+    def path(self, wins: Iterable[float]) -> Iterator[float]:
+        """The mean capital after each of `wins`."""
+        nothing: Sequence[float] = (1.0,) * len(self.stakes)
+        capital, mean = nothing, 1.0
+        for win in wins:
+            if win > 0.0 or capital is not nothing:
+                capital, mean = self.after(capital, win)
+                if mean <= 1.0 and max(capital) <= 1.0:
+                    capital, mean = nothing, 1.0
+            yield mean
+
 
 def is_breach(series: Series, allowed: float, threshold: float) -> bool:
     """Whether the evidence after the last tick reaches `threshold`, which is over 1.
 
     A bet's capital is a product of 1 + stake * win since some tick, so at most exp(stake * sum of
-    the wins since then): where not even the largest such sum is enough, the bets need not be made.
+    the wins since then). Where not even the largest such sum is enough, the bets need not be made;
+    where it is 0, no bet has gained anything, and they start anew.
     """
     bets = Bets.on(series, allowed, threshold)
-    total = 0.0
-    for win in bets.wins(series):
+    wins = bets.wins(series)
+    total, start = 0.0, 0
+    for index, win in enumerate(wins, 1):
         total += win
-        if total < 0.0:
-            total = 0.0
+        if total <= 0.0:
+            total, start = 0.0, index
     if max(bets.stakes) * total < k.BOUND_MARGIN * log(threshold):
         return False
-    return breach_evidence(series, allowed, threshold) >= threshold
+    return _last(bets.path(wins[start:])) >= threshold
 
 
 def breach_evidence(series: Series, allowed: float, threshold: float) -> float:
     """Evidence after the last tick that more than `allowed` is over: a breach from `threshold`."""
+    return _last(breach_path(series, allowed, threshold))
+
+
+def _last(path: Iterator[float]) -> float:
     evidence = 1.0
-    for evidence in breach_path(series, allowed, threshold):  # noqa: B007 - the last one
+    for evidence in path:  # noqa: B007 - the last one
         pass
     return evidence
 
@@ -76,14 +93,7 @@ def breach_path(series: Series, allowed: float, threshold: float) -> Iterator[fl
     """The evidence after each tick that has samples: the mean capital of the bets, and 1 where none
     has gained anything, as the next tick starts from there."""
     bets = Bets.on(series, allowed, threshold)
-    nothing: Sequence[float] = (1.0,) * len(bets.stakes)
-    capital, mean = nothing, 1.0
-    for win in bets.wins(series):
-        if win > 0.0 or capital is not nothing:
-            capital, mean = bets.after(capital, win)
-            if mean <= 1.0 and max(capital) <= 1.0:
-                capital, mean = nothing, 1.0
-        yield mean
+    return bets.path(bets.wins(series))
 
 
 def design_effect(batches: Series, spell_correlation: float = 0.0) -> float:
@@ -92,8 +102,8 @@ def design_effect(batches: Series, spell_correlation: float = 0.0) -> float:
     `batches`: (samples, marked samples) of each batch. With fewer than `MIN_BATCHES` a whole batch
     counts as one sample. `spell_correlation`: share of slow samples that follow a slow one.
     """
-    batches = [(n, marked) for n, marked in batches if n]
-    total = sum(n for n, _ in batches)
+    batches = [batch for batch in batches if batch[0]]
+    total = sum([n for n, _ in batches])
     if not total:
         return 1.0
     rho = min(max(spell_correlation, 0.0), k.MAX_SPELL_CORRELATION)
@@ -104,10 +114,10 @@ def _batch_effect(batches: Series, total: int) -> float:
     num = len(batches)
     if num < k.MIN_BATCHES:
         return total / num
-    share = sum(marked for _, marked in batches) / total
+    share = sum([marked for _, marked in batches]) / total
     if not 0 < share < 1:
         return 1.0
-    spread = sum((marked - n * share) ** 2 for n, marked in batches) * num / (num - 1)
+    spread = sum([(marked - n * share) ** 2 for n, marked in batches]) * num / (num - 1)
     return spread / (total * share * (1 - share))
 
 

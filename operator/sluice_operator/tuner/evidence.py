@@ -3,8 +3,9 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice
 from math import inf, sqrt
+from operator import lt
 from statistics import median
 
 from sluice_worker.contract import TICK_SECONDS, Tick
@@ -15,14 +16,15 @@ from .types import Cause, Observation, PodView
 
 @dataclass(frozen=True, slots=True)
 class HeardPod:
-    """A pod with evidence. `ticks`: (end in the operator's clock, tick), oldest first."""
+    """A pod with evidence. `ticks`: oldest first; `shift_s`: from its clock to the operator's."""
 
     view: PodView
-    ticks: tuple[tuple[float, Tick], ...]
+    ticks: Sequence[Tick]
+    shift_s: float = 0.0
 
-    def since(self, time_s: float) -> list[Tick]:
-        """Ticks that began at `time_s` or later."""
-        return [tick for end_s, tick in self.ticks if end_s - TICK_SECONDS >= time_s]
+    def end_s(self, tick: Tick) -> float:
+        """When one of its ticks ended, in the operator's clock."""
+        return tick.t_s + self.shift_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def survey(observation: Observation) -> Fleet:
     silent: list[str] = []
     serving = [pod for pod in observation.pods if pod.ready and not pod.terminating]
     for view in observation.pods:
-        pod = HeardPod(view, _aligned(view, observation.now))
+        pod = _aligned(view, observation.now)
         if view not in serving:
             leaving.append(pod)
         elif is_fresh(pod, observation.now):
@@ -64,17 +66,17 @@ def survey(observation: Observation) -> Fleet:
     return Fleet(tuple(heard), tuple(leaving), tuple(silent), len(serving))
 
 
-def _aligned(view: PodView, now: float) -> tuple[tuple[float, Tick], ...]:
-    """The pod's ticks, in order, with their ends moved to the operator's clock. Where they are out
-    of order, or one is there twice, they are put right."""
+def _aligned(view: PodView, now: float) -> HeardPod:
+    """The pod with its ticks in order, and its clock beside the operator's. Where they are out of
+    order, or one is there twice, they are put right."""
     if view.evidence is None or not view.evidence.ticks:
-        return ()
+        return HeardPod(view, ())
     ticks: Sequence[Tick] = view.evidence.ticks
-    if any(not a.t_s < b.t_s for a, b in pairwise(ticks)):
+    ends_s = [tick.t_s for tick in ticks]
+    if not all(map(lt, ends_s, islice(ends_s, 1, None))):
         unique = {(tick.boot_id, tick.seq): tick for tick in ticks}
         ticks = sorted(unique.values(), key=lambda tick: tick.t_s)
-    shift = _clock_shift(ticks[-1].t_s, view.seen_s, now)
-    return tuple((tick.t_s + shift, tick) for tick in ticks)
+    return HeardPod(view, ticks, _clock_shift(ticks[-1].t_s, view.seen_s, now))
 
 
 def _clock_shift(newest_s: float, seen_s: float | None, now: float) -> float:
@@ -95,20 +97,18 @@ def _is_new(view: PodView, now: float) -> bool:
 
 def is_fresh(pod: HeardPod, now: float) -> bool:
     """Whether it closed a tick a short while ago."""
-    return bool(pod.ticks) and now - pod.ticks[-1][0] <= k.STALE_TICKS * TICK_SECONDS
+    return bool(pod.ticks) and now - pod.end_s(pod.ticks[-1]) <= k.STALE_TICKS * TICK_SECONDS
 
 
-def slices(pods: Iterable[HeardPod], accepts: "Accepts") -> list[tuple[Tick, ...]]:
+def slices(pods: Sequence[HeardPod], accepts: "Accepts") -> list[tuple[Tick, ...]]:
     """The accepted ticks of `pods`, put together by time: one tuple for each span of a tick."""
+    if len(pods) == 1:
+        return list(zip(accepts.of(pods[0])))
     by_time: dict[int, list[Tick]] = {}
     for pod in pods:
-        for end_s, tick in accepts.of(pod.ticks):
-            by_time.setdefault(round(end_s / TICK_SECONDS), []).append(tick)
+        for tick in accepts.of(pod):
+            by_time.setdefault(round(pod.end_s(tick) / TICK_SECONDS), []).append(tick)
     return [tuple(by_time[index]) for index in sorted(by_time)]
-
-
-def _begun_s(entry: tuple[float, Tick]) -> float:
-    return entry[0] - TICK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +123,20 @@ class Accepts:
     epoch: int | None = None
     used_since_s: float = inf
 
-    def of(self, ticks: Sequence[tuple[float, Tick]]) -> Sequence[tuple[float, Tick]]:
-        """Those of `ticks`, (end, tick) with the oldest first, that count."""
-        begun = ticks[bisect_left(ticks, self.since_s, key=_begun_s) :]
-        if self.epoch is None:
+    def of(self, pod: HeardPod) -> Sequence[Tick]:
+        """Those ticks of `pod` that count, oldest first."""
+        ended_s, epoch = TICK_SECONDS - pod.shift_s, self.epoch
+        begun = pod.ticks[bisect_left(pod.ticks, self.since_s + ended_s, key=_end_s) :]
+        if epoch is None:
             return begun
-        used_s = self.used_since_s + TICK_SECONDS
+        used_s = self.used_since_s + ended_s
         return [
-            (end_s, tick)
-            for end_s, tick in begun
-            if tick.epoch == self.epoch and (tick.settled or end_s >= used_s)
+            tick for tick in begun if tick.epoch == epoch and (tick.settled or tick.t_s >= used_s)
         ]
+
+
+def _end_s(tick: Tick) -> float:
+    return tick.t_s
 
 
 def acknowledged(pods: Sequence[HeardPod], epoch: int) -> tuple[HeardPod, ...]:
@@ -141,7 +144,7 @@ def acknowledged(pods: Sequence[HeardPod], epoch: int) -> tuple[HeardPod, ...]:
     return tuple(
         pod
         for pod in pods
-        if (pod.view.config.epoch if pod.view.config else pod.ticks[-1][1].epoch) == epoch
+        if (pod.view.config.epoch if pod.view.config else pod.ticks[-1].epoch) == epoch
     )
 
 
@@ -174,13 +177,13 @@ class Work:
 
 def recent(pods: Iterable[HeardPod]) -> list[Tick]:
     """The last `RECENT_TICKS` ticks of each pod."""
-    return [tick for pod in pods for _, tick in pod.ticks[-k.RECENT_TICKS :]]
+    return [tick for pod in pods for tick in pod.ticks[-k.RECENT_TICKS :]]
 
 
 def describe_work(pods: Sequence[HeardPod]) -> Work:
     """Mean lengths and steps of `pods` over their recent ticks, with defaults before any."""
     ticks = recent(pods)
-    last = [pod.ticks[-1][1] for pod in pods]
+    last = [pod.ticks[-1] for pod in pods]
     steps = sum(tick.steps for tick in ticks)
     busy_s = sum(tick.busy_s for tick in ticks)
     telling = _telling(pods)
@@ -207,21 +210,20 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
 
 def _has_spare(pod: HeardPod) -> bool:
     """Whether nothing waited and at most half of the cap ran for ten seconds."""
-    ticks = [tick for _, tick in pod.ticks[-k.STALE_TICKS :]]
     return all(
         2 * tick.max_running <= tick.max_num_seqs and not (tick.waiting.cap + tick.waiting.kv)
-        for tick in ticks
+        for tick in pod.ticks[-k.STALE_TICKS :]
     )
 
 
-def _telling(pods: Sequence[HeardPod]) -> list[list[Tick]]:
+def _telling(pods: Sequence[HeardPod]) -> list[Sequence[Tick]]:
     """Each pod's newest ticks: those of half a minute, or as many more as it takes to know lengths.
 
     Of rare or long requests, half a minute holds too few.
     """
     num, longest = k.RECENT_TICKS, max((len(pod.ticks) for pod in pods), default=0)
     while True:
-        found = [[tick for _, tick in pod.ticks[-num:]] for pod in pods]
+        found = [pod.ticks[-num:] for pod in pods]
         if num >= longest or _num_finished(found) >= len(pods) * k.MIN_FINISHED:
             return found
         num *= 2

@@ -102,7 +102,7 @@ def _overloaded(case: Case, demand: Demand) -> bool:
     if demand.capacity is None:
         return False
     spans = [pod.ticks[-k.STALE_TICKS :] for pod in case.pods]
-    queued = any(all(t.waiting.cap + t.waiting.kv for _, t in span) for span in spans)
+    queued = any(all(t.waiting.cap + t.waiting.kv for t in span) for span in spans)
     return queued and demand.arrivals.per_s > case.seen.replicas * demand.capacity.per_s
 
 
@@ -113,7 +113,7 @@ def _queue_grows(case: Case) -> bool:
         return False
     if any(len(pod.ticks) < num for pod in case.pods):
         return False
-    spans = [[tick for _, tick in pod.ticks[-num:]] for pod in case.pods]
+    spans = [pod.ticks[-num:] for pod in case.pods]
     full = all(
         tick.max_running >= k.USED_SHARE * tick.max_num_seqs for span in spans for tick in span
     )

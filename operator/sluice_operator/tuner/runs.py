@@ -6,7 +6,7 @@ a whole run of spans is kept with it, and runs are found again by what they hold
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain
 from typing import Any, TypeVar
 
 from sluice_worker.contract import Tick
@@ -25,10 +25,16 @@ class Run:
 
     def __init__(self, parts: tuple[Part, ...]) -> None:
         self.parts = parts
+        self._hash = hash((parts[0][0].boot_id, parts[0][0].seq))
         self._known: dict[Any, tuple[Any, Any]] = {}
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it will not grow, nor lose its first ticks before all of them."""
+        return len(self.parts) == k.RUN_TICKS
+
     def __hash__(self) -> int:
-        return hash((self.parts[0][0].boot_id, self.parts[0][0].seq))
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and self.parts == other.parts
@@ -48,6 +54,9 @@ class Spans:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
         self._runs = _runs(parts)
+        # The whole runs that look after look are the same, and those at the ends.
+        self._kept = tuple(run for run in self._runs if run.is_whole)
+        self._others = [run for run in self._runs if not run.is_whole]
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -62,7 +71,7 @@ class Spans:
 
     def each(self, work: Callable[..., Sequence[T]], reading: Hashable, *rest: Hashable) -> list[T]:
         """What `work` makes of each span, in order."""
-        return [value for run in self._runs for value in run.of(work, reading, *rest)]
+        return list(chain.from_iterable([run.of(work, reading, *rest) for run in self._runs]))
 
     def series(self, reading: Reading) -> Series:
         """`reading` of each span, added up over the pods."""
@@ -70,11 +79,13 @@ class Spans:
 
     def total(self, reading: Reading) -> tuple[int, int]:
         """`reading` of them all, added up."""
-        return _sum([run.of(_total_of, reading) for run in self._runs])
+        others = [run.of(_total_of, reading) for run in self._others]
+        return _sum([_total_of_runs(self._kept, reading), *others])
 
     def sketch(self, reading: Callable[[Tick], dict[int, int]]) -> dict[int, int]:
         """The sketches that `reading` finds, added up."""
-        return sketch.merge(run.of(_merged, reading) for run in self._runs)
+        others = [run.of(_merged, reading) for run in self._others]
+        return sketch.merge([_merged_of_runs(self._kept, reading), *others])
 
 
 def series_of(parts: Sequence[Part], reading: Reading) -> Series:
@@ -98,18 +109,28 @@ def _merged(parts: Sequence[Part], reading: Callable[[Tick], dict[int, int]]) ->
 
 
 @lru_cache(maxsize=k.RUNS_KEPT)
+def _total_of_runs(runs: tuple[Run, ...], reading: Reading) -> tuple[int, int]:
+    return _sum([run.of(_total_of, reading) for run in runs])
+
+
+@lru_cache(maxsize=k.RUNS_KEPT)
+def _merged_of_runs(
+    runs: tuple[Run, ...], reading: Callable[[Tick], dict[int, int]]
+) -> dict[int, int]:
+    return sketch.merge(run.of(_merged, reading) for run in runs)
+
+
+@lru_cache(maxsize=k.RUNS_KEPT)
 def _kept(run: Run) -> Run:
     return run
 
 
 def _runs(parts: Sequence[Part]) -> list[Run]:
     """`parts` in runs that begin at the same ticks at every look; only whole ones are kept."""
-    found = []
-    for _, group in groupby(parts, key=_place):
-        run = Run(tuple(group))
-        found.append(_kept(run) if len(run.parts) == k.RUN_TICKS else run)
-    return found
-
-
-def _place(part: Part) -> int:
-    return part[0].seq // k.RUN_TICKS
+    if not parts:
+        return []
+    cut = -parts[0][0].seq % k.RUN_TICKS
+    starts = range(cut, len(parts), k.RUN_TICKS)
+    found = [Run(tuple(parts[start : start + k.RUN_TICKS])) for start in starts]
+    first = [Run(tuple(parts[:cut]))] if cut else []
+    return first + [_kept(run) if run.is_whole else run for run in found]
