@@ -166,12 +166,13 @@ def test_inter_token_breach_lowers_the_cap(cluster: Cluster) -> None:
     cluster.wait_condition(LARGE, "Ready", "True")
     before = cluster.identities(LARGE)
     flags = {"prompt_tokens": "8 16", "max_tokens": "24 32", "vocab_size": 500}
-    [alone, full] = cluster.load(
-        "e2e-load", LARGE, "alone:closed:1:8", "full:closed:48:15", **flags
+    [alone, full, again] = cluster.load(
+        "e2e-load", LARGE, "alone:closed:1:8", "full:closed:48:15", "again:closed:1:8", **flags
     )
-    assert full["tokens_per_s"] >= 2.5 * alone["tokens_per_s"]
-    # Most gaps of the full batch are over it; one sequence alone keeps it on a noisy machine too.
-    target = 0.7 * full["p50_tpot_ms"]
+    assert full["tokens_per_s"] >= 2.5 * min(alone["tokens_per_s"], again["tokens_per_s"])
+    # In the middle of the two: broken by the full batch and held by one, also when this machine
+    # is half as fast, or twice.
+    target = (alone["p50_tpot_ms"] * full["p50_tpot_ms"]) ** 0.5
     cluster.patch(LARGE, {"slo": {"interTokenLatency": f"{round(target)}ms"}})
     phases = cluster.load("e2e-load", LARGE, "breach:closed:48:25", **flags)
     status = cluster.status(LARGE)

@@ -127,7 +127,7 @@ def administrator(server: ApiServer) -> Iterator[httpx.Client]:
     """A connection with every right, the CRD in force."""
     context = ssl.create_default_context(cafile=str(server.certificate_authority))
     context.load_cert_chain(str(server.client_certificate), str(server.client_key))
-    with httpx.Client(base_url=server.url, verify=context, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, verify=context, trust_env=False, timeout=30) as client:
         crd = (ROOT / "crds/inferenceservices.yaml").read_text()
         answer = client.patch(
             "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.sluice.dev",
@@ -156,7 +156,7 @@ class OperatorProcess:
         """Sum of a counter over all series that carry `labels`."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         total = 0.0
-        for line in httpx.get(url, trust_env=False).text.splitlines():
+        for line in httpx.get(url, trust_env=False, timeout=30).text.splitlines():
             wanted = all(f'{key}="{value}"' in line for key, value in labels.items())
             if line.startswith((name + "{", name + " ")) and wanted:
                 total += float(line.rpartition(" ")[2])

@@ -192,7 +192,12 @@ def _calm_under_a_new_operator(
     with running_operator(apiserver, models, log, space.name) as second:
         second.await_passes(4)
         assert worker.config()["epoch"] == config["epoch"]
-        assert second.metric("sluice_operator_scrape_failures_total") == 0
+        for reason in (
+            "Unreachable",
+            "Refused",
+            "Malformed",
+        ):  # a worker that is stopped for 2 s may be late
+            assert second.metric("sluice_operator_scrape_failures_total", reason=reason) == 0
         versions, writes = space.versions(), second.writes()
         second.await_passes(4)
         assert space.versions() == versions

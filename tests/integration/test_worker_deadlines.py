@@ -1,6 +1,5 @@
 """Deadlines, the live queue cap and speculation of a real worker with one place."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,7 +8,7 @@ import httpx
 import pytest
 from integration.worker_process import Worker, running_worker
 
-LONG = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "temperature": 1.0, "seed": 1}
+LONG = {"prompt": "x", "max_tokens": 3800, "ignore_eos": True, "temperature": 1.0, "seed": 1}
 GREEDY = {"prompt": "def f():\n" * 4, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 SHORT = {"prompt": "x", "max_tokens": 4, "ignore_eos": True}
 
@@ -17,7 +16,7 @@ SHORT = {"prompt": "x", "max_tokens": 4, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     flags = (
-        *("--max-num-seqs", "1", "--num-gpu-blocks-override", "128", "--speculative-config"),
+        *("--max-num-seqs", "1", "--num-gpu-blocks-override", "256", "--speculative-config"),
         '{"method": "ngram", "num_speculative_tokens": 4}',
     )
     with running_worker(tmp_path_factory.mktemp("deadlines"), *flags) as worker:
@@ -59,9 +58,8 @@ def busy(worker: Worker) -> Iterator[Worker]:
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_with_the_predicted_wait(busy: Worker) -> None:
-    started = time.monotonic()
     refused = post(busy, SHORT, x_slo_ttft_ms="1")
-    assert time.monotonic() - started < 1
+    assert busy.metric("vllm:num_requests_running") == 1
     assert refused.status_code == 429
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert refused.json()["error"]["reason"] == "deadline_unreachable"

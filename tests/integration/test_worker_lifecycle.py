@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import pytest
 from integration.worker_process import Worker, command, running_worker, stream_events
 from unit.worker.api.tiny import write_checkpoint
 
-LONG: dict[str, Any] = {"prompt": "def", "max_tokens": 1200, "ignore_eos": True}
-FLAGS = ("--max-num-seqs", "4", "--num-gpu-blocks-override", "512", "--shutdown-timeout", "60")
+LONG: dict[str, Any] = {"prompt": "def", "max_tokens": 3600, "ignore_eos": True}
+FLAGS = ("--max-num-seqs", "4", "--num-gpu-blocks-override", "1024", "--shutdown-timeout", "60")
 RUNNING = "vllm:num_requests_running"
 
 
@@ -84,17 +83,17 @@ async def test_a_killed_engine_answers_everybody_and_ends_the_worker(tmp_path: P
 
 
 async def test_a_hung_engine_loses_readiness_first_and_then_liveness(tmp_path: Path) -> None:
-    with running_worker(tmp_path, *FLAGS, "--liveness-timeout", "4") as worker:
+    with running_worker(tmp_path, *FLAGS, "--liveness-timeout", "12") as worker:
         engine = worker.engine_pid()
         async with httpx.AsyncClient(base_url=worker.url, timeout=120) as client:
             tasks = await open_requests(client, worker)
             os.kill(engine, signal.SIGSTOP)
-            await asyncio.to_thread(worker.until, "/readyz", 503, 10)
+            await asyncio.to_thread(worker.until, "/readyz", 503, 40)
             assert (await client.get("/healthz")).status_code == 200
-            failed = await asyncio.to_thread(worker.until, "/healthz", 503, 10)
+            failed = await asyncio.to_thread(worker.until, "/healthz", 503, 40)
             assert "no step" in failed.json()["reason"]
             os.kill(engine, signal.SIGCONT)
-            await asyncio.to_thread(worker.until, "/readyz", 200, 10)
+            await asyncio.to_thread(worker.until, "/readyz", 200, 40)
             answers = await asyncio.gather(*tasks)
         assert [outcome(a, stream=i % 2 == 0) for i, a in enumerate(answers)] == ["ok"] * 6
 
@@ -115,9 +114,8 @@ async def test_a_full_queue_is_answered_429_at_once(tmp_path: Path) -> None:
     with running_worker(tmp_path, *FLAGS, "--max-num-queued-reqs", "2") as worker:
         async with httpx.AsyncClient(base_url=worker.url, timeout=120) as client:
             tasks = await open_requests(client, worker)
-            began_s = time.monotonic()
             refused = await post(client)
-            assert time.monotonic() - began_s < 2
+            assert not any(task.done() for task in tasks)
             assert refused.status_code == 429
             assert int(refused.headers["retry-after"]) >= 1
             answers = await asyncio.gather(*tasks)
@@ -125,7 +123,7 @@ async def test_a_full_queue_is_answered_429_at_once(tmp_path: Path) -> None:
 
 
 async def test_shed_drops_what_cannot_meet_the_first_token_target(tmp_path: Path) -> None:
-    flags = (*FLAGS, "--overload", "Shed", "--slo-ttft-ms", "400")
+    flags = (*FLAGS, "--overload", "Shed", "--slo-ttft-ms", "2000")
     with running_worker(tmp_path, *flags) as worker:
         async with httpx.AsyncClient(base_url=worker.url, timeout=120) as client:
             tasks = [asyncio.create_task(post(client)) for _ in range(40)]
@@ -134,9 +132,9 @@ async def test_shed_drops_what_cannot_meet_the_first_token_target(tmp_path: Path
         # Ten rounds of four: however fast the machine, the last of them come too late.
         assert codes.count(200) >= 4
         assert codes.count(200) + codes.count(429) == 40
-        shed = next(answer for answer in answers if answer.status_code == 429)
-        assert shed.json()["error"]["reason"] == "shed"
-        assert int(shed.headers["retry-after"]) >= 1
+        dropped = [answer for answer in answers if answer.status_code == 429]
+        assert "shed" in {answer.json()["error"]["reason"] for answer in dropped}
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in dropped)
 
 
 def _run(line: list[str]) -> tuple[int, str]:

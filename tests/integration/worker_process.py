@@ -55,7 +55,7 @@ class Worker:
 
     def metric(self, name: str) -> float:
         """The sum of a family's series as the metrics page shows them now."""
-        text = httpx.get(self.admin_url + "/metrics").text
+        text = httpx.get(self.admin_url + "/metrics", timeout=30).text
         values = [
             float(line.rsplit(" ", 1)[1])
             for line in text.splitlines()
@@ -119,5 +119,6 @@ def listening(process: subprocess.Popen[bytes], log: Path) -> Worker:
 
 
 def stream_events(body: str) -> list[str]:
-    """The data of each server-sent event."""
-    return [part.removeprefix("data: ") for part in body.split("\n\n") if part]
+    """The data of each server-sent event; comments, which keep a connection alive, are none."""
+    parts = [part for part in body.split("\n\n") if not part.startswith(":")]
+    return [part.removeprefix("data: ") for part in parts if part]

@@ -61,7 +61,7 @@ def test_config_is_a_grouped_query_llama_with_tied_embeddings(tokenizer: Any) ->
     assert config["eos_token_id"] == tokenizer.eos_token_id
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_tokenizer_gives_any_utf8_text_back(text: str) -> None:
     tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))

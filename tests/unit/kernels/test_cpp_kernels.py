@@ -27,9 +27,7 @@ TARGETS = usable_targets(platform.machine(), Path("/proc/cpuinfo").read_text())
 DTYPES = (torch.float32, torch.bfloat16)
 PLAIN = PlainKernels(1 << 25, 1 << 24)
 EXACT = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-examples = settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+examples = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module", params=TARGETS, ids=lambda target: target.name)

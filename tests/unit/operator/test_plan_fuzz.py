@@ -44,7 +44,7 @@ def _body(body: Object) -> Object:
     return {**body, "metadata": meta}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(valid_objects(), st.booleans(), st.sampled_from(["", "Unschedulable", "CrashLoopBackOff"]))
 def test_every_valid_object_is_planned_and_its_status_survives_pruning(
     body: Object, serving: bool, trouble: str

@@ -119,7 +119,7 @@ def test_all_problems_are_named_at_once() -> None:
 
 
 @given(valid_objects())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 def test_every_valid_object_is_read(body: Object) -> None:
     service = parse(body)
     spec = service.spec
@@ -131,7 +131,7 @@ def test_every_valid_object_is_read(body: Object) -> None:
 
 
 @given(arbitrary_objects())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 def test_an_odd_object_is_read_or_refused_and_never_a_traceback(body: Object) -> None:
     outcome = outcome_of(body)
     if not isinstance(outcome, InferenceService):

@@ -70,7 +70,7 @@ def assert_equal(params: Params, slo: Slo, drawn: list[tuple[float, int, int]], 
             pod.patch(new_cap, epoch, now_s)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(requests, min_size=1, max_size=40), st.integers(1, 12), changes, st.booleans())
 def test_the_compiled_pod_equals_the_python_pod_tick_for_tick(
     drawn: list[tuple[float, int, int]], cap: int, patches: list[tuple[int, int]], caching: bool

@@ -81,7 +81,7 @@ def assert_equal(twin: Pod, real: RealPod) -> None:
     assert twin.times.model == real.times.model
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(requests, min_size=1, max_size=30), st.integers(1, 12), changes)
 def test_the_twin_equals_the_real_scheduler_token_for_token(drawn, cap, patches) -> None:  # type: ignore[no-untyped-def]
     assert_equal(*play(SMALL, trace_of(drawn), cap, patches))

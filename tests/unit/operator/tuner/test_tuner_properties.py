@@ -78,7 +78,7 @@ def all_targets(draw: st.DrawFn) -> Targets:
     )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_evidence_gives_a_bounded_finite_explained_decision(data: st.DataObject) -> None:
     limits = Limits(

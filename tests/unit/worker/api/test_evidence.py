@@ -315,7 +315,7 @@ class _Open:
 ACTIONS = ("arrive", "refuse", "token", "token", "token", "finish", "leave", "fail", "step", "tick")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 30), st.floats(0, 1.5))))
 def test_whatever_happens_each_arrival_is_counted_once(
     story: list[tuple[str, int, float]],

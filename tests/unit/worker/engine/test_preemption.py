@@ -39,7 +39,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=2
 
 
 @given(LENGTHS, st.integers(16, 24), st.booleans(), st.integers(4, 64))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_the_cheapest_but_never_the_oldest_is_preempted_and_all_reach_their_end(
     lengths: list[tuple[int, int]], num_blocks: int, caching: bool, budget: int
 ) -> None:

@@ -257,7 +257,7 @@ ACTIONS = st.lists(
 
 
 @given(actions=ACTIONS, num_blocks=st.integers(13, 30), caching=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_random_adds_aborts_and_caps_leak_no_block_and_lose_no_request(
     actions: list[Action], num_blocks: int, caching: bool
 ) -> None:

@@ -176,7 +176,7 @@ def test_a_server_without_ranges_sends_the_whole_again(hub: Hub, access: Access)
     assert (fetch(access) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(cuts=st.lists(st.integers(0, SIZE), max_size=5), kept=st.integers(0, 2 * SIZE))
 def test_wherever_it_is_cut_and_whatever_was_kept_the_file_comes_out_whole(
     small_files: dict[str, bytes], cuts: list[int], kept: int
