@@ -17,10 +17,6 @@ EVIDENCE_KEPT: Final = 2.0
 must not need another hour to be forgotten. Everything over is forgotten after two clean
 ticks."""
 
-BOUND_MARGIN: Final = 0.999
-"""Where the bound of the evidence is this close to the threshold, the bets are made: far more than
-rounding adds up to."""
-
 # Headroom: Wald's SPRT of m/4 against m.
 HEADROOM_SHARE: Final = 0.25
 """Headroom means a share over target of at most a quarter of what is allowed (design)."""
@@ -44,6 +40,8 @@ RECENT_TICKS: Final = 15
 """Half a minute: the span over which causes, use of the cap and lengths are read."""
 RUN_TICKS: Final = 32
 """Ticks that are added up together, once; a look reads at most this many at each end one by one."""
+RUNS_FROM_WHOLE: Final = 8
+"""With so many whole runs (8 minutes) bets begin with one: what stood before it is long decided."""
 RUNS_KEPT: Final = 1024
 """Such runs that are remembered: those of some 18 pods with half an hour of ticks, twice."""
 USED_SHARE: Final = 0.9

@@ -13,10 +13,11 @@ from sluice_worker.contract import Tick
 
 from . import constants as k
 from . import sketch
-from .detect import Series
+from .detect import NOTHING, Bets, Capital, Series, evidence_of
 
 Part = tuple[Tick, ...]
 Reading = Callable[[Tick], tuple[int, int]]
+Count = Callable[..., Series]
 T = TypeVar("T")
 
 
@@ -71,16 +72,39 @@ class Spans:
 
     def each(self, work: Callable[..., Sequence[T]], reading: Hashable, *rest: Hashable) -> list[T]:
         """What `work` makes of each span, in order."""
-        return list(chain.from_iterable([run.of(work, reading, *rest) for run in self._runs]))
+        return list(chain.from_iterable(self.each_run(work, reading, *rest)))
+
+    def each_run(self, work: Callable[..., T], reading: Hashable, *rest: Hashable) -> list[T]:
+        """What `work` makes of each run of spans, in order: to be added up."""
+        return [run.of(work, reading, *rest) for run in self._runs]
 
     def series(self, reading: Reading) -> Series:
         """`reading` of each span, added up over the pods."""
         return self.each(series_of, reading)
 
+    def breach_evidence(
+        self, allowed: float, threshold: float, count: Count, reading: Reading, *rest: Hashable
+    ) -> float:
+        """Evidence that more than `allowed` of what is counted are over: a breach from `threshold`.
+
+        `count(parts, reading, *rest)` counts. So that the bets on a whole run hold until the next
+        one is whole, the mean size of a tick is that of whole runs, and bets on many runs begin
+        with a whole one.
+        """
+        sizes = [run.of(_sizes, (count, reading), *rest) for run in self._kept or self._others]
+        num_ticks, num = add_up(sizes)
+        bets = Bets(allowed, num / num_ticks if num_ticks else 1.0, k.EVIDENCE_KEPT * threshold)
+        runs, capital = self._runs, NOTHING
+        if len(self._kept) >= k.RUNS_FROM_WHOLE and not runs[0].is_whole:
+            runs = runs[1:]
+        for run in runs:
+            capital = run.of(_capital_after, (count, reading), bets, capital, *rest)
+        return evidence_of(capital)
+
     def total(self, reading: Reading) -> tuple[int, int]:
         """`reading` of them all, added up."""
         others = [run.of(_total_of, reading) for run in self._others]
-        return _sum([_total_of_runs(self._kept, reading), *others])
+        return add_up([_total_of_runs(self._kept, reading), *others])
 
     def sketch(self, reading: Callable[[Tick], dict[int, int]]) -> dict[int, int]:
         """The sketches that `reading` finds, added up."""
@@ -91,17 +115,35 @@ class Spans:
 def series_of(parts: Sequence[Part], reading: Reading) -> Series:
     """`reading` of each span, added up over the pods."""
     return [
-        reading(part[0]) if len(part) == 1 else _sum([reading(tick) for tick in part])
+        reading(part[0]) if len(part) == 1 else add_up([reading(tick) for tick in part])
         for part in parts
     ]
 
 
-def _sum(series: Series) -> tuple[int, int]:
+def _sizes(parts: Sequence[Part], how: tuple[Count, Reading], *rest: Any) -> tuple[int, int]:
+    """Spans with samples, and samples."""
+    count, reading = how
+    sizes = [n for n, _ in count(parts, reading, *rest) if n]
+    return len(sizes), sum(sizes)
+
+
+def _capital_after(
+    parts: Sequence[Part], how: tuple[Count, Reading], bets: Bets, capital: Capital, *rest: Any
+) -> Capital:
+    count, reading = how
+    after = capital
+    for after in bets.path(count(parts, reading, *rest), capital):  # noqa: B007 - the last
+        pass
+    return after
+
+
+def add_up(series: Series) -> tuple[int, int]:
+    """The sums of both numbers of each."""
     return sum([first for first, _ in series]), sum([second for _, second in series])
 
 
 def _total_of(parts: Sequence[Part], reading: Reading) -> tuple[int, int]:
-    return _sum(series_of(parts, reading))
+    return add_up(series_of(parts, reading))
 
 
 def _merged(parts: Sequence[Part], reading: Callable[[Tick], dict[int, int]]) -> dict[int, int]:
@@ -110,7 +152,7 @@ def _merged(parts: Sequence[Part], reading: Callable[[Tick], dict[int, int]]) ->
 
 @lru_cache(maxsize=k.RUNS_KEPT)
 def _total_of_runs(runs: tuple[Run, ...], reading: Reading) -> tuple[int, int]:
-    return _sum([run.of(_total_of, reading) for run in runs])
+    return add_up([run.of(_total_of, reading) for run in runs])
 
 
 @lru_cache(maxsize=k.RUNS_KEPT)

@@ -8,8 +8,8 @@ from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
 from . import sketch, spells
-from .detect import Series, design_effect, headroom, is_breach
-from .runs import Part, Reading, Spans, series_of
+from .detect import Moments, Series, design_effect, headroom
+from .runs import Part, Reading, Spans, add_up, series_of
 from .types import TargetName, Targets, TargetVerdict, Verdict
 
 
@@ -78,16 +78,13 @@ def _judge_one(
     read = READERS[name]
     n, over = window.total(read.seen)
     epoch_n, epoch_over = epoch.total(read.seen)
-    far = epoch.each(_nums_far, name, spells.far_bucket(far_ms))
-    # Those of ticks in which the cap was not used prove nothing about it, and excuse nothing.
-    proof = epoch.series(read.proof) if any(far) else ()
-    far_at_cap = sum(min(num, over) for num, (_, over) in zip(far, proof, strict=False))
+    bucket = spells.far_bucket(far_ms) if name == "interTokenLatency" else None
+    far, far_at_cap = (0, 0) if bucket is None else add_up(epoch.each_run(_far, read.proof, bucket))
     verdict, needed = _test(name, targets.allowed_share, threshold, epoch, far_at_cap)
     cap_breached = verdict == "Breach"
-    if cap_breached and any(far):
-        both = zip(epoch.series(read.seen), far, strict=True)
-        near = [(n - num_far, over - num_far) for (n, over), num_far in both]
-        cap_breached = is_breach(near, targets.allowed_share, threshold)
+    if cap_breached and far:
+        near = epoch.breach_evidence(targets.allowed_share, threshold, _near, read.seen, bucket)
+        cap_breached = near >= threshold
     if n and verdict == "NoTraffic":
         verdict = "Hold"  # the epoch is too young to tell
     share = over / n if n else 0.0
@@ -105,7 +102,7 @@ def _judge_one(
         epoch_over=epoch_over,
         samples_needed=needed,
         verifiable=_verifiable(needed, n, len(window)),
-        epoch_far=sum(far),
+        epoch_far=far,
         far_at_cap=far_at_cap,
         cap_breached=cap_breached,
     )
@@ -116,12 +113,11 @@ def _test(
 ) -> tuple[Verdict, int]:
     """The verdict, and the clean samples that headroom still needs."""
     read = READERS[name]
-    series = epoch.series(read.seen)
     n, over = epoch.total(read.proof)
     proof = headroom(n - far_at_cap, over - far_at_cap, _effect(name, epoch), allowed)
-    if is_breach(series, allowed, threshold):
+    if epoch.breach_evidence(allowed, threshold, series_of, read.seen) >= threshold:
         return "Breach", proof.samples_needed
-    if not any(size for size, _ in series):
+    if not epoch.total(read.seen)[0]:
         return "NoTraffic", proof.samples_needed
     return ("Headroom" if proof.shown else "Hold"), proof.samples_needed
 
@@ -129,15 +125,25 @@ def _test(
 def is_breached(name: TargetName, epoch: Sequence[Part], targets: Targets) -> bool:
     """Whether the ticks of `epoch` alone breach the target `name`."""
     threshold = k.BREACH_EVIDENCE * max(1, len(targets.by_name()))
-    series = series_of(epoch, READERS[name].seen)
-    return is_breach(series, targets.allowed_share, threshold)
+    counted = Spans(epoch).breach_evidence(
+        targets.allowed_share, threshold, series_of, READERS[name].seen
+    )
+    return counted >= threshold
 
 
-def _nums_far(parts: Sequence[Part], name: TargetName, bucket: int | None) -> list[int]:
-    """Gaps of slow spells in each span, where the target is one for gaps."""
-    if name != "interTokenLatency":
-        return [0] * len(parts)
-    return [spells.num_far(part, bucket) for part in parts]
+def _near(parts: Sequence[Part], reading: Reading, bucket: int | None) -> Series:
+    """The gaps of each span without those of slow spells."""
+    both = zip(series_of(parts, reading), parts, strict=True)
+    counted = [(n, over, spells.num_far(part, bucket)) for (n, over), part in both]
+    return [(n - far, over - far) for n, over, far in counted]
+
+
+def _far(parts: Sequence[Part], proof: Reading, bucket: int) -> tuple[int, int]:
+    """Gaps of slow spells, and those of them that would be proof: ticks in which the cap was not
+    used prove nothing about it, and excuse nothing."""
+    far = [spells.num_far(part, bucket) for part in parts]
+    over = [over for _, over in series_of(parts, proof)] if any(far) else ()
+    return sum(far), sum(map(min, far, over))
 
 
 def _effect(name: TargetName, epoch: Spans) -> float:
@@ -146,10 +152,15 @@ def _effect(name: TargetName, epoch: Spans) -> float:
     bucket = sketch.bucket_at(epoch.sketch(read), k.DESIGN_QUANTILE)
     if bucket is None:
         return 1.0
-    marked = epoch.each(_marked, read, bucket)
     if name == "interTokenLatency":
-        return design_effect(marked, _spells(epoch.total(_slow_runs)))
-    return design_effect(_busy_periods(marked, epoch.series(_waiting)))
+        ticks = Moments.total(epoch.each_run(_moments, read, bucket))
+        return design_effect(ticks, _spells(epoch.total(_slow_runs)))
+    marked = epoch.each(_marked, read, bucket)
+    return design_effect(Moments.of(_busy_periods(marked, epoch.series(_waiting))))
+
+
+def _moments(parts: Sequence[Part], read: Callable[[Tick], dict[int, int]], bucket: int) -> Moments:
+    return Moments.of(_marked(parts, read, bucket))
 
 
 def _marked(

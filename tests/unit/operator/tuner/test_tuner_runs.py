@@ -1,11 +1,13 @@
 """What a run of ticks adds up to is worked out once, and is what the ticks say one by one."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_operator.tuner import constants as k
-from sluice_operator.tuner.runs import Spans
+from sluice_operator.tuner.detect import NOTHING, Bets, Series, evidence_of
+from sluice_operator.tuner.runs import Part, Spans, series_of
 from sluice_worker.contract import Tick
-from unit.operator.tuner.made import tick
+from unit.operator.tuner.made import gaps, tick
 
 LOOKED_AT: list[int] = []
 
@@ -38,3 +40,50 @@ def test_a_tick_that_differs_is_not_taken_for_the_one_before() -> None:
     for num in (1, 2):
         ticks = [(tick(seq, boot_id="alike", arrivals=num),) for seq in range(k.RUN_TICKS)]
         assert Spans(ticks).each(arrivals, "arrivals") == [num] * k.RUN_TICKS
+
+
+def gaps_of(tick: Tick) -> tuple[int, int]:
+    return tick.itl.n, tick.itl.over
+
+
+def parts_of(first: int, series: Series) -> list[Part]:
+    return [(tick(seq, itl=gaps(*counted)),) for seq, counted in enumerate(series, first)]
+
+
+def evidence_on(parts: list[Part], threshold: float) -> float:
+    return Spans(parts).breach_evidence(0.01, threshold, series_of, gaps_of)
+
+
+counts = st.integers(0, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n)))
+slow = st.tuples(st.just(300), st.integers(0, 12))
+
+
+@given(
+    st.integers(0, 2 * k.RUN_TICKS),
+    st.lists(st.one_of(slow, counts), min_size=1, max_size=4 * k.RUN_TICKS),
+    st.sampled_from([1.5, k.BREACH_EVIDENCE]),
+)
+def test_bets_on_runs_are_bets_on_all_ticks(
+    first: int, series: list[tuple[int, int]], threshold: float
+) -> None:
+    parts = parts_of(first, series)
+    whole = [part for run in Spans(parts).each_run(_whole, "whole") for part in run] or parts
+    sizes = [n for n, _ in series_of(whole, gaps_of) if n]
+    mean_size = sum(sizes) / len(sizes) if sizes else 1.0
+    bets = Bets(0.01, mean_size, k.EVIDENCE_KEPT * threshold)
+    told = evidence_of([NOTHING, *bets.path(series)][-1])
+    assert evidence_on(parts, threshold) == pytest.approx(told)
+
+
+def _whole(parts: list[Part], reading: str) -> list[Part]:
+    del reading
+    return parts if len(parts) == k.RUN_TICKS else []
+
+
+def test_bets_on_many_runs_begin_with_a_whole_one() -> None:
+    late, quiet_run = [(1000, 1000)] * 2, [(0, 0)] * k.RUN_TICKS
+    few = [*late, *quiet_run * (k.RUNS_FROM_WHOLE - 1)]
+    many = [*late, *quiet_run * k.RUNS_FROM_WHOLE]
+    assert evidence_on(parts_of(k.RUN_TICKS - 2, few), 1e6) > 1
+    assert evidence_on(parts_of(k.RUN_TICKS - 2, many), 1e6) == 1
+    assert evidence_on(parts_of(k.RUN_TICKS, many), 1e6) > 1
