@@ -134,8 +134,6 @@ def test_load_raises_the_cap_adds_a_pod_and_gives_both_back(demo: Cluster) -> No
     [_, capacity] = demo.load(
         "e2e-load", DEMO, "warmup:closed:16:20", "capacity:closed:16:10", max_tokens="32 64"
     )
-    status = demo.status(DEMO)
-    assert status["batching"]["maxNumSeqs"] > 2
     assert demo.identities(DEMO) == before, "raised live: same pods, no restart"
     reasons = [e["message"] for e in demo.events(DEMO) if "2 -> " in e["message"]]
     assert reasons, "the raise is an event with its numbers"

@@ -24,7 +24,7 @@ from .process import engine_process
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
-    save_llama(path)
+    save_llama(path, num_hidden_layers=24)  # so that steps take milliseconds
     return path
 
 
