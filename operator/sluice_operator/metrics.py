@@ -37,8 +37,8 @@ def create_metrics() -> Metrics:
         ),
         decisions=Counter(
             "sluice_operator_decisions",
-            "Changes of a cap or of replicas.",
-            ["what"],
+            "Changes of a cap, its epoch or replicas, by reason.",
+            ["reason"],
             registry=registry,
         ),
         scrape_failures=Counter(

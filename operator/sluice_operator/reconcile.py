@@ -331,6 +331,8 @@ class Reconciler:
             # A child that is refused must not keep what was decided from the pods that serve.
             await self._apply([m for m in planned.apply if m["kind"] == "ConfigMap"], now)
             self._memory.runtime = planned.runtime
+            for notice in planned.decided:
+                self._context.metrics.decisions.labels(notice.reason).inc()
             await self._send(planned)
             await self._tell(meta, planned.decided, now)
             await self._apply([m for m in planned.apply if m["kind"] != "ConfigMap"], now)

@@ -183,6 +183,7 @@ def _a_lowered_maximum_arrives(operator: OperatorProcess, space: Namespace, work
     assert (data["max_num_seqs"], data["epoch"]) == ("3", str(before + 1))
     assert space.events("CapBounded")
     assert space.get("deployments", "demo")["spec"]["template"] == pods
+    assert operator.metric("sluice_operator_decisions_total", reason="CapBounded") == 1
 
 
 def _calm_under_a_new_operator(
