@@ -46,7 +46,10 @@ class EngineConfig(Struct, frozen=True):
 
 
 class ServerConfig(Struct, frozen=True):
-    """All that the API process needs. Timeouts and ages in seconds."""
+    """All that the API process needs. Timeouts and ages in seconds.
+
+    `slo`: in force at the start; `flag_slo`: of flags alone, which are the same for all pods.
+    """
 
     host: str = "0.0.0.0"  # noqa: S104 - a server's default, as vLLM's
     port: int = 8000
@@ -56,6 +59,7 @@ class ServerConfig(Struct, frozen=True):
     admin_token_file: Path | None = None
     runtime_config_dir: Path | None = None
     slo: Slo = Slo()
+    flag_slo: Slo = Slo()
     overload: Literal["Queue", "Shed"] = "Queue"
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int = 0
@@ -250,12 +254,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Work
     engine["enable_prefix_caching"] = given.enable_prefix_caching
     if "gpu_memory_utilization" in engine:
         engine["memory_utilization"] = engine.pop("gpu_memory_utilization")
-    problems += _contradictions(engine, server, slo)
+    server["flag_slo"] = _slo(slo)
     persisted = _persisted(server.get("runtime_config_dir"), problems)
     slo |= {name: persisted.pop(name) for name in list(persisted) if name.startswith("slo_")}
+    problems += _contradictions(engine, server, slo)
     if OVERLOAD.name in persisted:
         server["overload"] = persisted.pop(OVERLOAD.name)
-    server["slo"] = Slo(**{name.removeprefix("slo_"): value for name, value in slo.items()})
+    server["slo"] = _slo(slo)
     engine["itl_ms"] = slo.get("slo_itl_ms")
     hub = None
     try:
@@ -269,6 +274,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Work
     if problems:
         raise ConfigError(problems)
     return WorkerConfig(EngineConfig(**engine | persisted), ServerConfig(**server), hub)
+
+
+def _slo(values: dict[str, Any]) -> Slo:
+    return Slo(**{name.removeprefix("slo_"): value for name, value in values.items()})
 
 
 def _hub(

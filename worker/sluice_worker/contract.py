@@ -117,7 +117,8 @@ class TokenGaps(Struct, frozen=True):
 
 
 class Requests(Struct, frozen=True):
-    """End-to-end counts of one tick, over finished requests."""
+    """End-to-end counts of one tick: with a target, over all arrivals whose fate was decided in it
+    (as `FirstTokens`), else over finished requests, as `sketch` always is."""
 
     n: Count = 0
     over: Count = 0

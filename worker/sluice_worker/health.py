@@ -82,9 +82,13 @@ class Pulse:
             return Verdict(False, f"no step for {stalled_s:.0f} s while there is work", "hung")
         return Verdict(True, "ok")
 
+    def progress(self, now_s: float, timeout_s: float) -> Verdict:
+        """Whether the engine can be believed to answer soon."""
+        return self.liveness(now_s, timeout_s * READY_SHARE)
+
     def readiness(self, now_s: float, timeout_s: float) -> Verdict:
         """Whether new work should be sent here."""
-        live = self.liveness(now_s, timeout_s * READY_SHARE)
+        live = self.progress(now_s, timeout_s)
         if not live.ok or not self.is_serving:
             return Verdict(False, live.reason, live.phase, live.percent)
         if self.is_draining:

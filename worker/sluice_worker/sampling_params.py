@@ -5,6 +5,7 @@ checked; `for_engine` is the part of it that travels to the engine process. Name
 meanings are vLLM's.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
@@ -24,8 +25,8 @@ MAX_ALLOWED = 4096
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 18
 """Log-probabilities of one request's prompts: they are held until the reply, and told at once."""
-MAX_OUTPUT_LOGPROBS = 1 << 21
-"""Of a request's output: some 260 MB until the reply is written."""
+MAX_OUTPUT_LOGPROBS = 1 << 19
+"""Of a request's output: some 75 MB until the end, and 320 MB while a chat's reply is written."""
 
 Number = TypeVar("Number", int, float)
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -217,6 +218,13 @@ def check_logprobs(params: SamplingParams, num_output: int) -> None:
     """Raises RequestError if `num_output` tokens, all choices together, give too many to hold."""
     beside, remedy = f"up to {num_output} tokens", "; ask for fewer tokens (max_tokens, n)"
     _check_held("logprobs", params.logprobs, num_output, MAX_OUTPUT_LOGPROBS, beside, remedy)
+
+
+def longest_scored(params: SamplingParams, num_sequences: int) -> int:
+    """The most tokens, at least 1, that each of `num_sequences` may have by `check_logprobs`."""
+    if params.logprobs is None:
+        return sys.maxsize
+    return max(1, MAX_OUTPUT_LOGPROBS // ((params.logprobs + 1) * num_sequences))
 
 
 def check_prompt_logprobs(params: SamplingParams, num_prompt: int) -> None:

@@ -136,9 +136,11 @@ class Scheduler:
 
     def abort(self, request_id: str, *, if_waiting: bool = False) -> bool:
         """Forget a request (`if_waiting`: one that has not begun); whether there was one."""
-        for queue in (self.waiting,) if if_waiting else (self.waiting, self.running):
+        for queue in (self.waiting, self.running):
             for sequence in queue:
                 if sequence.request_id == request_id:
+                    if if_waiting and sequence.admitted_s is not None:
+                        return False
                     queue.remove(sequence)
                     self._free(sequence)
                     self._end_batch()

@@ -424,7 +424,7 @@ class Pod(Scraped):
         self._shed_at = now_s + BEAT_S
         for flight in self.recorder.hopeless(now_s, self.slo.ttft_ms):
             job = self._open[flight.request_id]
-            if job in self.waiting:
+            if job in self.waiting and not job.num_preemptions:
                 self.recorder.drop(flight, now_s, by_server=True, refused=True)
                 self.waiting.remove(job)
                 del self._open[flight.request_id]

@@ -153,12 +153,19 @@ class Generation:
                 self._ledger.whole(len(c.transcript.token_ids) for c in self.choices)
 
     def leave(self) -> None:
-        """Nobody reads any more: free what is still running. Safe to call at any time."""
+        """Nobody reads any more: free what is still running. Safe to call at any time.
+
+        What failed one sequence has failed the request: the others are no client's leaving.
+        """
         now_s = time.monotonic()
         for choice in self.choices:
-            if not choice.is_booked:
+            if choice.is_booked:
+                continue
+            if self.error is not None:
+                self._ledger.fail(choice.flight, self.error, now_s)
+            else:
                 self._ledger.leave(choice.flight, now_s)
-                self._end(choice, "abort")
+            self._end(choice, "abort")
         self._news.set()
 
     def _end(self, choice: Choice, reason: FinishReason) -> None:

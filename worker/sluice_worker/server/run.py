@@ -28,7 +28,7 @@ MAX_HEADER_BYTES = 64 << 10
 BACKLOG = 2048
 ANSWER_S = 2.0
 """After the engine died: seconds in which open requests get their error."""
-LAST_BYTES_S = 5
+LAST_BYTES_S = 2
 """For slow readers of answers that were written before the server closes: within the margin that a
 pod's grace period leaves beside --shutdown-timeout."""
 

@@ -45,6 +45,7 @@ from ..sampling_params import (
     check_vocabulary,
     defaults_of,
     for_engine,
+    longest_scored,
 )
 from ..tokenizer import Tokenizer
 from ..wire import Configure, Finished, Heartbeat, Ready, Sampling, StepReport, Submit
@@ -63,8 +64,6 @@ log = logging.getLogger(__name__)
 BEAT_S = 0.1
 """How often ticks are closed and hopeless requests are looked for."""
 MAX_RETRY_AFTER_S = 60
-ASSUMED_TOKENS = 8192
-"""Of an answer whose length nobody named, when its log-probabilities are counted."""
 
 
 class Service:
@@ -93,7 +92,7 @@ class Service:
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
         self._ids = count(1)
-        self.stats = Statistics(self.live.slo, self.created_s)
+        self.stats = Statistics(config.server.flag_slo, self.created_s)
         self.exposition = Exposition(config.model_name, self.stats, self.view)
         self.ledger = Ledger(self.recorder, self.stats)
 
@@ -153,9 +152,10 @@ class Service:
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
         num_choices = request.sampling.n
         check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
-        is_open = request.has_default_length or request.max_tokens is None
-        counted = [min(n, ASSUMED_TOKENS) for n in budgets] if is_open else budgets
-        check_logprobs(request.sampling, num_choices * sum(counted))
+        if request.has_default_length or request.max_tokens is None:  # the length is ours to choose
+            longest = longest_scored(request.sampling, num_choices * len(prompts))
+            budgets = [min(n, longest) for n in budgets]
+        check_logprobs(request.sampling, num_choices * sum(budgets))
         self._check_queue(len(prompts) * num_choices)
         self._check_deadlines(request, prompts, arrival_s)
         reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
@@ -289,9 +289,10 @@ class Service:
     def _check_queue(self, num_new: int) -> None:
         live, num_open, state = self.live, self.client.num_open, self.recorder.snapshot
         num_tokens, cap = self.recorder.num_pending_tokens, live.max_num_seqs
-        if num_new > cap + live.max_num_queued_reqs:
+        ceiling = self.limits().ceiling
+        if num_new > ceiling + live.max_num_queued_reqs:
             raise RequestError(
-                f"{num_new} sequences are more than may run ({cap}) and wait "
+                f"{num_new} sequences are more than may ever run ({ceiling}) and wait "
                 f"({live.max_num_queued_reqs}) together; send fewer prompts or a smaller n",
                 param="n",
             )
@@ -436,6 +437,9 @@ class Service:
             await asyncio.sleep(BEAT_S)
 
     def _shed(self, now_s: float) -> None:
+        # The engine knows which have begun; one that hangs will not say.
+        is_moving = self.pulse.progress(now_s, self.config.server.liveness_timeout).ok
+        end = self.client.drop if is_moving else self.client.fail
         for flight in self.recorder.hopeless(now_s, self.live.shed_ms):
             kind = Shed if flight.ttft_ms is None else DeadlineUnreachable
             error = kind(
@@ -443,7 +447,7 @@ class Service:
                 f"{flight.ttft_ms or self.live.slo.ttft_ms:g} ms, so the request was dropped",
                 retry_after_s=_retry_after_s(self._forecast().wait_s(1)),
             )
-            self.client.drop(flight.request_id, error)
+            end(flight.request_id, error)
 
 
 def _retry_after_s(wait_s: float) -> int:

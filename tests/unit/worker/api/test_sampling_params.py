@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sluice_worker.errors import CheckpointError, RequestError
 from sluice_worker.protocol import parse_completion, parse_generate
 from sluice_worker.sampling_params import (
@@ -17,6 +19,7 @@ from sluice_worker.sampling_params import (
     check_vocabulary,
     defaults_of,
     for_engine,
+    longest_scored,
 )
 from sluice_worker.wire import Sampling
 
@@ -203,3 +206,13 @@ def test_more_output_logprobs_than_can_be_held_are_refused() -> None:
     check_logprobs(params(), 10**9)
     with pytest.raises(RequestError, match="ask for fewer tokens"):
         check_logprobs(checked, MAX_OUTPUT_LOGPROBS // 8 + 1)
+
+
+@given(st.integers(0, 20), st.integers(1, 4096))
+def test_answers_of_no_named_length_are_as_long_as_can_be_held(logprobs: int, num: int) -> None:
+    checked = params(logprobs=logprobs)
+    longest = longest_scored(checked, num)
+    check_logprobs(checked, longest * num)
+    with pytest.raises(RequestError):
+        check_logprobs(checked, (longest + 1) * num)
+    assert longest_scored(params(), num) > 2**40

@@ -128,6 +128,9 @@ def test_the_runtime_directorys_targets_are_in_force_from_the_start(
     flags = ("--model", str(model), "--load-format", "dummy", "--slo-itl-ms", "9")
     parsed = parse([*flags, "--runtime-config-dir", str(tmp_path)])
     assert (parsed.server.slo.ttft_ms, parsed.server.slo.itl_ms) == (700, 42.5)
+    assert (parsed.server.flag_slo.ttft_ms, parsed.server.flag_slo.itl_ms) == (None, 9)
+    shed = parse([*flags, "--overload", "Shed", "--runtime-config-dir", str(tmp_path)])
+    assert shed.server.overload == "Shed", "the target that it sheds for is a file's"
     assert (parsed.engine.itl_ms, parsed.server.overload) == (42.5, "Shed")
     (tmp_path / "slo_ttft_ms").unlink()  # what the operator wrote stops no pod
     assert parse([*flags, "--runtime-config-dir", str(tmp_path)]).server.overload == "Shed"

@@ -115,6 +115,7 @@ def test_out_of_blocks_preempts_the_newest_and_loses_no_token() -> None:
     assert new.num_output_tokens > 0
     lost = new.num_lost_tokens
     assert lost == new.num_tokens - 1
+    assert not scheduler.abort("new", if_waiting=True), "it has begun, though it waits"
     while scheduler.has_work:
         step(scheduler)
         assert scheduler.check_integrity() is None

@@ -1,0 +1,55 @@
+"""One request's sequences: what fails one of them has failed the request."""
+
+import time
+from pathlib import Path
+
+from sluice_worker.contract import Slo, Tick
+from sluice_worker.errors import Shed
+from sluice_worker.evidence import Recorder
+from sluice_worker.metrics import Statistics
+from sluice_worker.protocol import parse_completion
+from sluice_worker.server.generation import Choice, Generation
+from sluice_worker.server.ledger import Ledger
+from sluice_worker.server.text import Transcript
+from sluice_worker.tokenizer import Tokenizer
+
+from .tiny import write_tokenizer
+
+HOUR_MS = 3.6e6
+
+
+def left(directory: Path, *, is_shed: bool) -> Tick:
+    """The tick of a request of three sequences that nobody reads any more, the first one shed."""
+    write_tokenizer(directory / "tokenizer.json")
+    tokenizer, now_s = Tokenizer(directory), time.monotonic()
+    recorder = Recorder("boot", now_s, 1000.0)
+    recorder.start(1, 4, Slo(ttft_ms=HOUR_MS, e2e_ms=HOUR_MS))
+    aborted: list[str] = []
+    generation = Generation(
+        "cmpl-1",
+        parse_completion(b'{"prompt": "a", "n": 3}'),
+        Ledger(recorder, Statistics(Slo(), 0.0)),
+        aborted.append,
+    )
+    text = Transcript(tokenizer.detokenizer(), stops=(), stop_token_ids=frozenset(), min_tokens=0)
+    flights = [recorder.arrive(str(i), now_s, now_s, 1) for i in range(3)]
+    choices = [Choice(i, f, text, (1,), counts_prompt=i == 0) for i, f in enumerate(flights)]
+    sinks = [generation.add(choice) for choice in choices]
+    if is_shed:
+        sinks[0].ended("error", Shed("too late"))
+    generation.leave()
+    generation.leave()
+    assert aborted == ["0", "1", "2"]
+    recorder.advance(now_s + 2, 1002.0, 0.0)
+    (tick,) = recorder.evidence(0).ticks
+    return tick
+
+
+def test_a_client_that_leaves_in_time_has_missed_nothing(tmp_path: Path) -> None:
+    tick = left(tmp_path, is_shed=False)
+    assert (tick.refused, tick.ttft.n, tick.ttft.over, tick.e2e.over) == (0, 3, 0, 0)
+
+
+def test_all_sequences_of_a_request_that_was_shed_have_missed(tmp_path: Path) -> None:
+    tick = left(tmp_path, is_shed=True)
+    assert (tick.refused, tick.ttft.n, tick.ttft.over, tick.e2e.over) == (3, 3, 3, 3)
