@@ -53,9 +53,13 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Nothing is known of the model, and why: it is not within this process's reach."""
+    """Nothing is known of the model, and why: it is not within this process's reach.
+
+    `is_pending`: not yet; what serves stays as it is until then, whatever was asked for since.
+    """
 
     message: str
+    is_pending: bool = False
 
 
 class Source(Protocol):

@@ -132,6 +132,7 @@ def deployment(
     live: Object | None,
     commit: str = "",
     is_unread: bool = False,
+    is_pending: bool = False,
 ) -> Manifest:
     """The pods. A template made from the same inputs stays as `live` has it.
 
@@ -139,11 +140,15 @@ def deployment(
     `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods that started with a higher
     one stay too, as the cap is lowered live; only to go beyond what they started with takes new.
     `is_unread`: the model cannot be read now (its hub is away), which is no reason to.
+    `is_pending`: it is being read, and until then `live` stays, whatever was asked for since.
     `commit`: what the revision of a hub's model stands for, so that all replicas run the same.
     """
-    inputs = digest(_template_inputs(service, settings))
+    inputs = inputs_of(service, settings)
     started = _annotation(live, CEILING_ANNOTATION)
     asked = str(service.spec.batching.max_num_seqs or _AUTO)
+    if is_pending:
+        inputs = _annotation(live, TEMPLATE_INPUTS_ANNOTATION) or inputs
+        asked = _annotation(live, ASKED_ANNOTATION) or asked
     is_as_asked = is_unread and _annotation(live, ASKED_ANNOTATION) in (asked, None)
     kept = _kept_template(live, inputs) if is_as_asked or _suffices(started, ceiling) else None
     template = kept or _template(service, settings, ceiling, commit)
@@ -166,6 +171,16 @@ def deployment(
     }
     name = deployment_name(service)
     return _child(service, "apps/v1", "Deployment", name, {"spec": spec}, annotations)
+
+
+def inputs_of(service: InferenceService, settings: Settings) -> str:
+    """Hash of what the pod template is made from."""
+    return digest(_template_inputs(service, settings))
+
+
+def is_rolled_out(service: InferenceService, settings: Settings, live: Object | None) -> bool:
+    """Whether the pod template of `live` was made from what is asked for now."""
+    return _annotation(live, TEMPLATE_INPUTS_ANNOTATION) == inputs_of(service, settings)
 
 
 def digest(value: object) -> str:

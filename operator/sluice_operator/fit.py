@@ -1,6 +1,6 @@
 """Whether the model fits, before any pod exists. Pure: its numbers against the memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sluice_worker.sizing import (
@@ -32,19 +32,22 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The answer for one object. `memory` and `checkpoint` are None where nothing could be read."""
+    """The answer for one object. `memory` and `checkpoint` are None where nothing could be read;
+    `is_pending`: it is not known yet."""
 
     status: Literal["True", "False", "Unknown"]
     reason: Reason
     message: str
     memory: MemoryPlan | None = None
     checkpoint: Checkpoint | None = None
+    is_pending: bool = False
 
 
 def judge(spec: Spec, found: Checkpoint | Unread | Refused) -> Fit:
     """The memory arithmetic of the design, section 5, for one pod."""
     if isinstance(found, Unread):
-        return Fit("Unknown", Reason.HEADERS_UNAVAILABLE, found.message)
+        unknown = Fit("Unknown", Reason.HEADERS_UNAVAILABLE, found.message)
+        return replace(unknown, is_pending=found.is_pending)
     if isinstance(found, Refused):
         return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, found.message)
     try:

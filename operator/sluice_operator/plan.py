@@ -212,8 +212,8 @@ def _effective_ceiling(spec: Spec, observed: Observed) -> int:
     """The least of what was planned and what the workers found when they started."""
     planned = ceiling_of(spec, observed.fit)
     reported = [config.ceiling for config in _configs(observed)]
-    if planned is None and not reported:
-        return UNREAD_CAP
+    if planned is None and not reported:  # a cap that is in force is no first one
+        return max(UNREAD_CAP, observed.runtime.cap or 0 if observed.runtime else 0)
     return min([planned or MAX_CEILING, *reported])
 
 
@@ -370,6 +370,7 @@ def _children(
         commit=observed.fit.checkpoint.commit if observed.fit.checkpoint else "",
         live=observed.live.get("Deployment"),
         is_unread=observed.fit.checkpoint is None,
+        is_pending=observed.fit.is_pending,
     )
     return (
         children.configmap(service, runtime),

@@ -96,6 +96,7 @@ class Reconciler:
             self.wake()
         if body["metadata"]["uid"] != before.get("metadata", {}).get("uid"):
             self._memory = _Memory()  # another object of the same name
+            self._scraper = Scraper(self._context.client, self._context.metrics)
         self._body = body
 
     def child_deleted(self, kind: str) -> None:
@@ -205,15 +206,24 @@ class Reconciler:
         serving = any(pod.serving for pod in pods)
         if isinstance(memory.found, Unread):
             is_known = is_known or serving
-        if memory.found is None or memory.found_key != key or not is_known:
+        is_same = memory.found is not None and memory.found_key == key
+        if not is_same or not is_known:
             found = await self._reading(service, key, _SERVING_WAIT_S if serving else None)
             if found is None:
-                return Unread("the model is being read")
-            if isinstance(found, Refused) and not memory.found_key and serving:
+                pending = Unread("the model is being read", is_pending=True)
+                return memory.found if is_same and memory.found else pending
+            if isinstance(found, Refused) and serving and await self._is_rolled_out(service):
                 found = Unread(found.message)  # what serves has been read once: it is looked after
             memory.found = found
             memory.found_key, memory.found_s = key, now
+        assert memory.found is not None
         return memory.found
+
+    async def _is_rolled_out(self, service: InferenceService) -> bool:
+        """Whether the Deployment is of what is asked for now."""
+        ref = Ref("Deployment", service.namespace, children.deployment_name(service))
+        live = self._child(ref) or await self._context.cluster.get(ref)
+        return children.is_rolled_out(service, self._context.settings, live)
 
     async def _reading(
         self, service: InferenceService, key: tuple[object, ...], wait_s: float | None

@@ -25,6 +25,7 @@ from sluice_worker.contract import (
 from .children import ADMIN_PORT
 from .metrics import Metrics
 from .tuner.constants import BURST_MEMORY_S
+from .tuner.evidence import clock_shift
 
 T = TypeVar("T")
 DEADLINE_S = 2.0
@@ -110,7 +111,7 @@ class Scraper:
         answers = await asyncio.gather(*(self._scrape_one(t, token, now) for t in targets))
         fresh = {target.uid: answer for target, answer in zip(targets, answers, strict=True)}
         since_s = now - max(window_s, BURST_MEMORY_S)
-        gone = [(u, _since(held, since_s)) for u, held in self._held.items() if u not in fresh]
+        gone = [(u, _since(held, since_s, now)) for u, held in self._held.items() if u not in fresh]
         self._held = dict([one for one in gone if one[1].evidence][-MAX_GONE:]) | fresh
         return self._held
 
@@ -170,10 +171,14 @@ def create_client() -> httpx.AsyncClient:
     )
 
 
-def _since(held: Scrape, time_s: float) -> Scrape:
+def _since(held: Scrape, time_s: float, now: float) -> Scrape:
     """What a pod that is not asked any more did from then on; without evidence if nothing."""
-    ticks = [tick for tick in held.evidence.ticks if tick.t_s >= time_s] if held.evidence else []
-    if not held.evidence or not ticks:
+    if not held.evidence or not held.evidence.ticks:
+        return Scrape()
+    ticks = held.evidence.ticks
+    shift_s = clock_shift(ticks[-1].t_s, held.seen_s, now)
+    ticks = [tick for tick in ticks if tick.t_s + shift_s >= time_s]
+    if not ticks:
         return Scrape()
     evidence = msgspec.structs.replace(held.evidence, ticks=ticks)
     return replace(held, evidence=evidence, config=None)

@@ -153,7 +153,7 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         """Whether at least one sequence of max_model_len fits."""
-        return self.guaranteed_seqs >= 1
+        return self.ceiling >= 1
 
     @property
     def usable_bytes(self) -> int:
@@ -232,7 +232,9 @@ def plan_memory(
         num_blocks = max(left // (per_token * block_size), 0)
     guaranteed = num_blocks // blocks_for(max_model_len, block_size)
     statistical = max(guaranteed, _statistical_seqs(num_blocks, block_size, max_model_len, lengths))
-    ceiling = min(statistical, max_num_seqs or MAX_CEILING) if guaranteed else 0
+    # A number of blocks that a person fixed takes what it takes.
+    fits = guaranteed >= 1 and num_blocks * block_size * per_token <= left
+    ceiling = min(statistical, max_num_seqs or MAX_CEILING) if fits else 0
     return MemoryPlan(
         total_bytes=total_bytes,
         utilization=utilization,
@@ -315,7 +317,8 @@ def advice(plan: MemoryPlan, shape: ModelShape) -> str:
     if plan.fits:
         return ""
     sequence = blocks_for(plan.max_model_len, plan.block_size) * plan.block_size
-    needed = math.ceil((plan.fixed_bytes + sequence * plan.kv_bytes_per_token) / plan.utilization)
+    held = max(sequence, plan.kv_tokens) * plan.kv_bytes_per_token
+    needed = math.ceil((plan.fixed_bytes + held) / plan.utilization)
     options = [*_smaller_dtype(plan, shape), *_shorter_window(plan), _more_memory(plan, needed)]
     return f"It would fit with {' or '.join(options)}."
 

@@ -42,8 +42,6 @@ RUN_TICKS: Final = 32
 """Ticks that are added up together, once; a look reads at most this many at each end one by one."""
 RUNS_FROM_WHOLE: Final = 8
 """With so many whole runs (8 minutes) bets begin with one: what stood before it is long decided."""
-RUNS_KEPT: Final = 1024
-"""Such runs that are remembered: those of some 18 pods with half an hour of ticks, twice."""
 USED_SHARE: Final = 0.9
 """A cap is used where running reached this share of it (design)."""
 

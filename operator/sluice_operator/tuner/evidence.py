@@ -22,6 +22,16 @@ class HeardPod:
     ticks: Sequence[Tick]
     shift_s: float = 0.0
 
+    @property
+    def present(self) -> Sequence[Tick]:
+        """The ticks of its present boot: what ran at the end of another one never finished."""
+        ticks, evidence = self.ticks, self.view.evidence
+        boot_id = evidence.boot_id if evidence else ""
+        if not ticks or ticks[0].boot_id == boot_id:
+            return ticks
+        first = next((i for i, t in enumerate(ticks) if t.boot_id == boot_id), len(ticks))
+        return ticks[first:]
+
     def end_s(self, tick: Tick) -> float:
         """When one of its ticks ended, in the operator's clock."""
         return tick.t_s + self.shift_s
@@ -76,10 +86,12 @@ def _aligned(view: PodView, now: float) -> HeardPod:
     if not all(map(lt, ends_s, islice(ends_s, 1, None))):
         unique = {(tick.boot_id, tick.seq): tick for tick in ticks}
         ticks = sorted(unique.values(), key=lambda tick: tick.t_s)
-    return HeardPod(view, ticks, _clock_shift(ticks[-1].t_s, view.seen_s, now))
+    if ticks[-1].boot_id != view.evidence.boot_id:  # it has just begun anew: how late is not known
+        return HeardPod(view, ticks)
+    return HeardPod(view, ticks, clock_shift(ticks[-1].t_s, view.seen_s, now))
 
 
-def _clock_shift(newest_s: float, seen_s: float | None, now: float) -> float:
+def clock_shift(newest_s: float, seen_s: float | None, now: float) -> float:
     """Seconds to add to a pod's clock. A tick closed at most a tick before it was read."""
     reference = now if seen_s is None else min(seen_s, now)
     age = reference - newest_s
@@ -90,7 +102,10 @@ def _clock_shift(newest_s: float, seen_s: float | None, now: float) -> float:
 
 def _is_new(view: PodView, now: float) -> bool:
     """Whether it answered, and has only not closed its first tick yet."""
-    if view.evidence is None or view.evidence.ticks:
+    if view.evidence is None:
+        return False
+    ticks = view.evidence.ticks
+    if ticks and ticks[-1].boot_id == view.evidence.boot_id:
         return False
     return view.seen_s is not None and now - view.seen_s <= k.STALE_TICKS * TICK_SECONDS
 
@@ -176,14 +191,14 @@ class Work:
 
 
 def recent(pods: Iterable[HeardPod]) -> list[Tick]:
-    """The last `RECENT_TICKS` ticks of each pod."""
-    return [tick for pod in pods for tick in pod.ticks[-k.RECENT_TICKS :]]
+    """The last `RECENT_TICKS` ticks of each pod's present boot."""
+    return [tick for pod in pods for tick in pod.present[-k.RECENT_TICKS :]]
 
 
 def describe_work(pods: Sequence[HeardPod]) -> Work:
     """Mean lengths and steps of `pods` over their recent ticks, with defaults before any."""
     ticks = recent(pods)
-    last = [pod.ticks[-1] for pod in pods]
+    last = [pod.present[-1] for pod in pods if pod.present]
     steps = sum(tick.steps for tick in ticks)
     busy_s = sum(tick.busy_s for tick in ticks)
     telling = _telling(pods)
@@ -221,9 +236,10 @@ def _telling(pods: Sequence[HeardPod]) -> list[Sequence[Tick]]:
 
     Of rare or long requests, half a minute holds too few.
     """
-    num, longest = k.RECENT_TICKS, max((len(pod.ticks) for pod in pods), default=0)
+    present = [pod.present for pod in pods if pod.present]
+    num, longest = k.RECENT_TICKS, max(map(len, present), default=0)
     while True:
-        found = [pod.ticks[-num:] for pod in pods]
+        found = [ticks[-num:] for ticks in present]
         if num >= longest or _num_finished(found) >= len(pods) * k.MIN_FINISHED:
             return found
         num *= 2

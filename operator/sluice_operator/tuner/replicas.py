@@ -13,6 +13,9 @@ from .case import Case
 from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
 from .types import Condition, Move, Past, ReplicaChange
 
+_LEAST_RATE = 0.005
+"""Requests/s that are not told from none."""
+
 
 def measure_demand(case: Case, bound: Bound) -> Demand:
     """What the arrivals need, at the concurrency that a pod can reach; `bound`: of its cap."""
@@ -72,7 +75,9 @@ def _wanting(past: Past, out_s: float | None, in_s: float | None) -> Past:
 def _rate(demand: Demand) -> str:
     arrivals, capacity = demand.arrivals, demand.capacity
     burst = f", bursts of {arrivals.burst}" if arrivals.burst else ""
-    one = f"; one pod holds {capacity.per_s:.2f}/s" if capacity else ""
+    # What a pod holds moves as traffic ages: it is not told where nothing is compared with it.
+    is_idle = arrivals.per_s < _LEAST_RATE
+    one = f"; one pod holds {capacity.per_s:.2f}/s" if capacity and not is_idle else ""
     return f"{arrivals.per_s:.2f} arrivals/s{burst}{one}"
 
 

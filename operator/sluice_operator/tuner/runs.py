@@ -5,11 +5,10 @@ a whole run of spans is kept with it, and runs are found again by what they hold
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
-from itertools import chain
+from itertools import chain, count
 from typing import Any, TypeVar
 
-from sluice_worker.contract import Tick
+from sluice_worker.contract import TICK_RING, TICK_SECONDS, Tick
 
 from . import constants as k
 from . import sketch
@@ -19,13 +18,17 @@ Part = tuple[Tick, ...]
 Reading = Callable[[Tick], tuple[int, int]]
 Count = Callable[..., Series]
 T = TypeVar("T")
+_REACH_S = 2 * TICK_RING * TICK_SECONDS
+"""An hour: pods keep half an hour of ticks, and clocks differ."""
+_numbers = count()
 
 
 class Run:
-    """Successive spans of a tick."""
+    """Successive spans of a tick. `number`: no other run's."""
 
     def __init__(self, parts: tuple[Part, ...]) -> None:
         self.parts = parts
+        self.number = next(_numbers)
         self._hash = hash((parts[0][0].boot_id, parts[0][0].seq))
         self._known: dict[Any, tuple[Any, Any]] = {}
 
@@ -39,6 +42,19 @@ class Run:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and self.parts == other.parts
+
+    @property
+    def end_s(self) -> float:
+        """Unix time of its newest tick's end, by that pod's clock."""
+        return self.parts[-1][0].t_s
+
+    def with_others(self, work: Callable[..., T], reading: Hashable, runs: Sequence["Run"]) -> T:
+        """`work(runs, reading)`; kept here, so that it goes with this run, which is the newest."""
+        key = work, reading, tuple(run.number for run in runs)
+        if key not in self._known:
+            self._known[key] = ((), work(runs, reading))
+        made: T = self._known[key][1]
+        return made
 
     def of(self, work: Callable[..., T], reading: Hashable, *rest: Any) -> T:
         """`work(parts, reading, *rest)`; kept until it is asked for with another `rest`."""
@@ -56,7 +72,7 @@ class Spans:
         self.parts = parts
         self._runs = _runs(parts)
         # The whole runs that look after look are the same, and those at the ends.
-        self._kept = tuple(run for run in self._runs if run.is_whole)
+        self._kept = [run for run in self._runs if run.is_whole]
         self._others = [run for run in self._runs if not run.is_whole]
 
     def __len__(self) -> int:
@@ -104,12 +120,16 @@ class Spans:
     def total(self, reading: Reading) -> tuple[int, int]:
         """`reading` of them all, added up."""
         others = [run.of(_total_of, reading) for run in self._others]
-        return add_up([_total_of_runs(self._kept, reading), *others])
+        return add_up([*self._of_kept(_total_of_runs, reading), *others])
 
     def sketch(self, reading: Callable[[Tick], dict[int, int]]) -> dict[int, int]:
         """The sketches that `reading` finds, added up."""
         others = [run.of(_merged, reading) for run in self._others]
-        return sketch.merge([_merged_of_runs(self._kept, reading), *others])
+        return sketch.merge([*self._of_kept(_merged_of_runs, reading), *others])
+
+    def _of_kept(self, work: Callable[..., T], reading: Hashable) -> list[T]:
+        kept = self._kept
+        return [kept[-1].with_others(work, reading, kept)] if kept else []
 
 
 def series_of(parts: Sequence[Part], reading: Reading) -> Series:
@@ -150,21 +170,28 @@ def _merged(parts: Sequence[Part], reading: Callable[[Tick], dict[int, int]]) ->
     return sketch.merge(reading(tick) for part in parts for tick in part)
 
 
-@lru_cache(maxsize=k.RUNS_KEPT)
-def _total_of_runs(runs: tuple[Run, ...], reading: Reading) -> tuple[int, int]:
+def _total_of_runs(runs: Sequence[Run], reading: Reading) -> tuple[int, int]:
     return add_up([run.of(_total_of, reading) for run in runs])
 
 
-@lru_cache(maxsize=k.RUNS_KEPT)
 def _merged_of_runs(
-    runs: tuple[Run, ...], reading: Callable[[Tick], dict[int, int]]
+    runs: Sequence[Run], reading: Callable[[Tick], dict[int, int]]
 ) -> dict[int, int]:
     return sketch.merge(run.of(_merged, reading) for run in runs)
 
 
-@lru_cache(maxsize=k.RUNS_KEPT)
-def _kept(run: Run) -> Run:
-    return run
+_whole: dict[Run, Run] = {}
+"""Whole runs of the last looks, of all pods: what they add up to is found again there."""
+
+
+def _known(run: Run) -> Run:
+    """`run` as it was at an earlier look. What no look can reach any more is let go with it."""
+    known = _whole.get(run)
+    if known is None:
+        for other in [o for o in _whole if abs(o.end_s - run.end_s) > _REACH_S]:
+            del _whole[other]
+        known = _whole[run] = run
+    return known
 
 
 def _runs(parts: Sequence[Part]) -> list[Run]:
@@ -175,4 +202,4 @@ def _runs(parts: Sequence[Part]) -> list[Run]:
     starts = range(cut, len(parts), k.RUN_TICKS)
     found = [Run(tuple(parts[start : start + k.RUN_TICKS])) for start in starts]
     first = [Run(tuple(parts[:cut]))] if cut else []
-    return first + [_kept(run) if run.is_whole else run for run in found]
+    return first + [_known(run) if run.is_whole else run for run in found]

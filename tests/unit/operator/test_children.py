@@ -15,13 +15,10 @@ from unit.operator.observations import SETTINGS, create_service
 from unit.worker.api.tiny import write_checkpoint
 
 
-def _deployment(
-    live: Any = None, *, ceiling: int | None = 32, is_unread: bool = False, **changes: Any
-) -> dict[str, Any]:
+def _deployment(live: Any = None, *, ceiling: int | None = 32, **changes: Any) -> dict[str, Any]:
+    known = {name: changes.pop(name) for name in ("is_unread", "is_pending") if name in changes}
     service = create_service(**changes)
-    return children.deployment(
-        service, SETTINGS, ceiling=ceiling, replicas=1, live=live, is_unread=is_unread
-    )
+    return children.deployment(service, SETTINGS, ceiling=ceiling, replicas=1, live=live, **known)
 
 
 def _pod(**changes: Any) -> dict[str, Any]:
@@ -153,6 +150,16 @@ def test_a_model_that_cannot_be_read_just_now_takes_none() -> None:
     assert unread["spec"]["template"] == asked["spec"]["template"]
     lifted = _deployment(asked, ceiling=None, is_unread=True)
     assert lifted["spec"]["template"] != asked["spec"]["template"]
+
+
+def test_while_a_model_is_being_read_what_serves_stays() -> None:
+    live = _deployment(ceiling=16)
+    another = {"model__uri": "hf://org/other", "batching__maxNumSeqs": 128}
+    pending = _deployment(live, ceiling=128, is_unread=True, is_pending=True, **another)
+    assert pending == live
+    read = _deployment(pending, ceiling=8, **another)
+    assert read["spec"]["template"] != live["spec"]["template"]
+    assert "--max-num-seqs=8" in read["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
 def test_the_targets_are_where_a_starting_worker_reads_them(tmp_path: Path) -> None:

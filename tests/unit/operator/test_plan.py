@@ -136,6 +136,18 @@ def test_a_model_that_cannot_be_read_starts_carefully() -> None:
     assert "Deployment" in _kinds(planned)
 
 
+def test_a_cap_in_force_is_no_first_cap_though_nothing_is_known_for_a_pass() -> None:
+    service = create_service()
+    unread = Fit("Unknown", Reason.HEADERS_UNAVAILABLE, "being read", is_pending=True)
+    silent = {"uid-demo-1": Scrape(problem="no answer within 2 s")}
+    observed = create_observed(
+        service, fit=unread, pods=(create_pod(),), scrapes=silent, runtime=Runtime(7, 64, 1)
+    )
+    after = _plan(service, observed).runtime
+    assert after is not None
+    assert (after.epoch, after.cap) == (7, 64)
+
+
 def test_the_first_cap_is_the_least_that_pods_predict() -> None:
     service = create_service()
     pods = (create_pod("demo-1"), create_pod("demo-2"))

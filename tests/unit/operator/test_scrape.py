@@ -117,7 +117,7 @@ def test_a_restarted_pod_keeps_what_it_served_before() -> None:
 async def test_a_pod_that_is_gone_is_held_while_its_ticks_count() -> None:
     async with _admin_port(_healthy) as target, create_client() as client:
         scraper = Scraper(client, create_metrics())
-        await scraper.scrape((target,), "token", NOW)
+        await scraper.scrape((target,), "token", NOW + 5)
         soon = (await scraper.scrape((), "token", NOW + 60))[target.uid]
         assert soon.evidence is not None
         assert [tick.seq for tick in soon.evidence.ticks] == [0, 1, 2]
@@ -126,6 +126,16 @@ async def test_a_pod_that_is_gone_is_held_while_its_ticks_count() -> None:
         assert [tick.seq for tick in part.evidence.ticks] == [2]
         assert target.uid in await scraper.scrape((), "token", NOW + BURST_MEMORY_S + 4, 1200.0)
         assert not await scraper.scrape((), "token", NOW + BURST_MEMORY_S + 9)
+
+
+async def test_a_pod_that_is_gone_is_held_for_as_long_whatever_its_clock_said() -> None:
+    async with _admin_port(_healthy) as target, create_client() as client:
+        scraper, later = Scraper(client, create_metrics()), NOW + 700
+        await scraper.scrape((target,), "token", later)
+        gone = (await scraper.scrape((), "token", later + 1))[target.uid]
+        assert gone.evidence is not None
+        assert len(gone.evidence.ticks) == 3
+        assert not await scraper.scrape((), "token", later + BURST_MEMORY_S + 9)
 
 
 async def test_of_pods_that_come_and_go_only_some_are_held() -> None:

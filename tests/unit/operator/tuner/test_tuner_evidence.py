@@ -5,9 +5,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 from sluice_operator.tuner import Past, decide
+from sluice_operator.tuner.evidence import HeardPod, describe_work, survey
 from sluice_operator.tuner.types import CapChange
-from sluice_worker.contract import Waiting
+from sluice_worker.contract import Tick, Waiting
 from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
+
+
+def heard(ticks: list[Tick]) -> HeardPod:
+    return HeardPod(pod("a", ticks), ticks)
+
 
 BROKEN = gaps(1000, 500)
 
@@ -120,6 +126,23 @@ def test_a_restarted_pod_keeps_what_it_served_before() -> None:
     again = [tick(seq, t_s=40 + 2.0 * seq, boot_id="other") for seq in range(1, 10)]
     _, decision = decide(Past(), observation(pod("a", ticks + again)))
     assert decision.verdicts["interTokenLatency"].n == 18_000
+
+
+def test_what_ran_in_a_pod_that_crashed_is_no_finished_work() -> None:
+    """32 long requests ran when it died: their tokens are nobody's length."""
+    of_work = {"finished": 0, "generated_tokens": 4000, "prefill_tokens": 600, "running": 32}
+    died = [tick(seq, boot_id="died", **of_work) for seq in range(1, 40)]
+    new = [tick(seq, t_s=100 + 2.0 * seq, running=8) for seq in range(1, 30)]
+    alone = describe_work([heard(new)])
+    assert describe_work([heard(died + new)]) == alone
+    assert describe_work([heard(died)]).waiting_cap == 0
+
+
+def test_a_pod_that_begins_anew_has_no_other_clock() -> None:
+    before = [tick(seq, boot_id="before", itl=BROKEN) for seq in range(1, 40)]
+    view = pod("a", before, seen_s=10_000.0)
+    fleet = survey(observation(view, now=10_000.0))
+    assert (fleet.heard, fleet.silent) == ((), ())
 
 
 def test_leaving_pods_belong_to_the_promise_and_not_to_the_evidence() -> None:

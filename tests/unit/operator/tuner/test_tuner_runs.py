@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_operator.tuner import constants as k
+from sluice_operator.tuner import runs
 from sluice_operator.tuner.detect import NOTHING, Bets, Series, evidence_of
 from sluice_operator.tuner.runs import Part, Spans, series_of
-from sluice_worker.contract import Tick
+from sluice_worker.contract import TICK_RING, Tick
 from unit.operator.tuner.made import gaps, tick
 
 LOOKED_AT: list[int] = []
@@ -40,6 +41,19 @@ def test_a_tick_that_differs_is_not_taken_for_the_one_before() -> None:
     for num in (1, 2):
         ticks = [(tick(seq, boot_id="alike", arrivals=num),) for seq in range(k.RUN_TICKS)]
         assert Spans(ticks).each(arrivals, "arrivals") == [num] * k.RUN_TICKS
+
+
+def test_sums_follow_the_ticks_and_runs_out_of_reach_are_let_go() -> None:
+    ticks = [
+        (tick(seq, boot_id="a day", itl=gaps(1000, seq % 7)),) for seq in range(10 * TICK_RING)
+    ]
+    for end in range(TICK_RING, len(ticks), 77):
+        ring = ticks[end - TICK_RING : end]
+        spans = Spans(ring)
+        assert spans.total(gaps_of) == (1000 * TICK_RING, sum(part[0].itl.over for part in ring))
+        assert sum(spans.sketch(lambda t: t.itl.sketch).values()) == 1000 * TICK_RING
+    kept = [run for run in runs._whole if run.parts[0][0].boot_id == "a day"]
+    assert TICK_RING // k.RUN_TICKS <= len(kept) <= 2 * TICK_RING // k.RUN_TICKS + 1
 
 
 def gaps_of(tick: Tick) -> tuple[int, int]:

@@ -49,6 +49,7 @@ def plan(
     device: Literal["cpu", "cuda"] = "cuda",
     shape: ModelShape = SHAPE,
     dtype_bytes: int = 2,
+    num_blocks: int | None = None,
 ) -> MemoryPlan:
     return plan_memory(
         shape,
@@ -62,6 +63,7 @@ def plan(
         max_num_seqs=max_num_seqs,
         lengths=lengths,
         device=device,
+        num_blocks=num_blocks,
     )
 
 
@@ -94,6 +96,16 @@ def test_advice_names_a_window_that_then_fits() -> None:
     assert not tight.fits
     assert f"max_model_len {tight.kv_tokens}" in advice(tight, SHAPE)
     assert plan(total=20 * GIB, max_model_len=tight.kv_tokens).fits
+
+
+def test_a_fixed_number_of_blocks_must_fit_too() -> None:
+    most = plan().num_blocks
+    assert plan(num_blocks=most).ceiling == plan().ceiling
+    over = plan(num_blocks=2 * most)
+    assert not over.fits
+    bytes_needed = (over.fixed_bytes + over.kv_tokens * over.kv_bytes_per_token) / 0.9
+    assert f"{bytes_needed / GIB:.1f} GiB" in advice(over, SHAPE)
+    assert not plan(total=4 * GIB, num_blocks=most).fits
 
 
 def test_advice_names_bfloat16_only_where_it_helps() -> None:
