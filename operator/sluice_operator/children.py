@@ -33,6 +33,8 @@ CEILING_ANNOTATION = "sluice.dev/ceiling"
 """`--max-num-seqs` of the template, or that the workers size themselves."""
 ASKED_ANNOTATION = "sluice.dev/asked-ceiling"
 """`spec.batching.maxNumSeqs` as it was then, or that it was left to us."""
+MODEL_ANNOTATION = "sluice.dev/model"
+"""Hash of which model the template is of."""
 _AUTO = "auto"
 PRE_STOP_SECONDS = 5
 """Longer than endpoints take to leave kube-proxy, so that no request meets a closed port."""
@@ -146,7 +148,9 @@ def deployment(
     inputs = inputs_of(service, settings)
     started = _annotation(live, CEILING_ANNOTATION)
     asked = str(service.spec.batching.max_num_seqs or _AUTO)
+    model = model_of(service)
     if is_pending:
+        model = _annotation(live, MODEL_ANNOTATION) or model
         inputs = _annotation(live, TEMPLATE_INPUTS_ANNOTATION) or inputs
         asked = _annotation(live, ASKED_ANNOTATION) or asked
     is_as_asked = is_unread and _annotation(live, ASKED_ANNOTATION) in (asked, None)
@@ -167,6 +171,7 @@ def deployment(
         TEMPLATE_INPUTS_ANNOTATION: inputs,
         CEILING_ANNOTATION: started if kept and started else str(ceiling or _AUTO),
         ASKED_ANNOTATION: asked,
+        MODEL_ANNOTATION: model,
         TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
     }
     name = deployment_name(service)
@@ -178,9 +183,19 @@ def inputs_of(service: InferenceService, settings: Settings) -> str:
     return digest(_template_inputs(service, settings))
 
 
-def is_rolled_out(service: InferenceService, settings: Settings, live: Object | None) -> bool:
-    """Whether the pod template of `live` was made from what is asked for now."""
-    return _annotation(live, TEMPLATE_INPUTS_ANNOTATION) == inputs_of(service, settings)
+def model_of(service: InferenceService) -> str:
+    """Hash of which model is asked for."""
+    model = service.spec.model
+    secret = model.secret_ref.name if model.secret_ref else None
+    return digest([model.uri, model.dtype, model.revision, secret])
+
+
+def is_of_model(service: InferenceService, settings: Settings, live: Object | None) -> bool:
+    """Whether the pod template of `live` is of the model that is asked for now."""
+    known = _annotation(live, MODEL_ANNOTATION)
+    if known is None:  # written before there was this annotation
+        return _annotation(live, TEMPLATE_INPUTS_ANNOTATION) == inputs_of(service, settings)
+    return known == model_of(service)
 
 
 def digest(value: object) -> str:

@@ -204,7 +204,7 @@ class Reconciler:
         key = (model.uri, model.dtype, model.revision, model.secret_ref)
         is_known = isinstance(memory.found, Checkpoint) or now - memory.found_s < _REREAD_S
         serving = any(pod.serving for pod in pods)
-        if isinstance(memory.found, Unread):
+        if isinstance(memory.found, Unread) and not memory.found.is_pending:
             is_known = is_known or serving
         is_same = memory.found is not None and memory.found_key == key
         if not is_same or not is_known:
@@ -212,18 +212,19 @@ class Reconciler:
             if found is None:
                 pending = Unread("the model is being read", is_pending=True)
                 return memory.found if is_same and memory.found else pending
-            if isinstance(found, Refused) and serving and await self._is_rolled_out(service):
-                found = Unread(found.message)  # what serves has been read once: it is looked after
+            if isinstance(found, Refused) and serving and await self._is_served(service):
+                # It could be read once: what serves is looked after, and nothing is rolled out.
+                found = Unread(found.message, is_pending=True)
             memory.found = found
             memory.found_key, memory.found_s = key, now
         assert memory.found is not None
         return memory.found
 
-    async def _is_rolled_out(self, service: InferenceService) -> bool:
-        """Whether the Deployment is of what is asked for now."""
+    async def _is_served(self, service: InferenceService) -> bool:
+        """Whether the Deployment is of the model that is asked for now."""
         ref = Ref("Deployment", service.namespace, children.deployment_name(service))
         live = self._child(ref) or await self._context.cluster.get(ref)
-        return children.is_rolled_out(service, self._context.settings, live)
+        return children.is_of_model(service, self._context.settings, live)
 
     async def _reading(
         self, service: InferenceService, key: tuple[object, ...], wait_s: float | None

@@ -317,23 +317,31 @@ def advice(plan: MemoryPlan, shape: ModelShape) -> str:
     if plan.fits:
         return ""
     sequence = blocks_for(plan.max_model_len, plan.block_size) * plan.block_size
-    held = max(sequence, plan.kv_tokens) * plan.kv_bytes_per_token
-    needed = math.ceil((plan.fixed_bytes + held) / plan.utilization)
-    options = [*_smaller_dtype(plan, shape), *_shorter_window(plan), _more_memory(plan, needed)]
+    # More than one sequence only where a person fixed the number of blocks.
+    kv_bytes = max(sequence, plan.kv_tokens) * plan.kv_bytes_per_token
+    needed = math.ceil((plan.fixed_bytes + kv_bytes) / plan.utilization)
+    options = [*_smaller_dtype(plan, shape, kv_bytes), *_shorter_window(plan)]
+    options += [*_fewer_blocks(plan, sequence), _more_memory(plan, needed)]
     return f"It would fit with {' or '.join(options)}."
 
 
-def _smaller_dtype(plan: MemoryPlan, shape: ModelShape) -> list[str]:
+def _fewer_blocks(plan: MemoryPlan, sequence: int) -> list[str]:
+    left = (plan.usable_bytes - plan.fixed_bytes) // plan.kv_bytes_per_token
+    is_fixed = plan.kv_tokens >= sequence
+    return [f"{left // plan.block_size} blocks"] if is_fixed and left >= sequence else []
+
+
+def _smaller_dtype(plan: MemoryPlan, shape: ModelShape, kv_bytes: int) -> list[str]:
     if plan.kv_bytes_per_token < kv_bytes_per_token(shape, 4):
         return []
-    sequence = blocks_for(plan.max_model_len, plan.block_size) * plan.block_size
-    halved = plan.weights_bytes + plan.activation_bytes + sequence * plan.kv_bytes_per_token
+    halved = plan.weights_bytes + plan.activation_bytes + kv_bytes
     fixed = plan.workspace_bytes + plan.reserve_bytes
     return ["dtype bfloat16"] if halved / 2 + fixed <= plan.usable_bytes else []
 
 
 def _shorter_window(plan: MemoryPlan) -> list[str]:
-    return [f"max_model_len {plan.kv_tokens}"] if plan.kv_tokens else []
+    fits = 0 < plan.kv_tokens < plan.max_model_len
+    return [f"max_model_len {plan.kv_tokens}"] if fits else []
 
 
 def _more_memory(plan: MemoryPlan, needed: int) -> str:

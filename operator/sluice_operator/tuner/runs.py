@@ -6,9 +6,10 @@ a whole run of spans is kept with it, and runs are found again by what they hold
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain, count
+from time import monotonic
 from typing import Any, TypeVar
 
-from sluice_worker.contract import TICK_RING, TICK_SECONDS, Tick
+from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
 from . import sketch
@@ -18,17 +19,17 @@ Part = tuple[Tick, ...]
 Reading = Callable[[Tick], tuple[int, int]]
 Count = Callable[..., Series]
 T = TypeVar("T")
-_REACH_S = 2 * TICK_RING * TICK_SECONDS
-"""An hour: pods keep half an hour of ticks, and clocks differ."""
+_UNUSED_S = 5 * TICK_SECONDS
+"""A run that no look has used for so long is let go: looks are a tick apart."""
 _numbers = count()
 
 
 class Run:
-    """Successive spans of a tick. `number`: no other run's."""
+    """Successive spans of a tick. `number`: no other run's; `used_s`: when it was last found."""
 
     def __init__(self, parts: tuple[Part, ...]) -> None:
         self.parts = parts
-        self.number = next(_numbers)
+        self.number, self.used_s = next(_numbers), 0.0
         self._hash = hash((parts[0][0].boot_id, parts[0][0].seq))
         self._known: dict[Any, tuple[Any, Any]] = {}
 
@@ -42,11 +43,6 @@ class Run:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and self.parts == other.parts
-
-    @property
-    def end_s(self) -> float:
-        """Unix time of its newest tick's end, by that pod's clock."""
-        return self.parts[-1][0].t_s
 
     def with_others(self, work: Callable[..., T], reading: Hashable, runs: Sequence["Run"]) -> T:
         """`work(runs, reading)`; kept here, so that it goes with this run, which is the newest."""
@@ -180,18 +176,26 @@ def _merged_of_runs(
     return sketch.merge(run.of(_merged, reading) for run in runs)
 
 
-_whole: dict[Run, Run] = {}
-"""Whole runs of the last looks, of all pods: what they add up to is found again there."""
+class _Whole:
+    """Whole runs of the last looks, of all pods: what they add up to is found again there. The
+    clock says only what is let go; no sum depends on it."""
+
+    def __init__(self) -> None:
+        self.runs: dict[Run, Run] = {}
+        self._swept_s = 0.0
+
+    def known(self, run: Run) -> Run:
+        """`run` as it was at an earlier look."""
+        now_s = monotonic()
+        found = self.runs.setdefault(run, run)
+        found.used_s = now_s
+        if now_s - self._swept_s > _UNUSED_S:
+            self._swept_s = now_s
+            self.runs = {r: r for r in self.runs if now_s - r.used_s <= _UNUSED_S}
+        return found
 
 
-def _known(run: Run) -> Run:
-    """`run` as it was at an earlier look. What no look can reach any more is let go with it."""
-    known = _whole.get(run)
-    if known is None:
-        for other in [o for o in _whole if abs(o.end_s - run.end_s) > _REACH_S]:
-            del _whole[other]
-        known = _whole[run] = run
-    return known
+_whole = _Whole()
 
 
 def _runs(parts: Sequence[Part]) -> list[Run]:
@@ -202,4 +206,4 @@ def _runs(parts: Sequence[Part]) -> list[Run]:
     starts = range(cut, len(parts), k.RUN_TICKS)
     found = [Run(tuple(parts[start : start + k.RUN_TICKS])) for start in starts]
     first = [Run(tuple(parts[:cut]))] if cut else []
-    return first + [_known(run) if run.is_whole else run for run in found]
+    return first + [_whole.known(run) if run.is_whole else run for run in found]

@@ -121,4 +121,8 @@ async def test_what_serves_is_looked_after_though_its_model_is_refused_now(model
     for pods, hours in ((SERVING, 0), (SERVING, 1), (GONE, 1), (SERVING, 2)):
         seen = await found(by, service, pods, NOW + 3600 * hours)
         if pods:
-            assert seen == Unread(REFUSED.message)
+            assert seen == Unread(REFUSED.message, is_pending=True)
+    upgraded = create_service(engine__image="registry/worker:2")
+    assert isinstance(await found(by, upgraded, SERVING, NOW + 4 * 3600), Unread)
+    model.found = CHECKPOINT
+    assert await found(by, upgraded, SERVING, NOW + 5 * 3600) == CHECKPOINT
