@@ -72,11 +72,11 @@ def _converged_s(row: dict[str, Any]) -> float:
     by_cap = sorted((int(cap), share) for cap, share in oracle["smooth_by_cap"].items())
     enough = _aim(row["cell"]) * oracle["smooth_share"]
     path = [(0.0, ours["first_cap"]), *ours["cap_path"]]
-    reaches = (since_s for since_s, cap in path if _share_at(cap, by_cap) >= enough)
+    reaches = (since_s for since_s, cap in path if share_at(cap, by_cap) >= enough)
     return float(next(reaches, ours["simulated_s"]))
 
 
-def _share_at(cap: int, by_cap: Sequence[tuple[int, float]]) -> float:
+def share_at(cap: int, by_cap: Sequence[tuple[int, float]]) -> float:
     """The share at `cap`, between those of the caps that were tried; 0 below the least of them."""
     for (low, share), (high, next_share) in pairwise(by_cap):
         if low <= cap <= high:
