@@ -145,7 +145,7 @@ def deployment(
     `is_pending`: it is being read, and until then `live` stays, whatever was asked for since.
     `commit`: what the revision of a hub's model stands for, so that all replicas run the same.
     """
-    inputs = inputs_of(service, settings)
+    inputs = _inputs_of(service, settings)
     started = _annotation(live, CEILING_ANNOTATION)
     asked = str(service.spec.batching.max_num_seqs or _AUTO)
     model = model_of(service)
@@ -178,7 +178,7 @@ def deployment(
     return _child(service, "apps/v1", "Deployment", name, {"spec": spec}, annotations)
 
 
-def inputs_of(service: InferenceService, settings: Settings) -> str:
+def _inputs_of(service: InferenceService, settings: Settings) -> str:
     """Hash of what the pod template is made from."""
     return digest(_template_inputs(service, settings))
 
@@ -194,7 +194,7 @@ def is_of_model(service: InferenceService, settings: Settings, live: Object | No
     """Whether the pod template of `live` is of the model that is asked for now."""
     known = _annotation(live, MODEL_ANNOTATION)
     if known is None:  # written before there was this annotation
-        return _annotation(live, TEMPLATE_INPUTS_ANNOTATION) == inputs_of(service, settings)
+        return _annotation(live, TEMPLATE_INPUTS_ANNOTATION) == _inputs_of(service, settings)
     return known == model_of(service)
 
 

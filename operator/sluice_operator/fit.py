@@ -1,6 +1,6 @@
 """Whether the model fits, before any pod exists. Pure: its numbers against the memory."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from sluice_worker.sizing import (
@@ -46,8 +46,8 @@ class Fit:
 def judge(spec: Spec, found: Checkpoint | Unread | Refused) -> Fit:
     """The memory arithmetic of the design, section 5, for one pod."""
     if isinstance(found, Unread):
-        unknown = Fit("Unknown", Reason.HEADERS_UNAVAILABLE, found.message)
-        return replace(unknown, is_pending=found.is_pending)
+        why = Reason.HEADERS_UNAVAILABLE
+        return Fit("Unknown", why, found.message, is_pending=found.is_pending)
     if isinstance(found, Refused):
         return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, found.message)
     try:

@@ -213,7 +213,8 @@ def _effective_ceiling(spec: Spec, observed: Observed) -> int:
     planned = ceiling_of(spec, observed.fit)
     reported = [config.ceiling for config in _configs(observed)]
     if planned is None and not reported:  # a cap that is in force is no first one
-        return max(UNREAD_CAP, observed.runtime.cap or 0 if observed.runtime else 0)
+        cap = observed.runtime.cap if observed.runtime else None
+        return max(UNREAD_CAP, cap or 0)
     return min([planned or MAX_CEILING, *reported])
 
 

@@ -72,8 +72,8 @@ class _Memory:
     ghosts: set[str] = field(default_factory=set)
     token: str = field(default="", repr=False)
     found: Found | None = None
-    reading: tuple[tuple[object, ...], asyncio.Future[Found]] | None = None
-    found_key: tuple[object, ...] = ()
+    reading: tuple[str, asyncio.Future[Found]] | None = None
+    found_key: str = ""
     found_s: float = 0.0
 
 
@@ -200,25 +200,22 @@ class Reconciler:
         Not while pods serve: they have sized themselves, and waiting for a hub that is away would
         hold up what they need.
         """
-        memory, model = self._memory, service.spec.model
-        key = (model.uri, model.dtype, model.revision, model.secret_ref)
-        is_known = isinstance(memory.found, Checkpoint) or now - memory.found_s < _REREAD_S
+        memory, key = self._memory, children.model_of(service)
+        known = memory.found if memory.found_key == key else None
         serving = any(pod.serving for pod in pods)
-        if isinstance(memory.found, Unread) and not memory.found.is_pending:
-            is_known = is_known or serving
-        is_same = memory.found is not None and memory.found_key == key
-        if not is_same or not is_known:
-            found = await self._reading(service, key, _SERVING_WAIT_S if serving else None)
-            if found is None:
-                pending = Unread("the model is being read", is_pending=True)
-                return memory.found if is_same and memory.found else pending
-            if isinstance(found, Refused) and serving and await self._is_served(service):
-                # It could be read once: what serves is looked after, and nothing is rolled out.
-                found = Unread(found.message, is_pending=True)
-            memory.found = found
-            memory.found_key, memory.found_s = key, now
-        assert memory.found is not None
-        return memory.found
+        is_new = isinstance(known, Checkpoint) or now - memory.found_s < _REREAD_S
+        if isinstance(known, Unread) and not known.is_pending:
+            is_new = is_new or serving
+        if known is not None and is_new:
+            return known
+        found = await self._reading(service, key, _SERVING_WAIT_S if serving else None)
+        if found is None:
+            return known or Unread("the model is being read", is_pending=True)
+        if isinstance(found, Refused) and serving and await self._is_served(service):
+            # It could be read once: what serves is looked after, and nothing is rolled out.
+            found = Unread(found.message, is_pending=True)
+        memory.found, memory.found_key, memory.found_s = found, key, now
+        return found
 
     async def _is_served(self, service: InferenceService) -> bool:
         """Whether the Deployment is of the model that is asked for now."""
@@ -227,7 +224,7 @@ class Reconciler:
         return children.is_of_model(service, self._context.settings, live)
 
     async def _reading(
-        self, service: InferenceService, key: tuple[object, ...], wait_s: float | None
+        self, service: InferenceService, key: str, wait_s: float | None
     ) -> Found | None:
         """What comes of reading the model, None if that takes longer than `wait_s`: it goes on."""
         memory, settings, model = self._memory, self._context.settings, service.spec.model

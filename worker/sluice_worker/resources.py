@@ -85,7 +85,7 @@ PRODUCTS_KEPT = "128"
 """oneDNN makes a product for each number of rows and torch keeps as many of its own, 1,024 of both
 unless told: some 350 KB each, so that a worker grew by 1 GB in a minute of mixed prompts. With 128
 it grows by 0.15 GB, which the reserve has room for, and linear layers take 1.1 times as long."""
-_TORCHS_OWN = "LRU_CACHE_CAPACITY"
+_PRODUCT_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -95,8 +95,7 @@ def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
     Weights are read from end to end in every step: in pages of 4 KiB a decode of one sequence took
     1.3 times as long, of 32 1.1 times (measured). Read by the C library before a program begins.
     """
-    products = {name: PRODUCTS_KEPT for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _TORCHS_OWN)}
-    found = {**products, **environ}
+    found = {**dict.fromkeys(_PRODUCT_CACHES, PRODUCTS_KEPT), **environ}
     name = "glibc.malloc.hugetlb"
     told = environ.get("GLIBC_TUNABLES", "")
     if name not in told:

@@ -17,7 +17,7 @@ from sluice.targets import read_targets
 from .generate import TRACES, Lengths, make_trace
 from .params import Params, ParamsError
 from .runs import Case, best_near, best_of
-from .summary import reach, summarise, table
+from .summary import newest, reach, summarise, table
 
 GPU = Params(a=12, b=0.06, c=9e-5, d=0.07, kv_tokens=160_000, cold_start_s=60)
 """As an A100-class GPU with an 8B model in bf16: 2,048 tokens of prefill take 150 ms."""
@@ -99,6 +99,7 @@ def main(args: argparse.Namespace) -> int:
             name = " ".join((*row["cell"].values(), f"seed {row['seed']}"))
             seconds = time.monotonic() - started_s
             print(f"{number}/{len(jobs)}  {seconds:.0f} s  {name}", file=sys.stderr, flush=True)
+    rows = newest(rows)
     rows.sort(key=lambda row: (*row["cell"].values(), row["seed"]))
     summary = summarise(rows)
     (out / "comparison.json").write_text(json.dumps(summary, indent=1) + "\n")

@@ -20,11 +20,14 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_summary(cell, part) for cell, part in _by_cell(rows)]
 
 
+def newest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest row of each cell and seed: one that was run with other caps too counts once."""
+    return list({(*row["cell"].values(), row["seed"]): row for row in rows}.values())
+
+
 def _by_cell(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, str], list[Any]]]:
-    """The newest row of each seed: a seed that was run with other caps too counts once."""
-    newest = {(tuple(row["cell"].values()), row["seed"]): row for row in rows}.values()
-    for cell in {tuple(row["cell"].values()): row["cell"] for row in newest}.values():
-        yield cell, [row for row in newest if row["cell"] == cell]
+    for cell in {tuple(row["cell"].values()): row["cell"] for row in rows}.values():
+        yield cell, [row for row in rows if row["cell"] == cell]
 
 
 def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]:
