@@ -237,6 +237,23 @@ def test_request_ids_are_echoed_and_old_connections_are_closed(worker: Worker) -
         assert answer.headers["connection"] == "close"
 
 
+async def test_connections_live_a_tenth_as_long_while_requests_wait(worker: Worker) -> None:
+    body = {"prompt": "def", "max_tokens": 2000, "ignore_eos": True, "n": 8}
+    async with httpx.AsyncClient(base_url=worker.url, timeout=60) as client:
+        tasks = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(2)]
+        await asyncio.to_thread(worker.until_metric, "vllm:num_requests_waiting", 8)
+        async with httpx.AsyncClient(base_url=worker.url) as other:
+            made_s = time.monotonic()
+            while "connection" not in (answer := await other.get("/version")).headers:
+                assert time.monotonic() < made_s + 2, "of 4 s and a quarter more or less"
+            assert answer.headers["connection"] == "close"
+            assert time.monotonic() > made_s + 0.3
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.to_thread(worker.until_metric, "sluice_open_requests", 0)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_frees_its_sequences(worker: Worker, stream: bool) -> None:
     body = {"prompt": "def", "max_tokens": 2000, "ignore_eos": True, "stream": stream, "n": 4}

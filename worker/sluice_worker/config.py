@@ -194,7 +194,11 @@ SERVER_FLAGS = (
     Flag("shutdown-timeout", _seconds, "seconds that running requests get after SIGTERM"),
     Flag("receive-timeout", _seconds, "seconds for a request's headers, and for its body"),
     Flag("write-timeout", _seconds, "seconds after which a reader that stopped reading is cut"),
-    Flag("connection-max-age", _seconds, "seconds after which a connection is closed when idle"),
+    Flag(
+        "connection-max-age",
+        _seconds,
+        "seconds after which an answer closes its connection; a tenth while requests wait",
+    ),
     Flag("chat-template", Path, "file of a Jinja template, instead of the checkpoint's own"),
     Flag("generation-config", _choice("auto", "vllm"), "sampling defaults; auto: the checkpoint's"),
     Flag("sse-keep-alive-interval", _interval, "seconds of silence until a comment; 0: never"),

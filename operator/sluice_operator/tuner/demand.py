@@ -60,15 +60,13 @@ def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> A
     counts = [count / heard_share for count in _counts(pods, now)]
     if not counts:
         return Arrivals(0.0, 1.0, 0, is_known=False)
-    per_s = _sustained_per_s(counts)
+    per_s, dispersion = _sustained_per_s(counts), _dispersion(counts)
     burst = _recurring_burst(counts, per_s * TICK_SECONDS)
-    mean_per_s = fmean(counts) / TICK_SECONDS
-    return Arrivals(
-        max(per_s, mean_per_s) if burst else per_s,
-        _dispersion(counts),
-        burst,
-        is_known=len(counts) >= k.RECENT_TICKS,
-    )
+    if burst:
+        per_s = max(per_s, fmean(counts) / TICK_SECONDS)
+    elif _queue_rises(pods):
+        per_s = max(per_s, _newest_per_s(counts, dispersion))
+    return Arrivals(per_s, dispersion, burst, is_known=len(counts) >= k.RECENT_TICKS)
 
 
 def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
@@ -100,6 +98,22 @@ def _sustained_per_s(counts: Sequence[float]) -> float:
         for end in range(len(counts), size - 1, -size)[: k.RATE_CHUNKS]
     ]
     return (median(chunks) if chunks else fmean(counts)) / TICK_SECONDS
+
+
+def _queue_rises(pods: Sequence[HeardPod]) -> bool:
+    """Whether more waits after nearly each of the newest ticks: of a burst, it is one of them."""
+    newest = [pod.ticks[-k.RISING_TICKS - 1 :] for pod in pods if len(pod.ticks) > k.RISING_TICKS]
+    waits = [[tick.waiting.cap + tick.waiting.kv for tick in ticks] for ticks in newest]
+    queue = [sum(of_pods) for of_pods in zip(*waits, strict=True)]
+    rises = sum(now > before for before, now in zip(queue, queue[1:], strict=False))
+    return rises >= k.RISES
+
+
+def _newest_per_s(counts: Sequence[float], dispersion: float) -> float:
+    """The rate of the newest ticks, less what of it may be chance."""
+    newest = sum(counts[-k.RISING_TICKS :])
+    sure = newest - k.RATE_DOUBT * sqrt(newest * dispersion)
+    return sure / (k.RISING_TICKS * TICK_SECONDS)
 
 
 def _dispersion(counts: Sequence[float]) -> float:

@@ -33,7 +33,7 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
         bearer=Bearer.of(service.config.server.api_key_file),
         open_paths=routes.OPEN_PATHS,
         inflight=inflight,
-        is_draining=lambda: service.is_draining,
+        lifetime=service.lifetime,
         load=service.load,
         on_answer=service.stats.answer,
     )
@@ -49,7 +49,7 @@ def admin_app(service: Service) -> ASGIApp:
         bearer=Bearer.of(service.config.server.admin_token_file),
         open_paths=admin.OPEN_PATHS,
         inflight=Inflight(),
-        is_draining=lambda: False,
+        lifetime=lambda: 1.0,
         load=service.load,
         on_answer=service.stats.answer,
     )

@@ -18,8 +18,8 @@ from uvicorn.server import ServerState
 from ..errors import RequestError
 from .replies import error_body
 
-CLOSES_AT = "closes_at"
-"""Key in the ASGI scope's state: loop time after which a reply closes its connection."""
+LIFE = "life"
+"""Key in the ASGI scope's state: when the connection was made (loop time) and its age limit, s."""
 
 
 OnCut = Callable[[Literal["receive", "write"]], None]
@@ -56,7 +56,7 @@ class Connection(H11Protocol):
         """Start the clocks. The age is jittered, or clients that came together leave together."""
         super().connection_made(transport)
         age_s = self.deadlines.max_age_s * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
-        self.app_state = {**self.app_state, CLOSES_AT: self.loop.time() + age_s}
+        self.app_state = {**self.app_state, LIFE: (self.loop.time(), age_s)}
         self._arm_receive()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..config import read_secrets
 from ..errors import BodyTooLarge, RequestError, RequestTimeout, SluiceError, Unauthorized
-from .connection import CLOSES_AT
+from .connection import LIFE
 from .orca import ASKED_BY, load_headers
 from .replies import encode, error_body
 from .shapes import ErrorInfo, ErrorReply
@@ -89,8 +89,9 @@ POD = socket.gethostname().encode()
 class Edge:
     """The outermost layer: checks the bearer, names request and pod, closes old connections.
 
-    `load`: what is told to those who ask for it with each answer. `on_answer`: told the route
-    ("none" if there is no such), the method and the status of each.
+    `lifetime`: the part of its age limit that a connection may reach now. `load`: what is told to
+    those who ask for it with each answer. `on_answer`: told the route ("none" if there is no such),
+    the method and the status of each.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Edge:
         bearer: Bearer | None,
         open_paths: Collection[str],
         inflight: Inflight,
-        is_draining: Callable[[], bool],
+        lifetime: Callable[[], float],
         load: Callable[[], Mapping[str, float]],
         on_answer: Callable[[str, str, int], None],
     ) -> None:
@@ -108,7 +109,7 @@ class Edge:
         self._bearer = bearer
         self._open_paths = frozenset(open_paths)
         self._inflight = inflight
-        self._is_draining = is_draining
+        self._lifetime = lifetime
         self._load = load
         self._on_answer = on_answer
 
@@ -123,7 +124,7 @@ class Edge:
             if message["type"] == "http.response.start":
                 extra = [(b"x-request-id", request_id), (b"x-sluice-pod", POD)]
                 extra += load_headers(header(scope, ASKED_BY), self._load())
-                if self._is_draining() or _is_old(scope):
+                if _is_old(scope, self._lifetime()):
                     extra.append((b"connection", b"close"))
                 message = {**message, "headers": [*message.get("headers", ()), *extra]}
                 route = getattr(scope.get("route"), "path", "none")
@@ -143,9 +144,9 @@ class Edge:
             self._bearer.check(header(scope, b"authorization") or b"")
 
 
-def _is_old(scope: Scope) -> bool:
-    closes_at = scope.get("state", {}).get(CLOSES_AT)
-    return closes_at is not None and asyncio.get_running_loop().time() > closes_at
+def _is_old(scope: Scope, lifetime: float) -> bool:
+    made_s, max_age_s = scope["state"][LIFE]
+    return bool(asyncio.get_running_loop().time() >= made_s + lifetime * max_age_s)
 
 
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:

@@ -28,6 +28,17 @@ def test_a_load_over_one_pod_adds_one_and_a_low_load_takes_it_back() -> None:
     assert loop.last.slo_met.holds
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_queue_that_rises_for_ten_seconds_adds_a_pod(seed: int) -> None:
+    """The median of chunks would take 14 s and more."""
+    shape = replace(SMALL_CPU, a=1.4, b=0.33, c=0.0002, d=0.1)  # 30/s
+    world = World(shape, TARGETS, poisson([(60, 9), (20, 40)], seed=seed), cap=16)
+    loop = Loop(world, limits())
+    loop.run(80)
+    out_s, out, _ = loop.replica_changes[0]
+    assert (60 < out_s <= 72, out) == (True, 2)
+
+
 def test_without_a_step_model_the_cap_is_raised_first_and_then_a_pod_added() -> None:
     shape = replace(SMALL_CPU, reports_model=False)
     world = World(shape, TARGETS, poisson([(30, 3), (200, 14)]), cap=2)
