@@ -105,7 +105,7 @@ def _queue_rises(pods: Sequence[HeardPod]) -> bool:
     newest = [pod.ticks[-k.RISING_TICKS - 1 :] for pod in pods if len(pod.ticks) > k.RISING_TICKS]
     waits = [[tick.waiting.cap + tick.waiting.kv for tick in ticks] for ticks in newest]
     queue = [sum(of_pods) for of_pods in zip(*waits, strict=True)]
-    rises = sum(now > before for before, now in zip(queue, queue[1:], strict=False))
+    rises: int = sum(now > before for before, now in zip(queue, queue[1:], strict=False))
     return rises >= k.RISES
 
 
