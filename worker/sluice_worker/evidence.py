@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from .contract import (
     SMOOTH_SHARE,
@@ -101,6 +102,34 @@ def _older(flights: Mapping[str, Flight], now_s: float, limit_ms: float | None) 
         yield flight
 
 
+class RecentLengths:
+    """Whole lengths of the requests that finished lately. Their sums are kept: exact, as they are
+    whole numbers."""
+
+    def __init__(self) -> None:
+        self._kept: deque[int] = deque()
+        self._sum = self._sum_of_squares = 0
+
+    def add(self, length: int) -> None:
+        """One more; the oldest is let go."""
+        self._book(length, 1)
+        self._kept.append(length)
+        if len(self._kept) > LENGTHS_KEPT:
+            self._book(self._kept.popleft(), -1)
+
+    def _book(self, length: int, times: int) -> None:
+        self._sum += times * length
+        self._sum_of_squares += times * length * length
+
+    def stats(self) -> Lengths:
+        """Their mean and standard deviation; zeros before any."""
+        n = len(self._kept)
+        if n == 0:
+            return Lengths(mean=0.0, sigma=0.0, n=0)
+        variance = (n * self._sum_of_squares - self._sum**2) / n**2
+        return Lengths(mean=self._sum / n, sigma=math.sqrt(variance), n=n)
+
+
 NOTHING = Snapshot(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -125,7 +154,7 @@ class Recorder:
         self._is_mixed = True
         self._is_started = False
         self._prefill_time = PrefillTime()
-        self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
+        self._lengths = RecentLengths()
         self._service_s: deque[float] = deque(maxlen=SERVICE_TIMES_KEPT)
         self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
         self._pending: dict[str, Flight] = {}  # without a first token, oldest first
@@ -229,7 +258,7 @@ class Recorder:
             tick.e2e.note(e2e_s * 1e3)
         else:
             tick.e2e.add(e2e_s * 1e3, self.slo.e2e_ms)
-        self._lengths.append(flight.num_prompt_tokens + flight.num_tokens)
+        self._lengths.add(flight.num_prompt_tokens + flight.num_tokens)
         if flight.admitted_s is not None:
             self._service_s.append(now_s - flight.admitted_s)
         if flight.held_first:
@@ -310,11 +339,12 @@ class Recorder:
 
     def evidence(self, after: int) -> Evidence:
         """All closed ticks with seq > `after`, and what else the tuner reads."""
+        first = self._next_seq - len(self._ticks)
         return Evidence(
             boot_id=self.boot_id,
             started_s=self.started_s,
-            ticks=[tick for tick in self._ticks if tick.seq > after],
-            lengths=self._length_stats(),
+            ticks=list(islice(self._ticks, max(0, after + 1 - first), None)),
+            lengths=self._lengths.stats(),
             memory=self.memory,
             step_model=self.step_model,
         )
@@ -341,7 +371,7 @@ class Recorder:
 
     def mean_length(self) -> float:
         """Mean length of the requests that finished lately, prompt plus output; 0 before."""
-        return sum(self._lengths) / max(len(self._lengths), 1)
+        return self._lengths.stats().mean
 
     def prefill_ms(self, num_tokens: int) -> float:
         """From admission to the first token sent, with a margin; 0 without a step model."""
@@ -418,14 +448,6 @@ class Recorder:
         self._waiting.pop(flight.request_id, None)
         if self._pending.pop(flight.request_id, None) is not None:
             self.num_pending_tokens -= flight.num_prompt_tokens
-
-    def _length_stats(self) -> Lengths:
-        n = len(self._lengths)
-        if n == 0:
-            return Lengths(mean=0.0, sigma=0.0, n=0)
-        mean = sum(self._lengths) / n
-        variance = sum((length - mean) ** 2 for length in self._lengths) / n
-        return Lengths(mean=mean, sigma=math.sqrt(variance), n=n)
 
 
 def _count_while_later(flights: Iterable[Flight], moment_s: float) -> int:

@@ -44,7 +44,8 @@ class Recording(Recorder):
         for tick in ticks:
             self._ticks.append(tick)
             self._next_seq += 1
-        self._lengths.extend(lengths)
+        for length in lengths:
+            self._lengths.add(length)
         self.snapshot, self.step_model = state, model
 
     def _close(self, wall_s: float, throttled_s: float) -> None:

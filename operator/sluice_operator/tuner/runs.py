@@ -1,11 +1,12 @@
 """What spans of ticks add up to, worked out once for those that were there at the last look.
 
 A closed tick never changes, and half an hour of them is read every two seconds. So what is made of
-a whole run of spans is kept with it, and runs are found again by what they hold.
+a whole run of spans is kept with it, and runs are found again by what they hold. At both ends,
+where they grow and shrink, short runs stand for those that are not whole.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from itertools import chain, count
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import count, pairwise
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -19,8 +20,11 @@ Part = tuple[Tick, ...]
 Reading = Callable[[Tick], tuple[int, int]]
 Count = Callable[..., Series]
 T = TypeVar("T")
+Join = Callable[[Sequence[T]], T]
 _UNUSED_S = 5 * TICK_SECONDS
 """A run that no look has used for so long is let go: looks are a tick apart."""
+_MOST_KEPT = 256
+"""Of one run: with quantiles and stakes that wander, what was made for old ones is let go."""
 _numbers = count()
 
 
@@ -31,12 +35,17 @@ class Run:
         self.parts = parts
         self.number, self.used_s = next(_numbers), 0.0
         self._hash = hash((parts[0][0].boot_id, parts[0][0].seq))
-        self._known: dict[Any, tuple[Any, Any]] = {}
+        self._made: dict[Hashable, Any] = {}
 
     @property
     def is_whole(self) -> bool:
         """Whether it will not grow, nor lose its first ticks before all of them."""
         return len(self.parts) == k.RUN_TICKS
+
+    @property
+    def is_full(self) -> bool:
+        """Whether looks find it again: a short one until a whole one takes its place."""
+        return len(self.parts) in (k.RUN_TICKS, k.SHORT_RUN_TICKS)
 
     def __hash__(self) -> int:
         return self._hash
@@ -44,21 +53,19 @@ class Run:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and self.parts == other.parts
 
-    def with_others(self, work: Callable[..., T], reading: Hashable, runs: Sequence["Run"]) -> T:
-        """`work(runs, reading)`; kept here, so that it goes with this run, which is the newest."""
-        key = work, reading, tuple(run.number for run in runs)
-        if key not in self._known:
-            self._known[key] = ((), work(runs, reading))
-        made: T = self._known[key][1]
-        return made
+    def of(self, work: Callable[..., T], *rest: Hashable) -> T:
+        """`work(parts, *rest)`, kept."""
+        return self.kept((work, rest), lambda: work(self.parts, *rest))
 
-    def of(self, work: Callable[..., T], reading: Hashable, *rest: Any) -> T:
-        """`work(parts, reading, *rest)`; kept until it is asked for with another `rest`."""
-        known = self._known.get((work, reading))
-        if known is None or known[0] != rest:
-            known = self._known[work, reading] = (rest, work(self.parts, reading, *rest))
-        made: T = known[1]
-        return made
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What is kept here as `key`, and goes with this run; else what `make` makes."""
+        made = self._made
+        if key not in made:
+            if len(made) >= _MOST_KEPT:
+                made.clear()
+            made[key] = make()
+        found: T = made[key]
+        return found
 
 
 class Spans:
@@ -66,10 +73,12 @@ class Spans:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
-        self._runs = _runs(parts)
-        # The whole runs that look after look are the same, and those at the ends.
-        self._kept = [run for run in self._runs if run.is_whole]
-        self._others = [run for run in self._runs if not run.is_whole]
+        runs = _runs(parts)
+        # The whole runs are the same look after look; before and after them are short ones.
+        self._whole = [run for run in runs if run.is_whole]
+        begin = runs.index(self._whole[0]) if self._whole else len(runs)
+        self._before, self._after = runs[:begin], runs[begin + len(self._whole) :]
+        self._numbers = tuple(run.number for run in self._whole)
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -82,50 +91,48 @@ class Spans:
         """The ticks of the last `num` of them."""
         return [tick for part in self.newest(num) for tick in part]
 
-    def each(self, work: Callable[..., Sequence[T]], reading: Hashable, *rest: Hashable) -> list[T]:
-        """What `work` makes of each span, in order."""
-        return list(chain.from_iterable(self.each_run(work, reading, *rest)))
+    def joined(self, join: Join[T], work: Callable[..., T], *rest: Hashable) -> T:
+        """`join` of what `work(parts, *rest)` makes of each run of spans, in order; what was joined
+        may be joined again."""
+        found = [run.of(work, *rest) for run in self._before]
+        if self._whole:
+            found.append(self._of_whole(join, work, *rest))
+        return join([*found, *(run.of(work, *rest) for run in self._after)])
 
-    def each_run(self, work: Callable[..., T], reading: Hashable, *rest: Hashable) -> list[T]:
-        """What `work` makes of each run of spans, in order: to be added up."""
-        return [run.of(work, reading, *rest) for run in self._runs]
-
-    def series(self, reading: Reading) -> Series:
-        """`reading` of each span, added up over the pods."""
-        return self.each(series_of, reading)
-
-    def breach_evidence(
-        self, allowed: float, threshold: float, count: Count, reading: Reading, *rest: Hashable
-    ) -> float:
-        """Evidence that more than `allowed` of what is counted are over: a breach from `threshold`.
-
-        `count(parts, reading, *rest)` counts. So that the bets on a whole run hold until the next
-        one is whole, the mean size of a tick is that of whole runs, and bets on many runs begin
-        with a whole one.
-        """
-        sizes = [run.of(_sizes, (count, reading), *rest) for run in self._kept or self._others]
-        num_ticks, num = add_up(sizes)
-        bets = Bets(allowed, num / num_ticks if num_ticks else 1.0, k.EVIDENCE_KEPT * threshold)
-        runs, capital = self._runs, NOTHING
-        if len(self._kept) >= k.RUNS_FROM_WHOLE and not runs[0].is_whole:
-            runs = runs[1:]
-        for run in runs:
-            capital = run.of(_capital_after, (count, reading), bets, capital, *rest)
-        return evidence_of(capital)
+    def _of_whole(self, join: Join[T], work: Callable[..., T], *rest: Hashable) -> T:
+        return self._whole[-1].kept(
+            (join, work, rest, self._numbers),
+            lambda: join([run.of(work, *rest) for run in self._whole]),
+        )
 
     def total(self, reading: Reading) -> tuple[int, int]:
         """`reading` of them all, added up."""
-        others = [run.of(_total_of, reading) for run in self._others]
-        return add_up([*self._of_kept(_total_of_runs, reading), *others])
+        return self.joined(add_up, _total_of, reading)
 
     def sketch(self, reading: Callable[[Tick], dict[int, int]]) -> dict[int, int]:
         """The sketches that `reading` finds, added up."""
-        others = [run.of(_merged, reading) for run in self._others]
-        return sketch.merge([*self._of_kept(_merged_of_runs, reading), *others])
+        return self.joined(sketch.merge, _merged, reading)
 
-    def _of_kept(self, work: Callable[..., T], reading: Hashable) -> list[T]:
-        kept = self._kept
-        return [kept[-1].with_others(work, reading, kept)] if kept else []
+    def breach_evidence(
+        self, allowed: float, threshold: float, count: Count, *rest: Hashable
+    ) -> float:
+        """Evidence that more than `allowed` of what is counted are over: a breach from `threshold`.
+
+        `count(parts, *rest)` counts. So that the bets on a whole run hold until the next one is
+        whole, the mean size of a tick is that of whole runs, and bets on many runs begin with a
+        whole one.
+        """
+        sizes = self._of_whole if self._whole else self.joined
+        num_ticks, num = sizes(add_up, _sizes, count, *rest)
+        bets = Bets(allowed, num / num_ticks if num_ticks else 1.0, k.EVIDENCE_KEPT * threshold)
+        if len(self._whole) >= k.RUNS_FROM_WHOLE:
+            capital = self._whole[-1].kept(
+                (bets, count, rest, self._numbers),
+                lambda: _capital_after(self._whole, NOTHING, bets, count, *rest),
+            )
+        else:
+            capital = _capital_after([*self._before, *self._whole], NOTHING, bets, count, *rest)
+        return evidence_of(_capital_after(self._after, capital, bets, count, *rest))
 
 
 def series_of(parts: Sequence[Part], reading: Reading) -> Series:
@@ -136,26 +143,30 @@ def series_of(parts: Sequence[Part], reading: Reading) -> Series:
     ]
 
 
-def _sizes(parts: Sequence[Part], how: tuple[Count, Reading], *rest: Any) -> tuple[int, int]:
+def add_up(series: Series) -> tuple[int, int]:
+    """The sums of both numbers of each."""
+    return sum([first for first, _ in series]), sum([second for _, second in series])
+
+
+def _sizes(parts: Sequence[Part], count: Count, *rest: Any) -> tuple[int, int]:
     """Spans with samples, and samples."""
-    count, reading = how
-    sizes = [n for n, _ in count(parts, reading, *rest) if n]
+    sizes = [n for n, _ in count(parts, *rest) if n]
     return len(sizes), sum(sizes)
 
 
 def _capital_after(
-    parts: Sequence[Part], how: tuple[Count, Reading], bets: Bets, capital: Capital, *rest: Any
+    runs: Iterable[Run], capital: Capital, bets: Bets, count: Count, *rest: Hashable
 ) -> Capital:
-    count, reading = how
+    for run in runs:
+        capital = run.of(_bet, bets, capital, count, *rest)
+    return capital
+
+
+def _bet(parts: Sequence[Part], bets: Bets, capital: Capital, count: Count, *rest: Any) -> Capital:
     after = capital
-    for after in bets.path(count(parts, reading, *rest), capital):  # noqa: B007 - the last
+    for after in bets.path(count(parts, *rest), capital):  # noqa: B007 - the last
         pass
     return after
-
-
-def add_up(series: Series) -> tuple[int, int]:
-    """The sums of both numbers of each."""
-    return sum([first for first, _ in series]), sum([second for _, second in series])
 
 
 def _total_of(parts: Sequence[Part], reading: Reading) -> tuple[int, int]:
@@ -166,19 +177,9 @@ def _merged(parts: Sequence[Part], reading: Callable[[Tick], dict[int, int]]) ->
     return sketch.merge(reading(tick) for part in parts for tick in part)
 
 
-def _total_of_runs(runs: Sequence[Run], reading: Reading) -> tuple[int, int]:
-    return add_up([run.of(_total_of, reading) for run in runs])
-
-
-def _merged_of_runs(
-    runs: Sequence[Run], reading: Callable[[Tick], dict[int, int]]
-) -> dict[int, int]:
-    return sketch.merge(run.of(_merged, reading) for run in runs)
-
-
-class _Whole:
-    """Whole runs of the last looks, of all pods: what they add up to is found again there. The
-    clock says only what is let go; no sum depends on it."""
+class _Known:
+    """Runs of the last looks, of all pods: what they add up to is found again there. The clock says
+    only what is let go; no sum depends on it."""
 
     def __init__(self) -> None:
         self.runs: dict[Run, Run] = {}
@@ -195,15 +196,20 @@ class _Whole:
         return found
 
 
-_whole = _Whole()
+_known = _Known()
 
 
 def _runs(parts: Sequence[Part]) -> list[Run]:
-    """`parts` in runs that begin at the same ticks at every look; only whole ones are kept."""
+    """`parts` in runs that begin at the same ticks at every look: short ones at both ends."""
     if not parts:
         return []
-    cut = -parts[0][0].seq % k.RUN_TICKS
-    starts = range(cut, len(parts), k.RUN_TICKS)
-    found = [Run(tuple(parts[start : start + k.RUN_TICKS])) for start in starts]
-    first = [Run(tuple(parts[:cut]))] if cut else []
-    return first + [_whole.known(run) if run.is_whole else run for run in found]
+    first = -parts[0][0].seq % k.RUN_TICKS
+    last = first + max(0, len(parts) - first) // k.RUN_TICKS * k.RUN_TICKS
+    begins = [
+        *range(first % k.SHORT_RUN_TICKS, min(first, len(parts)), k.SHORT_RUN_TICKS),
+        *range(first, last, k.RUN_TICKS),
+        *range(last, len(parts), k.SHORT_RUN_TICKS),
+    ]
+    bounds = [*([] if 0 in begins else [0]), *begins, len(parts)]
+    found = [Run(tuple(parts[begin:end])) for begin, end in pairwise(bounds)]
+    return [_known.known(run) if run.is_full else run for run in found]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from sluice_worker.contract import TICK_SECONDS, Tick
 
@@ -79,7 +80,7 @@ def _judge_one(
     n, over = window.total(read.seen)
     epoch_n, epoch_over = epoch.total(read.seen)
     bucket = spells.far_bucket(far_ms) if name == "interTokenLatency" else None
-    far, far_at_cap = (0, 0) if bucket is None else add_up(epoch.each_run(_far, read.proof, bucket))
+    far, far_at_cap = (0, 0) if bucket is None else epoch.joined(add_up, _far, read.proof, bucket)
     verdict, needed = _test(name, targets.allowed_share, threshold, epoch, far_at_cap)
     cap_breached = verdict == "Breach"
     if cap_breached and far:
@@ -153,10 +154,9 @@ def _effect(name: TargetName, epoch: Spans) -> float:
     if bucket is None:
         return 1.0
     if name == "interTokenLatency":
-        ticks = Moments.total(epoch.each_run(_moments, read, bucket))
+        ticks = epoch.joined(Moments.total, _moments, read, bucket)
         return design_effect(ticks, _spells(epoch.total(_slow_runs)))
-    marked = epoch.each(_marked, read, bucket)
-    return design_effect(Moments.of(_busy_periods(marked, epoch.series(_waiting))))
+    return design_effect(epoch.joined(_on_end, _busy_periods, read, bucket).moments)
 
 
 def _moments(parts: Sequence[Part], read: Callable[[Tick], dict[int, int]], bucket: int) -> Moments:
@@ -174,15 +174,47 @@ def _marked(
     ]
 
 
-def _busy_periods(marked: Series, waiting: Series) -> Series:
-    """Spans put together until nobody waits: the requests of one burst share one queue."""
-    periods, n, above = [], 0, 0
-    for (more, more_above), (by_cap, by_kv) in zip(marked, waiting, strict=True):
+class _Periods(NamedTuple):
+    """Spans put together until nobody waits: the requests of one burst share one queue.
+
+    `first`: (samples, marked ones) up to the end of the first period, None if none ends; `rest`: of
+    the periods between; `last`: of the one that has not ended.
+    """
+
+    first: tuple[int, int] | None
+    rest: Moments
+    last: tuple[int, int]
+
+    @property
+    def moments(self) -> Moments:
+        """Of all of them."""
+        return Moments.total([Moments.of([self.first or (0, 0), self.last]), self.rest])
+
+
+def _busy_periods(
+    parts: Sequence[Part], read: Callable[[Tick], dict[int, int]], bucket: int
+) -> _Periods:
+    ended, n, above = [], 0, 0
+    waiting = series_of(parts, _waiting)
+    for (more, more_above), waits in zip(_marked(parts, read, bucket), waiting, strict=True):
         n, above = n + more, above + more_above
-        if not (by_cap or by_kv):
-            periods.append((n, above))
+        if not any(waits):
+            ended.append((n, above))
             n = above = 0
-    return [*periods, (n, above)] if n else periods
+    return _Periods(ended[0] if ended else None, Moments.of(ended[1:]), (n, above))
+
+
+def _on_end(runs: Sequence[_Periods]) -> _Periods:
+    """Successive ones: the last period of one goes on as the first of the next."""
+    across, last = [], (0, 0)
+    for run in runs:
+        if run.first is None:
+            last = add_up([last, run.last])
+        else:
+            across.append(add_up([last, run.first]))
+            last = run.last
+    rest = Moments.total([Moments.of(across[1:]), *(run.rest for run in runs)])
+    return _Periods(across[0] if across else None, rest, last)
 
 
 def _spells(slow_runs: tuple[int, int]) -> float:
