@@ -38,9 +38,9 @@ TTFT_MS, ITL_MS = 1000, 100
 TRACE = ("calm:open:0.3:20", "step:open:1.3:80", "held:open:1.3:20", "burst:burst:0.8:8",
          "ebb:open:0.3:15")  # fmt: skip
 AFTERWARDS = ("held", "burst", "ebb")
-"""Phases by which the second pod should serve, clients have come to it (a connection lives for half
-a minute), and what waited meanwhile is served: half a pod is left over for a queue of some 25 s. A
-step over one pod's capacity breaks the first token until then, whoever decides."""
+"""Phases by which the second pod should serve, and what waited meanwhile is served: two thirds of a
+pod are left over for a queue of some 25 s. A step over one pod's capacity breaks the first token
+until then, whoever decides."""
 MEASURED = tuple(f"capacity:closed:{MAX_CAP}:12" for _ in range(2))
 """The better of them is what a pod can do: the other has met a neighbour. Each begins with a burst,
 and from three on within ten minutes the operator would provide for bursts."""
