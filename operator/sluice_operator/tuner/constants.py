@@ -138,11 +138,11 @@ MAX_CHUNK_S: Final = 120.0
 CHUNK_ARRIVALS: Final = 10.0
 """Arrivals that a chunk should hold, so that a low rate does not read as zero."""
 RISING_TICKS: Final = 5
-"""A queue that rises for ten seconds counts with the rate of just these ..."""
+"""A queue that rises for ten seconds counts with the median rate of just these ..."""
 RISES: Final = 4
 """... if it rose in four of these ticks (of a burst in one): eight seconds before the median."""
-RATE_DOUBT: Final = 1.64
-"""One-sided 95 %: such a rate is what it is at least."""
+RATE_DOUBT: Final = 2.05
+"""One-sided 95 %, of a median: such a rate is what it is at least."""
 BURST_MEMORY_S: Final = 600.0
 """Bursts are remembered for ten minutes (design)."""
 BURST_MEAN: Final = 3.0

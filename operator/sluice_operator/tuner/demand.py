@@ -19,12 +19,14 @@ class Arrivals:
     """`per_s`: sustained rate; `dispersion`: variance over mean of the counts of ticks, at least 1.
 
     `burst`: the largest burst if bursts recur, else 0. `is_known`: seen for half a minute at least.
+    `newest_per_s`: what comes now, chance included, where a queue rises; else 0.
     """
 
     per_s: float
     dispersion: float
     burst: int
     is_known: bool = True
+    newest_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,14 @@ def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> A
     if not counts:
         return Arrivals(0.0, 1.0, 0, is_known=False)
     per_s, dispersion = _sustained_per_s(counts), _dispersion(counts)
-    burst = _recurring_burst(counts, per_s * TICK_SECONDS)
+    burst, newest_per_s = _recurring_burst(counts, per_s * TICK_SECONDS), 0.0
     if burst:
         per_s = max(per_s, fmean(counts) / TICK_SECONDS)
-    elif _queue_rises(pods):
-        per_s = max(per_s, _newest_per_s(counts, dispersion))
-    return Arrivals(per_s, dispersion, burst, is_known=len(counts) >= k.RECENT_TICKS)
+    elif _queue_rises([pod for pod in pods if is_fresh(pod, now)]):
+        newest_per_s = median(counts[-k.RISING_TICKS :]) / TICK_SECONDS
+        per_s = max(per_s, _at_least(newest_per_s, dispersion))
+    is_known = len(counts) >= k.RECENT_TICKS
+    return Arrivals(per_s, dispersion, burst, is_known, newest_per_s)
 
 
 def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
@@ -110,11 +114,10 @@ def _queue_rises(pods: Sequence[HeardPod]) -> bool:
     return rises >= k.RISES
 
 
-def _newest_per_s(counts: Sequence[float], dispersion: float) -> float:
-    """The rate of the newest ticks, less what of it may be chance."""
-    newest = sum(counts[-k.RISING_TICKS :])
-    sure = newest - k.RATE_DOUBT * sqrt(newest * dispersion)
-    return sure / (k.RISING_TICKS * TICK_SECONDS)
+def _at_least(per_s: float, dispersion: float) -> float:
+    """The rate that `per_s`, seen over the newest ticks, shows beyond chance."""
+    span_s = k.RISING_TICKS * TICK_SECONDS
+    return per_s - k.RATE_DOUBT * sqrt(per_s * dispersion / span_s)
 
 
 def _dispersion(counts: Sequence[float]) -> float:

@@ -191,7 +191,7 @@ def record_scale(past: Past, case: Case, demand: Demand, move: Move) -> Past:
         from_replicas=case.seen.replicas,
         to_replicas=move.to,
         reason=move.reason,
-        arrivals_per_s=demand.arrivals.per_s,
+        arrivals_per_s=max(demand.arrivals.per_s, demand.arrivals.newest_per_s),
         drain_s=min(_drain_after(past, case, demand, move.to), k.MAX_DRAIN_S),
     )
     history = (*past.scale_history, change)[-k.HISTORY :]

@@ -23,7 +23,7 @@ T = TypeVar("T")
 Join = Callable[[Sequence[T]], T]
 _UNUSED_S = 5 * TICK_SECONDS
 """A run that no look has used for so long is let go: looks are a tick apart."""
-_MOST_KEPT = 256
+_MOST_KEPT = 64
 """Of one run: with quantiles and stakes that wander, what was made for old ones is let go."""
 _numbers = count()
 

@@ -6,7 +6,11 @@ from itertools import chain
 from random import Random
 
 import pytest
+from sluice_operator.tuner.demand import read_arrivals
+from sluice_operator.tuner.evidence import HeardPod
+from sluice_worker.contract import Waiting
 from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
+from unit.operator.tuner.made import pod, tick
 from unit.operator.tuner.podmodel import Pod, Request
 from unit.operator.tuner.traces import bursts, poisson
 from unit.operator.tuner.world import World
@@ -37,6 +41,21 @@ def test_a_queue_that_rises_for_ten_seconds_adds_a_pod(seed: int) -> None:
     loop.run(80)
     out_s, out, _ = loop.replica_changes[0]
     assert (60 < out_s <= 72, out) == (True, 2)
+
+
+def test_the_queue_that_a_pod_left_behind_rises_no_more() -> None:
+    rising = [tick(seq, arrivals=seq, waiting=Waiting(cap=10 * seq)) for seq in range(20, 40)]
+    calm = [tick(seq) for seq in range(20, 140)]
+    gone, there = HeardPod(pod("a", rising), rising), HeardPod(pod("b", calm), calm)
+    assert read_arrivals([gone], 79.0, 1.0).newest_per_s == 37 / 2
+    assert read_arrivals([there, gone], 280.0, 1.0).newest_per_s == 0
+
+
+def test_a_burst_in_a_queue_that_rises_is_not_the_rate() -> None:
+    waits = [Waiting(cap=10 * seq) for seq in range(40)]
+    ticks = [tick(seq, arrivals=100 if seq == 38 else 12, waiting=waits[seq]) for seq in range(40)]
+    arrivals = read_arrivals([HeardPod(pod("a", ticks), ticks)], 79.0, 1.0)
+    assert (arrivals.newest_per_s, arrivals.per_s) == (6, 6)
 
 
 def test_without_a_step_model_the_cap_is_raised_first_and_then_a_pod_added() -> None:
