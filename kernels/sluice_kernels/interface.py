@@ -74,6 +74,9 @@ class Kernels(Protocol):
         narrow: it may be quantised, if these kernels quantise.
         """
 
+    def round_rows(self, num_rows: int) -> int:
+        """How many rows a step of `num_rows` shall be given: those behind are thrown away."""
+
     def plan(self, spans: Spans, cache: Tensor, windows: tuple[int | None, ...]) -> object:
         """What all layers of a step need to know of `spans`, worked out once.
 
@@ -96,7 +99,8 @@ class Kernels(Protocol):
         """
 
     def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
-        """Of the queries in `rows`, whose keys are stored: [num_tokens, num_heads * head_dim]."""
+        """Of the queries in `rows`, whose keys are stored: [num_rows, num_heads * head_dim]; zeros
+        for those that `round_rows` added."""
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """activation(gate) * up: [num_rows, 2 * width] -> [num_rows, width]."""

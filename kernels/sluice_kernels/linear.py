@@ -59,6 +59,15 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
+def rounded_rows(num_rows: int) -> int:
+    """`num_rows` or a few more. oneDNN makes a product for each number of rows that it meets, in
+    one to four milliseconds: with few such numbers they are soon all there."""
+    if num_rows <= 16:
+        return num_rows
+    step = 4 if num_rows <= 64 else 16
+    return -(-num_rows // step) * step
+
+
 def num_bytes(tensor: Tensor) -> int:
     """Bytes of a tensor, also of one that oneDNN packed."""
     return int(torch.ops.mkldnn._nbytes(tensor)) if tensor.is_mkldnn else tensor.nbytes

@@ -57,6 +57,7 @@ class PlainKernels:
     max_scores_bytes: int
     make_projection: MakeProjection = plain_projection
     name: str = "torch"
+    round_rows: Callable[[int], int] = int
 
     def projection(self, weight: Tensor, bias: Tensor | None, *, narrow: bool) -> Projection:
         return self.make_projection(weight, bias, narrow)
@@ -90,6 +91,8 @@ class PlainKernels:
     def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
         assert isinstance(plan, tuple)
         parts = [self._attend(rows[g.begin : g.end], heads, cache, g) for g in plan]
+        if extra := len(rows) - plan[-1].end:
+            parts.append(parts[0].new_zeros(extra, parts[0].shape[1]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend(self, rows: Tensor, heads: Heads, cache: Tensor, group: Group) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from sluice_kernels.interface import Spans
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .edits import Editor
 from .models.decoder import Decoder
@@ -62,11 +63,13 @@ class Runner:
         """
         ordered = sorted(works, key=_by_length)
         step = self.build(ordered)
-        is_partial = len(step.sampled_rows) < len(step.token_ids)
+        num_sampled = len(step.sampled_rows)
+        sampled = pad(step.sampled_rows, (0, self._num_more(num_sampled)))
+        is_partial = num_sampled < len(step.positions)
         scores_prompts = any(work.sequence.needs_prompt_scores for work in works)
-        wanted = step.sampled_rows if is_partial and not scores_prompts else None
+        wanted = sampled if is_partial and not scores_prompts else None
         hidden = self.model.hidden(step, self.caches, wanted)
-        logits = self.model.logits(hidden if wanted is not None else hidden[step.sampled_rows])
+        logits = self.model.logits(hidden if wanted is not None else hidden[sampled])[:num_sampled]
         places = [(work, ahead) for work in ordered for ahead in range(work.num_samples)]
         tokens = sample(logits, [self._draw(work.sequence, ahead) for work, ahead in places])
         self._score(logits, [work.sequence for work, _ in places], tokens)
@@ -154,6 +157,7 @@ class Runner:
             for work, end in zip(works, ends, strict=True)
             for left in range(work.num_samples, 0, -1)
         ]
+        token_ids += [0] * self._num_more(len(token_ids))
         return StepInput(
             token_ids=self._tensor(np.array(token_ids, dtype=np.int64)),
             positions=self._tensor(positions),
@@ -162,6 +166,9 @@ class Runner:
             plan=self.model.kernels.plan(self._spans(works, ends), self.caches[0], self._windows),
             sampled_rows=self._tensor(np.array(sampled, dtype=np.int64)),
         )
+
+    def _num_more(self, num_rows: int) -> int:
+        return self.model.kernels.round_rows(num_rows) - num_rows
 
     def _blocks(self, work: Work) -> Indices:
         table = np.array(work.sequence.block_ids, dtype=np.int64)

@@ -1,6 +1,7 @@
 """The operations of a step by the C++ kernels; products by oneDNN."""
 
 import ctypes
+from collections.abc import Callable
 from ctypes import c_float, c_int, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,7 @@ class CppKernels:
     library: Library
     make_projection: MakeProjection
     name: str
+    round_rows: Callable[[int], int] = int
 
     def projection(self, weight: Tensor, bias: Tensor | None, *, narrow: bool) -> Projection:
         return self.make_projection(weight, bias, narrow)
@@ -191,6 +193,7 @@ class CppKernels:
     def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
         assert isinstance(plan, Spans)
         out = torch.empty(len(rows), heads.num_heads * heads.head_dim, dtype=rows.dtype)
+        out[int(plan.offsets[-1]) :] = 0
         self.library.call(
             "paged_attention",
             rows.dtype,

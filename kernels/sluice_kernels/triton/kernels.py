@@ -39,6 +39,9 @@ class TritonKernels:
     def projection(self, weight: Tensor, bias: Tensor | None, *, narrow: bool) -> Projection:
         return plain_projection(weight, bias, narrow)
 
+    def round_rows(self, num_rows: int) -> int:
+        return num_rows
+
     def plan(self, spans: Spans, cache: Tensor, windows: tuple[int | None, ...]) -> Plan:
         counts, starts, device = spans.offsets.diff(), spans.starts, cache.device
         num_decodes = int((counts == 1).sum())

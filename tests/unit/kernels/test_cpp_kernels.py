@@ -19,7 +19,7 @@ from sluice_kernels.cpu.kernels import (
 )
 from sluice_kernels.int8 import ZERO, PlainByteRows, to_int8
 from sluice_kernels.interface import Activation, Heads, Spans
-from sluice_kernels.linear import plain_projection
+from sluice_kernels.linear import plain_projection, rounded_rows
 from sluice_kernels.plain import PlainKernels
 from torch import Tensor
 
@@ -136,6 +136,26 @@ def test_attention_equals_the_reference(cpp: CppKernels, case: Case, num_threads
     assert found.dtype == case.dtype
     within = EXACT[case.dtype]
     torch.testing.assert_close(found.float(), wide(PLAIN, case), atol=within, rtol=within)
+
+
+@pytest.mark.parametrize("kernels", ["cpp", "plain"])
+def test_rows_behind_the_spans_come_out_as_zeros(cpp: CppKernels, kernels: str) -> None:
+    heads = Heads(4, 2, 32, 0.2, None, None, None, 1e-6)
+    case = Case(heads, 16, (40, 3), (1, 20), torch.float32, 0)
+    rows, cache, spans = case.build()
+    more = torch.cat([rows, torch.full_like(rows[:3], float("nan"))])
+    chosen = cpp if kernels == "cpp" else PLAIN
+    plan = chosen.plan(spans, cache, (None,))
+    found = chosen.attention(more, heads, cache, plan)
+    assert found[:-3].equal(chosen.attention(rows, heads, cache, plan))
+    assert not found[-3:].any()
+
+
+@given(st.integers(1, 4096))
+def test_rounded_rows_are_few_and_few_more(num: int) -> None:
+    assert num <= rounded_rows(num) <= 1.25 * num
+    assert rounded_rows(rounded_rows(num)) == rounded_rows(num)
+    assert len({rounded_rows(n) for n in range(1, num + 1)}) <= 28 + num / 16
 
 
 def test_one_long_sequence_is_split_between_threads_and_comes_out_the_same(cpp: CppKernels) -> None:

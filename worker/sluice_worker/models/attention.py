@@ -30,11 +30,11 @@ class Attention:
         step: StepInput,
         wanted: Tensor | None = None,
     ) -> Tensor:
-        """rows [num_tokens, hidden_size] -> the same, or those `wanted`; keys and values of all go
-        to `cache`."""
+        """rows [num_rows, hidden_size] -> the same, or those `wanted`; keys and values of all
+        tokens go to `cache`."""
         qkv = self.qkv(rows).view(len(rows), -1, self.heads.head_dim)
         places = (step.blocks, step.slots)
-        self.kernels.turn_and_store(qkv, turns, self.heads, cache, places)
+        self.kernels.turn_and_store(qkv[: len(step.slots)], turns, self.heads, cache, places)
         seen = self.kernels.attention(qkv, self.heads, cache, step.plan)
         return self.output(seen if wanted is None else seen[wanted])
 

@@ -71,12 +71,12 @@ class Decoder:
         return self.kernels.projection(head, None, narrow=False)
 
     def hidden(self, step: StepInput, caches: list[Tensor], wanted: Tensor | None = None) -> Tensor:
-        """The last layer's output for the rows `wanted`, or all, [num_rows, hidden_size].
+        """The last layer's output for the rows `wanted`, or of all tokens, [.., hidden_size].
 
         caches: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], written in place. Of
         the last layer, other rows need their keys and values only.
         """
-        stream = self.embedding[step.token_ids]  # [num_tokens, hidden_size]
+        stream = self.embedding[step.token_ids]  # [num_rows, hidden_size]
         if self._embedding_scale is not None:
             stream *= self._embedding_scale
         turns = {rope: rotary.at(step.positions) for rope, rotary in self._rotaries.items()}
@@ -94,7 +94,8 @@ class Decoder:
             mixed = layer.mlp(layer.mlp_norm(stream, mixed))
             if layer.mlp_out_norm is not None:
                 mixed = layer.mlp_out_norm(mixed)
-        return stream if mixed is None else stream.add_(mixed)
+        hidden = stream if mixed is None else stream.add_(mixed)
+        return hidden[: len(step.slots)] if wanted is None else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What `hidden` [num_rows, hidden_size] predicts, float32 [num_rows, vocab_size]."""

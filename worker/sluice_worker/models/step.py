@@ -9,6 +9,7 @@ from torch import Tensor
 class StepInput:
     """One mixed batch. All tensors but `sampled_rows` have one entry per token.
 
+    token_ids: some more where the kernels want more rows (`round_rows`); nobody reads those.
     plan: what the model's own kernels made of the batch's spans.
     """
 

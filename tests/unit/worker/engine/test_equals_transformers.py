@@ -1,5 +1,6 @@
 """Greedy output equals transformers' token for token, whatever the batching."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,14 @@ from sluice_worker.wire import Submit
 from transformers import LlamaForCausalLM
 
 from .factories import (
+    PLAIN,
     VOCAB,
     create_engine,
+    create_engine_of,
     create_request,
     create_requests,
     create_scheduler,
+    load_decoder,
     run_all,
     save_llama,
 )
@@ -52,6 +56,14 @@ def expected(checkpoint: Path) -> dict[str, list[int]]:
 
 def test_mixed_batch_equals_transformers(checkpoint: Path, expected: dict[str, list[int]]) -> None:
     engine = create_engine(checkpoint, create_scheduler(num_blocks=128, cap=4, budget=48))
+    assert run_all(engine, create_requests(LENGTHS, max_tokens=STEPS)) == expected
+
+
+def test_rows_that_kernels_ask_for_change_no_token(
+    checkpoint: Path, expected: dict[str, list[int]]
+) -> None:
+    model = load_decoder(checkpoint, kernels=replace(PLAIN, round_rows=lambda num: num + 3))
+    engine = create_engine_of(model, create_scheduler(num_blocks=128, cap=4, budget=48))
     assert run_all(engine, create_requests(LENGTHS, max_tokens=STEPS)) == expected
 
 

@@ -90,7 +90,7 @@ def test_the_engine_gets_large_pages_unless_its_environment_says_otherwise(
     told: str | None, expected: str
 ) -> None:
     environ = {"PATH": "/bin"} | ({} if told is None else {"GLIBC_TUNABLES": told})
-    caches = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
+    caches = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
     assert engine_environment(environ) == {"PATH": "/bin", "GLIBC_TUNABLES": expected, **caches}
 
 
