@@ -17,7 +17,6 @@ from .cpu.build import (
     CannotBuild,
     Target,
     cache_directories,
-    has_tiles,
     library,
     usable_targets,
 )
@@ -106,8 +105,8 @@ def _projection(
 
 
 def _has_own_products(target: Target, dtype: torch.dtype) -> bool:
-    """Whether the library's products are faster than oneDNN's, which has tiles (AMX) too."""
-    return dtype == torch.bfloat16 and target.name == "avx512_bf16" and not has_tiles(_cpuinfo())
+    """Whether the library's products are faster than oneDNN's; those are by tiles (AMX) too."""
+    return dtype == torch.bfloat16 and target.name == "avx512_bf16"
 
 
 def _cpuinfo() -> str:

@@ -7,13 +7,14 @@
 #include <algorithm>
 #include <vector>
 
-#include "matrix.h"
+#include "tiles.h"
 
 namespace {
 
 constexpr int MAX_ROWS = 64;
 constexpr int MIN_PART = 4 * SLOTS;
 constexpr int64_t WORTH_THREADS = 1 << 20;  // multiplications, a tenth of a millisecond
+constexpr int WORTH_TILES = 8;  // rows
 constexpr float NOTHING = -1e30f;
 
 struct Call {
@@ -110,6 +111,27 @@ float soften(const Call& call, float* scores, int num_slots, int begin, int end,
   return kept;
 }
 
+template <class T>
+void multiply(const Tiles& tiles, const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth,
+              float* c, int ldc, int rows, int columns, bool add) {
+  if (tiles.used)
+    tiled_product(tiles, a, lda, b, ldb, depth, c, ldc, rows, columns, add);
+  else
+    product<T>(a, lda, b, ldb, depth, c, ldc, rows, columns, add);
+}
+
+// Whole tiles of weights and values: zeros behind the last slot. Returns their words.
+int fill_up(Scratch& scratch, int rows, int num_slots, int depth, int width) {
+  const int whole = (depth + TILE - 1) / TILE * TILE, from = padded(num_slots);
+  if (from < 2 * whole)
+    for (int row = 0; row < rows; row++)
+      memset((bf16*)scratch.weights.data() + row * SLOTS + from, 0,
+             sizeof(bf16) * (2 * whole - from));
+  memset(scratch.values.data() + (size_t)depth * width, 0,
+         sizeof(uint32_t) * (whole - depth) * width);
+  return whole;
+}
+
 // `following`: what is likely to be next, of which the first slots are fetched; null for nothing.
 template <class T>
 void attend(const Call& call, const Item& item, const Item* following, Scratch& scratch) {
@@ -123,6 +145,8 @@ void attend(const Call& call, const Item& item, const Item* following, Scratch& 
   scratch.scores.resize((size_t)rows * SLOTS);
   scratch.weights.resize((size_t)rows * SLOTS);
   scratch.state.reset(rows, width);
+  const bool fits = sizeof(T) == 2 && words % TILE == 0 && rows >= WORTH_TILES;
+  const Tiles tiles(fits, rows);
   for (int q = 0; q < item.count; q++) {
     size_t token = call.offsets[item.seq] + item.first + q;
     memcpy(scratch.query.data() + (size_t)q * group * words,
@@ -142,8 +166,8 @@ void attend(const Call& call, const Item& item, const Item* following, Scratch& 
     order_rows<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
     order_values(slots, next, ahead, num_slots, call.head_dim, scratch.values.data());
     float* scores = scratch.scores.data();
-    product<T>(scratch.query.data(), words, scratch.keys.data(), SLOTS, words, scores, SLOTS, rows,
-               padded(num_slots), false);
+    multiply<T>(tiles, scratch.query.data(), words, scratch.keys.data(), SLOTS, words, scores,
+                SLOTS, rows, padded(num_slots), false);
     T* weights = (T*)scratch.weights.data();
     for (int row = 0; row < rows; row++) {
       int end = start + row / group + 1, begin = call.window ? end - call.window : 0;
@@ -154,9 +178,10 @@ void attend(const Call& call, const Item& item, const Item* following, Scratch& 
       if (kept != 1.0f)
         for (int x = 0; x < width; x++) out[x] *= kept;
     }
-    product<T>(scratch.weights.data(), SLOTS / PER_WORD<T>, scratch.values.data(), width,
-               (num_slots + PER_WORD<T> - 1) / PER_WORD<T>, scratch.state.out.data(), width, rows,
-               width, true);
+    int depth = (num_slots + PER_WORD<T> - 1) / PER_WORD<T>;
+    if (tiles.used) depth = fill_up(scratch, rows, num_slots, depth, width);
+    multiply<T>(tiles, scratch.weights.data(), SLOTS / PER_WORD<T>, scratch.values.data(), width,
+                depth, scratch.state.out.data(), width, rows, width, true);
   }
 }
 

@@ -42,6 +42,14 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 TARGETS: Mapping[str, tuple[Target, ...]] = {
     "x86_64": (
         Target(
+            "amx_bf16",
+            _V4 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"},
+            (
+                *("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+                *("-mamx-tile", "-mamx-bf16"),
+            ),
+        ),
+        Target(
             "avx512_bf16",
             _V4 | {"avx512_bf16", "avx512_vnni"},
             ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
@@ -57,11 +65,6 @@ def usable_targets(machine: str, cpuinfo: str) -> list[Target]:
     """What a machine of these features (the text of /proc/cpuinfo) can run, best first."""
     features = _features(cpuinfo)
     return [target for target in TARGETS.get(machine, ()) if target.needs <= features]
-
-
-def has_tiles(cpuinfo: str) -> bool:
-    """Whether the machine has matrix units (AMX), which these kernels do not use."""
-    return "amx_bf16" in _features(cpuinfo)
 
 
 def _features(cpuinfo: str) -> set[str]:

@@ -13,7 +13,6 @@ from sluice_kernels.cpu.build import (
     CannotBuild,
     Target,
     cache_directories,
-    has_tiles,
     library,
     usable_targets,
 )
@@ -37,6 +36,10 @@ def plain_target() -> Target:
     ("cpuinfo", "names"),
     [
         (f"processor: 0\n{FLAGS} avx512_vnni avx512_bf16\n", ["avx512_bf16", "avx512", "avx2"]),
+        (
+            f"{FLAGS} avx512_vnni avx512_bf16 amx_bf16 amx_tile\n",
+            ["amx_bf16", "avx512_bf16", "avx512", "avx2"],
+        ),
         (f"{FLAGS}\n", ["avx512", "avx2"]),
         ("flags : sse2 avx avx2\n", []),
         ("", []),
@@ -47,11 +50,6 @@ def test_only_what_the_processor_can_run_is_offered_best_first(
 ) -> None:
     assert [target.name for target in usable_targets("x86_64", cpuinfo)] == names
     assert usable_targets("riscv64", cpuinfo) == []
-
-
-def test_matrix_units_are_seen() -> None:
-    assert has_tiles(f"{FLAGS} avx512_vnni avx512_bf16 amx_bf16 amx_tile\n")
-    assert not has_tiles(f"{FLAGS} avx512_vnni avx512_bf16\n")
 
 
 def test_a_library_is_built_once_and_found_again(
