@@ -29,7 +29,7 @@ from .cpu.kernels import (
 )
 from .int8 import PlainByteRows, onednn_int8
 from .interface import Kernels, MakeProjection, Projection
-from .linear import packed_projection, rounded_rows
+from .linear import can_pack, packed_projection, rounded_rows
 from .plain import PlainKernels
 
 Quantization = Literal["w8a8"]
@@ -64,19 +64,20 @@ def choose(
             raise CannotChoose(f"{quantization or 'SLUICE_KERNELS=cpp'} is built for CPUs only.")
         return plain() if asked == "torch" else _on_gpu(device, group)
     packed = partial(_projection, quantization, packed_projection)
+    round_rows = rounded_rows if quantization or can_pack(dtype) else int
     if asked == "torch":
-        return plain(packed(onednn_int8(PlainByteRows())), round_rows=rounded_rows)
+        return plain(packed(onednn_int8(PlainByteRows())), round_rows=round_rows)
     try:
         target, built = _library(dtype, environ)
     except CannotBuild as error:
         if asked == "cpp":
             raise CannotChoose(f"SLUICE_KERNELS=cpp cannot be had: {error}.") from error
         own = packed(onednn_int8(PlainByteRows()))
-        return plain(own, f"torch ({error})", round_rows=rounded_rows)
+        return plain(own, f"torch ({error})", round_rows=round_rows)
     if _has_own_products(target, dtype):
         own = _projection(quantization, panel_projection(built), panel_int8_projection(built))
         return CppKernels(built, own, f"cpp {target.name}")
-    return CppKernels(built, packed(onednn_int8(built)), f"cpp {target.name}", rounded_rows)
+    return CppKernels(built, packed(onednn_int8(built)), f"cpp {target.name}", round_rows)
 
 
 def _on_gpu(device: torch.device, group: int) -> Kernels:

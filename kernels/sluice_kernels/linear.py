@@ -64,7 +64,7 @@ def rounded_rows(num_rows: int) -> int:
     one to four milliseconds: with few such numbers they are soon all there."""
     if num_rows <= 16:
         return num_rows
-    step = 4 if num_rows <= 64 else 16
+    step = 4 if num_rows <= 64 else 16 if num_rows <= 512 else 64
     return -(-num_rows // step) * step
 
 

@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests .venv/bin/python -m bench.rounded --dtype bfloat16
 
-Steps of 1 to 300 rows, in processes of their own, in turns: rounded or not, with few of oneDNN's
-products kept or many. The first quarter of the steps is not counted.
+Steps of 1 to `--largest` rows, in processes of their own, in turns: rounded or not, with few of
+oneDNN's products kept or many. The first quarter of the steps is not counted.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from statistics import median
 
 WAYS = (("as they are", 128), ("as they are", 1024), ("rounded", 128), ("rounded", 256))
 HIDDEN, INTERMEDIATE, QKV, LAYERS = 768, 2048, 1280, 12
-STEPS, SMALL, LARGEST = 400, 32, 300
+STEPS, SMALL = 400, 32
 
 
-def measure(dtype: str, is_rounded: bool) -> dict[str, float]:
+def measure(dtype: str, is_rounded: bool, largest: int) -> dict[str, float]:
     """Total, P99 of small and of large steps in ms, and the most memory in MB."""
     import torch
     from sluice_kernels.linear import packed_projection, rounded_rows
@@ -37,7 +37,7 @@ def measure(dtype: str, is_rounded: bool) -> dict[str, float]:
     took: list[tuple[int, float]] = []
     with torch.inference_mode():
         for _ in range(STEPS):
-            num = rng.randint(1, SMALL) if rng.random() < 0.6 else rng.randint(SMALL, LARGEST)
+            num = rng.randint(1, SMALL) if rng.random() < 0.6 else rng.randint(SMALL, largest)
             rows = rounded_rows(num) if is_rounded else num
             given = {
                 width: torch.randn(rows, width).to(getattr(torch, dtype)) for _, width in sizes
@@ -63,26 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """All ways in turns; a table of medians, least and most."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--largest", type=int, default=300, help="rows of a step")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--one", choices=("rounded", "as they are"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.one:
-        print(json.dumps(measure(args.dtype, args.one == "rounded")))
+        print(json.dumps(measure(args.dtype, args.one == "rounded", args.largest)))
         return 0
     found: dict[tuple[str, int], list[dict[str, float]]] = {way: [] for way in WAYS}
     for repeat in range(args.repeats):
         for way in WAYS[repeat % len(WAYS) :] + WAYS[: repeat % len(WAYS)]:
             caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
             environ = os.environ | dict.fromkeys(caches, str(way[1]))
-            command = [
-                sys.executable,
-                "-m",
-                "bench.rounded",
-                "--dtype",
-                args.dtype,
-                "--one",
-                way[0],
-            ]
+            flags = ["--dtype", args.dtype, "--largest", str(args.largest), "--one", way[0]]
+            command = [sys.executable, "-m", "bench.rounded", *flags]
             found[way].append(json.loads(subprocess.check_output(command, env=environ)))
             print(f"{repeat + 1} of {args.repeats}: {way}", file=sys.stderr, flush=True)
     names = list(found[WAYS[0]][0])

@@ -33,6 +33,7 @@ struct Tiles {
     const int rest = std::max(rows % TILE, 1);
     const int of[8] = {TILE, TILE, rest, rest, TILE, rest, TILE, TILE};
     for (int i = 0; i < 8; i++) config.rows[i] = of[i], config.bytes[i] = 4 * TILE;
+    asm volatile("" ::: "memory");  // the intrinsics do not say what they read
     _tile_loadconfig(&config);
 #endif
   }
@@ -78,6 +79,7 @@ struct Tiles {
 inline void tiled_product(const Tiles&, const uint32_t* a, int lda, const uint32_t* b, int ldb,
                           int depth, float* c, int ldc, int rows, int columns, bool add) {
 #ifdef __AMX_BF16__
+  asm volatile("" ::: "memory");
   for (; rows >= TILE; rows -= TILE, a += TILE * lda, c += TILE * ldc) {
     SLUICE_ROW_OF_TILES(0, 1, 4)
   }
