@@ -84,7 +84,7 @@ class Resources:
 PRODUCTS_KEPT = "256"
 """oneDNN makes a product for each number of rows and torch keeps as many of its own, 1,024 of both
 unless told: some 350 KB each, so that a worker grew by 1 GB in a minute of mixed prompts. Of the
-numbers that are left when rows are rounded (`sluice_kernels.linear`), 256 hold nearly all up to 512."""
+numbers that are left when rows are rounded (`sluice_kernels.linear`), 256 hold nearly all."""
 _PRODUCT_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
