@@ -72,8 +72,8 @@ def choose(
     except CannotBuild as error:
         if asked == "cpp":
             raise CannotChoose(f"SLUICE_KERNELS=cpp cannot be had: {error}.") from error
-        own = packed(onednn_int8(PlainByteRows()))
-        return plain(own, f"torch ({error})", round_rows=round_rows)
+        name = f"torch ({error})"
+        return plain(packed(onednn_int8(PlainByteRows())), name, round_rows)
     if _has_own_products(target, dtype):
         own = _projection(quantization, panel_projection(built), panel_int8_projection(built))
         return CppKernels(built, own, f"cpp {target.name}")
@@ -110,14 +110,10 @@ def _has_own_products(target: Target, dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and target.name == "avx512_bf16"
 
 
-def _cpuinfo() -> str:
-    return Path("/proc/cpuinfo").read_text()
-
-
 def _library(dtype: torch.dtype, environ: Mapping[str, str]) -> tuple[Target, Library]:
     if dtype not in DTYPES:
         raise CannotBuild(f"the C++ kernels have no {str(dtype).removeprefix('torch.')}")
-    targets = usable_targets(platform.machine(), _cpuinfo())
+    targets = usable_targets(platform.machine(), Path("/proc/cpuinfo").read_text())
     if not targets:
         raise CannotBuild("no instruction set that the C++ kernels are made for")
     try:

@@ -17,12 +17,15 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
+from sluice.client import quantile
+from sluice_worker.resources import PRODUCT_CACHES
+
 WAYS = (("as they are", 128), ("as they are", 1024), ("rounded", 128), ("rounded", 256))
 HIDDEN, INTERMEDIATE, QKV, LAYERS = 768, 2048, 1280, 12
 STEPS, SMALL = 400, 32
 
 
-def measure(dtype: str, is_rounded: bool, largest: int) -> dict[str, float]:
+def measure(dtype: str, is_rounded: bool, largest: int) -> dict[str, float | None]:
     """Total, P99 of small and of large steps in ms, and the most memory in MB."""
     import torch
     from sluice_kernels.linear import packed_projection, rounded_rows
@@ -47,14 +50,10 @@ def measure(dtype: str, is_rounded: bool, largest: int) -> dict[str, float]:
                 layer(given[width])
             took.append((num, 1000 * (time.perf_counter() - begin)))
     counted = took[STEPS // 4 :]
-    small, large = (
-        sorted(ms for num, ms in counted if (num <= SMALL) == is_small)
-        for is_small in (True, False)
-    )
     return {
         "total_ms": sum(ms for _, ms in counted),
-        "small_p99_ms": small[int(0.99 * len(small))],
-        "large_p99_ms": large[int(0.99 * len(large))],
+        "small_p99_ms": quantile([ms for num, ms in counted if num <= SMALL], 0.99),
+        "large_p99_ms": quantile([ms for num, ms in counted if num > SMALL], 0.99),
         "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
@@ -73,8 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: dict[tuple[str, int], list[dict[str, float]]] = {way: [] for way in WAYS}
     for repeat in range(args.repeats):
         for way in WAYS[repeat % len(WAYS) :] + WAYS[: repeat % len(WAYS)]:
-            caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-            environ = os.environ | dict.fromkeys(caches, str(way[1]))
+            environ = os.environ | dict.fromkeys(PRODUCT_CACHES, str(way[1]))
             flags = ["--dtype", args.dtype, "--largest", str(args.largest), "--one", way[0]]
             command = [sys.executable, "-m", "bench.rounded", *flags]
             found[way].append(json.loads(subprocess.check_output(command, env=environ)))

@@ -85,7 +85,7 @@ PRODUCTS_KEPT = "256"
 """oneDNN makes a product for each number of rows and torch keeps as many of its own, 1,024 of both
 unless told: some 350 KB each, so that a worker grew by 1 GB in a minute of mixed prompts. Of the
 numbers that are left when rows are rounded (`sluice_kernels.linear`), 256 hold nearly all."""
-_PRODUCT_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+PRODUCT_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -95,7 +95,7 @@ def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
     Weights are read from end to end in every step: in pages of 4 KiB a decode of one sequence took
     1.3 times as long, of 32 1.1 times (measured). Read by the C library before a program begins.
     """
-    found = {**dict.fromkeys(_PRODUCT_CACHES, PRODUCTS_KEPT), **environ}
+    found = {**dict.fromkeys(PRODUCT_CACHES, PRODUCTS_KEPT), **environ}
     name = "glibc.malloc.hugetlb"
     told = environ.get("GLIBC_TUNABLES", "")
     if name not in told:

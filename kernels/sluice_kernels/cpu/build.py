@@ -39,21 +39,16 @@ class Target:
 
 _V3 = frozenset({"avx2", "fma", "f16c", "bmi2", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
+_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 TARGETS: Mapping[str, tuple[Target, ...]] = {
     "x86_64": (
         Target(
             "amx_bf16",
-            _V4 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"},
-            (
-                *("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
-                *("-mamx-tile", "-mamx-bf16"),
-            ),
+            _BF16 | {"amx_tile", "amx_bf16"},
+            (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"),
         ),
-        Target(
-            "avx512_bf16",
-            _V4 | {"avx512_bf16", "avx512_vnni"},
-            ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
-        ),
+        Target("avx512_bf16", _BF16, _BF16_FLAGS),
         Target("avx512", _V4, ("-march=x86-64-v4",)),
         Target("avx2", _V3, ("-march=x86-64-v3",)),
     )

@@ -193,7 +193,8 @@ class CppKernels:
     def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
         assert isinstance(plan, Spans)
         out = torch.empty(len(rows), heads.num_heads * heads.head_dim, dtype=rows.dtype)
-        out[int(plan.offsets[-1]) :] = 0
+        if len(rows) > (num_tokens := int(plan.offsets[-1])):
+            out[num_tokens:] = 0
         self.library.call(
             "paged_attention",
             rows.dtype,

@@ -78,9 +78,8 @@ def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
     by_time: dict[int, int] = {}
     oldest = round((now - k.BURST_MEMORY_S) / TICK_SECONDS)
     for pod in pods:
-        shift_s = pod.shift_s
         for tick in reversed(pod.ticks):
-            index = round((tick.t_s + shift_s) / TICK_SECONDS)
+            index = round(pod.end_s(tick) / TICK_SECONDS)
             if index < oldest:
                 break
             by_time[index] = by_time.get(index, 0) + tick.arrivals
