@@ -107,7 +107,7 @@ def _projection(
 
 def _has_own_products(target: Target, dtype: torch.dtype) -> bool:
     """Whether the library's products are faster than oneDNN's; those are by tiles (AMX) too."""
-    return dtype == torch.bfloat16 and target.name == "avx512_bf16"
+    return dtype == torch.bfloat16 and target.name in ("avx512_bf16", "amx_bf16")
 
 
 def _library(dtype: torch.dtype, environ: Mapping[str, str]) -> tuple[Target, Library]:

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "team.h"
 #include "tiles.h"
 
 namespace {
@@ -112,7 +113,7 @@ float soften(const Call& call, float* scores, int num_slots, int begin, int end,
 }
 
 template <class T>
-void multiply(const Tiles& tiles, const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth,
+void multiply(Tiles& tiles, const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth,
               float* c, int ldc, int rows, int columns, bool add) {
   if (tiles.used)
     tiled_product(tiles, a, lda, b, ldb, depth, c, ldc, rows, columns, add);
@@ -146,7 +147,7 @@ void attend(const Call& call, const Item& item, const Item* following, Scratch& 
   scratch.weights.resize((size_t)rows * SLOTS);
   scratch.state.reset(rows, width);
   const bool fits = sizeof(T) == 2 && words % TILE == 0 && rows >= WORTH_TILES;
-  const Tiles tiles(fits, rows);
+  Tiles tiles(fits);
   for (int q = 0; q < item.count; q++) {
     size_t token = call.offsets[item.seq] + item.first + q;
     memcpy(scratch.query.data() + (size_t)q * group * words,
@@ -252,16 +253,14 @@ void run(const Call& call, int num_threads) {
   if (work < WORTH_THREADS) num_threads = 1;
   std::vector<Item> items = split(tiles, num_threads);
   std::vector<State> parts(items.size());
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads) if (num_threads > 1)
-  for (size_t i = 0; i < items.size(); i++) {
+  Team::all().run(num_threads, items.size(), [&](int i, int next) {
     static thread_local Scratch scratch;
-    size_t after = i + num_threads;
-    attend<T>(call, items[i], after < items.size() ? &items[after] : nullptr, scratch);
+    attend<T>(call, items[i], next < 0 ? nullptr : &items[next], scratch);
     if (items[i].num_parts == 1)
       write<T>(call, items[i], scratch.state);
     else
       parts[i] = scratch.state;
-  }
+  });
   for (size_t i = 0; i < items.size(); i += items[i].num_parts) {
     if (items[i].num_parts == 1) continue;
     for (int part = 1; part < items[i].num_parts; part++) merge(parts[i], parts[i + part]);

@@ -20,7 +20,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 BUILT = SOURCES / "built"
 COMPILER = "g++"
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 BUILD_TIMEOUT_S = 120
 
 
@@ -45,8 +45,8 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
     "x86_64": (
         Target(
             "amx_bf16",
-            _BF16 | {"amx_tile", "amx_bf16"},
-            (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"),
+            _BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+            (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
         ),
         Target("avx512_bf16", _BF16, _BF16_FLAGS),
         Target("avx512", _V4, ("-march=x86-64-v4",)),
@@ -138,7 +138,6 @@ def _built(recipe: Recipe, directory: Path) -> Path:
         objects = [Path(made) / f"{source.stem}.o" for source in sources]
         for source, output in zip(sources, objects, strict=True):
             _compile([*recipe.flags, "-c", str(source), "-o", str(output)])
-        # Linked without -fopenmp: torch has loaded its own OpenMP for all, and one is enough.
         whole = Path(made) / path.name
         _compile(["-shared", *map(str, objects), "-o", str(whole)])
         whole.replace(path)  # a process that builds the same at the same time does no harm

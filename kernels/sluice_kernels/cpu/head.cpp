@@ -1,6 +1,7 @@
 // Logits by embeddings that are also looked up in: they stay in the order that they are read in, so
 // that no second copy is held, and are brought into that of the product a block at a time.
 #include "matrix.h"
+#include "team.h"
 
 namespace {
 
@@ -8,8 +9,8 @@ template <class T>
 void run(int num_threads, const T* rows, const T* weight, float* out, int num_rows, int outputs,
          int width) {
   const int words = width / PER_WORD<T>;
-#pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
-  for (int base = 0; base < outputs; base += SLOTS) {
+  Team::all().run(num_threads, (outputs + SLOTS - 1) / SLOTS, [&](int block, int) {
+    const int base = block * SLOTS;
     static thread_local Words ordered;
     static thread_local Floats found;
     ordered.resize((size_t)padded(words) * SLOTS);
@@ -25,7 +26,7 @@ void run(int num_threads, const T* rows, const T* weight, float* out, int num_ro
                num_rows, padded(count), false);
     for (int row = 0; row < num_rows; row++)
       memcpy(out + (size_t)row * outputs + base, found.data() + row * SLOTS, 4 * count);
-  }
+  });
 }
 
 }  // namespace

@@ -29,6 +29,8 @@ _SIGNATURES = {
 }
 PANEL = 64
 """Outputs of a panel: SLOTS of the sources."""
+TILE = 16
+"""Words of a tile's row and outputs of a tile: TILE of the sources."""
 
 
 class Library:
@@ -40,6 +42,11 @@ class Library:
         for name, function in self._functions.items():
             function.argtypes = [c_int, c_int, *_SIGNATURES[name]]
             function.restype = None
+        self._tile_words: int = library.tile_words()
+
+    def has_tiles(self, words: int) -> bool:
+        """Whether rows of so many words, of bfloat16 or bytes, are multiplied by matrix units."""
+        return self._tile_words > 0 and words % self._tile_words == 0
 
     def call(self, name: str, dtype: torch.dtype, *arguments: float | None) -> None:
         """`name` on rows of `dtype`, with torch's number of threads."""
@@ -78,8 +85,8 @@ class SharedLinear:
 
 @dataclass(frozen=True, slots=True)
 class PanelLinear:
-    """panels [ceil(outputs / PANEL), words, PANEL] int32, a word being two neighbouring bfloat16;
-    bias float32 [outputs] or None."""
+    """panels int32 as `_panels` says, a word being two neighbouring bfloat16; bias float32
+    [outputs] or None."""
 
     panels: Tensor
     bias: Tensor | None
@@ -90,7 +97,7 @@ class PanelLinear:
         out = torch.empty(len(rows), self.outputs, dtype=rows.dtype)
         bias = None if self.bias is None else self.bias.data_ptr()
         addresses = (rows.data_ptr(), self.panels.data_ptr(), bias, out.data_ptr())
-        words = self.panels.shape[1]
+        words = rows.shape[1] // 2
         self.library.call("linear", rows.dtype, *addresses, len(rows), self.outputs, words)
         return out
 
@@ -111,9 +118,8 @@ class PanelInt8Linear:
         out = torch.empty(len(rows), len(self.scales), dtype=rows.dtype)
         parts = (narrow, self.panels, self.bias, out, row_scales, self.scales, self.shifts)
         addresses = (None if part is None else part.data_ptr() for part in parts)
-        self.library.call(
-            "linear_of_bytes", rows.dtype, *addresses, *out.shape, self.panels.shape[1]
-        )
+        words = rows.shape[1] // 4
+        self.library.call("linear_of_bytes", rows.dtype, *addresses, *out.shape, words)
         return out
 
 
@@ -124,7 +130,7 @@ def panel_projection(library: Library) -> MakeProjection:
         if weight.shape[1] % 2:
             return packed_projection(weight, bias, narrow)
         wide = None if bias is None else bias.float()
-        return PanelLinear(_panels(weight), wide, len(weight), library)
+        return PanelLinear(_panels(weight, library), wide, len(weight), library)
 
     return make
 
@@ -138,16 +144,21 @@ def panel_int8_projection(library: Library) -> MakeProjection:
         steps, scales = to_int8(weight)
         shifts = ZERO * steps.sum(dim=1, dtype=torch.float32)
         wide = None if bias is None else bias.float()
-        return PanelInt8Linear(_panels(steps), scales, shifts, wide, library)
+        return PanelInt8Linear(_panels(steps, library), scales, shifts, wide, library)
 
     return make
 
 
-def _panels(weight: Tensor) -> Tensor:
-    """The words of weight [outputs, in], PANEL outputs side by side."""
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % PANEL))
-    words = padded.view(torch.int32)
-    return words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
+def _panels(weight: Tensor, library: Library) -> Tensor:
+    """The words of weight [outputs, in], PANEL outputs side by side: [panels, words, PANEL]. For
+    tiles two of them side by side: [panels, words / TILE, 2, TILE, TILE]."""
+    words = weight.view(torch.int32).shape[1]
+    tiled = library.has_tiles(words)
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % (2 * TILE if tiled else PANEL)))
+    if not tiled:
+        return padded.view(torch.int32).view(-1, PANEL, words).transpose(1, 2).contiguous()
+    tiles = padded.view(torch.int32).view(-1, 2, TILE, words // TILE, TILE)
+    return tiles.permute(0, 3, 1, 4, 2).contiguous()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,20 @@
 // Products with weights that were brought into panels when they were loaded: of SLOTS outputs each,
-// side by side for every word of a row, so that they are read straight through.
+// side by side for every word of a row, so that they are read straight through. Matrix units have
+// panels of tiles.
 //
 // A panel is met by all rows before the next one. Of few rows, where bringing a panel from memory
 // takes as long as its products, the next one is fetched meanwhile.
 #include <type_traits>
 
-#include "matrix.h"
+#include "team.h"
+#include "tiles.h"
 
 namespace {
 
 constexpr int FEW_ROWS = 96;
 constexpr int TASK_ROWS = 32 * ROW_BLOCK;
+constexpr int PART_WORDS = 1 << 18;  // a megabyte: half a second-level cache
+constexpr int STEPS = 12;            // of tiles, 24 KiB of a panel: half a first-level cache
 constexpr int64_t WORTH_THREADS = 1 << 20;  // some ten microseconds; reading counts as 8 rows
 
 // Rows of T give rows of O. Rows of bytes have a scale each and a weight's outputs another, and
@@ -24,20 +28,21 @@ struct Call {
   int num_rows, outputs, words;
 };
 
+// Sums of a row, `width` of them, to the outputs from `base` on.
 template <class T, class O>
-void finish(const Call<T, O>& call, const float* found, int first, int count, int base) {
-  const int width = std::min(SLOTS, call.outputs - base);
-  for (int row = first; row < first + count; row++, found += SLOTS)
-    for (int x = 0; x < width; x += V) {
-      const int n = width - x;
-      F v = load<F>(found + x);
-      if constexpr (PER_WORD<T> == 4) {
-        v = __builtin_convertvector((I)v, F) - get(call.shifts + base + x, n);
-        v *= call.row_scales[row] * get(call.scales + base + x, n);
-      }
-      if (call.bias) v += get(call.bias + base + x, n);
-      put(call.out + (size_t)row * call.outputs + base + x, v, n);
+void finish(const Call<T, O>& call, const float* found, int row, int base, int width) {
+  O* out = call.out + (size_t)row * call.outputs + base;
+  width = std::min(width, call.outputs - base);
+  for (int x = 0; x < width; x += V) {
+    const int n = width - x;
+    F v = load<F>(found + x);
+    if constexpr (PER_WORD<T> == 4) {
+      v = __builtin_convertvector((I)v, F) - get(call.shifts + base + x, n);
+      v *= call.row_scales[row] * get(call.scales + base + x, n);
     }
+    if (call.bias) v += get(call.bias + base + x, n);
+    put(out + x, v, n);
+  }
 }
 
 // Rows [first, last) by one panel; FETCHED lines of the next one for each word of a block of rows.
@@ -58,39 +63,91 @@ void meet(const Call<T, O>& call, int panel, int first, int last, const uint32_t
         block<T, R, COLUMN_BLOCK>(rows, call.words, weights + x, SLOTS, call.words, found + x,
                                   SLOTS, false);
       }
-    finish(call, found, first, R, panel * SLOTS);
+    for (int r = 0; r < R; r++)
+      finish(call, found + r * SLOTS, first + r, panel * SLOTS, SLOTS);
   }
   if constexpr (R > 1)
     if (first < last) meet<FETCHED, R - 1>(call, panel, first, last, next);
 }
 
 template <class T, class O>
-void linear(int num_threads, const Call<T, O>& call) {
+void by_vectors(int num_threads, const Call<T, O>& call) {
   const int num_panels = (call.outputs + SLOTS - 1) / SLOTS;
   const int num_parts = (call.num_rows + TASK_ROWS - 1) / TASK_ROWS;
   const bool is_few = call.num_rows <= FEW_ROWS;
-  if ((int64_t)call.outputs * call.words * (8 + call.num_rows) < WORTH_THREADS) num_threads = 1;
-  // Panels in a row, so that the next one is this thread's; or one by one, for whoever is free.
-  const int together = is_few ? (num_panels + num_threads - 1) / num_threads : 1;
-#pragma omp parallel for num_threads(num_threads) if (num_threads > 1) schedule(dynamic, together)
-  for (int task = 0; task < num_panels * num_parts; task++) {
+  Team::all().run(num_threads, num_panels * num_parts, [&](int task, int next_task) {
     const int panel = task / num_parts, first = task % num_parts * TASK_ROWS;
     const int last = std::min(first + TASK_ROWS, call.num_rows);
     const uint32_t* next = nullptr;
-    if (is_few && panel + 1 < num_panels)
-      next = call.panels + (size_t)(panel + 1) * call.words * SLOTS;
+    if (is_few && next_task >= 0) next = call.panels + (size_t)next_task * call.words * SLOTS;
     if (call.num_rows <= ROW_BLOCK)
       meet<LINES>(call, panel, first, last, next);
     else if (call.num_rows <= 2 * ROW_BLOCK)
       meet<LINES / 2>(call, panel, first, last, next);
     else
       meet<LINES / 4>(call, panel, first, last, next);
+  });
+}
+
+// Panels of two tiles side by side. Of each, parts that lie in the first cache level are met by all
+// rows of a task, which lie in the second; the next panel is fetched meanwhile.
+template <class T, class O>
+void meet_by_tiles(const Call<T, O>& call, int panel, int begin, int end, const uint32_t* next) {
+  const int steps = call.words / TILE, blocks = (end - begin + WIDE - 1) / WIDE;
+  const int lines = next ? (TILES / LINE + blocks - 1) / blocks : 0;
+  const uint32_t* weights = call.panels + (size_t)panel * call.words * WIDE;
+  const uint32_t* next_end = next + (size_t)call.words * WIDE;
+  static thread_local Floats sums;
+  sums.resize((size_t)blocks * 2 * TILES);
+  Tiles tiles(true);
+  for (int step = 0; step < steps; step += STEPS) {
+    const int now = std::min(STEPS, steps - step);
+    float* found = sums.data();
+    for (int first = begin; first < end; first += WIDE, found += 2 * TILES) {
+      const int rows = std::min(WIDE, end - first), fetched = next < next_end ? lines : 0;
+      const uint32_t* a = (const uint32_t*)call.rows + (size_t)first * call.words + step * TILE;
+      tiled_block<T>(tiles, a, call.words, weights + (size_t)step * TILES, now, found, rows,
+                     step > 0, next, fetched);
+      next += fetched * now * LINE;
+      if (step + now < steps) continue;
+      for (int row = 0; row < rows; row++)
+        for (int x = 0; x < WIDE; x += TILE)
+          finish(call, found + row / TILE * TILES + x * TILE + row % TILE * TILE, first + row,
+                 panel * WIDE + x, TILE);
+    }
   }
+}
+
+template <class T, class O>
+void by_tiles(int num_threads, const Call<T, O>& call) {
+  const int num_panels = (call.outputs + WIDE - 1) / WIDE;
+  const int part_rows = WIDE * std::max(PART_WORDS / (WIDE * call.words), 1);
+  const int num_parts = (call.num_rows + part_rows - 1) / part_rows;
+  Team::all().run(num_threads, num_panels * num_parts, [&](int task, int next_task) {
+    const int first = task / num_panels * part_rows;
+    const uint32_t* next = nullptr;
+    if (next_task >= 0)
+      next = call.panels + (size_t)(next_task % num_panels) * call.words * WIDE;
+    meet_by_tiles(call, task % num_panels, first, std::min(first + part_rows, call.num_rows), next);
+  });
+}
+
+template <class T, class O>
+void linear(int num_threads, const Call<T, O>& call) {
+  if ((int64_t)call.outputs * call.words * (8 + call.num_rows) < WORTH_THREADS) num_threads = 1;
+  if (PER_WORD<T> > 1 && call.words % TILE == 0 && Tiles::usable())
+    by_tiles(num_threads, call);
+  else
+    by_vectors(num_threads, call);
 }
 
 }  // namespace
 
 extern "C" {
+
+// Words that a row must be a multiple of to be multiplied by tiles, for which panels have the order of
+// `by_tiles`; 0 where there are none.
+int tile_words() { return Tiles::usable() ? TILE : 0; }
 
 void linear(int is_bf16, int num_threads, const void* rows, const void* panels, const float* bias,
             void* out, int num_rows, int outputs, int words) {

@@ -10,8 +10,8 @@ namespace {
 
 constexpr int TILE = 16;  // rows of a tile, and words of a row
 
-// Tiles of 16 rows for most of a product's rows and of `rows % 16` for the others, for as long as it
-// lives: a thread has one configuration.
+// The tiles of a thread, for as long as it lives. 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns: 0, 1
+// and 4 have `upper` rows, 2, 3 and 5 `lower`.
 struct Tiles {
   static bool usable() {
 #ifdef __AMX_BF16__
@@ -22,29 +22,34 @@ struct Tiles {
 #endif
   }
 
-  Tiles(bool wanted, int rows) : used(wanted && usable()) {
+  explicit Tiles(bool wanted) : used(wanted && usable()) {}
+  ~Tiles() {
 #ifdef __AMX_BF16__
-    if (!used) return;
+    if (upper) _tile_release();
+#endif
+  }
+  Tiles(const Tiles&) = delete;
+
+  void shape(int new_upper, int new_lower) {
+#ifdef __AMX_BF16__
+    if (upper == new_upper && lower == new_lower) return;
+    upper = new_upper, lower = new_lower;
     struct alignas(64) {
       uint8_t palette = 1, start = 0, reserved[14] = {};
       uint16_t bytes[16] = {};
       uint8_t rows[16] = {};
     } config;
-    const int rest = std::max(rows % TILE, 1);
-    const int of[8] = {TILE, TILE, rest, rest, TILE, rest, TILE, TILE};
+    const int of[8] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
     for (int i = 0; i < 8; i++) config.rows[i] = of[i], config.bytes[i] = 4 * TILE;
     asm volatile("" ::: "memory");  // the intrinsics do not say what they read
     _tile_loadconfig(&config);
 #endif
   }
-  ~Tiles() {
-#ifdef __AMX_BF16__
-    if (used) _tile_release();
-#endif
-  }
-  Tiles(const Tiles&) = delete;
 
   const bool used;
+
+ private:
+  int upper = 0, lower = 0;
 };
 
 #ifdef __AMX_BF16__
@@ -75,10 +80,11 @@ struct Tiles {
   }
 #endif
 
-// `product`, with `tiles` made for so many rows; depth and columns are multiples of 16.
-inline void tiled_product(const Tiles&, const uint32_t* a, int lda, const uint32_t* b, int ldb,
+// `product`; depth and columns are multiples of 16.
+inline void tiled_product(Tiles& tiles, const uint32_t* a, int lda, const uint32_t* b, int ldb,
                           int depth, float* c, int ldc, int rows, int columns, bool add) {
 #ifdef __AMX_BF16__
+  tiles.shape(TILE, std::max(rows % TILE, 1));
   asm volatile("" ::: "memory");
   for (; rows >= TILE; rows -= TILE, a += TILE * lda, c += TILE * ldc) {
     SLUICE_ROW_OF_TILES(0, 1, 4)
@@ -88,6 +94,57 @@ inline void tiled_product(const Tiles&, const uint32_t* a, int lda, const uint32
   }
 #else
   product<bf16>(a, lda, b, ldb, depth, c, ldc, rows, columns, add);
+#endif
+}
+
+constexpr int WIDE = 2 * TILE, TILES = 2 * TILE * TILE;  // columns and words of two tiles side by side
+
+// c[2][2] = a[rows][16 steps] b[steps][2] in tiles, of at most two above each other, added to what c
+// holds if `add`. With each step `lines` lines from `next` on are fetched.
+template <class T>
+void tiled_block(Tiles& tiles, const uint32_t* a, int lda, const uint32_t* b, int steps, float* c,
+                 int rows, bool add, const uint32_t* next, int lines) {
+#ifdef __AMX_BF16__
+#define SLUICE_MULTIPLY(SUM, LEFT, RIGHT) \
+  if constexpr (PER_WORD<T> == 4)         \
+    _tile_dpbusd(SUM, LEFT, RIGHT);       \
+  else                                    \
+    _tile_dpbf16ps(SUM, LEFT, RIGHT)
+#define SLUICE_BEGIN(SUM)                              \
+  if (add)                                             \
+    _tile_loadd(SUM, c + SUM * TILE * TILE, 4 * TILE); \
+  else                                                 \
+    _tile_zero(SUM)
+#define SLUICE_END(SUM) _tile_stored(SUM, c + SUM * TILE * TILE, 4 * TILE)
+  const bool two = rows > TILE;
+  tiles.shape(two ? TILE : rows, two ? rows - TILE : rows);
+  asm volatile("" ::: "memory");
+  SLUICE_BEGIN(0);
+  SLUICE_BEGIN(1);
+  if (two) {
+    SLUICE_BEGIN(2);
+    SLUICE_BEGIN(3);
+  }
+  for (int step = 0; step < steps; step++, a += TILE, b += TILES) {
+    for (int line = 0; line < lines; line++, next += LINE) __builtin_prefetch(next, 0, 2);
+    _tile_loadd(4, a, 4 * lda);
+    _tile_loadd(6, b, 4 * TILE);
+    SLUICE_MULTIPLY(0, 4, 6);
+    _tile_loadd(7, b + TILE * TILE, 4 * TILE);
+    SLUICE_MULTIPLY(1, 4, 7);
+    if (two) {
+      _tile_loadd(5, a + (size_t)TILE * lda, 4 * lda);
+      SLUICE_MULTIPLY(2, 5, 6);
+      SLUICE_MULTIPLY(3, 5, 7);
+    }
+  }
+  SLUICE_END(0);
+  SLUICE_END(1);
+  if (two) {
+    SLUICE_END(2);
+    SLUICE_END(3);
+  }
+  asm volatile("" ::: "memory");
 #endif
 }
 
