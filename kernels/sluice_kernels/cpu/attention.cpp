@@ -16,7 +16,7 @@ constexpr int MAX_ROWS = 64;
 constexpr int MIN_PART = 4 * SLOTS;
 constexpr int64_t WORTH_THREADS = 1 << 20;  // multiplications, a tenth of a millisecond
 constexpr int WORTH_TILES = 8;  // rows
-constexpr float NOTHING = -1e30f;
+constexpr float NOTHING = -1e37f, SOMETHING = -1e30f;  // scores unseen, and the least of others
 
 struct Call {
   const void *query, *cache;
@@ -85,30 +85,41 @@ void order_values(const bf16* const* slots, const bf16* const* next, size_t ahea
 }
 
 // One row of scores to weights, in the slots [begin, end) that it sees; returns what the row's
-// earlier sums must be multiplied by.
+// earlier sums must be multiplied by. Scores become powers of 2.
 template <class T>
 float soften(const Call& call, float* scores, int num_slots, int begin, int end, float* top,
              float* sum, T* weights) {
+  constexpr float LOG2_E = 1.44269504f;
   const bool all = begin <= 0 && end >= padded(num_slots);
-  F most = F{} + NOTHING;
-  for (int s = 0; s < num_slots; s += V) {
-    F x = load<F>(scores + s) * call.scale;
-    if (call.softcap > 0) x = call.softcap * tanh(x / call.softcap);
-    I at = LANES + s;
-    if (!all) x = (at >= begin) & (at < end) ? x : F{} + NOTHING;
-    put(scores + s, x);
+  const float scale = call.softcap > 0 ? 1.0f : call.scale * LOG2_E;
+  if (call.softcap > 0 || !all)
+    for (int s = 0; s < num_slots; s += V) {
+      F x = load<F>(scores + s);
+      if (call.softcap > 0)
+        x = LOG2_E * call.softcap * tanh(x * (call.scale / call.softcap));
+      const I at = LANES + s;
+      put(scores + s, (at >= begin) & (at < end) ? x : F{} + NOTHING);
+    }
+  F most = load<F>(scores);
+  for (int s = V; s < num_slots; s += V) {
+    const F x = load<F>(scores + s);
     most = x > most ? x : most;
   }
-  float next = std::max(*top, largest(most)), kept = exp(F{} + (*top - next))[0];
+  const float highest = largest(most) * scale;
+  if (highest < SOMETHING) {
+    for (int s = 0; s < num_slots; s += V) put(weights + s, F{});
+    return 1.0f;
+  }
+  float kept = 1.0f;
+  if (highest > *top) kept = exp2(F{} + (*top - highest))[0], *top = highest;
+  const F under = F{} - *top;
   F total = F{};
   for (int s = 0; s < num_slots; s += V) {
-    F x = load<F>(scores + s), weight = exp(x - next);
-    if (!all) weight = x == NOTHING ? F{} : weight;
+    const F weight = exp2(load<F>(scores + s) * scale + under);
     total += weight;
     put(weights + s, weight);
   }
   *sum = *sum * kept + ::sum(total);
-  *top = next;
   return kept;
 }
 
@@ -204,7 +215,7 @@ void merge(State& into, const State& part) {
   size_t rows = into.top.size(), width = into.out.size() / rows;
   for (size_t row = 0; row < rows; row++) {
     float top = std::max(into.top[row], part.top[row]);
-    float old = exp(F{} + (into.top[row] - top))[0], added = exp(F{} + (part.top[row] - top))[0];
+    float old = exp2(F{} + (into.top[row] - top))[0], added = exp2(F{} + (part.top[row] - top))[0];
     into.sum[row] = into.sum[row] * old + part.sum[row] * added;
     for (size_t x = row * width; x < (row + 1) * width; x++)
       into.out[x] = into.out[x] * old + part.out[x] * added;

@@ -102,6 +102,17 @@ inline F exp(F x) {  // 2 ulp between -87 and 88, and held there; what is no num
   p = p * r + 5.0000001201e-1f;
   return (p * r * r + r + 1.0f) * power;
 }
+inline F exp2(F x) {  // of x <= 0, within 3e-7 of it; 0 below -127
+  x = x < -127.0f ? F{} - 127.0f : x;
+  F n = x + 12582912.0f;
+  const F r = x - (n - 12582912.0f);
+  F p = r * 1.33335581e-3f + 9.61812910e-3f;
+  p = p * r + 5.55041087e-2f;
+  p = p * r + 2.40226507e-1f;
+  p = p * r + 6.93147181e-1f;
+  p = p * r + 1.0f;
+  return (F)((I)p + ((I)n << 23));
+}
 inline F tanh(F x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
 
 // All elements brought to one by `merge`, halves first.
