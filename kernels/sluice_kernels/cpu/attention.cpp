@@ -15,7 +15,6 @@ namespace {
 constexpr int MAX_ROWS = 64;
 constexpr int MIN_PART = 4 * SLOTS;
 constexpr int64_t WORTH_THREADS = 1 << 20;  // multiplications, a tenth of a millisecond
-constexpr int WORTH_TILES = 8;  // rows
 constexpr float NOTHING = -1e37f, SOMETHING = -1e30f;  // scores unseen, and the least of others
 
 struct Call {
@@ -40,7 +39,7 @@ struct State {  // of each row: the softmax's maximum and sum, and the weighted 
 };
 
 struct Scratch {
-  Words query, keys, values, weights;
+  Words query, turned, keys, values, weights;
   Floats scores;
   State state;
 };
@@ -69,6 +68,14 @@ void order_values(const float* const* slots, const float* const* next, size_t ah
   }
 }
 
+typedef uint16_t Hs __attribute__((vector_size(4 * V)));
+template <int... i>
+constexpr Hs alternate(int first, std::integer_sequence<int, i...>) {
+  return Hs{(uint16_t)(first + i / 2 + i % 2 * 2 * V)...};
+}
+constexpr Hs FIRST = alternate(0, std::make_integer_sequence<int, 2 * V>{});
+constexpr Hs SECOND = alternate(V, std::make_integer_sequence<int, 2 * V>{});
+
 void order_values(const bf16* const* slots, const bf16* const* next, size_t ahead, int num_slots,
                   int head_dim, uint32_t* values) {
   for (int s = 0; s < num_slots; s += 2, values += padded(head_dim)) {
@@ -76,7 +83,14 @@ void order_values(const bf16* const* slots, const bf16* const* next, size_t ahea
     const bf16* odd = s + 1 < num_slots ? slots[s + 1] + ahead : nullptr;
     fetch(next[s] + ahead, 2 * head_dim);
     fetch(next[s + 1] + ahead, 2 * head_dim);
-    for (int x = 0; x < head_dim; x += V) {
+    int x = 0;
+    for (; x + 2 * V <= head_dim; x += 2 * V) {
+      const Hs a = load<Hs>(even + x), b = odd ? load<Hs>(odd + x) : Hs{};
+      const Hs low = __builtin_shuffle(a, b, FIRST), high = __builtin_shuffle(a, b, SECOND);
+      memcpy(values + x, &low, sizeof(low));
+      memcpy(values + x + V, &high, sizeof(high));
+    }
+    for (; x < head_dim; x += V) {
       W pairs = (W)get(even + x, head_dim - x) >> 16;
       if (odd) pairs |= (W)get(odd + x, head_dim - x);
       memcpy(values + x, &pairs, sizeof(pairs));
@@ -132,6 +146,28 @@ void multiply(Tiles& tiles, const uint32_t* a, int lda, const uint32_t* b, int l
     product<T>(a, lda, b, ldb, depth, c, ldc, rows, columns, add);
 }
 
+// Scores of at most a tile of rows: keys are multiplied as they lie, which costs less than to order
+// them for so few. `turned`: the queries as columns.
+void score_few(Tiles& tiles, const bf16* const* slots, const bf16* const* next, int num_slots,
+               int words, const uint32_t* turned, uint32_t* keys, float* scores, int rows) {
+#ifdef __AMX_BF16__
+  for (int s = 0; s < num_slots; s += TILE) {
+    for (int i = s; i < s + TILE / 2; i++) fetch(next[i], 4 * words);
+    const bf16* from = slots[s];
+    if (s + TILE > num_slots || slots[s + TILE - 1] - from != (TILE - 1) * 2 * words) {
+      for (int i = s; i < std::min(s + TILE, num_slots); i++)
+        memcpy(keys + (i - s) * words, slots[i], 4 * words);
+      from = (const bf16*)keys;
+    }
+    W found[TILE];
+    keys_by_queries(tiles, (const uint32_t*)from, words, turned, (float*)found, rows);
+    for (int i = s + TILE / 2; i < s + TILE; i++) fetch(next[i], 4 * words);
+    transpose(found);
+    for (int row = 0; row < rows; row++) memcpy(scores + row * SLOTS + s, &found[row], sizeof(W));
+  }
+#endif
+}
+
 // Whole tiles of weights and values: zeros behind the last slot. Returns their words.
 int fill_up(Scratch& scratch, int rows, int num_slots, int depth, int width) {
   const int whole = (depth + TILE - 1) / TILE * TILE, from = padded(num_slots);
@@ -142,6 +178,13 @@ int fill_up(Scratch& scratch, int rows, int num_slots, int depth, int width) {
   memset(scratch.values.data() + (size_t)depth * width, 0,
          sizeof(uint32_t) * (whole - depth) * width);
   return whole;
+}
+
+void turn_queries(Scratch& scratch, int rows, int words) {
+  scratch.turned.assign((size_t)words * TILE, 0);
+  for (int row = 0; row < rows; row++)
+    for (int word = 0; word < words; word++)
+      scratch.turned[word * TILE + row] = scratch.query[row * words + word];
 }
 
 // `following`: what is likely to be next, of which the first slots are fetched; null for nothing.
@@ -157,14 +200,15 @@ void attend(const Call& call, const Item& item, const Item* following, Scratch& 
   scratch.scores.resize((size_t)rows * SLOTS);
   scratch.weights.resize((size_t)rows * SLOTS);
   scratch.state.reset(rows, width);
-  const bool fits = sizeof(T) == 2 && words % TILE == 0 && rows >= WORTH_TILES;
-  Tiles tiles(fits);
+  Tiles tiles(sizeof(T) == 2 && words % TILE == 0);
+  const bool few = tiles.used && rows <= TILE;
   for (int q = 0; q < item.count; q++) {
     size_t token = call.offsets[item.seq] + item.first + q;
     memcpy(scratch.query.data() + (size_t)q * group * words,
            (const T*)call.query + token * call.query_stride + item.head * group * call.head_dim,
            sizeof(T) * group * call.head_dim);
   }
+  if (few) turn_queries(scratch, rows, words);
   const T *slots[SLOTS], *next[SLOTS] = {};
   find(call, item, item.begin, std::min(item.begin + SLOTS, item.end), next);
   for (int base = item.begin; base < item.end; base += SLOTS) {
@@ -175,11 +219,16 @@ void attend(const Call& call, const Item& item, const Item* following, Scratch& 
     else if (following)
       find(call, *following, following->begin, std::min(following->begin + SLOTS, following->end),
            next);
-    order_rows<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
-    order_values(slots, next, ahead, num_slots, call.head_dim, scratch.values.data());
     float* scores = scratch.scores.data();
-    multiply<T>(tiles, scratch.query.data(), words, scratch.keys.data(), SLOTS, words, scores,
-                SLOTS, rows, padded(num_slots), false);
+    if (few) {
+      score_few(tiles, (const bf16**)slots, (const bf16**)next, num_slots, words,
+                scratch.turned.data(), scratch.keys.data(), scores, rows);
+    } else {
+      order_rows<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
+      multiply<T>(tiles, scratch.query.data(), words, scratch.keys.data(), SLOTS, words, scores,
+                  SLOTS, rows, padded(num_slots), false);
+    }
+    order_values(slots, next, ahead, num_slots, call.head_dim, scratch.values.data());
     T* weights = (T*)scratch.weights.data();
     for (int row = 0; row < rows; row++) {
       int end = start + row / group + 1, begin = call.window ? end - call.window : 0;

@@ -97,6 +97,22 @@ inline void tiled_product(Tiles& tiles, const uint32_t* a, int lda, const uint32
 #endif
 }
 
+// c[16][16] = a[16][words] b[words][16] of words without gaps, before and after a product of `rows`.
+inline void keys_by_queries(Tiles& tiles, const uint32_t* a, int words, const uint32_t* b, float* c, int rows) {
+#ifdef __AMX_BF16__
+  tiles.shape(TILE, std::max(rows % TILE, 1));
+  asm volatile("" ::: "memory");
+  _tile_zero(0);
+  for (int word = 0; word < words; word += TILE) {
+    _tile_loadd(4, a + word, 4 * words);
+    _tile_loadd(6, b + word * TILE, 4 * TILE);
+    _tile_dpbf16ps(0, 4, 6);
+  }
+  _tile_stored(0, c, 4 * TILE);
+  asm volatile("" ::: "memory");
+#endif
+}
+
 constexpr int WIDE = 2 * TILE, TILES = 2 * TILE * TILE;  // columns and words of two tiles side by side
 
 // c[2][2] = a[rows][16 steps] b[steps][2] in tiles, of at most two above each other, added to what c
