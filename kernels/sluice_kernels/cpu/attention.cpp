@@ -115,10 +115,7 @@ float soften(const Call& call, float* scores, int num_slots, int begin, int end,
       put(scores + s, (at >= begin) & (at < end) ? x : F{} + NOTHING);
     }
   F most = load<F>(scores);
-  for (int s = V; s < num_slots; s += V) {
-    const F x = load<F>(scores + s);
-    most = x > most ? x : most;
-  }
+  for (int s = V; s < num_slots; s += V) most = greater(load<F>(scores + s), most);
   const float highest = largest(most) * scale;
   if (highest < SOMETHING) {
     for (int s = 0; s < num_slots; s += V) put(weights + s, F{});
@@ -194,14 +191,15 @@ void attend(const Call& call, const Item& item, const Item* following, Scratch& 
   const int words = call.head_dim / PER_WORD<T>, width = padded(call.head_dim);
   const size_t ahead = (size_t)call.num_kv_heads * call.block_size * call.head_dim;
   const int start = call.starts[item.seq] + item.first;  // position of the first query
-  scratch.query.resize((size_t)rows * words);
   scratch.keys.resize((size_t)padded(words) * SLOTS);
   scratch.values.resize((size_t)SLOTS * width);
-  scratch.scores.resize((size_t)rows * SLOTS);
-  scratch.weights.resize((size_t)rows * SLOTS);
-  scratch.state.reset(rows, width);
   Tiles tiles(sizeof(T) == 2 && words % TILE == 0);
   const bool few = tiles.used && rows <= TILE;
+  const int whole = tiles.used && !few ? (rows + TILE - 1) / TILE * TILE : rows;  // multiplied
+  scratch.query.resize((size_t)whole * words);
+  scratch.scores.resize((size_t)whole * SLOTS);
+  scratch.weights.resize((size_t)whole * SLOTS);
+  scratch.state.reset(whole, width);
   for (int q = 0; q < item.count; q++) {
     size_t token = call.offsets[item.seq] + item.first + q;
     memcpy(scratch.query.data() + (size_t)q * group * words,
@@ -226,7 +224,7 @@ void attend(const Call& call, const Item& item, const Item* following, Scratch& 
     } else {
       order_rows<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
       multiply<T>(tiles, scratch.query.data(), words, scratch.keys.data(), SLOTS, words, scores,
-                  SLOTS, rows, padded(num_slots), false);
+                  SLOTS, whole, padded(num_slots), false);
     }
     order_values(slots, next, ahead, num_slots, call.head_dim, scratch.values.data());
     T* weights = (T*)scratch.weights.data();
@@ -242,7 +240,7 @@ void attend(const Call& call, const Item& item, const Item* following, Scratch& 
     int depth = (num_slots + PER_WORD<T> - 1) / PER_WORD<T>;
     if (tiles.used) depth = fill_up(scratch, rows, num_slots, depth, width);
     multiply<T>(tiles, scratch.weights.data(), SLOTS / PER_WORD<T>, scratch.values.data(), width,
-                depth, scratch.state.out.data(), width, rows, width, true);
+                depth, scratch.state.out.data(), width, whole, width, true);
   }
 }
 

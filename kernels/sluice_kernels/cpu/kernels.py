@@ -154,7 +154,9 @@ def _panels(weight: Tensor, library: Library) -> Tensor:
     tiles two of them side by side: [panels, words / TILE, 2, TILE, TILE]."""
     words = weight.view(torch.int32).shape[1]
     tiled = library.has_tiles(words)
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % (2 * TILE if tiled else PANEL)))
+    padded = torch.nn.functional.pad(
+        weight, (0, 0, 0, -len(weight) % (2 * TILE if tiled else PANEL))
+    )
     if not tiled:
         return padded.view(torch.int32).view(-1, PANEL, words).transpose(1, 2).contiguous()
     tiles = padded.view(torch.int32).view(-1, 2, TILE, words // TILE, TILE)

@@ -47,68 +47,76 @@ struct Tiles {
   }
 
   const bool used;
-
- private:
   int upper = 0, lower = 0;
 };
 
-#ifdef __AMX_BF16__
-// One row of tiles of c, two of them at a time: SUM and SUM + 1 by LEFT and tiles 6 and 7.
-#define SLUICE_BEGIN_TILE(SUM, AT) \
-  if (add)                         \
-    _tile_loadd(SUM, AT, 4 * ldc); \
-  else                             \
-    _tile_zero(SUM)
-#define SLUICE_ROW_OF_TILES(SUM, NEXT, LEFT)                    \
-  for (int j = 0; j < columns; j += 2 * TILE) {                 \
-    const bool both = j + TILE < columns;                       \
-    SLUICE_BEGIN_TILE(SUM, c + j);                              \
-    if (both) {                                                 \
-      SLUICE_BEGIN_TILE(NEXT, c + j + TILE);                    \
-    }                                                           \
-    for (int k = 0; k < depth; k += TILE) {                     \
-      _tile_loadd(LEFT, a + k, 4 * lda);                        \
-      _tile_loadd(6, b + (size_t)k * ldb + j, 4 * ldb);         \
-      _tile_dpbf16ps(SUM, LEFT, 6);                             \
-      if (both) {                                               \
-        _tile_loadd(7, b + (size_t)k * ldb + j + TILE, 4 * ldb); \
-        _tile_dpbf16ps(NEXT, LEFT, 7);                          \
-      }                                                         \
-    }                                                           \
-    _tile_stored(SUM, c + j, 4 * ldc);                          \
-    if (both) _tile_stored(NEXT, c + j + TILE, 4 * ldc);        \
-  }
-#endif
-
-// `product`; depth and columns are multiples of 16.
+// `product`; depth and columns are multiples of 16. Four tiles of c at a time, or what there is.
 inline void tiled_product(Tiles& tiles, const uint32_t* a, int lda, const uint32_t* b, int ldb,
                           int depth, float* c, int ldc, int rows, int columns, bool add) {
 #ifdef __AMX_BF16__
-  tiles.shape(TILE, std::max(rows % TILE, 1));
+#define SLUICE_BEGIN(SUM, AT) \
+  if (add)                    \
+    _tile_loadd(SUM, AT, 4 * ldc); \
+  else                        \
+    _tile_zero(SUM)
   asm volatile("" ::: "memory");
-  for (; rows >= TILE; rows -= TILE, a += TILE * lda, c += TILE * ldc) {
-    SLUICE_ROW_OF_TILES(0, 1, 4)
+  for (; rows > 0; rows -= 2 * TILE, a += 2 * TILE * lda, c += 2 * TILE * ldc) {
+    const bool low = rows > TILE;
+    tiles.shape(std::min(rows, TILE), low ? std::min(rows - TILE, TILE) : std::max(tiles.lower, 1));
+    asm volatile("" ::: "memory");
+    for (int j = 0; j < columns; j += 2 * TILE) {
+      const bool right = j + TILE < columns;
+      float *c0 = c + j, *c2 = c0 + TILE * ldc;
+      SLUICE_BEGIN(0, c0);
+      if (right) {
+        SLUICE_BEGIN(1, c0 + TILE);
+      }
+      if (low) {
+        SLUICE_BEGIN(2, c2);
+      }
+      if (low && right) {
+        SLUICE_BEGIN(3, c2 + TILE);
+      }
+      for (int k = 0; k < depth; k += TILE) {
+        _tile_loadd(4, a + k, 4 * lda);
+        _tile_loadd(6, b + (size_t)k * ldb + j, 4 * ldb);
+        _tile_dpbf16ps(0, 4, 6);
+        if (right) {
+          _tile_loadd(7, b + (size_t)k * ldb + j + TILE, 4 * ldb);
+          _tile_dpbf16ps(1, 4, 7);
+        }
+        if (low) {
+          _tile_loadd(5, a + TILE * lda + k, 4 * lda);
+          _tile_dpbf16ps(2, 5, 6);
+        }
+        if (low && right) _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_stored(0, c0, 4 * ldc);
+      if (right) _tile_stored(1, c0 + TILE, 4 * ldc);
+      if (low) _tile_stored(2, c2, 4 * ldc);
+      if (low && right) _tile_stored(3, c2 + TILE, 4 * ldc);
+    }
   }
-  if (rows > 0) {
-    SLUICE_ROW_OF_TILES(2, 3, 5)
-  }
+#undef SLUICE_BEGIN
 #else
   product<bf16>(a, lda, b, ldb, depth, c, ldc, rows, columns, add);
 #endif
+  asm volatile("" ::: "memory");
 }
 
-// c[16][16] = a[16][words] b[words][16] of words without gaps, before and after a product of `rows`.
-inline void keys_by_queries(Tiles& tiles, const uint32_t* a, int words, const uint32_t* b, float* c, int rows) {
+// c[16][16] = a[16][words] b[words][16] of words without gaps, between products of `rows`.
+inline void keys_by_queries(Tiles& tiles, const uint32_t* a, int words, const uint32_t* b, float* c,
+                            int rows) {
 #ifdef __AMX_BF16__
-  tiles.shape(TILE, std::max(rows % TILE, 1));
+  tiles.shape(rows, TILE);
   asm volatile("" ::: "memory");
-  _tile_zero(0);
+  _tile_zero(2);
   for (int word = 0; word < words; word += TILE) {
-    _tile_loadd(4, a + word, 4 * words);
+    _tile_loadd(5, a + word, 4 * words);
     _tile_loadd(6, b + word * TILE, 4 * TILE);
-    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
   }
-  _tile_stored(0, c, 4 * TILE);
+  _tile_stored(2, c, 4 * TILE);
   asm volatile("" ::: "memory");
 #endif
 }

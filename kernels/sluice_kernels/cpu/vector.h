@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -102,16 +102,31 @@ inline F exp(F x) {  // 2 ulp between -87 and 88, and held there; what is no num
   p = p * r + 5.0000001201e-1f;
   return (p * r * r + r + 1.0f) * power;
 }
+inline F greater(F a, F b) {  // b where either is no number
+#ifdef __AVX512F__
+  return (F)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
 inline F exp2(F x) {  // of x <= 0, within 3e-7 of it; 0 below -127
+#ifdef __AVX512F__
+  const F n = (F)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT), r = x - n;
+#else
   x = x < -127.0f ? F{} - 127.0f : x;
-  F n = x + 12582912.0f;
-  const F r = x - (n - 12582912.0f);
+  const F n = x + 12582912.0f, r = x - (n - 12582912.0f);
+#endif
   F p = r * 1.33335581e-3f + 9.61812910e-3f;
   p = p * r + 5.55041087e-2f;
   p = p * r + 2.40226507e-1f;
   p = p * r + 6.93147181e-1f;
   p = p * r + 1.0f;
+#ifdef __AVX512F__
+  return (F)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
   return (F)((I)p + ((I)n << 23));
+#endif
 }
 inline F tanh(F x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
 
@@ -129,7 +144,7 @@ inline float sum(F x) {
   return fold(x, [](F a, F b) { return a + b; });
 }
 inline float largest(F x) {
-  return fold(x, [](F a, F b) { return a > b ? a : b; });
+  return fold(x, greater);
 }
 
 // Add the product of the elements in each lane's word.
