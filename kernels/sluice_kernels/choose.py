@@ -28,7 +28,7 @@ from .cpu.kernels import (
     panel_projection,
 )
 from .int8 import PlainByteRows, onednn_int8
-from .interface import Kernels, MakeProjection, Projection
+from .interface import Activation, Kernels, MakeProjection, Projection
 from .linear import can_pack, packed_projection, rounded_rows
 from .plain import PlainKernels
 
@@ -75,8 +75,12 @@ def choose(
         name = f"torch ({error})"
         return plain(packed(onednn_int8(PlainByteRows())), name, round_rows)
     if _has_own_products(target, dtype):
-        own = _projection(quantization, panel_projection(built), panel_int8_projection(built))
-        return CppKernels(built, own, f"cpp {target.name}")
+
+        def own(activation: Activation | None = None) -> MakeProjection:
+            wide = panel_projection(built, activation)
+            return _projection(quantization, wide, panel_int8_projection(built, activation))
+
+        return CppKernels(built, own(), f"cpp {target.name}", make_gated=own)
     return CppKernels(built, packed(onednn_int8(built)), f"cpp {target.name}", round_rows)
 
 

@@ -1,6 +1,6 @@
 """A mixture of experts, each a gated MLP over the tokens that chose it: the plain reference."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,12 +14,11 @@ def expert_mlp(
     shares: Tensor,
     gate_up: Sequence[Projection],
     down: Sequence[Projection],
-    gate: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """The sum of each token's experts by their shares: [num_tokens, hidden_size].
 
-    rows [num_tokens, hidden_size]; experts int64 and shares, both [num_tokens, per_token]; gate_up
-    and down: each expert's layers, `gate` what lies between them.
+    rows [num_tokens, hidden_size]; experts int64 and shares, both [num_tokens, per_token]; gate_up,
+    which comes gated, and down: each expert's layers.
     Tokens are brought together by expert, so that an expert's weights are read once, and those of
     an expert that no token chose not at all.
     """
@@ -33,7 +32,7 @@ def expert_mlp(
         if count == 0:
             continue
         end = begin + count
-        result = down[expert](gate(gate_up[expert](rows[tokens[begin:end]])))
+        result = down[expert](gate_up[expert](rows[tokens[begin:end]]))
         out.index_add_(0, tokens[begin:end], result.mul_(parts[begin:end]))
         begin = end
     return out

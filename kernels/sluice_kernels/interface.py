@@ -49,6 +49,18 @@ class Projection(Protocol):
         """rows [num_rows, in] -> [num_rows, out]."""
 
 
+@dataclass(frozen=True, slots=True)
+class GatedLinear:
+    """activation(gate) * up of a layer that gives both, as `Kernels.gated_projection` says."""
+
+    linear: Projection
+    activation: Activation
+    gate: Callable[[Tensor, Activation], Tensor]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.gate(self.linear(rows), self.activation)
+
+
 MakeProjection = Callable[[Tensor, Tensor | None, bool], Projection]
 """(weight, bias, narrow) -> the layer, as `Kernels.projection` says."""
 
@@ -73,6 +85,12 @@ class Kernels(Protocol):
 
         narrow: it may be quantised, if these kernels quantise.
         """
+
+    def gated_projection(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation, *, narrow: bool
+    ) -> Projection:
+        """activation(gate) * up, [num_rows, in] -> [num_rows, width], of the layer of weight
+        [2 * width, in] and bias, whose first outputs are the gate's; else as `projection`."""
 
     def round_rows(self, num_rows: int) -> int:
         """How many rows a step of `num_rows` shall be given: those behind are thrown away."""
@@ -101,6 +119,3 @@ class Kernels(Protocol):
     def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
         """Of the queries in `rows`, whose keys are stored: [num_rows, num_heads * head_dim]; zeros
         for those that `round_rows` added."""
-
-    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """activation(gate) * up: [num_rows, 2 * width] -> [num_rows, width]."""

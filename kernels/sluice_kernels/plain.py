@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, rms_norm, silu
 
 from .decode_attention import decode_attention, padding_bias
 from .gather_kv import page_rows
-from .interface import Activation, Heads, MakeProjection, Projection, Spans
+from .interface import Activation, GatedLinear, Heads, MakeProjection, Projection, Spans
 from .linear import plain_projection
 from .prefill_attention import capped_prefill_attention, causal_bias, prefill_attention
 from .rotate import rotate_
@@ -106,9 +106,17 @@ class PlainKernels:
             return prefill_attention(*given)
         return capped_prefill_attention(*given, heads.softcap, self.max_scores_bytes)
 
-    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return ACTIVATIONS[activation](gate).mul_(up)
+    def gated_projection(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation, *, narrow: bool
+    ) -> Projection:
+        linear = self.projection(weight, bias, narrow=narrow)
+        return GatedLinear(linear, activation, gate)
+
+
+def gate(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up: [num_rows, 2 * width] -> [num_rows, width]."""
+    opened, up = gate_up.chunk(2, dim=-1)
+    return ACTIVATIONS[activation](opened).mul_(up)
 
 
 def _kv(rows: Tensor, heads: Heads) -> Tensor:

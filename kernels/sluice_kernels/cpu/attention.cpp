@@ -308,7 +308,7 @@ void run(const Call& call, int num_threads) {
   int64_t work = 0;
   for (const Item& tile : tiles) work += (int64_t)tile.count * (tile.end - tile.begin);
   work *= 2 * call.head_dim * (call.num_heads / call.num_kv_heads);
-  if (work < WORTH_THREADS) num_threads = 1;
+  if (work < Team::worth(WORTH_THREADS)) num_threads = 1;
   std::vector<Item> items = split(tiles, num_threads);
   std::vector<State> parts(items.size());
   Team::all().run(num_threads, items.size(), [&](int i, int next) {

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from ctypes import c_float, c_int, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from ..int8 import ZERO, onednn_int8, to_int8
-from ..interface import Activation, Heads, MakeProjection, Projection, Spans
+from ..interface import Activation, GatedLinear, Heads, MakeProjection, Projection, Spans
 from ..linear import packed_projection, plain_projection
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -24,13 +25,15 @@ _SIGNATURES = {
     "to_bytes": [*3 * [_P], _I, _I],
     "scale": [*3 * [_P], _I, _I],
     "shared_head": [*3 * [_P], *3 * [_I]],
-    "linear": [*4 * [_P], *3 * [_I]],
-    "linear_of_bytes": [*7 * [_P], *3 * [_I]],
+    "linear": [*4 * [_P], *4 * [_I]],
+    "linear_of_bytes": [*7 * [_P], *4 * [_I]],
 }
 PANEL = 64
 """Outputs of a panel: SLOTS of the sources."""
 TILE = 16
 """Words of a tile's row and outputs of a tile: TILE of the sources."""
+GATES: tuple[Activation | None, ...] = (None, "silu", "gelu_pytorch_tanh")
+"""Gate of the sources."""
 
 
 class Library:
@@ -51,6 +54,18 @@ class Library:
     def call(self, name: str, dtype: torch.dtype, *arguments: float | None) -> None:
         """`name` on rows of `dtype`, with torch's number of threads."""
         self._functions[name](dtype == torch.bfloat16, torch.get_num_threads(), *arguments)
+
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """activation(gate) * up: [num_rows, 2 * width] -> [num_rows, width]."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(rows, width, dtype=gate_up.dtype)
+        addresses = (gate_up.data_ptr(), out.data_ptr())
+        self.call("gate", gate_up.dtype, activation != "silu", *addresses, rows, width)
+        return out
+
+    def gated(self, linear: Projection, activation: Activation | None) -> Projection:
+        """`linear`, with its outputs gated by `activation` if there is one."""
+        return linear if activation is None else GatedLinear(linear, activation, self.gate)
 
     # Kernels of one row each, which int8 products need too
 
@@ -85,82 +100,109 @@ class SharedLinear:
 
 @dataclass(frozen=True, slots=True)
 class PanelLinear:
-    """panels int32 as `_panels` says, a word being two neighbouring bfloat16; bias float32
-    [outputs] or None."""
+    """panels int32 as `_panels` says, a word being two neighbouring bfloat16; bias float32 of their
+    outputs or None; outputs: those of a row that come out; gate: a number of GATES."""
 
     panels: Tensor
     bias: Tensor | None
     outputs: int
+    gate: int
     library: Library
 
     def __call__(self, rows: Tensor) -> Tensor:
         out = torch.empty(len(rows), self.outputs, dtype=rows.dtype)
         bias = None if self.bias is None else self.bias.data_ptr()
         addresses = (rows.data_ptr(), self.panels.data_ptr(), bias, out.data_ptr())
-        words = rows.shape[1] // 2
-        self.library.call("linear", rows.dtype, *addresses, len(rows), self.outputs, words)
+        sizes = (len(rows), self.outputs, rows.shape[1] // 2)
+        self.library.call("linear", rows.dtype, *addresses, *sizes, self.gate)
         return out
 
 
 @dataclass(frozen=True, slots=True)
 class PanelInt8Linear:
-    """panels as in PanelLinear, a word being four bytes; scales, shifts and bias float32 [outputs],
-    shifts what ZERO adds to each output."""
+    """As PanelLinear, a word being four bytes; scales and shifts float32 of the panels' outputs,
+    shifts what ZERO adds to each."""
 
     panels: Tensor
     scales: Tensor
     shifts: Tensor
     bias: Tensor | None
+    outputs: int
+    gate: int
     library: Library
 
     def __call__(self, rows: Tensor) -> Tensor:
         narrow, row_scales = self.library.to_bytes(rows)
-        out = torch.empty(len(rows), len(self.scales), dtype=rows.dtype)
+        out = torch.empty(len(rows), self.outputs, dtype=rows.dtype)
         parts = (narrow, self.panels, self.bias, out, row_scales, self.scales, self.shifts)
         addresses = (None if part is None else part.data_ptr() for part in parts)
-        words = rows.shape[1] // 4
-        self.library.call("linear_of_bytes", rows.dtype, *addresses, *out.shape, words)
+        sizes = (len(rows), self.outputs, rows.shape[1] // 4)
+        self.library.call("linear_of_bytes", rows.dtype, *addresses, *sizes, self.gate)
         return out
 
 
-def panel_projection(library: Library) -> MakeProjection:
-    """Makes linear layers of the library's own products, for bfloat16."""
+def panel_projection(library: Library, activation: Activation | None = None) -> MakeProjection:
+    """Makes linear layers of the library's own products, for bfloat16; gated ones of `activation`
+    as `Kernels.gated_projection` says."""
 
     def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
         if weight.shape[1] % 2:
-            return packed_projection(weight, bias, narrow)
-        wide = None if bias is None else bias.float()
-        return PanelLinear(_panels(weight, library), wide, len(weight), library)
+            return library.gated(packed_projection(weight, bias, narrow), activation)
+        order = _Order.of(library, weight.view(torch.int32).shape[1], activation is not None)
+        wide = None if bias is None else order.of_outputs(bias.float())
+        outputs = len(weight) // (2 if activation else 1)
+        return PanelLinear(order.panels(weight), wide, outputs, GATES.index(activation), library)
 
     return make
 
 
-def panel_int8_projection(library: Library) -> MakeProjection:
-    """Makes int8 linear layers of the library's own products."""
+def panel_int8_projection(library: Library, activation: Activation | None = None) -> MakeProjection:
+    """Makes int8 linear layers of the library's own products, gated ones as above."""
 
     def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
         if weight.shape[1] % 4:
-            return onednn_int8(library)(weight, bias, narrow)
+            return library.gated(onednn_int8(library)(weight, bias, narrow), activation)
         steps, scales = to_int8(weight)
+        order = _Order.of(library, steps.view(torch.int32).shape[1], activation is not None)
         shifts = ZERO * steps.sum(dim=1, dtype=torch.float32)
-        wide = None if bias is None else bias.float()
-        return PanelInt8Linear(_panels(steps, library), scales, shifts, wide, library)
+        wide = None if bias is None else order.of_outputs(bias.float())
+        outputs = len(weight) // (2 if activation else 1)
+        own = (order.panels(steps), order.of_outputs(scales), order.of_outputs(shifts), wide)
+        return PanelInt8Linear(*own, outputs, GATES.index(activation), library)
 
     return make
 
 
-def _panels(weight: Tensor, library: Library) -> Tensor:
-    """The words of weight [outputs, in], PANEL outputs side by side: [panels, words, PANEL]. For
-    tiles two of them side by side: [panels, words / TILE, 2, TILE, TILE]."""
-    words = weight.view(torch.int32).shape[1]
-    tiled = library.has_tiles(words)
-    padded = torch.nn.functional.pad(
-        weight, (0, 0, 0, -len(weight) % (2 * TILE if tiled else PANEL))
-    )
-    if not tiled:
-        return padded.view(torch.int32).view(-1, PANEL, words).transpose(1, 2).contiguous()
-    tiles = padded.view(torch.int32).view(-1, 2, TILE, words // TILE, TILE)
-    return tiles.permute(0, 3, 1, 4, 2).contiguous()
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """How a weight's outputs lie in panels: `width` of them in each, half of those a gate's and
+    half what these let through where it `is_gated`."""
+
+    width: int
+    is_tiled: bool
+    is_gated: bool
+
+    @classmethod
+    def of(cls, library: Library, words: int, is_gated: bool) -> Self:
+        is_tiled = library.has_tiles(words)
+        return cls(2 * TILE if is_tiled else PANEL, is_tiled, is_gated)
+
+    def of_outputs(self, values: Tensor) -> Tensor:
+        """values [outputs, ...], filled up with zeros, in the order of the panels."""
+        parts = values.unflatten(0, (2, -1)) if self.is_gated else values[None]
+        each = self.width // len(parts)
+        missing = [0, 0] * (values.dim() - 1) + [0, -parts.shape[1] % each]
+        parts = torch.nn.functional.pad(parts, missing).unflatten(1, (-1, each))
+        return parts.transpose(0, 1).flatten(0, 2).contiguous()
+
+    def panels(self, weight: Tensor) -> Tensor:
+        """The words of weight [outputs, in], the outputs of a panel side by side: [panels, words,
+        width]; for tiles two of them side by side: [panels, words / TILE, 2, TILE, TILE]."""
+        words = self.of_outputs(weight).view(torch.int32)
+        if not self.is_tiled:
+            return words.view(-1, self.width, words.shape[1]).transpose(1, 2).contiguous()
+        tiles = words.view(-1, 2, TILE, words.shape[1] // TILE, TILE)
+        return tiles.permute(0, 3, 1, 4, 2).contiguous()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +213,7 @@ class CppKernels:
     make_projection: MakeProjection
     name: str
     round_rows: Callable[[int], int] = int
+    make_gated: Callable[[Activation], MakeProjection] | None = None
 
     def projection(self, weight: Tensor, bias: Tensor | None, *, narrow: bool) -> Projection:
         return self.make_projection(weight, bias, narrow)
@@ -219,9 +262,9 @@ class CppKernels:
         )
         return out
 
-    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty(rows, width, dtype=gate_up.dtype)
-        addresses = (gate_up.data_ptr(), out.data_ptr())
-        self.library.call("gate", gate_up.dtype, activation != "silu", *addresses, rows, width)
-        return out
+    def gated_projection(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation, *, narrow: bool
+    ) -> Projection:
+        if self.make_gated is not None:
+            return self.make_gated(activation)(weight, bias, narrow)
+        return self.library.gated(self.projection(weight, bias, narrow=narrow), activation)

@@ -17,7 +17,9 @@ constexpr int PART_WORDS = 1 << 18;  // a megabyte: half a second-level cache
 constexpr int STEPS = 12;            // of tiles, 24 KiB of a panel: half a first-level cache
 constexpr int64_t WORTH_THREADS = 1 << 20;  // some ten microseconds; reading counts as 8 rows
 
-// Rows of T give rows of O. Rows of bytes have a scale each and a weight's outputs another, and
+enum Gate { NONE, SILU, GELU };  // whether half a panel is a gate for the other half
+
+// Rows of T give rows of O, `outputs` wide. Rows of bytes have a scale each and a weight's outputs another, and
 // `shifts` is what their zero, which is no 0, adds to each output.
 template <class T, class O>
 struct Call {
@@ -26,22 +28,39 @@ struct Call {
   const float *bias, *row_scales, *scales, *shifts;
   O* out;
   int num_rows, outputs, words;
+  Gate gate;
 };
 
-// Sums of a row, `width` of them, to the outputs from `base` on.
+// The outputs of a row at `at` of all that panels have, from their sums.
 template <class T, class O>
-void finish(const Call<T, O>& call, const float* found, int row, int base, int width) {
+F value(const Call<T, O>& call, const float* sums, int row, int at, int n) {
+  F v = load<F>(sums);
+  if constexpr (PER_WORD<T> == 4) {
+    v = __builtin_convertvector((I)v, F) - get(call.shifts + at, n);
+    v *= call.row_scales[row] * get(call.scales + at, n);
+  }
+  if (call.bias) v += get(call.bias + at, n);
+  return v;
+}
+
+// What a row of a panel comes to, of the sums of its two halves.
+template <class T, class O>
+void finish(const Call<T, O>& call, const float* left, const float* right, int row, int panel,
+            int half) {
+  const int first = 2 * half * panel, base = call.gate ? half * panel : first;
+  const int width = std::min(call.gate ? half : 2 * half, call.outputs - base);
   O* out = call.out + (size_t)row * call.outputs + base;
-  width = std::min(width, call.outputs - base);
-  for (int x = 0; x < width; x += V) {
-    const int n = width - x;
-    F v = load<F>(found + x);
-    if constexpr (PER_WORD<T> == 4) {
-      v = __builtin_convertvector((I)v, F) - get(call.shifts + base + x, n);
-      v *= call.row_scales[row] * get(call.scales + base + x, n);
+  if (call.gate) {
+    for (int x = 0; x < width; x += V) {
+      const F gate = value(call, left + x, row, first + x, V);
+      const F up = value(call, right + x, row, first + half + x, V);
+      put(out + x, opened(gate, call.gate == GELU) * up, width - x);
     }
-    if (call.bias) v += get(call.bias + base + x, n);
-    put(out + x, v, n);
+  } else {
+    for (int x = 0; x < width; x += V) {
+      const float* sums = x < half ? left + x : right + x - half;
+      put(out + x, value(call, sums, row, first + x, width - x), width - x);
+    }
   }
 }
 
@@ -64,15 +83,21 @@ void meet(const Call<T, O>& call, int panel, int first, int last, const uint32_t
                                   SLOTS, false);
       }
     for (int r = 0; r < R; r++)
-      finish(call, found + r * SLOTS, first + r, panel * SLOTS, SLOTS);
+      finish(call, found + r * SLOTS, found + r * SLOTS + SLOTS / 2, first + r, panel, SLOTS / 2);
   }
   if constexpr (R > 1)
     if (first < last) meet<FETCHED, R - 1>(call, panel, first, last, next);
 }
 
 template <class T, class O>
+int panels(const Call<T, O>& call, int width) {
+  if (call.gate) width /= 2;
+  return (call.outputs + width - 1) / width;
+}
+
+template <class T, class O>
 void by_vectors(int num_threads, const Call<T, O>& call) {
-  const int num_panels = (call.outputs + SLOTS - 1) / SLOTS;
+  const int num_panels = panels(call, SLOTS);
   const int num_parts = (call.num_rows + TASK_ROWS - 1) / TASK_ROWS;
   const bool is_few = call.num_rows <= FEW_ROWS;
   Team::all().run(num_threads, num_panels * num_parts, [&](int task, int next_task) {
@@ -110,17 +135,17 @@ void meet_by_tiles(const Call<T, O>& call, int panel, int begin, int end, const 
                      step > 0, next, fetched);
       next += fetched * now * LINE;
       if (step + now < steps) continue;
-      for (int row = 0; row < rows; row++)
-        for (int x = 0; x < WIDE; x += TILE)
-          finish(call, found + row / TILE * TILES + x * TILE + row % TILE * TILE, first + row,
-                 panel * WIDE + x, TILE);
+      for (int row = 0; row < rows; row++) {
+        const float* left = found + row / TILE * TILES + row % TILE * TILE;
+        finish(call, left, left + TILE * TILE, first + row, panel, TILE);
+      }
     }
   }
 }
 
 template <class T, class O>
 void by_tiles(int num_threads, const Call<T, O>& call) {
-  const int num_panels = (call.outputs + WIDE - 1) / WIDE;
+  const int num_panels = panels(call, WIDE);
   const int part_rows = WIDE * std::max(PART_WORDS / (WIDE * call.words), 1);
   const int num_parts = (call.num_rows + part_rows - 1) / part_rows;
   Team::all().run(num_threads, num_panels * num_parts, [&](int task, int next_task) {
@@ -134,7 +159,7 @@ void by_tiles(int num_threads, const Call<T, O>& call) {
 
 template <class T, class O>
 void linear(int num_threads, const Call<T, O>& call) {
-  if ((int64_t)call.outputs * call.words * (8 + call.num_rows) < WORTH_THREADS) num_threads = 1;
+  if ((int64_t)call.outputs * call.words * (8 + call.num_rows) < Team::worth(WORTH_THREADS)) num_threads = 1;
   if (PER_WORD<T> > 1 && call.words % TILE == 0 && Tiles::usable())
     by_tiles(num_threads, call);
   else
@@ -150,24 +175,24 @@ extern "C" {
 int tile_words() { return Tiles::usable() ? TILE : 0; }
 
 void linear(int is_bf16, int num_threads, const void* rows, const void* panels, const float* bias,
-            void* out, int num_rows, int outputs, int words) {
+            void* out, int num_rows, int outputs, int words, int gate) {
   const uint32_t* weights = (const uint32_t*)panels;
   auto call = [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
     linear(num_threads, Call<T, T>{rows, weights, bias, nullptr, nullptr, nullptr, typed, num_rows,
-                                   outputs, words});
+                                   outputs, words, (Gate)gate});
   };
   is_bf16 ? call((bf16*)out) : call((float*)out);
 }
 
 void linear_of_bytes(int is_bf16, int num_threads, const void* rows, const void* panels,
                      const float* bias, void* out, const float* row_scales, const float* scales,
-                     const float* shifts, int num_rows, int outputs, int words) {
+                     const float* shifts, int num_rows, int outputs, int words, int gate) {
   const uint32_t* weights = (const uint32_t*)panels;
   auto call = [&](auto* typed) {
     using O = std::remove_pointer_t<decltype(typed)>;
     linear(num_threads, Call<int8, O>{rows, weights, bias, row_scales, scales, shifts, typed,
-                                      num_rows, outputs, words});
+                                      num_rows, outputs, words, (Gate)gate});
   };
   is_bf16 ? call((bf16*)out) : call((float*)out);
 }

@@ -13,7 +13,7 @@ constexpr int PARTS = 8;  // for each thread, so that one that comes late leaves
 
 template <class Do>
 void for_rows(int num_threads, int64_t rows, int64_t width, Do&& one) {
-  if (rows * width < WORTH_THREADS) num_threads = 1;
+  if (rows * width < Team::worth(WORTH_THREADS)) num_threads = 1;
   const int64_t parts = num_threads > 1 ? std::min<int64_t>(rows, PARTS * num_threads) : 1;
   Team::all().run(num_threads, parts, [&](int part, int) {
     for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; row++) one(row);
@@ -82,11 +82,6 @@ void turn_and_store(int num_threads, T* heads, const float* turns, const float* 
   });
 }
 
-inline F silu(F x) { return x / (1.0f + exp(-x)); }
-inline F gelu(F x) {  // the tanh form
-  return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
-}
-
 template <class T>
 void gate(int num_threads, int is_gelu, const T* gate_up, T* out, int rows, int width) {
   for_rows(num_threads, rows, 2 * width, [&](int64_t row) {
@@ -94,7 +89,7 @@ void gate(int num_threads, int is_gelu, const T* gate_up, T* out, int rows, int 
     for (int x = 0; x < width; x += V) {
       int n = width - x;
       F open = get(g + x, n);
-      put(out + row * width + x, (is_gelu ? gelu(open) : silu(open)) * get(up + x, n), n);
+      put(out + row * width + x, opened(open, is_gelu) * get(up + x, n), n);
     }
   });
 }

@@ -129,6 +129,11 @@ inline F exp2(F x) {  // of x <= 0, within 3e-7 of it; 0 below -127
 #endif
 }
 inline F tanh(F x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
+inline F silu(F x) { return x / (1.0f + exp(-x)); }
+inline F gelu(F x) {  // the tanh form
+  return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+}
+inline F opened(F gate, bool is_gelu) { return is_gelu ? gelu(gate) : silu(gate); }
 
 // All elements brought to one by `merge`, halves first.
 template <int S = V / 2, class M>

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..interface import Activation, Heads, Projection, Spans
+from ..interface import Activation, GatedLinear, Heads, Projection, Spans
 from ..linear import plain_projection
 from .add_norm import add_norm
 from .decode import choose_splits, decode
@@ -86,8 +86,11 @@ class TritonKernels:
             out[:num_decodes] = decode(part, plan.lengths, *given, num_splits=plan.num_splits)
         return out
 
-    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        return gated(gate_up, activation)
+    def gated_projection(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation, *, narrow: bool
+    ) -> Projection:
+        linear = self.projection(weight, bias, narrow=narrow)
+        return GatedLinear(linear, activation, gated)
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:

@@ -37,7 +37,7 @@ def plain_target() -> Target:
     [
         (f"processor: 0\n{FLAGS} avx512_vnni avx512_bf16\n", ["avx512_bf16", "avx512", "avx2"]),
         (
-            f"{FLAGS} avx512_vnni avx512_bf16 amx_bf16 amx_tile\n",
+            f"{FLAGS} avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8\n",
             ["amx_bf16", "avx512_bf16", "avx512", "avx2"],
         ),
         (f"{FLAGS}\n", ["avx512", "avx2"]),

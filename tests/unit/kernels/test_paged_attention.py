@@ -1,7 +1,5 @@
 """The plain-torch kernels against attention written out, on scattered pages."""
 
-from functools import partial
-
 import pytest
 import torch
 from sluice_kernels.decode_attention import decode_attention, padding_bias
@@ -141,9 +139,10 @@ def test_experts_see_the_tokens_that_chose_them_and_add_up_by_share() -> None:
     experts = torch.stack([torch.randperm(3)[:2] for _ in range(tokens)])  # none chooses the last
     gate_up[3] = float("nan")
     shares = torch.rand(tokens, 2)
-    first, last = ([PlainLinear(weight, None) for weight in part] for part in (gate_up, down))
-    activated = partial(PlainKernels(1, 1).gate, activation="silu")
-    out = expert_mlp(rows, experts, shares, first, last, activated)
+    plain = PlainKernels(1, 1)
+    first = [plain.gated_projection(weight, None, "silu", narrow=False) for weight in gate_up]
+    last = [PlainLinear(weight, None) for weight in down]
+    out = expert_mlp(rows, experts, shares, first, last)
     for token in range(tokens):
         expected = torch.zeros(hidden)
         for expert, share in zip(experts[token].tolist(), shares[token], strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from sluice_kernels.interface import Kernels, Projection
+from sluice_kernels.interface import Activation, Kernels, Projection
 from torch import Tensor
 
 ReadTensor = Callable[[str, tuple[int, ...]], Tensor]
@@ -48,3 +48,8 @@ def fuse(parts: Sequence[Linear]) -> Linear:
 def made(kernels: Kernels, part: Linear) -> Projection:
     """`part` as the kernels compute it, quantised where they quantise."""
     return kernels.projection(part.weight, part.bias, narrow=True)
+
+
+def made_gated(kernels: Kernels, part: Linear, activation: Activation) -> Projection:
+    """The same for a gate and what it lets through, one behind the other."""
+    return kernels.gated_projection(part.weight, part.bias, activation, narrow=True)

@@ -1,34 +1,31 @@
 """The two kinds of MLP: one for all tokens, or experts of which each token takes a few."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from sluice_kernels.expert_mlp import expert_mlp
-from sluice_kernels.interface import Activation, Kernels, Projection
+from sluice_kernels.interface import Kernels, Projection
 from torch import Tensor
 
 from .config import DecoderConfig
-from .linear import Linear, ReadTensor, fuse, made, read_linear
+from .linear import Linear, ReadTensor, fuse, made, made_gated, read_linear
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """down(activation(gate) * up)."""
+    """down(activation(gate) * up); gate_up comes gated."""
 
     gate_up: Projection
     down: Projection
-    activation: Activation
-    kernels: Kernels
 
     def __call__(self, rows: Tensor) -> Tensor:
         """rows [num_tokens, hidden_size] -> the same."""
-        return self.down(self.kernels.gate(self.gate_up(rows), self.activation))
+        return self.down(self.gate_up(rows))
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMlp:
-    """A mixture of experts; gate_up and down: one layer for each.
+    """A mixture of experts; gate_up, which comes gated, and down: one layer for each.
 
     `shares_are_of_chosen`: the shares of the chosen experts add up to 1, not those of all.
     """
@@ -38,8 +35,6 @@ class ExpertMlp:
     down: list[Projection]
     per_token: int
     shares_are_of_chosen: bool
-    activation: Activation
-    kernels: Kernels
 
     def __call__(self, rows: Tensor) -> Tensor:
         """rows [num_tokens, hidden_size] -> the same."""
@@ -47,8 +42,7 @@ class ExpertMlp:
         shares, experts = likely.topk(self.per_token, dim=-1)
         if self.shares_are_of_chosen:
             shares = shares / shares.sum(dim=-1, keepdim=True)
-        gate = partial(self.kernels.gate, activation=self.activation)
-        return expert_mlp(rows, experts, shares, self.gate_up, self.down, gate)
+        return expert_mlp(rows, experts, shares, self.gate_up, self.down)
 
 
 def read_mlp(
@@ -66,7 +60,7 @@ def read_mlp(
         names = (name + "gate_proj", name + "up_proj")
         gate_up = fuse([read_linear(read, n, width, hidden, shape.mlp_bias) for n in names])
     down = read_linear(read, name + "down_proj", hidden, width, shape.mlp_bias)
-    return GatedMlp(made(kernels, gate_up), made(kernels, down), config.activation, kernels)
+    return GatedMlp(made_gated(kernels, gate_up, config.activation), made(kernels, down))
 
 
 def _read_experts(
@@ -84,7 +78,7 @@ def _read_experts(
     gate_up, down = [], []
     for expert in range(experts.count):
         parts = [layer(expert, part, width, hidden) for part in (names.gate, names.up)]
-        gate_up.append(made(kernels, fuse(parts)))
+        gate_up.append(made_gated(kernels, fuse(parts), config.activation))
         down.append(made(kernels, layer(expert, names.down, hidden, width)))
     router = read_linear(read, block + "gate", experts.count, hidden, False)
     return ExpertMlp(
@@ -94,6 +88,4 @@ def _read_experts(
         down,
         experts.per_token,
         config.norm_topk_prob,
-        config.activation,
-        kernels,
     )
