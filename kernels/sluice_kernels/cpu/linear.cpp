@@ -31,35 +31,50 @@ struct Call {
   Gate gate;
 };
 
-// The outputs of a row at `at` of all that panels have, from their sums.
+// What the sums of some of a panel's outputs are brought to values by: those at `at` of all that panels
+// have, n of them.
 template <class T, class O>
-F value(const Call<T, O>& call, const float* sums, int row, int at, int n) {
-  F v = load<F>(sums);
-  if constexpr (PER_WORD<T> == 4) {
-    v = __builtin_convertvector((I)v, F) - get(call.shifts + at, n);
-    v *= call.row_scales[row] * get(call.scales + at, n);
-  }
-  if (call.bias) v += get(call.bias + at, n);
-  return v;
-}
+struct Columns {
+  F shift{}, scale{}, bias{};
 
-// What a row of a panel comes to, of the sums of its two halves.
+  Columns(const Call<T, O>& call, int at, int n) {
+    if (call.bias) bias = get(call.bias + at, n);
+    if constexpr (PER_WORD<T> == 4) shift = get(call.shifts + at, n), scale = get(call.scales + at, n);
+  }
+
+  F value(const float* sums, const float* row_scale) const {
+    F v = load<F>(sums);
+    if constexpr (PER_WORD<T> == 4)
+      v = (__builtin_convertvector((I)v, F) - shift) * (*row_scale * scale);
+    return v + bias;
+  }
+};
+
+// Rows [first, first + count) of a panel, of the sums of its two halves, each row `stride` behind
+// the one before.
 template <class T, class O>
-void finish(const Call<T, O>& call, const float* left, const float* right, int row, int panel,
-            int half) {
-  const int first = 2 * half * panel, base = call.gate ? half * panel : first;
-  const int width = std::min(call.gate ? half : 2 * half, call.outputs - base);
-  O* out = call.out + (size_t)row * call.outputs + base;
-  if (call.gate) {
-    for (int x = 0; x < width; x += V) {
-      const F gate = value(call, left + x, row, first + x, V);
-      const F up = value(call, right + x, row, first + half + x, V);
-      put(out + x, opened(gate, call.gate == GELU) * up, width - x);
-    }
-  } else {
-    for (int x = 0; x < width; x += V) {
-      const float* sums = x < half ? left + x : right + x - half;
-      put(out + x, value(call, sums, row, first + x, width - x), width - x);
+void finish(const Call<T, O>& call, const float* left, const float* right, int stride, int first,
+            int count, int panel, int half) {
+  const int begin = 2 * half * panel, base = call.gate ? half * panel : begin;
+  const int width = call.outputs - base;
+  O* out = call.out + (size_t)first * call.outputs + base;
+  const float* row_scales = PER_WORD<T> == 4 ? call.row_scales + first : nullptr;
+  for (int x = 0; x < std::min(half, width); x += V) {
+    if (call.gate) {
+      const Columns<T, O> gate(call, begin + x, V), up(call, begin + half + x, V);
+      for (int r = 0; r < count; r++) {
+        const F open = opened(gate.value(left + r * stride + x, row_scales + r), call.gate == GELU);
+        const F value = open * up.value(right + r * stride + x, row_scales + r);
+        put(out + (size_t)r * call.outputs + x, value, width - x);
+      }
+    } else {
+      for (int at = x; at < std::min(2 * half, width); at += half) {
+        const Columns<T, O> columns(call, begin + at, width - at);
+        const float* sums = (at < half ? left : right) + x;
+        for (int r = 0; r < count; r++)
+          put(out + (size_t)r * call.outputs + at, columns.value(sums + r * stride, row_scales + r),
+              width - at);
+      }
     }
   }
 }
@@ -82,8 +97,7 @@ void meet(const Call<T, O>& call, int panel, int first, int last, const uint32_t
         block<T, R, COLUMN_BLOCK>(rows, call.words, weights + x, SLOTS, call.words, found + x,
                                   SLOTS, false);
       }
-    for (int r = 0; r < R; r++)
-      finish(call, found + r * SLOTS, found + r * SLOTS + SLOTS / 2, first + r, panel, SLOTS / 2);
+    finish(call, found, found + SLOTS / 2, SLOTS, first, R, panel, SLOTS / 2);
   }
   if constexpr (R > 1)
     if (first < last) meet<FETCHED, R - 1>(call, panel, first, last, next);
@@ -123,21 +137,23 @@ void meet_by_tiles(const Call<T, O>& call, int panel, int begin, int end, const 
   const uint32_t* weights = call.panels + (size_t)panel * call.words * WIDE;
   const uint32_t* next_end = next + (size_t)call.words * WIDE;
   static thread_local Floats sums;
-  sums.resize((size_t)blocks * 2 * TILES);
+  const int kept = steps > STEPS ? 2 * TILES : 0;  // of each block, till its other steps
+  sums.resize(2 * TILES + (size_t)blocks * kept);
   Tiles tiles(true);
   for (int step = 0; step < steps; step += STEPS) {
     const int now = std::min(STEPS, steps - step);
     float* found = sums.data();
-    for (int first = begin; first < end; first += WIDE, found += 2 * TILES) {
+    for (int first = begin; first < end; first += WIDE, found += kept) {
       const int rows = std::min(WIDE, end - first), fetched = next < next_end ? lines : 0;
       const uint32_t* a = (const uint32_t*)call.rows + (size_t)first * call.words + step * TILE;
       tiled_block<T>(tiles, a, call.words, weights + (size_t)step * TILES, now, found, rows,
                      step > 0, next, fetched);
       next += fetched * now * LINE;
       if (step + now < steps) continue;
-      for (int row = 0; row < rows; row++) {
-        const float* left = found + row / TILE * TILES + row % TILE * TILE;
-        finish(call, left, left + TILE * TILE, first + row, panel, TILE);
+      for (int row = 0; row < rows; row += TILE) {
+        const float* left = found + row * WIDE;
+        const int count = std::min(rows - row, TILE);
+        finish(call, left, left + TILE * TILE, TILE, first + row, count, panel, TILE);
       }
     }
   }

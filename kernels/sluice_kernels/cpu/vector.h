@@ -110,7 +110,15 @@ inline F greater(F a, F b) {  // b where either is no number
 #endif
 }
 
-inline F exp2(F x) {  // of x <= 0, within 3e-7 of it; 0 below -127
+inline F lesser(F a, F b) {
+#ifdef __AVX512F__
+  return (F)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+inline F exp2(F x) {  // of x < 127, within 3e-7 of it; 0 below -127
 #ifdef __AVX512F__
   const F n = (F)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT), r = x - n;
 #else
@@ -129,9 +137,18 @@ inline F exp2(F x) {  // of x <= 0, within 3e-7 of it; 0 below -127
 #endif
 }
 inline F tanh(F x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
-inline F silu(F x) { return x / (1.0f + exp(-x)); }
+inline F sigmoid(F x) {
+  const F power = exp2(lesser(F{} + 126.0f, x * -1.44269504f)) + 1.0f;
+#ifdef __AVX512F__
+  const F near = (F)_mm512_rcp14_ps((__m512)power);
+  return near * (2.0f - power * near);
+#else
+  return 1.0f / power;
+#endif
+}
+inline F silu(F x) { return x * sigmoid(x); }
 inline F gelu(F x) {  // the tanh form
-  return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+  return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x));
 }
 inline F opened(F gate, bool is_gelu) { return is_gelu ? gelu(gate) : silu(gate); }
 
