@@ -1,7 +1,7 @@
 // Logits by embeddings that are also looked up in: they stay in the order that they are read in, so
 // that no second copy is held, and are brought into that of the product a block at a time.
-#include "matrix.h"
 #include "team.h"
+#include "tiles.h"
 
 namespace {
 
@@ -29,11 +29,41 @@ void run(int num_threads, const T* rows, const T* weight, float* out, int num_ro
   });
 }
 
+// The same by tiles, which need no order of the weights: they are multiplied by the rows, as columns.
+void run_by_tiles(int num_threads, const bf16* rows, const bf16* weight, float* out, int num_rows,
+                  int outputs, int width) {
+#ifdef __AMX_BF16__
+  const int words = width / PER_WORD<bf16>, columns = padded(num_rows);
+  Words turned((size_t)words * columns);
+  for (int row = 0; row < num_rows; row++)
+    for (int word = 0; word < words; word++)
+      turned[(size_t)word * columns + row] = ((const uint32_t*)rows)[(size_t)row * words + word];
+  Team::all().run(num_threads, (outputs + SLOTS - 1) / SLOTS, [&](int block, int) {
+    static thread_local Floats found;
+    found.resize((size_t)SLOTS * columns);
+    const int base = block * SLOTS, count = std::min(SLOTS, outputs - base);
+    Tiles tiles(true);
+    tiled_product(tiles, (const uint32_t*)weight + (size_t)base * words, words, turned.data(),
+                  columns, words, found.data(), columns, count, columns, false);
+    for (int i = 0; i < count; i += TILE)
+      for (int row = 0; row < num_rows; row += TILE) {
+        W part[TILE];
+        for (int k = 0; k < TILE; k++) part[k] = load<W>(found.data() + (size_t)(i + k) * columns + row);
+        transpose(part);
+        for (int k = 0; k < std::min(TILE, num_rows - row); k++)
+          put(out + (size_t)(row + k) * outputs + base + i, (F)part[k], count - i);
+      }
+  });
+#endif
+}
+
 }  // namespace
 
 extern "C" void shared_head(int is_bf16, int num_threads, const void* rows, const void* weight,
                             float* out, int num_rows, int outputs, int width) {
-  if (is_bf16)
+  if (is_bf16 && width % (2 * TILE) == 0 && Tiles::usable())
+    run_by_tiles(num_threads, (const bf16*)rows, (const bf16*)weight, out, num_rows, outputs, width);
+  else if (is_bf16)
     run(num_threads, (const bf16*)rows, (const bf16*)weight, out, num_rows, outputs, width);
   else
     run(num_threads, (const float*)rows, (const float*)weight, out, num_rows, outputs, width);

@@ -189,11 +189,12 @@ class _Order:
 
     def of_outputs(self, values: Tensor) -> Tensor:
         """values [outputs, ...], filled up with zeros, in the order of the panels."""
-        parts = values.unflatten(0, (2, -1)) if self.is_gated else values[None]
-        each = self.width // len(parts)
-        missing = [0, 0] * (values.dim() - 1) + [0, -parts.shape[1] % each]
-        parts = torch.nn.functional.pad(parts, missing).unflatten(1, (-1, each))
-        return parts.transpose(0, 1).flatten(0, 2).contiguous()
+        num_parts = 2 if self.is_gated else 1
+        each, inner = self.width // num_parts, values.shape[1:]
+        parts = values.reshape(num_parts, -1, *inner)
+        missing = [0, 0] * len(inner) + [0, -parts.shape[1] % each]
+        parts = torch.nn.functional.pad(parts, missing).view(num_parts, -1, each, *inner)
+        return parts.transpose(0, 1).reshape(-1, *inner)
 
     def panels(self, weight: Tensor) -> Tensor:
         """The words of weight [outputs, in], the outputs of a panel side by side: [panels, words,

@@ -3,6 +3,7 @@
 import platform
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -232,9 +233,9 @@ def test_norms_equal_the_reference(
 
 @examples
 @given(
-    num_rows=st.integers(1, 20),
+    num_rows=st.integers(1, 40),
     outputs=st.integers(1, 300),
-    width=st.integers(1, 90).map(lambda half: 2 * half),
+    width=st.integers(1, 90).map(lambda half: 2 * half) | st.sampled_from([32, 96, 128]),
     dtype=st.sampled_from(DTYPES),
 )
 def test_products_with_shared_weights_equal_the_reference(
@@ -313,6 +314,22 @@ def test_gated_products_equal_products_that_are_gated(
     expected = gate(make(cpp.library)(weight, bias, narrow)(rows).float(), activation)
     assert found.shape == (num_rows, outputs)
     torch.testing.assert_close(found.float(), expected, atol=5e-2, rtol=2e-2)
+
+
+def test_callers_at_once_with_more_threads_than_processors_get_what_one_gets(
+    cpp: CppKernels,
+) -> None:
+    weight = torch.randn(700, 64).bfloat16()
+    layer = panel_projection(cpp.library)(weight, None, False)
+    inputs = [torch.randn(count, 64).bfloat16() for count in range(1, 60)]
+    expected = [layer(rows) for rows in inputs]
+
+    def all_again(num_threads: int) -> bool:
+        with threads(num_threads):
+            return all(map(torch.equal, map(layer, inputs), expected))
+
+    with ThreadPoolExecutor(4) as callers:
+        assert all(callers.map(all_again, [5, 2, 3, 4] * 8))
 
 
 def test_a_width_that_fills_no_words_is_left_to_onednn(cpp: CppKernels) -> None:
