@@ -26,7 +26,7 @@ _SIGNATURES = {
     "scale": [*3 * [_P], _I, _I],
     "shared_head": [*3 * [_P], *3 * [_I]],
     "linear": [*4 * [_P], *4 * [_I]],
-    "linear_of_bytes": [*7 * [_P], *4 * [_I]],
+    "linear_of_bytes": [*6 * [_P], *4 * [_I]],
 }
 PANEL = 64
 """Outputs of a panel: SLOTS of the sources."""
@@ -110,11 +110,12 @@ class PanelLinear:
     library: Library
 
     def __call__(self, rows: Tensor) -> Tensor:
-        out = torch.empty(len(rows), self.outputs, dtype=rows.dtype)
+        num_rows, width = rows.shape
+        out = torch.empty(num_rows, self.outputs, dtype=rows.dtype)
         bias = None if self.bias is None else self.bias.data_ptr()
         addresses = (rows.data_ptr(), self.panels.data_ptr(), bias, out.data_ptr())
-        sizes = (len(rows), self.outputs, rows.shape[1] // 2)
-        self.library.call("linear", rows.dtype, *addresses, *sizes, self.gate)
+        sizes = (num_rows, self.outputs, width // 2, self.gate)
+        self.library.call("linear", rows.dtype, *addresses, *sizes)
         return out
 
 
@@ -132,12 +133,13 @@ class PanelInt8Linear:
     library: Library
 
     def __call__(self, rows: Tensor) -> Tensor:
-        narrow, row_scales = self.library.to_bytes(rows)
-        out = torch.empty(len(rows), self.outputs, dtype=rows.dtype)
-        parts = (narrow, self.panels, self.bias, out, row_scales, self.scales, self.shifts)
-        addresses = (None if part is None else part.data_ptr() for part in parts)
-        sizes = (len(rows), self.outputs, rows.shape[1] // 4)
-        self.library.call("linear_of_bytes", rows.dtype, *addresses, *sizes, self.gate)
+        num_rows, width = rows.shape
+        out = torch.empty(num_rows, self.outputs, dtype=rows.dtype)
+        bias = None if self.bias is None else self.bias.data_ptr()
+        addresses = (rows.data_ptr(), self.panels.data_ptr(), bias, out.data_ptr())
+        columns = (self.scales.data_ptr(), self.shifts.data_ptr())
+        sizes = (num_rows, self.outputs, width // 4, self.gate)
+        self.library.call("linear_of_bytes", rows.dtype, *addresses, *columns, *sizes)
         return out
 
 
@@ -243,14 +245,15 @@ class CppKernels:
             rows.dtype,
             *(rows.data_ptr(), turns.data_ptr(), norm, cache.data_ptr()),
             *(place.data_ptr() for place in places),
-            *(len(rows), heads.num_heads, heads.num_kv_heads, heads.head_dim, cache.shape[3]),
+            *(rows.shape[0], heads.num_heads, heads.num_kv_heads, heads.head_dim, cache.shape[3]),
             heads.norm_eps,
         )
 
     def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
         assert isinstance(plan, Spans)
-        out = torch.empty(len(rows), heads.num_heads * heads.head_dim, dtype=rows.dtype)
-        if len(rows) > (num_tokens := int(plan.offsets[-1])):
+        num_rows = rows.shape[0]
+        out = torch.empty(num_rows, heads.num_heads * heads.head_dim, dtype=rows.dtype)
+        if num_rows > (num_tokens := int(plan.offsets[-1])):
             out[num_tokens:] = 0
         self.library.call(
             "paged_attention",

@@ -6,7 +6,7 @@
 // takes as long as its products, the next one is fetched meanwhile.
 #include <type_traits>
 
-#include "team.h"
+#include "rows.h"
 #include "tiles.h"
 
 namespace {
@@ -201,14 +201,21 @@ void linear(int is_bf16, int num_threads, const void* rows, const void* panels, 
   is_bf16 ? call((bf16*)out) : call((float*)out);
 }
 
+// The same of rows that are brought to bytes first, by panels of bytes.
 void linear_of_bytes(int is_bf16, int num_threads, const void* rows, const void* panels,
-                     const float* bias, void* out, const float* row_scales, const float* scales,
-                     const float* shifts, int num_rows, int outputs, int words, int gate) {
-  const uint32_t* weights = (const uint32_t*)panels;
+                     const float* bias, void* out, const float* scales, const float* shifts,
+                     int num_rows, int outputs, int words, int gate) {
+  static thread_local Words narrow;
+  static thread_local Floats row_scales;
+  narrow.resize((size_t)num_rows * words);
+  row_scales.resize(num_rows);
   auto call = [&](auto* typed) {
     using O = std::remove_pointer_t<decltype(typed)>;
-    linear(num_threads, Call<int8, O>{rows, weights, bias, row_scales, scales, shifts, typed,
-                                      num_rows, outputs, words, (Gate)gate});
+    to_bytes(num_threads, (const O*)rows, (uint8_t*)narrow.data(), row_scales.data(), num_rows,
+             4 * words);
+    linear(num_threads,
+           Call<int8, O>{narrow.data(), (const uint32_t*)panels, bias, row_scales.data(), scales,
+                         shifts, typed, num_rows, outputs, words, (Gate)gate});
   };
   is_bf16 ? call((bf16*)out) : call((float*)out);
 }

@@ -32,7 +32,7 @@ class Attention:
     ) -> Tensor:
         """rows [num_rows, hidden_size] -> the same, or those `wanted`; keys and values of all
         tokens go to `cache`."""
-        qkv = self.qkv(rows).view(len(rows), -1, self.heads.head_dim)
+        qkv = self.qkv(rows).view(rows.shape[0], -1, self.heads.head_dim)
         places = (step.blocks, step.slots)
         self.kernels.turn_and_store(qkv[: len(step.slots)], turns, self.heads, cache, places)
         seen = self.kernels.attention(qkv, self.heads, cache, step.plan)
