@@ -25,8 +25,10 @@ struct Call {
   float scale, softcap;
 };
 
-struct Item {  // queries [first, first + count) of a sequence, one head, slots [begin, end)
-  int seq, first, count, head, begin, end, part, num_parts;
+// Queries [first, first + count) of a sequence, key/value heads [head, head + num_heads), slots
+// [begin, end).
+struct Item {
+  int seq, first, count, head, num_heads, begin, end, part, num_parts;
 };
 
 struct State {  // of each row: the softmax's maximum and sum, and the weighted values
@@ -177,84 +179,130 @@ int fill_up(Scratch& scratch, int rows, int num_slots, int depth, int width) {
   return whole;
 }
 
-void turn_queries(Scratch& scratch, int rows, int words) {
-  scratch.turned.assign((size_t)words * TILE, 0);
-  for (int row = 0; row < rows; row++)
-    for (int word = 0; word < words; word++)
-      scratch.turned[word * TILE + row] = scratch.query[row * words + word];
+// An item at work. Each head has `whole` rows of query and state, of which `rows` are its own.
+template <class T>
+struct Work {
+  const Call& call;
+  const Item& item;
+  Scratch& scratch;
+  const int group = call.num_heads / call.num_kv_heads, rows = item.count * group;
+  const int words = call.head_dim / PER_WORD<T>, width = padded(call.head_dim);
+  const size_t head_size = (size_t)call.block_size * call.head_dim;
+  Tiles tiles{sizeof(T) == 2 && words % TILE == 0};
+  const bool few = tiles.used && rows <= TILE;
+  const int whole = tiles.used && !few ? (rows + TILE - 1) / TILE * TILE : rows;
+
+  Work(const Call& call, const Item& item, Scratch& scratch)
+      : call(call), item(item), scratch(scratch) {
+    scratch.query.resize((size_t)item.num_heads * whole * words);
+    scratch.keys.resize((size_t)padded(words) * SLOTS);
+    scratch.values.resize((size_t)SLOTS * width);
+    scratch.scores.resize((size_t)whole * SLOTS);
+    scratch.weights.resize((size_t)whole * SLOTS);
+    scratch.state.reset(item.num_heads * whole, width);
+    const int taken = group * call.head_dim;
+    for (int head = 0; head < item.num_heads; head++)
+      for (int q = 0; q < item.count; q++) {
+        const size_t token = call.offsets[item.seq] + item.first + q;
+        const T* from = (const T*)call.query + token * call.query_stride;
+        memcpy(query(head) + (size_t)q * group * words, from + (item.head + head) * taken,
+               sizeof(T) * taken);
+      }
+    if (few) turn_queries();
+  }
+
+  uint32_t* query(int head) { return scratch.query.data() + (size_t)head * whole * words; }
+
+  void turn_queries() {
+    const int each = words * TILE;
+    scratch.turned.assign((size_t)item.num_heads * each, 0);
+    for (int head = 0; head < item.num_heads; head++)
+      for (int row = 0; row < rows; row++)
+        for (int word = 0; word < words; word++)
+          scratch.turned[head * each + word * TILE + row] = query(head)[row * words + word];
+  }
+
+  // A head and the slots from `base` on, while those of `next` are fetched.
+  void meet(int head, int base, int num_slots, const T* const* slots, const T* const* next) {
+    float* scores = scratch.scores.data();
+    if (few) {
+      score_few(tiles, (const bf16**)slots, (const bf16**)next, num_slots, words,
+                scratch.turned.data() + head * words * TILE, scratch.keys.data(), scores, rows);
+    } else {
+      order_rows<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
+      multiply<T>(tiles, query(head), words, scratch.keys.data(), SLOTS, words, scores, SLOTS,
+                  whole, padded(num_slots), false);
+    }
+    order_values(slots, next, call.num_kv_heads * head_size, num_slots, call.head_dim,
+                 scratch.values.data());
+    float* outs = scratch.state.out.data() + (size_t)head * whole * width;
+    soften_all(head * whole, base, num_slots, outs);
+    int depth = (num_slots + PER_WORD<T> - 1) / PER_WORD<T>;
+    if (tiles.used) depth = fill_up(scratch, rows, num_slots, depth, width);
+    multiply<T>(tiles, scratch.weights.data(), SLOTS / PER_WORD<T>, scratch.values.data(), width,
+                depth, outs, width, whole, width, true);
+  }
+
+  void soften_all(int first_row, int base, int num_slots, float* outs) {
+    const int start = call.starts[item.seq] + item.first;  // position of the first query
+    State& state = scratch.state;
+    for (int row = 0; row < rows; row++) {
+      const int end = start + row / group + 1, begin = call.window ? end - call.window : 0;
+      const float kept = soften<T>(call, scratch.scores.data() + row * SLOTS, num_slots, begin - base,
+                                   std::min(end, item.end) - base, &state.top[first_row + row],
+                                   &state.sum[first_row + row],
+                                   (T*)scratch.weights.data() + row * SLOTS);
+      if (kept != 1.0f)
+        for (int x = 0; x < width; x++) outs[(size_t)row * width + x] *= kept;
+    }
+  }
+};
+
+// The slots from `base` on; returns how many.
+template <class T>
+int find_from(const Call& call, const Item& item, int base, const T** slots) {
+  const int end = std::min(base + SLOTS, item.end);
+  find(call, item, base, end, slots);
+  return end - base;
 }
 
 // `following`: what is likely to be next, of which the first slots are fetched; null for nothing.
 template <class T>
 void attend(const Call& call, const Item& item, const Item* following, Scratch& scratch) {
-  const int group = call.num_heads / call.num_kv_heads, rows = item.count * group;
-  const int words = call.head_dim / PER_WORD<T>, width = padded(call.head_dim);
-  const size_t ahead = (size_t)call.num_kv_heads * call.block_size * call.head_dim;
-  const int start = call.starts[item.seq] + item.first;  // position of the first query
-  scratch.keys.resize((size_t)padded(words) * SLOTS);
-  scratch.values.resize((size_t)SLOTS * width);
-  Tiles tiles(sizeof(T) == 2 && words % TILE == 0);
-  const bool few = tiles.used && rows <= TILE;
-  const int whole = tiles.used && !few ? (rows + TILE - 1) / TILE * TILE : rows;  // multiplied
-  scratch.query.resize((size_t)whole * words);
-  scratch.scores.resize((size_t)whole * SLOTS);
-  scratch.weights.resize((size_t)whole * SLOTS);
-  scratch.state.reset(whole, width);
-  for (int q = 0; q < item.count; q++) {
-    size_t token = call.offsets[item.seq] + item.first + q;
-    memcpy(scratch.query.data() + (size_t)q * group * words,
-           (const T*)call.query + token * call.query_stride + item.head * group * call.head_dim,
-           sizeof(T) * group * call.head_dim);
-  }
-  if (few) turn_queries(scratch, rows, words);
+  Work<T> work(call, item, scratch);
   const T *slots[SLOTS], *next[SLOTS] = {};
-  find(call, item, item.begin, std::min(item.begin + SLOTS, item.end), next);
+  int num_next = find_from(call, item, item.begin, next);
   for (int base = item.begin; base < item.end; base += SLOTS) {
-    int num_slots = std::min(SLOTS, item.end - base), after = item.end - base - num_slots;
-    std::copy(next, next + num_slots, slots);
-    if (after > 0)
-      find(call, item, base + num_slots, base + num_slots + std::min(SLOTS, after), next);
+    const int num_slots = num_next;
+    std::copy(next, next + SLOTS, slots);
+    if (base + num_slots < item.end)
+      num_next = find_from(call, item, base + num_slots, next);
     else if (following)
-      find(call, *following, following->begin, std::min(following->begin + SLOTS, following->end),
-           next);
-    float* scores = scratch.scores.data();
-    if (few) {
-      score_few(tiles, (const bf16**)slots, (const bf16**)next, num_slots, words,
-                scratch.turned.data(), scratch.keys.data(), scores, rows);
-    } else {
-      order_rows<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
-      multiply<T>(tiles, scratch.query.data(), words, scratch.keys.data(), SLOTS, words, scores,
-                  SLOTS, whole, padded(num_slots), false);
+      find_from(call, *following, following->begin, next);
+    for (int head = 0; head < item.num_heads; head++) {
+      const T* after[SLOTS];  // the next head's slots lie behind these
+      for (int i = 0; i < SLOTS; i++) after[i] = slots[i] + work.head_size;
+      const bool last = head + 1 == item.num_heads;
+      work.meet(head, base, num_slots, slots, last ? next : after);
+      std::copy(after, after + SLOTS, slots);
     }
-    order_values(slots, next, ahead, num_slots, call.head_dim, scratch.values.data());
-    T* weights = (T*)scratch.weights.data();
-    for (int row = 0; row < rows; row++) {
-      int end = start + row / group + 1, begin = call.window ? end - call.window : 0;
-      float kept = soften<T>(call, scores + row * SLOTS, num_slots, begin - base,
-                             std::min(end, item.end) - base, &scratch.state.top[row],
-                             &scratch.state.sum[row], weights + row * SLOTS);
-      float* out = scratch.state.out.data() + (size_t)row * width;
-      if (kept != 1.0f)
-        for (int x = 0; x < width; x++) out[x] *= kept;
-    }
-    int depth = (num_slots + PER_WORD<T> - 1) / PER_WORD<T>;
-    if (tiles.used) depth = fill_up(scratch, rows, num_slots, depth, width);
-    multiply<T>(tiles, scratch.weights.data(), SLOTS / PER_WORD<T>, scratch.values.data(), width,
-                depth, scratch.state.out.data(), width, whole, width, true);
   }
 }
 
 template <class T>
 void write(const Call& call, const Item& item, const State& state) {
   const int group = call.num_heads / call.num_kv_heads, width = padded(call.head_dim);
-  for (int row = 0; row < item.count * group; row++) {
-    size_t token = call.offsets[item.seq] + item.first + row / group;
-    size_t head = (size_t)item.head * group + row % group;
-    T* out = (T*)call.out + (token * call.num_heads + head) * call.head_dim;
-    const float* from = state.out.data() + (size_t)row * width;
-    for (int x = 0; x < call.head_dim; x += V)
-      put(out + x, load<F>(from + x) / state.sum[row], call.head_dim - x);
-  }
+  const int whole = state.top.size() / item.num_heads;
+  for (int head = 0; head < item.num_heads; head++)
+    for (int row = 0; row < item.count * group; row++) {
+      const size_t token = call.offsets[item.seq] + item.first + row / group;
+      const size_t place = token * call.num_heads + (item.head + head) * group + row % group;
+      const int at = head * whole + row;
+      const float* from = state.out.data() + (size_t)at * width;
+      for (int x = 0; x < call.head_dim; x += V)
+        put((T*)call.out + place * call.head_dim + x, load<F>(from + x) / state.sum[at],
+            call.head_dim - x);
+    }
 }
 
 // Add the state of a further part of the same rows.
@@ -270,16 +318,19 @@ void merge(State& into, const State& part) {
   }
 }
 
-std::vector<Item> tiles_of(const Call& call) {
+// Many single tokens have all heads together, which lie side by side in a page.
+std::vector<Item> tiles_of(const Call& call, int num_threads) {
   std::vector<Item> tiles;
   const int most = std::max(MAX_ROWS / (call.num_heads / call.num_kv_heads), 1);
+  const bool many = call.num_seqs >= 2 * num_threads;
   for (int seq = 0; seq < call.num_seqs; seq++) {
-    int total = call.offsets[seq + 1] - call.offsets[seq], start = call.starts[seq];
+    const int total = call.offsets[seq + 1] - call.offsets[seq], start = call.starts[seq];
+    const int together = many && total == 1 ? call.num_kv_heads : 1;
     for (int first = 0; first < total; first += most)
-      for (int head = 0; head < call.num_kv_heads; head++) {
-        int count = std::min(most, total - first), end = start + first + count;
-        int begin = call.window ? std::max(start + first + 1 - call.window, 0) : 0;
-        tiles.push_back({seq, first, count, head, begin, end, 0, 1});
+      for (int head = 0; head < call.num_kv_heads; head += together) {
+        const int count = std::min(most, total - first), end = start + first + count;
+        const int begin = call.window ? std::max(start + first + 1 - call.window, 0) : 0;
+        tiles.push_back({seq, first, count, head, together, begin, end, 0, 1});
       }
   }
   return tiles;
@@ -304,9 +355,9 @@ std::vector<Item> split(const std::vector<Item>& tiles, int num_threads) {
 
 template <class T>
 void run(const Call& call, int num_threads) {
-  std::vector<Item> tiles = tiles_of(call);
+  std::vector<Item> tiles = tiles_of(call, num_threads);
   int64_t work = 0;
-  for (const Item& tile : tiles) work += (int64_t)tile.count * (tile.end - tile.begin);
+  for (const Item& tile : tiles) work += (int64_t)tile.count * tile.num_heads * (tile.end - tile.begin);
   work *= 2 * call.head_dim * (call.num_heads / call.num_kv_heads);
   if (work < Team::worth(WORTH_THREADS)) num_threads = 1;
   std::vector<Item> items = split(tiles, num_threads);
