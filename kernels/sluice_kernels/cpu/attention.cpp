@@ -62,10 +62,12 @@ void fetch(const void* from, size_t bytes) {
   for (size_t x = 0; x < bytes; x += 64) __builtin_prefetch((const char*)from + x, 0, 2);
 }
 
-void order_values(const float* const* slots, const float* const* next, size_t ahead, int num_slots,
-                  int head_dim, uint32_t* values) {
+// `at_slot` is called with each slot, or the first of two.
+template <class At>
+void order_values(const float* const* slots, size_t ahead, int num_slots, int head_dim,
+                  uint32_t* values, const At& at_slot) {
   for (int s = 0; s < num_slots; s++) {
-    fetch(next[s] + ahead, 4 * head_dim);
+    at_slot(s);
     memcpy(values + (size_t)s * padded(head_dim), slots[s] + ahead, 4 * head_dim);
   }
 }
@@ -78,13 +80,13 @@ constexpr Hs alternate(int first, std::integer_sequence<int, i...>) {
 constexpr Hs FIRST = alternate(0, std::make_integer_sequence<int, 2 * V>{});
 constexpr Hs SECOND = alternate(V, std::make_integer_sequence<int, 2 * V>{});
 
-void order_values(const bf16* const* slots, const bf16* const* next, size_t ahead, int num_slots,
-                  int head_dim, uint32_t* values) {
+template <class At>
+void order_values(const bf16* const* slots, size_t ahead, int num_slots, int head_dim,
+                  uint32_t* values, const At& at_slot) {
   for (int s = 0; s < num_slots; s += 2, values += padded(head_dim)) {
+    at_slot(s);
     const bf16* even = slots[s] + ahead;
     const bf16* odd = s + 1 < num_slots ? slots[s + 1] + ahead : nullptr;
-    fetch(next[s] + ahead, 2 * head_dim);
-    fetch(next[s + 1] + ahead, 2 * head_dim);
     int x = 0;
     for (; x + 2 * V <= head_dim; x += 2 * V) {
       const Hs a = load<Hs>(even + x), b = odd ? load<Hs>(odd + x) : Hs{};
@@ -145,13 +147,31 @@ void multiply(Tiles& tiles, const uint32_t* a, int lda, const uint32_t* b, int l
     product<T>(a, lda, b, ldb, depth, c, ldc, rows, columns, add);
 }
 
+// The next slots' keys and values, fetched along what is done meanwhile: in a burst they would fill
+// what the processor has for lines on their way, and all would wait.
+struct Fetched {
+  const bf16* const* slots;
+  const size_t ahead;  // of values before keys
+  const int bytes;     // of a slot's keys or values
+  int done = 0;
+
+  static constexpr int WHOLE = 4 * SLOTS;
+
+  void to(int part) {  // of WHOLE
+    for (; done < part / 4; done++) {
+      fetch(slots[done], bytes);
+      fetch(slots[done] + ahead, bytes);
+    }
+  }
+};
+
 // Scores of at most a tile of rows: keys are multiplied as they lie, which costs less than to order
 // them for so few. `turned`: the queries as columns.
-void score_few(Tiles& tiles, const bf16* const* slots, const bf16* const* next, int num_slots,
-               int words, const uint32_t* turned, uint32_t* keys, float* scores, int rows) {
+void score_few(Tiles& tiles, const bf16* const* slots, int num_slots, int words,
+               const uint32_t* turned, uint32_t* keys, float* scores, int rows, Fetched& fetched) {
 #ifdef __AMX_BF16__
+  constexpr int EACH = 96 / (SLOTS / TILE);  // of what is fetched meanwhile
   for (int s = 0; s < num_slots; s += TILE) {
-    for (int i = s; i < s + TILE / 2; i++) fetch(next[i], 4 * words);
     const bf16* from = slots[s];
     if (s + TILE > num_slots || slots[s + TILE - 1] - from != (TILE - 1) * 2 * words) {
       for (int i = s; i < std::min(s + TILE, num_slots); i++)
@@ -159,10 +179,13 @@ void score_few(Tiles& tiles, const bf16* const* slots, const bf16* const* next, 
       from = (const bf16*)keys;
     }
     W found[TILE];
+    const int part = s / TILE * EACH;
+    fetched.to(part + EACH / 3);
     keys_by_queries(tiles, (const uint32_t*)from, words, turned, (float*)found, rows);
-    for (int i = s + TILE / 2; i < s + TILE; i++) fetch(next[i], 4 * words);
+    fetched.to(part + 2 * EACH / 3);
     transpose(found);
     for (int row = 0; row < rows; row++) memcpy(scores + row * SLOTS + s, &found[row], sizeof(W));
+    fetched.to(part + EACH);
   }
 #endif
 }
@@ -224,37 +247,47 @@ struct Work {
 
   // A head and the slots from `base` on, while those of `next` are fetched.
   void meet(int head, int base, int num_slots, const T* const* slots, const T* const* next) {
+    const size_t ahead = call.num_kv_heads * head_size;
+    const int first_row = head * whole;
+    Fetched fetched{(const bf16* const*)next, ahead, 2 * call.head_dim};
     float* scores = scratch.scores.data();
+    uint32_t* values = scratch.values.data();
     if (few) {
-      score_few(tiles, (const bf16**)slots, (const bf16**)next, num_slots, words,
-                scratch.turned.data() + head * words * TILE, scratch.keys.data(), scores, rows);
+      score_few(tiles, (const bf16* const*)slots, num_slots, words,
+                scratch.turned.data() + head * words * TILE, scratch.keys.data(), scores, rows,
+                fetched);
+      order_values(slots, ahead, num_slots, call.head_dim, values,
+                   [&](int s) { fetched.to(96 + s); });
     } else {
       order_rows<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
       multiply<T>(tiles, query(head), words, scratch.keys.data(), SLOTS, words, scores, SLOTS,
                   whole, padded(num_slots), false);
+      order_values(slots, ahead, num_slots, call.head_dim, values, [&](int s) {
+        fetch(next[s] + ahead, sizeof(T) * call.head_dim);
+        if (PER_WORD<T> > 1) fetch(next[s + 1] + ahead, sizeof(T) * call.head_dim);
+      });
     }
-    order_values(slots, next, call.num_kv_heads * head_size, num_slots, call.head_dim,
-                 scratch.values.data());
-    float* outs = scratch.state.out.data() + (size_t)head * whole * width;
-    soften_all(head * whole, base, num_slots, outs);
+    for (int row = 0; row < rows; row++) {
+      if (few) fetched.to(160 + 64 * row / rows);
+      soften_row(first_row, row, base, num_slots);
+    }
+    if (few) fetched.to(Fetched::WHOLE);
     int depth = (num_slots + PER_WORD<T> - 1) / PER_WORD<T>;
     if (tiles.used) depth = fill_up(scratch, rows, num_slots, depth, width);
-    multiply<T>(tiles, scratch.weights.data(), SLOTS / PER_WORD<T>, scratch.values.data(), width,
-                depth, outs, width, whole, width, true);
+    multiply<T>(tiles, scratch.weights.data(), SLOTS / PER_WORD<T>, values, width, depth,
+                scratch.state.out.data() + (size_t)first_row * width, width, whole, width, true);
   }
 
-  void soften_all(int first_row, int base, int num_slots, float* outs) {
-    const int start = call.starts[item.seq] + item.first;  // position of the first query
+  void soften_row(int first_row, int row, int base, int num_slots) {
     State& state = scratch.state;
-    for (int row = 0; row < rows; row++) {
-      const int end = start + row / group + 1, begin = call.window ? end - call.window : 0;
-      const float kept = soften<T>(call, scratch.scores.data() + row * SLOTS, num_slots, begin - base,
-                                   std::min(end, item.end) - base, &state.top[first_row + row],
-                                   &state.sum[first_row + row],
-                                   (T*)scratch.weights.data() + row * SLOTS);
-      if (kept != 1.0f)
-        for (int x = 0; x < width; x++) outs[(size_t)row * width + x] *= kept;
-    }
+    const int at = first_row + row, start = call.starts[item.seq] + item.first;
+    const int end = start + row / group + 1, begin = call.window ? end - call.window : 0;
+    const float kept = soften<T>(call, scratch.scores.data() + row * SLOTS, num_slots, begin - base,
+                                 std::min(end, item.end) - base, &state.top[at], &state.sum[at],
+                                 (T*)scratch.weights.data() + row * SLOTS);
+    if (kept == 1.0f) return;
+    float* out = state.out.data() + (size_t)at * width;
+    for (int x = 0; x < width; x++) out[x] *= kept;
   }
 };
 
