@@ -110,7 +110,7 @@ def _projection(
 
 
 def _has_own_products(target: Target, dtype: torch.dtype) -> bool:
-    """Whether the library's products are faster than oneDNN's; those are by tiles (AMX) too."""
+    """Whether the library's products are faster than oneDNN's."""
     return dtype == torch.bfloat16 and target.name in ("avx512_bf16", "amx_bf16")
 
 

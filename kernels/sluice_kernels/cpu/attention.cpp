@@ -173,9 +173,11 @@ void score_few(Tiles& tiles, const bf16* const* slots, int num_slots, int words,
   constexpr int EACH = 96 / (SLOTS / TILE);  // of what is fetched meanwhile
   for (int s = 0; s < num_slots; s += TILE) {
     const bf16* from = slots[s];
-    if (s + TILE > num_slots || slots[s + TILE - 1] - from != (TILE - 1) * 2 * words) {
-      for (int i = s; i < std::min(s + TILE, num_slots); i++)
-        memcpy(keys + (i - s) * words, slots[i], 4 * words);
+    const int count = std::min(TILE, num_slots - s);
+    bool apart = count < TILE;
+    for (int i = 1; i < count; i++) apart |= slots[s + i] - from != i * 2 * words;
+    if (apart) {
+      for (int i = 0; i < count; i++) memcpy(keys + i * words, slots[s + i], 4 * words);
       from = (const bf16*)keys;
     }
     W found[TILE];
@@ -351,14 +353,17 @@ void merge(State& into, const State& part) {
   }
 }
 
-// Many single tokens have all heads together, which lie side by side in a page.
+// Single tokens have all heads together, which lie side by side in a page, unless that is a large
+// part of all: the last item is waited for.
 std::vector<Item> tiles_of(const Call& call, int num_threads) {
   std::vector<Item> tiles;
   const int most = std::max(MAX_ROWS / (call.num_heads / call.num_kv_heads), 1);
-  const bool many = call.num_seqs >= 2 * num_threads;
+  int64_t all = 0;
+  for (int seq = 0; seq < call.num_seqs; seq++) all += call.starts[seq] + 1;
   for (int seq = 0; seq < call.num_seqs; seq++) {
     const int total = call.offsets[seq + 1] - call.offsets[seq], start = call.starts[seq];
-    const int together = many && total == 1 ? call.num_kv_heads : 1;
+    const bool is_part = total == 1 && 2 * num_threads * (start + 1LL) <= all;
+    const int together = is_part ? call.num_kv_heads : 1;
     for (int first = 0; first < total; first += most)
       for (int head = 0; head < call.num_kv_heads; head += together) {
         const int count = std::min(most, total - first), end = start + first + count;
@@ -390,10 +395,11 @@ template <class T>
 void run(const Call& call, int num_threads) {
   std::vector<Item> tiles = tiles_of(call, num_threads);
   int64_t work = 0;
-  for (const Item& tile : tiles) work += (int64_t)tile.count * tile.num_heads * (tile.end - tile.begin);
+  for (const Item& tile : tiles)
+    work += (int64_t)tile.count * tile.num_heads * (tile.end - tile.begin);
   work *= 2 * call.head_dim * (call.num_heads / call.num_kv_heads);
+  std::vector<Item> items = split(tiles, num_threads);  // the same whoever is awake
   if (work < Team::worth(WORTH_THREADS)) num_threads = 1;
-  std::vector<Item> items = split(tiles, num_threads);
   std::vector<State> parts(items.size());
   Team::all().run(num_threads, items.size(), [&](int i, int next) {
     static thread_local Scratch scratch;

@@ -29,7 +29,8 @@ void run(int num_threads, const T* rows, const T* weight, float* out, int num_ro
   });
 }
 
-// The same by tiles, which need no order of the weights: they are multiplied by the rows, as columns.
+// The same by tiles, which need no order of the weights: they are multiplied by the rows, as
+// columns.
 void run_by_tiles(int num_threads, const bf16* rows, const bf16* weight, float* out, int num_rows,
                   int outputs, int width) {
 #ifdef __AMX_BF16__
@@ -48,7 +49,8 @@ void run_by_tiles(int num_threads, const bf16* rows, const bf16* weight, float* 
     for (int i = 0; i < count; i += TILE)
       for (int row = 0; row < num_rows; row += TILE) {
         W part[TILE];
-        for (int k = 0; k < TILE; k++) part[k] = load<W>(found.data() + (size_t)(i + k) * columns + row);
+        for (int k = 0; k < TILE; k++)
+          part[k] = load<W>(found.data() + (size_t)(i + k) * columns + row);
         transpose(part);
         for (int k = 0; k < std::min(TILE, num_rows - row); k++)
           put(out + (size_t)(row + k) * outputs + base + i, (F)part[k], count - i);
@@ -62,7 +64,8 @@ void run_by_tiles(int num_threads, const bf16* rows, const bf16* weight, float* 
 extern "C" void shared_head(int is_bf16, int num_threads, const void* rows, const void* weight,
                             float* out, int num_rows, int outputs, int width) {
   if (is_bf16 && width % (2 * TILE) == 0 && Tiles::usable())
-    run_by_tiles(num_threads, (const bf16*)rows, (const bf16*)weight, out, num_rows, outputs, width);
+    run_by_tiles(num_threads, (const bf16*)rows, (const bf16*)weight, out, num_rows, outputs,
+                 width);
   else if (is_bf16)
     run(num_threads, (const bf16*)rows, (const bf16*)weight, out, num_rows, outputs, width);
   else

@@ -1,4 +1,4 @@
-"""The operations of a step by the C++ kernels; products by oneDNN."""
+"""The operations of a step by the C++ kernels; products of their own or by oneDNN."""
 
 import ctypes
 from collections.abc import Callable
@@ -100,7 +100,7 @@ class SharedLinear:
 
 @dataclass(frozen=True, slots=True)
 class PanelLinear:
-    """panels int32 as `_panels` says, a word being two neighbouring bfloat16; bias float32 of their
+    """panels int32 as `_Order.panels` says, a word being two neighbouring bfloat16; bias float32 of their
     outputs or None; outputs: those of a row that come out; gate: a number of GATES."""
 
     panels: Tensor
@@ -194,9 +194,9 @@ class _Order:
         num_parts = 2 if self.is_gated else 1
         each, inner = self.width // num_parts, values.shape[1:]
         parts = values.reshape(num_parts, -1, *inner)
-        missing = [0, 0] * len(inner) + [0, -parts.shape[1] % each]
-        parts = torch.nn.functional.pad(parts, missing).view(num_parts, -1, each, *inner)
-        return parts.transpose(0, 1).reshape(-1, *inner)
+        if missing := -parts.shape[1] % each:
+            parts = torch.nn.functional.pad(parts, [0, 0] * len(inner) + [0, missing])
+        return parts.reshape(num_parts, -1, each, *inner).transpose(0, 1).reshape(-1, *inner)
 
     def panels(self, weight: Tensor) -> Tensor:
         """The words of weight [outputs, in], the outputs of a panel side by side: [panels, words,

@@ -19,8 +19,8 @@ constexpr int64_t WORTH_THREADS = 1 << 20;  // some ten microseconds; reading co
 
 enum Gate { NONE, SILU, GELU };  // whether half a panel is a gate for the other half
 
-// Rows of T give rows of O, `outputs` wide. Rows of bytes have a scale each and a weight's outputs another, and
-// `shifts` is what their zero, which is no 0, adds to each output.
+// Rows of T give rows of O, `outputs` wide. Rows of bytes have a scale each and a weight's outputs
+// another, and `shifts` is what their zero, which is no 0, adds to each output.
 template <class T, class O>
 struct Call {
   const void* rows;
@@ -31,15 +31,16 @@ struct Call {
   Gate gate;
 };
 
-// What the sums of some of a panel's outputs are brought to values by: those at `at` of all that panels
-// have, n of them.
+// What the sums of some of a panel's outputs are brought to values by: those at `at` of all that
+// panels have, n of them.
 template <class T, class O>
 struct Columns {
   F shift{}, scale{}, bias{};
 
   Columns(const Call<T, O>& call, int at, int n) {
     if (call.bias) bias = get(call.bias + at, n);
-    if constexpr (PER_WORD<T> == 4) shift = get(call.shifts + at, n), scale = get(call.scales + at, n);
+    if constexpr (PER_WORD<T> == 4)
+      shift = get(call.shifts + at, n), scale = get(call.scales + at, n);
   }
 
   F value(const float* sums, const float* row_scale) const {
@@ -138,7 +139,7 @@ void meet_by_tiles(const Call<T, O>& call, int panel, int begin, int end, const 
   const uint32_t* next_end = next + (size_t)call.words * WIDE;
   static thread_local Floats sums;
   const int kept = steps > STEPS ? 2 * TILES : 0;  // of each block, till its other steps
-  sums.resize(2 * TILES + (size_t)blocks * kept);
+  grow(sums, 2 * TILES + (size_t)blocks * kept);
   Tiles tiles(true);
   for (int step = 0; step < steps; step += STEPS) {
     const int now = std::min(STEPS, steps - step);
@@ -175,7 +176,8 @@ void by_tiles(int num_threads, const Call<T, O>& call) {
 
 template <class T, class O>
 void linear(int num_threads, const Call<T, O>& call) {
-  if ((int64_t)call.outputs * call.words * (8 + call.num_rows) < Team::worth(WORTH_THREADS)) num_threads = 1;
+  const int64_t work = (int64_t)call.outputs * call.words * (8 + call.num_rows);
+  if (work < Team::worth(WORTH_THREADS)) num_threads = 1;
   if (PER_WORD<T> > 1 && call.words % TILE == 0 && Tiles::usable())
     by_tiles(num_threads, call);
   else
@@ -186,8 +188,8 @@ void linear(int num_threads, const Call<T, O>& call) {
 
 extern "C" {
 
-// Words that a row must be a multiple of to be multiplied by tiles, for which panels have the order of
-// `by_tiles`; 0 where there are none.
+// Words that a row must be a multiple of to be multiplied by tiles, for which panels have the order
+// of `by_tiles`; 0 where there are none.
 int tile_words() { return Tiles::usable() ? TILE : 0; }
 
 void linear(int is_bf16, int num_threads, const void* rows, const void* panels, const float* bias,
@@ -207,8 +209,8 @@ void linear_of_bytes(int is_bf16, int num_threads, const void* rows, const void*
                      int num_rows, int outputs, int words, int gate) {
   static thread_local Words narrow;
   static thread_local Floats row_scales;
-  narrow.resize((size_t)num_rows * words);
-  row_scales.resize(num_rows);
+  grow(narrow, (size_t)num_rows * words);
+  grow(row_scales, num_rows);
   auto call = [&](auto* typed) {
     using O = std::remove_pointer_t<decltype(typed)>;
     to_bytes(num_threads, (const O*)rows, (uint8_t*)narrow.data(), row_scales.data(), num_rows,

@@ -22,6 +22,12 @@ struct Aligned {  // to a cache line, so that no vector lies in two
 using Words = std::vector<uint32_t, Aligned<uint32_t>>;
 using Floats = std::vector<float, Aligned<float>>;
 
+// Room for so many elements; what was there is kept, and nothing set to zero again.
+template <class Vector>
+void grow(Vector& vector, size_t size) {
+  if (vector.size() < size) vector.resize(size);
+}
+
 int padded(int n) { return (n + V - 1) / V * V; }
 
 // c[R][C * V] = a[R][depth] b[depth][C * V], added to what c holds if `add`. For each word of a row
@@ -63,9 +69,9 @@ void product(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, 
     if (rows) product<T, R - 1>(a, lda, b, ldb, depth, c, ldc, rows, columns, add);
 }
 
-// Bring up to SLOTS rows of a matrix into the order that they are multiplied in, as columns; start to
-// fetch those that come next. What lies in pages lies anywhere, and the processor foresees only what
-// follows within one.
+// Bring up to SLOTS rows of a matrix into the order that they are multiplied in, as columns; start
+// to fetch those that come next. What lies in pages lies anywhere, and the processor foresees only
+// what follows within one.
 template <class T>
 void order_rows(const T* const* slots, const T* const* next, int num_slots, int width,
                 uint32_t* ordered) {
@@ -79,7 +85,8 @@ void order_rows(const T* const* slots, const T* const* next, int num_slots, int 
         __builtin_prefetch((const uint32_t*)next[s + i] + w, 0, 2);
       }
       transpose(rows);
-      for (int i = 0; i < V; i++) memcpy(ordered + (size_t)(w + i) * SLOTS + s, &rows[i], sizeof(W));
+      for (int i = 0; i < V; i++)
+        memcpy(ordered + (size_t)(w + i) * SLOTS + s, &rows[i], sizeof(W));
     }
 }
 

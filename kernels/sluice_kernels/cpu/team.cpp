@@ -1,7 +1,8 @@
 // A step has some sixty calls of a few dozen microseconds, and a thread takes as long to wake (on a
-// virtual machine 100 us were measured). So threads stay awake for a little when a call is done, but
-// only where they have their processors to themselves: one that had to wait for its own goes to sleep
-// at once, for others need it. Nobody waits for a thread that comes late: its tasks are done by then.
+// virtual machine 100 us were measured). So threads stay awake for a little when a call is done,
+// but only where they have their processors to themselves: one that had to wait for its own goes to
+// sleep at once, for others need it. Nobody waits for a thread that comes late: its tasks are done
+// by then.
 #include "team.h"
 
 #include <linux/futex.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <system_error>
 #include <thread>
 
 namespace {
@@ -50,7 +52,11 @@ Team& Team::all() {
 void Team::open(int num_threads, int num_tasks) {
   for (int i = ranges.size(); i < num_threads; i++) {
     ranges.emplace_back(new Range);
-    if (i > 0) std::thread([this, i] { live(i); }).detach();
+    if (i == 0) continue;
+    try {
+      std::thread([this, i] { live(i); }).detach();
+    } catch (const std::system_error&) {  // no more threads may be: the others take its tasks
+    }
   }
   for (int i = 0; i < num_threads; i++) {
     ranges[i]->at = (int64_t)num_tasks * i / num_threads;
@@ -85,9 +91,11 @@ void Team::live(int member) {
   for (uint32_t seen = 0;;) {
     await_call(seen, tired_until, up);
     seen = calls;
-    inside++;
-    if (is_open && member < members) work(member);
-    if (--inside == 0 && is_waiting) wake_all(inside);
+    if (is_open) {  // if it still is when this thread is counted
+      inside++;
+      if (is_open && member < members) work(member);
+      if (--inside == 0 && is_waiting) wake_all(inside);
+    }
     const int64_t t = now();
     if (t - up < JUDGED_NS) continue;
     const int64_t cpu = now(CLOCK_THREAD_CPUTIME_ID);

@@ -10,7 +10,8 @@ class Team {
  public:
   static Team& all();
 
-  // Of what a call must have to be worth several threads: a sixteenth is enough while they are awake.
+  // Of what a call must have to be worth several threads: a sixteenth is enough while they are
+  // awake.
   static int64_t worth(int64_t least) { return all().asleep > 0 ? least : least / 16; }
 
   // do_task(task, next) for each task below num_tasks; next: what the same thread is likely to do

@@ -10,8 +10,8 @@ namespace {
 
 constexpr int TILE = 16;  // rows of a tile, and words of a row
 
-// The tiles of a thread, for as long as it lives. 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns: 0, 1
-// and 4 have `upper` rows, 2, 3 and 5 `lower`.
+// The tiles of a thread, for as long as it lives. 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns:
+// 0, 1 and 4 have `upper` rows, 2, 3 and 5 `lower`.
 struct Tiles {
   static bool usable() {
 #ifdef __AMX_BF16__
@@ -121,10 +121,10 @@ inline void keys_by_queries(Tiles& tiles, const uint32_t* a, int words, const ui
 #endif
 }
 
-constexpr int WIDE = 2 * TILE, TILES = 2 * TILE * TILE;  // columns and words of two tiles side by side
+constexpr int WIDE = 2 * TILE, TILES = TILE * WIDE;  // columns and words of two tiles side by side
 
-// c[2][2] = a[rows][16 steps] b[steps][2] in tiles, of at most two above each other, added to what c
-// holds if `add`. With each step `lines` lines from `next` on are fetched.
+// c[2][2] = a[rows][16 steps] b[steps][2] in tiles, of at most two above each other, added to what
+// c holds if `add`. With each step `lines` lines from `next` on are fetched.
 template <class T>
 void tiled_block(Tiles& tiles, const uint32_t* a, int lda, const uint32_t* b, int steps, float* c,
                  int rows, bool add, const uint32_t* next, int lines) {
