@@ -100,8 +100,8 @@ class SharedLinear:
 
 @dataclass(frozen=True, slots=True)
 class PanelLinear:
-    """panels int32 as `_Order.panels` says, a word being two neighbouring bfloat16; bias float32 of their
-    outputs or None; outputs: those of a row that come out; gate: a number of GATES."""
+    """panels int32 as `_Order.panels` says, a word being two neighbouring bfloat16; bias float32 of
+    their outputs or None; outputs: those of a row that come out; gate: a number of GATES."""
 
     panels: Tensor
     bias: Tensor | None
