@@ -2,9 +2,11 @@
 
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from sluice_worker.contract import StepModel
 from sluice_worker.engine import Engine
 from sluice_worker.speculation import NgramSpeculation
@@ -58,6 +60,14 @@ class Unmeasured(StepTimes):
         return None
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def first_token_cpu_s(engine: Engine, request: Submit) -> float:
     """CPU seconds of this thread from submission to the first token."""
     outputs: dict[str, list[int]] = {request.request_id: []}
@@ -68,10 +78,11 @@ def first_token_cpu_s(engine: Engine, request: Submit) -> float:
     return time.thread_time() - started
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_first_token_on_a_shared_prefix_takes_at_most_a_quarter_of_a_cold_one(
     tmp_path: Path,
 ) -> None:
-    save_llama(tmp_path, hidden_size=256, intermediate_size=704)
+    save_llama(tmp_path, hidden_size=384, intermediate_size=1056)
     ratios = []
     engine = create_engine(tmp_path, create_scheduler(num_blocks=512, budget=512))
     engine.times = Unmeasured()
