@@ -242,9 +242,7 @@ struct Work {
     const int each = words * TILE;
     scratch.turned.assign((size_t)item.num_heads * each, 0);
     for (int head = 0; head < item.num_heads; head++)
-      for (int row = 0; row < rows; row++)
-        for (int word = 0; word < words; word++)
-          scratch.turned[head * each + word * TILE + row] = query(head)[row * words + word];
+      as_columns(query(head), rows, words, TILE, scratch.turned.data() + (size_t)head * each);
   }
 
   // A head and the slots from `base` on, while those of `next` are fetched.

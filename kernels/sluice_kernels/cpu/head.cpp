@@ -36,9 +36,7 @@ void run_by_tiles(int num_threads, const bf16* rows, const bf16* weight, float* 
 #ifdef __AMX_BF16__
   const int words = width / PER_WORD<bf16>, columns = padded(num_rows);
   Words turned((size_t)words * columns);
-  for (int row = 0; row < num_rows; row++)
-    for (int word = 0; word < words; word++)
-      turned[(size_t)word * columns + row] = ((const uint32_t*)rows)[(size_t)row * words + word];
+  as_columns((const uint32_t*)rows, num_rows, words, columns, turned.data());
   Team::all().run(num_threads, (outputs + SLOTS - 1) / SLOTS, [&](int block, int) {
     static thread_local Floats found;
     found.resize((size_t)SLOTS * columns);

@@ -28,6 +28,14 @@ void grow(Vector& vector, size_t size) {
   if (vector.size() < size) vector.resize(size);
 }
 
+// Rows of words as columns: turned[words][columns], of which those behind the rows stay as they are.
+inline void as_columns(const uint32_t* rows, int num_rows, int words, int columns,
+                       uint32_t* turned) {
+  for (int row = 0; row < num_rows; row++)
+    for (int word = 0; word < words; word++)
+      turned[(size_t)word * columns + row] = rows[(size_t)row * words + word];
+}
+
 int padded(int n) { return (n + V - 1) / V * V; }
 
 // c[R][C * V] = a[R][depth] b[depth][C * V], added to what c holds if `add`. For each word of a row
