@@ -112,18 +112,22 @@ def _retry_after_s(response: aiohttp.ClientResponse) -> float:
 async def attempt(
     session: aiohttp.ClientSession, url: str, body: dict[str, object], start: float
 ) -> Outcome:
-    """One try; raises `Retry` where an ordinary client would come again."""
+    """One try; raises `Retry` where an ordinary client would come again: told so, or not answered
+    because the server closed the connection while the request was on its way."""
+    has_begun = False
     try:
         async with session.post(url, json=body) as response:
+            has_begun = True
             if response.status in (429, 503):
                 raise Retry(_retry_after_s(response), f"HTTP {response.status}")
             if response.status != 200:
                 detail = f"HTTP {response.status}: {(await response.text())[:200]}"
                 return Outcome("failed", "", 0.0, time.monotonic() - start, 0, (), 0, detail)
             return await read_stream(response, start)
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientConnectorError, ConnectionError) as e:
-        raise Retry(0.5, type(e).__name__) from e
-    except (TimeoutError, aiohttp.ClientError) as e:
+    except (TimeoutError, aiohttp.ClientError, ConnectionError) as e:
+        is_closed = isinstance(e, aiohttp.ClientConnectionError | ConnectionError)
+        if is_closed and not has_begun and not isinstance(e, TimeoutError):
+            raise Retry(0.5, type(e).__name__) from e
         detail = f"{type(e).__name__}: {e}"[:200]
         return Outcome("cut", "", 0.0, time.monotonic() - start, 0, (), 0, detail)
 

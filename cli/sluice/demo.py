@@ -189,7 +189,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--phases",
         nargs="+",
-        default=["warmup:closed:16:30", "capacity:closed:16:20", "low:open:0.5:30",
+        default=["warmup:closed:48:45", "capacity:closed:48:20", "low:open:0.5:30",
                  "high:open:1.3:120", "ebb:open:0.3:75"],
     )  # fmt: skip
 

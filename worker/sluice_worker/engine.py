@@ -26,6 +26,8 @@ from .wire import (
 )
 
 REFIT_S = 1.0
+THROTTLED_SHARE = 0.05
+"""Of the time of steps, spent held back by the CPU quota: from here on the quota sets the pace."""
 
 
 class Engine:
@@ -38,8 +40,12 @@ class Engine:
         times: StepTimes,
         clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,
+        throttled_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`seed`: of requests that bring none of their own; None: of the system's entropy."""
+        """`seed`: of requests that bring none of their own; None: of the system's entropy.
+
+        `throttled_s`: how long the CPU quota has held this process back so far.
+        """
         self._seeds = random.Random(seed)  # noqa: S311 - of samples, no secret
         self.scheduler = scheduler
         self.runner = runner
@@ -47,6 +53,9 @@ class Engine:
         self._clock = clock
         self.num_steps = 0
         self._refitted_at = 0.0
+        self._throttled_s = throttled_s
+        self._throttled_before_s = throttled_s()
+        self._stepped_s = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -145,10 +154,18 @@ class Engine:
                 step_ms=1000 * (ended - started),
             )
         )
+        self._stepped_s += ended - started
         if ended - self._refitted_at < REFIT_S:
             return None
         self._refitted_at = ended
-        return self.times.refit(ended)
+        return self.times.refit(ended, is_throttled=self._was_throttled())
+
+    def _was_throttled(self) -> bool:
+        """Whether the CPU quota took a share of the steps since the last look."""
+        throttled_s, stepped_s = self._throttled_s(), self._stepped_s
+        share = (throttled_s - self._throttled_before_s) / stepped_s if stepped_s else 0.0
+        self._throttled_before_s, self._stepped_s = throttled_s, 0.0
+        return share > THROTTLED_SHARE
 
     def _report(
         self,

@@ -17,6 +17,7 @@ from sluice_kernels.choose import CannotChoose, choose
 from sluice_kernels.interface import Kernels
 
 from .blocks import BlockPool
+from .cgroup import throttled_s
 from .config import EngineConfig
 from .contract import MemoryReport
 from .engine import Engine
@@ -108,7 +109,13 @@ class _Start:
         times.set_profile(measured.records)
         predicted = self._predicted_cap(times, plan.ceiling)
         limits = self._limits(plan.ceiling, predicted)
-        engine = Engine(self._scheduler(plan, limits), runner, times, seed=self.config.seed)
+        engine = Engine(
+            self._scheduler(plan, limits),
+            runner,
+            times,
+            seed=self.config.seed,
+            throttled_s=throttled_s,
+        )
         report = MemoryReport(
             planned=planned.as_dict(),
             measured={

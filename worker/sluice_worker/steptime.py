@@ -8,7 +8,9 @@ shows one shape only cannot make the other coefficients zero.
 Slow steps come alone (a hiccup: the tail of all steps) or in a row (a spell: a noisy neighbour, a
 clock that fell). Model and tail are read from steps rid of their spell, or a few slow seconds would
 leave no room for prefill, and none for a batch, in the two minutes after; what a spell does is
-known while it lasts. One that lasts is how fast the pod now is, until it ends.
+known while it lasts. One that lasts is how fast the pod now is, until it ends. A pod that its CPU
+quota holds back has no spells: it runs and stands still in turns, and each look that took what it
+stands still for a spell made the model faster, until every step was slower than it.
 """
 
 import itertools
@@ -123,6 +125,7 @@ class StepTimes:
         # The newest rows, each with its measured over its predicted time.
         self._newest: deque[tuple[int, float]] = deque(maxlen=SPELL_STEPS)
         self._spell: _Spell | None = None
+        self._throttled_at = -np.inf
         self._is_fitted = False
         self.model: StepModel | None = None
         self.tail = Tail()
@@ -147,7 +150,7 @@ class StepTimes:
             self._rows = np.concatenate([self._rows, np.full((BUCKET_RECORDS, 7), -np.inf)])
         place = ring.next_row()
         self._rows[place] = _row(record)
-        if self.model is not None:
+        if self.model is not None and record.at_s >= self._throttled_at + MAX_AGE_S:
             self._compare(place, record, self.model)
 
     def _compare(self, place: int, record: StepRecord, model: StepModel) -> None:
@@ -182,8 +185,15 @@ class StepTimes:
         """Whether this is a slow spell."""
         return self.slowdown > 1
 
-    def refit(self, now: float) -> StepModel | None:
-        """Fit anew what is not too old; without recent records the last model stays."""
+    def refit(self, now: float, *, is_throttled: bool = False) -> StepModel | None:
+        """Fit anew what is not too old; without recent records the last model stays.
+
+        `is_throttled`: the steps since the last call were held back by the CPU quota.
+        """
+        if is_throttled:
+            self._throttled_at = now
+            self._forget_spells()
+            self.slowdown = 1.0
         recent = self._rows[self._rows[:, 0] >= now - MAX_AGE_S]
         if len(recent):
             self._fit(self._of_now(recent, now))
@@ -203,10 +213,13 @@ class StepTimes:
         clean[:, 5] *= _quantile(recent[own, 6], 0.5)
         clean[own, 5] = recent[own, 5]
         if own.all():  # nothing remembers anything else
-            self._spell = None
-            self._rows[:, 6] = 1.0
-            self._newest.clear()
+            self._forget_spells()
         return clean
+
+    def _forget_spells(self) -> None:
+        self._spell = None
+        self._rows[:, 6] = 1.0
+        self._newest.clear()
 
     def _fit(self, recent: Matrix) -> None:
         rows = np.concatenate([recent, self._anchor])

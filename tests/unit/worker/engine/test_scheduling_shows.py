@@ -56,7 +56,7 @@ def test_100_random_changes_of_the_cap_under_load_lose_nothing_and_change_no_tok
 class Unmeasured(StepTimes):
     """No fit: its time would be counted with the first steps."""
 
-    def refit(self, now: float) -> StepModel | None:
+    def refit(self, now: float, *, is_throttled: bool = False) -> StepModel | None:
         return None
 
 

@@ -30,7 +30,7 @@ PROMPTS = (
 class Unmeasured(StepTimes):
     """No model of the step's time, so that what is drafted does not depend on the machine."""
 
-    def refit(self, now: float) -> StepModel | None:
+    def refit(self, now: float, *, is_throttled: bool = False) -> StepModel | None:
         return None
 
 

@@ -257,3 +257,41 @@ def test_steps_that_are_slower_than_the_profile_said_are_no_spell() -> None:
     model = times.refit(4.0)
     assert model is not None
     assert predict_ms(model, 8, 1600, 64) == pytest.approx(2 * predict_ms(TRUTH, 8, 1600, 64), 0.05)
+
+
+PERIOD_MS, QUOTA_MS = 10.0, 5.0
+"""Of a pod with half a CPU: so much it may run in each period."""
+
+
+def throttled_ms(now_ms: float, run_ms: float, used_ms: dict[int, float]) -> float:
+    """When a step that begins at `now_ms` has run for `run_ms`; `used_ms`: of each period."""
+    while run_ms > 1e-9:
+        period = int(now_ms / PERIOD_MS + 1e-9)
+        left_ms = QUOTA_MS - used_ms.get(period, 0.0)
+        runs_ms = min(run_ms, left_ms, PERIOD_MS * (period + 1) - now_ms)
+        if runs_ms <= 1e-9:
+            now_ms = PERIOD_MS * (period + 1)
+            continue
+        used_ms[period] = used_ms.get(period, 0.0) + runs_ms
+        now_ms, run_ms = now_ms + runs_ms, run_ms - runs_ms
+    return now_ms
+
+
+@pytest.mark.parametrize("scale", [0.4, 0.8])
+def test_a_throttled_pod_is_not_thought_faster_each_time_it_stands_still(scale: float) -> None:
+    random, times, used_ms = Random(0), StepTimes(), dict[int, float]()
+    times.set_profile([record(0.0, *shape, scale=scale) for shape in STEPS])
+    now_ms, num_slow, num_steps = 0.0, 0, 0
+    while now_ms < 120e3:
+        shape = random.choice([(2, 300, 0), (3, 500, 0), (4, 700, 0), (3, 500, 64)])
+        ended_ms = throttled_ms(now_ms, scale * predict_ms(TRUTH, *shape), used_ms)
+        times.add(StepRecord(ended_ms / 1000, *shape, ended_ms - now_ms))
+        num_slow, num_steps = num_slow + times.is_slow, num_steps + 1
+        if int(ended_ms / 1000) > int(now_ms / 1000):
+            times.refit(ended_ms / 1000, is_throttled=True)
+        now_ms = ended_ms + 0.1
+    model = times.model
+    assert model is not None
+    for shape in ((3, 500, 0), (3, 500, 64)):
+        assert predict_ms(model, *shape) > 0.95 * scale * predict_ms(TRUTH, *shape)
+    assert num_slow < 0.02 * num_steps
