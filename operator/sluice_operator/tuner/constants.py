@@ -69,8 +69,8 @@ DEFAULT_PROMPT_TOKENS: Final = 128.0
 """Mean uncached prompt before any was computed."""
 CALIBRATION: Final = (0.1, 1.2)
 """Bounds of measured over predicted throughput of a saturated pod. Below one: tokenising, HTTP and
-the client eat time that no step shows, and a CPU quota holds a full pod back that ran free while the
-model was fitted (a fifth was seen); above: the fit is off, and trusting it less is safe."""
+the client eat time that no step shows, and a CPU quota holds a full pod back that ran free while
+the model was fitted (a fifth was seen); above: the fit is off, and trusting it less is safe."""
 MIN_FULL_TICKS: Final = 3
 """Ticks of a full pod before its throughput corrects the model."""
 FULL_TICKS: Final = 30

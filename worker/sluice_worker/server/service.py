@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
+from ..cgroup import throttled_s
 from ..chat import Chat, Conversation
 from ..client import EngineClient
 from ..config import WorkerConfig
@@ -50,7 +51,6 @@ from ..sampling_params import (
 from ..tokenizer import Tokenizer
 from ..wire import Configure, Finished, Heartbeat, Ready, Sampling, StepReport, Submit
 from .admission import is_full, num_waiting, prompt_limit, token_budget, unreachable
-from ..cgroup import throttled_s
 from .forecast import Forecast
 from .generation import Choice, Generation
 from .ledger import Ledger

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from sluice_worker.errors import Unauthorized
 from sluice_worker.cgroup import throttled_s
+from sluice_worker.errors import Unauthorized
 from sluice_worker.server.guards import Bearer
 
 
