@@ -161,16 +161,15 @@ class Demo:
         from sluice.plot import timeline_png
 
         out.mkdir(parents=True, exist_ok=True)
-        (out / "demo.json").write_text(
-            json.dumps(timeline.as_json(self.rows, self.phases), indent=1)
-        )
         slo = self.kube.inference_service(NAME)["spec"]["slo"]
-        targets = [
-            timeline.milliseconds(slo.get(k)) for k in ("timeToFirstToken", "interTokenLatency")
-        ]
-        timeline_png(self.rows, targets[0], targets[1], out / "demo.png")
+        ttft_ms = timeline.milliseconds(slo["timeToFirstToken"]) or 0.0
+        itl_ms = timeline.milliseconds(slo["interTokenLatency"]) or 0.0
+        targets_ms = {"p99_ttft_ms": ttft_ms, "p99_itl_ms": itl_ms}
+        results = timeline.checks(self.rows, self.phases, targets_ms)
+        story = timeline.as_json(self.rows, self.phases, results)
+        (out / "demo.json").write_text(json.dumps(story, indent=1))
+        timeline_png(self.rows, ttft_ms, itl_ms, out / "demo.png")
         say("\n== what was seen")
-        results = timeline.checks(self.rows, self.phases)
         for check in results:
             say(f"   {'yes' if check.seen else 'NO '}  {check.claim}: {check.detail}")
         url = f"http://{self.kube.cluster_address(NAME)}"

@@ -29,7 +29,9 @@ async def outcome(handlers: list[Handler]) -> tuple[Outcome, int]:
         port = sock.getsockname()[1]
         async with aiohttp.ClientSession() as session:
             url = f"http://127.0.0.1:{port}/v1/completions"
-            body = {"prompt": "x" * 900_000}  # more than the socket takes while nobody reads
+            body: dict[str, object] = {
+                "prompt": "x" * 900_000
+            }  # more than the socket takes while nobody reads
             return await request(session, url, body), made
 
 

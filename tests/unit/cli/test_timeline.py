@@ -49,11 +49,23 @@ def phase(name: str, ok: int, by_pod: dict[str, int], **results: int) -> dict[st
     }
 
 
-PHASES = [phase("low", 50, {"p": 50}), phase("high", 100, {"p": 70, "q": 30})]
+HIGH = phase("high", 100, {"p": 70, "q": 30}) | {"p99_ttft_ms": 900.0, "p99_itl_ms": 12.0}
+PHASES = [phase("low", 50, {"p": 50}), HIGH]
+TARGETS = {"p99_ttft_ms": 500.0, "p99_itl_ms": 50.0}
 
 
 def test_story_that_kept_every_promise_passes_every_check() -> None:
-    assert [c.claim for c in timeline.checks(STORY, PHASES) if not c.seen] == []
+    assert [c.claim for c in timeline.checks(STORY, PHASES, TARGETS) if not c.seen] == []
+
+
+def test_load_that_keeps_within_the_targets_has_broken_none() -> None:
+    within = HIGH | {"p99_ttft_ms": 400.0}
+    assert not timeline.broken(STORY, [within], TARGETS).seen
+
+
+def test_broken_target_without_a_cause_is_not_told() -> None:
+    silent = [replace(row, cause="-") for row in STORY]
+    assert not timeline.broken(silent, PHASES, TARGETS).seen
 
 
 def test_restart_between_raises_is_not_a_live_raise() -> None:
