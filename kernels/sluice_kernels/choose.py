@@ -20,13 +20,9 @@ from .cpu.build import (
     library,
     usable_targets,
 )
-from .cpu.kernels import (
-    DTYPES,
-    CppKernels,
-    Library,
-    panel_int8_projection,
-    panel_projection,
-)
+from .cpu.kernels import DTYPES, CppKernels
+from .cpu.library import Library
+from .cpu.panels import panel_int8_projection, panel_projection
 from .int8 import PlainByteRows, onednn_int8
 from .interface import Activation, Kernels, MakeProjection, Projection
 from .linear import can_pack, packed_projection, rounded_rows

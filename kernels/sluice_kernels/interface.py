@@ -1,6 +1,6 @@
 """What a step asks of the kernels: plain torch, C++ and Triton answer the same calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -71,6 +71,44 @@ class SharesWeights(Protocol):
 
     def shared_projection(self, weight: Tensor) -> Projection:
         """The layer of weight [out, in], which stays as it is: no second copy is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """What most layers are made of. Norms are weight, float32 [hidden_size], and eps; is_sliding:
+    positions are turned by the second of a step's turns."""
+
+    norm: tuple[Tensor, float]
+    qkv: Projection
+    heads: Heads
+    output: Projection
+    mlp_norm: tuple[Tensor, float]
+    gate_up: Projection
+    down: Projection
+    is_sliding: bool
+
+
+class LayerStack(Protocol):
+    """Layers in a row."""
+
+    def __call__(
+        self,
+        stream: Tensor,
+        turns: tuple[Tensor, Tensor],
+        caches: Sequence[Tensor],
+        places: tuple[Tensor, ...],
+        plan: object,
+    ) -> Tensor:
+        """As many layers as `caches`: stream [num_rows, hidden_size] becomes what the last of them
+        adds its output to, and that output is returned. The rest as `turn_and_store` has it."""
+
+
+@runtime_checkable
+class RunsLayers(Protocol):
+    """Kernels that can run layers in a row, without a call for each operation."""
+
+    def stack(self, layers: Sequence[LayerParts]) -> LayerStack | None:
+        """`layers` in a row; None where they are of other parts than these kernels' own."""
 
 
 class Kernels(Protocol):

@@ -22,7 +22,8 @@ import torch  # noqa: E402 - reads the settings above
 from bench.environment import as_engine  # noqa: E402
 from sluice.machine import processor  # noqa: E402
 from sluice_kernels.choose import Quantization, choose  # noqa: E402
-from sluice_kernels.cpu.kernels import CppKernels, PanelInt8Linear, PanelLinear  # noqa: E402
+from sluice_kernels.cpu.kernels import CppKernels  # noqa: E402
+from sluice_kernels.cpu.panels import PanelInt8Linear, PanelLinear  # noqa: E402
 from sluice_kernels.int8 import onednn_int8  # noqa: E402
 from sluice_kernels.interface import Projection  # noqa: E402
 from sluice_kernels.linear import packed_projection  # noqa: E402

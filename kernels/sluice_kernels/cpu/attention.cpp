@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "exported.h"
 #include "team.h"
 #include "tiles.h"
 

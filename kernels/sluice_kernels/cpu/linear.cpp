@@ -6,6 +6,7 @@
 // takes as long as its products, the next one is fetched meanwhile.
 #include <type_traits>
 
+#include "exported.h"
 #include "rows.h"
 #include "tiles.h"
 

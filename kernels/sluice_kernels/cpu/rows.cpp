@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "exported.h"
 #include "rows.h"
 
 namespace {

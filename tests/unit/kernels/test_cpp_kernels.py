@@ -20,14 +20,11 @@ from sluice_kernels.cpu.build import (
     library,
     usable_targets,
 )
-from sluice_kernels.cpu.kernels import (
-    CppKernels,
-    Library,
-    panel_int8_projection,
-    panel_projection,
-)
+from sluice_kernels.cpu.kernels import CppKernels
+from sluice_kernels.cpu.library import Library
+from sluice_kernels.cpu.panels import panel_int8_projection, panel_projection
 from sluice_kernels.int8 import ZERO, PlainByteRows, to_int8
-from sluice_kernels.interface import Activation, Heads, Spans
+from sluice_kernels.interface import Activation, Heads, LayerParts, Spans
 from sluice_kernels.linear import plain_projection, rounded_rows
 from sluice_kernels.plain import PlainKernels, gate
 from torch import Tensor
@@ -330,6 +327,79 @@ def test_callers_at_once_with_more_threads_than_processors_get_what_one_gets(
 
     with ThreadPoolExecutor(4) as callers:
         assert all(callers.map(all_again, [5, 2, 3, 4] * 8))
+
+
+def layer_parts(cpp: CppKernels, heads: Heads, width: int, narrow: bool, number: int) -> LayerParts:
+    """A layer of random weights, some of them with a bias, every second one sliding."""
+    query = heads.num_heads * heads.head_dim
+    activation: Activation = "gelu_pytorch_tanh" if number % 2 else "silu"
+    make = panel_int8_projection if narrow else panel_projection
+    plain, gated = make(cpp.library), make(cpp.library, activation)
+
+    def weight(outputs: int, inputs: int) -> Tensor:
+        return torch.empty(outputs, inputs).normal_(0, inputs**-0.5).bfloat16()
+
+    qkv = query + 2 * heads.num_kv_heads * heads.head_dim
+    return LayerParts(
+        norm=(torch.rand(width) + 0.5, 1e-6),
+        qkv=plain(weight(qkv, width), torch.randn(qkv).bfloat16(), narrow),
+        heads=heads,
+        output=plain(weight(width, query), None, narrow),
+        mlp_norm=(torch.rand(width) + 0.5, 1e-5),
+        gate_up=gated(weight(2 * 36, width), None, narrow),
+        down=plain(weight(width, 36), torch.randn(width).bfloat16(), narrow),
+        is_sliding=number % 2 == 1,
+    )
+
+
+@examples
+@given(
+    case=cases(),
+    width=st.sampled_from([4, 36, 64, 128]),
+    num_layers=st.integers(1, 3),
+    narrow=st.booleans(),
+    is_normed=st.booleans(),
+)
+def test_layers_in_a_row_equal_their_operations(
+    cpp: CppKernels, case: Case, width: int, num_layers: int, narrow: bool, is_normed: bool
+) -> None:
+    case = replace(case, dtype=torch.bfloat16)
+    rows, cache, spans = case.build()
+    places, num_rows = case.places(spans), len(rows)
+    heads = replace(case.heads, head_dim=4 * -(-case.heads.head_dim // 4))
+    if is_normed:
+        norm = torch.rand(heads.num_heads + heads.num_kv_heads, heads.head_dim) + 0.5
+        heads = replace(heads, norm=norm)
+    size = (*cache.shape[:4], heads.head_dim)
+    caches = [torch.randn(size).bfloat16() for _ in range(num_layers + 1)]
+    angles = torch.rand(2, num_rows, 1, heads.head_dim // 2) * 9
+    turns = torch.polar(torch.ones(1), angles)
+    parts = [layer_parts(cpp, heads, width, narrow, i) for i in range(num_layers + 1)]
+    stream = torch.randn(num_rows, width).bfloat16()
+    expected_stream, expected_caches = stream.clone(), [cache.clone() for cache in caches]
+    mixed: Tensor | None = None
+    for part, pages in zip(parts[:num_layers], expected_caches, strict=False):
+        normed = cpp.norm(expected_stream, mixed, *part.norm)
+        qkv = part.qkv(normed).view(num_rows, -1, heads.head_dim)
+        cpp.turn_and_store(qkv, turns[int(part.is_sliding)], heads, pages, places)
+        mixed = part.output(cpp.attention(qkv, heads, pages, spans))
+        mixed = part.down(part.gate_up(cpp.norm(expected_stream, mixed, *part.mlp_norm)))
+    stack = cpp.stack(parts)
+    assert stack is not None
+    found = stack(stream, (turns[0], turns[1]), caches[:num_layers], places, spans)
+    assert mixed is not None
+    assert torch.equal(found, mixed)
+    assert torch.equal(stream, expected_stream)
+    assert all(map(torch.equal, caches, expected_caches))
+
+
+def test_layers_of_other_products_are_not_run_in_a_row(cpp: CppKernels) -> None:
+    heads = Heads(2, 1, 4, 0.5, None, None, None, 1e-6)
+    own = layer_parts(cpp, heads, 8, False, 0)
+    other = replace(own, down=cpp.projection(torch.randn(8, 36), None, narrow=True))
+    assert cpp.stack([own]) is not None
+    assert cpp.stack([own, other]) is None
+    assert replace(cpp, round_rows=rounded_rows).stack([own]) is None
 
 
 def test_a_width_that_fills_no_words_is_left_to_onednn(cpp: CppKernels) -> None:

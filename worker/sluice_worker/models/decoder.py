@@ -4,7 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 
 import torch
-from sluice_kernels.interface import Kernels, Projection, SharesWeights
+from sluice_kernels.interface import (
+    Kernels,
+    LayerParts,
+    LayerStack,
+    Projection,
+    RunsLayers,
+    SharesWeights,
+)
 from sluice_kernels.linear import num_bytes, plain_projection
 from torch import Tensor
 
@@ -32,6 +39,21 @@ class Layer:
     attention_out_norm: Norm | None
     mlp_out_norm: Norm | None
 
+    def parts(self) -> LayerParts | None:
+        """What it is made of; None if of more, or other, than most layers are."""
+        if not isinstance(self.mlp, GatedMlp) or self.attention_out_norm or self.mlp_out_norm:
+            return None
+        return LayerParts(
+            norm=(self.attention_norm.weight, self.attention_norm.eps),
+            qkv=self.attention.qkv,
+            heads=self.attention.heads,
+            output=self.attention.output,
+            mlp_norm=(self.mlp_norm.weight, self.mlp_norm.eps),
+            gate_up=self.mlp.gate_up,
+            down=self.mlp.down,
+            is_sliding=self.is_sliding,
+        )
+
 
 class Decoder:
     """A loaded model."""
@@ -44,6 +66,7 @@ class Decoder:
         self.layers = [
             _read_layer(config, index, read, kernels) for index in range(shape.num_layers)
         ]
+        self._stack = _stack(self.layers, kernels)
         self.norm = read_norm(config, read, "model.norm", kernels)
         self.head = self._read_head(read)
         ropes = {config.rope, config.sliding_rope}
@@ -82,7 +105,13 @@ class Decoder:
         turns = {rope: rotary.at(step.positions) for rope, rotary in self._rotaries.items()}
         full, sliding = turns[self.config.rope], turns[self.config.sliding_rope]
         mixed: Tensor | None = None
-        for layer, cache in zip(self.layers, caches, strict=True):
+        whole = caches if wanted is None else caches[:-1]
+        if self._stack is None or not whole:
+            whole = []
+        else:
+            places = (step.blocks, step.slots)
+            mixed = self._stack(stream, (full, sliding), whole, places, step.plan)
+        for layer, cache in list(zip(self.layers, caches, strict=True))[len(whole) :]:
             layer_turns = sliding if layer.is_sliding else full
             rows = wanted if layer is self.layers[-1] else None
             normed = layer.attention_norm(stream, mixed)
@@ -102,6 +131,14 @@ class Decoder:
         logits = self.head(self.norm(hidden)).float()
         softcap = self.config.logit_softcap
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def _stack(layers: list[Layer], kernels: Kernels) -> LayerStack | None:
+    """All layers in a row, where these kernels can do that."""
+    parts = [part for layer in layers if (part := layer.parts()) is not None]
+    if len(parts) < len(layers) or not isinstance(kernels, RunsLayers):
+        return None
+    return kernels.stack(parts)
 
 
 def _read_layer(config: DecoderConfig, index: int, read: ReadTensor, kernels: Kernels) -> Layer:
