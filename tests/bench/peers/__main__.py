@@ -32,7 +32,7 @@ from .processes import unwind_on_sigterm
 from .results import CpuTime, Machine, TraceResult, failed_run, make_run
 from .rounds import Run, counted, needs_more, order
 from .traces import TRACES, Request, Trace
-from .variants import TAKING_PART, VARIANTS, Launch, launch
+from .variants import TAKING_PART, TARGET_MS, VARIANTS, Launch, launch
 from .versions import versions
 
 ROOT = Path(__file__).parents[3]
@@ -54,9 +54,8 @@ class Bench:
         names = [
             n for n in TAKING_PART[trace.name] if not self._given.peers or n in self._given.peers
         ]
-        return [
-            launch(VARIANTS[name], trace, self._cpus, all_cpus=self._all_cpus) for name in names
-        ]
+        wanted = {"all_cpus": self._all_cpus, "target_ms": self._given.target_ms}
+        return [launch(VARIANTS[name], trace, self._cpus, **wanted) for name in names]
 
     def trace(self, trace: Trace, later: Sequence[Launch]) -> TraceResult:
         """All rounds of one trace; `later`: what must stay up for the traces behind it."""
@@ -212,6 +211,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="counted runs of each peer")
     parser.add_argument("--requests", type=int, help="at most so many of each trace: a trial")
     parser.add_argument("--threads", type=int, help="compute threads of each; default: all")
+    parser.add_argument(
+        "--target-ms", type=int, default=TARGET_MS, help="between tokens, of sluice-target"
+    )
     parser.add_argument("--resume", action="store_true", help="keep the rounds that are there")
     parser.add_argument("--report", action="store_true", help="only write plots and tables anew")
     parser.add_argument("--install", action="store_true", help="only install the peers")

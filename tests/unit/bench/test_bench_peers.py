@@ -131,6 +131,14 @@ def test_one_server_serves_all_batch_sizes_and_each_static_size_its_own() -> Non
     assert launches("sluice-static") == 3
 
 
+def test_the_target_that_is_asked_for_is_told() -> None:
+    wanted = launch(
+        VARIANTS["sluice-target"], TRACES["bursty"], (0, 1), all_cpus=True, target_ms=35
+    )
+    assert wanted.arguments[-2:] == ("--slo-itl-ms", "35")
+    assert wanted.variant.about.endswith("of 35 ms")
+
+
 def test_who_takes_part_and_what_is_to_be_reached_name_what_there_is() -> None:
     assert TAKING_PART.keys() == TRACES.keys()
     assert {name for names in TAKING_PART.values() for name in names} == VARIANTS.keys()
