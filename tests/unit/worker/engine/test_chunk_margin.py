@@ -25,6 +25,7 @@ class MadeUpTime:
 
     def __init__(self, law: tuple[float, float, float, float], seed: int) -> None:
         self.now = 100.0
+        self.slowness = 1.0
         self._law = law
         self._chance = random.Random(seed)
 
@@ -35,7 +36,7 @@ class MadeUpTime:
         a, b, c, d = self._law
         mean = a + b * decodes + c * kv_tokens + d * prefill
         hiccup = 4.0 if self._chance.random() < 0.005 else 0.0
-        return mean * self._chance.lognormvariate(0, 0.05) + hiccup
+        return self.slowness * mean * self._chance.lognormvariate(0, 0.05) + hiccup
 
     def execute(self, works: list[Work]) -> list[int]:
         self.now += 1e-3 * self.step_ms(
@@ -93,3 +94,27 @@ def test_inter_token_p99_stays_within_target_while_the_longest_prompt_prefills(
     assert np.quantile(held, 0.99) <= 1.2 * target_ms
     unbounded = gaps_during_prefill(MadeUpTime(law, seed=1), None)
     assert np.quantile(unbounded, 0.99) > 1.2 * target_ms
+
+
+@pytest.mark.parametrize("throttled_share", [0.0, 0.5])
+def test_slow_steps_are_a_spell_unless_the_quota_held_them_back(throttled_share: float) -> None:
+    made_up = MadeUpTime(LAWS["core"][0], seed=1)
+    slow_since_s = made_up.now + 60.0
+
+    def throttled_s() -> float:
+        return throttled_share * max(0.0, made_up.now - slow_since_s)
+
+    times = StepTimes()
+    times.set_profile(made_up.profile())
+    scheduler = create_scheduler(num_blocks=3000, cap=16, budget=2048, max_model_len=WINDOW)
+    clocks = (made_up.monotonic, None, throttled_s)
+    engine = Engine(scheduler, cast(Runner, made_up), times, *clocks)
+    for i in range(8):
+        engine.submit(create_request(f"reader{i}", 200, max_tokens=WINDOW - 200), made_up.now)
+    seen = set()
+    while made_up.now < slow_since_s + 10.0:
+        made_up.slowness = 3.0 if made_up.now >= slow_since_s else 1.0
+        engine.step()
+        if made_up.now >= slow_since_s + 2.0:
+            seen.add(times.is_slow)
+    assert seen == {throttled_share == 0.0}
