@@ -23,7 +23,7 @@ from bench.environment import as_engine  # noqa: E402
 from sluice.machine import processor  # noqa: E402
 from sluice_kernels.choose import Quantization, choose  # noqa: E402
 from sluice_kernels.cpu.kernels import CppKernels  # noqa: E402
-from sluice_kernels.cpu.panels import PanelInt8Linear, PanelLinear  # noqa: E402
+from sluice_kernels.cpu.panels import PanelLinear  # noqa: E402
 from sluice_kernels.int8 import onednn_int8  # noqa: E402
 from sluice_kernels.interface import Projection  # noqa: E402
 from sluice_kernels.linear import packed_projection  # noqa: E402
@@ -87,7 +87,7 @@ def main() -> None:
         )
         made = layers(kernels, quantization is not None) if isinstance(kernels, CppKernels) else {}
         own = {type(layer) for shape in made.get("own", []) for layer in shape}
-        if not own or not own <= {PanelLinear, PanelInt8Linear}:
+        if own != {PanelLinear}:
             print("products of our own are not used on this processor")
             return
         print(quantization or "bfloat16")

@@ -24,63 +24,37 @@ Fields = tuple[int, int | None, int | None, int | None, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class PanelLinear:
-    """panels int32 as `_Order.panels` says, a word being two neighbouring bfloat16; bias float32 of
-    their outputs or None; outputs: those of a row that come out; gate: a number of GATES."""
+    """panels int32 as `_Order.panels` says, a word being two neighbouring bfloat16, or four bytes
+    with scales and shifts, of which shifts are what ZERO adds to each output; these and bias, if
+    any, float32 of the panels' outputs; outputs: those of a row that come out; gate: a number of
+    GATES."""
 
     panels: Tensor
+    scales: Tensor | None
+    shifts: Tensor | None
     bias: Tensor | None
     outputs: int
     gate: int
     library: Library
 
     def fields(self) -> Fields:
-        bias = None if self.bias is None else self.bias.data_ptr()
-        sizes = (self.outputs, _words(self.panels), self.gate)
-        return self.panels.data_ptr(), None, None, bias, *sizes
+        columns = (self.scales, self.shifts, self.bias)
+        scales, shifts, bias = (None if part is None else part.data_ptr() for part in columns)
+        words = self.panels.shape[1] * (TILE if self.panels.dim() == 5 else 1)
+        return self.panels.data_ptr(), scales, shifts, bias, self.outputs, words, self.gate
 
     def __call__(self, rows: Tensor) -> Tensor:
-        num_rows, width = rows.shape
-        out = torch.empty(num_rows, self.outputs, dtype=rows.dtype)
-        bias = None if self.bias is None else self.bias.data_ptr()
-        addresses = (rows.data_ptr(), self.panels.data_ptr(), bias, out.data_ptr())
-        sizes = (num_rows, self.outputs, width // 2, self.gate)
-        self.library.call("linear", rows.dtype, *addresses, *sizes)
+        out = torch.empty(len(rows), self.outputs, dtype=rows.dtype)
+        panels, scales, shifts, bias, *sizes = self.fields()
+        addresses = (rows.data_ptr(), panels, bias, out.data_ptr())
+        if scales is None:
+            self.library.call("linear", rows.dtype, *addresses, len(rows), *sizes)
+        else:
+            columns = (scales, shifts)
+            self.library.call(
+                "linear_of_bytes", rows.dtype, *addresses, *columns, len(rows), *sizes
+            )
         return out
-
-
-@dataclass(frozen=True, slots=True)
-class PanelInt8Linear:
-    """As PanelLinear, a word being four bytes; scales and shifts float32 of the panels' outputs,
-    shifts what ZERO adds to each."""
-
-    panels: Tensor
-    scales: Tensor
-    shifts: Tensor
-    bias: Tensor | None
-    outputs: int
-    gate: int
-    library: Library
-
-    def fields(self) -> Fields:
-        bias = None if self.bias is None else self.bias.data_ptr()
-        columns = (self.scales.data_ptr(), self.shifts.data_ptr())
-        sizes = (self.outputs, _words(self.panels), self.gate)
-        return self.panels.data_ptr(), *columns, bias, *sizes
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        num_rows, width = rows.shape
-        out = torch.empty(num_rows, self.outputs, dtype=rows.dtype)
-        bias = None if self.bias is None else self.bias.data_ptr()
-        addresses = (rows.data_ptr(), self.panels.data_ptr(), bias, out.data_ptr())
-        columns = (self.scales.data_ptr(), self.shifts.data_ptr())
-        sizes = (num_rows, self.outputs, width // 4, self.gate)
-        self.library.call("linear_of_bytes", rows.dtype, *addresses, *columns, *sizes)
-        return out
-
-
-def _words(panels: Tensor) -> int:
-    """Words of a row, as `_Order.panels` says."""
-    return panels.shape[1] * (TILE if panels.dim() == 5 else 1)
 
 
 def panel_projection(library: Library, activation: Activation | None = None) -> MakeProjection:
@@ -90,10 +64,7 @@ def panel_projection(library: Library, activation: Activation | None = None) -> 
     def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
         if weight.shape[1] % 2:
             return library.gated(packed_projection(weight, bias, narrow), activation)
-        order = _Order.of(library, weight.view(torch.int32).shape[1], activation is not None)
-        wide = None if bias is None else order.of_outputs(bias.float())
-        outputs = len(weight) // (2 if activation else 1)
-        return PanelLinear(order.panels(weight), wide, outputs, GATES.index(activation), library)
+        return _made(library, activation, weight, (None, None, bias))
 
     return make
 
@@ -105,14 +76,26 @@ def panel_int8_projection(library: Library, activation: Activation | None = None
         if weight.shape[1] % 4:
             return library.gated(onednn_int8(library)(weight, bias, narrow), activation)
         steps, scales = to_int8(weight)
-        order = _Order.of(library, steps.view(torch.int32).shape[1], activation is not None)
         shifts = ZERO * steps.sum(dim=1, dtype=torch.float32)
-        wide = None if bias is None else order.of_outputs(bias.float())
-        outputs = len(weight) // (2 if activation else 1)
-        own = (order.panels(steps), order.of_outputs(scales), order.of_outputs(shifts), wide)
-        return PanelInt8Linear(*own, outputs, GATES.index(activation), library)
+        return _made(library, activation, steps, (scales, shifts, bias))
 
     return make
+
+
+def _made(
+    library: Library,
+    activation: Activation | None,
+    weight: Tensor,
+    columns: tuple[Tensor | None, ...],
+) -> PanelLinear:
+    """weight [outputs, in] and columns (scales, shifts, bias of outputs) in the order of panels."""
+    order = _Order.of(library, weight.view(torch.int32).shape[1], activation is not None)
+    scales, shifts, bias = (
+        None if part is None else order.of_outputs(part.float()) for part in columns
+    )
+    outputs = len(weight) // (2 if activation else 1)
+    gate = GATES.index(activation)
+    return PanelLinear(order.panels(weight), scales, shifts, bias, outputs, gate, library)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 
 namespace {
 
-struct Linear {  // panels.py's PanelLinear; with scales its PanelInt8Linear
+struct Linear {  // panels.py's PanelLinear.fields; with scales of bytes
   const void* panels;
   const float *scales, *shifts, *bias;
   int outputs, words, gate;

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..interface import LayerParts, Spans
 from .library import Library
-from .panels import PanelInt8Linear, PanelLinear
+from .panels import PanelLinear
 
 
 class _Linear(ctypes.Structure):
@@ -100,6 +100,6 @@ def _layer(part: LayerParts) -> _Layer | None:
 
 
 def _linear(projection: object) -> _Linear | None:
-    if isinstance(projection, PanelLinear | PanelInt8Linear):
+    if isinstance(projection, PanelLinear):
         return _Linear(*projection.fields())
     return None
