@@ -4,7 +4,7 @@
 
 A random 88M Llama in bf16, its KV cache filled to the last block by sequences that run at once.
 Compared are what the engine process takes beyond the baseline, anonymous and shared memory at its
-peak, and what the worker planned: weights, activations, workspace, KV cache. The baseline is an
+peak, and the plan that its KV cache was made by: weights, activations, workspace, KV cache. The baseline is an
 engine with a model of a few kilobytes: Python, torch and their threads. Pages of files are not in
 it, as they are given up when others need them.
 """
@@ -71,7 +71,7 @@ def measure(model: Path, num_blocks: int) -> tuple[dict[str, int], int]:
     """What one worker planned, and what its engine took with a full KV cache."""
     with worker(model, num_blocks) as running:
         evidence = httpx.get(running.admin_url + "/v1/evidence?after=0").json()
-        return evidence["memory"]["planned"], asyncio.run(fill(running, num_blocks))
+        return evidence["memory"]["corrected"], asyncio.run(fill(running, num_blocks))
 
 
 def main() -> None:

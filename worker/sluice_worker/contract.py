@@ -187,11 +187,13 @@ class Lengths(Struct, frozen=True):
 
 
 class MemoryReport(Struct, frozen=True):
-    """Bytes by class, planned by the formula and measured at start."""
+    """Bytes by class: planned by the formula before anything is loaded, measured at start, and the
+    plan that the KV cache was made by, corrected by what was measured and what the kernels need."""
 
     planned: dict[str, Count]
     measured: dict[str, Count]
     kv_tokens: Count
+    corrected: dict[str, Count] = {}
 
 
 class Evidence(Struct, frozen=True):

@@ -452,9 +452,14 @@ class WorkerCollector(Collector):
 
 
 def _memory(memory: MemoryReport) -> Values:
-    planned: Values = {(name, "planned"): float(size) for name, size in memory.planned.items()}
-    measured: Values = {(name, "measured"): float(size) for name, size in memory.measured.items()}
-    return {**planned, **measured}
+    kinds = {
+        "planned": memory.planned,
+        "measured": memory.measured,
+        "corrected": memory.corrected,
+    }
+    return {
+        (name, kind): float(size) for kind, sizes in kinds.items() for name, size in sizes.items()
+    }
 
 
 def _coefficients(model: StepModel) -> Values:

@@ -96,19 +96,29 @@ def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int
 
 
 def activation_bytes(
-    shape: ModelShape, max_num_batched_tokens: int, max_num_seqs: int, dtype_bytes: int
+    shape: ModelShape,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    dtype_bytes: int,
+    *,
+    in_a_row: bool = False,
 ) -> int:
     """Peak bytes of one step: the wider of attention and MLP per token, and the sampled logits.
 
     Logits: one float32 copy and one for sampling of each row, after one in the model's dtype.
+    in_a_row: all layers share one scratch, in which a gate is never written out.
     """
     hidden, head_dim = shape.hidden_size, shape.head_dim
     qkv = (shape.num_heads + 2 * shape.num_kv_heads) * head_dim
+    logits = max_num_seqs * shape.vocab_size * (8 + dtype_bytes)
+    if in_a_row:
+        # Residual stream, what is added to it, and the scratch behind a row's norm.
+        widest = max(qkv + shape.num_heads * head_dim, shape.intermediate_size)
+        return max_num_batched_tokens * dtype_bytes * (3 * hidden + widest) + logits
     attention = 2 * qkv + shape.num_heads * head_dim
     # Residual stream, its normalised copy and one float32 copy inside the norm (Gemma: two).
     norm = dtype_bytes * 2 * hidden + (8 if shape.family.gemma else 4) * hidden
     per_token = norm + max(dtype_bytes * attention, _mlp_bytes(shape, dtype_bytes))
-    logits = max_num_seqs * shape.vocab_size * (8 + dtype_bytes)
     return max_num_batched_tokens * per_token + logits
 
 
@@ -168,7 +178,7 @@ class MemoryPlan:
         )
 
     def as_dict(self) -> dict[str, int]:
-        """Bytes by class; the keys of `MemoryReport.planned` and `.measured`."""
+        """Bytes by class; the keys of `MemoryReport`."""
         return {
             "total_bytes": self.total_bytes,
             "weights_bytes": self.weights_bytes,
@@ -205,29 +215,32 @@ def plan_memory(
     lengths: tuple[float, float] | None,
     device: Literal["cpu", "cuda"],
     tensor_parallel: int = 1,
-    activation_bytes: int | None = None,
+    measured_activation_bytes: int = 0,
+    in_a_row: bool = False,
     num_blocks: int | None = None,
 ) -> MemoryPlan:
     """The plan for one rank. A model that does not fit is a plan with `fits` False, not an error.
 
     `lengths`: mean and standard deviation of observed lengths in tokens, None before any traffic.
-    `activation_bytes`: measured, in place of the formula's. `num_blocks`: fixed by a person.
+    `measured_activation_bytes`: counted where they are more than the formula's. `in_a_row`: the
+    kernels run layers in one scratch and read pages where they lie; unknown before a worker has
+    chosen them. `num_blocks`: fixed by a person.
     Raises SizingError where no memory could help: impossible numbers, or max_model_len over the
     model's own.
     """
     _check_request(shape, utilization, max_num_batched_tokens, max_model_len, block_size)
-    if activation_bytes is None:
-        activation_bytes = _activations(
-            shape, max_num_batched_tokens, max_num_seqs or MAX_CEILING, dtype_bytes
-        )
+    rows = (max_num_batched_tokens, max_num_seqs or MAX_CEILING)
+    formula = activation_bytes(shape, *rows, dtype_bytes, in_a_row=in_a_row)
+    activations = max(formula, measured_activation_bytes)
     reserve = CPU_RESERVE_BYTES if device == "cpu" else 0
     per_token = kv_bytes_per_token(shape, dtype_bytes, tensor_parallel)
     chunk = min(max_num_batched_tokens, max_model_len)
-    workspace = WORKSPACE_BYTES[device] + _attention_bytes(
-        shape, chunk, max_model_len, dtype_bytes, per_token // shape.num_layers
-    )
+    workspace = WORKSPACE_BYTES[device]
+    if not in_a_row:
+        layer_bytes = per_token // shape.num_layers
+        workspace += _attention_bytes(shape, chunk, max_model_len, dtype_bytes, layer_bytes)
     usable = int(utilization * total_bytes)
-    left = usable - weights_bytes - activation_bytes - workspace - reserve
+    left = usable - weights_bytes - activations - workspace - reserve
     if num_blocks is None:
         num_blocks = max(left // (per_token * block_size), 0)
     guaranteed = num_blocks // blocks_for(max_model_len, block_size)
@@ -239,7 +252,7 @@ def plan_memory(
         total_bytes=total_bytes,
         utilization=utilization,
         weights_bytes=weights_bytes,
-        activation_bytes=activation_bytes,
+        activation_bytes=activations,
         workspace_bytes=workspace,
         reserve_bytes=reserve,
         kv_bytes_per_token=per_token,
@@ -266,9 +279,6 @@ def _check_request(
             f"max_model_len {max_model_len} is not between 1 and the model's "
             f"max_position_embeddings {shape.max_position}."
         )
-
-
-_activations = activation_bytes
 
 
 def _attention_bytes(

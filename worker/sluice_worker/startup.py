@@ -1,7 +1,7 @@
 """From a configuration to an engine that serves: weights, memory, profile.
 
-Memory is planned by the formula before anything is loaded, then again with what was measured, and
-both are reported.
+Memory is planned by the formula before anything is loaded, then again with what was measured and
+with what the kernels need; all are reported.
 """
 
 import math
@@ -93,15 +93,14 @@ class _Start:
         progress("weights", 0)
         base_bytes = self._base_bytes()
         source = self._source()
-        planned = self._plan(self._weights_bytes(source), None)
+        planned = self._plan(self._weights_bytes(source))
         _refuse_unless_fits(planned, self.decoder)
         model = Decoder(self.decoder, source.read, self.kernels)
         source.finish(self.decoder.shape.tie_word_embeddings)
         release_freed()
         progress("profile", 60)
         measured = self._profile(model, planned)
-        activation = max(measured.activation_bytes, planned.activation_bytes)
-        plan = self._plan(model.num_bytes, activation)
+        plan = self._plan(model.num_bytes, measured.activation_bytes, model.in_a_row)
         _refuse_unless_fits(plan, self.decoder)
         progress("memory", 90)
         runner = self._runner(model, plan.num_blocks, plan.ceiling)
@@ -126,6 +125,7 @@ class _Start:
                 "kv_cache_bytes": runner.num_bytes,
             },
             kv_tokens=plan.kv_tokens,
+            corrected=plan.as_dict(),
         )
         return engine, self._ready(plan, predicted, limits, report, times)
 
@@ -144,7 +144,7 @@ class _Start:
             return int(torch.cuda.mem_get_info(self.device)[1])
         return self.resources.memory_bytes()
 
-    def _plan(self, num_weights: int, activation: int | None) -> MemoryPlan:
+    def _plan(self, num_weights: int, activation: int = 0, in_a_row: bool = False) -> MemoryPlan:
         config = self.config
         try:
             return plan_memory(
@@ -159,7 +159,8 @@ class _Start:
                 max_num_seqs=config.max_num_seqs,
                 lengths=None,
                 device=self.kind,
-                activation_bytes=activation,
+                measured_activation_bytes=activation,
+                in_a_row=in_a_row,
                 num_blocks=config.num_gpu_blocks_override,
             )
         except SizingError as error:

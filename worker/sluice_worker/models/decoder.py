@@ -83,6 +83,11 @@ class Decoder:
         tensors = _tensors([self.embedding, self.layers, self.norm, self.head])
         return sum({_identity(tensor): num_bytes(tensor) for tensor in tensors}.values())
 
+    @property
+    def in_a_row(self) -> bool:
+        """Whether layers are run in a row, in one scratch."""
+        return self._stack is not None
+
     def _read_head(self, read: ReadTensor) -> Projection:
         shape = self.config.shape
         if shape.tie_word_embeddings:

@@ -29,7 +29,7 @@ VIEW = View(
     max_num_seqs=4,
     ceiling=16,
     cache_config={"block_size": "16", "num_gpu_blocks": "40"},
-    memory=MemoryReport(planned={"weights": 10}, measured={"weights": 11}, kv_tokens=640),
+    memory=MemoryReport({"weights": 10}, {"weights": 11}, 640, {"weights": 12}),
     step_model=StepModel(a=1.0, b=2.0, c=3.0, d=4.0, n=5, resid_q=1.2),
 )
 
@@ -78,6 +78,9 @@ def test_the_text_parses_and_shows_the_view() -> None:
     assert seen["vllm:request_success_total", *common[:1], ("finished_reason", "stop"), common[1]]
     assert seen["vllm:time_to_first_token_seconds_bucket", common[0], ("le", "0.3"), common[1]] == 1
     assert seen["sluice_epoch", *common] == 12
+    sizes = {kind: ("sluice_memory_bytes", ("class", "weights"), common[0], ("kind", kind), common[1])
+             for kind in ("planned", "measured", "corrected")}  # fmt: skip
+    assert [seen[sizes[kind]] for kind in ("planned", "measured", "corrected")] == [10, 11, 12]
     rejected = ("vllm:admission_rejections_total", common[1], ("reason", "max_num_queued_reqs"))
     assert seen[rejected] == 1
 

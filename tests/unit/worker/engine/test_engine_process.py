@@ -54,6 +54,7 @@ def test_life_of_an_engine_process(checkpoint: Path) -> None:
         assert 1 <= ready.predicted_max_num_seqs <= 4
         assert ready.step_model is not None
         assert is_planned(ready)
+        assert ready.memory.corrected["weights_bytes"] == ready.memory.measured["weights_bytes"]
         # Idle, it beats.
         first = engine.wait_for(Heartbeat)
         assert engine.wait_for(Heartbeat).steps == first.steps == 0

@@ -50,6 +50,8 @@ def plan(
     shape: ModelShape = SHAPE,
     dtype_bytes: int = 2,
     num_blocks: int | None = None,
+    measured_activations: int = 0,
+    in_a_row: bool = False,
 ) -> MemoryPlan:
     return plan_memory(
         shape,
@@ -64,6 +66,8 @@ def plan(
         lengths=lengths,
         device=device,
         num_blocks=num_blocks,
+        measured_activation_bytes=measured_activations,
+        in_a_row=in_a_row,
     )
 
 
@@ -121,6 +125,23 @@ def test_small_model_in_a_1_gib_pod_fits_beside_the_reserve() -> None:
     assert fitted.fits
     assert fitted.reserve_bytes == CPU_RESERVE_BYTES
     assert sum(fitted.as_dict().values()) - fitted.total_bytes <= fitted.usable_bytes
+
+
+def test_layers_in_a_row_leave_more_for_the_kv_cache() -> None:
+    # Stream, what is added to it, a row's norm and the MLP: (3 * 4096 + 14336) * 2 bytes a token.
+    apart, in_a_row = plan(device="cpu"), plan(device="cpu", in_a_row=True)
+    logits = MAX_CEILING * 128256 * 10
+    assert in_a_row.activation_bytes == 2048 * 2 * (3 * 4096 + 14336) + logits
+    assert in_a_row.activation_bytes < apart.activation_bytes
+    assert in_a_row.workspace_bytes < apart.workspace_bytes
+    assert in_a_row.kv_tokens > apart.kv_tokens
+
+
+def test_measured_activations_count_where_they_are_more() -> None:
+    formula = plan().activation_bytes
+    assert plan(measured_activations=formula - 1) == plan()
+    assert plan(measured_activations=formula + GIB).activation_bytes == formula + GIB
+    assert plan(measured_activations=formula + GIB).kv_tokens < plan().kv_tokens
 
 
 def test_users_maximum_and_observed_lengths_bound_the_ceiling() -> None:
