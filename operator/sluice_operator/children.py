@@ -35,6 +35,8 @@ ASKED_ANNOTATION = "sluice.dev/asked-ceiling"
 """`spec.batching.maxNumSeqs` as it was then, or that it was left to us."""
 MODEL_ANNOTATION = "sluice.dev/model"
 """Hash of which model the template is of."""
+COMMIT_ANNOTATION = "sluice.dev/commit"
+"""What the revision of a hub's model stood for when the template was made; "" where not known."""
 _AUTO = "auto"
 PRE_STOP_SECONDS = 5
 """Longer than endpoints take to leave kube-proxy, so that no request meets a closed port."""
@@ -143,7 +145,8 @@ def deployment(
     one stay too, as the cap is lowered live; only to go beyond what they started with takes new.
     `is_unread`: the model cannot be read now (its hub is away), which is no reason to.
     `is_pending`: it is being read, and until then `live` stays, whatever was asked for since.
-    `commit`: what the revision of a hub's model stands for, so that all replicas run the same.
+    `commit`: what the revision of a hub's model stands for, so that all replicas run the same;
+    where it cannot be asked now, the one of `live`.
     """
     inputs = _inputs_of(service, settings)
     started = _annotation(live, CEILING_ANNOTATION)
@@ -155,6 +158,9 @@ def deployment(
         asked = _annotation(live, ASKED_ANNOTATION) or asked
     is_as_asked = is_unread and _annotation(live, ASKED_ANNOTATION) in (asked, None)
     kept = _kept_template(live, inputs) if is_as_asked or _suffices(started, ceiling) else None
+    pinned = _annotation(live, COMMIT_ANNOTATION) or ""
+    if kept or (is_unread and _annotation(live, MODEL_ANNOTATION) == model):
+        commit = pinned
     template = kept or _template(service, settings, ceiling, commit)
     spec = {
         "replicas": replicas,
@@ -172,6 +178,7 @@ def deployment(
         CEILING_ANNOTATION: started if kept and started else str(ceiling or _AUTO),
         ASKED_ANNOTATION: asked,
         MODEL_ANNOTATION: model,
+        COMMIT_ANNOTATION: commit,
         TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
     }
     name = deployment_name(service)

@@ -356,7 +356,7 @@ def _load(report: Report) -> dict[str, Any]:
     part: dict[str, Any] = {
         "arrivalsPerSecond": f"{report.decision.arrivals_per_s:.2f}",
         "running": sum(config.running for config in report.configs),
-        "waiting": sum(config.waiting.cap + config.waiting.kv for config in report.configs),
+        "waiting": sum(config.waiting.total for config in report.configs),
         **work(report.evidence, slo.window_s if (slo := report.service.spec.slo) else WINDOW_S),
     }
     return {**part, "cause": report.decision.cause} if report.decision.cause != "none" else part

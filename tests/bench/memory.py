@@ -4,9 +4,9 @@
 
 A random 88M Llama in bf16, its KV cache filled to the last block by sequences that run at once.
 Compared are what the engine process takes beyond the baseline, anonymous and shared memory at its
-peak, and the plan that its KV cache was made by: weights, activations, workspace, KV cache. The baseline is an
-engine with a model of a few kilobytes: Python, torch and their threads. Pages of files are not in
-it, as they are given up when others need them.
+peak, and the plan that its KV cache was made by: weights, activations, workspace, KV cache. The
+baseline is an engine with a model of a few kilobytes: Python, torch and their threads. Pages of
+files are not in it, as they are given up when others need them.
 """
 
 import asyncio

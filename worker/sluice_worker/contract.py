@@ -58,6 +58,11 @@ class Waiting(Struct, frozen=True):
     cap: Count = 0
     kv: Count = 0
 
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.cap + self.kv
+
 
 class RuntimeConfig(Struct, frozen=True):
     """The whole effective configuration: answer of GET and PATCH /v1/runtime_config.

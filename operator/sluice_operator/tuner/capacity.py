@@ -85,7 +85,7 @@ def _full_ticks(pod: HeardPod) -> Iterator[tuple[float, Tick]]:
 def _is_full(tick: Tick) -> bool:
     if tick.max_running < k.USED_SHARE * tick.max_num_seqs or not tick.steps:
         return False
-    return tick.waiting.cap + tick.waiting.kv > 0
+    return tick.waiting.total > 0
 
 
 def _predicted_tokens(model: StepTime, work: Work, tick: Tick) -> float:

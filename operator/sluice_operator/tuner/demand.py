@@ -107,7 +107,7 @@ def _sustained_per_s(counts: Sequence[float]) -> float:
 def _queue_rises(pods: Sequence[HeardPod]) -> bool:
     """Whether more waits after nearly each of the newest ticks: of a burst, it is one of them."""
     newest = [pod.ticks[-k.RISING_TICKS - 1 :] for pod in pods if len(pod.ticks) > k.RISING_TICKS]
-    waits = [[tick.waiting.cap + tick.waiting.kv for tick in ticks] for ticks in newest]
+    waits = [[tick.waiting.total for tick in ticks] for ticks in newest]
     queue = [sum(of_pods) for of_pods in zip(*waits, strict=True)]
     rises: int = sum(now > before for before, now in zip(queue, queue[1:], strict=False))
     return rises >= k.RISES

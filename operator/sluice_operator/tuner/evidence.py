@@ -226,7 +226,7 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
 def _has_spare(pod: HeardPod) -> bool:
     """Whether nothing waited and at most half of the cap ran for ten seconds."""
     return all(
-        2 * tick.max_running <= tick.max_num_seqs and not (tick.waiting.cap + tick.waiting.kv)
+        2 * tick.max_running <= tick.max_num_seqs and not tick.waiting.total
         for tick in pod.ticks[-k.STALE_TICKS :]
     )
 

@@ -107,7 +107,7 @@ def _overloaded(case: Case, demand: Demand) -> bool:
     if demand.capacity is None:
         return False
     spans = [pod.ticks[-k.STALE_TICKS :] for pod in case.pods]
-    queued = any(all(t.waiting.cap + t.waiting.kv for t in span) for span in spans)
+    queued = any(all(t.waiting.total for t in span) for span in spans)
     return queued and demand.arrivals.per_s > case.seen.replicas * demand.capacity.per_s
 
 
@@ -122,8 +122,8 @@ def _queue_grows(case: Case) -> bool:
     full = all(
         tick.max_running >= k.USED_SHARE * tick.max_num_seqs for span in spans for tick in span
     )
-    before = sum(span[0].waiting.cap + span[0].waiting.kv for span in spans)
-    after = sum(span[-1].waiting.cap + span[-1].waiting.kv for span in spans)
+    before = sum(span[0].waiting.total for span in spans)
+    after = sum(span[-1].waiting.total for span in spans)
     return full and after > before * k.LOAD_ROSE and after > 0
 
 

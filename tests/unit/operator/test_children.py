@@ -16,7 +16,8 @@ from unit.worker.api.tiny import write_checkpoint
 
 
 def _deployment(live: Any = None, *, ceiling: int | None = 32, **changes: Any) -> dict[str, Any]:
-    known = {name: changes.pop(name) for name in ("is_unread", "is_pending") if name in changes}
+    told = ("is_unread", "is_pending", "commit")
+    known = {name: changes.pop(name) for name in told if name in changes}
     service = create_service(**changes)
     return children.deployment(service, SETTINGS, ceiling=ceiling, replicas=1, live=live, **known)
 
@@ -150,6 +151,23 @@ def test_a_model_that_cannot_be_read_just_now_takes_none() -> None:
     assert unread["spec"]["template"] == asked["spec"]["template"]
     lifted = _deployment(asked, ceiling=None, is_unread=True)
     assert lifted["spec"]["template"] != asked["spec"]["template"]
+
+
+def test_new_pods_run_the_known_commit_while_the_hub_is_away() -> None:
+    """An edit takes new pods then: they size themselves, and load what the others have."""
+    asked = {"model__uri": "hf://org/model", "model__revision": "main"}
+    live = _deployment(ceiling=16, commit="c0ffee", **asked)
+    edited = _deployment(live, ceiling=None, is_unread=True, engine__args=["--seed=1"], **asked)
+    args = edited["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "--revision=c0ffee" in args
+    assert "--seed=1" in args
+    moved = _deployment(edited, ceiling=16, commit="decade", engine__args=["--seed=1"], **asked)
+    assert moved["spec"]["template"] == edited["spec"]["template"]
+    still = _deployment(moved, ceiling=None, is_unread=True, **asked)
+    assert "--revision=c0ffee" in still["spec"]["template"]["spec"]["containers"][0]["args"]
+    other = {**asked, "model__uri": "hf://org/other"}
+    another = _deployment(live, ceiling=None, is_unread=True, **other)
+    assert "--revision=main" in another["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
 def test_while_a_model_is_being_read_what_serves_stays() -> None:

@@ -78,9 +78,9 @@ def test_the_text_parses_and_shows_the_view() -> None:
     assert seen["vllm:request_success_total", *common[:1], ("finished_reason", "stop"), common[1]]
     assert seen["vllm:time_to_first_token_seconds_bucket", common[0], ("le", "0.3"), common[1]] == 1
     assert seen["sluice_epoch", *common] == 12
-    sizes = {kind: ("sluice_memory_bytes", ("class", "weights"), common[0], ("kind", kind), common[1])
-             for kind in ("planned", "measured", "corrected")}  # fmt: skip
-    assert [seen[sizes[kind]] for kind in ("planned", "measured", "corrected")] == [10, 11, 12]
+    weights = ("sluice_memory_bytes", ("class", "weights"), common[0])
+    kinds = [("kind", kind) for kind in ("planned", "measured", "corrected")]
+    assert [seen[*weights, kind, common[1]] for kind in kinds] == [10, 11, 12]
     rejected = ("vllm:admission_rejections_total", common[1], ("reason", "max_num_queued_reqs"))
     assert seen[rejected] == 1
 
