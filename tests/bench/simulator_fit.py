@@ -302,7 +302,7 @@ def simulated(params: Params, fits: Sequence[Stream], stream: Stream) -> dict[st
     totals = [1e3 * (job.last_s - job.t_s) for job in jobs]
     return {
         "first_token_ms": np.quantile(firsts, QUANTILES).tolist(),
-        "gap_ms": [sketch.quantile_ms(world.gaps.sketch, q) or 0.0 for q in QUANTILES],
+        "gap_ms": [sketch.quantile_ms(world.totals.sketch, q) or 0.0 for q in QUANTILES],
         "end_to_end_ms": np.quantile(totals, QUANTILES).tolist(),
     }
 

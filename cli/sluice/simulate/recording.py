@@ -10,17 +10,20 @@ from sluice_worker.wire import Snapshot
 
 
 @dataclass(slots=True)
-class GapTotals:
-    """Gaps of all ticks that were closed, those too that are kept no more."""
+class Totals:
+    """Of all ticks that were closed, those too that are kept no more: gaps, those over the target,
+    and their sketch. `most_running`: in any step."""
 
-    num: int = 0
-    num_over: int = 0
+    most_running: int = 0
+    num_gaps: int = 0
+    num_gaps_over: int = 0
     sketch: dict[int, int] = field(default_factory=dict)
 
-    def add(self, num: int, num_over: int, sketch: dict[int, int]) -> None:
+    def add(self, running: int, num: int, num_over: int, sketch: dict[int, int]) -> None:
         """Add those of a tick, or of a pod."""
-        self.num += num
-        self.num_over += num_over
+        self.most_running = max(self.most_running, running)
+        self.num_gaps += num
+        self.num_gaps_over += num_over
         for bucket_index, count in sketch.items():
             self.sketch[bucket_index] = self.sketch.get(bucket_index, 0) + count
 
@@ -30,7 +33,7 @@ class Recording(Recorder):
 
     def __init__(self, boot_id: str, now_s: float, wall_s: float) -> None:
         super().__init__(boot_id, now_s, wall_s)
-        self.gap_totals = GapTotals()
+        self.totals = Totals()
 
     @property
     def next_seq(self) -> int:
@@ -50,8 +53,8 @@ class Recording(Recorder):
 
     def _close(self, wall_s: float, throttled_s: float) -> None:
         super()._close(wall_s, throttled_s)
-        gaps = self._ticks[-1].itl
-        self.gap_totals.add(gaps.n, gaps.over, gaps.sketch)
+        tick = self._ticks[-1]
+        self.totals.add(tick.max_running, tick.itl.n, tick.itl.over, tick.itl.sketch)
 
     def newest_ticks(self, num: int) -> list[Tick]:
         """The last `num` closed ticks, oldest first."""

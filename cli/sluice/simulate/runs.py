@@ -68,6 +68,7 @@ class Case:
         self.every_s = every_s
         self._tuned: World | None = None
         self._replayed: dict[int, Result] = {}
+        self._unfilled: Result | None = None
 
     def _run(self, policy: Policy) -> World:
         world = World(self.params, self.targets, self.trace, policy, self.seed)
@@ -88,10 +89,21 @@ class Case:
         return {"cap": cap} | score(self._run(Tuner(self.params.limits(), cap, self.every_s)))
 
     def replayed(self, cap: int) -> Result:
-        """A fixed cap with the tuner's replicas of its own run."""
+        """A fixed cap with the tuner's replicas of its own run. What comes of one that was never
+        filled comes of all above it."""
+        if self._unfilled and cap > self._unfilled["cap"]:
+            return self._unfilled | dict.fromkeys(("cap", "first_cap", "last_cap"), cap)
         if cap not in self._replayed:
-            self._replayed[cap] = {"cap": cap} | score(self._run(Replay(cap, self._replicas())))
+            world = self._run(Replay(cap, self._replicas()))
+            self._replayed[cap] = {"cap": cap} | score(world)
+            if world.totals.most_running < cap:
+                self._unfilled = self._replayed[cap]
         return self._replayed[cap]
+
+    @property
+    def num_replayed(self) -> int:
+        """Caps that had to be run."""
+        return len(self._replayed)
 
     def aimd(self) -> Result:
         first = self.tuned().first_cap

@@ -18,7 +18,7 @@ def score(world: World) -> dict[str, Any]:
     arrivals that were let in, those still waiting with their age; None if that is unknown.
     `last_cap_change_s`: 0 without any.
     """
-    pods = world.pods + world.gone
+    pods, totals = world.pods + world.gone, world.totals
     outcomes = [pod.outcomes() for pod in pods]
     done = [outcome for ended, _ in outcomes for outcome in ended]
     arrivals = len(world.trace)
@@ -48,9 +48,9 @@ def score(world: World) -> dict[str, Any]:
         "cap_changes": len(world.cap_changes),
         "replica_changes": len(world.replica_changes),
         "p99_ttft_ms": _quantile(ttft_ms, 0.99),
-        "p99_itl_ms": sketch.quantile_ms(world.gaps.sketch, 0.99),
+        "p99_itl_ms": sketch.quantile_ms(totals.sketch, 0.99),
         "ttft_over_share": late / arrivals if world.targets.ttft_ms else None,
-        "itl_over_share": world.gaps.num_over / world.gaps.num if world.gaps.num else None,
+        "itl_over_share": totals.num_gaps_over / totals.num_gaps if totals.num_gaps else None,
         "e2e_over_share": 1 - len(ended_in_time) / arrivals if world.targets.e2e_ms else None,
         "tokens": tokens,
         "preemptions": sum(pod.num_preemptions for pod in pods),

@@ -10,7 +10,7 @@ from .job import Outcome
 from .noise import Noise
 from .params import Params
 from .profile import profile, profile_records
-from .recording import GapTotals, Recording
+from .recording import Recording, Totals
 from .trace import Request
 
 REFIT_S = 1.0
@@ -68,9 +68,9 @@ class Scraped(ABC):
         return self._recorder
 
     @property
-    def gap_totals(self) -> GapTotals:
-        """Gaps of all closed ticks."""
-        return self._recorder.gap_totals
+    def totals(self) -> Totals:
+        """Of all closed ticks."""
+        return self._recorder.totals
 
     @abstractmethod
     def run(self, until_s: float, arrivals: deque[Request]) -> None:

@@ -12,7 +12,7 @@ from .compiled.pod import CompiledPod, is_usable
 from .params import Params
 from .pod import Pod
 from .profile import first_cap, profile, profile_records
-from .recording import GapTotals
+from .recording import Totals
 from .scraped import Scraped
 from .trace import Request
 
@@ -55,7 +55,7 @@ class World:
         self.replica_changes: list[tuple[float, int]] = []
         self.num_lost = 0
         self.pod_seconds = 0.0
-        self.gaps = GapTotals()
+        self.totals = Totals()
         self.pods: list[Scraped] = []
         self.gone: list[Scraped] = []
         self._pod_type = pod_type or (CompiledPod if is_usable(params, trace) else Pod)
@@ -87,8 +87,9 @@ class World:
             pod.run(self.now + 2.0, deque())
             self.pod_seconds += self.now - pod.created_s
         for pod in self.pods + self.gone:
-            gaps = pod.gap_totals
-            self.gaps.add(gaps.num, gaps.num_over, gaps.sketch)
+            found = pod.totals
+            gaps = (found.num_gaps, found.num_gaps_over, found.sketch)
+            self.totals.add(found.most_running, *gaps)
 
     def set_cap(self, cap: int) -> None:
         """Change the cap of every pod, under a new epoch."""

@@ -28,7 +28,7 @@ class Tick(Structure):
 
 
 class Totals(Structure):
-    _fields_ = _fields("", "num_gaps num_gaps_over")
+    _fields_ = _fields("", "num_gaps num_gaps_over most_running")
 
 
 class Model(Structure):

@@ -31,7 +31,7 @@ from sluice_worker.wire import Snapshot
 
 from ..job import Outcome
 from ..params import Params
-from ..recording import GapTotals, Recording
+from ..recording import Recording, Totals
 from ..scraped import REFIT_S, Scraped
 from ..trace import Request
 from . import layout
@@ -95,10 +95,11 @@ class CompiledPod(Scraped):
         return self._recorder
 
     @property
-    def gap_totals(self) -> GapTotals:
+    def totals(self) -> Totals:
         totals, pairs = layout.Totals(), (c_int64 * (2 * NUM_BUCKETS))()
         num = self._library.pod_gaps(self._pod, byref(totals), pairs)
-        return GapTotals(totals.num_gaps, totals.num_gaps_over, _sketch(pairs[: 2 * num]))
+        gaps = (totals.num_gaps, totals.num_gaps_over, _sketch(pairs[: 2 * num]))
+        return Totals(totals.most_running, *gaps)
 
     def run(self, until_s: float, arrivals: deque[Request]) -> None:
         loaded, pod = self._library, self._pod

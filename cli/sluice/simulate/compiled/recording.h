@@ -26,7 +26,7 @@ struct Tick {
 };
 
 struct Totals {  // of closed ticks
-  int64_t num_gaps, num_gaps_over;
+  int64_t num_gaps, num_gaps_over, most_running;
 };
 
 struct Ended {  // first_s: infinite before the first token
@@ -250,6 +250,7 @@ struct Recorder {
     for (size_t i = begin; i < pairs.size(); i += 2) all_gaps.add(pairs[i], pairs[i + 1]);
     tick.num_e2e = e2e.move_to(pairs);
     totals.num_gaps += tick.itl_n, totals.num_gaps_over += tick.itl_over;
+    totals.most_running = std::max(totals.most_running, tick.max_running);
     ticks.push_back(tick);
     tick = Tick{};
     is_mixed = is_settling;

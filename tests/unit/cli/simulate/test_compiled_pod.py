@@ -56,7 +56,7 @@ def assert_equal(params: Params, slo: Slo, drawn: list[tuple[float, int, int]], 
         assert (compiled.is_idle, compiled.num_refused, compiled.num_preemptions) == (
             python.is_idle, python.num_refused, python.num_preemptions,
         )  # fmt: skip
-        assert compiled.gap_totals == python.gap_totals
+        assert compiled.totals == python.totals
         mine, its = (pod.view(now_s) for pod in (compiled, python))
         assert mine.config == its.config
         assert mine.evidence is not None

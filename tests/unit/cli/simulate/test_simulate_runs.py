@@ -11,7 +11,7 @@ import pytest
 from sluice.__main__ import main
 from sluice.simulate.compare import CPU, GPU, SERVICES
 from sluice.simulate.generate import Lengths, make_trace
-from sluice.simulate.runs import best_near, best_of, caps_to_try, simulate
+from sluice.simulate.runs import Case, best_near, best_of, caps_to_try, simulate
 from sluice.simulate.summary import reach, summarise, table
 from sluice.simulate.trace import Request
 from sluice.targets import read_targets
@@ -112,6 +112,17 @@ def test_the_search_outward_finds_the_peak_wherever_it_starts(start: int) -> Non
     assert max(found["smooth_by_cap"], key=found["smooth_by_cap"].__getitem__) in range(20, 29)
     assert 256 in tried
     assert len(tried) <= 14
+
+
+@pytest.mark.parametrize("name", ["steady-80", "bursts"])
+def test_what_comes_of_a_cap_that_is_never_filled_comes_of_those_above_it(name: str) -> None:
+    trace = make_trace(name, CPU, 100, SERVICES["cpu"][1], 150, seed=2)
+    searched = Case(CPU, SLO, trace, 2)
+    caps = [2, 16, 256, 64, 100, 200, 255]
+    found = {cap: searched.replayed(cap) for cap in caps}
+    assert found == {cap: Case(CPU, SLO, trace, 2).replayed(cap) for cap in caps}
+    assert found[2]["smooth_share"] != found[255]["smooth_share"]
+    assert searched.num_replayed < len(caps)
 
 
 def test_on_a_small_cpu_the_tuner_finds_the_interior_cap() -> None:
