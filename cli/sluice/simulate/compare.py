@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from sluice.targets import read_targets
 
 from .generate import TRACES, Lengths, make_trace
 from .params import Params, ParamsError
-from .runs import Case, best_near, best_of
+from .runs import Case, Result, best_near, best_of
 from .summary import newest, reach, summarise, table
 
 GPU = Params(a=12, b=0.06, c=9e-5, d=0.07, kv_tokens=160_000, cold_start_s=60)
@@ -55,11 +55,14 @@ class Cell(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """`known`: the row of the same run with other caps; what they do not change is taken of it."""
+
     cell: Cell
     seed: int
     requests: int
     caps: tuple[int, ...]
     every_s: float
+    known: dict[str, Any] | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +93,12 @@ def main(args: argparse.Namespace) -> int:
     path = out / "rows.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {_key(row) for row in rows}
-    jobs = [job for job in _jobs(args) if _key(_named(job)) not in done]
+    known = {_run_key(row): row for row in rows}
+    jobs = [
+        replace(job, known=known.get(_run_key(_named(job))))
+        for job in _jobs(args)
+        if _key(_named(job)) not in done
+    ]
     started_s = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool, path.open("a") as file:
         for number, row in enumerate(pool.imap_unordered(run_job, jobs), 1):
@@ -121,9 +129,12 @@ def _named(job: Job) -> dict[str, Any]:
     }
 
 
+def _run_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (*row["cell"].values(), *(row[name] for name in ("seed", "requests", "every_s")))
+
+
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    names = ("seed", "requests", "every_s")
-    return (*row["cell"].values(), *row.get("caps", ()), *(row[name] for name in names))
+    return (*_run_key(row), *row.get("caps", ()))
 
 
 def _jobs(args: argparse.Namespace) -> list[Job]:
@@ -165,23 +176,27 @@ def run_job(job: Job) -> dict[str, Any]:
     targets = read_targets(TARGETS[cell.service][cell.target])
     trace = make_trace(cell.trace, params, targets.itl_ms, lengths, job.requests, job.seed)
     case = Case(params, targets, trace, job.seed, job.every_s)
-    started_s = time.process_time()
-    sluice = case.sluice()
-    seconds = time.process_time() - started_s
+    tuned = job.known or _tuned(case)
     if job.caps:
         oracle = best_of(case.replayed, [cap for cap in job.caps if cap <= params.ceiling])
     else:
-        oracle = best_near(case.replayed, sluice["last_cap"], params.ceiling)
+        oracle = best_near(case.replayed, tuned["sluice"]["last_cap"], params.ceiling)
     return {
         **_named(job),
-        "sluice": sluice,
-        "times_real": sluice["simulated_s"] / seconds,
-        **{
-            name: {key: value for key, value in result.items() if key != "cap_path"}
-            for name, result in (
-                ("aimd", case.aimd()),
-                ("ceiling", case.replayed(params.ceiling)),
-                ("oracle", oracle),
-            )
-        },
+        **{name: tuned[name] for name in ("sluice", "times_real", "aimd")},
+        "ceiling": _without_path(case.replayed(params.ceiling)),
+        "oracle": _without_path(oracle),
     }
+
+
+def _tuned(case: Case) -> dict[str, Any]:
+    """What does not depend on the caps that are tried."""
+    started_s = time.process_time()
+    sluice = case.sluice()
+    seconds = time.process_time() - started_s
+    times_real = sluice["simulated_s"] / seconds
+    return {"sluice": sluice, "times_real": times_real, "aimd": _without_path(case.aimd())}
+
+
+def _without_path(result: Result) -> Result:
+    return {key: value for key, value in result.items() if key != "cap_path"}

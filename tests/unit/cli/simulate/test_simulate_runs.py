@@ -180,6 +180,24 @@ def test_requests_that_end_too_late_are_not_good() -> None:
     assert late["good_share"] < held["good_share"] / 2
 
 
+def test_the_comparison_goes_on_and_runs_ours_once_for_all_caps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--traces", "steady-50", "--services", "gpu", "--requests", "300", "--seeds", "1"]
+    arguments = ["simulate", "--compare", "--out", str(tmp_path), *asked]
+    for caps in ([], ["--caps", "2,64"], ["--caps", "2,64"]):
+        assert main([*arguments, *caps]) == 0
+    searched, listed = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+    for name in ("sluice", "aimd", "ceiling", "times_real"):
+        assert searched[name] == listed[name]
+    assert {"2", "64"} < set(listed["oracle"]["smooth_by_cap"])
+    assert listed["oracle"]["smooth_share"] <= searched["oracle"]["smooth_share"]
+    told = capsys.readouterr()
+    assert told.err.count("1/1") == 2
+    assert told.out.count("| gpu, default, independent | steady-50 | 1 |") == 3
+    assert (tmp_path / "comparison.png").stat().st_size > 1000
+
+
 def test_the_comparison_is_paired_over_the_seeds() -> None:
     def result(smooth: float) -> dict[str, Any]:
         return {
