@@ -44,7 +44,7 @@ def comparison_png(rows: Sequence[dict[str, Any]], path: Path) -> None:
         Line2D([], [], color="#444", marker=mark, linestyle="", label=name)
         for name, mark in (("ours", "o"), ("AIMD", "x"))
     ]
-    figure.legend(handles=marks, loc="outside lower center", ncols=len(marks))
+    figure.legend(handles=marks, loc="outside lower center", ncols=min(len(marks), 3 * len(across)))
     for axis in axes[-1]:
         axis.set_xlabel("fixed cap")
     figure.savefig(path, dpi=90)
