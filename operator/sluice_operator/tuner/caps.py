@@ -1,9 +1,10 @@
 """Where the cap may go: the decision table's left half, bounded steps, and caps that breached."""
 
 from dataclasses import dataclass
-from math import floor, sqrt
+from math import ceil, floor, sqrt
 
 import msgspec
+from sluice_worker.contract import TICK_SECONDS
 from sluice_worker.sizing import carried_sequences
 
 from ..reasons import Reason
@@ -12,7 +13,7 @@ from . import sketch, spells
 from .case import Case, effective_cap
 from .evidence import cap_is_used, median_kv_tokens
 from .model import StepTime
-from .types import BreachedCap, Condition, Move, Past, TargetName
+from .types import BreachedCap, Condition, Move, Past, TargetName, Targets
 from .verdicts import READERS
 
 GAPS = READERS["interTokenLatency"]
@@ -128,11 +129,20 @@ def _raise_with_headroom(case: Case, bound: Bound) -> Move:
 
 
 def _queue_stands(case: Case) -> bool:
-    """Whether requests have waited for the cap for half a minute: first tokens will be late, and a
-    prediction of room is acted on before they are."""
-    newest = case.epoch.newest(k.RECENT_TICKS)
+    """Whether requests have waited for the cap for so long that first tokens will be late: a
+    prediction of room is acted on before that is shown."""
+    num = _standing_ticks(case.seen.targets)
+    newest = case.epoch.newest(num)
     queued = sum(any(tick.waiting.cap for tick in part) for part in newest)
-    return len(newest) == k.RECENT_TICKS and queued >= k.USED_SHARE * len(newest)
+    return len(newest) == num and queued >= k.USED_SHARE * num
+
+
+def _standing_ticks(targets: Targets) -> int:
+    """As long as the first token may take, within bounds."""
+    if targets.ttft_ms is None:
+        return k.RECENT_TICKS
+    due = ceil(targets.ttft_ms / 1000 / TICK_SECONDS)
+    return min(max(due, k.STANDING_TICKS), k.RECENT_TICKS)
 
 
 def _shows_headroom(case: Case) -> bool:

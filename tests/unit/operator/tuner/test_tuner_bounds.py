@@ -14,11 +14,11 @@ MODEL = StepModel(5.0, 2.0, 0.0, 0.05, 1000, 1.05)
 QUEUED = Waiting(cap=9)
 
 
-def decided(num: int, itl_ms: float, **changes: Any) -> Decision:
+def decided(num: int, itl_ms: float, ttft_ms: float = 300.0, **changes: Any) -> Decision:
     """Half of the steps run less than the cap, so that the measured gaps do not correct MODEL."""
     ticks = [tick(seq, steps=250, **changes) for seq in range(1, num + 1)]
     limits = replace(LIMITS, max_replicas=1)
-    targets = replace(TARGETS, itl_ms=itl_ms)
+    targets = replace(TARGETS, itl_ms=itl_ms, ttft_ms=ttft_ms)
     seen = observation(pod("a", ticks, model=MODEL), limits=limits, targets=targets)
     return decide(Past(), seen)[1]
 
@@ -31,7 +31,15 @@ def test_a_queue_that_stands_is_acted_on_before_first_tokens_are_late() -> None:
     assert decided(20, 50, waiting=QUEUED).cap_reason == "QueueStands"
     assert decided(20, 50, waiting=QUEUED).cap == 16
     assert decided(20, 50).reason == "CollectingEvidence"
-    assert decided(14, 50, waiting=QUEUED).reason == "CollectingEvidence"
+    assert decided(4, 50, waiting=QUEUED).reason == "CollectingEvidence"
+
+
+@pytest.mark.parametrize(("ttft_ms", "ticks"), [(300, 5), (10_000, 5), (12_000, 6), (60_000, 15)])
+def test_a_queue_stands_once_it_is_as_long_as_first_tokens_may_take(
+    ttft_ms: float, ticks: int
+) -> None:
+    assert decided(ticks, 50, ttft_ms, waiting=QUEUED).cap_reason == "QueueStands"
+    assert decided(ticks - 1, 50, ttft_ms, waiting=QUEUED).cap == 8
 
 
 def test_where_the_model_sees_no_room_a_queue_that_stands_raises_nothing() -> None:
