@@ -152,13 +152,20 @@ class MemoryPlan:
     reserve_bytes: int
     kv_bytes_per_token: int
     block_size: int
-    kv_tokens: int
     num_blocks: int
     max_model_len: int
-    guaranteed_seqs: int
     statistical_seqs: int
     ceiling: int
     device: Literal["cpu", "cuda"] = "cpu"
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def guaranteed_seqs(self) -> int:
+        return self.num_blocks // blocks_for(self.max_model_len, self.block_size)
 
     @property
     def fits(self) -> bool:
@@ -229,16 +236,14 @@ def plan_memory(
     model's own.
     """
     _check_request(shape, utilization, max_num_batched_tokens, max_model_len, block_size)
-    rows = (max_num_batched_tokens, max_num_seqs or MAX_CEILING)
-    formula = activation_bytes(shape, *rows, dtype_bytes, in_a_row=in_a_row)
+    asked = max_num_seqs or MAX_CEILING
+    budget = max_num_batched_tokens
+    formula = activation_bytes(shape, budget, asked, dtype_bytes, in_a_row=in_a_row)
     activations = max(formula, measured_activation_bytes)
     reserve = CPU_RESERVE_BYTES if device == "cpu" else 0
     per_token = kv_bytes_per_token(shape, dtype_bytes, tensor_parallel)
-    chunk = min(max_num_batched_tokens, max_model_len)
-    workspace = WORKSPACE_BYTES[device]
-    if not in_a_row:
-        layer_bytes = per_token // shape.num_layers
-        workspace += _attention_bytes(shape, chunk, max_model_len, dtype_bytes, layer_bytes)
+    attention = _attention_bytes(shape, budget, max_model_len, dtype_bytes, per_token)
+    workspace = WORKSPACE_BYTES[device] + (0 if in_a_row else attention)
     usable = int(utilization * total_bytes)
     left = usable - weights_bytes - activations - workspace - reserve
     if num_blocks is None:
@@ -247,7 +252,7 @@ def plan_memory(
     statistical = max(guaranteed, _statistical_seqs(num_blocks, block_size, max_model_len, lengths))
     # A number of blocks that a person fixed takes what it takes.
     fits = guaranteed >= 1 and num_blocks * block_size * per_token <= left
-    ceiling = min(statistical, max_num_seqs or MAX_CEILING) if fits else 0
+    ceiling = min(statistical, asked) if fits else 0
     return MemoryPlan(
         total_bytes=total_bytes,
         utilization=utilization,
@@ -257,10 +262,8 @@ def plan_memory(
         reserve_bytes=reserve,
         kv_bytes_per_token=per_token,
         block_size=block_size,
-        kv_tokens=num_blocks * block_size,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
-        guaranteed_seqs=guaranteed,
         statistical_seqs=statistical,
         ceiling=ceiling,
         device=device,
@@ -282,10 +285,11 @@ def _check_request(
 
 
 def _attention_bytes(
-    shape: ModelShape, chunk: int, max_model_len: int, dtype_bytes: int, layer_bytes_per_token: int
+    shape: ModelShape, budget: int, max_model_len: int, dtype_bytes: int, bytes_per_token: int
 ) -> int:
     """Scratch of one layer's attention: gathered pages, and masks of a chunk over its past."""
-    longest = max_model_len * layer_bytes_per_token
+    chunk = min(budget, max_model_len)
+    longest = max_model_len * (bytes_per_token // shape.num_layers)
     masks = len(shape.windows) * chunk * max_model_len * dtype_bytes
     scores = 2 * MAX_SCORES_BYTES if shape.attention_softcap else 0
     return max(MAX_GATHER_BYTES, longest) + masks + scores

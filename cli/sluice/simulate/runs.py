@@ -100,11 +100,6 @@ class Case:
                 self._unfilled = self._replayed[cap]
         return self._replayed[cap]
 
-    @property
-    def num_replayed(self) -> int:
-        """Caps that had to be run."""
-        return len(self._replayed)
-
     def aimd(self) -> Result:
         first = self.tuned().first_cap
         return score(self._run(Aimd(first, self._replicas())))

@@ -88,8 +88,7 @@ class World:
             self.pod_seconds += self.now - pod.created_s
         for pod in self.pods + self.gone:
             found = pod.totals
-            gaps = (found.num_gaps, found.num_gaps_over, found.sketch)
-            self.totals.add(found.most_running, *gaps)
+            self.totals.add(found.most_running, found.num_gaps, found.num_gaps_over, found.sketch)
 
     def set_cap(self, cap: int) -> None:
         """Change the cap of every pod, under a new epoch."""
