@@ -114,7 +114,8 @@ def _raise_with_headroom(case: Case, bound: Bound) -> Move:
     cap = case.seen.cap
     if case.verdicts and not any(verdict.n for verdict in case.verdicts.values()):
         return Move(cap, Reason.NO_TRAFFIC, f"epoch {case.seen.epoch}: no traffic in the window")
-    if not cap_is_used(case.recent_ticks):
+    stands = _queue_stands(case)
+    if not (stands or cap_is_used(case.recent_ticks)):
         message = f"epoch {case.seen.epoch}: the cap {cap} is not used, so it proves nothing"
         return Move(cap, Reason.CAP_UNUSED, message)
     if not bound.is_worth_it(cap):
@@ -122,19 +123,32 @@ def _raise_with_headroom(case: Case, bound: Bound) -> Move:
     to = _step_up(case, bound)
     if _shows_headroom(case):
         return Move(to, Reason.HEADROOM, f"{_proof(case)}; the cap is used; {_raised(case, to)}")
-    if case.model is not None and _queue_stands(case):
-        message = f"{_proof(case)}; requests have waited for the cap all along"
+    if case.model is not None and stands:
+        message = f"{_proof(case)}; requests wait for the cap, and first tokens will be late"
         return Move(to, Reason.QUEUE_STANDS, f"{message}; {_raised(case, to)}")
     return Move(cap, Reason.COLLECTING_EVIDENCE, _what_is_missing(case))
 
 
 def _queue_stands(case: Case) -> bool:
-    """Whether requests have waited for the cap for so long that first tokens will be late: a
-    prediction of room is acted on before that is shown."""
+    """Whether requests have waited for the cap for so long, or are so many, that first tokens will
+    be late: a prediction of room is acted on before that is shown."""
+    if _is_too_long(case):
+        return True
     num = _standing_ticks(case.seen.targets)
     newest = case.epoch.newest(num)
     queued = sum(any(tick.waiting.cap for tick in part) for part in newest)
     return len(newest) == num and queued >= k.USED_SHARE * num
+
+
+def _is_too_long(case: Case) -> bool:
+    """Whether the last of those who wait for the cap waits for longer than its first token may
+    take, at the pace that the step model sees."""
+    due_ms, work, cap = case.seen.targets.ttft_ms, case.work, case.seen.cap
+    if case.model is None or due_ms is None or not work.lengths_known:
+        return False
+    newest = case.epoch.newest_ticks(1)
+    turn_ms = case.model.request_ms(cap, work.output_tokens, work.prompt_tokens) / cap
+    return turn_ms * sum(tick.waiting.cap for tick in newest) > due_ms * len(newest)
 
 
 def _standing_ticks(targets: Targets) -> int:

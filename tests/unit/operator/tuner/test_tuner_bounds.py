@@ -12,6 +12,7 @@ from unit.operator.tuner.made import LIMITS, TARGETS, late, observation, pod, ti
 MODEL = StepModel(5.0, 2.0, 0.0, 0.05, 1000, 1.05)
 """A full cap of n takes 5 + 2 n ms; without the P99 of its noise 5 %."""
 QUEUED = Waiting(cap=9)
+ONE = Waiting(cap=1)
 
 
 def decided(num: int, itl_ms: float, ttft_ms: float = 300.0, **changes: Any) -> Decision:
@@ -28,18 +29,35 @@ def gaps_in(bucket: int) -> TokenGaps:
 
 
 def test_a_queue_that_stands_is_acted_on_before_first_tokens_are_late() -> None:
-    assert decided(20, 50, waiting=QUEUED).cap_reason == "QueueStands"
-    assert decided(20, 50, waiting=QUEUED).cap == 16
+    assert decided(20, 50, waiting=ONE).cap_reason == "QueueStands"
+    assert decided(20, 50, waiting=ONE).cap == 16
     assert decided(20, 50).reason == "CollectingEvidence"
-    assert decided(4, 50, waiting=QUEUED).reason == "CollectingEvidence"
+    assert decided(4, 50, waiting=ONE).reason == "CollectingEvidence"
 
 
-@pytest.mark.parametrize(("ttft_ms", "ticks"), [(300, 5), (10_000, 5), (12_000, 6), (60_000, 15)])
+@pytest.mark.parametrize(("ttft_ms", "ticks"), [(500, 5), (10_000, 5), (12_000, 6), (60_000, 15)])
 def test_a_queue_stands_once_it_is_as_long_as_first_tokens_may_take(
     ttft_ms: float, ticks: int
 ) -> None:
-    assert decided(ticks, 50, ttft_ms, waiting=QUEUED).cap_reason == "QueueStands"
-    assert decided(ticks - 1, 50, ttft_ms, waiting=QUEUED).cap == 8
+    assert decided(ticks, 50, ttft_ms, waiting=ONE).cap_reason == "QueueStands"
+    assert decided(ticks - 1, 50, ttft_ms, waiting=ONE).cap == 8
+
+
+@pytest.mark.parametrize(("queued", "ttft_ms"), [(9, 2000), (90, 20_000)])
+def test_a_queue_whose_last_will_be_late_is_acted_on_at_once(queued: int, ttft_ms: float) -> None:
+    """Eight requests of 100 steps of 21 ms and more leave each 0.3 s, so that nine take 2.4 s."""
+    long, shorter = Waiting(cap=queued), Waiting(cap=queued // 2)
+    assert decided(1, 50, ttft_ms, waiting=long).cap_reason == "QueueStands"
+    assert decided(1, 50, ttft_ms, waiting=shorter).cap == 8
+    assert decided(1, 50, ttft_ms, waiting=long, finished=0).cap == 8  # lengths are not known
+
+
+def test_a_long_queue_is_acted_on_though_the_cap_was_not_used_before() -> None:
+    ticks = [tick(seq, max_running=3) for seq in range(1, 20)]
+    rose = [*ticks, tick(20, waiting=QUEUED)]
+    few, many = (observation(pod("a", seen, model=MODEL)) for seen in (ticks, rose))
+    assert decide(Past(), few)[1].reason == "CapUnused"
+    assert decide(Past(), many)[1].cap_reason == "QueueStands"
 
 
 def test_where_the_model_sees_no_room_a_queue_that_stands_raises_nothing() -> None:

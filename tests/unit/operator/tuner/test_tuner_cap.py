@@ -8,16 +8,13 @@ from unit.operator.tuner.traces import bursts, poisson
 from unit.operator.tuner.world import World
 
 
-def test_cap_bound_misses_raise_the_cap_by_doubling_within_20_s_each() -> None:
+def test_a_queue_for_the_cap_raises_it_by_doubling_to_what_is_needed_within_20_s() -> None:
     world = World(SMALL_CPU, TARGETS, poisson([(120, 9)]), cap=2)
     loop = Loop(world, limits(max_replicas=1))
     loop.run(120)
-    times = [at for at, _, _ in loop.cap_changes]
     caps = [2, *(cap for _, cap, _ in loop.cap_changes)]
-    assert times[0] <= 20
-    assert all(later - sooner <= 20 for sooner, later in zip(times, times[1:], strict=False))
     assert all(sooner < later <= 2 * sooner for sooner, later in zip(caps, caps[1:], strict=False))
-    assert caps[-1] >= 16
+    assert max(cap for at, cap, _ in loop.cap_changes if at <= 20) >= 16
 
 
 def test_light_load_does_not_raise_an_unused_cap() -> None:
