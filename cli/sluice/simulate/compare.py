@@ -2,14 +2,18 @@
 
 import argparse
 import gc
+import hashlib
 import json
 import multiprocessing
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from sluice_operator import tuner
 from sluice_worker.contract import TICK_SECONDS
 
 from sluice.targets import read_targets
@@ -55,14 +59,16 @@ class Cell(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`known`: the row of the same run with other caps; what they do not change is taken of it."""
+    """`tuned`: a row of the same run with other caps, which do not change what ours brings;
+    `fixed`: one with another law, which does not change what fixed caps and AIMD bring."""
 
     cell: Cell
     seed: int
     requests: int
     caps: tuple[int, ...]
     every_s: float
-    known: dict[str, Any] | None = None
+    tuned: dict[str, Any] | None = None
+    fixed: dict[str, Any] | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,6 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--every", type=float, default=TICK_SECONDS, help="seconds between decisions"
     )
     group.add_argument("--jobs", type=int, default=1, help="processes")
+    group.add_argument(
+        "--again", action="store_true", help="run ours anew where a row is of another tuner's code"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -92,13 +101,7 @@ def main(args: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     path = out / "rows.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    done = {_key(row) for row in rows}
-    known = {_run_key(row): row for row in rows}
-    jobs = [
-        replace(job, known=known.get(_run_key(_named(job))))
-        for job in _jobs(args)
-        if _key(_named(job)) not in done
-    ]
+    jobs = _left(_jobs(args), rows, args.again)
     started_s = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool, path.open("a") as file:
         for number, row in enumerate(pool.imap_unordered(run_job, jobs), 1):
@@ -116,6 +119,28 @@ def main(args: argparse.Namespace) -> int:
     comparison_png(rows, out / "comparison.png")
     print(table(summary), reach(summary), sep="\n\n")
     return 0
+
+
+def _left(jobs: list[Job], rows: list[dict[str, Any]], again: bool) -> list[Job]:
+    """Those of which there is no row yet; `again`: none of this law. What one of another law or
+    with other caps says is not run anew."""
+    current = [row for row in rows if not again or row.get("law") == _law()]
+    done = {_key(row) for row in current}
+    tuned = {_run_key(row): row for row in current}
+    fixed = {_key(row): row for row in rows}
+    return [
+        replace(job, tuned=tuned.get(_run_key(_named(job))), fixed=fixed.get(_key(_named(job))))
+        for job in jobs
+        if _key(_named(job)) not in done
+    ]
+
+
+@cache
+def _law() -> str:
+    """Names the tuner's code."""
+    folder = Path(tuner.__file__).parent
+    code = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    return hashlib.sha256(code).hexdigest()[:12]
 
 
 def _named(job: Job) -> dict[str, Any]:
@@ -176,26 +201,33 @@ def run_job(job: Job) -> dict[str, Any]:
     targets = read_targets(TARGETS[cell.service][cell.target])
     trace = make_trace(cell.trace, params, targets.itl_ms, lengths, job.requests, job.seed)
     case = Case(params, targets, trace, job.seed, job.every_s)
-    tuned = job.known or _tuned(case)
-    if job.caps:
-        oracle = best_of(case.replayed, [cap for cap in job.caps if cap <= params.ceiling])
-    else:
-        oracle = best_near(case.replayed, tuned["sluice"]["last_cap"], params.ceiling)
+    tuned = job.tuned or _tuned(case)
+    fixed = job.fixed or _fixed(case, job.caps, tuned["sluice"]["last_cap"])
     return {
         **_named(job),
-        **{name: tuned[name] for name in ("sluice", "times_real", "aimd")},
-        "ceiling": _without_path(case.replayed(params.ceiling)),
-        "oracle": _without_path(oracle),
+        "law": tuned.get("law"),
+        **{name: tuned[name] for name in ("sluice", "times_real")},
+        **{name: fixed[name] for name in ("ceiling", "oracle")},
+        "aimd": (job.fixed or job.tuned or {}).get("aimd") or _without_path(case.aimd()),
     }
 
 
 def _tuned(case: Case) -> dict[str, Any]:
-    """What does not depend on the caps that are tried."""
+    """Ours."""
     started_s = time.process_time()
     sluice = case.sluice()
-    seconds = time.process_time() - started_s
-    times_real = sluice["simulated_s"] / seconds
-    return {"sluice": sluice, "times_real": times_real, "aimd": _without_path(case.aimd())}
+    times_real = sluice["simulated_s"] / (time.process_time() - started_s)
+    return {"law": _law(), "sluice": sluice, "times_real": times_real}
+
+
+def _fixed(case: Case, caps: tuple[int, ...], near: int) -> dict[str, Any]:
+    """The ceiling and the best cap, which is searched around `near` where no caps are given."""
+    ceiling = case.params.ceiling
+    if caps:
+        oracle = best_of(case.replayed, [cap for cap in caps if cap <= ceiling])
+    else:
+        oracle = best_near(case.replayed, near, ceiling)
+    return {"ceiling": _without_path(case.replayed(ceiling)), "oracle": _without_path(oracle)}
 
 
 def _without_path(result: Result) -> Result:

@@ -209,6 +209,23 @@ def test_the_comparison_goes_on_and_runs_ours_once_for_all_caps(
     assert (tmp_path / "comparison.png").stat().st_size > 1000
 
 
+def test_with_another_law_ours_is_run_anew_and_fixed_caps_are_not(tmp_path: Path) -> None:
+    asked = ["--traces", "steady-50", "--services", "gpu", "--requests", "300", "--seeds", "1"]
+    arguments = ["simulate", "--compare", "--out", str(tmp_path), *asked]
+    assert main(arguments) == 0
+    path = tmp_path / "rows.jsonl"
+    first = json.loads(path.read_text())
+    other = {name: first[name] | {"marked": True} for name in ("sluice", "oracle", "aimd")}
+    path.write_text(json.dumps(first | other | {"law": "another"}) + "\n")
+    assert main(arguments) == 0  # there is a row
+    for _ in range(2):
+        assert main([*arguments, "--again"]) == 0
+    _, anew = map(json.loads, path.read_text().splitlines())
+    assert anew["law"] == first["law"]
+    assert anew["sluice"] == first["sluice"]
+    assert anew["oracle"]["marked"] and anew["aimd"]["marked"]
+
+
 def test_the_comparison_is_paired_over_the_seeds() -> None:
     def result(smooth: float) -> dict[str, Any]:
         return {
