@@ -74,7 +74,7 @@ class Reason(StrEnum):
     HEADROOM = "Headroom", "The gaps at the full cap have shown room for more."
     QUEUE_STANDS = (
         "QueueStands",
-        "Requests wait for the cap, so long or so many that first tokens will be late.",
+        "Requests wait for the cap, so long or so many that some will be late.",
     )
     FIRST_TOKEN_BREACHED = "FirstTokenBreached", "First tokens are late for want of a larger cap."
     INTER_TOKEN_LATENCY_BREACHED = "InterTokenLatencyBreached", "Gaps are over target: lowered."

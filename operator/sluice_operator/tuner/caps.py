@@ -124,14 +124,14 @@ def _raise_with_headroom(case: Case, bound: Bound) -> Move:
     if _shows_headroom(case):
         return Move(to, Reason.HEADROOM, f"{_proof(case)}; the cap is used; {_raised(case, to)}")
     if case.model is not None and stands:
-        message = f"{_proof(case)}; requests wait for the cap, and first tokens will be late"
+        message = f"{_proof(case)}; requests wait for the cap, and the last of them will be late"
         return Move(to, Reason.QUEUE_STANDS, f"{message}; {_raised(case, to)}")
     return Move(cap, Reason.COLLECTING_EVIDENCE, _what_is_missing(case))
 
 
 def _queue_stands(case: Case) -> bool:
-    """Whether requests have waited for the cap for so long, or are so many, that first tokens will
-    be late: a prediction of room is acted on before that is shown."""
+    """Whether requests have waited for the cap for so long, or are so many, that some will be late:
+    a prediction of room is acted on before that is shown."""
     if _is_too_long(case):
         return True
     num = _standing_ticks(case.seen.targets)
@@ -141,9 +141,10 @@ def _queue_stands(case: Case) -> bool:
 
 
 def _is_too_long(case: Case) -> bool:
-    """Whether the last of those who wait for the cap waits for longer than its first token may
-    take, at the pace that the step model sees."""
-    due_ms, work, cap = case.seen.targets.ttft_ms, case.work, case.seen.cap
+    """Whether the last of those who wait for the cap waits for longer than its first token, or all
+    of it, may take, at the pace that the step model sees."""
+    targets, work, cap = case.seen.targets, case.work, case.seen.cap
+    due_ms = targets.e2e_ms if targets.ttft_ms is None else targets.ttft_ms
     if case.model is None or due_ms is None or not work.lengths_known:
         return False
     newest = case.epoch.newest_ticks(1)

@@ -223,7 +223,8 @@ def test_with_another_law_ours_is_run_anew_and_fixed_caps_are_not(tmp_path: Path
     _, anew = map(json.loads, path.read_text().splitlines())
     assert anew["law"] == first["law"]
     assert anew["sluice"] == first["sluice"]
-    assert anew["oracle"]["marked"] and anew["aimd"]["marked"]
+    assert anew["oracle"]["marked"]
+    assert anew["aimd"]["marked"]
 
 
 def test_the_comparison_is_paired_over_the_seeds() -> None:

@@ -52,6 +52,14 @@ def test_a_queue_whose_last_will_be_late_is_acted_on_at_once(queued: int, ttft_m
     assert decided(1, 50, ttft_ms, waiting=long, finished=0).cap == 8  # lengths are not known
 
 
+def test_without_a_first_token_target_the_whole_answer_is_due() -> None:
+    ticks = [tick(1, waiting=QUEUED)]
+    for e2e_ms, cap in ((2000, 16), (20_000, 8)):
+        targets = replace(TARGETS, ttft_ms=None, e2e_ms=e2e_ms)
+        seen = observation(pod("a", ticks, model=MODEL), targets=targets)
+        assert decide(Past(), seen)[1].cap == cap
+
+
 def test_a_long_queue_is_acted_on_though_the_cap_was_not_used_before() -> None:
     ticks = [tick(seq, max_running=3) for seq in range(1, 20)]
     rose = [*ticks, tick(20, waiting=QUEUED)]
