@@ -29,6 +29,8 @@ MAX_HEADER_BYTES = 8 << 20
 """Of one file: some 80,000 tensors. The format allows 100 MB, which as objects would take more
 memory than the operator has, for everybody's objects."""
 _MAX_SHARDS = 1000
+_MOST_BYTES = 1 << 60
+"""Status and metrics hold 64 bits; no model is near it."""
 INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pkl")
 
@@ -113,7 +115,7 @@ def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
         files = _shards(index)
         if not set(files) <= set(present):
             total = _total_size(index)
-            return total, total * wanted // stored
+            return _possible(source, total), _possible(source, total * wanted // stored)
     else:
         files = tuple(sorted(name for name in present if name.endswith(".safetensors")))
     if not files:
@@ -121,7 +123,14 @@ def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
         found = f"; {others[0]} is a pickle and is never opened" if others else ""
         raise CheckpointError(f"{source.title} holds no safetensors file{found}.")
     sizes = [_sizes(source.header(name), stored, wanted) for name in files]
-    return sum(as_stored for as_stored, _ in sizes), sum(as_wanted for _, as_wanted in sizes)
+    stored_bytes, wanted_bytes = map(sum, zip(*sizes, strict=True))
+    return _possible(source, stored_bytes), _possible(source, wanted_bytes)
+
+
+def _possible(source: Source, num_bytes: int) -> int:
+    if num_bytes > _MOST_BYTES:
+        raise CheckpointError(f"{source.title} claims tensors of over {_MOST_BYTES >> 50} PiB.")
+    return num_bytes
 
 
 def _sizes(header: Mapping[str, object], stored: int, wanted: int) -> tuple[int, int]:
@@ -215,7 +224,10 @@ def _opened(root: Path, path: Path) -> Iterator[int]:
 
 def _inside(root: Path, relative: str) -> Path:
     """`relative` resolved under `root`; CheckpointError if a link or `..` leads out of it."""
-    resolved = (root / relative).resolve()
+    try:
+        resolved = (root / relative).resolve()
+    except RuntimeError as e:  # links that lead to each other
+        raise CheckpointError(f"{relative[:128]} leads nowhere.") from e
     if not resolved.is_relative_to(root.resolve()):
         raise CheckpointError(f"{relative[:128]} leads outside of the models' directory.")
     return resolved

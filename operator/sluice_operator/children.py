@@ -42,6 +42,10 @@ PRE_STOP_SECONDS = 5
 """Longer than endpoints take to leave kube-proxy, so that no request meets a closed port."""
 GRACE_MARGIN_SECONDS = 10
 _USER = 65532
+_SUFFIXES = (
+    *(("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)),
+    *(("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)),
+)
 _CLAIM_MOUNT = "/mnt/models"
 _CACHE_MOUNT = "/mnt/cache"
 _ADMIN_DIR = "/etc/sluice/admin"
@@ -158,9 +162,8 @@ def deployment(
         asked = _annotation(live, ASKED_ANNOTATION) or asked
     is_as_asked = is_unread and _annotation(live, ASKED_ANNOTATION) in (asked, None)
     kept = _kept_template(live, inputs) if is_as_asked or _suffices(started, ceiling) else None
-    pinned = _annotation(live, COMMIT_ANNOTATION) or ""
     if kept or (is_unread and _annotation(live, MODEL_ANNOTATION) == model):
-        commit = pinned
+        commit = pinned_commit(live)
     template = kept or _template(service, settings, ceiling, commit)
     spec = {
         "replicas": replicas,
@@ -183,6 +186,11 @@ def deployment(
     }
     name = deployment_name(service)
     return _child(service, "apps/v1", "Deployment", name, {"spec": spec}, annotations)
+
+
+def pinned_commit(live: Object | None) -> str:
+    """The commit that the pods of the Deployment `live` are pinned to, "" where none is known."""
+    return _annotation(live, COMMIT_ANNOTATION) or ""
 
 
 def _inputs_of(service: InferenceService, settings: Settings) -> str:
@@ -383,8 +391,8 @@ def cpu_quantity(millis: int) -> str:
 
 
 def bytes_quantity(num_bytes: int) -> str:
-    """Bytes as the API server spells them: with the largest binary suffix that loses nothing."""
-    for suffix, size in (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
+    """Bytes as the API server spells them: with the largest suffix that loses nothing."""
+    for suffix, size in _SUFFIXES:
         if num_bytes % size == 0:
             return f"{num_bytes // size}{suffix}"
     return str(num_bytes)

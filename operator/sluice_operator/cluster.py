@@ -14,6 +14,7 @@ from typing import Any
 import urllib3
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
 from .metrics import Metrics
@@ -198,7 +199,7 @@ class Cluster:
         try:
             response = self._api.call_api(*request, _request_timeout=_DEADLINE_S)
             data = response.read()
-        except (urllib3.exceptions.HTTPError, OSError) as e:
+        except (urllib3.exceptions.HTTPError, ApiException, OSError) as e:  # ApiException: of TLS
             self._metrics.api_requests.labels(verb, kind, "0").inc()
             raise ClusterError(0, "Unreachable", f"the API server cannot be reached: {e}") from e
         self._metrics.api_requests.labels(verb, kind, str(response.status)).inc()

@@ -21,7 +21,7 @@ from .metrics import create_metrics
 from .reconcile import Context, Reconciler
 from .scrape import create_client
 from .settings import Settings
-from .spec import GROUP, PLURAL, VERSION
+from .spec import GROUP, KIND, PLURAL, VERSION
 
 Object = Mapping[str, Any]
 Key = tuple[str, str]
@@ -46,7 +46,7 @@ class Operator:
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
 
     def children(self, kind: str, namespace: str, owner: str) -> Iterable[Object]:
-        """Live children of one kind, by the label that names their owner."""
+        """Live children of one kind, by their owner."""
         return self.indices.get(kind, {}).get((namespace, owner), ())
 
     def see(self, context: Context, key: Key, body: Object) -> None:
@@ -164,7 +164,11 @@ def _register_objects(registry: kopf.OperatorRegistry, operator: Operator) -> No
 
 
 def _owner_of(body: kopf.Body) -> Key:
-    return str(body.metadata.namespace), str(body.metadata.labels.get(INSTANCE_LABEL, ""))
+    """Whose child it is: of pods their label tells, of others their owner, which no edited label
+    changes."""
+    owners = (o for o in body.metadata.get("ownerReferences") or () if o.get("kind") == KIND)
+    name = next((o.get("name") for o in owners), body.metadata.labels.get(INSTANCE_LABEL, ""))
+    return str(body.metadata.namespace), str(name)
 
 
 def configure(settings: kopf.OperatorSettings) -> None:

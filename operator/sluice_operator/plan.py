@@ -139,6 +139,7 @@ def _report(
     return status.Report(
         service=service,
         fit=observed.fit,
+        commit=children.pinned_commit(observed.live.get("Deployment")),
         rollout=rollout_of(observed.live.get("Deployment")),
         pods=observed.pods,
         runtime=tuned.runtime,
@@ -296,7 +297,8 @@ def _decided(spec: Spec, runtime: Runtime, decision: Decision) -> Runtime:
 def _settle(spec: Spec, observed: Observed, runtime: Runtime, ceiling: int, now: float) -> _Tuned:
     """What needs no evidence: the first cap, the bounds, an epoch that pods are past."""
     ahead = max((config.epoch for config in _configs(observed)), default=0)
-    if ahead > runtime.epoch:  # the ConfigMap was lost or edited; pods refuse an older epoch
+    # The ConfigMap was lost or edited; pods refuse an older epoch, and another cap in the same one.
+    if ahead > runtime.epoch or _is_refused(observed, runtime):
         notice = Notice(
             True,
             Reason.EPOCH_RECOVERED,
@@ -311,6 +313,14 @@ def _settle(spec: Spec, observed: Observed, runtime: Runtime, ceiling: int, now:
     if bounded == runtime.cap:
         return _Tuned(runtime, None)
     return _bound(runtime, bounded, f"the bounds are {low} to {ceiling}", now)
+
+
+def _is_refused(observed: Observed, runtime: Runtime) -> bool:
+    """Whether a pod runs another cap in this very epoch."""
+    return runtime.cap is not None and any(
+        config.epoch == runtime.epoch and config.max_num_seqs != min(runtime.cap, config.ceiling)
+        for config in _configs(observed)
+    )
 
 
 def _adopt(observed: Observed, runtime: Runtime) -> _Tuned:

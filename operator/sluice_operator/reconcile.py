@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 _MIN_SPACING_S = 0.5
 """Between two passes, so that a fight over a field with somebody else stays cheap."""
 _MAX_BACKOFF_S = 60.0
+_SERVING_BACKOFF_S = 10.0
+"""What one refused child costs pods that serve: a look in so many seconds instead of two."""
 _REREAD_S = 60.0
 _SWEEP_RESYNCS = 10
 """Five minutes by default between two looks for deletions that the watch has missed."""
@@ -119,7 +121,9 @@ class Reconciler:
             failures = 0 if pause_s is not None else failures + 1
             await asyncio.sleep(_MIN_SPACING_S)
             if pause_s is None:  # events do not cut it short, or they would defeat the back-off
-                backoff_s = min(2.0**failures, _MAX_BACKOFF_S)
+                serving = any(pod.serving for pod in self._pods(time.time()))
+                most_s = _SERVING_BACKOFF_S if serving else _MAX_BACKOFF_S
+                backoff_s = min(2.0**failures, most_s)
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             else:
                 await self._woken(max(started_s + pause_s - time.monotonic(), 0.0))
@@ -177,8 +181,10 @@ class Reconciler:
         fit = judge(service.spec, await self._checkpoint(service, pods, now))
         live = await self._live(service, fit, now)
         held = live.get("ConfigMap")
-        if memory.runtime is None and held and children.is_ours(service, held):
-            memory.runtime = runtime.parse(held.get("data") or {})
+        if held and children.is_ours(service, held):
+            stored = runtime.parse(held.get("data") or {})
+            if memory.runtime is None or self._is_overtaken(held, stored):
+                memory.runtime = stored
         return Observed(
             live=live,
             pods=pods,
@@ -191,6 +197,14 @@ class Reconciler:
             deleted=frozenset(memory.deleted),
             saved_s=memory.saved_s,
         )
+
+    def _is_overtaken(self, held: Object, stored: Runtime | None) -> bool:
+        """Whether another operator is ahead of us: to go on from what we know would be a fight. An
+        edit of a person leaves the hash of what we wrote, and is put back."""
+        ours, runtime = self._memory.written.get("ConfigMap"), self._memory.runtime
+        if stored is None or runtime is None or stored.epoch <= runtime.epoch:
+            return False
+        return drift.manifest_hash(held) != drift.manifest_hash(ours)
 
     async def _checkpoint(
         self, service: InferenceService, pods: tuple[Pod, ...], now: float
@@ -292,8 +306,9 @@ class Reconciler:
         own = f"{children.INSTANCE_LABEL}={self._name},{children.MANAGED_BY_LABEL}"
         for kind in ("Pod", *(ref.kind for ref in _watched_refs(service))):
             seen = {body["metadata"]["uid"] for body in self._seen(kind)}
-            missed = seen - await self._context.cluster.uids(Ref(kind, self._namespace), label=own)
-            memory.ghosts |= missed
+            there = await self._context.cluster.uids(Ref(kind, self._namespace), label=own)
+            missed = seen - there
+            memory.ghosts = memory.ghosts - there | missed
             if missed and kind != "Pod":
                 self.child_deleted(kind)
         itself = Ref(KIND, self._namespace, self._name)
@@ -345,7 +360,7 @@ class Reconciler:
             await self._tell(meta, planned.decided, now)
             await self._apply([m for m in planned.apply if m["kind"] != "ConfigMap"], now)
         except ClusterError as e:
-            if 400 <= e.status < 500 and e.status not in (409, 429):
+            if 400 <= e.status <= 500 and e.status not in (409, 429):  # 500: a webhook is down
                 failed = status.fail(planned.status, previous, Reason.APPLY_FAILED, str(e), now)
                 await self._tell(meta, events.transitions(previous, failed), now)
                 await self._write_status(failed)
@@ -355,20 +370,28 @@ class Reconciler:
         await self._write_status(planned.status)
 
     async def _apply(self, manifests: Iterable[Object], now: float) -> None:
-        memory = self._memory
+        """Write all of them, also behind one that is refused. Raises the first ClusterError."""
+        memory, refused = self._memory, None
         for manifest in manifests:
             kind = manifest["kind"]
             try:
                 live = await self._context.cluster.apply(manifest)
             except ClusterError as e:
                 if kind == "ConfigMap" and e.status == 409:
-                    memory.runtime = None  # somebody else decided: look again before deciding
-                raise
+                    # Somebody else wrote: look again before deciding.
+                    memory.runtime = None
+                    memory.written.pop(kind, None)
+                if not e.status:  # nobody answers: the others would wait as long
+                    raise
+                refused = refused or e
+                continue
             memory.written[kind] = live
             memory.accepted[kind] = drift.acceptance(manifest, live)
             if kind == "ConfigMap":
                 memory.saved_s = now
             _log.info("%s/%s: applied %s", self._namespace, self._name, kind)
+        if refused:
+            raise refused
 
     async def _send(self, planned: Plan) -> None:
         """A pod that cannot be reached is sent its configuration again at the next pass."""
@@ -443,3 +466,5 @@ def _read_checkpoint(model: Model, settings: Settings, token: str | None) -> Fou
         return read(model.uri, model.dtype, settings.models_dir, settings.model_root)
     except (CheckpointError, SizingError) as e:
         return Refused(str(e))
+    except OSError as e:
+        return Refused(f"{model.uri[:128]} cannot be read: {e.strerror or type(e).__name__}.")

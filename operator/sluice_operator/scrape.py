@@ -29,7 +29,8 @@ from .tuner.evidence import clock_shift
 
 T = TypeVar("T")
 DEADLINE_S = 2.0
-MAX_BODY_BYTES = 4 << 20
+MAX_BODY_BYTES = 16 << 20
+"""A full ring of a pod with 300 short requests/s is 4 MiB."""
 MAX_GONE = 16
 """Pods that are gone and still held: of a rollout that loops, the newest."""
 

@@ -28,13 +28,14 @@ _MAX_MESSAGE = 2048
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a status is made of. `desired`: replicas asked for.
+    """Everything that a status is made of. `desired`: replicas asked for; `commit`: of the pods.
 
     `decision` is None before there is a cap; `problems`: sentences on pods that did not answer.
     """
 
     service: InferenceService
     fit: Fit
+    commit: str
     rollout: Rollout
     pods: tuple[Pod, ...]
     runtime: Runtime
@@ -222,7 +223,8 @@ def _model(report: Report) -> dict[str, Any]:
     if found is None:
         return name
     sizes = {"parameters": found.num_parameters, "bytes": found.weights_bytes}
-    return {**name, **sizes, **({"resolvedRevision": found.commit} if found.commit else {})}
+    commit = report.commit or found.commit
+    return {**name, **sizes, **({"resolvedRevision": commit} if commit else {})}
 
 
 def _memory(report: Report) -> dict[str, Any]:

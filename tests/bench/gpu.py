@@ -91,6 +91,7 @@ def load(largest: int) -> Machine:
         model = Decoder(config, source.read, TritonKernels(HEADS // KV_HEADS, processors))
     longest = CONTEXT + NEW_TOKENS
     num_blocks = largest * (-(-longest // PAGE) + 2)
+    torch.cuda.empty_cache()
     started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
     runner = GpuRunner(model, num_blocks, PAGE, frozenset(), ceiling=largest, max_model_len=longest)
     while runner.use_idle_time():
@@ -213,13 +214,15 @@ def main() -> int:
             is_wrong = not distance < WORST_ERROR
             wrong += is_wrong
             print(f"{name:45} {distance:.5f}{'  WRONG' * is_wrong}", flush=True)
-        points = []
-        for point in measure(given.quick):
-            print(told(point), flush=True)
-            points.append(point)
+        points: list[Point] = []
+        try:
+            for point in measure(given.quick):
+                print(told(point), flush=True)
+                points.append(point)
+        finally:  # what was measured is kept, whatever stops the rest
+            write_report(device, distances, points, out)
     growth = {p.name: p.time_ms.median for p in points}
     print(f"32 sequences take {growth['batch 32'] / growth['batch 1']:.2f} x the time of one")
-    write_report(device, distances, points, out)
     return int(wrong > 0)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from integration.apiserver import ApiServer
+from integration.apiserver import ApiServer, free_ports
 from integration.operator_runs import (
     CHILDREN,
     Namespace,
@@ -21,6 +22,7 @@ from integration.operator_runs import (
     settle,
     write_models,
 )
+from sluice_cluster.shell import wait_until
 from unit.operator.objects import changed, valid_object
 
 _numbers = itertools.count()
@@ -180,6 +182,22 @@ def test_what_a_person_edits_is_put_back_and_the_event_names_it(
     operator.wait("the child as it was", restored)
 
 
+@pytest.mark.parametrize("plural", ["configmaps", "services"])
+def test_a_child_that_is_labelled_as_anothers_is_put_back(
+    operator: OperatorProcess, space: Namespace, plural: str
+) -> None:
+    create_demo(space)
+    settle(operator, space)
+    label, name = "app.kubernetes.io/instance", CHILDREN[plural]
+    space.patch(plural, name, {"metadata": {"labels": {label: "another"}}})
+
+    def is_back() -> bool:
+        found: str = space.get(plural, name)["metadata"]["labels"][label]
+        return found == "demo"
+
+    operator.wait("the label", is_back)
+
+
 def test_fields_of_others_on_a_child_stay(operator: OperatorProcess, space: Namespace) -> None:
     create_demo(space)
     settle(operator, space)
@@ -245,6 +263,62 @@ def test_writes_that_the_api_server_refuses_are_told_and_not_hammered(
     said = space.condition("Stalled")
     assert said["reason"] == "ApplyFailed"
     assert "being terminated" in said["message"]
+
+
+def test_one_refused_child_is_told_and_holds_back_no_other(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    create_demo(space)
+    settle(operator, space)
+    with webhook_of_services_that_is_down(space):
+        space.delete("services", "demo")
+        operator.wait("the refusal", lambda: space.condition("Stalled").get("status") == "True")
+        assert "failed calling webhook" in space.condition("Stalled")["message"]
+        space.patch("inferenceservices", "demo", {"spec": {"replicas": 3}})
+
+        def is_scaled_out() -> bool:
+            found: int = space.get("deployments", "demo")["spec"]["replicas"]
+            return found == 3
+
+        operator.wait("the scale-out", is_scaled_out, 120.0)
+    operator.wait("the service", lambda: space.find("services", "demo") is not None, 120.0)
+
+
+@contextmanager
+def webhook_of_services_that_is_down(space: Namespace) -> Iterator[None]:
+    """Nobody answers where the API server asks whether services of the namespace are fine."""
+    hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    [port] = free_ports(1)
+    hook = {
+        "name": f"{space.name}.sluice.test",
+        "clientConfig": {"url": f"https://127.0.0.1:{port}/"},
+        "rules": [
+            {
+                "apiGroups": [""],
+                "apiVersions": ["v1"],
+                "operations": ["*"],
+                "resources": ["services"],
+            }
+        ],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space.name}},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "timeoutSeconds": 1,
+    }
+    body = {"metadata": {"name": space.name}, "webhooks": [hook]}
+    assert space.client.post(hooks, json=body).is_success
+    try:
+        wait_until("the webhook to be asked", lambda: not _may_create_service(space), 30.0)
+        yield
+    finally:
+        assert space.client.delete(f"{hooks}/{space.name}").is_success
+
+
+def _may_create_service(space: Namespace) -> bool:
+    body = {"metadata": {"generateName": "probe-"}, "spec": {"ports": [{"port": 80}]}}
+    asked = space.client.post(space.path("services"), params={"dryRun": "All"}, json=body)
+    return asked.is_success
 
 
 def test_a_child_name_that_somebody_else_has_is_never_written_over(

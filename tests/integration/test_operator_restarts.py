@@ -228,6 +228,28 @@ def test_a_restarted_process_changes_nothing(
     assert space.versions() == versions
 
 
+async def test_an_operator_that_was_overtaken_goes_on_from_where_the_other_is(
+    apiserver: ApiServer, space: Namespace, models: Path
+) -> None:
+    create_demo(space, batching__initialNumSeqs=4)
+
+    def batching(**limits: int | None) -> Object:
+        return space.patch("inferenceservices", "demo", {"spec": {"batching": limits}})
+
+    def children(kind: str, namespace: str, owner: str) -> Iterable[Object]:
+        found = space.find(_PLURALS[kind], space.child(kind)) if kind in _PLURALS else None
+        return [found] if found else []
+
+    async with a_reconciler(apiserver, space, models, children) as first:
+        await first.reconcile()
+        batching(maxNumSeqs=2, initialNumSeqs=2)
+        assert not await reconcile_once(apiserver, space, models, float("inf"))
+        first.see(batching(maxNumSeqs=None, initialNumSeqs=4))
+        await first.reconcile()
+    data = space.get("configmaps", "demo-runtime")["data"]
+    assert (data["epoch"], data["max_num_seqs"]) == ("1", "2")
+
+
 def test_two_operators_never_both_open_an_epoch(
     apiserver: ApiServer, space: Namespace, models: Path
 ) -> None:

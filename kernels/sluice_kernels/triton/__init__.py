@@ -3,3 +3,8 @@
 A wrapper runs its reference where the tensors are on a CPU, so that all above it runs without a
 GPU. With `TRITON_INTERPRET=1` set before the first import it runs the kernel there, interpreted.
 """
+
+import os
+
+# Triton 3.9 warns at each first compile where this is not said.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

@@ -62,6 +62,22 @@ def test_an_index_without_its_files_tells_the_size(model: Path) -> None:
     assert _read(model, "float32").weights_bytes == 10_000
 
 
+def test_more_bytes_than_any_disk_has_are_refused(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    index = {"metadata": {"total_size": 10**400}, "weight_map": {"w": "model-1.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="claims tensors of over 1024 PiB"):
+        _read(model)
+
+
+def test_links_that_lead_to_each_other_are_refused(model: Path) -> None:
+    (model / "config.json").unlink()
+    (model / "config.json").symlink_to(model / "b")
+    (model / "b").symlink_to(model / "config.json")
+    with pytest.raises(CheckpointError, match="leads nowhere"):
+        _read(model)
+
+
 def test_shards_are_added_up(model: Path) -> None:
     (model / "model.safetensors").rename(model / "model-1.safetensors")
     tensor = {"dtype": "BF16", "shape": [50], "data_offsets": [0, 100]}

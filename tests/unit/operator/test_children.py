@@ -86,7 +86,13 @@ def test_gpu_pod_asks_for_the_gpu_and_leaves_its_own_memory_open() -> None:
 
 @pytest.mark.parametrize(
     ("num_bytes", "text"),
-    [(1 << 30, "1Gi"), (1536 << 20, "1536Mi"), (1_500_000_000, "1500000000"), (3 << 40, "3Ti")],
+    [
+        (1 << 30, "1Gi"),
+        (1536 << 20, "1536Mi"),
+        (1_500_000_000, "1500M"),
+        (3 << 40, "3Ti"),
+        (1_000_000_001, "1000000001"),
+    ],
 )
 def test_bytes_are_spelled_as_the_api_server_spells_them(num_bytes: int, text: str) -> None:
     assert children.bytes_quantity(num_bytes) == text

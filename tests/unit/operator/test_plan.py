@@ -181,7 +181,7 @@ def test_a_lowered_maximum_lowers_the_cap_in_a_new_epoch() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [{"epoch": 0}, {"max_num_seqs": 3}, {"slo": Slo(900.0, 50.0)}, {"overload": "Shed"}],
+    [{"epoch": 0}, {"slo": Slo(900.0, 50.0)}, {"overload": "Shed"}],
 )
 def test_a_pod_that_is_not_as_it_should_be_is_sent_everything_again(
     config: dict[str, Any],
@@ -191,6 +191,13 @@ def test_a_pod_that_is_not_as_it_should_be_is_sent_everything_again(
     [item] = planned.patches
     assert (item.patch.epoch, item.patch.max_num_seqs) == (1, 4)
     assert item.patch.slo == Slo(500.0, 50.0)
+
+
+def test_a_pod_with_another_cap_in_our_epoch_is_told_in_a_new_one() -> None:
+    service = create_service()
+    planned = _plan(service, _serving(service, max_num_seqs=3))
+    [item] = planned.patches
+    assert (item.patch.epoch, item.patch.max_num_seqs) == (2, 4)
 
 
 def test_edited_targets_reach_the_pods_and_restart_none() -> None:

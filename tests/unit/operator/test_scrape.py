@@ -206,7 +206,7 @@ async def _nonsense(head: str, writer: asyncio.StreamWriter) -> None:
     [
         (_hang, "no answer within"),
         (_drip, "no answer within"),
-        (_huge, "over 4 MiB"),
+        (_huge, "over 16 MiB"),
         (_redirect, "answered 302"),
         (_not_a_number, "not a valid RuntimeConfig"),
         (_negative, "not a valid RuntimeConfig"),

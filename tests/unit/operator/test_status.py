@@ -30,6 +30,7 @@ def _report(**changes: Any) -> Report:
     report = Report(
         service=service,
         fit=create_fit(service.spec),
+        commit="",
         rollout=Rollout(True, True, 1, 1, 1, None),
         pods=(create_pod(),),
         runtime=Runtime(1, 4, 1),
@@ -41,6 +42,14 @@ def _report(**changes: Any) -> Report:
         problems=(),
     )
     return replace(report, **changes)
+
+
+def test_the_commit_is_the_one_that_the_pods_are_pinned_to() -> None:
+    report = _report()
+    assert report.fit.checkpoint
+    moved = replace(report.fit, checkpoint=replace(report.fit.checkpoint, commit="b" * 40))
+    status = build(replace(report, fit=moved, commit="a" * 40), {}, NOW)
+    assert status["model"]["resolvedRevision"] == "a" * 40
 
 
 def _condition(report: Report, kind: str) -> dict[str, Any]:

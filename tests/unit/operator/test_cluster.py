@@ -1,0 +1,40 @@
+"""Claims on talking to the API server: what becomes of a connection that breaks."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Iterator
+
+import pytest
+from kubernetes.client import ApiClient, Configuration
+from sluice_operator import cluster
+from sluice_operator.cluster import Cluster, ClusterError, Ref
+from sluice_operator.metrics import create_metrics
+
+
+class HangUp(socketserver.BaseRequestHandler):
+    """Ends the connection once it has been spoken to."""
+
+    def handle(self) -> None:
+        self.request.recv(1)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HangUp) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+async def test_a_handshake_that_is_cut_is_an_api_server_that_cannot_be_reached(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_ATTEMPTS", 1)
+    configuration = Configuration(host=f"https://127.0.0.1:{port}")
+    configuration.retries = False
+    api = Cluster(ApiClient(configuration), create_metrics())
+    with pytest.raises(ClusterError, match="cannot be reached") as refused:
+        await api.get(Ref("ConfigMap", "default", "demo"))
+    assert refused.value.reason == "Unreachable"
