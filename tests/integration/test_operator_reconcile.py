@@ -296,7 +296,7 @@ def webhook_of_services_that_is_down(space: Namespace) -> Iterator[None]:
             {
                 "apiGroups": [""],
                 "apiVersions": ["v1"],
-                "operations": ["*"],
+                "operations": ["CREATE"],
                 "resources": ["services"],
             }
         ],

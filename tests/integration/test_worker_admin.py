@@ -99,6 +99,8 @@ def test_a_cap_over_the_ceiling_is_answered_422_in_one_sentence(worker: Worker) 
         b'{"epoch": 99, "epoch": 100}',
         b'{"epoch": 99, "slo": {"ttft_ms": NaN}}',
         b'{"epoch": 99, "slo": {"ttft_ms": -5}}',
+        b'{"epoch": 99, "slo": {"itl_ms": 1e308}}',
+        b'{"epoch": 100000000000000000000000000, "max_num_seqs": 4}',
         b'{"epoch": 99, "overload": "Maybe"}',
     ],
 )

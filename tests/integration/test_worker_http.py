@@ -8,12 +8,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from integration.worker_process import Worker, running_worker, stream_events
 from prometheus_client.parser import text_string_to_metric_families
+from unit.worker.api.tiny import write_checkpoint
 
 FLAGS = (
     *("--max-num-seqs", "8", "--num-gpu-blocks-override", "256", "--max-model-len", "2048"),
@@ -223,6 +225,29 @@ def test_a_body_that_does_not_end_is_answered_408_at_the_deadline(worker: Worker
         client.settimeout(10)
         client.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
         assert client.recv(65536).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_slow_reader_of_a_large_answer_gets_all_of_it(worker: Worker) -> None:
+    body = {"prompt": "def", "max_tokens": 1900, "ignore_eos": True, "logprobs": 5, "n": 4}
+    with httpx.stream("POST", worker.url + "/v1/completions", json=body, timeout=60) as answer:
+        size, began_s, parts = int(answer.headers["content-length"]), time.monotonic(), []
+        for part in answer.iter_raw(chunk_size=size // 40):
+            parts.append(part)
+            # Twice the deadline, and the sockets' buffers hold less than the answer.
+            ahead_s = began_s + len(parts) * 0.12 - time.monotonic()
+            time.sleep(max(0.0, ahead_s))
+    assert len(b"".join(parts)) == size
+    assert len(json.loads(b"".join(parts))["choices"]) == 4
+
+
+def test_a_text_with_a_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", max_position=4096)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "vocab_size": 64}))
+    with running_worker(tmp_path, *FLAGS, model=model) as worker:
+        answer = post(worker, prompt="z")
+    assert answer.status_code == 400
+    assert "is outside the vocabulary of 64" in answer.json()["error"]["message"]
 
 
 def test_request_ids_are_echoed_and_old_connections_are_closed(worker: Worker) -> None:

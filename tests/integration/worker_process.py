@@ -87,9 +87,11 @@ def command(model: Path | str, *flags: str, load_format: str = "dummy") -> list[
 
 
 @contextmanager
-def running_worker(directory: Path, *flags: str, ready: bool = True) -> Iterator[Worker]:
-    """A worker in a process of its own, ended on leaving."""
-    model = write_checkpoint(directory / "model", max_position=4096)
+def running_worker(
+    directory: Path, *flags: str, ready: bool = True, model: Path | None = None
+) -> Iterator[Worker]:
+    """A worker in a process of its own, of a small random `model`, ended on leaving."""
+    model = model or write_checkpoint(directory / "model", max_position=4096)
     log = directory / "worker.log"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import msgspec
 from msgspec import Struct, structs
 
-from .contract import Slo
+from .contract import MAX_MS, Slo
 from .errors import ConfigError
 from .hub.reference import FILE, Access, HubModel, access, hub_model
 from .speculation import NgramSpeculation
@@ -154,7 +154,7 @@ def _speculation(text: str) -> object:
 _count = _number(int, 0, math.inf)
 _positive = _number(int, 1, math.inf)
 _port = _number(int, 0, 65535)
-_milliseconds = _number(float, 0.001, math.inf)
+_milliseconds = _number(float, 0.001, MAX_MS)
 _seconds = _number(float, 0.01, math.inf)
 _interval = _number(float, 0, math.inf)
 

@@ -11,10 +11,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 T = TypeVar("T")
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 Seconds = Annotated[float, Meta(ge=0)]
-Milliseconds = Annotated[float, Meta(gt=0)]
+MAX_MS = 86_400_000.0
+"""Nobody waits for more than a day."""
+Milliseconds = Annotated[float, Meta(gt=0, le=MAX_MS)]
 
 TICK_SECONDS = 2.0
 """Length of one closed evidence tick."""

@@ -6,10 +6,10 @@ Both say the same; where a request has both, they must agree.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .contract import MAX_MS
 from .errors import RequestError
 
 HEADERS: Mapping[str, str] = {"ttft_ms": "x-slo-ttft-ms", "tpot_ms": "x-slo-tpot-ms"}
-MAX_MS = 86_400_000.0
 
 
 @dataclass(frozen=True, slots=True)

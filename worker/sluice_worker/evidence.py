@@ -176,8 +176,16 @@ class Recorder:
         if (epoch, max_num_seqs, slo) == (self.epoch, self.max_num_seqs, self.slo):
             return
         self._is_mixed = True
-        self._settling = _Settling(self.max_num_seqs, max_num_seqs)
+        self._settling = _Settling(self._cap_before(max_num_seqs), max_num_seqs)
         self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
+
+    def _cap_before(self, max_num_seqs: int) -> int:
+        """The cap that a change to `max_num_seqs` comes from: of one that has not taken effect, its
+        own, where it is the same again or what it lowers still drains."""
+        pending = self._settling
+        if pending and (max_num_seqs == pending.after or pending.after < pending.before):
+            return pending.before
+        return self.max_num_seqs
 
     # -- the life of a request
 

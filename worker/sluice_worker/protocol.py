@@ -17,7 +17,8 @@ from typing import Annotated, Any, TypedDict, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from .deadlines import MAX_MS, Deadlines
+from .contract import MAX_MS
+from .deadlines import Deadlines
 from .errors import RequestError, UnsupportedParameter
 from .sampling_params import (
     OPENAI,

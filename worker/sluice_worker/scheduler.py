@@ -392,10 +392,12 @@ class Scheduler:
         self.counters.prefix_queries += sequence.num_tokens
         self.counters.preempted_tokens += max(sequence.num_lost_tokens - num_cached, 0)
         sequence.num_lost_tokens = 0
-        self._clocks.dequeue(sequence)
+        waited_s = self._clocks.dequeue(sequence)
         if sequence.admitted_s is None:
             sequence.admitted_s = now
             sequence.cached_tokens = num_cached
+        else:  # the wait after a preemption is no prefill
+            sequence.admitted_s += waited_s
         insort(self.running, sequence, key=lambda other: other.order)
 
     def _why_blocked(self) -> Lack | None:

@@ -236,8 +236,8 @@ def plan_memory(
     model's own.
     """
     _check_request(shape, utilization, max_num_batched_tokens, max_model_len, block_size)
-    asked = max_num_seqs or MAX_CEILING
     budget = max_num_batched_tokens
+    asked = min(max_num_seqs or MAX_CEILING, budget)
     formula = activation_bytes(shape, budget, asked, dtype_bytes, in_a_row=in_a_row)
     activations = max(formula, measured_activation_bytes)
     reserve = CPU_RESERVE_BYTES if device == "cpu" else 0

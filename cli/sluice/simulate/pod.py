@@ -366,10 +366,14 @@ class Pod(Scraped):
             self.waiting.popleft()
             pages.start(job.holding, matched, own, total)
             job.computed = job.trusted = (len(matched) + own) * pages.size
-            job.wait_cap_s += self._clocks[0] - job.queued_at[0]
-            job.wait_kv_s += self._clocks[1] - job.queued_at[1]
+            cap_s = self._clocks[0] - job.queued_at[0]
+            kv_s = self._clocks[1] - job.queued_at[1]
+            job.wait_cap_s += cap_s
+            job.wait_kv_s += kv_s
             if job.admitted_s is None:
                 job.admitted_s, job.cached_tokens = now_s, job.computed
+            else:
+                job.admitted_s += cap_s + kv_s
             self._start(job)
 
     def _start(self, job: Job) -> None:

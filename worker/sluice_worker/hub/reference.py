@@ -85,7 +85,7 @@ def access(environ: Mapping[str, str], download_dir: Path | None) -> Access:
     return Access(
         endpoint=endpoint,
         cache=(download_dir or Path(environ.get("HF_HUB_CACHE") or home / "hub")).expanduser(),
-        token=environ.get("HF_TOKEN", "").strip() or _saved_token(environ, home),
+        token=_token(environ, home),
         offline=environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE,
         timeout_s=timeout_s,
     )
@@ -94,6 +94,13 @@ def access(environ: Mapping[str, str], download_dir: Path | None) -> Access:
 def _home(environ: Mapping[str, str]) -> Path:
     caches = environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(environ.get("HF_HOME") or Path(caches) / "huggingface").expanduser()
+
+
+def _token(environ: Mapping[str, str], home: Path) -> str | None:
+    token = environ.get("HF_TOKEN", "").strip() or _saved_token(environ, home)
+    if token and not (token.isascii() and token.isprintable()):
+        raise ValueError("the hub's token (HF_TOKEN) must be one line of ASCII")  # it is not shown
+    return token
 
 
 def _saved_token(environ: Mapping[str, str], home: Path) -> str | None:

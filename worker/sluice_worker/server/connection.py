@@ -78,12 +78,23 @@ class Connection(H11Protocol):
         """The client has stopped reading: it is cut unless it reads on."""
         super().pause_writing()
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self.deadlines.write_s, self._cut, "write")
+            self._arm_write()
 
     def resume_writing(self) -> None:
         """The client reads again."""
         self._write_timer = _cancelled(self._write_timer)
         super().resume_writing()
+
+    def _arm_write(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self.deadlines.write_s, self._check_read, left)
+
+    def _check_read(self, num_before: int) -> None:
+        """A large answer may take its time, as long as some of it is read."""
+        if self.transport.get_write_buffer_size() < num_before:
+            self._arm_write()
+        else:
+            self._cut("write")
 
     def close_if_idle(self) -> None:
         """Close between two requests; a request under way gets its answer."""

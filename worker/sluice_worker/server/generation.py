@@ -48,7 +48,8 @@ class Choice:
             self.cached_tokens = token.first.cached_tokens
             echo = self.echo
         self.finish_reason = token.finish_reason
-        if self.is_scoring:
+        if self.is_scoring:  # the token itself is not told
+            self.finish_reason = token.finish_reason and "length"
             return echo
         if token.scores is not None:
             offset = len(self.echo) + self.transcript.num_chars

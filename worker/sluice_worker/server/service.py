@@ -147,9 +147,11 @@ class Service:
         """Let a request in and submit its sequences, or raise why not."""
         window = self._check_open().max_model_len
         self.check_model(request.model)
-        sampling = self._sampling(request.sampling)
+        size = sum(map(len, request.sampling.bad_words))
+        sampling = await off_loop(size, lambda: self._sampling(request.sampling))
         keep = prompt_limit(request, window)
-        prompts = [await self._token_ids(prompt, request, keep) for prompt in request.prompts]
+        size = sum(map(len, request.prompts))
+        prompts, echoes = await off_loop(size, lambda: self._encoded(request, keep))
         engine = self._check_open()
         pool = engine.num_blocks * engine.block_size
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
@@ -164,9 +166,8 @@ class Service:
         reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
         generation = Generation(reply_id, request, self.ledger, self.client.abort)
         self.stats.observe("request_params_n", num_choices)
-        for asked, ids, max_tokens in zip(request.prompts, prompts, budgets, strict=True):
+        for ids, echo, max_tokens in zip(prompts, echoes, budgets, strict=True):
             self.stats.observe("request_params_max_tokens", max_tokens)
-            echo = self._echo(asked, ids, request, keep)
             message = _message(request, ids, max_tokens, sampling, arrival_s)
             for i in range(num_choices):
                 self._submit(generation, message, echo, i)
@@ -270,24 +271,30 @@ class Service:
             raise NotReady("the model is being loaded", retry_after_s=1)
         return self.engine
 
-    async def _token_ids(
+    def _encoded(
+        self, request: Completion, keep: int | None
+    ) -> tuple[list[Sequence[int]], list[str]]:
+        """The token ids of each prompt, the last `keep` of them, and what a reply repeats of it."""
+        prompts = [self._token_ids(prompt, request, keep) for prompt in request.prompts]
+        both = zip(request.prompts, prompts, strict=True)
+        return prompts, [self._echo(asked, ids, request, keep) for asked, ids in both]
+
+    def _token_ids(
         self, prompt: str | tuple[int, ...], request: Completion, keep: int | None
     ) -> Sequence[int]:
-        """The prompt's token ids, the last `keep` of them."""
+        ids: Sequence[int]
         if isinstance(prompt, tuple):
-            highest = max(prompt, default=0)
-            if highest >= self.vocab_size:
-                raise RequestError(
-                    f"token id {highest} is outside the vocabulary of {self.vocab_size}",
-                    param=request.prompt_field,
-                )
-            return prompt if keep is None else prompt[-keep:]
-        return await off_loop(
-            len(prompt),
-            lambda: self.tokenizer.encode(
-                prompt, add_special_tokens=request.add_special_tokens, keep=keep
-            ),
-        )
+            ids = prompt
+        else:
+            special = request.add_special_tokens
+            ids = self.tokenizer.encode(prompt, add_special_tokens=special, keep=keep)
+        highest = max(ids, default=0)
+        if highest >= self.vocab_size:  # of a text: a tokenizer with more tokens than the model
+            raise RequestError(
+                f"token id {highest} is outside the vocabulary of {self.vocab_size}",
+                param=request.prompt_field,
+            )
+        return ids if keep is None else ids[-keep:]
 
     def _check_queue(self, num_new: int) -> None:
         live, num_open, state = self.live, self.client.num_open, self.recorder.snapshot

@@ -53,6 +53,8 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
         self._control = _any_of(control_tokens)
+        self._begun = frozenset(t[:end] for t in control_tokens for end in range(1, len(t)))
+        self._longest = max(map(len, control_tokens), default=0)
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         self._form = _content_form(tree)
 
@@ -117,12 +119,21 @@ class ChatTemplate:
                     raise RequestError(
                         f"messages: U+{ord(found[0]):X} is no character", param="messages"
                     )
-                return self._control.sub(f"{OPEN}\\g<0>{CLOSE}", value)
+                return self._mark_begun(self._control.sub(f"{OPEN}\\g<0>{CLOSE}", value))
             case dict():
                 return {self._marked(key): self._marked(item) for key, item in value.items()}
             case list() | tuple():
                 return [self._marked(item) for item in value]
         return value
+
+    def _mark_begun(self, text: str) -> str:
+        """The same with a control token that its end begins between markers too: a template may
+        put a text behind it that goes on with it, trimmed or not."""
+        body = text.rstrip()
+        for length in range(min(self._longest, len(body)), 0, -1):
+            if body[-length:] in self._begun:
+                return f"{body[:-length]}{OPEN}{body[-length:]}{CLOSE}{text[len(body) :]}"
+        return text
 
 
 def _any_of(texts: Collection[str]) -> re.Pattern[str]:

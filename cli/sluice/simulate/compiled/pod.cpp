@@ -373,9 +373,13 @@ struct Pod {
       waiting.pop_front();
       pages.start(job, own, total);
       job.computed = job.trusted = own * pages.size;
-      job.wait_cap_s += clocks.cap_s - job.queued_at.cap_s;
-      job.wait_kv_s += clocks.kv_s - job.queued_at.kv_s;
-      if (std::isnan(job.admitted_s)) job.admitted_s = now_s, job.cached = job.computed;
+      double cap_s = clocks.cap_s - job.queued_at.cap_s, kv_s = clocks.kv_s - job.queued_at.kv_s;
+      job.wait_cap_s += cap_s, job.wait_kv_s += kv_s;
+      if (std::isnan(job.admitted_s)) {
+        job.admitted_s = now_s, job.cached = job.computed;
+      } else {
+        job.admitted_s += cap_s + kv_s;
+      }
       running.insert(id);
       prefilling.insert(std::lower_bound(prefilling.begin(), prefilling.end(), id), id);
     }

@@ -107,8 +107,9 @@ struct Recorder {
   }
   void configure(int64_t new_epoch, int64_t new_cap) {
     if (new_epoch == epoch && new_cap == cap) return;
+    bool goes_on = is_settling && (new_cap == after || after < before);
     is_mixed = is_settling = true;
-    before = cap, after = new_cap;
+    before = goes_on ? before : cap, after = new_cap;
     epoch = new_epoch, cap = new_cap;
   }
   void settle(int64_t num_running) {

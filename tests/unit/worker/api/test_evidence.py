@@ -241,6 +241,28 @@ def test_a_lowered_cap_is_settled_once_the_excess_has_drained() -> None:
     assert [tick.settled for tick in close(recorder, 10.0)] == [False, False, False, False, True]
 
 
+@pytest.mark.parametrize("then", [(2, 4, Slo(itl_ms=9.0)), (3, 6, SLO)])
+def test_a_lowered_cap_that_still_drains_is_not_settled_by_another_change(
+    then: tuple[int, int, Slo],
+) -> None:
+    recorder = create_recorder(cap=8)
+    recorder.configure(2, 4, SLO)
+    recorder.step(create_report(running=8, epoch=2), 1.0)
+    recorder.configure(*then)
+    for now_s, running in ((3.0, 8), (5.0, then[1]), (7.0, then[1])):
+        close(recorder, now_s - 1)
+        recorder.step(create_report(running=running, epoch=then[0]), now_s)
+    assert [tick.settled for tick in close(recorder, 8.0)] == [False, False, False, True]
+
+
+def test_a_raised_cap_that_nothing_uses_is_not_settled_by_new_targets() -> None:
+    recorder = create_recorder(cap=4)
+    recorder.configure(2, 8, SLO)
+    recorder.configure(2, 8, Slo(itl_ms=9.0))
+    recorder.step(create_report(running=4, epoch=2), 3.0)
+    assert [tick.settled for tick in close(recorder, 6.0)] == [False, False, False]
+
+
 def test_a_lowered_cap_settles_on_an_idle_engine_too() -> None:
     recorder = create_recorder(cap=8)
     recorder.configure(2, 4, SLO)

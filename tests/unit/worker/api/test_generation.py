@@ -12,6 +12,7 @@ from sluice_worker.server.generation import Choice, Generation
 from sluice_worker.server.ledger import Ledger
 from sluice_worker.server.text import Transcript
 from sluice_worker.tokenizer import Tokenizer
+from sluice_worker.wire import FirstToken, TokenOut
 
 from .tiny import write_tokenizer
 
@@ -43,6 +44,18 @@ def left(directory: Path, *, is_shed: bool) -> Tick:
     recorder.advance(now_s + 2, 1002.0, 0.0)
     (tick,) = recorder.evidence(0).ticks
     return tick
+
+
+def test_a_scored_prompt_ends_by_its_length_whatever_token_would_have_come(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json")
+    text = Transcript(
+        Tokenizer(tmp_path).detokenizer(), stops=(), stop_token_ids=frozenset(), min_tokens=0
+    )
+    flight = Recorder("boot", 0.0, 0.0).arrive("0", 0.0, 0.0, 1)
+    choice = Choice(0, flight, text, (1,), counts_prompt=True, echo="a", is_scoring=True)
+    parts = FirstToken(0.0, 0.0, 0.0, 0)
+    assert choice.feed(TokenOut("0", 2, first=parts, finish_reason="stop")) == "a"
+    assert choice.finish_reason == "length"
 
 
 def test_a_client_that_leaves_in_time_has_missed_nothing(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sluice_worker import engine as engine_module
 from sluice_worker import scheduler as scheduler_module
 from sluice_worker.blocks import BlockPool
+from sluice_worker.evidence import largest_part
 from sluice_worker.preemption import choose_victim, recompute_tokens
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
@@ -125,3 +127,28 @@ def test_thrown_away_tokens_are_those_that_are_computed_again() -> None:
     assert scheduler.counters.num_preemptions == sum(s.num_preemptions for s in sequences)
     # First admissions hit nothing: no two prompts are alike.
     assert scheduler.counters.preempted_tokens == num_computed - needed > 0
+
+
+def test_what_is_waited_for_after_a_preemption_is_no_prefill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler_module, "MIN_CHUNK_TOKENS", 2)
+    scheduler = create_scheduler(
+        num_blocks=48, budget=2048, itl_ms=50.0, max_model_len=768, prefix_caching=False
+    )
+    add(scheduler, create_request("grows", 95, max_tokens=200))
+    parts, now_s = None, 0.0
+    while parts is None:
+        if now_s == 0.1:
+            waits = add(scheduler, create_request("waits", 656))
+        work = scheduler.schedule(now_s, lambda decodes, kv_tokens: 2)
+        now_s += 0.1
+        outcomes = scheduler.commit(
+            work, [5 for w in work.works for _ in range(w.num_samples)], now_s
+        )
+        found = [o for o in outcomes if o.sequence.request_id == "waits"]
+        parts = engine_module._first(found[0], now_s) if found else None
+    ttft_s = now_s - 0.1
+    assert waits.num_preemptions == 1
+    assert parts.wait_kv_s + parts.prefill_s == pytest.approx(ttft_s, abs=0.2)
+    assert largest_part(parts, ttft_s) == "kv"

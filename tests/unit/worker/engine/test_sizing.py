@@ -127,6 +127,23 @@ def test_small_model_in_a_1_gib_pod_fits_beside_the_reserve() -> None:
     assert sum(fitted.as_dict().values()) - fitted.total_bytes <= fitted.usable_bytes
 
 
+def test_no_more_sequences_than_tokens_of_a_step() -> None:
+    few = plan_memory(
+        SHAPE,
+        total_bytes=80 * GIB,
+        utilization=0.9,
+        weights_bytes=0,
+        max_num_batched_tokens=16,
+        max_model_len=512,
+        block_size=16,
+        dtype_bytes=2,
+        max_num_seqs=None,
+        lengths=None,
+        device="cuda",
+    )
+    assert few.ceiling == 16
+
+
 def test_layers_in_a_row_leave_more_for_the_kv_cache() -> None:
     # Stream, what is added to it, a row's norm and the MLP: (3 * 4096 + 14336) * 2 bytes a token.
     apart, in_a_row = plan(device="cpu"), plan(device="cpu", in_a_row=True)

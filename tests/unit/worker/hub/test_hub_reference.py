@@ -108,6 +108,17 @@ def test_the_hubs_variables_are_honoured(tmp_path: Path) -> None:
     assert "hf_canary" not in repr(found)
 
 
+@pytest.mark.parametrize("token", ["hf_canary\nsecond", "hf_canaré"])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(
+    token: str, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text(token)
+    for environ in ({"HF_TOKEN": token}, {"HF_HOME": str(tmp_path)}):
+        with pytest.raises(ValueError, match="must be one line of ASCII") as refused:
+            access(environ, None)
+        assert "canar" not in str(refused.value)
+
+
 def test_without_variables_it_is_the_public_hub_and_the_users_cache(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hf_saved\n")
     found = access({"HF_HOME": str(tmp_path)}, None)
