@@ -2,7 +2,8 @@
 
     PYTHONPATH=tests .venv/bin/python -m gpu.compiled [--arch 80 90 100]
 
-Shapes are those of an 8B Llama in bfloat16; window and softcap make one more variant of attention.
+Shapes are those of an 8B Llama in bfloat16; window and softcap make one more variant of attention,
+float32 two.
 Registers and spills (bytes of local memory a thread) are what cuobjdump reads off the machine code.
 Exits 1 where a kernel spills much or does not fit.
 """
@@ -51,6 +52,7 @@ class Case:
     name: str
     kernel: Any
     constants: Mapping[str, int | float]
+    dtype: str = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,12 @@ def cases() -> Iterator[Case]:
     )
     gemma = prefill.prefill_constants(2, wide) | {"WINDOW": 4096, "SOFTCAP": 50.0}
     yield Case("prefill, dim 256, window, cap", prefill._prefill, gemma)
+    for dim in (64, 256):
+        full = torch.empty(1, 2, 4, PAGE, dim, dtype=torch.float32, device="meta")
+        one = decode.decode_constants(8, full, 1, None, None)
+        yield Case(f"decode, dim {dim}, float32", decode._decode, one, "fp32")
+        whole = prefill.prefill_constants(2, full) | plain
+        yield Case(f"prefill, dim {dim}, float32", prefill._prefill, whole, "fp32")
     turn = rotate_store.rotate_constants(HEADS, cache, has_norm=True)
     yield Case("norm, rotate, store", rotate_store._rotate_store, turn)
     yield Case("add, norm", add_norm._add_norm, add_norm.norm_constants(HIDDEN, adds=True))
@@ -96,7 +104,7 @@ def compile_case(case: Case, arch: int) -> Usage:
         elif name in SCALARS:
             signature[name] = SCALARS[name]
         else:
-            signature[name] = "*" + POINTERS.get(name, "bf16")
+            signature[name] = "*" + POINTERS.get(name, case.dtype)
         if name not in (*constants, *UNKNOWN) and SCALARS.get(name) != "fp32":
             attrs[(index,)] = [["tt.divisibility", 16]]  # as it is of every allocation and width
     source = ASTSource(case.kernel, signature, constants, attrs)

@@ -67,13 +67,13 @@ def constants(group: int, cache: Tensor) -> dict[str, int]:
         "HEAD_DIM": dim,
         "PAGE": page,
         "DIMS": padded(dim, 16),  # the least that tensor cores take
-        "BLOCK": 32 if is_wide(cache) else 64,
+        "BLOCK": 64 // max(key_bytes(cache) // 256, 1),
     }
 
 
-def is_wide(cache: Tensor) -> bool:
-    """Whether keys are so wide that a block has fewer of them."""
-    return cache.shape[4] * cache.element_size() > 256
+def key_bytes(cache: Tensor) -> int:
+    """Of one key: where it is wide, a block has fewer of them."""
+    return padded(cache.shape[4]) * cache.element_size()
 
 
 def reference(

@@ -12,7 +12,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .attend import LOG2E, attend, constants, is_wide, reference
+from .attend import LOG2E, attend, constants, key_bytes, reference
 from .common import padded, require, runs_kernel
 
 
@@ -77,10 +77,14 @@ def tile_tokens(group: int, cache: Tensor) -> int:
 
 def prefill_constants(group: int, cache: Tensor) -> dict[str, int]:
     """What the kernel is compiled for, but window and softcap."""
-    return constants(group, cache) | {
-        "ROWS": padded(group, 64 if is_wide(cache) else 128),
-        "num_warps": 4 if is_wide(cache) else 8,
-        "num_stages": 3 if is_wide(cache) else 5,  # as in decode
+    common, is_wide = constants(group, cache), key_bytes(cache) > 256
+    if cache.element_size() == 4:  # no tensor cores: products are made in registers
+        small = {"ROWS": padded(group, 32), "BLOCK": 16}
+        return common | small | {"num_warps": 8, "num_stages": 2}
+    return common | {
+        "ROWS": padded(group, 64 if is_wide else 128),
+        "num_warps": 4 if is_wide else 8,
+        "num_stages": 3 if is_wide else 5,  # as in decode
     }
 
 
