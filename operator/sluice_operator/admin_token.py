@@ -1,9 +1,11 @@
-"""The bearer token of an object's admin ports: made once, kept in its Secret. Never logged."""
+"""Tokens in Secrets, never logged: an object's admin ports' (made once), and a hub's."""
 
 import base64
 import secrets
 from collections.abc import Mapping
 from typing import Any
+
+from .children import MANAGED_BY, MANAGED_BY_LABEL
 
 
 def new_token() -> str:
@@ -19,3 +21,9 @@ def token_of(secret: Mapping[str, Any]) -> str | None:
     except (ValueError, TypeError):
         return None
     return token if token.isprintable() and token else None
+
+
+def may_be_sent(secret: Mapping[str, Any]) -> bool:
+    """Whether a hub and a pod may have what it holds: not a service account's token, nor ours."""
+    labels = secret.get("metadata", {}).get("labels") or {}
+    return secret.get("type", "Opaque") == "Opaque" and labels.get(MANAGED_BY_LABEL) != MANAGED_BY

@@ -32,7 +32,7 @@ TEMPLATE_INPUTS_ANNOTATION = "sluice.dev/template-inputs"
 CEILING_ANNOTATION = "sluice.dev/ceiling"
 """`--max-num-seqs` of the template, or that the workers size themselves."""
 ASKED_ANNOTATION = "sluice.dev/asked-ceiling"
-"""`spec.batching.maxNumSeqs` as it was then, or that it was left to us."""
+"""`spec.batching.maxNumSeqs` as it was then, or that it was left to us, and bytes of memory."""
 MODEL_ANNOTATION = "sluice.dev/model"
 """Hash of which model the template is of."""
 COMMIT_ANNOTATION = "sluice.dev/commit"
@@ -146,7 +146,8 @@ def deployment(
 
     So an operator that renders templates differently restarts no pod until its object changes.
     `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods that started with a higher
-    one stay too, as the cap is lowered live; only to go beyond what they started with takes new.
+    one stay too, as the cap is lowered live; to go beyond what they started with takes new ones,
+    if it was asked for: an operator that finds room for more in the same memory restarts none.
     `is_unread`: the model cannot be read now (its hub is away), which is no reason to.
     `is_pending`: it is being read, and until then `live` stays, whatever was asked for since.
     `commit`: what the revision of a hub's model stands for, so that all replicas run the same;
@@ -154,13 +155,13 @@ def deployment(
     """
     inputs = _inputs_of(service, settings)
     started = _annotation(live, CEILING_ANNOTATION)
-    asked = str(service.spec.batching.max_num_seqs or _AUTO)
+    asked = f"{service.spec.batching.max_num_seqs or _AUTO}/{service.spec.hardware.memory_bytes}"
     model = model_of(service)
     if is_pending:
         model = _annotation(live, MODEL_ANNOTATION) or model
         inputs = _annotation(live, TEMPLATE_INPUTS_ANNOTATION) or inputs
         asked = _annotation(live, ASKED_ANNOTATION) or asked
-    is_as_asked = is_unread and _annotation(live, ASKED_ANNOTATION) in (asked, None)
+    is_as_asked = _annotation(live, ASKED_ANNOTATION) == asked
     kept = _kept_template(live, inputs) if is_as_asked or _suffices(started, ceiling) else None
     if kept or (is_unread and _annotation(live, MODEL_ANNOTATION) == model):
         commit = pinned_commit(live)

@@ -17,7 +17,7 @@ import httpx
 from sluice_worker.sizing import SizingError
 
 from . import children, drift, events, hub, runtime, status
-from .admin_token import new_token, token_of
+from .admin_token import may_be_sent, new_token, token_of
 from .checkpoint import Checkpoint, CheckpointError, Unread, read
 from .cluster import Cluster, ClusterError, Ref
 from .events import Notice
@@ -244,6 +244,8 @@ class Reconciler:
         memory, settings, model = self._memory, self._context.settings, service.spec.model
         if memory.reading is None or memory.reading[0] != key:
             token, loop = await self._hub_token(service), asyncio.get_running_loop()
+            if isinstance(token, Refused):
+                return token
             readers = _HUB_READERS if model.repo else None
             started = loop.run_in_executor(readers, _read_checkpoint, model, settings, token)
             memory.reading = key, started
@@ -254,12 +256,14 @@ class Reconciler:
         memory.reading = None
         return future.result()
 
-    async def _hub_token(self, service: InferenceService) -> str | None:
+    async def _hub_token(self, service: InferenceService) -> str | Refused | None:
         """What the Secret that the object names holds; None without one, or without its key."""
         ref = service.spec.model.secret_ref
         if ref is None:
             return None
         secret = await self._context.cluster.get(Ref("Secret", service.namespace, ref.name))
+        if secret and not may_be_sent(secret):
+            return Refused(f"spec.model.secretRef: {ref.name} is no Opaque Secret of a person's.")
         return token_of(secret) if secret else None
 
     async def _live(self, service: InferenceService, fit: Fit, now: float) -> dict[str, Object]:

@@ -111,6 +111,18 @@ def test_what_may_not_be_read_gets_no_pod_and_a_sentence(
     assert space.condition("ModelFits")["status"] == "True"
 
 
+def test_a_secret_that_is_not_for_a_hub_is_not_sent_to_one(
+    operator: OperatorProcess, space: Namespace, hub: Hub
+) -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "login"}}
+    held = {"username": "somebody", "token": "canary"}
+    space.create("secrets", {**secret, "type": "kubernetes.io/basic-auth", "stringData": held})
+    create_demo(space, model={"uri": URI, "secretRef": {"name": "login"}})
+    operator.wait("the verdict", lambda: space.condition("ModelFits").get("status") == "False")
+    assert "login is no Opaque Secret" in space.condition("ModelFits")["message"]
+    assert space.find("deployments", "demo") is None
+
+
 def test_while_the_hub_is_away_the_pods_size_themselves(
     operator: OperatorProcess, space: Namespace, hub: Hub
 ) -> None:

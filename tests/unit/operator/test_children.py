@@ -143,8 +143,18 @@ def test_a_lower_ceiling_than_the_pods_started_with_restarts_none(
 
 
 def test_a_higher_ceiling_takes_new_pods() -> None:
+    live = _deployment(ceiling=16, batching__maxNumSeqs=16)
+    more = _deployment(live, ceiling=17, batching__maxNumSeqs=17)
+    assert more["spec"]["template"] != live["spec"]["template"]
+    on_gpu = {"hardware__accelerator": "nvidia"}
+    live = _deployment(ceiling=16, hardware__memory="24Gi", **on_gpu)
+    more = _deployment(live, ceiling=99, hardware__memory="80Gi", **on_gpu)
+    assert more["spec"]["template"] != live["spec"]["template"]
+
+
+def test_room_for_more_that_nobody_asked_for_takes_none() -> None:
     live = _deployment(ceiling=16)
-    assert _deployment(live, ceiling=17)["spec"]["template"] != live["spec"]["template"]
+    assert _deployment(live, ceiling=17)["spec"]["template"] == live["spec"]["template"]
 
 
 def test_a_model_that_cannot_be_read_just_now_takes_none() -> None:

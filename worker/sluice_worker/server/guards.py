@@ -1,6 +1,7 @@
 """Between the network and the routes: bodies, bearer tokens, request ids, connection ages."""
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import re
@@ -15,7 +16,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..config import read_secrets
-from ..errors import BodyTooLarge, RequestError, RequestTimeout, SluiceError, Unauthorized
+from ..errors import (
+    BodyTooLarge,
+    ConfigError,
+    RequestError,
+    RequestTimeout,
+    SluiceError,
+    Unauthorized,
+)
 from .connection import LIFE
 from .orca import ASKED_BY, load_headers
 from .replies import encode, error_body
@@ -29,26 +37,47 @@ JSON = "application/json"
 
 
 class Bearer:
-    """The tokens of one file. Never shown: not in repr, not in a log, not in an error."""
+    """The tokens of one file, which may change. Never shown: not in repr, log or error."""
 
-    def __init__(self, tokens: Collection[str]) -> None:
+    def __init__(self, tokens: Collection[str], path: Path | None = None) -> None:
         self._tokens = tuple(token.encode() for token in tokens)
+        self._path, self._version = path, _version(path)
 
     @classmethod
     def of(cls, path: Path | None) -> "Bearer | None":
         """The file's tokens, or None where there is no file and so no lock."""
-        return None if path is None else cls(read_secrets(path))
+        return None if path is None else cls(read_secrets(path), path)
 
     def __repr__(self) -> str:
         return f"Bearer({len(self._tokens)} tokens)"
 
     def check(self, authorization: bytes) -> None:
         """Raise Unauthorized unless the header's value is one of the tokens."""
+        self._read_again()
         scheme, _, token = authorization.partition(b" ")
         # Compared with every token, each in constant time, so that time tells nothing.
         matches = [hmac.compare_digest(token.strip(), known) for known in self._tokens]
         if scheme.lower() != b"bearer" or not any(matches):
             raise Unauthorized("a valid bearer token is required")
+
+    def _read_again(self) -> None:
+        """A Secret that was rotated reaches its volume within a minute; one that was spoilt is left
+        alone."""
+        version = _version(self._path)
+        if self._path is None or version in (None, self._version):
+            return
+        self._version = version
+        with contextlib.suppress(ConfigError):
+            self._tokens = tuple(token.encode() for token in read_secrets(self._path))
+
+
+def _version(path: Path | None) -> tuple[int, int] | None:
+    """What changes with the file's content; None while it is not there."""
+    try:
+        found = path.stat() if path else None
+    except OSError:
+        return None
+    return (found.st_ino, found.st_mtime_ns) if found else None
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

@@ -28,6 +28,27 @@ def test_anything_else_is_refused(sent: bytes) -> None:
         Bearer(["one", "two"]).check(sent)
 
 
+def test_a_rotated_token_is_taken_and_a_spoilt_file_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+
+    def write(text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").replace(path)  # as the kubelet does
+
+    write("one")
+    bearer = Bearer.of(path)
+    assert bearer
+    bearer.check(b"Bearer one")
+    write("two")
+    bearer.check(b"Bearer two")
+    with pytest.raises(Unauthorized):
+        bearer.check(b"Bearer one")
+    write("\n")
+    bearer.check(b"Bearer two")
+    path.unlink()
+    bearer.check(b"Bearer two")
+
+
 @pytest.mark.parametrize(
     ("membership", "stat", "content"),
     [
