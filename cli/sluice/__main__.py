@@ -28,7 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == chosen:
             importlib.import_module(f"sluice.{name}").add_arguments(command)
     args = parser.parse_args(arguments)
-    return int(importlib.import_module(f"sluice.{args.command}").main(args))
+    try:
+        return int(importlib.import_module(f"sluice.{args.command}").main(args))
+    except KeyboardInterrupt:
+        print(f"sluice {args.command}: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

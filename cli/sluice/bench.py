@@ -12,9 +12,10 @@ import asyncio
 import json
 import platform
 import random
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,10 @@ class Bench:
         """All rounds; the server is left as it was found."""
         try:
             await self.cap.use(max(self.tallies))
-            await self._send([self.shape.lengths(self.rng)] * WARM_UP)
+            outcomes, _ = await self._send([self.shape.lengths(self.rng)] * WARM_UP)
+            if not any(outcome.is_ok for outcome in outcomes):
+                why = outcomes[0].detail or outcomes[0].result
+                raise EndpointError(f"no request is answered in full: {why}")
             for number in range(1, self.traffic.waves + 1):
                 lengths = [self.shape.lengths(self.rng) for _ in range(self.traffic.wave)]
                 for cap in self.rng.sample(list(self.tallies), len(self.tallies)):
@@ -196,7 +200,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The whole measurement; raises EndpointError where there is nothing to measure."""
     traffic = Traffic.of(args)
     async with _session(args, args.api_key_file) as api, _session(args, args.admin_token_file) as a:
-        name, window = await served_model(api, args.url)
+        served = await served_model(api, args.url)
+        window = served.window
         longest = traffic.prompt_tokens[1] + traffic.max_tokens[1]
         if window and longest > window:
             raise EndpointError(
@@ -204,14 +209,17 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                 "give --scale, or shorter --prompt-tokens and --max-tokens"
             )
         asked = args.slo and Slo(args.slo.ttft_ms, args.slo.itl_ms, args.slo.e2e_ms)
-        live = None if args.client_side else await find_live(a, args.url, args.admin_url, asked)
+        # Beside another engine the usual port may be that of a worker of ours.
+        may_be_live = not args.client_side and (args.admin_url is not None or served.is_ours)
+        live = await find_live(a, args.url, args.admin_url, asked) if may_be_live else None
         cap: Cap = live or ClientLimit(api, args.url)
         usable = [c for c in args.max_num_seqs if cap.ceiling is None or c <= cap.ceiling]
         if not usable:
             raise EndpointError(f"every cap is over the server's ceiling of {cap.ceiling}")
+        name = args.model or served.name
         bench = Bench(
             api, args, cap, traffic,
-            Shape(traffic.prompt_tokens, traffic.max_tokens, args.vocab_size, args.model or name),
+            Shape(traffic.prompt_tokens, traffic.max_tokens, args.vocab_size, name),
             args.slo or Targets("99", None, None, None),
             {c: Tally(c) for c in usable},
             random.Random(args.seed),  # noqa: S311 - a load, not a secret
@@ -302,6 +310,13 @@ def write(result: Mapping[str, Any], out: Path) -> None:
     (out / "bench.html").write_text(html)
 
 
+async def _ended_by_signals(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """What `work` returns; SIGTERM cancels it, so that the cap is put back."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
+
+
 def main(args: argparse.Namespace) -> int:
     """Entry of `sluice bench`: 0 if all was measured, 2 if it cannot be."""
     args.url = args.url.rstrip("/")
@@ -311,10 +326,14 @@ def main(args: argparse.Namespace) -> int:
         print("sluice bench: the picture needs matplotlib: sluice[demo]", file=sys.stderr)
         return 2
     try:
-        result = asyncio.run(measure(args))
-    except (EndpointError, aiohttp.ClientError) as e:
-        print(f"sluice bench: {e}", file=sys.stderr)
+        args.out.mkdir(parents=True, exist_ok=True)
+        result = asyncio.run(_ended_by_signals(measure(args)))
+    except (EndpointError, aiohttp.ClientError, TimeoutError, OSError) as e:
+        print(f"sluice bench: {e or type(e).__name__}", file=sys.stderr)
         return 2
+    except asyncio.CancelledError:
+        print("sluice bench: ended; the cap is as it was", file=sys.stderr)
+        return 143
     except KeyboardInterrupt:
         print("sluice bench: interrupted; the cap is as it was", file=sys.stderr)
         return 130

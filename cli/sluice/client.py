@@ -6,7 +6,9 @@ byte of the answer, as the openai client does. A request's clock starts with its
 
 import asyncio
 import json
+import math
 import random
+import re
 import time
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,6 +20,7 @@ MAX_RETRIES = 2  # openai-python's default
 REQUEST_TIMEOUT_SECONDS = 300.0
 COMPLETIONS = "/v1/completions"
 ROUTES = (COMPLETIONS, "/generate")
+_USAGE = re.compile(rb'"usage": ?\{')
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Shape:
             "temperature": 0.0,
             "ignore_eos": True,
             "stream": True,
+            "stream_options": {"include_usage": True},
         }
 
 
@@ -68,7 +72,7 @@ class Outcome:
 def quantile(values: list[float], q: float) -> float | None:
     """The q-quantile (nearest rank), or None without values."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else None
+    return ordered[max(0, math.ceil(q * len(ordered) - 1e-9) - 1)] if ordered else None
 
 
 class Retry(Exception):
@@ -83,22 +87,36 @@ async def read_stream(response: aiohttp.ClientResponse, start: float) -> Outcome
     """Read one SSE answer to its end; with an error event it failed.
 
     Its end is `[DONE]`, or on /generate the event that holds the whole text; without it it is cut.
+    Tokens are those that the usage tells, where it does: an event may hold several.
     """
     times: list[float] = []
-    done, error = False, ""
+    done, error, told = False, "", None
     async for line in response.content:
         if line.startswith(b"data: [DONE]"):
             done = True
         elif line.startswith(b"data:"):
-            if b'"error"' in line and "error" in json.loads(line[5:]):
+            if b'"error"' in line and "error" in _event(line):
                 error = line.decode(errors="replace")[:200]
             done = done or (b'"generated_text":"' in line)
-            times.append(time.monotonic())
+            event = _event(line) if _USAGE.search(line) else {}
+            told = (event.get("usage") or {}).get("completion_tokens", told)
+            if event.get("choices") != []:
+                times.append(time.monotonic())
     gaps = tuple(b - a for a, b in zip(times, times[1:], strict=False))
-    result = "failed" if error else ("ok" if done else "cut")
+    result = "failed" if error else ("ok" if done and times else "cut")
     ttft = times[0] - start if times else 0.0
     pod = response.headers.get("x-sluice-pod", "unknown")
-    return Outcome(result, pod, ttft, time.monotonic() - start, len(times), gaps, 0, error)
+    num_tokens = told if isinstance(told, int) and times else len(times)
+    return Outcome(result, pod, ttft, time.monotonic() - start, num_tokens, gaps, 0, error)
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """The object of a `data:` line; one that is none is an error of the server's."""
+    try:
+        found = json.loads(line[5:])
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"error": "no JSON object"}
 
 
 def _retry_after_s(response: aiohttp.ClientResponse) -> float:

@@ -131,9 +131,11 @@ async def find_live(
     admin: aiohttp.ClientSession, url: str, admin_url: str | None, slo: Slo | None = None
 ) -> LiveCap | None:
     """The admin port at `admin_url`, or if it is left out on the host of `url`; None without."""
-    guess = admin_url or f"{urlsplit(url).scheme}://{urlsplit(url).hostname}:{ADMIN_PORT}"
+    parts = urlsplit(url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    at = admin_url.rstrip("/") if admin_url else f"{parts.scheme}://{host}:{ADMIN_PORT}"
     try:
-        return LiveCap(admin, guess, await read_config(admin, guess), slo)
+        return LiveCap(admin, at, await read_config(admin, at), slo)
     except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as e:
         if admin_url is not None:
             raise EndpointError(f"no admin port answers at {admin_url}: {e}") from e
@@ -170,12 +172,22 @@ async def scrape(session: aiohttp.ClientSession, url: str, chunk: int) -> Counte
         return None
 
 
-async def served_model(session: aiohttp.ClientSession, url: str) -> tuple[str, int | None]:
-    """Name and window in tokens (None if untold) of the first model that `url` lists."""
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """`window`: in tokens, None if untold; `is_ours`: served by Sluice."""
+
+    name: str
+    window: int | None
+    is_ours: bool
+
+
+async def served_model(session: aiohttp.ClientSession, url: str) -> ServedModel:
+    """The first model that `url` lists."""
     try:
         async with session.get(f"{url}/v1/models") as response:
             response.raise_for_status()
             card = (await response.json(content_type=None))["data"][0]
-            return str(card["id"]), card.get("max_model_len")
+            owner = card.get("owned_by")
+            return ServedModel(str(card["id"]), card.get("max_model_len"), owner == "sluice")
     except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as e:
         raise EndpointError(f"{url}/v1/models lists no model: {type(e).__name__}: {e}") from e

@@ -8,6 +8,7 @@ clients are `client`'s.
 import argparse
 import asyncio
 import json
+import math
 import random
 import sys
 import time
@@ -156,12 +157,21 @@ async def run(args: argparse.Namespace) -> int:
     return 0 if all(o.is_ok for led in ledgers for o in led.outcomes) else 1
 
 
+def positive(text: str) -> float:
+    """A finite number over 0; raises ValueError."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise ValueError(text)
+    return number
+
+
 def phase(text: str) -> tuple[str, str, float, float]:
     """`NAME:closed:CONCURRENCY:SECONDS`, `NAME:open:FRACTION:SECONDS` of the capacity, or
     `NAME:burst:FRACTION:SECONDS`, at once as many requests as capacity brings in FRACTION s."""
     try:
         name, kind, amount, seconds = text.split(":")
-        if kind not in KINDS or float(amount) <= 0 or float(seconds) <= 0:
+        least = 1.0 if kind == "closed" else 0.0
+        if kind not in KINDS or not least <= positive(amount) or not positive(seconds):
             raise ValueError(text)
         return name, kind, float(amount), float(seconds)
     except ValueError as e:
@@ -179,7 +189,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--phases", type=phase, nargs="+", required=True, help=phase.__doc__, metavar="PHASE"
     )
     parser.add_argument(
-        "--capacity", type=float, default=1.0, help="requests/s that a fraction of 1 stands for"
+        "--capacity", type=positive, default=1.0, help="requests/s that a fraction of 1 stands for"
     )
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=[64, 192], metavar=("A", "B"))
     parser.add_argument("--max-tokens", type=int, nargs=2, default=[32, 96], metavar=("A", "B"))
@@ -190,4 +200,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Entry of `sluice load`."""
+    args.url = args.url.rstrip("/")
     return asyncio.run(run(args))

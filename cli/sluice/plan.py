@@ -17,7 +17,7 @@ def memory(text: str) -> int:
     try:
         if (value := int(float(number) * unit)) > 0:
             return value
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
     raise argparse.ArgumentTypeError(f"{text!r} is not a quantity of memory such as 24Gi or 1500Mi")
 

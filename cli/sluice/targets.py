@@ -20,7 +20,11 @@ def read_targets(text: str, overload: Literal["Queue", "Shed"] = "Queue") -> Tar
     percentile = "99"
     for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
-        if name == "percentile" and re.fullmatch(r"\d{2}(\.\d+)?", value) and float(value) >= 50:
+        if (
+            name == "percentile"
+            and re.fullmatch(r"\d{2}(\.\d+)?", value)
+            and 50 <= float(value) < 100
+        ):
             percentile = value
             continue
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)", value)

@@ -98,6 +98,8 @@ def main(args: argparse.Namespace) -> int:
     out = args.out
     if out is None:
         raise ParamsError("--compare needs --out FOLDER.")
+    if min(args.seeds, args.jobs, args.requests) < 1 or not args.every > 0:
+        raise ParamsError("--seeds, --jobs, --requests and --every must be over 0.")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "rows.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -189,6 +191,8 @@ def _caps(text: str) -> tuple[int, ...]:
         caps = range(int(first), int(last) + 1) if dots else [int(c) for c in text.split(",") if c]
     except ValueError as e:
         raise ParamsError(f"--caps {text!r} is not like 1,2,4 or 1..256.") from e
+    if text and min(caps, default=0) < 1:
+        raise ParamsError(f"--caps {text!r} holds no cap, or one under 1.")
     return tuple(caps)
 
 

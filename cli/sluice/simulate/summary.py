@@ -92,7 +92,20 @@ def _paired(differences: list[float]) -> tuple[float, float | None]:
     if len(differences) < 2:
         return differences[0], None
     spread = stdev(differences) / math.sqrt(len(differences))
-    return fmean(differences), NormalDist().inv_cdf(0.975) * spread
+    return fmean(differences), _student(len(differences) - 1) * spread
+
+
+def _student(freedom: int) -> float:
+    """97.5 % of Student's t, within 0.3 % (Abramowitz and Stegun 26.7.5, exact up to 3)."""
+    if freedom <= 3:
+        return (12.706, 4.303, 3.182)[freedom - 1]
+    z = NormalDist().inv_cdf(0.975)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
 def table(summary: Sequence[dict[str, Any]]) -> str:

@@ -47,7 +47,7 @@ def read_trace(path: Path) -> list[Request]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             requests = list(_csv(file) if path.suffix.lower() == ".csv" else _json(file))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, csv.Error, OverflowError, RecursionError) as e:
         raise TraceError(f"{path}: {e}") from e
     if not requests:
         raise TraceError(f"{path}: no request in it.")

@@ -77,3 +77,20 @@ def test_a_url_without_a_model_list_is_one_sentence(
 ) -> None:
     assert main(["bench", "--url", f"{url}/elsewhere", "--out", str(tmp_path)]) == 2
     assert "/elsewhere/v1/models lists no model" in capsys.readouterr().err
+
+
+def test_a_server_that_answers_nothing_is_not_measured(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Foreign, "do_POST", lambda self: self._answer(404, b"no such model"))
+        assert main(["bench", "--url", url, "--out", str(tmp_path / "out"), "--scale", "0.01"]) == 2
+    assert "no request is answered in full: HTTP 404: no such model" in capsys.readouterr().err
+
+
+def test_a_file_where_the_results_shall_go_is_told_before_any_request(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("")
+    assert main(["bench", "--url", url, "--out", str(tmp_path / "out")]) == 2
+    assert "out" in capsys.readouterr().err

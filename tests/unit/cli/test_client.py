@@ -10,6 +10,7 @@ from sluice.client import Outcome, request
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+USAGE = '{"choices":[],"usage":{"completion_tokens":8}}'
 EVENT, END = b"9\r\ndata: {}\n\r\n", b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
@@ -74,3 +75,25 @@ async def test_a_connection_that_closes_before_any_answer_is_tried_again(gone: H
 async def test_an_answer_that_breaks_off_is_cut_and_not_asked_for_twice() -> None:
     told, made = await outcome([breaks, answers])
     assert (told.result, told.retries, made) == ("cut", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("events", "result", "num_tokens", "num_gaps"),
+    [
+        (['{"choices":[{"text":"abcd"}]}'] * 2 + [USAGE], "ok", 8, 1),
+        (['{"choices":[{"text":"a"}],"usage":null}'] * 3, "ok", 3, 2),
+        ([], "cut", 0, 0),
+        (['{"error": cut'], "failed", 1, 0),
+    ],
+)  # fmt: skip
+async def test_tokens_are_those_that_the_usage_tells(
+    events: list[str], result: str, num_tokens: int, num_gaps: int
+) -> None:
+    async def streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        text = b"".join(b"data: %s\n\n" % event.encode() for event in events) + b"data: [DONE]\n\n"
+        writer.write(HEAD + b"%x\r\n%s\r\n0\r\n\r\n" % (len(text), text))
+        await writer.drain()
+
+    found, _ = await outcome([streams])
+    assert (found.result, found.num_tokens, len(found.gaps_s)) == (result, num_tokens, num_gaps)

@@ -3,7 +3,9 @@
 import json
 from argparse import ArgumentTypeError
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import msgspec
@@ -13,7 +15,7 @@ from sluice.simulate.compare import CPU, GPU, SERVICES
 from sluice.simulate.generate import Lengths, make_trace
 from sluice.simulate.runs import Case, best_near, best_of, caps_to_try, simulate
 from sluice.simulate.score import score
-from sluice.simulate.summary import reach, summarise, table
+from sluice.simulate.summary import _paired, reach, summarise, table
 from sluice.simulate.trace import Request
 from sluice.simulate.world import World
 from sluice.targets import read_targets
@@ -225,6 +227,14 @@ def test_with_another_law_ours_is_run_anew_and_fixed_caps_are_not(tmp_path: Path
     assert anew["sluice"] == first["sluice"]
     assert anew["oracle"]["marked"]
     assert anew["aimd"]["marked"]
+
+
+@pytest.mark.parametrize(("num", "factor"), [(2, 12.706), (4, 3.182), (13, 2.179), (20, 2.093)])
+def test_half_an_interval_of_few_seeds_is_students(num: int, factor: float) -> None:
+    differences = [float(value) for value in range(num)]
+    mean, half = _paired(differences)
+    assert mean == (num - 1) / 2
+    assert half == pytest.approx(factor * stdev(differences) / sqrt(num), rel=3e-3)
 
 
 def test_the_comparison_is_paired_over_the_seeds() -> None:

@@ -117,3 +117,19 @@ def test_bursts_come_two_hundred_at_once_with_half_a_minute_of_silence() -> None
     params, lengths = SERVICES["gpu"]
     times = [request.t_s for request in make_trace("bursts", params, 50, lengths, 600, seed=1)]
     assert times == [1.0] * 200 + [31.0] * 200 + [61.0] * 200
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", 'Timestamp,Request tokens,Response tokens\n1,"' + "x" * 200_000),
+        ("a.jsonl", '{"t_s": ' + "9" * 400 + ', "prompt_tokens": 1, "max_tokens": 1}'),
+        ("a.jsonl", "[" * 100_000),
+    ],
+)
+def test_what_no_reader_can_take_is_refused_in_a_sentence(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TraceError, match=name):
+        read_trace(tmp_path / name)
