@@ -182,9 +182,7 @@ class Reconciler:
         live = await self._live(service, fit, now)
         held = live.get("ConfigMap")
         if held and children.is_ours(service, held):
-            stored = runtime.parse(held.get("data") or {})
-            if memory.runtime is None or self._is_overtaken(held, stored):
-                memory.runtime = stored
+            self._take(held)
         return Observed(
             live=live,
             pods=pods,
@@ -198,13 +196,16 @@ class Reconciler:
             saved_s=memory.saved_s,
         )
 
-    def _is_overtaken(self, held: Object, stored: Runtime | None) -> bool:
-        """Whether another operator is ahead of us: to go on from what we know would be a fight. An
-        edit of a person leaves the hash of what we wrote, and is put back."""
-        ours, runtime = self._memory.written.get("ConfigMap"), self._memory.runtime
-        if stored is None or runtime is None or stored.epoch <= runtime.epoch:
-            return False
-        return drift.manifest_hash(held) != drift.manifest_hash(ours)
+    def _take(self, held: Object) -> None:
+        """The stored state, where we know none, or another operator is ahead: to go on from what we
+        know would be a fight. A person's edit leaves our hash, and is put back."""
+        memory = self._memory
+        is_ours = drift.manifest_hash(held) == drift.manifest_hash(memory.written.get("ConfigMap"))
+        if memory.runtime is not None and is_ours:
+            return
+        stored = runtime.parse(held.get("data") or {})
+        if memory.runtime is None or (stored and stored.epoch > memory.runtime.epoch):
+            memory.runtime = stored
 
     async def _checkpoint(
         self, service: InferenceService, pods: tuple[Pod, ...], now: float

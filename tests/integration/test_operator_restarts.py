@@ -93,13 +93,20 @@ async def a_reconciler(
         yield reconciler
 
 
-async def reconcile_once(server: ApiServer, space: Namespace, models: Path, writes: float) -> bool:
-    """A new operator's pass over demo, ended after `writes` writes; whether it was ended."""
+def live_children(space: Namespace) -> Callable[[str, str, str], Iterable[Object]]:
+    """What a watch that misses nothing has seen of demo's children."""
 
     def children(kind: str, namespace: str, owner: str) -> Iterable[Object]:
         found = space.find(_PLURALS[kind], space.child(kind)) if kind in _PLURALS else None
         return [found] if found else []
 
+    return children
+
+
+async def reconcile_once(server: ApiServer, space: Namespace, models: Path, writes: float) -> bool:
+    """A new operator's pass over demo, ended after `writes` writes; whether it was ended."""
+
+    children = live_children(space)
     async with a_reconciler(server, space, models, children, writes=writes) as reconciler:
         try:
             await reconciler.reconcile()
@@ -236,11 +243,7 @@ async def test_an_operator_that_was_overtaken_goes_on_from_where_the_other_is(
     def batching(**limits: int | None) -> Object:
         return space.patch("inferenceservices", "demo", {"spec": {"batching": limits}})
 
-    def children(kind: str, namespace: str, owner: str) -> Iterable[Object]:
-        found = space.find(_PLURALS[kind], space.child(kind)) if kind in _PLURALS else None
-        return [found] if found else []
-
-    async with a_reconciler(apiserver, space, models, children) as first:
+    async with a_reconciler(apiserver, space, models, live_children(space)) as first:
         await first.reconcile()
         batching(maxNumSeqs=2, initialNumSeqs=2)
         assert not await reconcile_once(apiserver, space, models, float("inf"))

@@ -40,8 +40,8 @@ class Bearer:
     """The tokens of one file, which may change. Never shown: not in repr, log or error."""
 
     def __init__(self, tokens: Collection[str], path: Path | None = None) -> None:
-        self._tokens = tuple(token.encode() for token in tokens)
         self._path, self._version = path, _version(path)
+        self._take(tokens)
 
     @classmethod
     def of(cls, path: Path | None) -> "Bearer | None":
@@ -68,7 +68,10 @@ class Bearer:
             return
         self._version = version
         with contextlib.suppress(ConfigError):
-            self._tokens = tuple(token.encode() for token in read_secrets(self._path))
+            self._take(read_secrets(self._path))
+
+    def _take(self, tokens: Collection[str]) -> None:
+        self._tokens = tuple(token.encode() for token in tokens)
 
 
 def _version(path: Path | None) -> tuple[int, int] | None:

@@ -52,13 +52,14 @@ def plan(
     num_blocks: int | None = None,
     measured_activations: int = 0,
     in_a_row: bool = False,
+    budget: int = 2048,
 ) -> MemoryPlan:
     return plan_memory(
         shape,
         total_bytes=total,
         utilization=0.9,
         weights_bytes=weights,
-        max_num_batched_tokens=2048,
+        max_num_batched_tokens=budget,
         max_model_len=max_model_len,
         block_size=16,
         dtype_bytes=dtype_bytes,
@@ -128,20 +129,7 @@ def test_small_model_in_a_1_gib_pod_fits_beside_the_reserve() -> None:
 
 
 def test_no_more_sequences_than_tokens_of_a_step() -> None:
-    few = plan_memory(
-        SHAPE,
-        total_bytes=80 * GIB,
-        utilization=0.9,
-        weights_bytes=0,
-        max_num_batched_tokens=16,
-        max_model_len=512,
-        block_size=16,
-        dtype_bytes=2,
-        max_num_seqs=None,
-        lengths=None,
-        device="cuda",
-    )
-    assert few.ceiling == 16
+    assert plan(budget=16).ceiling == 16
 
 
 def test_layers_in_a_row_leave_more_for_the_kv_cache() -> None:
