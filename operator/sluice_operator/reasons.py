@@ -77,6 +77,7 @@ class Reason(StrEnum):
         "Requests wait for the cap, so long or so many that some will be late.",
     )
     FIRST_TOKEN_BREACHED = "FirstTokenBreached", "First tokens are late for want of a larger cap."
+    END_TO_END_BREACHED = "EndToEndBreached", "Requests end late for want of a larger cap."
     INTER_TOKEN_LATENCY_BREACHED = "InterTokenLatencyBreached", "Gaps are over target: lowered."
     SLOW_SPELL_LASTS = "SlowSpellLasts", "The pod is slower for now: lowered until it ends."
     # The cap holds

@@ -48,7 +48,7 @@ def cap_move(case: Case, feasible: Condition, bound: Bound) -> Move:
     # What may still prove to be a regime is no time to raise.
     if in_spells and (late is None or len(case.epoch) < k.REGIME_WINDOW):
         return Move(cap, feasible.reason, feasible.message)
-    if late is not None:
+    if late is not None and case.cause != "none":
         return _raise_for_queue(case, late, bound)
     return _raise_with_headroom(case, bound)
 
@@ -68,6 +68,8 @@ def _lower(case: Case, feasible: Condition) -> Move:
     if best < proven:
         best, source = proven, "which had shown headroom"
     lowered = max(minimum, min(cap - 1, best))
+    if lowered == minimum > best:
+        source = "the minimum"
     message = f"{case.numbers('interTokenLatency')}; cap {cap} -> {lowered}, {source}"
     if spells.mostly(case.recent_ticks):
         return Move(lowered, Reason.SLOW_SPELL_LASTS, f"{message}; until it ends")
@@ -96,10 +98,14 @@ def _raise_for_queue(case: Case, late: TargetName, bound: Bound) -> Move:
     if not bound.is_worth_it(cap):
         return Move(cap, bound.reason, f"{numbers}; {bound.message}")
     to = _step_up(case, bound)
-    message = f"{numbers}; {case.misses_by['cap']} waited for the cap; {_raised(case, to)}"
+    if late == "timeToFirstToken":
+        reason, waited = Reason.FIRST_TOKEN_BREACHED, f"{case.misses_by['cap']} waited for the cap"
+    else:
+        reason, waited = Reason.END_TO_END_BREACHED, f"{case.work.waiting_cap} wait for the cap"
+    message = f"{numbers}; {waited}; {_raised(case, to)}"
     if _shows_headroom(case) and "interTokenLatency" in case.verdicts:
         return Move(to, Reason.HEADROOM, f"{_proof(case)}; {message}")
-    return Move(to, Reason.FIRST_TOKEN_BREACHED, message)
+    return Move(to, reason, message)
 
 
 def _held_for_cold(case: Case, numbers: str) -> Move:
@@ -114,15 +120,16 @@ def _raise_with_headroom(case: Case, bound: Bound) -> Move:
     cap = case.seen.cap
     if case.verdicts and not any(verdict.n for verdict in case.verdicts.values()):
         return Move(cap, Reason.NO_TRAFFIC, f"epoch {case.seen.epoch}: no traffic in the window")
-    stands = _queue_stands(case)
-    if not (stands or cap_is_used(case.recent_ticks)):
+    stands, used = _queue_stands(case), cap_is_used(case.recent_ticks)
+    if not (stands or used):
         message = f"epoch {case.seen.epoch}: the cap {cap} is not used, so it proves nothing"
         return Move(cap, Reason.CAP_UNUSED, message)
     if not bound.is_worth_it(cap):
         return Move(cap, bound.reason, bound.message)
     to = _step_up(case, bound)
     if _shows_headroom(case):
-        return Move(to, Reason.HEADROOM, f"{_proof(case)}; the cap is used; {_raised(case, to)}")
+        why = "the cap is used" if used else "requests wait for the cap"
+        return Move(to, Reason.HEADROOM, f"{_proof(case)}; {why}; {_raised(case, to)}")
     if case.model is not None and stands:
         message = f"{_proof(case)}; requests wait for the cap, and the last of them will be late"
         return Move(to, Reason.QUEUE_STANDS, f"{message}; {_raised(case, to)}")
@@ -135,9 +142,8 @@ def _queue_stands(case: Case) -> bool:
     if _is_too_long(case):
         return True
     num = _standing_ticks(case.seen.targets)
-    newest = case.epoch.newest(num)
-    queued = sum(any(tick.waiting.cap for tick in part) for part in newest)
-    return len(newest) == num and queued >= k.USED_SHARE * num
+    queued = [sum(tick.waiting.cap > 0 for tick in ticks) for ticks in case.newest(num)]
+    return max(queued, default=0) >= k.USED_SHARE * num
 
 
 def _is_too_long(case: Case) -> bool:
@@ -147,9 +153,11 @@ def _is_too_long(case: Case) -> bool:
     due_ms = targets.e2e_ms if targets.ttft_ms is None else targets.ttft_ms
     if case.model is None or due_ms is None or not work.lengths_known:
         return False
-    newest = case.epoch.newest_ticks(1)
+    queues = [tick.waiting.cap for ticks in case.newest(1) for tick in ticks]
+    if len(queues) < len(case.acked):
+        return False  # the others may have none
     turn_ms = case.model.request_ms(cap, work.output_tokens, work.prompt_tokens) / cap
-    return turn_ms * sum(tick.waiting.cap for tick in newest) > due_ms * len(newest)
+    return turn_ms * sum(queues) > due_ms * len(queues)
 
 
 def _standing_ticks(targets: Targets) -> int:
@@ -247,7 +255,7 @@ def believed_cap(case: Case) -> int | None:
     target_ms, ceiling = case.seen.targets.itl_ms, case.seen.limits.ceiling
     if case.model is None or case.predicted_cap is None or target_ms is None:
         return case.predicted_cap
-    is_late = case.late_in_queue is not None and case.cause in ("cap", "none")
+    is_late = case.late_in_queue is not None and case.cause == "cap"
     if not (is_late or _queue_stands(case)):
         return case.predicted_cap
     believed = case.model.largest_batch(k.LATE_MARGIN * target_ms, ceiling)
@@ -300,7 +308,7 @@ def _is_another_time(known: BreachedCap, case: Case) -> bool:
     work = case.work
     chance = k.LENGTHS_DOUBT * work.total_sigma / sqrt(max(work.num_totals, 1))
     shift = abs(work.total_tokens - known.mean_tokens)
-    if shift > k.LENGTHS_SHIFTED * known.mean_tokens + chance:
+    if work.num_totals >= k.MIN_FINISHED and shift > k.LENGTHS_SHIFTED * known.mean_tokens + chance:
         return True
     if case.model is None:
         return False

@@ -23,7 +23,9 @@ from .model import StepTime, corrected, step_time
 from .runs import Spans
 from .spells import far_ms
 from .types import Cause, Observation, Past, TargetName, TargetVerdict, Verdict
-from .verdicts import is_breached, judge
+from .verdicts import READERS, is_breached, judge
+
+FIRST_TOKENS = READERS["timeToFirstToken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Case:
     `pods`: heard and not noisy; `acked`: those of them that run this epoch; `epoch`: their ticks
     that are evidence; `window`: all ticks of the promise. `predicted_cap`: the largest cap whose
     step holds the inter-token target, at most the ceiling; None without a model or a target.
+    `late_in_queue`: the target that breaks in the queue: the first token, or the end while some
+    wait; `cause`: for what most of the late waited, `none` where the newest were not late.
     """
 
     past: Past
@@ -40,6 +44,7 @@ class Case:
     fleet: Fleet
     pods: tuple[HeardPod, ...]
     acked: tuple[HeardPod, ...]
+    accepts: Accepts
     noisy: tuple[str, ...]
     window: Spans
     epoch: Spans
@@ -47,6 +52,7 @@ class Case:
     work: Work
     model: StepTime | None
     predicted_cap: int | None
+    late_in_queue: TargetName | None
     misses_by: dict[Cause, int]
     cause: Cause
 
@@ -60,13 +66,11 @@ class Case:
         """The evidence of the last half minute."""
         return self.epoch.newest_ticks(k.RECENT_TICKS)
 
-    @property
-    def late_in_queue(self) -> TargetName | None:
-        """The target that breaks in the queue: the first token, or the end while some wait."""
-        if self.verdict("timeToFirstToken") == "Breach":
-            return "timeToFirstToken"
-        waiting = self.work.waiting_cap + self.work.waiting_kv
-        return "endToEnd" if self.verdict("endToEnd") == "Breach" and waiting else None
+    def newest(self, num: int) -> list[Sequence[Tick]]:
+        """The last `num` ticks of each pod that runs this epoch, of those where all are
+        evidence."""
+        found = [self.accepts.newest(pod, num) for pod in self.acked]
+        return [ticks for ticks in found if len(ticks) == num]
 
     @property
     def gaps_breached(self) -> bool:
@@ -110,22 +114,26 @@ def build_case(past: Past, seen: Observation) -> Case:
     if model is not None:
         far = far_ms(model, effective_cap(seen.cap, recent), seen, epoch.parts)
         model = corrected(model, pods, work, quantile, far)
-    misses = misses_by_cause(recent)
+    verdicts = judge(seen.targets, window, epoch, far)
+    late = _late_in_queue(verdicts, work)
+    misses = misses_by_cause(epoch.newest_having(FIRST_TOKENS.seen, k.RECENT_TICKS))
     return Case(
         past=past,
         seen=seen,
         fleet=fleet,
         pods=pods,
         acked=acked,
+        accepts=accepts,
         noisy=noisy,
         window=window,
         epoch=epoch,
-        verdicts=judge(seen.targets, window, epoch, far),
+        verdicts=verdicts,
         work=work,
         model=model,
         predicted_cap=_predicted_cap(model, seen),
+        late_in_queue=late,
         misses_by=misses,
-        cause=_main_cause(misses, work),
+        cause=_main_cause(late, misses, work),
     )
 
 
@@ -170,13 +178,21 @@ def _predicted_cap(model: StepTime | None, seen: Observation) -> int | None:
     return model.largest_batch(k.TARGET_MARGIN * seen.targets.itl_ms, seen.limits.ceiling)
 
 
-def _main_cause(misses: dict[Cause, int], work: Work) -> Cause:
+def _late_in_queue(verdicts: dict[TargetName, TargetVerdict], work: Work) -> TargetName | None:
+    breached = {name for name, judged in verdicts.items() if judged.verdict == "Breach"}
+    if "timeToFirstToken" in breached:
+        return "timeToFirstToken"
+    return "endToEnd" if "endToEnd" in breached and work.waiting_cap + work.waiting_kv else None
+
+
+def _main_cause(late: TargetName | None, misses: dict[Cause, int], work: Work) -> Cause:
     """The largest cause. What is not booked was refused or never started: it waited in the
-    queue."""
+    queue. So did what ends too late while its first token is in time, or may come at any."""
+    waits_for: Cause = "kv" if work.waiting_kv > work.waiting_cap else "cap"
+    if late == "endToEnd":
+        return waits_for
     causes: tuple[Cause, ...] = ("cap", "kv", "prefill", "cold", "none")
     largest = max(causes, key=lambda cause: misses[cause])
     if not misses[largest]:
         return "none"
-    if largest != "none":
-        return largest
-    return "kv" if work.waiting_kv > work.waiting_cap else "cap"
+    return waits_for if largest == "none" else largest

@@ -37,7 +37,7 @@ def feasible(case: Case, demand: Demand) -> Condition:
         )
         return Condition(True, Reason.SLOW_SPELLS, message)
     # Prefills that queue up behind each other want pods; one that is alone too long does not.
-    enough_pods = demand.needed <= case.seen.replicas
+    enough_pods = demand.arrivals.is_known and demand.needed <= case.fleet.num_ready
     if case.late_in_queue and case.cause == "prefill" and enough_pods:
         message = (
             f"{case.numbers(case.late_in_queue)}; the misses' time went into prefill: "

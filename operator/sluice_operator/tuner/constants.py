@@ -166,6 +166,9 @@ MOST_REPLICAS: Final = 1000
 """No demand is computed beyond this: it bounds the search, and no single object has more pods."""
 MAX_UTILISATION: Final = 0.95
 """Above this the queueing formula is a guess: plan replicas below it, also without a target."""
+PREFILL_GROWTH: Final = 2
+"""The wait for prefill asks for at most twice the pods that there are: prompts are not of one
+length as it assumes, and where the target is close to one prefill, it would ask for dozens."""
 SCALE_IN_UTILISATION: Final = 0.75
 """Utilisation that the pods left after a scale-in may reach at most: with 0.95 to scale out, a band
 wide enough that noise of 10-20 % in the rate cannot cross it both ways."""

@@ -16,7 +16,7 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     """What the cap and the replicas shall be, and why; `past` is what to hand in next time."""
     past = _with_targets(past, observation.targets, observation.now)
     num_ready = sum(pod.ready and not pod.terminating for pod in observation.pods)
-    past = settle_scale(past, observation.now, num_ready)
+    past = settle_scale(past, observation.now, num_ready, observation.replicas)
     case = build_case(past, observation)
     bound = raise_bound(case)
     demand = measure_demand(case, bound)

@@ -147,13 +147,16 @@ def _recurring_burst(counts: Sequence[float], sustained: float) -> int:
 class Queue:
     """What a plan for replicas must hold: waits of at most `wait_s` for all but `allowed`.
 
-    `wait_s` is infinite without a first-token target; then only utilisation counts.
+    `wait_s` is infinite without a first-token target; then only utilisation counts. `waiting` are
+    to be gone within `drain_s`. `prefill_s`: for how long one prompt keeps a pod's prefill to
+    itself.
     """
 
     wait_s: float
     allowed: float
-    window_s: float
+    drain_s: float
     waiting: int
+    prefill_s: float = 0.0
 
 
 def plan_demand(
@@ -170,20 +173,23 @@ def plan_demand(
         return Demand(arrivals, capacity, minimum, minimum, 0.0)
     if capacity is None:
         return Demand(arrivals, capacity, replicas, replicas, 0.0)
-    steady = _for_rate(arrivals, capacity, queue, k.MAX_UTILISATION, queue.allowed)
-    doubt = 1.0 if capacity.is_modelled else k.UNMODELLED
-    relaxed = _for_rate(
-        arrivals,
-        capacity,
-        queue,
-        k.SCALE_IN_UTILISATION * doubt,
-        k.SCALE_IN_MARGIN * queue.allowed,
+    most = max(minimum, k.PREFILL_GROWTH * replicas)
+    needed = max(
+        minimum,
+        _for_rate(arrivals, capacity, queue, k.MAX_UTILISATION, queue.allowed),
+        _for_prefill(arrivals, queue, queue.allowed, most),
+        _for_burst(arrivals, capacity, queue),
+        _for_backlog(arrivals, capacity, queue, replicas),
     )
-    burst = _for_burst(arrivals, capacity, queue)
-    backlog = _for_backlog(arrivals, capacity, queue, replicas)
-    needed = max(minimum, steady, burst, backlog)
+    utilisation = k.SCALE_IN_UTILISATION * (1.0 if capacity.is_modelled else k.UNMODELLED)
+    allowed = k.SCALE_IN_MARGIN * queue.allowed
+    with_margin = max(
+        needed,
+        _for_rate(arrivals, capacity, queue, utilisation, allowed),
+        _for_prefill(arrivals, queue, allowed, most),
+    )
     drain_s = drain_seconds(queue.waiting, arrivals, capacity, needed)
-    return Demand(arrivals, capacity, needed, max(needed, relaxed), drain_s)
+    return Demand(arrivals, capacity, needed, with_margin, drain_s)
 
 
 def share_that_waits(per_s: float, dispersion: float, capacity: Capacity, replicas: int) -> float:
@@ -209,6 +215,20 @@ def share_too_late(arrivals: Arrivals, capacity: Capacity, queue: Queue, replica
     return waits * exp(-spare * queue.wait_s / (capacity.service_s * arrivals.dispersion))
 
 
+def share_late_in_prefill(arrivals: Arrivals, queue: Queue, replicas: int) -> float:
+    """The same of the wait for a pod's prefill, which takes one prompt after the other: the tail of
+    a single server in heavy traffic (Kingman 1962), for prompts of one length.
+
+    A prompt that takes too long by itself does so on any number of pods.
+    """
+    if not queue.prefill_s or not queue.wait_s:
+        return 0.0
+    busy = arrivals.per_s / replicas * queue.prefill_s
+    if busy >= 1:
+        return 1.0
+    return busy * exp(-2 * (1 - busy) * queue.wait_s / (queue.prefill_s * arrivals.dispersion))
+
+
 def _for_rate(
     arrivals: Arrivals, capacity: Capacity, queue: Queue, utilisation: float, allowed: float
 ) -> int:
@@ -218,6 +238,13 @@ def _for_rate(
             break
         replicas += 1
     return replicas
+
+
+def _for_prefill(arrivals: Arrivals, queue: Queue, allowed: float, most: int) -> int:
+    """Pods among which prompts do not wait for each other for too long, at most `most`."""
+    pods = range(1, most)
+    held = (num for num in pods if share_late_in_prefill(arrivals, queue, num) <= allowed)
+    return next(held, most)
 
 
 def _whole(replicas: float) -> int:
@@ -234,10 +261,10 @@ def _for_burst(arrivals: Arrivals, capacity: Capacity, queue: Queue) -> int:
 
 
 def _for_backlog(arrivals: Arrivals, capacity: Capacity, queue: Queue, replicas: int) -> int:
-    """Pods that drain the queue within the window, where `replicas` do not by themselves."""
-    if drain_seconds(queue.waiting, arrivals, capacity, replicas) <= queue.window_s:
+    """Pods that drain the queue in time, where `replicas` do not by themselves."""
+    if drain_seconds(queue.waiting, arrivals, capacity, replicas) <= queue.drain_s:
         return 1
-    per_s = arrivals.per_s + queue.waiting / queue.window_s
+    per_s = arrivals.per_s + queue.waiting / queue.drain_s
     return _whole(per_s / (capacity.per_s * k.MAX_UTILISATION))
 
 

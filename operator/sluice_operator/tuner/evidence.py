@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf, sqrt
 from operator import lt
@@ -101,9 +101,9 @@ def clock_shift(newest_s: float, seen_s: float | None, now: float) -> float:
 
 
 def _is_new(view: PodView, now: float) -> bool:
-    """Whether it answered, and has only not closed its first tick yet."""
+    """Whether it is too young to have been read, or answered and has closed no tick yet."""
     if view.evidence is None:
-        return False
+        return view.started_s is not None and now - view.started_s < k.YOUNG_S
     ticks = view.evidence.ticks
     if ticks and ticks[-1].boot_id == view.evidence.boot_id:
         return False
@@ -137,6 +137,10 @@ class Accepts:
     since_s: float
     epoch: int | None = None
     used_since_s: float = inf
+
+    def newest(self, pod: HeardPod, num: int) -> Sequence[Tick]:
+        """Those of the last `num` ticks of `pod` that count, oldest first."""
+        return self.of(replace(pod, ticks=pod.ticks[-num:]))
 
     def of(self, pod: HeardPod) -> Sequence[Tick]:
         """Those ticks of `pod` that count, oldest first."""

@@ -20,7 +20,9 @@ _LEAST_RATE = 0.005
 def measure_demand(case: Case, bound: Bound) -> Demand:
     """What the arrivals need, at the concurrency that a pod can reach; `bound`: of its cap."""
     fleet, seen = case.fleet, case.seen
-    heard_share = len(fleet.heard) / fleet.num_ready if fleet.num_ready else 1.0
+    # A pod that is too new to be heard has taken nothing yet.
+    speaking = len(fleet.heard) + len(fleet.silent)
+    heard_share = len(fleet.heard) / speaking if speaking else 1.0
     sources = tuple(pod for pod in fleet.heard + fleet.leaving if pod.ticks)
     arrivals = read_arrivals(sources, seen.now, heard_share or 1.0)
     capacity = pod_capacity(case, bound)
@@ -31,14 +33,20 @@ def measure_demand(case: Case, bound: Bound) -> Demand:
 
 def _queue(case: Case, capacity: Capacity | None) -> Queue:
     targets = case.seen.targets
-    wait_s = inf
+    wait_s, prefill_s = inf, 0.0
     if targets.ttft_ms is not None:
-        prefill_ms = 0.0
+        step_s = 0.0
         if case.model and capacity:
-            batch = capacity.concurrency
-            prefill_ms = case.model.d * case.work.prompt_tokens + case.model.mean_ms(batch, 0)
-        wait_s = max(0.0, targets.ttft_ms - prefill_ms) / 1000
-    return Queue(wait_s, targets.allowed_share, targets.window_s, _backlog(case))
+            prefill_s = case.model.d * case.work.prompt_tokens / 1000
+            step_s = case.model.mean_ms(capacity.concurrency, 0) / 1000
+        wait_s = max(0.0, targets.ttft_ms / 1000 - prefill_s - step_s)
+    # A queue that is gone before a new pod is there needs none.
+    drain_s = max(targets.window_s, _cold_start_s(case.past))
+    return Queue(wait_s, targets.allowed_share, drain_s, _backlog(case), prefill_s)
+
+
+def _cold_start_s(past: Past) -> float:
+    return past.cold_start_s or k.DEFAULT_COLD_START_S
 
 
 def _backlog(case: Case) -> int:
@@ -161,13 +169,10 @@ def _last_change_settles(past: Past, arrivals: Arrivals, now: float) -> str:
 
 
 def _may_shrink(case: Case, demand: Demand) -> bool:
-    """Fewer would do with margin, nothing waits, and every pod asked for is there."""
+    """Fewer would do with margin, nothing waits, and those that would do are there."""
     waiting = case.work.waiting_cap + case.work.waiting_kv
-    return (
-        demand.needed_with_margin < case.seen.replicas
-        and not waiting
-        and case.fleet.num_ready >= case.seen.replicas
-    )
+    fewer = demand.needed_with_margin
+    return fewer < case.seen.replicas and not waiting and case.fleet.num_ready >= fewer
 
 
 def _scale_in(case: Case, demand: Demand) -> tuple[Past, Move]:
@@ -205,22 +210,25 @@ def _drain_after(past: Past, case: Case, demand: Demand, replicas: int) -> float
     capacity, per_s = demand.capacity, demand.arrivals.per_s
     if capacity is None or replicas < case.seen.replicas:
         return 0.0
-    cold_s = past.cold_start_s or k.DEFAULT_COLD_START_S
     grows_per_s = max(0.0, per_s - case.seen.replicas * capacity.per_s)
-    waiting = case.work.waiting_cap + case.work.waiting_kv + grows_per_s * cold_s
+    waiting = case.work.waiting_cap + case.work.waiting_kv + grows_per_s * _cold_start_s(past)
     spare_per_s = replicas * capacity.per_s - per_s
     return waiting / spare_per_s if spare_per_s > 0 else inf
 
 
-def settle_scale(past: Past, now: float, num_ready: int) -> Past:
-    """Note when the last change's pods were all ready: the cold start is then measured."""
+def settle_scale(past: Past, now: float, num_ready: int, replicas: int) -> Past:
+    """Note when the last change's pods were all ready: the cold start is then measured.
+
+    Where somebody else has since asked for other `replicas`, it is over, and measures nothing.
+    """
     last = past.scale_history[-1] if past.scale_history else None
     if last is None or last.settled_s is not None:
         return past
-    grew = last.to_replicas > last.from_replicas
-    if grew and num_ready < last.to_replicas or not grew and num_ready > last.to_replicas:
+    grew, stands = last.to_replicas > last.from_replicas, last.to_replicas == replicas
+    missing = grew and num_ready < last.to_replicas or not grew and num_ready > last.to_replicas
+    if missing and stands:
         return past
     settled = msgspec.structs.replace(last, settled_s=now)
-    cold_s = now - last.time_s if grew else past.cold_start_s
+    cold_s = now - last.time_s if grew and stands else past.cold_start_s
     history = (*past.scale_history[:-1], settled)
     return msgspec.structs.replace(past, scale_history=history, cold_start_s=cold_s)

@@ -6,7 +6,7 @@ where they grow and shrink, short runs stand for those that are not whole.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from itertools import count, pairwise
+from itertools import count, islice, pairwise
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -90,6 +90,11 @@ class Spans:
     def newest_ticks(self, num: int) -> list[Tick]:
         """The ticks of the last `num` of them."""
         return [tick for part in self.newest(num) for tick in part]
+
+    def newest_having(self, reading: Reading, num: int) -> list[Tick]:
+        """The ticks of the last `num` of them in which `reading` counts anything."""
+        having = (part for part in reversed(self.parts) if any(reading(t)[0] for t in part))
+        return [tick for part in islice(having, num) for tick in part]
 
     def joined(self, join: Join[T], work: Callable[..., T], *rest: Hashable) -> T:
         """`join` of what `work(parts, *rest)` makes of each run of spans, in order; what was joined

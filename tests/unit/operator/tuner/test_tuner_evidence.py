@@ -1,6 +1,7 @@
 """Which evidence counts: epochs, acknowledgements, silent pods, clocks, restarts."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -63,7 +64,7 @@ def test_killed_between_persisting_and_sending_the_change_is_held_then_goes_on()
 
 def test_a_silent_pod_is_left_out_and_named() -> None:
     ticks = [tick(seq, itl=BROKEN, ttft=late(10, 0)) for seq in range(1, 20)]
-    silent = pod("mute", [], evidence=None, config=None)
+    silent = pod("mute", [], evidence=None, config=None, started_s=-100.0)
     pods = (pod("a", ticks), pod("b", ticks), silent)
     _, decision = decide(Past(), observation(*pods))
     assert decision.silent_pods == ("mute",)
@@ -91,7 +92,8 @@ def test_a_pod_that_died_does_not_stop_the_count_of_arrivals() -> None:
 
 def test_a_silent_majority_holds_everything() -> None:
     ticks = [tick(seq, itl=BROKEN, ttft=late(10, 10)) for seq in range(1, 20)]
-    mute = [pod(name, [], evidence=None, config=None) for name in ("x", "y")]
+    unheard: dict[str, Any] = {"evidence": None, "config": None, "started_s": -100.0}
+    mute = [pod(name, [], **unheard) for name in ("x", "y")]
     _, decision = decide(Past(), observation(pod("a", ticks), *mute))
     assert (decision.cap, decision.replicas) == (8, 3)
     assert decision.metrics.holds is False
@@ -202,6 +204,19 @@ def test_a_pod_that_has_closed_no_tick_yet_is_new_and_not_silent() -> None:
     other = pod("a", [tick(seq) for seq in range(1, 20)])
     _, both = decide(Past(), observation(other, new))
     assert (both.metrics.holds, both.silent_pods) == (True, ())
+
+
+def test_a_young_pod_that_was_never_read_is_new_and_has_taken_no_arrivals() -> None:
+    ticks = [tick(seq, arrivals=40) for seq in range(1, 100)]
+    unread = pod("new", [], evidence=None, config=None, started_s=190.0)
+    _, alone = decide(Past(), observation(pod("a", ticks)))
+    _, beside = decide(Past(), observation(pod("a", ticks), unread))
+    assert beside.silent_pods == ()
+    assert beside.arrivals_per_s == alone.arrivals_per_s == pytest.approx(20.0)
+    unheard = replace(unread, started_s=0.0)
+    _, silent = decide(Past(), observation(pod("a", ticks), unheard))
+    assert silent.silent_pods == ("new",)
+    assert silent.arrivals_per_s == pytest.approx(40.0)
 
 
 def test_waiting_for_memory_never_raises_the_cap() -> None:

@@ -103,3 +103,19 @@ def test_the_cold_start_is_measured_when_the_new_pods_are_ready() -> None:
     past, _ = decide(scaled(10.0), observation(*pods))
     assert past.cold_start_s == 40.0
     assert past.scale_history[-1].settled_s == NOW
+
+
+def test_a_breached_cap_is_avoided_also_while_nothing_has_finished_since_a_restart() -> None:
+    past = Past(breached_caps=(BreachedCap(16, NOW - 1, 0, 500.0),))
+    seen = pod("a", QUEUED)
+    assert seen.evidence is not None
+    evidence = msgspec.structs.replace(seen.evidence, lengths=Lengths(0, 0, 0))
+    _, decision = decide(past, observation(replace(seen, evidence=evidence)))
+    assert decision.cap == 13
+
+
+def test_a_scale_out_that_somebody_else_undid_is_over_and_measures_no_cold_start() -> None:
+    out = ReplicaChange(NOW - 30, 1, 3, "ScaledOut", 5.0)
+    past, _ = decide(Past(scale_history=(out,)), observation(pod("a", QUEUED), replicas=1))
+    assert past.scale_history[0].settled_s == NOW
+    assert past.cold_start_s is None

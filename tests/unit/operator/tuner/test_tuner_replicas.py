@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from math import inf
 from random import Random
 
+import msgspec
 import pytest
-from sluice_operator.tuner.demand import read_arrivals
+from sluice_operator.tuner import Past, decide
+from sluice_operator.tuner.demand import Arrivals, Capacity, Queue, plan_demand, read_arrivals
 from sluice_operator.tuner.evidence import HeardPod
-from sluice_worker.contract import Waiting
+from sluice_worker.contract import StepModel, Waiting
 from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
-from unit.operator.tuner.made import pod, tick
+from unit.operator.tuner.made import TARGETS as MADE_TARGETS
+from unit.operator.tuner.made import late, observation, pod, tick
 from unit.operator.tuner.podmodel import Pod, Request
 from unit.operator.tuner.traces import bursts, poisson
 from unit.operator.tuner.world import World
@@ -234,3 +238,54 @@ def test_scale_up_waits_for_its_window() -> None:
     loop.run(120)
     wanted_s = next(at for at, d in loop.decisions if d.reason == "ScaleUpWindow")
     assert loop.replica_changes[0][0] >= wanted_s + 30
+
+
+def test_prompts_that_would_wait_for_each_other_keep_their_pods() -> None:
+    """0.3 s of prefill each, 2/s: one pod has sequences for them all, and prefill for no more."""
+    targets = replace(TARGETS, ttft_ms=1000)
+    trace = poisson([(400, 2)], prompt=1000, output=16)
+    loop = Loop(World(SMALL_CPU, targets, trace, cap=16, replicas=3), limits())
+    loop.run(400)
+    assert loop.replica_changes == []
+    assert loop.last.slo_met.holds
+    assert {decision.slo_feasible.holds for _, decision in loop.decisions[5:]} == {True}
+
+
+def test_prompts_that_wait_for_each_other_add_pods_and_are_not_called_infeasible() -> None:
+    targets = replace(TARGETS, ttft_ms=1000)
+    trace = poisson([(400, 2.5)], prompt=1000, output=16)
+    loop = Loop(World(SMALL_CPU, targets, trace, cap=16), limits())
+    loop.run(400)
+    assert [replicas for _, replicas, _ in loop.replica_changes][:1] == [2]
+    assert not any(d.slo_feasible.reason == "PrefillExceedsTarget" for _, d in loop.decisions)
+
+
+def test_a_target_close_to_one_prefill_asks_for_twice_the_pods_at_most() -> None:
+    queue = Queue(wait_s=0.05, allowed=0.01, drain_s=600, waiting=0, prefill_s=0.3)
+    arrivals, pod_of = Arrivals(2.0, 1.0, 0), Capacity(64, 1.0)
+    assert plan_demand(arrivals, pod_of, queue, replicas=3, minimum=1).needed == 6
+    alone = replace(queue, wait_s=0.0)
+    assert plan_demand(arrivals, pod_of, alone, replicas=3, minimum=1).needed == 1
+
+
+def test_replicas_shrink_although_one_that_was_asked_for_never_comes() -> None:
+    idle = [tick(seq, arrivals=1, finished=1, max_running=1, running=1) for seq in range(1, 200)]
+    never = pod("never", [], ready=False, evidence=None, config=None, started_s=None)
+    seen = observation(pod("a", idle), pod("b", idle), never)
+    past, waits = decide(Past(), seen)
+    assert waits.replicas_move.reason == "ScaleDownWindow"
+    past = msgspec.structs.replace(past, scale_in_since_s=0.0)
+    assert decide(past, seen)[1].replicas == 2
+
+
+def test_a_queue_that_is_gone_before_a_pod_is_there_asks_for_none() -> None:
+    """24 wait and one pod takes three a second more than come: gone in eight seconds."""
+    arrivals, one = Arrivals(7.0, 1.0, 0), Capacity(10, 1.0)
+    brief = Queue(wait_s=inf, allowed=0.01, drain_s=5.0, waiting=24)
+    assert plan_demand(arrivals, one, brief, replicas=1, minimum=1).needed == 2
+    seen = [tick(seq, ttft=late(10, 10), waiting=Waiting(cap=30)) for seq in range(1, 40)]
+    targets = replace(MADE_TARGETS, window_s=5)
+    model = StepModel(10, 1, 0, 0, 1000, 1.1)
+    observed = observation(pod("a", seen, model=model), targets=targets, cap=64)
+    assert decide(Past(), observed)[1].desired_replicas == 1
+    assert decide(Past(cold_start_s=1.0), observed)[1].desired_replicas == 2
