@@ -29,6 +29,7 @@ from sluice.client import COMPLETIONS, ROUTES, Outcome, Shape, request
 from sluice.curve import Tally
 from sluice.endpoint import Cap, ClientLimit, EndpointError, find_live, served_model
 from sluice.machine import processor
+from sluice.numbers import count, not_negative, positive, vocabulary
 from sluice.page import page, picture, section, table, text_table
 from sluice.targets import HELP, read_targets
 
@@ -61,15 +62,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key-file", type=Path, help="bearer of the API")
     parser.add_argument("--model", help="default: the first of /v1/models")
     parser.add_argument("--route", choices=ROUTES, default=COMPLETIONS)
-    parser.add_argument("--wave", type=int, default=200, help="requests at once")
-    parser.add_argument("--waves", type=int, default=100, help="at each cap")
-    parser.add_argument("--silence", type=float, default=30.0, help="seconds from wave to wave")
-    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=[1024, 3072])
-    parser.add_argument("--max-tokens", type=int, nargs=2, default=[64, 256])
-    parser.add_argument("--scale", type=float, default=1.0, help="of the five above: 0.1")
-    parser.add_argument("--vocab-size", type=int, default=1000, help="token ids are drawn below it")
+    parser.add_argument("--wave", type=count, default=200, help="requests at once")
+    parser.add_argument("--waves", type=count, default=100, help="at each cap")
+    parser.add_argument(
+        "--silence", type=not_negative, default=30.0, help="seconds from wave to wave"
+    )
+    parser.add_argument("--prompt-tokens", type=count, nargs=2, default=[1024, 3072])
+    parser.add_argument("--max-tokens", type=count, nargs=2, default=[64, 256])
+    parser.add_argument("--scale", type=positive, default=1.0, help="of the five above: 0.1")
+    parser.add_argument(
+        "--vocab-size", type=vocabulary, default=1000, help="token ids are drawn below it"
+    )
     parser.add_argument("--slo", type=read_targets, help=HELP)
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
+    parser.add_argument("--timeout", type=positive, default=600.0, help="seconds for one request")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="a folder")
 
@@ -86,15 +91,13 @@ class Traffic:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> "Traffic":
-        """As the flags say; raises EndpointError where one is not over 0."""
+        """As the flags say."""
 
         def scaled(value: int) -> int:
             return max(1, round(value * float(args.scale)))
 
-        lengths = [*args.prompt_tokens, *args.max_tokens]
-        if min(args.wave, args.waves, args.scale, args.timeout, *lengths) <= 0 or args.silence < 0:
-            raise EndpointError("sizes, lengths, --scale and --timeout must be over 0")
-        prompt, output = sorted(map(scaled, lengths[:2])), sorted(map(scaled, lengths[2:]))
+        prompt = sorted(map(scaled, args.prompt_tokens))
+        output = sorted(map(scaled, args.max_tokens))
         return cls(
             max(2, scaled(args.wave)),
             scaled(args.waves),
@@ -192,7 +195,7 @@ def _bearer(path: Path | None) -> str | None:
     """The first line of a file of bearers; raises EndpointError."""
     try:
         return path.read_text().split()[0] if path else None
-    except (OSError, IndexError) as e:
+    except (OSError, ValueError, IndexError) as e:
         raise EndpointError(f"{path} holds no bearer: {e}") from e
 
 

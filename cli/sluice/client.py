@@ -16,6 +16,8 @@ from typing import Any
 
 import aiohttp
 
+from sluice.numbers import FIRST_TOKEN_ID
+
 MAX_RETRIES = 2  # openai-python's default
 REQUEST_TIMEOUT_SECONDS = 300.0
 COMPLETIONS = "/v1/completions"
@@ -41,7 +43,7 @@ class Shape:
         num_prompt, num_output = lengths or self.lengths(rng)
         return {
             "model": self.model,
-            "prompt": rng.choices(range(10, self.vocab_size), k=num_prompt),
+            "prompt": rng.choices(range(FIRST_TOKEN_ID, self.vocab_size), k=num_prompt),
             "max_tokens": num_output,
             "temperature": 0.0,
             "ignore_eos": True,

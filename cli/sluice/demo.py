@@ -200,8 +200,12 @@ def main(args: argparse.Namespace) -> int:
         say(f"There is no cluster: {state} is missing; `make cluster` brings one up.")
         return 3
     cluster = json.loads(state.read_text())
+    images = cluster["images"]
+    if not {"operator", "worker"} <= images.keys():
+        say("The cluster has no images of ours yet; `make cluster` builds them.")
+        return 3
     kube = Kube(Path(cluster["kubeconfig"]), Path(cluster["bin_dir"]))
-    demo = Demo(kube, args.root, cluster["images"])
+    demo = Demo(kube, args.root, images)
     try:
         demo.install()
         demo.refuse_too_large()

@@ -76,7 +76,11 @@ class Kube:
 
     def get(self, *argv: str) -> Any:
         """`kubectl get ARGV -o json`, parsed."""
-        return json.loads(self.kubectl("get", *argv, "-o", "json"))
+        text = self.kubectl("get", *argv, "-o", "json")
+        try:
+            return json.loads(text)
+        except ValueError as e:
+            raise KubeError(f"kubectl get {' '.join(argv)} gave no JSON: {text[:80]!r}") from e
 
     def find(self, *argv: str) -> Any | None:
         """As `get`, or None where there is no such object."""

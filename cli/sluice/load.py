@@ -8,7 +8,6 @@ clients are `client`'s.
 import argparse
 import asyncio
 import json
-import math
 import random
 import sys
 import time
@@ -21,6 +20,7 @@ from sluice_operator.tuner import Targets
 
 from sluice import targets
 from sluice.client import COMPLETIONS, REQUEST_TIMEOUT_SECONDS, Outcome, Shape, quantile, request
+from sluice.numbers import count, positive, vocabulary
 
 KINDS = ("closed", "open", "burst")
 
@@ -116,9 +116,10 @@ async def report_progress(ledgers: list[Ledger]) -> None:
 
 
 async def run(args: argparse.Namespace) -> int:
-    """All phases of the command line in order; 0 if every request ended ok."""
+    """All phases of the command line in order; 0 if requests were sent and all ended ok."""
     rng = random.Random(args.seed)  # noqa: S311 - a load, not a secret
-    shape = Shape(tuple(args.prompt_tokens), tuple(args.max_tokens), args.vocab_size, args.model)
+    (prompt, longest), (least, most) = sorted(args.prompt_tokens), sorted(args.max_tokens)
+    shape = Shape((prompt, longest), (least, most), args.vocab_size, args.model)
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
     connector = aiohttp.TCPConnector(limit=0)
     ledgers: list[Ledger] = []
@@ -154,15 +155,10 @@ async def run(args: argparse.Namespace) -> int:
                 capacity = float(str(summary["requests_per_s"]))
             emit(summary | {"t_s": time.time(), "capacity": capacity})
         progress.cancel()
-    return 0 if all(o.is_ok for led in ledgers for o in led.outcomes) else 1
-
-
-def positive(text: str) -> float:
-    """A finite number over 0; raises ValueError."""
-    number = float(text)
-    if not 0 < number < math.inf:
-        raise ValueError(text)
-    return number
+    ended = [outcome.is_ok for ledger in ledgers for outcome in ledger.outcomes]
+    if not ended:
+        emit({"error": "no request was sent: the phases are too short for their rate"})
+    return 0 if ended and all(ended) else 1
 
 
 def phase(text: str) -> tuple[str, str, float, float]:
@@ -174,7 +170,7 @@ def phase(text: str) -> tuple[str, str, float, float]:
         if kind not in KINDS or not least <= positive(amount) or not positive(seconds):
             raise ValueError(text)
         return name, kind, float(amount), float(seconds)
-    except ValueError as e:
+    except (ValueError, argparse.ArgumentTypeError) as e:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not NAME:closed:CONCURRENCY:SECONDS, NAME:open:FRACTION:SECONDS or "
             "NAME:burst:FRACTION:SECONDS"
@@ -191,9 +187,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity", type=positive, default=1.0, help="requests/s that a fraction of 1 stands for"
     )
-    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=[64, 192], metavar=("A", "B"))
-    parser.add_argument("--max-tokens", type=int, nargs=2, default=[32, 96], metavar=("A", "B"))
-    parser.add_argument("--vocab-size", type=int, default=1000, help="token ids are drawn below it")
+    parser.add_argument(
+        "--prompt-tokens", type=count, nargs=2, default=[64, 192], metavar=("A", "B")
+    )
+    parser.add_argument("--max-tokens", type=count, nargs=2, default=[32, 96], metavar=("A", "B"))
+    parser.add_argument(
+        "--vocab-size", type=vocabulary, default=1000, help="token ids are drawn below it"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slo", type=targets.read_targets, help=f"count good ones: {targets.HELP}")
 

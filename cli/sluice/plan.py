@@ -8,6 +8,8 @@ from pathlib import Path
 from sluice_operator import checkpoint
 from sluice_worker import sizing
 
+from sluice.numbers import count
+
 UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
@@ -33,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", default="auto", choices=("auto", *sizing.DTYPE_BYTES))
     parser.add_argument("--quantization", choices=("w8a8",), help="as the worker is told")
-    parser.add_argument("--max-model-len", type=int, help="default: the checkpoint's own")
-    parser.add_argument("--max-num-seqs", type=int, help="the user's maximum")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    parser.add_argument("--max-model-len", type=count, help="default: the checkpoint's own")
+    parser.add_argument("--max-num-seqs", type=count, help="the user's maximum")
+    parser.add_argument("--max-num-batched-tokens", type=count, default=2048)
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
-    parser.add_argument("--block-size", type=int, help="default: 16 on a GPU, 64 on a CPU")
+    parser.add_argument("--block-size", type=count, help="default: 16 on a GPU, 64 on a CPU")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -46,6 +48,8 @@ def main(args: argparse.Namespace) -> int:
     root = args.model.resolve()
     uri = f"file:///models/{root.name}"
     try:
+        if args.quantization and args.device != "cpu":
+            raise sizing.SizingError(f"{args.quantization} is for CPUs: --device cpu is needed.")
         found = checkpoint.read(uri, args.dtype, root.parent)
         if isinstance(found, checkpoint.Unread):
             raise sizing.SizingError(f"{args.model} is not a folder.")

@@ -18,6 +18,7 @@ from sluice_operator.tuner.model import StepTime
 
 from sluice.curve import wilson
 from sluice.kube import KubeError, add_object_arguments, find_object
+from sluice.numbers import not_negative
 from sluice.page import page, section, table, text_table
 from sluice.timeline import milliseconds
 
@@ -35,7 +36,7 @@ Object = Mapping[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `sluice report`."""
     add_object_arguments(parser)
-    parser.add_argument("--price", type=float, help="of one GPU (or one CPU) for an hour")
+    parser.add_argument("--price", type=not_negative, help="of one GPU (or one CPU) for an hour")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", type=Path, help="write a page to this file")
 
@@ -45,11 +46,11 @@ def main(args: argparse.Namespace) -> int:
     try:
         body = find_object(args)[1]
         report = build(parse(body), body.get("status") or {}, args.price)
-    except (KubeError, SpecError) as e:
+        if args.html:
+            args.html.write_text(as_html(report))
+    except (KubeError, SpecError, OSError) as e:
         print(f"sluice report: {e}", file=sys.stderr)
         return 2
-    if args.html:
-        args.html.write_text(as_html(report))
     print(json.dumps(report, indent=1) if args.json else as_text(report))
     return 0
 

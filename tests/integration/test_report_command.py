@@ -59,6 +59,9 @@ def test_report_is_text_json_and_a_page(
     assert found["targets"][0]["samples"] == 240
     assert "97.500%" in text
     assert "97.500%" in page.read_text()
+    nowhere = str(tmp_path / "nowhere" / "report.html")
+    assert main(["report", "demo", "-n", demo.name, "--html", nowhere]) == 2
+    assert "nowhere" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["status", "report"])

@@ -5,13 +5,34 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from sluice.targets import read_targets
+from sluice.numbers import count, positive
+from sluice.targets import HELP, read_targets
 
 from . import compare, generate
 from .params import ParamsError, read_params
 from .runs import POLICIES, simulate
 from .trace import TraceError, read_trace, write_trace
+
+DEFAULTS: dict[str, Any] = {
+    "policy": "sluice",
+    "params": None,
+    "slo": "ttft=1s,itl=100ms",
+    "seed": 1,
+    "json": False,
+    "out": None,
+    "requests": 4000,
+    "prompt_tokens": 512.0,
+    "output_tokens": 128.0,
+    **compare.DEFAULTS,
+}
+MODES = {
+    "trace": {"policy", "params", "slo", "seed", "json"},
+    "make": {"params", "slo", "seed", "out", "requests", "prompt_tokens", "output_tokens"},
+    "compare": {"out", "requests", *compare.DEFAULTS},
+}
+"""Which flags say something with each of the three."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,21 +43,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--compare", action="store_true", help="ours and fixed caps on many traces, to --out"
     )
-    parser.add_argument("--policy", default="sluice", help=POLICIES)
+    one = parser.add_argument_group("with --trace")
+    one.add_argument("--policy", help=f"{POLICIES}; default: {DEFAULTS['policy']}")
+    one.add_argument("--json", action="store_true", default=None, help="print JSON")
     parser.add_argument("--params", type=Path, help="JSON: a b c d (ms), kv_tokens, cold_start_s")
-    parser.add_argument("--slo", default="ttft=1s,itl=100ms", help="ttft=1s,itl=100ms,e2e=30s")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--slo", help=f"{HELP}; default: {DEFAULTS['slo']}")
+    parser.add_argument("--seed", type=int, help="not with --compare, which takes --seeds")
     parser.add_argument("--out", type=Path, help="a trace's file, or the comparison's folder")
-    parser.add_argument("--requests", type=int, default=4000, help="of a trace that is made")
-    parser.add_argument("--prompt-tokens", type=float, default=512, help="their mean, with --make")
-    parser.add_argument("--output-tokens", type=float, default=128, help="their mean, with --make")
+    parser.add_argument(
+        "--requests", type=count, help=f"of a trace that is made; default: {DEFAULTS['requests']}"
+    )
+    made = parser.add_argument_group("with --make")
+    made.add_argument("--prompt-tokens", type=positive, help="their mean; default: 512")
+    made.add_argument("--output-tokens", type=positive, help="their mean; default: 128")
     compare.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Entry of `sluice simulate`: 0, or 2 if what was given cannot be used."""
     try:
+        args = _of_mode(args)
         if args.compare:
             return compare.main(args)
         if args.params is None:
@@ -44,14 +70,24 @@ def main(args: argparse.Namespace) -> int:
         return _make(args) if args.make else _simulate(args)
     except argparse.ArgumentTypeError as e:
         print(f"sluice simulate: --slo: {e}", file=sys.stderr)
-    except (ParamsError, TraceError) as e:
+    except (ParamsError, TraceError, OSError) as e:
         print(f"sluice simulate: {e}", file=sys.stderr)
     return 2
 
 
+def _of_mode(args: argparse.Namespace) -> argparse.Namespace:
+    """The flags with their defaults; refuses one that says nothing in this mode."""
+    mode = next(mode for mode in MODES if getattr(args, mode))
+    for name, value in vars(args).items():
+        if value is not None and name in DEFAULTS and name not in MODES[mode]:
+            raise ParamsError(f"--{name.replace('_', '-')} says nothing with --{mode}.")
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    return argparse.Namespace(**{**DEFAULTS, **dict.fromkeys(MODES), **given})
+
+
 def _make(args: argparse.Namespace) -> int:
-    if args.out is None or args.requests < 1:
-        raise ParamsError("--make needs --out FILE and at least one of --requests.")
+    if args.out is None:
+        raise ParamsError("--make needs --out FILE.")
     params, targets = read_params(args.params), read_targets(args.slo)
     lengths = generate.Lengths(args.prompt_tokens, args.output_tokens)
     write_trace(

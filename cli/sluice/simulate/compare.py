@@ -5,6 +5,7 @@ import gc
 import hashlib
 import json
 import multiprocessing
+import os
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import msgspec
 from sluice_operator import tuner
 from sluice_worker.contract import TICK_SECONDS
 
+from sluice.numbers import count, positive
 from sluice.targets import read_targets
 
 from .generate import TRACES, Lengths, make_trace
@@ -71,25 +73,42 @@ class Job:
     fixed: dict[str, Any] | None = None
 
 
+DEFAULTS: dict[str, Any] = {
+    "traces": "steady-80,steps,bursts,length-shift",
+    "services": "gpu,cpu",
+    "targets": "default",
+    "noises": "independent",
+    "seeds": 3,
+    "caps": "",
+    "every": TICK_SECONDS,
+    "jobs": 1,
+    "again": False,
+}
+"""Of the flags that only the comparison takes."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of the comparison."""
     group = parser.add_argument_group("with --compare")
-    group.add_argument("--traces", default="steady-80,steps,bursts,length-shift", help="or: all")
-    group.add_argument("--services", default="gpu,cpu", help="of gpu, cpu")
+    texts = {
+        "traces": "or: all",
+        "services": "of gpu, cpu",
+        "targets": "of tight, default, loose, patient, or: all",
+        "noises": "of independent, spells, or: all",
+        "caps": "1,2,4 or 1..256; without: searched, see best_near",
+    }
+    for name, text in texts.items():
+        group.add_argument(f"--{name}", help=f"{text}; default: {DEFAULTS[name] or 'none'}")
+    group.add_argument("--seeds", type=count, help=f"default: {DEFAULTS['seeds']}")
     group.add_argument(
-        "--targets", default="default", help="of tight, default, loose, patient, or: all"
+        "--every", type=positive, help=f"seconds between decisions; default: {TICK_SECONDS:g}"
     )
-    group.add_argument("--noises", default="independent", help="of independent, spells, or: all")
-    group.add_argument("--seeds", type=int, default=3)
+    group.add_argument("--jobs", type=count, help="processes; default: 1")
     group.add_argument(
-        "--caps", default="", help="1,2,4 or 1..256; default: searched, see best_near"
-    )
-    group.add_argument(
-        "--every", type=float, default=TICK_SECONDS, help="seconds between decisions"
-    )
-    group.add_argument("--jobs", type=int, default=1, help="processes")
-    group.add_argument(
-        "--again", action="store_true", help="run ours anew where a row is of another tuner's code"
+        "--again",
+        action="store_true",
+        default=None,
+        help="run ours anew where a row is of another tuner's code",
     )
 
 
@@ -98,11 +117,9 @@ def main(args: argparse.Namespace) -> int:
     out = args.out
     if out is None:
         raise ParamsError("--compare needs --out FOLDER.")
-    if min(args.seeds, args.jobs, args.requests) < 1 or not args.every > 0:
-        raise ParamsError("--seeds, --jobs, --requests and --every must be over 0.")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "rows.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    rows = _whole_rows(path)
     jobs = _left(_jobs(args), rows, args.again)
     started_s = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool, path.open("a") as file:
@@ -121,6 +138,19 @@ def main(args: argparse.Namespace) -> int:
     comparison_png(rows, out / "comparison.png")
     print(table(summary), reach(summary), sep="\n\n")
     return 0
+
+
+def _whole_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file, from which one that was cut while it was written is taken away."""
+    if not path.exists():
+        return []
+    whole, newline, cut = path.read_bytes().rpartition(b"\n")
+    if cut:
+        os.truncate(path, len(whole + newline))
+    try:
+        return [json.loads(line) for line in whole.splitlines()]
+    except ValueError as e:
+        raise ParamsError(f"{path} holds a line that is no row: {e}.") from e
 
 
 def _left(jobs: list[Job], rows: list[dict[str, Any]], again: bool) -> list[Job]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 MOONCAKE_BLOCK = 512
+LONGEST_S = 366 * 86_400
+"""Of a trace: the tuner looks every two seconds of it."""
 
 
 class TraceError(ValueError):
@@ -52,6 +54,8 @@ def read_trace(path: Path) -> list[Request]:
     if not requests:
         raise TraceError(f"{path}: no request in it.")
     first_s = min(request.t_s for request in requests)
+    if max(request.t_s for request in requests) - first_s > LONGEST_S:
+        raise TraceError(f"{path}: from the first to the last request there is more than a year.")
     moved = (replace(request, t_s=request.t_s - first_s) for request in requests)
     return sorted(moved, key=lambda request: request.t_s)
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from sluice import bench, curve
+from sluice.__main__ import main
 from sluice.client import Outcome
 from sluice.curve import StepCosts, Tally
-from sluice.endpoint import EndpointError, read_counters
+from sluice.endpoint import read_counters
 from sluice.page import page, table, text_table
 from sluice.targets import read_targets
 
@@ -34,10 +35,31 @@ def test_default_traffic_is_the_sources_and_scale_makes_it_smaller() -> None:
     assert small.prompt_tokens == (51, 154)
 
 
-@pytest.mark.parametrize("flags", [("--scale", "0"), ("--wave", "-1"), ("--silence", "-1")])
-def test_traffic_that_is_none_is_refused(flags: tuple[str, str]) -> None:
-    with pytest.raises(EndpointError, match="over 0"):
-        bench.Traffic.of(arguments(*flags))
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(("--scale", text) for text in ("0", "inf", "nan", "x")),
+        *(("--silence", text) for text in ("-1", "inf", "nan")),
+        ("--wave", "-1"),
+        ("--max-tokens", "0", "8"),
+        ("--vocab-size", "8"),
+    ],
+)
+def test_traffic_that_is_none_is_refused(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        arguments(*flags)
+    assert f"argument {flags[0]}: {flags[1]!r} is not a " in capsys.readouterr().err
+
+
+def test_a_file_of_bytes_holds_no_bearer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    token = ("--admin-token-file", str(tmp_path / "token"))
+    assert main(["bench", "--url", "http://127.0.0.1:1", *token]) == 2
+    assert "holds no bearer" in capsys.readouterr().err
 
 
 def test_caps_are_a_list_of_numbers_from_1_on() -> None:

@@ -2,8 +2,10 @@
 
 import argparse
 import asyncio
+import json
 
 import pytest
+from sluice.__main__ import main
 from sluice.client import Outcome
 from sluice.load import Ledger, burst, phase, quantile_ms
 from sluice.targets import read_targets
@@ -70,3 +72,13 @@ async def test_burst_sends_all_at_once_and_ends_with_the_last_answer() -> None:
 
     await asyncio.wait_for(burst(send, ledger, 5, 0.001), 10)
     assert sent == ["wave"] * 5
+
+
+def test_lengths_are_a_range_whichever_comes_first_and_nothing_sent_is_no_success(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    where = ["--url", "http://127.0.0.1:1", "--model", "m", "--max-tokens", "96", "32"]
+    assert main(["load", *where, "--phases", "one:burst:1:0.01"]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["results"] == {"failed": 1}
+    assert main(["load", *where, "--phases", "none:open:0.001:0.01"]) == 1
+    assert "no request was sent" in capsys.readouterr().out.splitlines()[-1]

@@ -45,3 +45,19 @@ def test_memory_that_is_no_quantity_is_refused(
         main(["plan", TOO_LARGE, "--memory", text])
     assert stop.value.code == 2
     assert "memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--max-model-len", "--block-size", "--max-num-seqs"])
+@pytest.mark.parametrize("text", ["0", "-3", "1.5"])
+def test_a_number_that_is_none_is_refused(
+    flag: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", TOO_LARGE, "--memory", "320Gi", flag, text])
+    assert stop.value.code == 2
+    assert f"argument {flag}: {text!r} is not a whole number" in capsys.readouterr().err
+
+
+def test_quantization_that_a_gpu_has_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", TOO_LARGE, "--memory", "320Gi", "--quantization", "w8a8"]) == 2
+    assert "--device cpu" in capsys.readouterr().err

@@ -81,6 +81,34 @@ def test_what_cannot_be_run_is_refused_with_a_sentence(
     assert "sluice simulate: --" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--trace", "T", "--out", "x"], "--out says nothing with --trace"),
+        (["--trace", "T", "--seeds", "2"], "--seeds says nothing with --trace"),
+        (["--make", "steps", "--policy", "aimd"], "--policy says nothing with --make"),
+        (["--make", "steps", "--json"], "--json says nothing with --make"),
+        (["--compare", "--slo", "ttft=1s"], "--slo says nothing with --compare"),
+        (["--compare", "--seed", "2"], "--seed says nothing with --compare"),
+        (["--make", "steps"], "--make needs --out"),
+    ],
+)
+def test_a_flag_of_another_mode_is_refused(
+    files: tuple[str, str], given: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = [] if "--compare" in given else ["--params", files[1]]
+    assert main(["simulate", *given, *params]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_named(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "nowhere" / "F.jsonl")
+    assert main(["simulate", "--make", "steps", "--params", files[1], "--out", out]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
 def test_unknown_parameters_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "P.json"
     path.write_text(json.dumps(PARAMS | {"gpus": 3}))
@@ -209,6 +237,20 @@ def test_the_comparison_goes_on_and_runs_ours_once_for_all_caps(
     assert told.err.count("1/1") == 2
     assert told.out.count("| gpu, default, independent | steady-50 | 1 |") == 3
     assert (tmp_path / "comparison.png").stat().st_size > 1000
+
+
+def test_a_row_that_was_cut_while_it_was_written_is_run_again(tmp_path: Path) -> None:
+    asked = ["--traces", "steady-50", "--services", "gpu", "--requests", "300", "--seeds", "1"]
+    arguments = ["simulate", "--compare", "--out", str(tmp_path), *asked]
+    path = tmp_path / "rows.jsonl"
+    assert main(arguments) == 0
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    assert main(arguments) == 0
+    again, before = json.loads(path.read_text()), json.loads(whole)
+    assert again["sluice"] == before["sluice"]
+    path.write_text("{no row}\n")
+    assert main(arguments) == 2
 
 
 def test_with_another_law_ours_is_run_anew_and_fixed_caps_are_not(tmp_path: Path) -> None:

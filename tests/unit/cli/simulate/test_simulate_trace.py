@@ -133,3 +133,11 @@ def test_what_no_reader_can_take_is_refused_in_a_sentence(
     (tmp_path / name).write_text(text)
     with pytest.raises(TraceError, match=name):
         read_trace(tmp_path / name)
+
+
+def test_a_trace_of_more_than_a_year_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    lines = [{"t_s": t_s, "prompt_tokens": 1, "max_tokens": 1} for t_s in (0, 1e300)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(TraceError, match="a year"):
+        read_trace(path)

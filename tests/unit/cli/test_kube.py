@@ -1,0 +1,28 @@
+"""What commands on a cluster say where the cluster, or kubectl, gives them nothing to go on."""
+
+import json
+from pathlib import Path
+
+import pytest
+from sluice.__main__ import main
+from sluice.kube import Kube, KubeError
+
+
+def test_a_kubectl_that_gives_no_json_is_quoted(tmp_path: Path) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\necho You are not logged in.\n")
+    kubectl.chmod(0o755)
+    with pytest.raises(KubeError, match=r"get pods gave no JSON: 'You are not logged in\."):
+        Kube(bin_dir=tmp_path).get("pods")
+
+
+def test_a_demo_without_images_says_how_they_are_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--root", str(tmp_path)]) == 3
+    state = tmp_path / "build/cluster/cluster.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"kubeconfig": "k", "bin_dir": "b", "images": {}}))
+    assert main(["demo", "--root", str(tmp_path)]) == 3
+    told = capsys.readouterr().out
+    assert told.count("make cluster") == 2
