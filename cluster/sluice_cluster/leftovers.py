@@ -55,7 +55,9 @@ class Before:
 
     def write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"sysctls": self.sysctls, "present": self.present}))
+        whole = file.with_suffix(".new")  # a start that is killed here leaves no half of one
+        whole.write_text(json.dumps({"sysctls": self.sysctls, "present": self.present}))
+        whole.replace(file)
 
     @classmethod
     def read(cls, file: Path) -> Before | None:
