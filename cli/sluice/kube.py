@@ -119,15 +119,17 @@ class Kube:
     def cluster_address(self, name: str) -> str:
         """`IP:PORT` of a Service inside the cluster."""
         spec = self.get("service", name, "-n", NAMESPACE)["spec"]
-        return f"{spec['clusterIP']}:{spec['ports'][0]['port']}"
+        host = f"[{spec['clusterIP']}]" if ":" in spec["clusterIP"] else spec["clusterIP"]
+        return f"{host}:{spec['ports'][0]['port']}"
 
     @contextmanager
     def service_url(self, name: str) -> Iterator[str]:
         """A URL of the Service from here: its own address if it is routed, else a port-forward."""
-        host, port = self.cluster_address(name).split(":")
+        address = self.cluster_address(name)
+        host, _, port = address.rpartition(":")
         try:
-            socket.create_connection((host, int(port)), timeout=2.0).close()
-            yield f"http://{host}:{port}"
+            socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
+            yield f"http://{address}"
         except OSError:
             argv = ("kubectl", "port-forward", "-n", NAMESPACE, f"service/{name}", ":80")
             with closing(self.follow(*argv)) as lines:

@@ -56,11 +56,11 @@ class Narration(logging.Formatter):
 
     def _listening(self, event: dict[str, Any]) -> str:
         host = self._config.server.host
-        shown = "localhost" if host in ("0.0.0.0", "::", "127.0.0.1") else host  # noqa: S104
+        shown = "localhost" if host in ("", "0.0.0.0", "::", "127.0.0.1") else host  # noqa: S104
         self._url = f"http://{shown}:{event['port']}"
         admin = f"http://127.0.0.1:{event['admin_port']}"
         return (
-            f"Loading {event['model']}; it will be served on {host}:{event['port']}.\n"
+            f"Loading {event['model']}; it will be served on {host or '*'}:{event['port']}.\n"
             f"Progress: {self._url}/readyz   metrics: {admin}/metrics"
         )
 

@@ -23,7 +23,7 @@ def run(settings: Settings) -> None:
     if not settings.verbose:
         for name in _CHATTY:
             logging.getLogger(name).setLevel(logging.WARNING)
-    address = settings.address or "0.0.0.0"  # noqa: S104 - the kubelet probes from outside
+    address = f"[{settings.address}]" if ":" in settings.address else settings.address
     kopf.run(
         registry=create_registry(settings),
         standalone=True,  # peering would let two operators freeze each other

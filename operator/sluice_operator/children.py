@@ -480,7 +480,7 @@ def _arguments(service: InferenceService, ceiling: int | None, commit: str) -> l
         "revision": commit or spec.model.revision if is_hub else None,
         "download-dir": _CACHE_MOUNT if is_hub else None,
         "served-model-name": spec.model.name,
-        "host": "0.0.0.0",  # noqa: S104 - inside its pod
+        "host": "",
         "port": API_PORT,
         "admin-port": ADMIN_PORT,
         "device": "cuda" if spec.hardware.accelerator == "nvidia" else "cpu",

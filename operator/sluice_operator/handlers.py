@@ -121,9 +121,8 @@ async def connect(operator: Operator) -> Context:
             raise kopf.TemporaryError(f"{PLURAL}.{GROUP} is not installed: apply crds/", delay=5)
     except ClusterError as e:
         raise kopf.TemporaryError(str(e), delay=5) from e
-    address = settings.address or "0.0.0.0"  # noqa: S104 - scraped from outside
     try:
-        start_http_server(settings.metrics_port, address, metrics.registry)
+        start_http_server(settings.metrics_port, settings.address, metrics.registry)
     except OSError as e:
         problem = f"--metrics-port {settings.metrics_port} cannot be used: {e.strerror}"
         raise kopf.PermanentError(problem) from e

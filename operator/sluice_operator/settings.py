@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FIELD_MANAGER = "sluice-operator"
+ALL_OF_IPV4 = "0.0.0.0"  # noqa: S104 - the kubelet probes from outside
 DEFAULT_ENDPOINT = "https://huggingface.co"
 
 
@@ -25,7 +26,7 @@ class Settings:
     models_dir: Path = Path("/models")
     model_root: str = "/models"
     namespaces: tuple[str, ...] = ()
-    address: str = ""
+    address: str = ALL_OF_IPV4
     metrics_port: int = 9090
     liveness_port: int = 8080
     tick_s: float = 2.0
@@ -66,7 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--hub-endpoint", type=_url, default=DEFAULT_ENDPOINT, help="of hf:// models")
     add("--models-dir", type=Path, default=Path("/models"), help="checkpoints of file:// URIs")
     add("--namespace", action="append", default=[], help="serve only this one (may be repeated)")
-    add("--address", default="", help="address that metrics and liveness listen on (all)")
+    add(
+        "--address",
+        default=ALL_OF_IPV4,
+        help="address that metrics and liveness listen on: of IPv6 the pod's own",
+    )
     add("--metrics-port", type=int, default=9090)
     add("--liveness-port", type=int, default=8080)
     add("--tick-seconds", type=_positive, default=2.0, help="between two looks at the evidence")

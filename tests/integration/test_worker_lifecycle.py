@@ -8,6 +8,7 @@ import socket
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -158,6 +159,14 @@ def test_a_model_that_cannot_start_is_told_in_one_sentence(tmp_path: Path) -> No
     sentence = [line for line in told.splitlines() if line.startswith("sluice-worker: ")]
     assert len(sentence) == 1, told
     assert "Traceback" not in told
+
+
+def test_a_worker_serves_where_there_is_only_ipv6(tmp_path: Path) -> None:
+    with running_worker(tmp_path, "--host", "::1", ready=False) as worker:
+        port = urlsplit(worker.url).port
+        assert httpx.get(f"http://[::1]:{port}/healthz").status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{port}/healthz")
 
 
 def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class ServerConfig(Struct, frozen=True):
     `slo`: in force at the start; `flag_slo`: of flags alone, which are the same for all pods.
     """
 
-    host: str = "0.0.0.0"  # noqa: S104 - a server's default, as vLLM's
+    host: str = ""
     port: int = 8000
     admin_port: int = 8001
     served_model_name: str | None = None
@@ -179,7 +179,7 @@ ENGINE_FLAGS = (
 )
 OVERLOAD = Flag("overload", _choice("Queue", "Shed"), "Shed drops what cannot meet --slo-ttft-ms")
 SERVER_FLAGS = (
-    Flag("host", str, "address of the API port"),
+    Flag("host", str, "address of the API port; all of IPv4 and IPv6 if empty"),
     Flag("port", _port, "API port; 0 picks a free one"),
     Flag("admin-port", _port, "admin port: metrics, evidence, live configuration; 0: a free one"),
     Flag("served-model-name", str, "the model's name in requests and metrics"),

@@ -49,13 +49,16 @@ class _Server(uvicorn.Server):
 
 
 def bind(flag: str, host: str, port: int) -> socket.socket:
-    """A listening socket; raises ConfigError in one sentence."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    """A listening socket, without a `host` on all addresses; raises ConfigError in one sentence."""
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    address = (host, port)
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError([f"--{flag} {port} on {host} cannot be used: {reason}"]) from error
+        on = f" on {host}" if host else ""
+        raise ConfigError([f"--{flag} {port}{on} cannot be used: {reason}"]) from error
 
 
 class _Door:
