@@ -4,6 +4,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 COMMANDS = {
     "bench": "the same bursts at several caps of one running server",
@@ -26,13 +27,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)
         if name == chosen:
-            importlib.import_module(f"sluice.{name}").add_arguments(command)
+            _imported(name).add_arguments(command)
     args = parser.parse_args(arguments)
     try:
-        return int(importlib.import_module(f"sluice.{args.command}").main(args))
+        return int(_imported(args.command).main(args))
     except KeyboardInterrupt:
         print(f"sluice {args.command}: interrupted", file=sys.stderr)
         return 130
+
+
+def _imported(command: str) -> Any:
+    try:
+        return importlib.import_module(f"sluice.{command}")
+    except ModuleNotFoundError as e:
+        sys.exit(f"sluice {command}: {e.name} is not installed here, as in the operator's image")
 
 
 if __name__ == "__main__":

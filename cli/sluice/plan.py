@@ -10,12 +10,22 @@ from sluice_worker import sizing
 
 from sluice.numbers import count
 
-UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+UNITS = {
+    "Ki": 1 << 10,
+    "Mi": 1 << 20,
+    "Gi": 1 << 30,
+    "Ti": 1 << 40,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+}
 
 
 def memory(text: str) -> int:
-    """Bytes of a quantity such as 24Gi, 1500Mi or 2000000000."""
-    number, unit = (text[:-2], UNITS[text[-2:]]) if text[-2:] in UNITS else (text, 1)
+    """Bytes of a quantity such as 24Gi, 1500M or 2000000000."""
+    suffix = next((unit for unit in UNITS if text.endswith(unit)), "")
+    number, unit = text.removesuffix(suffix), UNITS.get(suffix, 1)
     try:
         if (value := int(float(number) * unit)) > 0:
             return value

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "flags",
         metavar="FLAGS",
         nargs=argparse.REMAINDER,
-        help="any of sluice-worker's, which are spelled as vLLM's; --max-num-seqs 1 for one user",
+        help="sluice-worker's, after MODEL, spelled as vLLM's; --max-num-seqs 1 for one user",
     )
 
 

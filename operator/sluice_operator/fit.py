@@ -5,11 +5,11 @@ from typing import Literal
 
 from sluice_worker.sizing import (
     DTYPE_BYTES,
-    MAX_CEILING,
     MemoryPlan,
     SizingError,
     advice,
     bytes_saved,
+    most_sequences,
     plan_memory,
 )
 
@@ -62,10 +62,18 @@ def judge(spec: Spec, found: Checkpoint | Unread | Refused) -> Fit:
 
 def ceiling_of(spec: Spec, fit: Fit) -> int | None:
     """`--max-num-seqs`: what memory and the user allow; None: the worker sizes itself."""
-    most = fit.memory.ceiling if fit.memory else spec.batching.max_num_seqs
-    budget = spec.batching.max_num_batched_tokens
-    # A step decodes every running sequence, so the token budget bounds them too.
-    return most if most is None or budget is None else min(most, budget)
+    if fit.memory:
+        return fit.memory.ceiling
+    return None if spec.batching.max_num_seqs is None else most_num_seqs(spec)
+
+
+def most_num_seqs(spec: Spec) -> int:
+    """What the user allows, also by default, whatever the memory."""
+    return most_sequences(spec.batching.max_num_seqs, _budget(spec))
+
+
+def _budget(spec: Spec) -> int:
+    return spec.batching.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS
 
 
 def initial_cap(spec: Spec, fit: Fit) -> int | None:
@@ -73,19 +81,22 @@ def initial_cap(spec: Spec, fit: Fit) -> int | None:
     if spec.batching.initial_num_seqs is not None:
         return spec.batching.initial_num_seqs
     if fit.memory is None:
-        return min(UNREAD_CAP, spec.batching.max_num_seqs or MAX_CEILING)
+        return min(UNREAD_CAP, most_num_seqs(spec))
     return None
 
 
 def _plan(spec: Spec, found: Checkpoint) -> MemoryPlan:
     accelerator, dtype_bytes = spec.hardware.accelerator, DTYPE_BYTES[found.dtype]
-    saved = bytes_saved(found.shape, dtype_bytes, _argument(spec, "quantization"))
+    quantization = _argument(spec, "quantization")
+    if quantization and found.dtype == "float16":
+        raise SizingError(f"--quantization={quantization} needs dtype bfloat16 or float32.")
+    saved = bytes_saved(found.shape, dtype_bytes, quantization)
     return plan_memory(
         found.shape,
         total_bytes=spec.hardware.memory_bytes,
         utilization=spec.batching.memory_utilization,
         weights_bytes=found.weights_bytes - saved,
-        max_num_batched_tokens=spec.batching.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS,
+        max_num_batched_tokens=_budget(spec),
         max_model_len=spec.model.max_model_len or found.shape.max_position,
         block_size=_number(spec, "block-size") or _BLOCK_SIZE[accelerator],
         dtype_bytes=dtype_bytes,

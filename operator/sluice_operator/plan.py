@@ -14,7 +14,7 @@ from sluice_worker.sizing import MAX_CEILING
 
 from . import children, drift, events, status
 from .events import Notice
-from .fit import UNREAD_CAP, Fit, ceiling_of, initial_cap
+from .fit import UNREAD_CAP, Fit, ceiling_of, initial_cap, most_num_seqs
 from .observed import Object, Pod, rollout_of
 from .reasons import Reason
 from .runtime import Runtime
@@ -229,7 +229,7 @@ def _limits(spec: Spec, ceiling: int) -> Limits:
         replicas_external=spec.replicas is not None,
         scale_up_window_s=float(behavior.scale_up.stabilization_window_s),
         scale_down_window_s=float(behavior.scale_down.stabilization_window_s),
-        ceiling_by="User" if ceiling == spec.batching.max_num_seqs else "VRAM",
+        ceiling_by="User" if ceiling >= most_num_seqs(spec) else "VRAM",
     )
 
 

@@ -254,17 +254,21 @@ class Batching(SpecObject):
     max_num_seqs: int | None = spec_field(
         "maxNumSeqs",
         kinds.NUM_SEQS,
-        "Most sequences at once; Auto: what memory allows.",
+        "Most sequences at once; Auto: what memory allows, at most 256.",
         default="Auto",
     )
     initial_num_seqs: int | None = spec_field(
         "initialNumSeqs",
         kinds.NUM_SEQS,
-        "Cap before any evidence; Auto: predicted from the start-up profile.",
+        "Cap before any evidence, at most what memory allows; Auto: predicted from the start-up "
+        "profile.",
         default="Auto",
     )
     min_num_seqs: int = spec_field(
-        "minNumSeqs", integer(1, 4096), "The cap is never lowered under this.", default=1
+        "minNumSeqs",
+        integer(1, 4096),
+        "The cap is never lowered under this, or under the ceiling where that is less.",
+        default=1,
     )
     max_num_batched_tokens: int | None = spec_field(
         "maxNumBatchedTokens",
@@ -406,6 +410,18 @@ class Drain(SpecObject):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec(SpecObject):
     """The wanted state."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.hardware.accelerator == 'cpu' || !has(self.engine.args) || "
+            "!self.engine.args.exists(a, a.startsWith('--quantization='))",
+            "engine.args: --quantization=w8a8 is for accelerator cpu only",
+            lambda spec: (
+                spec.hardware.accelerator == "cpu"
+                or not any(a.startswith("--quantization=") for a in spec.engine.args)
+            ),
+        ),
+    )
 
     model: Model = spec_field("model", object_of(Model), "What is served.", required=True)
     engine: Engine = spec_field("engine", object_of(Engine), "What serves it.", default={})

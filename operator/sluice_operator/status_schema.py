@@ -87,7 +87,12 @@ def _batching() -> Schema:
             promptTokenMs=say(TEXT, "For each prompt token beside them."),
         ),
         limitedBy=one_of(
-            "What keeps the cap from rising.", "VRAM", "InterTokenLatency", "User", "Minimum"
+            "What keeps the cap from rising; User: maxNumSeqs or maxNumBatchedTokens, also by "
+            "default.",
+            "VRAM",
+            "InterTokenLatency",
+            "User",
+            "Minimum",
         ),
         lastChange=group(
             "The last change of the cap.",
@@ -97,7 +102,6 @@ def _batching() -> Schema:
                 "to": COUNT,
                 "epoch": COUNT,
                 "reason": TEXT,
-                "message": MESSAGE,
             },
         ),
     )
@@ -131,7 +135,7 @@ def _slo() -> Schema:
 
 
 def _scaling() -> Schema:
-    decision = {"time": TIME, "reason": TEXT, "message": MESSAGE, "from": COUNT, "to": COUNT}
+    decision = {"time": TIME, "reason": TEXT, "from": COUNT, "to": COUNT}
     history = {"type": "array", "maxItems": MAX_HISTORY, "items": group("One.", **decision)}
     return group(
         "Replicas, and why.",

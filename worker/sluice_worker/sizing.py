@@ -208,6 +208,11 @@ class MemoryPlan:
         )
 
 
+def most_sequences(max_num_seqs: int | None, max_num_batched_tokens: int) -> int:
+    """Those that are asked for. A step decodes all that run, so its budget bounds them too."""
+    return min(max_num_seqs or MAX_CEILING, max_num_batched_tokens)
+
+
 def plan_memory(
     shape: ModelShape,
     *,
@@ -237,7 +242,7 @@ def plan_memory(
     """
     _check_request(shape, utilization, max_num_batched_tokens, max_model_len, block_size)
     budget = max_num_batched_tokens
-    asked = min(max_num_seqs or MAX_CEILING, budget)
+    asked = most_sequences(max_num_seqs, budget)
     formula = activation_bytes(shape, budget, asked, dtype_bytes, in_a_row=in_a_row)
     activations = max(formula, measured_activation_bytes)
     reserve = CPU_RESERVE_BYTES if device == "cpu" else 0
@@ -360,16 +365,22 @@ def _shorter_window(plan: MemoryPlan) -> list[str]:
 
 def _more_memory(plan: MemoryPlan, needed: int) -> str:
     if plan.device == "cpu":
-        return f"{_size(needed)} of memory instead of {_size(plan.total_bytes)}"
-    # Each further rank brings its own workspace; weights and KV are divided between them.
-    shared = needed * plan.utilization - plan.workspace_bytes
-    gpus = math.ceil(shared / max(plan.usable_bytes - plan.workspace_bytes, 1))
-    return f"a GPU of {_size(needed)} (or {gpus} GPUs of {_size(plan.total_bytes)})"
+        return f"{_at_least(needed)} of memory instead of {_size(plan.total_bytes)}"
+    return f"a GPU of {_at_least(needed)}"
 
 
 def _size(num_bytes: int) -> str:
     """`num_bytes` for a reader, in the unit that fits it."""
-    for unit, divisor in (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
-        if abs(num_bytes) >= divisor:
-            return f"{num_bytes / divisor:.1f} {unit}"
-    return f"{num_bytes} B"
+    unit, divisor = _unit(num_bytes)
+    return f"{num_bytes / divisor:.1f} {unit}" if divisor > 1 else f"{num_bytes} B"
+
+
+def _at_least(num_bytes: int) -> str:
+    """The same, rounded up."""
+    unit, divisor = _unit(num_bytes)
+    return f"{math.ceil(10 * num_bytes / divisor) / 10:.1f} {unit}"
+
+
+def _unit(num_bytes: int) -> tuple[str, int]:
+    units = (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10))
+    return next((unit for unit in units if abs(num_bytes) >= unit[1]), ("B", 1))

@@ -62,6 +62,11 @@ class Invalid:
 
 
 _DURATION = "must be a duration between"
+_QUANTISED_ON_A_GPU = {
+    "model": {"uri": "file:///models/demo"},
+    "engine": {"args": ["--seed=1", "--quantization=w8a8"]},
+    "hardware": {"accelerator": "nvidia", "memory": "24Gi"},
+}
 INVALID = [
     Invalid("spec.model.uri", "s3://bucket/demo", "s3:// is not built yet"),
     Invalid("spec.model.uri", "hf://Qwen/Qwen3-0.6B@v1", "a revision goes to spec.model.revision"),
@@ -91,6 +96,7 @@ INVALID = [
     Invalid("spec.engine.args", ["--seed=1 --model=/"], "must be --FLAG=VALUE"),
     Invalid("spec.engine.args", ["--seed=x"], "with a value that fits"),
     Invalid("spec.engine.args", ["--seed=1", "--seed=2"], "must not give a flag twice"),
+    Invalid("spec", _QUANTISED_ON_A_GPU, "--quantization=w8a8 is for accelerator cpu only"),
     Invalid("spec.engine.args", "--seed=1", "must be a list", "must be of type array"),
     Invalid("spec.engine.env", [{"name": "LD_PRELOAD"}], "unknown field", "unknown field"),
     Invalid("spec.hardware.gpus", 1, "gpus must be 0 or left out with accelerator cpu"),

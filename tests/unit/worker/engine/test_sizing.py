@@ -1,6 +1,8 @@
 """The memory arithmetic, against figures that others published for known models."""
 
+import re
 from dataclasses import replace
+from math import ceil
 from typing import Literal
 
 import pytest
@@ -93,7 +95,20 @@ def test_70b_on_4_gib_does_not_fit_and_says_what_would() -> None:
     assert refused.ceiling == 0
     assert "weights 141.0 GiB" in refused.explain()
     assert "of memory instead of 4.0 GiB" in advice(refused, big)
-    assert "GPUs of 80.0 GiB" in advice(plan(weights=141 * GIB), SHAPE)
+    assert advice(plan(weights=141 * GIB), SHAPE).endswith("a GPU of 159.2 GiB.")
+
+
+@pytest.mark.parametrize("weights_mib", range(3000, 9000, 377))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_memory_that_is_advised_is_enough(
+    weights_mib: int, device: Literal["cpu", "cuda"]
+) -> None:
+    weights = weights_mib << 20
+    found = re.search(
+        r"([\d.]+) GiB( of|\.)", advice(plan(total=2 * GIB, weights=weights, device=device), SHAPE)
+    )
+    assert found
+    assert plan(total=int(float(found[1]) * GIB), weights=weights, device=device).fits
 
 
 def test_advice_names_a_window_that_then_fits() -> None:
@@ -109,7 +124,8 @@ def test_a_fixed_number_of_blocks_must_fit_too() -> None:
     over = plan(num_blocks=2 * most)
     assert not over.fits
     bytes_needed = (over.fixed_bytes + over.kv_tokens * over.kv_bytes_per_token) / 0.9
-    assert f"with {most} blocks or a GPU of {bytes_needed / GIB:.1f} GiB" in advice(over, SHAPE)
+    size = ceil(10 * bytes_needed / GIB) / 10
+    assert f"with {most} blocks or a GPU of {size:.1f} GiB" in advice(over, SHAPE)
     assert not plan(total=4 * GIB, num_blocks=most).fits
 
 
