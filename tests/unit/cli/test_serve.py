@@ -49,7 +49,9 @@ def test_the_curl_line_asks_the_model_that_is_served_with_the_key_that_it_wants(
     (tmp_path / "keys").write_text("secret-canary\n")
     keys = f"--api-key-file={tmp_path / 'keys'}"
     told = narration(model, "--served-model-name=it's", keys)
-    assert "0.0.0.0:8000" in said(told, "listening", port=8000, admin_port=8001, model="it's")
+    assert "on port 8000 of all addresses" in said(
+        told, "listening", port=8000, admin_port=8001, model="it's"
+    )
     memory = dict.fromkeys(
         ("weights_bytes", "activation_bytes", "reserve_bytes", "kv_cache_bytes", "total_bytes"),
         2**30,
