@@ -60,7 +60,8 @@ class Narration(logging.Formatter):
         self._url = f"http://{shown}:{event['port']}"
         admin = f"http://127.0.0.1:{event['admin_port']}"
         return (
-            f"Loading {event['model']}; it will be served on port {event['port']} of {host or 'all addresses'}.\n"
+            f"Loading {event['model']}; it will be served on port {event['port']} of "
+            f"{host or 'all addresses'}.\n"
             f"Progress: {self._url}/readyz   metrics: {admin}/metrics"
         )
 
