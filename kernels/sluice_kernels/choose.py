@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from .cpu.build import (
+    BUILT,
     CannotBuild,
     Target,
     cache_directories,
-    library,
+    has_vnni,
+    loaded,
+    recipe_of,
     usable_targets,
 )
 from .cpu.kernels import DTYPES, CppKernels
@@ -60,16 +63,17 @@ def choose(
             raise CannotChoose(f"{quantization or 'SLUICE_KERNELS=cpp'} is built for CPUs only.")
         return plain() if asked == "torch" else _on_gpu(device, group)
     packed = partial(_projection, quantization, packed_projection)
+    cpuinfo = Path("/proc/cpuinfo").read_text()
     round_rows = rounded_rows if quantization or can_pack(dtype) else int
     if asked == "torch":
-        return plain(packed(onednn_int8(PlainByteRows())), round_rows=round_rows)
+        return plain(packed(_int8_without_library(cpuinfo)), round_rows=round_rows)
     try:
-        target, built = _library(dtype, environ)
+        target, built = _library(dtype, cpuinfo, environ)
     except CannotBuild as error:
         if asked == "cpp":
             raise CannotChoose(f"SLUICE_KERNELS=cpp cannot be had: {error}.") from error
         name = f"torch ({error})"
-        return plain(packed(onednn_int8(PlainByteRows())), name, round_rows)
+        return plain(packed(_int8_without_library(cpuinfo)), name, round_rows)
     if _has_own_products(target, dtype):
 
         def own(activation: Activation | None = None) -> MakeProjection:
@@ -77,7 +81,8 @@ def choose(
             return _projection(quantization, wide, panel_int8_projection(built, activation))
 
         return CppKernels(built, own(), f"cpp {target.name}", make_gated=own)
-    return CppKernels(built, packed(onednn_int8(built)), f"cpp {target.name}", round_rows)
+    narrow = onednn_int8(built) if _onednn_int8_is_exact(cpuinfo) else panel_int8_projection(built)
+    return CppKernels(built, packed(narrow), f"cpp {target.name}", round_rows)
 
 
 def _on_gpu(device: torch.device, group: int) -> Kernels:
@@ -96,8 +101,6 @@ def _projection(
     `narrow`."""
     if quantization is None:
         return wide
-    if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
-        raise CannotChoose("w8a8 needs oneDNN, which this torch has not.")
 
     def make(weight: Tensor, bias: Tensor | None, may_narrow: bool) -> Projection:
         return (narrow if may_narrow else wide)(weight, bias, may_narrow)
@@ -105,18 +108,34 @@ def _projection(
     return make
 
 
+def _int8_without_library(cpuinfo: str) -> MakeProjection:
+    def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
+        if not _onednn_int8_is_exact(cpuinfo):
+            raise CannotChoose("w8a8 needs a processor with VNNI, or the C++ kernels.")
+        return onednn_int8(PlainByteRows())(weight, bias, narrow)
+
+    return make
+
+
+def _onednn_int8_is_exact(cpuinfo: str) -> bool:
+    """Whether oneDNN's products of bytes are exact and fast. Without VNNI it adds two of them in 16
+    bits, where large neighbours do not fit, and for bfloat16 has a loop a hundred times as slow."""
+    if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        return False
+    return platform.machine() != "x86_64" or has_vnni(cpuinfo)
+
+
 def _has_own_products(target: Target, dtype: torch.dtype) -> bool:
     """Whether the library's products are faster than oneDNN's."""
     return dtype == torch.bfloat16 and target.name in ("avx512_bf16", "amx_bf16")
 
 
-def _library(dtype: torch.dtype, environ: Mapping[str, str]) -> tuple[Target, Library]:
+def _library(
+    dtype: torch.dtype, cpuinfo: str, environ: Mapping[str, str]
+) -> tuple[Target, Library]:
     if dtype not in DTYPES:
         raise CannotBuild(f"the C++ kernels have no {str(dtype).removeprefix('torch.')}")
-    targets = usable_targets(platform.machine(), Path("/proc/cpuinfo").read_text())
+    targets = usable_targets(platform.machine(), cpuinfo)
     if not targets:
         raise CannotBuild("no instruction set that the C++ kernels are made for")
-    try:
-        return targets[0], Library(library(targets[0], cache_directories(environ)))
-    except OSError as error:
-        raise CannotBuild(f"the library cannot be loaded: {error}") from error
+    return targets[0], loaded(Library, recipe_of(targets[0]), cache_directories(environ), (BUILT,))

@@ -393,6 +393,7 @@ std::vector<Item> split(const std::vector<Item>& tiles, int num_threads) {
 template <class T>
 void run(const Call& call, int num_threads) {
   std::vector<Item> tiles = tiles_of(call, num_threads);
+  if (tiles.empty()) return;
   int64_t work = 0;
   for (const Item& tile : tiles)
     work += (int64_t)tile.count * tile.num_heads * (tile.end - tile.begin);

@@ -7,21 +7,25 @@ when it runs. The library exchanges addresses and numbers only, so it depends on
 or Python: its name is made of the sources, the flags and the instruction set.
 """
 
+import contextlib
 import hashlib
 import os
 import platform
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 SOURCES = Path(__file__).parent
 BUILT = SOURCES / "built"
 COMPILER = "g++"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 BUILD_TIMEOUT_S = 120
+T = TypeVar("T")
 
 
 class CannotBuild(Exception):
@@ -62,17 +66,27 @@ def usable_targets(machine: str, cpuinfo: str) -> list[Target]:
     return [target for target in TARGETS.get(machine, ()) if target.needs <= features]
 
 
+def has_vnni(cpuinfo: str) -> bool:
+    """Whether it adds four products of bytes in 32 bits."""
+    return not _features(cpuinfo).isdisjoint({"avx512_vnni", "avx_vnni"})
+
+
 def _features(cpuinfo: str) -> set[str]:
     lines = (line for line in cpuinfo.splitlines() if line.startswith("flags"))
     return set(next(lines, "").partition(":")[2].split())
 
 
 def library(target: Target, directories: Sequence[Path]) -> Path:
-    """The library for `target`: one of the image, one of `directories`, or built in the first.
+    """The library for `target`: the image's, one of `directories`, or built in the first of them.
 
     Raises CannotBuild.
     """
-    return found_or_built(_recipe(target), directories, (BUILT,))
+    return loaded(_there, recipe_of(target), directories, (BUILT,))
+
+
+def _there(path: Path) -> Path:
+    path.stat()
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,34 +102,56 @@ class Recipe:
         return sorted(self.sources.glob(f"*{suffix}"))
 
     def file_name(self) -> str:
-        """Another one for other sources or flags."""
-        digest = hashlib.sha256(repr(self.flags).encode())
+        """Another one for other sources, flags or processors."""
+        digest = hashlib.sha256(repr((self.flags, platform.machine())).encode())
         for source in (*self.files(".cpp"), *self.files(".h")):
             digest.update(source.read_bytes())
         return f"{self.name}-{digest.hexdigest()[:16]}.so"
 
 
-def _recipe(target: Target) -> Recipe:
+def recipe_of(target: Target) -> Recipe:
+    """Of the kernels for `target`."""
     return Recipe(target.name, SOURCES, (*FLAGS, *target.flags))
 
 
-def found_or_built(
-    recipe: Recipe, directories: Sequence[Path], finished: Sequence[Path] = ()
-) -> Path:
-    """The library, found in `finished` or `directories`, or built in the first of the latter that
-    can be written to. Raises CannotBuild."""
-    for directory in (*finished, *directories):
+def loaded(
+    load: Callable[[Path], T],
+    recipe: Recipe,
+    directories: Sequence[Path],
+    finished: Sequence[Path] = (),
+) -> T:
+    """What `load` makes of the library, found in `finished` or `directories`, or built in the first
+    of the latter that can be written to; one that cannot be loaded is built again.
+
+    Raises CannotBuild.
+    """
+    for directory in (*finished, *filter(_is_ours, directories)):
         path = directory / recipe.file_name()
-        # What others may write to could be anybody's code.
-        if path.is_file() and path.stat().st_uid in (0, os.getuid()):
-            return path
+        with contextlib.suppress(OSError):
+            return load(path)
+    try:
+        return load(_built(recipe, _writable(directories)))
+    except OSError as error:
+        raise CannotBuild(f"the library cannot be loaded: {error}") from error
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether nobody else can put anything there: it could be anybody's code."""
+    try:
+        found = [directory.lstat(), directory.parent.stat()]
+    except OSError:
+        return False
+    return all(s.st_uid in (0, os.getuid()) and not s.st_mode & stat.S_IWOTH for s in found)
+
+
+def _writable(directories: Sequence[Path]) -> Path:
     for directory in directories:
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:
             continue
-        if directory.stat().st_uid == os.getuid() and os.access(directory, os.W_OK):
-            return _built(recipe, directory)
+        if _is_ours(directory) and os.access(directory, os.W_OK):
+            return directory
     raise CannotBuild("no directory of the cache can be written to")
 
 
@@ -124,12 +160,12 @@ def cache_directories(environ: Mapping[str, str]) -> list[Path]:
     home, cache = environ.get("HOME"), environ.get("XDG_CACHE_HOME")
     found = [Path(cache)] if cache else [Path(home) / ".cache"] if home else []
     temporary = Path(tempfile.gettempdir()) / f"sluice-{os.getuid()}"
-    return [path / "sluice" / "kernels" for path in (*found, temporary)]
+    return [*(path / "sluice" / "kernels" for path in found), temporary / "kernels"]
 
 
 def build(target: Target, directory: Path) -> Path:
     """Compile for `target` into `directory`; CannotBuild with the compiler's first error."""
-    return _built(_recipe(target), directory)
+    return _built(recipe_of(target), directory)
 
 
 def _built(recipe: Recipe, directory: Path) -> Path:
@@ -140,6 +176,8 @@ def _built(recipe: Recipe, directory: Path) -> Path:
             _compile([*recipe.flags, "-c", str(source), "-o", str(output)])
         whole = Path(made) / path.name
         _compile(["-shared", *map(str, objects), "-o", str(whole)])
+        with whole.open("rb+") as file:
+            os.fsync(file)  # else a machine that stops may leave a file of the right name, cut
         whole.replace(path)  # a process that builds the same at the same time does no harm
     return path
 

@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..int8 import ZERO, onednn_int8, to_int8
+from ..int8 import ZERO, to_int8
 from ..interface import Activation, MakeProjection, Projection
 from ..linear import packed_projection
 from .library import Library
@@ -70,11 +70,12 @@ def panel_projection(library: Library, activation: Activation | None = None) -> 
 
 
 def panel_int8_projection(library: Library, activation: Activation | None = None) -> MakeProjection:
-    """Makes int8 linear layers of the library's own products, gated ones as above."""
+    """Makes int8 linear layers of the library's own products, gated ones as above; where a row is
+    no whole number of words, they stay wide."""
 
     def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
         if weight.shape[1] % 4:
-            return library.gated(onednn_int8(library)(weight, bias, narrow), activation)
+            return library.gated(packed_projection(weight, bias, narrow), activation)
         steps, scales = to_int8(weight)
         shifts = ZERO * steps.sum(dim=1, dtype=torch.float32)
         return _made(library, activation, steps, (scales, shifts, bias))

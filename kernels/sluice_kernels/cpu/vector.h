@@ -133,7 +133,8 @@ inline F exp2(F x) {  // of x < 127, within 3e-7 of it; 0 below -127
 #ifdef __AVX512F__
   return (F)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-  return (F)((I)p + ((I)n << 23));
+  const F found = (F)((I)p + ((I)n << 23));
+  return x == x ? found : x;  // the bits of a NaN would be taken for a power
 #endif
 }
 inline F tanh(F x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }

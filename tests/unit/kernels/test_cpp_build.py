@@ -1,5 +1,6 @@
 """Where the library of C++ kernels comes from, and what stands in for it."""
 
+import ctypes
 import os
 import platform
 import tempfile
@@ -83,14 +84,40 @@ def test_a_library_that_somebody_else_owns_is_not_loaded(
 ) -> None:
     theirs = library(plain_target, [tmp_path / "theirs"])
     if os.getuid() == 0:
-        os.chown(theirs, 54321, 54321)  # root's own are everybody's
+        os.chown(theirs.parent, 54321, 54321)  # root's own are everybody's
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(CannotBuild):
         library(plain_target, [theirs.parent])
 
 
+@pytest.mark.parametrize("folder", ["cache", "cache/kernels"])
+def test_a_folder_that_others_may_write_to_is_passed_by(
+    tmp_path: Path, plain_target: Target, folder: str
+) -> None:
+    open_one, ours = tmp_path / "cache" / "kernels", tmp_path / "ours" / "kernels"
+    made = library(plain_target, [open_one])
+    (tmp_path / folder).chmod(0o777)
+    found = library(plain_target, [open_one, ours])
+    assert (made.parent, found.parent) == (open_one, ours)
+
+
+def test_a_library_that_cannot_be_loaded_is_built_again(
+    tmp_path: Path, plain_target: Target
+) -> None:
+    recipe, directories = build.recipe_of(plain_target), [tmp_path / "ours" / "kernels"]
+    path = library(plain_target, directories)
+    path.write_bytes(b"")
+    assert build.loaded(_opened, recipe, directories) == path
+    assert path.stat().st_size > 0
+
+
+def _opened(path: Path) -> Path:
+    ctypes.CDLL(str(path))
+    return path
+
+
 def test_caches_are_the_users_own_and_then_a_temporary_one() -> None:
-    own = f"sluice-{os.getuid()}/sluice/kernels"
+    own = f"sluice-{os.getuid()}/kernels"
     assert cache_directories({"XDG_CACHE_HOME": "/x", "HOME": "/h"})[0] == Path("/x/sluice/kernels")
     assert cache_directories({"HOME": "/h"})[0] == Path("/h/.cache/sluice/kernels")
     assert [str(path) for path in cache_directories({})][0].endswith(own)

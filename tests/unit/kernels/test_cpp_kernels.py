@@ -178,6 +178,14 @@ def test_one_long_sequence_is_split_between_threads_and_comes_out_the_same(cpp: 
     torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("bits", [0x7FC00001, 0x7F800001, 0x7FFFFFFF, 0xFFC00010 - 2**32])
+def test_no_bits_of_what_is_no_number_become_one(cpp: CppKernels, bits: int) -> None:
+    heads = Heads(2, 1, 32, 0.2, None, None, None, 1e-6)
+    rows, cache, spans = Case(heads, 16, (40,), (1,), torch.float32, 0).build()
+    cache.view(torch.int32)[spans.tables[0, 0], 0, 0, 7] = bits
+    assert cpp.attention(rows, heads, cache, spans).isnan().all()
+
+
 def test_what_is_no_number_stays_with_its_own_sequence(cpp: CppKernels) -> None:
     heads = Heads(4, 2, 32, 0.2, None, None, None, 1e-6)
     case = Case(heads, 16, (40, 70, 3), (1, 1, 20), torch.float32, 0)
@@ -402,7 +410,7 @@ def test_layers_of_other_products_are_not_run_in_a_row(cpp: CppKernels) -> None:
     assert replace(cpp, round_rows=rounded_rows).stack([own]) is None
 
 
-def test_a_width_that_fills_no_words_is_left_to_onednn(cpp: CppKernels) -> None:
+def test_a_width_that_fills_no_words_stays_wide(cpp: CppKernels) -> None:
     rows, weight = torch.randn(3, 7).bfloat16(), torch.randn(5, 7).bfloat16()
     for make in (panel_projection(cpp.library), panel_int8_projection(cpp.library)):
         found = make(weight, None, True)(rows).float()

@@ -6,7 +6,7 @@ from ctypes import POINTER, c_double, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-from sluice_kernels.cpu.build import CannotBuild, Recipe, cache_directories, found_or_built
+from sluice_kernels.cpu.build import CannotBuild, Recipe, cache_directories, loaded
 
 from . import layout
 
@@ -19,13 +19,13 @@ def library() -> ctypes.CDLL | None:
     """The library; None where there is no compiler, or nothing that it could write to."""
     recipe = Recipe("pod", Path(__file__).parent, FLAGS)
     try:
-        path = found_or_built(recipe, cache_directories(os.environ))
-    except (CannotBuild, OSError):
+        return loaded(_declared, recipe, cache_directories(os.environ))
+    except CannotBuild:
         return None
-    return _declared(ctypes.CDLL(str(path)))
 
 
-def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
+def _declared(path: Path) -> ctypes.CDLL:
+    built = ctypes.CDLL(str(path))
     pod, reals, wholes = c_void_p, POINTER(c_double), POINTER(c_int64)
     row, fit = POINTER(layout.Row), POINTER(layout.Fit)
     for name, result, arguments in (
@@ -46,6 +46,6 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
         ("pod_num_jobs", c_int64, (pod,)),
         ("pod_num_done", c_int64, (pod,)),
     ):
-        function = getattr(loaded, name)
+        function = getattr(built, name)
         function.restype, function.argtypes = result, arguments
-    return loaded
+    return built

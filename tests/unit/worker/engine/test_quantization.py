@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from sluice_kernels.choose import CannotChoose, choose
+from sluice_kernels.cpu.build import has_vnni
 from sluice_kernels.interface import Kernels
 from sluice_worker.config import EngineConfig, Quantization, parse
 from sluice_worker.models.decoder import Decoder
@@ -24,6 +25,7 @@ from .factories import create_request, load_decoder
 
 MODEL = Path(__file__).parents[4] / "examples" / "model"
 CPU = torch.device("cpu")
+HAS_VNNI = has_vnni(Path("/proc/cpuinfo").read_text())
 
 
 def kernels(
@@ -45,13 +47,20 @@ def perplexity(model: Decoder, tokens: list[int]) -> float:
     return math.exp(float(loss))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("asked", ["auto", "torch"])
-def test_perplexity_of_the_demo_model_stays_within_one_percent(asked: str) -> None:
+def test_perplexity_of_the_demo_model_stays_within_one_percent(
+    asked: str, dtype: torch.dtype
+) -> None:
+    if asked == "torch" and not HAS_VNNI:
+        with pytest.raises(CannotChoose, match="VNNI"):
+            load_decoder(MODEL, dtype=dtype, kernels=kernels("w8a8", asked, dtype))
+        return
     text = (Path(sysconfig.get_path("stdlib")) / "textwrap.py").read_text(encoding="utf-8")
     tokens = list(Tokenizer(MODEL).encode(text))[:1000]
     whole, narrow = (
-        perplexity(load_decoder(MODEL, dtype=torch.bfloat16, kernels=chosen), tokens)
-        for chosen in (kernels(None, asked), kernels("w8a8", asked))
+        perplexity(load_decoder(MODEL, dtype=dtype, kernels=chosen), tokens)
+        for chosen in (kernels(None, asked, dtype), kernels("w8a8", asked, dtype))
     )
     assert abs(narrow / whole - 1) < 0.01
 
