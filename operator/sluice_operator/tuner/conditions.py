@@ -38,15 +38,39 @@ def feasible(case: Case, demand: Demand) -> Condition:
         return Condition(True, Reason.SLOW_SPELLS, message)
     # Prefills that queue up behind each other want pods; one that is alone too long does not.
     enough_pods = demand.arrivals.is_known and demand.needed <= case.fleet.num_ready
-    if case.late_in_queue and case.cause == "prefill" and enough_pods:
+    if case.late_in_queue and case.cause == "prefill" and enough_pods and _late_alone(case, demand):
         message = (
             f"{case.numbers(case.late_in_queue)}; the misses' time went into prefill: "
             "shorter prompts, a faster device or a looser target are needed"
         )
         return Condition(False, Reason.PREFILL_EXCEEDS_TARGET, message)
+    if case.verdict("endToEnd") == "Breach" and _one_ends_late(case):
+        message = (
+            f"{case.numbers('endToEnd')}; one request alone would take as long: shorter answers, a "
+            "faster device or a looser target are needed"
+        )
+        return Condition(False, Reason.END_TO_END_INFEASIBLE, message)
     if not case.epoch:
         return Condition(None, Reason.NO_EVIDENCE, f"epoch {case.seen.epoch}: no evidence yet")
     return Condition(True, Reason.FEASIBLE, "no target is out of reach by the evidence")
+
+
+def _late_alone(case: Case, demand: Demand) -> bool:
+    """Whether more first tokens are late than can have met another prompt's prefill."""
+    judged = case.verdicts.get("timeToFirstToken")
+    if case.model is None or judged is None:
+        return True
+    prefill_s = case.model.d * case.work.prompt_tokens / 1000
+    busy = demand.arrivals.per_s * prefill_s / max(1, case.fleet.num_ready)
+    return judged.epoch_over > busy * judged.epoch_n
+
+
+def _one_ends_late(case: Case) -> bool:
+    """Whether the step model sees the mean request, alone on a pod, end too late."""
+    work, due_ms = case.work, case.seen.targets.e2e_ms
+    if case.model is None or due_ms is None or not work.lengths_known:
+        return False
+    return case.model.request_ms(1, work.output_tokens, work.prompt_tokens) > due_ms
 
 
 def _inter_token_feasible(case: Case) -> Condition:

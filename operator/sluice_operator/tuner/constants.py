@@ -166,9 +166,12 @@ MOST_REPLICAS: Final = 1000
 """No demand is computed beyond this: it bounds the search, and no single object has more pods."""
 MAX_UTILISATION: Final = 0.95
 """Above this the queueing formula is a guess: plan replicas below it, also without a target."""
-PREFILL_GROWTH: Final = 2
-"""The wait for prefill asks for at most twice the pods that there are: prompts are not of one
-length as it assumes, and where the target is close to one prefill, it would ask for dozens."""
+PREFILL_IDLE: Final = 0.25
+"""Pods whose prefill is busy for no more than this are enough for it. A target close to one prefill
+would ask for dozens, and prompts are not of one length as its wait assumes: half of them longer
+than the target took 1 pod to 10, for 48 % late in place of 50."""
+PREFILL_IDLE_MARGIN: Final = 0.125
+"""The same to scale in; with one number for both, replicas swing."""
 SCALE_IN_UTILISATION: Final = 0.75
 """Utilisation that the pods left after a scale-in may reach at most: with 0.95 to scale out, a band
 wide enough that noise of 10-20 % in the rate cannot cross it both ways."""

@@ -48,13 +48,17 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The replicas that are needed, and those that would be with the margin for scaling in."""
+    """The replicas that are needed, and those that would be with the margin for scaling in.
+
+    `for_prefill`: it is prompts that would wait for each other that ask for so many.
+    """
 
     arrivals: Arrivals
     capacity: Capacity | None
     needed: int
     needed_with_margin: int
     drain_s: float
+    for_prefill: bool = False
 
 
 def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> Arrivals:
@@ -173,23 +177,23 @@ def plan_demand(
         return Demand(arrivals, capacity, minimum, minimum, 0.0)
     if capacity is None:
         return Demand(arrivals, capacity, replicas, replicas, 0.0)
-    most = max(minimum, k.PREFILL_GROWTH * replicas)
-    needed = max(
+    prefill = _for_prefill(arrivals, queue, queue.allowed, k.PREFILL_IDLE)
+    others = max(
         minimum,
         _for_rate(arrivals, capacity, queue, k.MAX_UTILISATION, queue.allowed),
-        _for_prefill(arrivals, queue, queue.allowed, most),
         _for_burst(arrivals, capacity, queue),
         _for_backlog(arrivals, capacity, queue, replicas),
     )
+    needed = max(prefill, others)
     utilisation = k.SCALE_IN_UTILISATION * (1.0 if capacity.is_modelled else k.UNMODELLED)
     allowed = k.SCALE_IN_MARGIN * queue.allowed
     with_margin = max(
         needed,
         _for_rate(arrivals, capacity, queue, utilisation, allowed),
-        _for_prefill(arrivals, queue, allowed, most),
+        _for_prefill(arrivals, queue, allowed, k.PREFILL_IDLE_MARGIN),
     )
     drain_s = drain_seconds(queue.waiting, arrivals, capacity, needed)
-    return Demand(arrivals, capacity, needed, with_margin, drain_s)
+    return Demand(arrivals, capacity, needed, with_margin, drain_s, prefill > others)
 
 
 def share_that_waits(per_s: float, dispersion: float, capacity: Capacity, replicas: int) -> float:
@@ -240,8 +244,10 @@ def _for_rate(
     return replicas
 
 
-def _for_prefill(arrivals: Arrivals, queue: Queue, allowed: float, most: int) -> int:
-    """Pods among which prompts do not wait for each other for too long, at most `most`."""
+def _for_prefill(arrivals: Arrivals, queue: Queue, allowed: float, idle: float) -> int:
+    """Pods among which prompts do not wait for each other for too long, or whose prefill is busy
+    for at most `idle` of the time."""
+    most = max(1, _whole(arrivals.per_s * queue.prefill_s / idle))
     pods = range(1, most)
     held = (num for num in pods if share_late_in_prefill(arrivals, queue, num) <= allowed)
     return next(held, most)

@@ -206,7 +206,10 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
     steps = sum(tick.steps for tick in ticks)
     busy_s = sum(tick.busy_s for tick in ticks)
     telling = _telling(pods)
-    known = _num_finished(telling) >= max(1, len(pods)) * k.MIN_FINISHED
+    spare = tuple(pod.view.name for pod in pods if _has_spare(pod))
+    # Where all have room, those that finished first are not the short ones.
+    num_pods = max(1, len(pods)) if len(spare) < len(pods) else 1
+    known = _num_finished(telling) >= num_pods * k.MIN_FINISHED
     output = _output_tokens(telling, known)
     prompt = _prompt_tokens(telling)
     total, sigma, num_totals = _totals(pods, output + prompt)
@@ -223,7 +226,7 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
         throttled_share=sum(t.throttled_s for t in ticks) / busy_s if busy_s else 0.0,
         waiting_cap=sum(tick.waiting.cap for tick in last),
         waiting_kv=sum(tick.waiting.kv for tick in last),
-        spare_pods=tuple(pod.view.name for pod in pods if _has_spare(pod)),
+        spare_pods=spare,
     )
 
 

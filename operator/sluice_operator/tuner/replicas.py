@@ -41,7 +41,7 @@ def _queue(case: Case, capacity: Capacity | None) -> Queue:
             step_s = case.model.mean_ms(capacity.concurrency, 0) / 1000
         wait_s = max(0.0, targets.ttft_ms / 1000 - prefill_s - step_s)
     # A queue that is gone before a new pod is there needs none.
-    drain_s = max(targets.window_s, _cold_start_s(case.past))
+    drain_s = max(targets.window_s, min(_cold_start_s(case.past), k.MAX_DRAIN_S))
     return Queue(wait_s, targets.allowed_share, drain_s, _backlog(case), prefill_s)
 
 
@@ -86,7 +86,8 @@ def _rate(demand: Demand) -> str:
     # What a pod holds moves as traffic ages: it is not told where nothing is compared with it.
     is_idle = arrivals.per_s < _LEAST_RATE
     one = f"; one pod holds {capacity.per_s:.2f}/s" if capacity and not is_idle else ""
-    return f"{arrivals.per_s:.2f} arrivals/s{burst}{one}"
+    each_other = "; prompts wait for each other's prefill" if demand.for_prefill else ""
+    return f"{arrivals.per_s:.2f} arrivals/s{burst}{one}{each_other}"
 
 
 def _wanted(case: Case, demand: Demand, cap: Move, bound: Bound, feasible: Condition) -> int:
@@ -95,7 +96,8 @@ def _wanted(case: Case, demand: Demand, cap: Move, bound: Bound, feasible: Condi
     if feasible.holds is False and case.gaps_breached:
         return replicas
     raising = cap.to > case.seen.cap
-    late = case.late_in_queue is not None and not (case.cause == "cold" and case.is_cold)
+    is_late = case.late_in_queue is not None or case.verdict("endToEnd") == "Breach"
+    late = is_late and not (case.cause == "cold" and case.is_cold)
     if not (late or _overloaded(case, demand)) or _raises_first(case, bound):
         return replicas
     waits = late and case.cause in ("cap", "kv") and demand.arrivals.is_known
@@ -169,10 +171,16 @@ def _last_change_settles(past: Past, arrivals: Arrivals, now: float) -> str:
 
 
 def _may_shrink(case: Case, demand: Demand) -> bool:
-    """Fewer would do with margin, nothing waits, and those that would do are there."""
+    """Fewer would do with margin, nothing waits, those that would do are there, and none is on its
+    way: it would be stopped before it has served."""
     waiting = case.work.waiting_cap + case.work.waiting_kv
     fewer = demand.needed_with_margin
-    return fewer < case.seen.replicas and not waiting and case.fleet.num_ready >= fewer
+    if fewer >= case.seen.replicas or waiting or case.fleet.num_ready < fewer:
+        return False
+    last = case.past.scale_history[-1] if case.past.scale_history else None
+    if last is None or last.settled_s is not None or last.to_replicas < last.from_replicas:
+        return True
+    return case.seen.now - last.time_s >= max(2 * _cold_start_s(case.past), k.MAX_DRAIN_S)
 
 
 def _scale_in(case: Case, demand: Demand) -> tuple[Past, Move]:

@@ -1,5 +1,6 @@
 """What the tuner does to the replicas, in the model world with the real code."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -260,12 +261,64 @@ def test_prompts_that_wait_for_each_other_add_pods_and_are_not_called_infeasible
     assert not any(d.slo_feasible.reason == "PrefillExceedsTarget" for _, d in loop.decisions)
 
 
-def test_a_target_close_to_one_prefill_asks_for_twice_the_pods_at_most() -> None:
+def test_a_target_close_to_one_prefill_asks_for_idle_prefills_at_most() -> None:
     queue = Queue(wait_s=0.05, allowed=0.01, drain_s=600, waiting=0, prefill_s=0.3)
     arrivals, pod_of = Arrivals(2.0, 1.0, 0), Capacity(64, 1.0)
-    assert plan_demand(arrivals, pod_of, queue, replicas=3, minimum=1).needed == 6
+    demand = plan_demand(arrivals, pod_of, queue, replicas=3, minimum=1)
+    assert (demand.needed, demand.needed_with_margin, demand.for_prefill) == (3, 5, True)
     alone = replace(queue, wait_s=0.0)
     assert plan_demand(arrivals, pod_of, alone, replicas=3, minimum=1).needed == 1
+
+
+def test_prompts_too_long_for_the_target_do_not_add_pod_after_pod() -> None:
+    """Half of them take 450 of 400 ms alone: more pods cure nothing."""
+    targets = replace(TARGETS, ttft_ms=400, window_s=600)
+    trace = [
+        replace(request, prompt_tokens=500 + 1000 * (number % 2))
+        for number, request in enumerate(poisson([(900, 0.3)], output=16))
+    ]
+    loop = Loop(World(SMALL_CPU, targets, trace, cap=16), limits(max_replicas=32))
+    loop.run(900)
+    assert max([1, *(replicas for _, replicas, _ in loop.replica_changes)]) <= 2
+    said = Counter(decision.slo_feasible.reason for at, decision in loop.decisions if at > 200)
+    assert said.most_common(1)[0][0] == "PrefillExceedsTarget"
+
+
+def test_pods_that_are_on_their_way_are_waited_for() -> None:
+    shape = replace(SMALL_CPU, cold_start_s=120)
+    pulse = poisson([(30, 3), (60, 14), (400, 3)])
+    loop = Loop(World(shape, TARGETS, pulse, cap=30), limits(scale_down_window_s=30))
+    loop.run(400)
+    (out_s, out, _), (in_s, back, _) = loop.replica_changes
+    assert (out, back) == (2, 1)
+    assert in_s > out_s + 120
+
+
+def test_a_quiet_fleet_goes_to_one_pod() -> None:
+    """One request a minute over eight pods: none of them has finished five."""
+    targets = replace(TARGETS, window_s=600)
+    loop = Loop(World(SMALL_CPU, targets, poisson([(2400, 1 / 60)]), cap=8, replicas=8), limits())
+    loop.limits = limits(max_replicas=8)
+    loop.run(1500)
+    assert loop.world.replicas == 1
+
+
+def test_an_end_that_is_late_for_want_of_pods_adds_them() -> None:
+    """Nothing waits; too many run at once for each to end in time."""
+    targets = replace(TARGETS, ttft_ms=None, itl_ms=None, e2e_ms=1500, window_s=600)
+    loop = Loop(World(SMALL_CPU, targets, poisson([(600, 8)]), cap=32), limits())
+    loop.run(600)
+    assert [replicas for _, replicas, _ in loop.replica_changes] == [2]
+    assert loop.decisions[-1][1].verdicts["endToEnd"].verdict != "Breach"
+
+
+def test_an_end_that_no_pod_can_reach_is_infeasible_and_adds_none() -> None:
+    targets = replace(TARGETS, ttft_ms=None, itl_ms=None, e2e_ms=200)
+    loop = Loop(World(SMALL_CPU, targets, poisson([(200, 3)]), cap=32), limits())
+    loop.run(200)
+    assert loop.replica_changes == []
+    assert loop.last.slo_feasible.reason == "EndToEndInfeasible"
+    assert loop.last.slo_feasible.holds is False
 
 
 def test_replicas_shrink_although_one_that_was_asked_for_never_comes() -> None:
