@@ -40,6 +40,11 @@ class Target:
     needs: frozenset[str]
     flags: tuple[str, ...]
 
+    @property
+    def has_byte_products(self) -> bool:
+        """Whether the library's products of bytes are made of VNNI."""
+        return "avx512_vnni" in self.needs
+
 
 _V3 = frozenset({"avx2", "fma", "f16c", "bmi2", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
