@@ -129,7 +129,7 @@ class Demo:
             time.sleep(POLL_SECONDS)
 
     def _read_load(self, names: list[str]) -> None:
-        """Follow the load's lines; once capacity is known, let the service have two pods."""
+        """Follow the load's lines; before the high load, let the service have two pods."""
         for line in self.kube.follow("kubectl", "logs", "-f", "-n", NAMESPACE, LOAD_POD):
             record = json.loads(line) if line.startswith("{") else {}
             if "phase" not in record:
@@ -141,7 +141,10 @@ class Demo:
                 f" {record['p99_ttft_ms']} ms, ITL {record['p99_itl_ms']} ms at the client,"
                 f" {record['results']}")  # fmt: skip
             if record["phase"] == "capacity":
-                say(f"   -- X = {record['capacity']:.1f} requests/s; maxReplicas: 1 -> 2")
+                say(f"   -- X = {record['capacity']:.1f} requests/s")
+            # Before, the queue of the closed loop would ask for the second pod.
+            if self.phase == "high":
+                say("   -- maxReplicas: 1 -> 2")
                 self.kube.patch("infs", NAME, {"spec": {"scaling": {"maxReplicas": 2}}})
 
     def look(self, start: float) -> None:
