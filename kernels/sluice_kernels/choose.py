@@ -64,18 +64,19 @@ def choose(
         return plain() if asked == "torch" else _on_gpu(device, group)
     packed = partial(_projection, quantization, packed_projection)
     cpuinfo = Path("/proc/cpuinfo").read_text()
+    is_exact = _onednn_int8_is_exact(cpuinfo)
     round_rows = rounded_rows if quantization or can_pack(dtype) else int
     if asked == "torch":
-        return plain(packed(_int8_without_library(cpuinfo)), round_rows=round_rows)
+        return plain(packed(_int8_without_library(is_exact)), round_rows=round_rows)
     try:
         target, built = _library(dtype, cpuinfo, environ)
     except CannotBuild as error:
         if asked == "cpp":
             raise CannotChoose(f"SLUICE_KERNELS=cpp cannot be had: {error}.") from error
         name = f"torch ({error})"
-        return plain(packed(_int8_without_library(cpuinfo)), name, round_rows)
-    own_bytes = target.has_byte_products or not _onednn_int8_is_exact(cpuinfo)
-    # The library's bfloat16 is faster than oneDNN's everywhere: five times on AVX2.
+        return plain(packed(_int8_without_library(is_exact)), name, round_rows)
+    own_bytes = target.has_byte_products or not is_exact
+    # Faster than oneDNN's where it was measured (AVX2, AVX512-BF16, AMX): five times on AVX2.
     if dtype == torch.bfloat16:
 
         def own(activation: Activation | None = None) -> MakeProjection:
@@ -83,7 +84,7 @@ def choose(
             return _projection(quantization, wide, _int8(built, own_bytes, activation))
 
         return CppKernels(built, own(), f"cpp {target.name}", make_gated=own)
-    narrow = _int8(built, not _onednn_int8_is_exact(cpuinfo))
+    narrow = _int8(built, not is_exact)
     return CppKernels(built, packed(narrow), f"cpp {target.name}", round_rows)
 
 
@@ -110,9 +111,9 @@ def _projection(
     return make
 
 
-def _int8_without_library(cpuinfo: str) -> MakeProjection:
+def _int8_without_library(is_exact: bool) -> MakeProjection:
     def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
-        if not _onednn_int8_is_exact(cpuinfo):
+        if not is_exact:
             raise CannotChoose("w8a8 needs a processor with VNNI, or the C++ kernels.")
         return onednn_int8(PlainByteRows())(weight, bias, narrow)
 

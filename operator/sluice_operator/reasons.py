@@ -66,8 +66,8 @@ class Reason(StrEnum):
         "InterTokenLatencyInfeasible",
         "Not even the smallest cap holds the inter-token target on this hardware.",
     )
-    # The cap moves
     END_TO_END_INFEASIBLE = "EndToEndInfeasible", "One request alone takes longer than is allowed."
+    # The cap moves
     CAP_PREDICTED = "CapPredicted", "The first cap, from the start-up profile."
     CAP_BOUNDED = "CapBounded", "The bounds of the spec or of memory have changed."
     EPOCH_RECOVERED = "EpochRecovered", "Pods were ahead of what had been written down."

@@ -54,8 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--requests", type=count, help=f"of a trace that is made; default: {DEFAULTS['requests']}"
     )
     made = parser.add_argument_group("with --make")
-    made.add_argument("--prompt-tokens", type=positive, help="their mean; default: 512")
-    made.add_argument("--output-tokens", type=positive, help="their mean; default: 128")
+    made.add_argument(
+        "--prompt-tokens", type=positive, help=f"their mean; default: {DEFAULTS['prompt_tokens']:g}"
+    )
+    made.add_argument(
+        "--output-tokens", type=positive, help=f"their mean; default: {DEFAULTS['output_tokens']:g}"
+    )
     compare.add_arguments(parser)
 
 

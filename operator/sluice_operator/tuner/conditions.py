@@ -60,7 +60,7 @@ def _late_alone(case: Case, demand: Demand) -> bool:
     judged = case.verdicts.get("timeToFirstToken")
     if case.model is None or judged is None:
         return True
-    prefill_s = case.model.d * case.work.prompt_tokens / 1000
+    prefill_s = case.model.prefill_s(case.work.prompt_tokens)
     busy = demand.arrivals.per_s * prefill_s / max(1, case.fleet.num_ready)
     return judged.epoch_over > busy * judged.epoch_n
 

@@ -208,7 +208,7 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
     telling = _telling(pods)
     spare = tuple(pod.view.name for pod in pods if _has_spare(pod))
     # Where all have room, those that finished first are not the short ones.
-    num_pods = max(1, len(pods)) if len(spare) < len(pods) else 1
+    num_pods = len(pods) if len(spare) < len(pods) else 1
     known = _num_finished(telling) >= num_pods * k.MIN_FINISHED
     output = _output_tokens(telling, known)
     prompt = _prompt_tokens(telling)

@@ -69,6 +69,10 @@ class StepTime:
         decode = output_tokens * self.mean_ms(concurrency, 0)
         return decode + concurrency * self.d * prompt_tokens
 
+    def prefill_s(self, prompt_tokens: float) -> float:
+        """For how long one prompt keeps the prefill to itself."""
+        return self.d * prompt_tokens / 1000
+
 
 def step_time(pods: Sequence[HeardPod], work: Work, quantile: float) -> StepTime | None:
     """The mean of the pods' fitted models, weighted by their records; None before there are enough.

@@ -37,7 +37,7 @@ def _queue(case: Case, capacity: Capacity | None) -> Queue:
     if targets.ttft_ms is not None:
         step_s = 0.0
         if case.model and capacity:
-            prefill_s = case.model.d * case.work.prompt_tokens / 1000
+            prefill_s = case.model.prefill_s(case.work.prompt_tokens)
             step_s = case.model.mean_ms(capacity.concurrency, 0) / 1000
         wait_s = max(0.0, targets.ttft_ms / 1000 - prefill_s - step_s)
     # A queue that is gone before a new pod is there needs none.
@@ -159,7 +159,7 @@ def _scale_out(case: Case, demand: Demand, wanted: int) -> tuple[Past, Move]:
 
 def _last_change_settles(past: Past, arrivals: Arrivals, now: float) -> str:
     """Why a second scale-out must wait, or ''. Arrivals that rose by a fifth do not wait."""
-    last = past.scale_history[-1] if past.scale_history else None
+    last = past.last_scale
     if last is None or last.to_replicas < last.from_replicas:
         return ""
     if arrivals.per_s > k.LOAD_ROSE * last.arrivals_per_s:
@@ -177,7 +177,7 @@ def _may_shrink(case: Case, demand: Demand) -> bool:
     fewer = demand.needed_with_margin
     if fewer >= case.seen.replicas or waiting or case.fleet.num_ready < fewer:
         return False
-    last = case.past.scale_history[-1] if case.past.scale_history else None
+    last = case.past.last_scale
     if last is None or last.settled_s is not None or last.to_replicas < last.from_replicas:
         return True
     return case.seen.now - last.time_s >= max(2 * _cold_start_s(case.past), k.MAX_DRAIN_S)
@@ -229,7 +229,7 @@ def settle_scale(past: Past, now: float, num_ready: int, replicas: int) -> Past:
 
     Where somebody else has since asked for other `replicas`, it is over, and measures nothing.
     """
-    last = past.scale_history[-1] if past.scale_history else None
+    last = past.last_scale
     if last is None or last.settled_s is not None:
         return past
     grew, stands = last.to_replicas > last.from_replicas, last.to_replicas == replicas

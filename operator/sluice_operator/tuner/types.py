@@ -142,6 +142,11 @@ class Past(Struct, frozen=True):
     scale_in_since_s: float | None = None
     cold_start_s: float | None = None
 
+    @property
+    def last_scale(self) -> ReplicaChange | None:
+        """The last change of the replicas."""
+        return self.scale_history[-1] if self.scale_history else None
+
 
 @dataclass(frozen=True, slots=True)
 class TargetVerdict:
