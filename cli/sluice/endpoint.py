@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
+from sluice_operator.address import in_url
 from sluice_worker.contract import RuntimeConfig, RuntimePatch, Slo, decode, encode
 
 from sluice.curve import StepCosts
@@ -132,7 +133,7 @@ async def find_live(
 ) -> LiveCap | None:
     """The admin port at `admin_url`, or if it is left out on the host of `url`; None without."""
     parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    host = in_url(parts.hostname or "")
     at = admin_url.rstrip("/") if admin_url else f"{parts.scheme}://{host}:{ADMIN_PORT}"
     try:
         return LiveCap(admin, at, await read_config(admin, at), slo)

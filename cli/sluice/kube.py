@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sluice_operator.address import in_url
+
 COMMAND_TIMEOUT_SECONDS = 180.0
 NAMESPACE = "default"
 T = TypeVar("T")
@@ -119,8 +121,7 @@ class Kube:
     def cluster_address(self, name: str) -> str:
         """`IP:PORT` of a Service inside the cluster."""
         spec = self.get("service", name, "-n", NAMESPACE)["spec"]
-        host = f"[{spec['clusterIP']}]" if ":" in spec["clusterIP"] else spec["clusterIP"]
-        return f"{host}:{spec['ports'][0]['port']}"
+        return f"{in_url(spec['clusterIP'])}:{spec['ports'][0]['port']}"
 
     @contextmanager
     def service_url(self, name: str) -> Iterator[str]:

@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
         if isinstance(found, checkpoint.Unread):
             raise sizing.SizingError(f"{args.model} is not a folder.")
         dtype_bytes = sizing.DTYPE_BYTES[found.dtype]
-        saved = sizing.bytes_saved(found.shape, dtype_bytes, args.quantization)
+        saved = sizing.bytes_saved(found.shape, found.dtype, args.quantization)
         plan = sizing.plan_memory(
             found.shape,
             total_bytes=args.memory,

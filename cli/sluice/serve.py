@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from sluice_operator.address import in_url
 from sluice_worker import __main__ as worker
 from sluice_worker.config import WorkerConfig
 from sluice_worker.server.logs import EventFormatter, fields_of
@@ -56,7 +57,7 @@ class Narration(logging.Formatter):
 
     def _listening(self, event: dict[str, Any]) -> str:
         host = self._config.server.host
-        shown = "localhost" if host in ("", "0.0.0.0", "::", "127.0.0.1") else host  # noqa: S104
+        shown = "localhost" if host in ("", "0.0.0.0", "::", "127.0.0.1") else in_url(host)  # noqa: S104
         self._url = f"http://{shown}:{event['port']}"
         admin = f"http://127.0.0.1:{event['admin_port']}"
         return (

@@ -66,15 +66,19 @@ def choose(
     cpuinfo = Path("/proc/cpuinfo").read_text()
     is_exact = _onednn_int8_is_exact(cpuinfo)
     round_rows = rounded_rows if quantization or can_pack(dtype) else int
-    if asked == "torch":
-        return plain(packed(_int8_without_library(is_exact)), round_rows=round_rows)
-    try:
-        target, built = _library(dtype, cpuinfo, environ)
-    except CannotBuild as error:
-        if asked == "cpp":
-            raise CannotChoose(f"SLUICE_KERNELS=cpp cannot be had: {error}.") from error
-        name = f"torch ({error})"
-        return plain(packed(_int8_without_library(is_exact)), name, round_rows)
+    library, name = None, "torch"
+    if asked != "torch":
+        try:
+            library = _library(dtype, cpuinfo, environ)
+        except CannotBuild as error:
+            if asked == "cpp":
+                raise CannotChoose(f"SLUICE_KERNELS=cpp cannot be had: {error}.") from error
+            name = f"torch ({error})"
+    if library is None:
+        if quantization is not None and not is_exact:
+            raise CannotChoose(f"{quantization} needs a processor with VNNI, or the C++ kernels.")
+        return plain(packed(onednn_int8(PlainByteRows())), name, round_rows)
+    target, built = library
     own_bytes = target.has_byte_products or not is_exact
     # Faster than oneDNN's where it was measured (AVX2, AVX512-BF16, AMX): five times on AVX2.
     if dtype == torch.bfloat16:
@@ -107,15 +111,6 @@ def _projection(
 
     def make(weight: Tensor, bias: Tensor | None, may_narrow: bool) -> Projection:
         return (narrow if may_narrow else wide)(weight, bias, may_narrow)
-
-    return make
-
-
-def _int8_without_library(is_exact: bool) -> MakeProjection:
-    def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
-        if not is_exact:
-            raise CannotChoose("w8a8 needs a processor with VNNI, or the C++ kernels.")
-        return onednn_int8(PlainByteRows())(weight, bias, narrow)
 
     return make
 

@@ -4,6 +4,7 @@ import logging
 
 import kopf
 
+from .address import in_url
 from .handlers import create_registry
 from .settings import Settings, parse
 
@@ -23,13 +24,12 @@ def run(settings: Settings) -> None:
     if not settings.verbose:
         for name in _CHATTY:
             logging.getLogger(name).setLevel(logging.WARNING)
-    address = f"[{settings.address}]" if ":" in settings.address else settings.address
     kopf.run(
         registry=create_registry(settings),
         standalone=True,  # peering would let two operators freeze each other
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
-        liveness_endpoint=f"http://{address}:{settings.liveness_port}/healthz",
+        liveness_endpoint=f"http://{in_url(settings.address)}:{settings.liveness_port}/healthz",
     )
 
 

@@ -87,10 +87,7 @@ def initial_cap(spec: Spec, fit: Fit) -> int | None:
 
 def _plan(spec: Spec, found: Checkpoint) -> MemoryPlan:
     accelerator, dtype_bytes = spec.hardware.accelerator, DTYPE_BYTES[found.dtype]
-    quantization = _argument(spec, "quantization")
-    if quantization and found.dtype == "float16":
-        raise SizingError(f"--quantization={quantization} needs dtype bfloat16 or float32.")
-    saved = bytes_saved(found.shape, dtype_bytes, quantization)
+    saved = bytes_saved(found.shape, found.dtype, _argument(spec, "quantization"))
     return plan_memory(
         found.shape,
         total_bytes=spec.hardware.memory_bytes,

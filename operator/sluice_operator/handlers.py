@@ -15,6 +15,7 @@ from typing import Any
 import kopf
 from prometheus_client import start_http_server
 
+from .address import in_url
 from .children import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL
 from .cluster import Cluster, ClusterError
 from .metrics import create_metrics
@@ -95,8 +96,7 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
         if account is None:
             return kopf.login_via_client(**known)
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-        bracketed = f"[{host}]" if ":" in host else host
-        return dataclasses.replace(account, server=f"https://{bracketed}:{port}")
+        return dataclasses.replace(account, server=f"https://{in_url(host)}:{port}")
 
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:

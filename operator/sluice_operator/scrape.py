@@ -22,6 +22,7 @@ from sluice_worker.contract import (
     encode,
 )
 
+from .address import in_url
 from .children import ADMIN_PORT
 from .metrics import Metrics
 from .tuner.constants import BURST_MEMORY_S
@@ -54,8 +55,7 @@ class Target:
 
     def url(self, path: str) -> str:
         """`path` at the admin port."""
-        host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"http://{host}:{self.port}{path}"
+        return f"http://{in_url(self.ip)}:{self.port}{path}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,14 +252,16 @@ def weights_bytes(shape: ModelShape, dtype_bytes: int) -> int:
     return dtype_bytes * (layers * (attention + norms) + _mlps(shape) + embeddings + hidden)
 
 
-def bytes_saved(shape: ModelShape, dtype_bytes: int, quantization: str | None) -> int:
-    """What quantisation saves of `weights_bytes`: 0 for None.
+def bytes_saved(shape: ModelShape, dtype: str, quantization: str | None) -> int:
+    """What quantisation saves of `weights_bytes`: 0 for None. Raises SizingError.
 
     The linear layers' weights take 1 byte each and a float32 scale for each output. Embeddings,
     head, norms and routers stay as they are; biases, which become float32, are too few to count.
     """
     if quantization is None:
         return 0
+    if dtype == "float16":
+        raise SizingError(f"{quantization} needs dtype bfloat16 or float32.")
     hidden, experts = shape.hidden_size, shape.experts
     query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     elements = shape.num_layers * hidden * (2 * query + 2 * kv)
@@ -268,7 +270,7 @@ def bytes_saved(shape: ModelShape, dtype_bytes: int, quantization: str | None) -
     widths += len(experts.layers) * experts.count * [experts.width] if experts else []
     elements += 3 * hidden * sum(widths)
     outputs += sum(2 * width + hidden for width in widths)
-    return (dtype_bytes - 1) * elements - 4 * outputs
+    return (DTYPE_BYTES[dtype] - 1) * elements - 4 * outputs
 
 
 def _mlps(shape: ModelShape) -> int:

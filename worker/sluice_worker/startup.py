@@ -191,7 +191,7 @@ class _Start:
     def _weights_bytes(self, source: TensorSource) -> int:
         dtype_bytes = DTYPE_BYTES[self.dtype_name]
         shape = self.decoder.shape
-        saved = bytes_saved(shape, dtype_bytes, self.config.quantization)
+        saved = bytes_saved(shape, self.dtype_name, self.config.quantization)
         if isinstance(source, Checkpoint):
             return source.num_elements * dtype_bytes - saved
         return weights_bytes(shape, dtype_bytes) - saved

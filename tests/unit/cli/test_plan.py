@@ -61,3 +61,11 @@ def test_a_number_that_is_none_is_refused(
 def test_quantization_that_a_gpu_has_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", TOO_LARGE, "--memory", "320Gi", "--quantization", "w8a8"]) == 2
     assert "--device cpu" in capsys.readouterr().err
+
+
+def test_quantization_of_a_dtype_that_has_none_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["--device", "cpu", "--quantization", "w8a8", "--dtype", "float16"]
+    assert main(["plan", TOO_LARGE, "--memory", "320Gi", *asked]) == 2
+    assert "needs dtype bfloat16 or float32" in capsys.readouterr().err

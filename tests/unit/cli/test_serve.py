@@ -66,6 +66,13 @@ def test_the_curl_line_asks_the_model_that_is_served_with_the_key_that_it_wants(
     assert "secret-canary" not in ready
 
 
+def test_an_address_of_ipv6_is_a_url_that_can_be_asked(model: Path) -> None:
+    told = narration(model, "--host=::1")
+    listening = said(told, "listening", port=8000, admin_port=8001, model="m")
+    assert "on port 8000 of ::1." in listening
+    assert "Progress: http://[::1]:8000/readyz" in listening
+
+
 def test_an_event_without_a_sentence_is_told_with_its_fields(model: Path) -> None:
     assert said(narration(model), "engine died", reason="x") == "Info: engine died (reason=x)"
 
