@@ -168,8 +168,8 @@ MAX_UTILISATION: Final = 0.95
 """Above this the queueing formula is a guess: plan replicas below it, also without a target."""
 PREFILL_IDLE: Final = 0.25
 """Pods whose prefill is busy for no more than this are enough for it. A target close to one prefill
-would ask for dozens, and prompts are not of one length as its wait assumes: half of them longer
-than the target took 1 pod to 10, for 48 % late in place of 50."""
+would ask for dozens, which cure no prompt that is too long by itself: half of them longer than the
+target took 1 pod to 10, for 48 % late in place of 50."""
 PREFILL_IDLE_MARGIN: Final = 0.125
 """The same to scale in; with one number for both, replicas swing."""
 SCALE_IN_UTILISATION: Final = 0.75

@@ -153,7 +153,7 @@ class Queue:
 
     `wait_s` is infinite without a first-token target; then only utilisation counts. `waiting` are
     to be gone within `drain_s`. `prefill_s`: for how long one prompt keeps a pod's prefill to
-    itself.
+    itself; `prefill_spread`: the variance of that over its square.
     """
 
     wait_s: float
@@ -161,6 +161,7 @@ class Queue:
     drain_s: float
     waiting: int
     prefill_s: float = 0.0
+    prefill_spread: float = 0.0
 
 
 def plan_demand(
@@ -221,7 +222,7 @@ def share_too_late(arrivals: Arrivals, capacity: Capacity, queue: Queue, replica
 
 def share_late_in_prefill(arrivals: Arrivals, queue: Queue, replicas: int) -> float:
     """The same of the wait for a pod's prefill, which takes one prompt after the other: the tail of
-    a single server in heavy traffic (Kingman 1962), for prompts of one length.
+    a single server in heavy traffic (Kingman 1962).
 
     A prompt that takes too long by itself does so on any number of pods.
     """
@@ -230,7 +231,8 @@ def share_late_in_prefill(arrivals: Arrivals, queue: Queue, replicas: int) -> fl
     busy = arrivals.per_s / replicas * queue.prefill_s
     if busy >= 1:
         return 1.0
-    return busy * exp(-2 * (1 - busy) * queue.wait_s / (queue.prefill_s * arrivals.dispersion))
+    irregular = arrivals.dispersion + queue.prefill_spread
+    return busy * exp(-2 * (1 - busy) * queue.wait_s / (queue.prefill_s * irregular))
 
 
 def _for_rate(

@@ -40,9 +40,11 @@ def _queue(case: Case, capacity: Capacity | None) -> Queue:
             prefill_s = case.model.prefill_s(case.work.prompt_tokens)
             step_s = case.model.mean_ms(capacity.concurrency, 0) / 1000
         wait_s = max(0.0, targets.ttft_ms / 1000 - prefill_s - step_s)
+    # How far prompts spread is not reported; whole lengths do at least as far.
+    spread = (case.work.total_sigma / max(case.work.prompt_tokens, 1.0)) ** 2
     # A queue that is gone before a new pod is there needs none.
     drain_s = max(targets.window_s, min(_cold_start_s(case.past), k.MAX_DRAIN_S))
-    return Queue(wait_s, targets.allowed_share, drain_s, _backlog(case), prefill_s)
+    return Queue(wait_s, targets.allowed_share, drain_s, _backlog(case), prefill_s, spread)
 
 
 def _cold_start_s(past: Past) -> float:

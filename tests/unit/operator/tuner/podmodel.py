@@ -9,7 +9,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import ceil, exp, log
+from math import ceil, exp, log, sqrt
 from random import Random
 
 from sluice_operator.tuner.types import PodView, Targets
@@ -161,7 +161,7 @@ class Pod:
         self.draining_to_cap = False
         self.tick, self.ticks = OpenTick(), deque[Tick](maxlen=TICK_RING)
         self.total_finished = self.total_good = self.total_smooth = self.total_arrivals = 0
-        self.tokens_finished = 0
+        self.tokens_finished = self.squares_finished = 0
 
     @property
     def running(self) -> int:
@@ -317,6 +317,7 @@ class Pod:
         tick.e2e.add((now - sequence.arrived_s) * 1000, self.targets.e2e_ms)
         tick.finished += 1
         self.tokens_finished += request.max_tokens + request.prompt_tokens
+        self.squares_finished += (request.max_tokens + request.prompt_tokens) ** 2
         gaps = max(1, request.max_tokens - 1)
         in_time = (sequence.first_token_s - sequence.arrived_s) * 1000 <= (
             self.targets.ttft_ms or 1e12
@@ -397,8 +398,7 @@ class Pod:
         )
 
     def _evidence(self) -> Evidence:
-        shape, finished = self.shape, self.total_finished
-        slow = self.slowness
+        shape, slow = self.shape, self.slowness
         mean_stall_ms = shape.stall_chance * shape.stall_ms
         model = StepModel(
             shape.a * slow + mean_stall_ms,
@@ -412,10 +412,16 @@ class Pod:
             boot_id=self.name,
             started_s=self.ready_s or 0.0,
             ticks=list(self.ticks),
-            lengths=Lengths(self.tokens_finished / finished if finished else 0.0, 0.0, finished),
+            lengths=self._lengths(),
             memory=MemoryReport({}, {}, shape.kv_tokens),
             step_model=model if shape.reports_model else None,
         )
+
+    def _lengths(self) -> Lengths:
+        if not (n := self.total_finished):
+            return Lengths(0.0, 0.0, 0)
+        mean = self.tokens_finished / n
+        return Lengths(mean, sqrt(max(0.0, self.squares_finished / n - mean**2)), n)
 
     def _residual(self) -> float:
         """P99 of measured over predicted step time, as a worker would measure it."""

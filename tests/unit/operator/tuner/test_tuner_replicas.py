@@ -261,6 +261,25 @@ def test_prompts_that_wait_for_each_other_add_pods_and_are_not_called_infeasible
     assert not any(d.slo_feasible.reason == "PrefillExceedsTarget" for _, d in loop.decisions)
 
 
+def test_short_prompts_that_wait_behind_long_ones_add_a_pod_that_stays() -> None:
+    """Of prompts of one length, as busy a prefill would let none wait for a second."""
+    targets, random = replace(TARGETS, ttft_ms=1000, window_s=120), Random(3)
+    trace = [
+        replace(request, prompt_tokens=2000 if random.random() < 0.1 else 100)
+        for request in poisson([(900, 4)], output=16)
+    ]
+    alone, helped = (
+        World(SMALL_CPU, targets, trace, cap=16),
+        World(SMALL_CPU, targets, trace, cap=16),
+    )
+    one, more = Loop(alone, limits(max_replicas=1)), Loop(helped, limits())
+    one.run(900)
+    more.run(900)
+    assert [replicas for _, replicas, _ in more.replica_changes] == [2]
+    assert one.last.slo_met.holds is False
+    assert more.last.slo_met.holds
+
+
 def test_a_target_close_to_one_prefill_asks_for_idle_prefills_at_most() -> None:
     queue = Queue(wait_s=0.05, allowed=0.01, drain_s=600, waiting=0, prefill_s=0.3)
     arrivals, pod_of = Arrivals(2.0, 1.0, 0), Capacity(64, 1.0)
