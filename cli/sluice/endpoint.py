@@ -175,7 +175,7 @@ async def scrape(session: aiohttp.ClientSession, url: str, chunk: int) -> Counte
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`window`: in tokens, None if untold; `is_ours`: served by Sluice."""
+    """`window`: in tokens, None if not reported; `is_ours`: served by Sluice."""
 
     name: str
     window: int | None

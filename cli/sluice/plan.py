@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quantization", choices=("w8a8",), help="as the worker is told")
     parser.add_argument("--max-model-len", type=count, help="default: the checkpoint's own")
     parser.add_argument("--max-num-seqs", type=count, help="the user's maximum")
-    parser.add_argument("--max-num-batched-tokens", type=count, default=2048)
+    parser.add_argument(
+        "--max-num-batched-tokens", type=count, default=sizing.DEFAULT_BATCHED_TOKENS
+    )
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
     parser.add_argument("--block-size", type=count, help="default: 16 on a GPU, 64 on a CPU")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -72,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
             weights_bytes=found.weights_bytes - saved,
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_model_len=args.max_model_len or found.shape.max_position,
-            block_size=args.block_size or (16 if args.device == "cuda" else 64),
+            block_size=args.block_size or sizing.DEFAULT_BLOCK_SIZE[args.device],
             dtype_bytes=dtype_bytes,
             max_num_seqs=args.max_num_seqs,
             lengths=None,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sluice_operator.spec import InferenceService, SpecError, parse
-from sluice_operator.tuner.constants import TARGET_MARGIN as MARGIN
 from sluice_operator.tuner.model import StepTime
+from sluice_worker.contract import TARGET_MARGIN as MARGIN
 
 from sluice.curve import wilson
 from sluice.kube import KubeError, add_object_arguments, find_object
@@ -94,8 +94,8 @@ def build(service: InferenceService, status: Object, price: float | None) -> dic
     return {
         "name": service.name,
         "namespace": service.namespace,
-        "percentile": slo.percentile if slo else None,
-        "window_s": slo.window_s if slo else None,
+        "percentile": slo.percentile if slo.has_target else None,
+        "window_s": slo.window_s if slo.has_target else None,
         "targets": [_attained(name, found[name]) for name in TARGETS if name in found],
         "good_percent": found.get("goodPercent"),
         "smooth_percent": found.get("smoothPercent"),
@@ -165,7 +165,7 @@ def _advice(service: InferenceService, status: Object, work: Work | None) -> Ite
 def _device(service: InferenceService, status: Object, work: Work) -> Iterator[str]:
     slo, busy = service.spec.slo, float((status.get("load") or {}).get("busyPercent") or 0)
     alone_ms = work.step.mean_ms(1, 0)
-    if slo and slo.itl_ms and alone_ms > MARGIN * slo.itl_ms:
+    if slo.itl_ms and alone_ms > MARGIN * slo.itl_ms:
         factor = alone_ms / (MARGIN * slo.itl_ms)
         yield (
             f"Device: one sequence alone takes {alone_ms:.3g} ms for a token, over {MARGIN:g} x "

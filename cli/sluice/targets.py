@@ -3,10 +3,9 @@
 import argparse
 import re
 from math import floor
-from typing import Literal
 
 from sluice_operator.tuner import Targets
-from sluice_worker.contract import SMOOTH_SHARE
+from sluice_worker.contract import SMOOTH_SHARE, Overload
 
 from sluice.client import Outcome
 
@@ -14,7 +13,7 @@ HELP = "ttft=1s,itl=100ms,e2e=30s,percentile=99.9; each may be left out"
 _UNITS = {"ms": 1.0, "s": 1e3, "m": 6e4}
 
 
-def read_targets(text: str, overload: Literal["Queue", "Shed"] = "Queue") -> Targets:
+def read_targets(text: str, overload: Overload = "Queue") -> Targets:
     """The targets of a text like `HELP`; raises ArgumentTypeError with one sentence."""
     found: dict[str, float] = {}
     percentile = "99"

@@ -80,7 +80,6 @@ class Settings:
     paths: Paths
     kubeconfig: str | None  # SLUICE_KUBECONFIG: a cluster that is already there
     registry: str | None  # SLUICE_REGISTRY: where such a cluster pulls our images from
-    search_path: str
     is_root: bool
 
     @classmethod
@@ -92,6 +91,5 @@ class Settings:
             paths=Paths(repository=repository, cache=Path(cache_home) / "sluice"),
             kubeconfig=str(Path(given).expanduser().absolute()) if given else None,
             registry=environment.get("SLUICE_REGISTRY") or None,
-            search_path=environment.get("PATH", ""),
             is_root=os.geteuid() == 0,
         )

@@ -32,6 +32,7 @@ _MAX_SHARDS = 1000
 _MOST_BYTES = 1 << 60
 """Status and metrics hold 64 bits; no model is near it."""
 INDEX = "model.safetensors.index.json"
+ROOT_URI = "file:///models/"
 _PICKLES = (".bin", ".pt", ".pkl")
 
 
@@ -81,16 +82,15 @@ class Source(Protocol):
         """The JSON header of a safetensors file: 8 bytes of length, then that many of JSON."""
 
 
-def read(uri: str, dtype: str, root: Path, root_uri: str = "/models") -> Checkpoint | Unread:
-    """The checkpoint at `uri` under `root`, which stands for `root_uri` in file:// URIs.
+def read(uri: str, dtype: str, root: Path) -> Checkpoint | Unread:
+    """The checkpoint at `uri` under `root`, which stands for `ROOT_URI`.
 
     `dtype`: the one asked for, "auto" for the checkpoint's own. Raises CheckpointError, or
     SizingError from the arithmetic, where the checkpoint is there and cannot be served.
     """
-    prefix = f"file://{root_uri}/"
-    if not uri.startswith(prefix):
+    if not uri.startswith(ROOT_URI):
         return Unread(f"{uri} is not read by the operator: the worker sizes itself")
-    directory = _inside(root, uri.removeprefix(prefix))
+    directory = _inside(root, uri.removeprefix(ROOT_URI))
     if not directory.is_dir():
         return Unread(f"the operator's image has no {uri}: the worker sizes itself")
     return examine(_Directory(root, directory), dtype)
@@ -161,10 +161,12 @@ def _total_size(index: Mapping[str, object]) -> int:
 def check_header(name: str, length: int, most: int) -> None:
     """CheckpointError if a header of `length` bytes is none, where the file has `most`."""
     if length > most:
-        raise CheckpointError(f"{name} is truncated or no safetensors file.")
+        raise CheckpointError(f"{name} is truncated or not a safetensors file.")
     if length > MAX_HEADER_BYTES:
         most_mib = MAX_HEADER_BYTES >> 20
-        raise CheckpointError(f"{name} has a header of over {most_mib} MiB, or is no safetensors.")
+        raise CheckpointError(
+            f"{name} has a header of over {most_mib} MiB, or is not a safetensors file."
+        )
 
 
 def json_object(data: bytes, name: str) -> Mapping[str, object]:
@@ -174,7 +176,7 @@ def json_object(data: bytes, name: str) -> Mapping[str, object]:
     except (ValueError, RecursionError) as e:
         raise CheckpointError(f"{name} is not JSON: {type(e).__name__}.") from e
     if not isinstance(value, dict):
-        raise CheckpointError(f"{name} holds no JSON object.")
+        raise CheckpointError(f"{name} does not hold a JSON object.")
     return value
 
 
@@ -216,7 +218,7 @@ def _opened(root: Path, path: Path) -> Iterator[int]:
         raise CheckpointError(f"{path.name} cannot be read: {e.strerror}.") from e
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise CheckpointError(f"{path.name} is no regular file.")
+            raise CheckpointError(f"{path.name} is not a regular file.")
         yield fd
     finally:
         os.close(fd)

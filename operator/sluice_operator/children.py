@@ -98,8 +98,6 @@ def configmap(service: InferenceService, runtime: Runtime) -> Manifest:
 def _targets(service: InferenceService) -> dict[str, str]:
     """Named as the worker's flags: a pod predicts its first cap, and sizes chunks, for them."""
     slo = service.spec.slo
-    if slo is None:
-        return {}
     targets = {"slo_ttft_ms": slo.ttft_ms, "slo_itl_ms": slo.itl_ms, "slo_e2e_ms": slo.e2e_ms}
     given = {name: str(ms) for name, ms in targets.items() if ms is not None}
     # Without a first-token target there is nothing to shed for, and the worker's flag refuses it.

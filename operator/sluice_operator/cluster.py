@@ -216,7 +216,7 @@ def _is_worth_retrying(error: ClusterError) -> bool:
 def _decoded(data: bytes) -> Object:
     value = json.loads(data)
     if not isinstance(value, dict):
-        raise ClusterError(0, "BadAnswer", "the API server answered no object")
+        raise ClusterError(0, "BadAnswer", "the API server did not answer with a JSON object")
     return value
 
 

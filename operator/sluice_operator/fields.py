@@ -35,7 +35,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of value: its schema, how it is read, and the rules over the read value."""
+    """A kind of value: its schema (with its rules) and how it is read."""
 
     schema: Schema
     read: Reader

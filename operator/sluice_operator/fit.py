@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sluice_worker.sizing import (
+    DEFAULT_BATCHED_TOKENS,
+    DEFAULT_BLOCK_SIZE,
     DTYPE_BYTES,
     MemoryPlan,
     SizingError,
@@ -19,8 +21,6 @@ from .spec import Spec
 
 UNREAD_CAP = 4
 """Cap to start with where nothing is known of the model."""
-_DEFAULT_BATCHED_TOKENS = 2048
-_BLOCK_SIZE = {"nvidia": 16, "cpu": 64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def most_num_seqs(spec: Spec) -> int:
 
 
 def _budget(spec: Spec) -> int:
-    return spec.batching.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS
+    return spec.batching.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
 
 
 def initial_cap(spec: Spec, fit: Fit) -> int | None:
@@ -86,7 +86,7 @@ def initial_cap(spec: Spec, fit: Fit) -> int | None:
 
 
 def _plan(spec: Spec, found: Checkpoint) -> MemoryPlan:
-    accelerator, dtype_bytes = spec.hardware.accelerator, DTYPE_BYTES[found.dtype]
+    device: Literal["cuda", "cpu"] = "cuda" if spec.hardware.accelerator == "nvidia" else "cpu"
     saved = bytes_saved(found.shape, found.dtype, _argument(spec, "quantization"))
     return plan_memory(
         found.shape,
@@ -95,11 +95,11 @@ def _plan(spec: Spec, found: Checkpoint) -> MemoryPlan:
         weights_bytes=found.weights_bytes - saved,
         max_num_batched_tokens=_budget(spec),
         max_model_len=spec.model.max_model_len or found.shape.max_position,
-        block_size=_number(spec, "block-size") or _BLOCK_SIZE[accelerator],
-        dtype_bytes=dtype_bytes,
+        block_size=_number(spec, "block-size") or DEFAULT_BLOCK_SIZE[device],
+        dtype_bytes=DTYPE_BYTES[found.dtype],
         max_num_seqs=spec.batching.max_num_seqs,
         lengths=None,  # a ceiling is fixed at start, so it must not move with the traffic
-        device="cuda" if accelerator == "nvidia" else "cpu",
+        device=device,
         num_blocks=_number(spec, "num-gpu-blocks-override"),
     )
 

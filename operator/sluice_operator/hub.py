@@ -88,7 +88,7 @@ class _Files:
             commit = str(answer["sha"])
             names = {str(sibling["rfilename"]) for sibling in answer["siblings"]}
         except (ValueError, RecursionError, KeyError, TypeError) as e:
-            raise _Unavailable("it lists no files, so it is no hub") from e
+            raise _Unavailable("its answer lists no files; is it a Hugging Face hub?") from e
         if not _COMMIT.fullmatch(commit):
             raise _Unavailable("it names no commit")
         return cls(client, model, commit, names)
@@ -147,7 +147,7 @@ def _refusal(model: HubModel, path: str, status: int, code: str) -> Exception:
 
     A hub answers 401 for what does not exist, too. A 403 without its code may be a proxy's.
     """
-    named = "in spec.model.secretRef, a Secret whose key `token` may read it"
+    named = "a Secret in spec.model.secretRef whose key `token` holds a token that may read it"
     if code == "GatedRepo":
         return CheckpointError(f"{model.repo} is gated: name {named}.")
     if code == "RevisionNotFound":

@@ -81,7 +81,7 @@ LABELS = map_of(
     16,
     Rule(
         f"self.all(key, key.matches('{quoted(_LABEL_KEY)}'))",
-        "keys must be those of labels, as example.com/zone",
+        "keys must be label keys, such as example.com/zone",
         lambda labels: all(re.fullmatch(_LABEL_KEY, key) for key in labels),
     ),
 )
@@ -99,12 +99,15 @@ CPU = quantity(
     most="1024",
     message="must be CPUs from 1m to 1024, such as 2 or 500m",
 )
-NUM_SEQS = auto_or_integer(1, 4096)
+MAX_NUM_SEQS = 4096
+NUM_SEQS = auto_or_integer(1, MAX_NUM_SEQS)
 UTILIZATION = decimal_text(
-    matching(r"0\.(0[1-9]|[1-9])[0-9]*|1(\.0+)?", 'must be a string from "0.01" to "1", as "0.90"')
+    matching(
+        r"0\.(0[1-9]|[1-9])[0-9]*|1(\.0+)?", 'must be a string from "0.01" to "1", such as "0.90"'
+    )
 )
 PERCENTILE = number_text(
-    matching(r"[5-9][0-9](\.[0-9]{1,2})?", 'must be a string from "50" to "99.99", as "99.9"')
+    matching(r"[5-9][0-9](\.[0-9]{1,2})?", 'must be a string from "50" to "99.99", such as "99.9"')
 )
 
 
@@ -126,7 +129,7 @@ MODEL_URI = text(
     _if_prefixed(
         "hf://",
         r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*",
-        "hf:// needs the form hf://OWNER/NAME; a revision goes to spec.model.revision",
+        "hf:// needs the form hf://OWNER/NAME; give a revision in spec.model.revision",
     ),
     _if_prefixed(
         "pvc://",

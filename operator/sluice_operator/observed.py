@@ -29,7 +29,7 @@ _MAX_MESSAGE = 300
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a pod, or the making of pods, does not get on; the reason is Kubernetes' own word."""
+    """Why a pod, or the creation of pods, makes no progress; the reason is Kubernetes' own word."""
 
     reason: Foreign
     message: str
@@ -57,7 +57,6 @@ class Pod:
 class Rollout:
     """The Deployment's own account of itself; all 0 where there is none."""
 
-    exists: bool = False
     observed: bool = False
     replicas: int = 0
     updated: int = 0
@@ -91,7 +90,6 @@ def rollout_of(body: Object | None) -> Rollout:
     status = body.get("status") or {}
     generation = body["metadata"].get("generation", 0)
     return Rollout(
-        exists=True,
         observed=status.get("observedGeneration", 0) >= generation,
         replicas=status.get("replicas", 0),
         updated=status.get("updatedReplicas", 0),

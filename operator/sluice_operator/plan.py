@@ -34,8 +34,8 @@ _MEMORY_ONLY = {"data.past.json", f"metadata.annotations.{children.MANIFEST_ANNO
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that one pass knows. `live`: children by kind; `scrapes`: by pod uid, and of pods that
-    are gone.
+    """All that one pass knows. `live`: children by kind; `scrapes`: by pod uid, those of pods
+    that are gone included.
 
     `runtime`: what the ConfigMap holds, or the newer memory of this process; None at the start.
     `accepted`: by kind, `drift.acceptance` of our last write; `deleted`: kinds whose child somebody
@@ -88,11 +88,6 @@ class _Tuned:
     runtime: Runtime
     decision: Decision | None
     notices: tuple[Notice, ...] = ()
-
-
-def refuse(previous: Object, generation: int, message: str, now: float) -> dict[str, object]:
-    """The status of an object whose spec cannot be read; its pods, if any, go on as they are."""
-    return status.refuse(previous, generation, message, now)
 
 
 def plan(service: InferenceService, observed: Observed, settings: Settings, now: float) -> Plan:
@@ -235,8 +230,6 @@ def _limits(spec: Spec, ceiling: int) -> Limits:
 
 def _targets(spec: Spec) -> Targets:
     slo = spec.slo
-    if slo is None:
-        return Targets("99", None, None, None)
     return Targets(
         slo.percentile,
         slo.ttft_ms,
@@ -476,6 +469,4 @@ def _patches(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPa
 
 
 def _wire_slo(spec: Spec) -> WireSlo:
-    if spec.slo is None:
-        return WireSlo()
     return WireSlo(spec.slo.ttft_ms, spec.slo.itl_ms, spec.slo.e2e_ms)

@@ -34,26 +34,41 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec", "The spec cannot be read; its pods go on as they are."
     NAME_TAKEN = "NameTaken", "An object of this name is somebody else's; it is left alone."
     APPLY_FAILED = "ApplyFailed", "The API server refused a write: quota, policy, missing right."
-    CHILD_RESTORED = "ChildRestored", "A child was deleted or edited by hand and is as it was."
+    CHILD_RESTORED = "ChildRestored", "A child was deleted or edited by hand and has been put back."
     # ModelFits
     FITS = "Fits", "Weights, activations and KV cache fit into the memory."
-    INSUFFICIENT_MEMORY = "InsufficientMemory", "They do not; the message says what would."
+    INSUFFICIENT_MEMORY = (
+        "InsufficientMemory",
+        "Weights, activations and KV cache do not fit into the memory; told is what would.",
+    )
     IMPOSSIBLE_SIZE = "ImpossibleSize", "What is asked of the model contradicts its configuration."
     UNSUPPORTED_CHECKPOINT = "UnsupportedCheckpoint", "The model is there and cannot be served."
-    HEADERS_UNAVAILABLE = "HeadersUnavailable", "The model could not be read from here; pods tell."
+    HEADERS_UNAVAILABLE = (
+        "HeadersUnavailable",
+        "The operator could not read the model; its pods size themselves.",
+    )
     # MetricsAvailable
     NO_PODS = "NoPods", "No pod has reported yet."
     NO_READY_PODS = "NoReadyPods", "No pod is ready yet."
     NO_EVIDENCE_YET = "NoEvidenceYet", "No pod has closed its first tick of 2 s yet."
     ALL_PODS_HEARD = "AllPodsHeard", "Every ready pod gives fresh evidence."
-    SOME_PODS_SILENT = "SomePodsSilent", "Those named give none; the others decide."
-    MAJORITY_SILENT = "MajoritySilent", "Most give none: nothing is decided."
-    METRICS_UNAVAILABLE = "MetricsUnavailable", "Cap or replicas are held, as no metrics tell."
+    SOME_PODS_SILENT = (
+        "SomePodsSilent",
+        "The pods named give no fresh evidence; the others decide.",
+    )
+    MAJORITY_SILENT = (
+        "MajoritySilent",
+        "Most ready pods give no fresh evidence: nothing is decided.",
+    )
+    METRICS_UNAVAILABLE = (
+        "MetricsUnavailable",
+        "Cap and replicas are held: too few pods report metrics.",
+    )
     # SLOMet, SLOFeasible
     NO_TRAFFIC = "NoTraffic", "Nothing arrived within the window."
     NO_TARGETS = "NoTargets", "`spec.slo` asks for nothing."
     TARGETS_HOLD = "TargetsHold", "Every target holds over its window, among all arrivals."
-    TARGET_MISSED = "TargetMissed", "One does not."
+    TARGET_MISSED = "TargetMissed", "At least one target does not hold over its window."
     FEASIBLE = "Feasible", "No target is out of reach by the evidence."
     NO_EVIDENCE = "NoEvidence", "The epoch is too young to tell."
     SLOW_SPELLS = "SlowSpells", "Gaps are over target in spells that half the cap would not hold."

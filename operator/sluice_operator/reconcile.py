@@ -24,7 +24,7 @@ from .events import Notice
 from .fit import Fit, Refused, judge
 from .metrics import Metrics
 from .observed import Pod, has_ended, pod_of
-from .plan import Observed, Plan, plan, refuse
+from .plan import Observed, Plan, plan
 from .reasons import Reason
 from .runtime import Runtime
 from .scrape import Scrape, ScrapeError, Scraper, Target
@@ -162,7 +162,7 @@ class Reconciler:
         try:
             service = parse(body)
         except SpecError as e:
-            wanted = refuse(previous, meta.get("generation", 0), str(e), now)
+            wanted = status.refuse(previous, meta.get("generation", 0), str(e), now)
             await self._tell(meta, events.transitions(previous, wanted), now)
             await self._write_status(wanted)
             return self._context.settings.resync_s
@@ -170,7 +170,7 @@ class Reconciler:
             return self._context.settings.resync_s
         observed = await self._observe(service, previous, now)
         planned = plan(service, observed, self._context.settings, now)
-        await self._execute(service, planned, previous, now)
+        await self._execute(planned, previous, now)
         return planned.requeue_s
 
     # Observe
@@ -264,7 +264,10 @@ class Reconciler:
             return None
         secret = await self._context.cluster.get(Ref("Secret", service.namespace, ref.name))
         if secret and not may_be_sent(secret):
-            return Refused(f"spec.model.secretRef: {ref.name} is no Opaque Secret of a person's.")
+            return Refused(
+                f"spec.model.secretRef: {ref.name} must be a Secret of type Opaque that "
+                "the operator did not create."
+            )
         return token_of(secret) if secret else None
 
     async def _live(self, service: InferenceService, fit: Fit, now: float) -> dict[str, Object]:
@@ -346,14 +349,12 @@ class Reconciler:
             return {}
         known = self._scraper.knows
         targets = tuple(_target(p) for p in pods if p.ip and (p.serving or known(p.uid)))
-        keep_s = service.spec.slo.window_s if service.spec.slo else 0.0
+        keep_s = service.spec.slo.window_s
         return await self._scraper.scrape(targets, self._memory.token, now, keep_s)
 
     # Execute
 
-    async def _execute(
-        self, service: InferenceService, planned: Plan, previous: Object, now: float
-    ) -> None:
+    async def _execute(self, planned: Plan, previous: Object, now: float) -> None:
         meta = self._body["metadata"]
         try:
             # A child that is refused must not keep what was decided from the pods that serve.
@@ -468,7 +469,7 @@ def _read_checkpoint(model: Model, settings: Settings, token: str | None) -> Fou
             revision = model.revision or "main"
             wanted = hub.HubModel(settings.hub_endpoint, model.repo, revision, token)
             return hub.read(wanted, model.dtype)
-        return read(model.uri, model.dtype, settings.models_dir, settings.model_root)
+        return read(model.uri, model.dtype, settings.models_dir)
     except (CheckpointError, SizingError) as e:
         return Refused(str(e))
     except OSError as e:

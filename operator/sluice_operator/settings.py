@@ -15,7 +15,7 @@ class Settings:
     """Start-up settings of one operator process.
 
     `hub_endpoint`: of hf:// models, for this process and for the pods. `models_dir`: where this
-    process reads checkpoints for `file:///models/...` (`model_root`).
+    process reads checkpoints for `file:///models/...`.
     `namespaces`: those that are served; empty means all. `tick_s`: seconds between two looks at the
     evidence of one object; `resync_s`: seconds between two passes when nothing asks for one.
     """
@@ -24,7 +24,6 @@ class Settings:
     image_pull_policy: str = "IfNotPresent"
     hub_endpoint: str = DEFAULT_ENDPOINT
     models_dir: Path = Path("/models")
-    model_root: str = "/models"
     namespaces: tuple[str, ...] = ()
     address: str = ALL_OF_IPV4
     metrics_port: int = 9090
@@ -57,7 +56,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("sluice-operator", description=__doc__)
     add = parser.add_argument
-    add("--worker-image", required=True, help="image of the pods where the object names none")
+    add("--worker-image", required=True, help="worker image for objects that name none")
     add(
         "--image-pull-policy",
         default="IfNotPresent",
@@ -70,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--address",
         default=ALL_OF_IPV4,
-        help="address that metrics and liveness listen on: of IPv6 the pod's own",
+        help="address to serve metrics and liveness on; for IPv6, the pod's own",
     )
     add("--metrics-port", type=int, default=9090)
     add("--liveness-port", type=int, default=8080)

@@ -5,8 +5,10 @@ quantities end in `_bytes` or `_millis` and are ints, `Auto` is None.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
+
+from sluice_worker.contract import Overload
 
 from . import kinds
 from .fields import (
@@ -40,7 +42,6 @@ EngineName = Literal["Sluice", "VLLM", "SGLang", "TGI", "Ollama"]
 Accelerator = Literal["nvidia", "cpu"]
 BatchingMode = Literal["Continuous", "Static"]
 Speculation = Literal["Auto", "Never"]
-Overload = Literal["Queue", "Shed"]
 SloMode = Literal["Enforce", "Advisory"]
 
 
@@ -221,7 +222,7 @@ class Hardware(SpecObject):
 
 
 def _at_most_the_maximum(batching: Any) -> bool:
-    most = batching.max_num_seqs or 4096
+    most = batching.max_num_seqs or kinds.MAX_NUM_SEQS
     return bool(batching.min_num_seqs <= most and (batching.initial_num_seqs or 1) <= most)
 
 
@@ -266,7 +267,7 @@ class Batching(SpecObject):
     )
     min_num_seqs: int = spec_field(
         "minNumSeqs",
-        integer(1, 4096),
+        integer(1, kinds.MAX_NUM_SEQS),
         "The cap is never lowered under this, or under the ceiling where that is less.",
         default=1,
     )
@@ -469,7 +470,6 @@ class InferenceService:
     uid: str
     generation: int
     spec: Spec
-    deleting: bool = field(default=False)
 
 
 def parse(body: Mapping[str, Any]) -> InferenceService:
@@ -486,5 +486,4 @@ def parse(body: Mapping[str, Any]) -> InferenceService:
         uid=str(metadata.get("uid", "")),
         generation=int(metadata.get("generation", 0)),
         spec=replace(spec, model=replace(spec.model, name=spec.model.name or name)),
-        deleting=metadata.get("deletionTimestamp") is not None,
     )

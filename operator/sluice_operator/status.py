@@ -18,11 +18,10 @@ from .reasons import Foreign, Reason
 from .runtime import Runtime
 from .spec import MAX_HISTORY, InferenceService
 from .tuner import Condition, Decision, TargetVerdict
+from .tuner.evidence import pooled
 from .tuner.types import Move, ReplicaChange
-from .usage import step_times, work
+from .usage import digits, step_times, work
 
-WINDOW_S = 600.0
-"""Of what is reported where no target names a window."""
 _MAX_MESSAGE = 2048
 
 
@@ -60,7 +59,7 @@ def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
         "model": _model(report),
         "memory": _memory(report),
         "batching": _batching(report),
-        "slo": _slo(report.decision) if service.spec.slo else {},
+        "slo": _slo(report.decision) if service.spec.slo.has_target else {},
         "scaling": _scaling(report),
         "load": _load(report),
         "pods": _pods(report.decision),
@@ -182,7 +181,7 @@ def _ready(report: Report) -> Condition:
 
 
 def _first_trouble(report: Report) -> tuple[Foreign, str] | None:
-    """Reason and sentence of the first pod, by name, that does not get on."""
+    """Reason and sentence of the first pod, by name, that makes no progress."""
     for pod in sorted(report.pods, key=lambda pod: pod.name):
         if pod.trouble and not pod.terminating:
             return pod.trouble.reason, _sentence(f"pod {pod.name}", pod.trouble)
@@ -246,7 +245,7 @@ def _memory(report: Report) -> dict[str, Any]:
 
 def _observed(report: Report, kv_tokens: int) -> dict[str, Any]:
     """What the lengths that were observed make of the memory."""
-    lengths = max((e.lengths for e in report.evidence), key=lambda known: known.n)
+    lengths = pooled(report.evidence)
     if not lengths.n:
         return {}
     share = overflow_share(report.runtime.cap or 0, kv_tokens, lengths.mean, lengths.sigma)
@@ -359,7 +358,7 @@ def _load(report: Report) -> dict[str, Any]:
         "arrivalsPerSecond": f"{report.decision.arrivals_per_s:.2f}",
         "running": sum(config.running for config in report.configs),
         "waiting": sum(config.waiting.total for config in report.configs),
-        **work(report.evidence, slo.window_s if (slo := report.service.spec.slo) else WINDOW_S),
+        **work(report.evidence, report.service.spec.slo.window_s),
     }
     return {**part, "cause": report.decision.cause} if report.decision.cause != "none" else part
 
@@ -373,8 +372,8 @@ def _pods(decision: Decision | None) -> dict[str, Any]:
 
 def milliseconds(value: float) -> str:
     """A duration as text with three significant digits: 0.42ms, 51.3ms, 1230ms."""
-    return f"{float(f'{value:.3g}'):g}ms" if value < 1e6 else f"{value / 1000:.0f}s"
+    return f"{digits(value)}ms" if value < 1e6 else f"{value / 1000:.0f}s"
 
 
 def _percent(share: float) -> str:
-    return f"{float(f'{100 * share:.3g}'):g}"
+    return digits(100 * share)

@@ -1,12 +1,11 @@
 """What the serving pods did in the window: work, lengths, misses, and what a step costs. Pure."""
 
 from collections.abc import Callable, Sequence
-from math import sqrt
 from typing import Any
 
 from sluice_worker.contract import TICK_SECONDS, Evidence, Lengths, StepModel
 
-from .tuner.evidence import misses_by_cause
+from .tuner.evidence import misses_by_cause, pooled
 
 
 def work(evidence: Sequence[Evidence], window_s: float) -> dict[str, Any]:
@@ -28,19 +27,14 @@ def work(evidence: Sequence[Evidence], window_s: float) -> dict[str, Any]:
         "podSeconds": max(10, round(seconds / 10) * 10),
         "busyPercent": f"{100 * sum(tick.busy_s for tick in ticks) / seconds:.0f}",
         "misses": {("other" if cause == "none" else cause): n for cause, n in misses.items()},
-        **_lengths([pod.lengths for pod in evidence if pod.lengths.n]),
+        **_lengths(pooled(evidence)),
     }
 
 
-def _lengths(found: Sequence[Lengths]) -> dict[str, Any]:
-    """Mean and standard deviation over all pods."""
-    n = sum(lengths.n for lengths in found)
-    if not n:
+def _lengths(known: Lengths) -> dict[str, Any]:
+    if not known.n:
         return {}
-    mean = sum(lengths.mean * lengths.n for lengths in found) / n
-    square = sum((lengths.sigma**2 + lengths.mean**2) * lengths.n for lengths in found) / n
-    sigma = sqrt(max(0.0, square - mean**2))
-    return {"lengths": {"mean": _digits(mean), "sigma": _digits(sigma)}}
+    return {"lengths": {"mean": digits(known.mean), "sigma": digits(known.sigma)}}
 
 
 def step_times(evidence: Sequence[Evidence]) -> dict[str, str]:
@@ -56,10 +50,11 @@ def step_times(evidence: Sequence[Evidence]) -> dict[str, str]:
     if not total:
         return {}
     return {
-        name: _digits(sum(part(model) * model.n for model in models) / total)
+        name: digits(sum(part(model) * model.n for model in models) / total)
         for name, part in parts.items()
     }
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
+    """A number as text with three significant digits."""
     return f"{float(f'{value:.3g}'):g}"

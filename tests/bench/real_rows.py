@@ -11,9 +11,8 @@ from sluice.simulate.generate import TRACES, Lengths, Recipe
 from sluice.simulate.trace import Request
 from sluice.targets import is_good, is_smooth
 from sluice_operator.tuner import Targets
-from sluice_worker.contract import StepModel
-from sluice_worker.scheduler import MIN_CHUNK_TOKENS
-from sluice_worker.steptime import PREDICTION_MARGIN, predict_ms
+from sluice_worker.contract import MIN_CHUNK_TOKENS, TARGET_MARGIN, StepModel
+from sluice_worker.steptime import predict_ms
 
 OURS = "ours"
 LENGTHS = Lengths(32, 64)
@@ -56,7 +55,7 @@ def itl_target_ms(model: StepModel, cap: int, tail: float) -> float:
     kv_tokens = LENGTHS.prompt + LENGTHS.output / 2
     plain_ms = predict_ms(model, cap, cap * kv_tokens, 0)
     beside_ms = predict_ms(model, cap - 1, (cap - 1) * kv_tokens, MIN_CHUNK_TOKENS)
-    longest_ms = tail * max(plain_ms, beside_ms) / PREDICTION_MARGIN
+    longest_ms = tail * max(plain_ms, beside_ms) / TARGET_MARGIN
     return ceil(10 * longest_ms + 1e-6) / 10
 
 

@@ -119,7 +119,7 @@ def test_a_secret_that_is_not_for_a_hub_is_not_sent_to_one(
     space.create("secrets", {**secret, "type": "kubernetes.io/basic-auth", "stringData": held})
     create_demo(space, model={"uri": URI, "secretRef": {"name": "login"}})
     operator.wait("the verdict", lambda: space.condition("ModelFits").get("status") == "False")
-    assert "login is no Opaque Secret" in space.condition("ModelFits")["message"]
+    assert "login must be a Secret of type Opaque" in space.condition("ModelFits")["message"]
     assert space.find("deployments", "demo") is None
 
 

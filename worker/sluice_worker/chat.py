@@ -133,11 +133,8 @@ CHAT_FIELDS = frozenset(ConversationFields.__struct_fields__ + ChatFields.__stru
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template sees. `messages`: at least one, as JSON, without null fields.
-
-    `variables`: the caller's chat_template_kwargs; `fields`: the names of the request's own fields
-    that only a template can honour.
-    """
+    """What a chat template sees. `messages`: at least one, as JSON, without null fields;
+    `variables`: the caller's chat_template_kwargs."""
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
@@ -171,7 +168,9 @@ def parse_chat(body: bytes, defaults: Defaults = OPENAI) -> Chat:
     if typed.top_logprobs and not typed.logprobs:  # 0 is vLLM's default, and clients send it
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     if typed.stream and typed.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs are not told in a stream", param="prompt_logprobs")
+        raise RequestError(
+            "prompt_logprobs are not available with stream: true", param="prompt_logprobs"
+        )
     sampling = resolve(
         typed,
         max_tokens=max_tokens,

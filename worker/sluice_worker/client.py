@@ -61,16 +61,16 @@ class Sink(Protocol):
 class Listener(Protocol):
     """Who is told of the engine as a whole. `now_s`: monotonic seconds at receipt."""
 
-    def ready(self, ready: Ready, now_s: float) -> None:
+    def ready(self, ready: Ready) -> None:
         """The engine serves."""
 
     def step(self, report: StepReport, now_s: float) -> None:
         """A step was made; its tokens go to their sinks after this."""
 
-    def state(self, message: Finished | Heartbeat, now_s: float) -> None:
+    def state(self, message: Finished | Heartbeat) -> None:
         """A message with a newer snapshot."""
 
-    def died(self, error: EngineDied) -> None:
+    def died(self) -> None:
         """The engine process ended; all sinks have been told."""
 
 
@@ -235,14 +235,14 @@ class EngineClient:
                 self._step(message, now_s)
             case Heartbeat():
                 self.pulse.beat(message.steps, message.busy or bool(self._sinks), now_s)
-                self._listener.state(message, now_s)
+                self._listener.state(message)
             case Finished():
-                self._finished(message, now_s)
+                self._finished(message)
             case Starting():
                 self.pulse.starting(message.phase, message.percent, now_s)
             case Ready():
                 self.pulse.serving(now_s)
-                self._listener.ready(message, now_s)
+                self._listener.ready(message)
             case Integrity():
                 answer = self._integrity.pop(0)
                 if not answer.done():  # whoever asked may have given up
@@ -266,8 +266,8 @@ class EngineClient:
                 self._forget(token.request_id)
             sink.token(token, at_cap=at_cap, now_s=now_s)
 
-    def _finished(self, message: Finished, now_s: float) -> None:
-        self._listener.state(message, now_s)
+    def _finished(self, message: Finished) -> None:
+        self._listener.state(message)
         dropped = self._dropped.get(message.request_id)
         sink = self._forget(message.request_id)
         if sink is not None:
@@ -294,7 +294,7 @@ class EngineClient:
                 answer.set_exception(died)
         if not self._is_leaving:
             log.error("engine died", extra={"reason": reason, "open_requests": len(sinks)})
-        self._listener.died(died)
+        self._listener.died()
 
 
 class _Wire(asyncio.Protocol):

@@ -5,19 +5,19 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import msgspec
 from msgspec import Struct, structs
 
-from .contract import MAX_MS, Slo
+from .contract import MAX_MS, Overload, Slo
 from .errors import ConfigError
 from .hub.reference import FILE, Access, HubModel, access, hub_model
+from .sizing import DEFAULT_BATCHED_TOKENS
 from .speculation import NgramSpeculation
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["w8a8"]
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class EngineConfig(Struct, frozen=True):
@@ -30,7 +30,7 @@ class EngineConfig(Struct, frozen=True):
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     initial_num_seqs: int | None = None
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     block_size: int | None = None
     memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
@@ -60,7 +60,7 @@ class ServerConfig(Struct, frozen=True):
     runtime_config_dir: Path | None = None
     slo: Slo = Slo()
     flag_slo: Slo = Slo()
-    overload: Literal["Queue", "Shed"] = "Queue"
+    overload: Overload = "Queue"
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int = 0
     max_body_bytes: int = 4 << 20
@@ -160,8 +160,12 @@ _interval = _number(float, 0, math.inf)
 
 ENGINE_FLAGS = (
     Flag("model", str, "directory of a checkpoint, or hf://ORG/NAME[@REVISION] (required)"),
-    Flag("dtype", _choice(*DTYPES), "type of weights and KV cache"),
-    Flag("quantization", _choice("w8a8"), "int8 weights and rows in linear layers, on CPUs"),
+    Flag("dtype", _choice(*get_args(DType)), "type of weights and KV cache"),
+    Flag(
+        "quantization",
+        _choice(*get_args(Quantization)),
+        "int8 weights and rows in linear layers, on CPUs",
+    ),
     Flag("load-format", _choice("auto", "safetensors", "dummy"), "dummy: random weights"),
     Flag("seed", _number(int, 0, 2**63 - 1), "seed of random weights and unseeded sampling"),
     Flag("max-model-len", _positive, "window in tokens, prompt plus output"),
@@ -177,7 +181,9 @@ ENGINE_FLAGS = (
     Flag("speculative-config", _speculation, 'JSON; {"method": "ngram", ...} drafts by lookup'),
     Flag("device", _choice("auto", "cpu", "cuda"), "where the model runs"),
 )
-OVERLOAD = Flag("overload", _choice("Queue", "Shed"), "Shed drops what cannot meet --slo-ttft-ms")
+OVERLOAD = Flag(
+    "overload", _choice(*get_args(Overload)), "Shed drops what cannot meet --slo-ttft-ms"
+)
 SERVER_FLAGS = (
     Flag("host", str, "address of the API port; all of IPv4 and IPv6 if empty"),
     Flag("port", _port, "API port; 0 picks a free one"),
@@ -325,7 +331,7 @@ def _contradictions(
     ceiling, initial = engine.get("max_num_seqs"), engine.get("initial_num_seqs")
     if ceiling is not None and initial is not None and initial > ceiling:
         problems.append(f"--initial-num-seqs {initial} is over --max-num-seqs {ceiling}")
-    budget = engine.get("max_num_batched_tokens", 2048)
+    budget = engine.get("max_num_batched_tokens", DEFAULT_BATCHED_TOKENS)
     if ceiling is not None and budget < ceiling:
         problems.append(
             f"--max-num-batched-tokens {budget} is under --max-num-seqs {ceiling}; "

@@ -11,9 +11,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 T = TypeVar("T")
+Overload = Literal["Queue", "Shed"]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
-Seconds = Annotated[float, Meta(ge=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Seconds = NonNegative
 MAX_MS = 86_400_000.0
 """Nobody waits for more than a day."""
 Milliseconds = Annotated[float, Meta(gt=0, le=MAX_MS)]
@@ -24,6 +26,13 @@ TICK_RING = 900
 """Closed ticks that a worker keeps: half an hour."""
 SKETCH_GAMMA = 1.02
 """Ratio of neighbouring sketch buckets: a quantile read back is within 1 % (DDSketch)."""
+AT_CAP_SHARE = 0.9
+"""A step is at the cap where at least this share of it runs (design 6)."""
+MIN_CHUNK_TOKENS = 32
+"""A prefill goes on by this much per step even where the step model leaves no room: it ends."""
+TARGET_MARGIN = 0.85
+"""The predicted step quantile may fill this share of the target: what lies between a step and the
+byte on the socket (sampling, framing, the event loop) is not in the step's record."""
 SMOOTH_SHARE = 0.01
 """Share of its own gaps that may be over in a request that a reader calls smooth (design 6)."""
 
@@ -49,7 +58,7 @@ class RuntimePatch(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     max_num_seqs: Positive | None = None
     max_num_batched_tokens: Positive | None = None
     slo: Slo | None = None
-    overload: Literal["Queue", "Shed"] | None = None
+    overload: Overload | None = None
     max_num_queued_reqs: Count | None = None
     max_num_queued_tokens: Count | None = None
 
@@ -76,7 +85,7 @@ class RuntimeConfig(Struct, frozen=True):
     max_num_seqs: Positive
     max_num_batched_tokens: Positive
     slo: Slo
-    overload: Literal["Queue", "Shed"]
+    overload: Overload
     ceiling: Positive
     running: Count
     waiting: Waiting
@@ -111,7 +120,7 @@ class FirstTokens(Struct, frozen=True):
 class TokenGaps(Struct, frozen=True):
     """Inter-token gaps of one tick, over all tokens after a request's first.
 
-    `n_at_cap` and `over_at_cap` count only gaps of steps with running >= 0.9 * max_num_seqs.
+    `n_at_cap` and `over_at_cap` count only gaps of steps at the cap (`AT_CAP_SHARE`).
     `over_after_over`: gaps over target that directly follow one over target in the same request.
     """
 
@@ -139,9 +148,10 @@ class Tick(Struct, frozen=True):
     which the epoch changed has `settled` False, as has one before running <= the new, lower cap.
     `running`, `waiting`: at its end; `max_running`: the largest number in one of its steps.
     `good`, `smooth`: finished requests whose first token held and whose mean gap held / at most 1 %
-    of whose gaps were over. `prompt_tokens` are those computed (cached ones left out), `finished`
-    and `generated_tokens` make the mean output length. `throttled_s`: CPU quota throttling of the
-    cgroup. `slow_steps`: of `steps`, those in a slow spell of the pod (`StepTimes.slowdown`).
+    of whose gaps were over. `prefill_tokens`: prompt tokens computed (cached ones left out).
+    `finished` and `generated_tokens` make the mean output length. `throttled_s`: CPU quota
+    throttling of the cgroup. `slow_steps`: of `steps`, those in a slow spell of the pod
+    (`StepTimes.slowdown`).
     """
 
     seq: Count
@@ -177,19 +187,19 @@ class StepModel(Struct, frozen=True):
     where a chunk may take as long as one of ten does (`steptime.Tail.stretch`).
     """
 
-    a: Seconds
-    b: Seconds
-    c: Seconds
-    d: Seconds
+    a: NonNegative
+    b: NonNegative
+    c: NonNegative
+    d: NonNegative
     n: Count
-    resid_q: Seconds
+    resid_q: NonNegative
 
 
 class Lengths(Struct, frozen=True):
     """Lengths of finished requests, prompt plus output, in tokens."""
 
-    mean: Seconds
-    sigma: Seconds
+    mean: NonNegative
+    sigma: NonNegative
     n: Count
 
 

@@ -22,7 +22,7 @@ from .contract import (
     StepModel,
     Tick,
 )
-from .open_tick import Cause, OpenTick, bucket
+from .open_tick import Cause, OpenTick
 from .prefill_time import PrefillTime
 from .wire import FirstToken, Snapshot, StepReport
 
@@ -225,14 +225,13 @@ class Recorder:
         target = self.slo.ttft_ms
         is_over = flight.decided or (target is not None and ttft_s * 1e3 > target)
         flight.held_first = not is_over
-        share, index = self._tick.ttft, bucket(ttft_s * 1e3)
-        share.sketch[index] = share.sketch.get(index, 0) + 1
+        self._tick.ttft.note(ttft_s * 1e3)
         if not flight.decided:
             flight.decided = True
             if is_over:
                 self._miss(largest_part(parts, ttft_s))
             else:
-                share.n += 1
+                self._tick.ttft.n += 1
         return ttft_s
 
     def next_token(self, flight: Flight, now_s: float, *, at_cap: bool) -> float:

@@ -258,7 +258,9 @@ def _completion_sampling(body: CompletionBody, defaults: Defaults) -> SamplingPa
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens 0 needs echo: true", param="max_tokens")
     if body.stream and body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs are not told in a stream", param="prompt_logprobs")
+        raise RequestError(
+            "prompt_logprobs are not available with stream: true", param="prompt_logprobs"
+        )
     return resolve(
         body,
         max_tokens=body.max_tokens,

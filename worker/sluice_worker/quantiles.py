@@ -16,7 +16,7 @@ _PER_S = 1_000_000
 
 
 class Window:
-    """Seconds by when they were measured; `now_s` never has to be in order."""
+    """Seconds by when they were measured; calls need not be in order of `now_s`."""
 
     def __init__(self) -> None:
         self._slices: deque[tuple[int, array[int]]] = (

@@ -61,7 +61,7 @@ class Runner:
 
         Scores that requests ask for are left in their sequences.
         """
-        ordered = sorted(works, key=_by_length)
+        ordered = sorted(works, key=by_length)
         step = self.build(ordered)
         num_sampled = len(step.sampled_rows)
         sampled = pad(step.sampled_rows, (0, self._num_more(num_sampled)))
@@ -199,7 +199,8 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.from_numpy(raw[skipped : skipped + num_bytes]).view(dtype).view(size)
 
 
-def _by_length(work: Work) -> tuple[bool, int]:
+def by_length(work: Work) -> tuple[bool, int]:
+    """Decodes first, shorter contexts before longer ones."""
     return work.num_tokens > 1, work.start
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import islice
 
 from .blocks import BlockPool
+from .contract import AT_CAP_SHARE, MIN_CHUNK_TOKENS
 from .preemption import choose_victim
 from .sequence import Sequence
 from .sizing import blocks_for
@@ -32,9 +33,6 @@ from .static_batch import StaticBatch, StaticBatching
 from .step import Counters, Limits, Outcome, Refusal, Step, Work
 from .waiting import Lack, WaitClocks
 from .wire import Submit
-
-MIN_CHUNK_TOKENS = 32
-"""A prefill goes on by this much per step even where the step model leaves no room: it ends."""
 
 ChunkLimit = Callable[[int, int], int]
 """(decodes, kv_tokens) of a step -> prefill tokens that keep it within the inter-token target."""
@@ -361,7 +359,7 @@ class Scheduler:
             num_draft_tokens=num_draft_tokens,
             num_padding=num_padding,
             num_running=len(self.running),
-            at_cap=len(self.running) >= 0.9 * self.limits.max_num_seqs,
+            at_cap=len(self.running) >= AT_CAP_SHARE * self.limits.max_num_seqs,
             limits=self.limits,
         )
 

@@ -19,6 +19,10 @@ from .shape import weights_bytes as weights_bytes
 MIB = 1 << 20
 GIB = 1 << 30
 
+DEFAULT_BATCHED_TOKENS = 2048
+"""Tokens of one step; vLLM's default for servers."""
+DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 64, "cuda": 16}
+"""Tokens of one block of the KV cache."""
 MAX_CEILING = 256
 """Ceiling when the user names none: vLLM's default for all but the largest GPUs."""
 CPU_RESERVE_BYTES = 700 * MIB

@@ -7,7 +7,7 @@ with what the kernels need; all are reported.
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from sluice_kernels.interface import Kernels
 from .blocks import BlockPool
 from .cgroup import throttled_s
 from .config import EngineConfig
-from .contract import MemoryReport
+from .contract import MIN_CHUNK_TOKENS, MemoryReport
 from .engine import Engine
 from .errors import ConfigError, DoesNotFit, UnsupportedModel
 from .files import checkpoint_dir, eos_token_ids, read_json
@@ -27,9 +27,10 @@ from .models.config import DecoderConfig
 from .models.decoder import Decoder
 from .resources import Resources, release_freed
 from .runner import Runner
-from .scheduler import MIN_CHUNK_TOKENS, Scheduler
+from .scheduler import Scheduler
 from .sequence import Sequence
 from .sizing import (
+    DEFAULT_BLOCK_SIZE,
     DEFAULT_MEAN_LENGTH,
     DTYPE_BYTES,
     MAX_GATHER_BYTES,
@@ -52,7 +53,6 @@ from .wire import Ready, Submit
 Progress = Callable[[str, int], None]
 """(phase, percent) of the start."""
 
-DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 64, "cuda": 16}
 PROFILE_CPU_S = 1.5
 """CPU seconds that the profile may take: in a pod of half a core they are three of waiting."""
 MAX_STEP_S = 0.25

@@ -21,14 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .contract import StepModel
+from .contract import TARGET_MARGIN, StepModel
 
 MAX_AGE_S = 120.0
 BUCKET_RECORDS = 64
 ANCHOR_WEIGHT = 0.02
 """Of a profile record beside a recent one."""
-PREDICTION_MARGIN = 0.85
-"""A cap is proposed only where the predicted quantile is within this share of the target."""
 MIN_JUDGED = 32
 TAIL_QUANTILE = 0.995
 """Records of two minutes are some hundreds: of P99.9, two hiccups left no room for prefill."""
@@ -68,12 +66,12 @@ def predict_ms(model: StepModel, decodes: float, kv_tokens: float, prefill_token
 def predicted_cap(
     model: StepModel, *, itl_ms: float, kv_per_seq: float, chunk_tokens: int, ceiling: int
 ) -> int:
-    """The largest cap of which all but one, beside that one's chunk of prefill, keep within the
-    target, and all without it.
+    """The largest cap at which a full decode step, and one of all but one sequence beside that
+    one's prefill chunk, both stay within the target.
 
     At least 1: whether even one sequence can hold the target is for the evidence to say.
     """
-    room_ms = PREDICTION_MARGIN * itl_ms / max(model.resid_q, 1.0) - model.a
+    room_ms = TARGET_MARGIN * itl_ms / max(model.resid_q, 1.0) - model.a
     per_seq_ms = model.b + model.c * kv_per_seq
     if per_seq_ms <= 0:
         return ceiling if room_ms > 0 else 1

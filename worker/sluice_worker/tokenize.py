@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: JSON bytes to what is to be turned into what. Pure."""
+"""The bodies of POST /tokenize and /detokenize, parsed. Pure."""
 
 from dataclasses import dataclass
 

@@ -218,7 +218,7 @@ class Snapshot(Struct, frozen=True, array_like=True):
 
 
 class StepReport(Message, frozen=True):
-    """One step: its tokens and its record. `at_cap`: running >= 0.9 * max_num_seqs in this step.
+    """One step: its tokens and its record. `at_cap`: it ran at the cap (`AT_CAP_SHARE`).
 
     `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `is_slow`:
     in a slow spell, see `StepTimes.slowdown`. `prompts`: what it found out about prompts, of which

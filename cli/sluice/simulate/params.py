@@ -2,12 +2,13 @@
 
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 from sluice_operator.tuner import Limits
-from sluice_worker.scheduler import MIN_CHUNK_TOKENS
+from sluice_worker.contract import MIN_CHUNK_TOKENS, Overload
+from sluice_worker.sizing import DEFAULT_BATCHED_TOKENS
 
 NonNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -36,7 +37,7 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
     cold_start_s: NonNegative
     ceiling: Count = 256
     block_size: Count = 16
-    max_num_batched_tokens: Count = 2048
+    max_num_batched_tokens: Count = DEFAULT_BATCHED_TOKENS
     max_num_queued: Count = 1024
     prefix_caching: bool = True
     between_ms: NonNegative = 0.0
@@ -47,7 +48,7 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
     leak_per_hour: NonNegative = 0.0
     min_replicas: Count = 1
     max_replicas: Count = 1
-    overload: Literal["Queue", "Shed"] = "Queue"
+    overload: Overload = "Queue"
 
     def step_ms(self, decodes: float, kv_tokens: float, prefill_tokens: float) -> float:
         """Mean time of a step."""

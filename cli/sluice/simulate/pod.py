@@ -10,7 +10,7 @@ from collections import deque
 from itertools import count
 from math import inf
 
-from sluice_worker.scheduler import MIN_CHUNK_TOKENS
+from sluice_worker.contract import AT_CAP_SHARE, MIN_CHUNK_TOKENS
 from sluice_worker.server.admission import is_full
 from sluice_worker.server.forecast import Forecast
 from sluice_worker.sizing import blocks_for
@@ -179,7 +179,7 @@ class Pod(Scraped):
         mean_ms = self.params.step_ms(decodes, kv_tokens, prefill)
         step_ms = self.noise.step_ms(mean_ms, now_s)
         num_running = len(self.running)
-        at_cap = num_running >= 0.9 * self.cap
+        at_cap = num_running >= AT_CAP_SHARE * self.cap
         return Step(
             now_s + (step_ms + self.params.between_ms) / 1e3,
             step_ms,

@@ -3,8 +3,7 @@
 from math import exp
 from random import Random
 
-from sluice_worker.contract import Slo
-from sluice_worker.scheduler import MIN_CHUNK_TOKENS
+from sluice_worker.contract import MIN_CHUNK_TOKENS, Slo
 from sluice_worker.sizing import DEFAULT_MEAN_LENGTH
 from sluice_worker.steptime import StepRecord, StepTimes, predicted_cap
 

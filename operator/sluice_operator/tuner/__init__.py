@@ -1,10 +1,11 @@
 """The tuner: evidence of the pods in, the cap and the replicas out. Pure; stdlib and msgspec only.
 
-`types` is the interface, `decide.decide` the one entry. `evidence` selects and merges ticks,
-`sketch` reads quantiles, `detect` holds the statistical tests, `verdicts` judges the targets,
-`model` predicts the step time and `capacity` what a pod does, `caps` moves the cap, `demand`
-counts replicas, `replicas` moves them, `conditions` says whether the promise holds, `constants`
-has every number with its reason.
+`types` is the interface, `decide.decide` the one entry. `evidence` selects and merges ticks, `runs`
+keeps their sums between two looks (its clock only lets old ones go), `spells` tells slow spells,
+`case` is all that a look goes by, `sketch` reads quantiles, `detect` holds the statistical tests,
+`verdicts` judges the targets, `model` predicts the step time and `capacity` what a pod does, `caps`
+moves the cap, `demand` counts replicas, `replicas` moves them, `conditions` says whether the
+promise holds, `constants` has every number with its reason.
 """
 
 from .decide import decide

@@ -5,7 +5,7 @@ from heapq import merge
 from itertools import islice
 from operator import itemgetter
 
-from sluice_worker.contract import TICK_SECONDS, Tick
+from sluice_worker.contract import TARGET_MARGIN, TICK_SECONDS, Tick
 
 from . import constants as k
 from .caps import Bound, sequences_in_memory
@@ -62,7 +62,7 @@ def _in_time(model: StepTime, case: Case, reach: float) -> float:
         return reach
     lengths = work.output_tokens, work.prompt_tokens
     fixed_ms, alone_ms = model.request_ms(0, *lengths), model.request_ms(1, *lengths)
-    room_ms = k.TARGET_MARGIN * due_ms - fixed_ms
+    room_ms = TARGET_MARGIN * due_ms - fixed_ms
     return min(reach, room_ms / (alone_ms - fixed_ms)) if room_ms >= alone_ms - fixed_ms else reach
 
 

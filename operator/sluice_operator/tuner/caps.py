@@ -35,7 +35,7 @@ class Bound:
 def cap_move(case: Case, feasible: Condition, bound: Bound) -> Move:
     """What the cap shall be; `bound`: how far it can be raised."""
     limits, cap = case.seen.limits, case.seen.cap
-    within = min(max(cap, min(limits.min_num_seqs, limits.ceiling)), limits.ceiling)
+    within = limits.bound_cap(cap)
     if within != cap:
         message = f"the cap {cap} is outside {limits.min_num_seqs}..{limits.ceiling}"
         return Move(within, Reason.WITHIN_LIMITS, message)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from sluice_worker.contract import TICK_SECONDS, Tick
+from sluice_worker.contract import TARGET_MARGIN, TICK_SECONDS, Tick
 
 from . import constants as k
 from .evidence import (
@@ -175,7 +175,7 @@ def _noisy_pods(pods: Sequence[HeardPod], accepts: Accepts, seen: Observation) -
 def _predicted_cap(model: StepTime | None, seen: Observation) -> int | None:
     if model is None or seen.targets.itl_ms is None:
         return None
-    return model.largest_batch(k.TARGET_MARGIN * seen.targets.itl_ms, seen.limits.ceiling)
+    return model.largest_batch(TARGET_MARGIN * seen.targets.itl_ms, seen.limits.ceiling)
 
 
 def _late_in_queue(verdicts: dict[TargetName, TargetVerdict], work: Work) -> TargetName | None:

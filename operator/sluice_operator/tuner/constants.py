@@ -1,10 +1,12 @@
-"""Every number of the tuner, each with its reason. Nothing else in the package holds a bare
-constant.
+"""Every number of the tuner, each with its reason; those that the worker shares are in its
+contract. Nothing else in the package holds a bare constant.
 
 "Design" is section 6 of the design; the simulations named there are where its figures come from.
 """
 
 from typing import Final
+
+from sluice_worker.contract import AT_CAP_SHARE
 
 # Breach: betting CUSUM on tick fractions.
 BETS: Final = (2.0, 5.0, 10.0, 20.0, 50.0)
@@ -44,18 +46,13 @@ SHORT_RUN_TICKS: Final = 8
 """The same at both ends, where no whole run fits: a look reads at most so many there one by one."""
 RUNS_FROM_WHOLE: Final = 8
 """With so many whole runs (8 minutes) bets begin with one: what stood before it is long decided."""
-USED_SHARE: Final = 0.9
+USED_SHARE: Final = AT_CAP_SHARE
 """A cap is used where running reached this share of it (design)."""
 
 # Model.
-TARGET_MARGIN: Final = 0.85
-"""The predicted step quantile may fill this share of the target: what lies between a step and the
-byte on the socket (sampling, framing, the event loop) is not in the step's record."""
 MIN_MODEL_RECORDS: Final = 30
 """A step model with fewer records proposes nothing; four coefficients need several times as
 many."""
-MIN_CHUNK_TOKENS: Final = 32
-"""The prefill chunk that the engine's scheduler keeps even when the target is tight."""
 THROTTLED_ADDITIVE: Final = 0.05
 """Above this throttled share of the busy time the residual is a stall of a fixed length (the
 rest of a CFS period, at most 100 ms), which a larger batch does not stretch: it is added, not

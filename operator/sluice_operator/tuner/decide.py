@@ -35,10 +35,10 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
 def _held(case: Case, metrics: Condition) -> tuple[Move, Move]:
     """Without metrics only the limits are kept: they need no evidence."""
     limits, seen = case.seen.limits, case.seen
-    cap = min(max(seen.cap, min(limits.min_num_seqs, limits.ceiling)), limits.ceiling)
+    cap = limits.bound_cap(seen.cap)
     replicas = seen.replicas
     if not limits.replicas_external:
-        replicas = min(max(replicas, limits.min_replicas), limits.max_replicas)
+        replicas = limits.bound_replicas(replicas)
     reason, message = Reason.METRICS_UNAVAILABLE, metrics.message
     return (
         Move(cap, Reason.WITHIN_LIMITS if cap != seen.cap else reason, message),
@@ -106,7 +106,6 @@ def _decision(
         arrivals_per_s=demand.arrivals.per_s,
         good_share=good / ended if ended else None,
         smooth_share=smooth / ended if ended else None,
-        misses_by=case.misses_by,
     )
 
 

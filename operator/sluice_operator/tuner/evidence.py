@@ -8,7 +8,7 @@ from math import inf, sqrt
 from operator import lt
 from statistics import median
 
-from sluice_worker.contract import TICK_SECONDS, Tick
+from sluice_worker.contract import TICK_SECONDS, Evidence, Lengths, Tick
 
 from . import constants as k
 from .types import Cause, Observation, PodView
@@ -51,12 +51,6 @@ class Fleet:
     def majority_silent(self) -> bool:
         """Whether too few pods speak to decide anything."""
         return 2 * len(self.silent) > self.num_ready
-
-    def without(self, names: Iterable[str]) -> "Fleet":
-        """The same fleet with the pods of these `names` unheard."""
-        left_out = set(names)
-        kept = tuple(pod for pod in self.heard if pod.view.name not in left_out)
-        return Fleet(kept, self.leaving, self.silent, self.num_ready)
 
 
 def survey(observation: Observation) -> Fleet:
@@ -212,14 +206,15 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
     known = _num_finished(telling) >= num_pods * k.MIN_FINISHED
     output = _output_tokens(telling, known)
     prompt = _prompt_tokens(telling)
-    total, sigma, num_totals = _totals(pods, output + prompt)
+    lengths = pooled(pod.view.evidence for pod in pods if pod.view.evidence)
+    total = lengths.mean if lengths.n else output + prompt
     return Work(
         lengths_known=known,
         output_tokens=output,
         prompt_tokens=prompt,
         total_tokens=total,
-        total_sigma=sigma,
-        num_totals=num_totals,
+        total_sigma=lengths.sigma,
+        num_totals=lengths.n,
         context_tokens=max(total - output / 2, 1.0),
         decodes=sum(tick.decodes for tick in ticks) / steps if steps else 0.0,
         prefill_tokens=sum(tick.prefill_tokens for tick in ticks) / steps if steps else 0.0,
@@ -275,15 +270,16 @@ def _prompt_tokens(spans: Sequence[Sequence[Tick]]) -> float:
     return computed / started if started > 0 else k.DEFAULT_PROMPT_TOKENS
 
 
-def _totals(pods: Sequence[HeardPod], default: float) -> tuple[float, float, int]:
-    """Mean, standard deviation and number of the whole lengths of finished requests, pooled over
-    the pods; (`default`, 0, 0) before any."""
-    lengths = [pod.view.evidence.lengths for pod in pods if pod.view.evidence]
+def pooled(evidence: Iterable[Evidence]) -> Lengths:
+    """Mean, standard deviation and number of the whole lengths of all that finished; zeros before
+    any."""
+    lengths = [pod.lengths for pod in evidence]
     num = sum(length.n for length in lengths)
     if not num:
-        return default, 0.0, 0
+        return Lengths(0.0, 0.0, 0)
     mean = sum(length.mean * length.n for length in lengths) / num
-    return mean, sqrt(sum(length.n * length.sigma**2 for length in lengths) / num), num
+    square = sum((length.sigma**2 + length.mean**2) * length.n for length in lengths) / num
+    return Lengths(mean, sqrt(max(0.0, square - mean**2)), num)
 
 
 def cap_is_used(ticks: Sequence[Tick]) -> bool:

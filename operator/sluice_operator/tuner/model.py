@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import floor, inf
 from statistics import NormalDist
 
-from sluice_worker.contract import StepModel
+from sluice_worker.contract import MIN_CHUNK_TOKENS, StepModel
 
 from . import constants as k
 from . import sketch
@@ -40,7 +40,7 @@ class StepTime:
 
         All decode; or all but one do, beside the smallest prefill chunk of that one.
         """
-        beside_chunk = self.mean_ms(cap - 1, k.MIN_CHUNK_TOKENS) if cap > 1 else 0.0
+        beside_chunk = self.mean_ms(cap - 1, MIN_CHUNK_TOKENS) if cap > 1 else 0.0
         return max(self.mean_ms(cap, 0), beside_chunk)
 
     def fitted_tail_ms(self, cap: int) -> float:
@@ -55,7 +55,7 @@ class StepTime:
         """The largest cap whose tail is at most `tail_ms`: 0..`ceiling`."""
         mean_ms = (tail_ms / self.correction - self.stall_ms) / self.stretch
         decodes = self._decodes_within(mean_ms - self.mean_ms(0, 0), ceiling)
-        beside_chunk = self._decodes_within(mean_ms - self.mean_ms(0, k.MIN_CHUNK_TOKENS), ceiling)
+        beside_chunk = self._decodes_within(mean_ms - self.mean_ms(0, MIN_CHUNK_TOKENS), ceiling)
         return min(decodes, beside_chunk + 1, ceiling)
 
     def _decodes_within(self, spare_ms: float, ceiling: int) -> int:

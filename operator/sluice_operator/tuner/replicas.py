@@ -65,7 +65,7 @@ def replicas_move(
     if limits.replicas_external:
         past = _wanting(case.past, None, None)
         return past, Move(replicas, Reason.REPLICAS_EXTERNAL, "spec.replicas has an outside owner")
-    within = min(max(replicas, limits.min_replicas), limits.max_replicas)
+    within = limits.bound_replicas(replicas)
     if within != replicas:
         message = f"{replicas} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
         return _wanting(case.past, None, None), Move(within, Reason.WITHIN_LIMITS, message)
@@ -84,7 +84,7 @@ def _wanting(past: Past, out_s: float | None, in_s: float | None) -> Past:
 
 def _rate(demand: Demand) -> str:
     arrivals, capacity = demand.arrivals, demand.capacity
-    burst = f", bursts of {arrivals.burst}" if arrivals.burst else ""
+    burst = f", bursts of {arrivals.burst}" if arrivals.burst > 1 else ""
     # What a pod holds moves as traffic ages: it is not told where nothing is compared with it.
     is_idle = arrivals.per_s < _LEAST_RATE
     one = f"; one pod holds {capacity.per_s:.2f}/s" if capacity and not is_idle else ""

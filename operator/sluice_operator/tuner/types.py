@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Literal
 
 from msgspec import Struct
-from sluice_worker.contract import Evidence, RuntimeConfig
+from sluice_worker.contract import Evidence, Overload, RuntimeConfig
 
 from ..reasons import Foreign, Reason
 
@@ -28,7 +28,7 @@ class Targets:
     itl_ms: float | None
     e2e_ms: float | None
     window_s: float = 600.0
-    overload: Literal["Queue", "Shed"] = "Queue"
+    overload: Overload = "Queue"
     mode: Literal["Enforce", "Advisory"] = "Enforce"
 
     @property
@@ -58,6 +58,14 @@ class Limits:
     scale_up_window_s: float = 0.0
     scale_down_window_s: float = 300.0
     ceiling_by: Literal["VRAM", "User"] = "VRAM"
+
+    def bound_cap(self, cap: int) -> int:
+        """`cap` within the minimum (or the ceiling, where that is less) and the ceiling."""
+        return min(max(cap, min(self.min_num_seqs, self.ceiling)), self.ceiling)
+
+    def bound_replicas(self, replicas: int) -> int:
+        """`replicas` within the bounds of the spec."""
+        return min(max(replicas, self.min_replicas), self.max_replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +160,8 @@ class Past(Struct, frozen=True):
 class TargetVerdict:
     """One target, judged.
 
-    `n`, `over`, `over_share`: the promise, over all arrivals of the window; `used`: `over_share`
-    divided by `allowed_share`, at most 1 when the promise holds. `quantile_ms`: the asked
+    `n`, `over`, `over_share`: the promise, over all arrivals of the window, at most
+    `allowed_share` when it holds. `quantile_ms`: the asked
     percentile of the window from the merged sketches. `epoch_n`, `epoch_over`, `verdict`: the
     evidence of this epoch. `samples_needed`: until headroom is shown if none more is over; 0
     once it is shown. `verifiable`: False when that would take more than an hour at the present
@@ -168,7 +176,6 @@ class TargetVerdict:
     over: int
     allowed_share: float
     over_share: float
-    used: float
     quantile_ms: float | None
     verdict: Verdict
     epoch_n: int
@@ -231,4 +238,3 @@ class Decision:
     arrivals_per_s: float
     good_share: float | None
     smooth_share: float | None
-    misses_by: Mapping[Cause, int]

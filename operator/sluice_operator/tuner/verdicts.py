@@ -96,7 +96,6 @@ def _judge_one(
         over=over,
         allowed_share=targets.allowed_share,
         over_share=share,
-        used=share / targets.allowed_share,
         quantile_ms=sketch.quantile_ms(window.sketch(read.sketch), 1 - targets.allowed_share),
         verdict=verdict,
         epoch_n=epoch_n,

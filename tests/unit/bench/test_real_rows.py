@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice.client import Outcome
 from sluice_operator.tuner import Targets
-from sluice_worker.contract import StepModel
-from sluice_worker.scheduler import MIN_CHUNK_TOKENS
+from sluice_worker.contract import MIN_CHUNK_TOKENS, StepModel
 from sluice_worker.steptime import predicted_cap
 
 TARGETS = Targets("99", 1000.0, 50.0, None)

@@ -93,6 +93,15 @@ def test_without_traffic_it_says_so_and_divides_by_nothing() -> None:
         assert report.as_html(found)
 
 
+def test_a_service_without_targets_is_not_said_to_promise_anything() -> None:
+    body = service_under_traffic(slo=None)
+    assert "slo" not in body["status"]
+    found = build(body)
+    assert (found["percentile"], found["window_s"], found["targets"]) == (None, None, [])
+    assert "no targets" in report.as_text(found).splitlines()[0]
+    assert found["cost"]["tokens"] == 7200
+
+
 def test_text_page_and_json_tell_the_same_numbers() -> None:
     found = build(service_under_traffic(), price=1.0)
     text, html = report.as_text(found), report.as_html(found)

@@ -69,7 +69,7 @@ _QUANTISED_ON_A_GPU = {
 }
 INVALID = [
     Invalid("spec.model.uri", "s3://bucket/demo", "s3:// is not built yet"),
-    Invalid("spec.model.uri", "hf://Qwen/Qwen3-0.6B@v1", "a revision goes to spec.model.revision"),
+    Invalid("spec.model.uri", "hf://Qwen/Qwen3-0.6B@v1", "give a revision in spec.model.revision"),
     Invalid("spec.model", {"uri": "hf://a/b", "revision": "a/../b"}, "must not contain '..'"),
     Invalid("spec.model.uri", "hf://Qwen", "hf:// needs the form hf://OWNER/NAME"),
     Invalid("spec.model.uri", "http://169.254.169.254/latest/meta-data", "must start with hf://"),
@@ -106,7 +106,7 @@ INVALID = [
     Invalid("spec.hardware.memory", -1, "must be bytes over zero"),
     Invalid("spec.hardware.memory", REMOVED, "memory: is required", "Required value"),
     Invalid("spec.hardware.cpu", "0.5m", "must be CPUs from 1m to 1024"),
-    Invalid("spec.hardware.nodeSelector", {"a b": "c"}, "keys must be those of labels"),
+    Invalid("spec.hardware.nodeSelector", {"a b": "c"}, "keys must be label keys"),
     Invalid("spec.hardware.nodeSelector", {"zone": "a b"}, "must be the value of a label"),
     Invalid("spec.hardware.tolerations", [{"value": "x"}], "must be Exists where key is left out"),
     Invalid("spec.batching.mode", "Static", "only Continuous is built yet"),

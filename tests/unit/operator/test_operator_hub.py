@@ -58,6 +58,7 @@ def test_weights_come_from_the_headers_and_no_tensor_is_fetched(hub: Hub) -> Non
 def test_the_commit_is_read_from_then_on(hub: Hub) -> None:
     found(hub)
     paths = {one.path for one in hub.seen if "/resolve/" in one.path}
+    assert paths
     assert all(path.startswith(f"/{REPO}/resolve/{COMMIT}/") for path in paths)
 
 

@@ -100,6 +100,7 @@ async def test_the_token_is_sent_and_compression_is_not_accepted() -> None:
 
     async with _admin_port(answer) as target:
         await _scrape(target)
+    assert heads
     assert all("authorization: bearer token" in head for head in heads)
     assert all("accept-encoding: identity" in head for head in heads)
 

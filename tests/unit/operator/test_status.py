@@ -31,7 +31,7 @@ def _report(**changes: Any) -> Report:
         service=service,
         fit=create_fit(service.spec),
         commit="",
-        rollout=Rollout(True, True, 1, 1, 1, None),
+        rollout=Rollout(True, 1, 1, 1, None),
         pods=(create_pod(),),
         runtime=Runtime(1, 4, 1),
         desired=1,
@@ -96,7 +96,7 @@ def _oom(finished: str, ready: str = "True") -> dict[str, Any]:
 def test_a_pod_that_does_not_start_is_the_reason_of_not_ready(
     pod: dict[str, Any], reason: str
 ) -> None:
-    report = _report(pods=(create_pod(**pod),), rollout=Rollout(True, True, 1, 1, 0, None))
+    report = _report(pods=(create_pod(**pod),), rollout=Rollout(True, 1, 1, 0, None))
     ready = _condition(report, "Ready")
     assert (ready["status"], ready["reason"]) == ("False", reason)
     assert "demo-1" in ready["message"]
@@ -149,10 +149,10 @@ def test_one_pod_of_two_serves_and_the_other_is_named() -> None:
 @pytest.mark.parametrize(
     ("rollout", "reason", "state"),
     [
-        (Rollout(True, False, 1, 1, 1), "RollingOut", "True"),
-        (Rollout(True, True, 2, 1, 2), "Scaling", "True"),
-        (Rollout(True, True, 1, 0, 1), "RollingOut", "True"),
-        (Rollout(True, True, 1, 1, 1), "Settled", "False"),
+        (Rollout(False, 1, 1, 1), "RollingOut", "True"),
+        (Rollout(True, 2, 1, 2), "Scaling", "True"),
+        (Rollout(True, 1, 0, 1), "RollingOut", "True"),
+        (Rollout(True, 1, 1, 1), "Settled", "False"),
     ],
 )
 def test_reconciling_follows_the_rollout(rollout: Rollout, reason: str, state: str) -> None:

@@ -1,7 +1,7 @@
 """Decode steps on static buffers, as CUDA graphs where they are captured. Rim.
 
-Nothing waits for the device but `Flight.tokens`; uploads, graphs and downloads follow each other on
-one stream. On a CPU the same runs at once and without graphs.
+Nothing waits for the device but `PendingTokens.tokens`; uploads, graphs and downloads follow each
+other on one stream. On a CPU the same runs at once and without graphs.
 """
 
 from collections.abc import Sequence as Seq
@@ -23,7 +23,7 @@ ROUND_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class PendingTokens:
     """Tokens on their way from the device: of `rows`, kept there from place `offset` on."""
 
     rows: Seq[Row]
@@ -66,7 +66,7 @@ class DecodeStep:
         self._may_capture = self._device.type == "cuda" and not has_experts
         self._pool = torch.cuda.graph_pool_handle() if self._may_capture else None
 
-    def launch(self, rows: Seq[Row]) -> Flight:
+    def launch(self, rows: Seq[Row]) -> PendingTokens:
         """Start a step of `rows`, at most `ceiling`."""
         size = padded_size(len(rows), self._graphs)
         self._upload(decode_arrays(rows, size, self._caches[0].shape[3]))
@@ -77,7 +77,7 @@ class DecodeStep:
             graph.replay()
         return self._fetch(rows, 0)
 
-    def keep(self, rows: Seq[Row], tokens: Tensor, offset: int) -> Flight:
+    def keep(self, rows: Seq[Row], tokens: Tensor, offset: int) -> PendingTokens:
         """Keep what another forward sampled for `rows`, at most `ceiling`, for the next step."""
         self._sampled[offset : offset + len(rows)] = tokens
         return self._fetch(rows, offset)
@@ -144,12 +144,12 @@ class DecodeStep:
         temperatures, softcap = self._temperatures[:size], model.config.logit_softcap
         self._sampled[:size] = choose(logits, temperatures, seeds, softcap)
 
-    def _fetch(self, rows: Seq[Row], offset: int) -> Flight:
+    def _fetch(self, rows: Seq[Row], offset: int) -> PendingTokens:
         kept = self._sampled[offset : offset + len(rows)]
         if self._device.type == "cpu":
-            return Flight(rows, offset, kept.clone(), None)
+            return PendingTokens(rows, offset, kept.clone(), None)
         host = torch.empty(len(rows), dtype=torch.int64, pin_memory=True)
         host.copy_(kept, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        return Flight(rows, offset, host, event)
+        return PendingTokens(rows, offset, host, event)

@@ -8,11 +8,11 @@ from sluice_kernels.triton.kernels import TritonKernels, upload
 from torch import Tensor
 
 from ..models.decoder import Decoder
-from ..runner import Indices, Runner
+from ..runner import Indices, Runner, by_length
 from ..sampler import Draw, row_seed, sample
 from ..sizing import blocks_for
 from ..step import Work
-from .decode_step import DecodeStep, Flight
+from .decode_step import DecodeStep, PendingTokens
 from .rows import Row, is_plain, rows_after, rows_of
 
 Tokens = dict[int, list[int | None]]
@@ -38,7 +38,7 @@ class GpuRunner(Runner):
         assert isinstance(model.kernels, TritonKernels)
         max_pages = blocks_for(max_model_len, block_size) + 1
         self._decodes = DecodeStep(model, model.kernels, self.caches, ceiling, max_pages)
-        self._ahead: Flight | None = None
+        self._ahead: PendingTokens | None = None
         with torch.inference_mode():
             self._decodes.capture_first()
 
@@ -51,7 +51,7 @@ class GpuRunner(Runner):
         flights = [(ahead, claimed)] if ahead is not None and claimed else []
         found: Tokens = {}
         if rest:
-            rest.sort(key=lambda work: (work.num_tokens > 1, work.start))
+            rest.sort(key=by_length)
             rows = rows_of(rest, self.block_size, self._draw)
             if rows is None or len(rows) > self._decodes.ceiling:
                 found = self._run_and_wait(rest)
@@ -74,7 +74,7 @@ class GpuRunner(Runner):
 
     # Ahead
 
-    def _claimed(self, ahead: Flight | None, works: Seq[Work]) -> dict[int, int]:
+    def _claimed(self, ahead: PendingTokens | None, works: Seq[Work]) -> dict[int, int]:
         """The rows that ran ahead, by the identity of the work that asks for them."""
         if ahead is None:
             return {}
@@ -86,7 +86,7 @@ class GpuRunner(Runner):
             and ahead.rows[places[id(work.sequence)]].is_of(work, self.block_size)
         }
 
-    def _run_ahead(self, flights: Seq[tuple[Flight, dict[int, int]]]) -> None:
+    def _run_ahead(self, flights: Seq[tuple[PendingTokens, dict[int, int]]]) -> None:
         sampled = (
             (flight.offset + at, flight.rows[at])
             for flight, places in flights
@@ -98,7 +98,7 @@ class GpuRunner(Runner):
 
     # What was not ahead
 
-    def _launch(self, works: Seq[Work], rows: Seq[Row], offset: int) -> Flight:
+    def _launch(self, works: Seq[Work], rows: Seq[Row], offset: int) -> PendingTokens:
         """Start `works`, whose samples are `rows`; `offset`: behind the rows that ran ahead."""
         if offset == 0 and len(rows) == len(works) == sum(work.num_tokens for work in works):
             return self._decodes.launch(rows)

@@ -49,7 +49,7 @@ class Listing:
 def parse_listing(repo: str, answer: object) -> Listing:
     """The hub's answer to /api/models/ORG/NAME/revision/REV?blobs=true; DownloadError."""
     if not isinstance(answer, Mapping):
-        raise DownloadError(f"the hub's listing of {repo} is no JSON object.")
+        raise DownloadError(f"the hub's listing of {repo} is not a JSON object.")
     commit, siblings = answer.get("sha"), answer.get("siblings")
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise DownloadError(f"the hub's listing of {repo} names no commit.")

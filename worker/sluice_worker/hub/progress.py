@@ -12,8 +12,9 @@ BAR_WIDTH = 30
 _GIB = 2**30
 
 
-class Told:
-    """Says it. `percent` may be read from any thread."""
+class DownloadProgress:
+    """Reports a download: a bar on a terminal, else log lines. `percent` may be read from any
+    thread."""
 
     def __init__(self, model: str, output: TextIO = sys.stderr) -> None:
         self.percent = 0

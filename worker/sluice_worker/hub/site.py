@@ -50,7 +50,9 @@ class Site:
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise DownloadError(f"{self._access.endpoint} is no hub: no JSON at {path}.") from error
+            raise DownloadError(
+                f"{self._access.endpoint} is not a hub: no JSON at {path}."
+            ) from error
         return parse_listing(self._model.repo, answer)
 
     def described(self, commit: str, file: RemoteFile) -> RemoteFile:

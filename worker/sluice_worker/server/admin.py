@@ -6,10 +6,10 @@ from starlette.responses import Response
 from ..contract import RuntimePatch, encode
 from ..errors import RequestError
 from ..protocol import convert, parse_object
-from .guards import JSON, read_body
+from .guards import JSON, PROBE_PATHS, read_body
 from .service import Service
 
-OPEN_PATHS = ("/metrics", "/health", "/healthz", "/readyz", "/version")
+OPEN_PATHS = ("/metrics", *PROBE_PATHS)
 """What answers without a bearer on the admin port."""
 MAX_PATCH_BYTES = 64 << 10
 

@@ -5,7 +5,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 
 from . import admin, routes
-from .guards import Bearer, Edge, Inflight, install_errors
+from .guards import PROBE_PATHS, Bearer, Edge, Inflight, install_errors
 from .service import Service
 
 # FastAPI traces every chunk of a stream by default; the evidence is what measures here.
@@ -31,7 +31,7 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
     return Edge(
         app,
         bearer=Bearer.of(service.config.server.api_key_file),
-        open_paths=routes.OPEN_PATHS,
+        open_paths=PROBE_PATHS,
         inflight=inflight,
         lifetime=service.lifetime,
         load=service.load,

@@ -13,7 +13,7 @@ from ..files import read_json
 from ..health import Verdict
 from ..hub.cache import Stopped
 from ..hub.download import download
-from ..hub.progress import Told
+from ..hub.progress import DownloadProgress
 from ..models.config import DecoderConfig
 from .app import bare
 from .routes import add_health
@@ -26,7 +26,7 @@ class Arrival:
     """One model on its way. It is alive as long as it is fetched: the download gives up itself."""
 
     def __init__(self, config: WorkerConfig, hub: HubConfig) -> None:
-        self._hub, self._told = hub, Told(str(hub.model))
+        self._hub, self._told = hub, DownloadProgress(str(hub.model))
         self._weights = config.engine.load_format != "dummy"
         self._stop = threading.Event()
 

@@ -27,7 +27,7 @@ OnCut = Callable[[Literal["receive", "write"]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
+class ConnectionLimits:
     """Seconds: for a request to arrive, for a reader to read on, and of a connection's age."""
 
     receive_s: float
@@ -38,7 +38,7 @@ class Deadlines:
 class Connection(H11Protocol):
     """One client connection."""
 
-    deadlines: Deadlines
+    deadlines: ConnectionLimits
     on_cut: OnCut
 
     def __init__(
@@ -145,7 +145,7 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
     return None
 
 
-def connection_class(deadlines: Deadlines, on_cut: OnCut) -> type[Connection]:
+def connection_class(deadlines: ConnectionLimits, on_cut: OnCut) -> type[Connection]:
     """A connection type with its deadlines, as uvicorn wants a class."""
     return type(
         "BoundConnection",

@@ -22,7 +22,7 @@ class Format(ABC):
     def __init__(self, generation: Generation, model: str, tokenizer: Tokenizer) -> None:
         self.generation = generation
         self._model = model
-        self._told = Told(generation.request, tokenizer.token_text)
+        self._told = TokenLogprobs(generation.request, tokenizer.token_text)
 
     @abstractmethod
     def event(self, item: Arrived) -> bytes:
@@ -238,7 +238,7 @@ class GenerateFormat(Format):
         )
 
 
-class Told:
+class TokenLogprobs:
     """The log-probabilities that one request asked for, as its replies tell them."""
 
     def __init__(self, request: Completion, text_of: TextOf) -> None:

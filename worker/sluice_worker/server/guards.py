@@ -29,6 +29,8 @@ from .orca import ASKED_BY, load_headers
 from .replies import encode, error_body
 from .shapes import ErrorInfo, ErrorReply
 
+PROBE_PATHS = ("/health", "/healthz", "/readyz", "/version")
+"""What answers without a bearer."""
 log = logging.getLogger(__name__)
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 LINGER_S = 1.0

@@ -5,10 +5,9 @@ overload and queue caps do not: they may change at any time.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from ..config import WorkerConfig
-from ..contract import RuntimePatch, Slo
+from ..contract import Overload, RuntimePatch, Slo
 from ..errors import OverCeiling, StaleEpoch
 
 
@@ -20,7 +19,7 @@ class Live:
     max_num_seqs: int
     max_num_batched_tokens: int
     slo: Slo
-    overload: Literal["Queue", "Shed"]
+    overload: Overload
     max_num_queued_reqs: int
     max_num_queued_tokens: int
 

@@ -40,8 +40,10 @@ class Renderer:
                 )
         except TemplateError as error:
             if flag is not None:
-                raise ConfigError([f"--chat-template {flag} is no template: {error}"]) from error
-            self._problem = f"the chat template of this model is no template: {error}"
+                raise ConfigError(
+                    [f"--chat-template {flag} is not a valid template: {error}"]
+                ) from error
+            self._problem = f"the chat template of this model is not a valid template: {error}"
             log.warning("chat template unusable", extra={"reason": str(error)})
 
     def token_ids(self, conversation: Conversation) -> list[int]:

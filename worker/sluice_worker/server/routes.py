@@ -18,7 +18,7 @@ from ..sampling_params import Defaults
 from . import shapes
 from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
 from .generation import Generation
-from .guards import JSON, read_body
+from .guards import JSON, PROBE_PATHS, read_body
 from .off_loop import parsed
 from .openapi import document
 from .operations import OPERATIONS
@@ -26,9 +26,6 @@ from .replies import encode
 from .service import Service
 from .stream import EventStream, WholeReply
 from .tokens import add_token_routes
-
-OPEN_PATHS = ("/health", "/healthz", "/readyz", "/version")
-"""What answers without a bearer on the API port."""
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
@@ -63,7 +60,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
             OPERATIONS,
             version=version("sluice"),
             has_keys=service.config.server.api_key_file is not None,
-            open_paths=OPEN_PATHS,
+            open_paths=PROBE_PATHS,
         )
     )
 

@@ -16,7 +16,7 @@ from ..client import EngineProcess, spawn
 from ..config import ServerConfig, WorkerConfig
 from ..errors import ConfigError, RequestFailed
 from .app import admin_app, api_app
-from .connection import Connection, Deadlines, OnCut, connection_class
+from .connection import Connection, ConnectionLimits, OnCut, connection_class
 from .guards import Inflight
 from .service import Service
 
@@ -87,7 +87,9 @@ class _Door:
 
 
 def _server(door: _Door, limits: ServerConfig) -> _Server:
-    deadlines = Deadlines(limits.receive_timeout, limits.write_timeout, limits.connection_max_age)
+    deadlines = ConnectionLimits(
+        limits.receive_timeout, limits.write_timeout, limits.connection_max_age
+    )
     return _Server(
         uvicorn.Config(
             door,

@@ -101,7 +101,7 @@ class Service:
 
     # -- what the engine says (client.Listener)
 
-    def ready(self, ready: Ready, now_s: float) -> None:
+    def ready(self, ready: Ready) -> None:
         """The engine serves: its limits are known and in force."""
         self.engine = ready
         self.live = replace(self.live, max_num_seqs=ready.max_num_seqs)
@@ -130,11 +130,11 @@ class Service:
         self.stats.step(report)
         self._shed(now_s)
 
-    def state(self, message: Finished | Heartbeat, now_s: float) -> None:
+    def state(self, message: Finished | Heartbeat) -> None:
         """A newer snapshot."""
         self.recorder.observe(message.snapshot)
 
-    def died(self, error: EngineDied) -> None:
+    def died(self) -> None:
         """The engine process ended."""
         self.started.set()
         self.ended.set()

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from sluice_worker import steptime
 from sluice_worker.contract import (
+    MIN_CHUNK_TOKENS,
     SKETCH_GAMMA,
     SMOOTH_SHARE,
     TICK_SECONDS,
@@ -25,7 +26,6 @@ from sluice_worker.contract import (
     Waiting,
 )
 from sluice_worker.open_tick import SMALLEST_MS
-from sluice_worker.scheduler import MIN_CHUNK_TOKENS
 from sluice_worker.steptime import StepTimes
 from sluice_worker.wire import Snapshot
 

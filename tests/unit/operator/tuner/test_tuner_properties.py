@@ -125,7 +125,7 @@ def check(decision: Decision, cap: int, replicas: int, limits: Limits) -> None:
     assert decision.reason.isalnum()
     assert decision.message
     for judged in decision.verdicts.values():
-        numbers = (judged.over_share, judged.used, judged.quantile_ms or 0.0)
+        numbers = (judged.over_share, judged.quantile_ms or 0.0)
         assert all(math.isfinite(number) for number in numbers)
     assert math.isfinite(decision.arrivals_per_s)
     assert math.isfinite(decision.effective_batch)

@@ -11,12 +11,13 @@ from sluice_worker.chat import CHAT_NEUTRAL
 from sluice_worker.config import EngineConfig, ServerConfig, WorkerConfig
 from sluice_worker.protocol import NEUTRAL
 from sluice_worker.server import routes
+from sluice_worker.server.guards import PROBE_PATHS
 from sluice_worker.server.openapi import document
 from sluice_worker.server.operations import OPERATIONS
 from sluice_worker.server.service import Service
 from unit.worker.api.tiny import write_checkpoint
 
-LOCKED = document(OPERATIONS, version="1", has_keys=True, open_paths=routes.OPEN_PATHS)
+LOCKED = document(OPERATIONS, version="1", has_keys=True, open_paths=PROBE_PATHS)
 
 
 def test_the_document_shows_all_routes_and_no_other(tmp_path: Path) -> None:
@@ -37,8 +38,8 @@ def test_the_document_shows_all_routes_and_no_other(tmp_path: Path) -> None:
 def test_a_lock_is_shown_where_there_is_one() -> None:
     for path, methods in LOCKED["paths"].items():
         for operation in methods.values():
-            assert ("security" in operation) == (path not in routes.OPEN_PATHS)
-            assert ("401" in operation["responses"]) == (path not in routes.OPEN_PATHS)
+            assert ("security" in operation) == (path not in PROBE_PATHS)
+            assert ("401" in operation["responses"]) == (path not in PROBE_PATHS)
 
 
 def body_schema(path: str) -> dict[str, Any]:

@@ -69,9 +69,9 @@ def test_a_template_that_is_none_is_told_to_each_chat_and_refused_as_a_flag(
     directory: Path,
 ) -> None:
     (directory / "chat_template.jinja").write_text("{% for %}")
-    with pytest.raises(RequestError, match="is no template"):
+    with pytest.raises(RequestError, match="is not a valid template"):
         text_of(directory)
-    with pytest.raises(ConfigError, match="is no template"):
+    with pytest.raises(ConfigError, match="is not a valid template"):
         text_of(directory, directory / "chat_template.jinja")
 
 

@@ -8,7 +8,7 @@ import torch
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker import scheduler as scheduler_module
 from sluice_worker.engine import Engine
-from sluice_worker.gpu.decode_step import DecodeStep, Flight
+from sluice_worker.gpu.decode_step import DecodeStep, PendingTokens
 from sluice_worker.gpu.rows import Row
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.scheduler import Scheduler
@@ -94,7 +94,7 @@ def test_a_decoding_batch_is_always_a_step_ahead_until_it_ends(
     sizes: list[int] = []
     launch = DecodeStep.launch
 
-    def counted(self: DecodeStep, rows: list[Row]) -> Flight:
+    def counted(self: DecodeStep, rows: list[Row]) -> PendingTokens:
         sizes.append(len(rows))
         return launch(self, rows)
 

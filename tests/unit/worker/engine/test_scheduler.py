@@ -2,7 +2,8 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice_worker.scheduler import MIN_CHUNK_TOKENS, Scheduler
+from sluice_worker.contract import MIN_CHUNK_TOKENS
+from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
 from sluice_worker.step import Limits, Outcome, Step
 from sluice_worker.wire import Submit

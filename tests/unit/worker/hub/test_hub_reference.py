@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sluice_worker.config import parse
 from sluice_worker.errors import CheckpointError, ConfigError
 from sluice_worker.hub.listing import clean_etag, shard_names
-from sluice_worker.hub.progress import Told, bar
+from sluice_worker.hub.progress import DownloadProgress, bar
 from sluice_worker.hub.reference import HubModel, access, hub_model
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -171,7 +171,7 @@ class Terminal(io.StringIO):
 
 def test_on_a_terminal_one_line_grows_and_ends() -> None:
     output = Terminal()
-    told = Told("a/b@main", output)
+    told = DownloadProgress("a/b@main", output)
     for done in (0, 1 << 30, 2 << 30, 2 << 30):
         told(done, 2 << 30)
     assert output.getvalue().count("\r") == 3
@@ -181,9 +181,9 @@ def test_on_a_terminal_one_line_grows_and_ends() -> None:
 
 def test_a_log_gets_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "sluice_worker")
-    told = Told("a/b@main", io.StringIO())
+    told = DownloadProgress("a/b@main", io.StringIO())
     for done in range(101):
         told(done, 100)
     assert [getattr(record, "percent", None) for record in caplog.records] == [0, 100]
-    Told("a/b@main", io.StringIO())(100, 100)
+    DownloadProgress("a/b@main", io.StringIO())(100, 100)
     assert len(caplog.records) == 2
