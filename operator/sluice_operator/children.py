@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sluice_worker.sizing import MAX_CEILING
+
 from .runtime import Runtime
 from .settings import Settings
 from .spec import API_VERSION, KIND, InferenceService
@@ -147,7 +149,8 @@ def deployment(
     one stay too, as the cap is lowered live; to go beyond what they started with takes new ones,
     if it was asked for: an operator that finds room for more in the same memory restarts none.
     `is_unread`: the model cannot be read now (its hub is away), which is no reason to.
-    `is_pending`: it is being read, and until then `live` stays, whatever was asked for since.
+    `is_pending`: another model is asked for and is not known yet, or does not fit: until then
+    `live` stays, whatever was asked for since.
     `commit`: what the revision of a hub's model stands for, so that all replicas run the same;
     where it cannot be asked now, the one of `live`.
     """
@@ -261,9 +264,14 @@ def _annotation(live: Object | None, name: str) -> str | None:
 
 
 def _suffices(started: str | None, ceiling: int | None) -> bool:
-    if started is None or started == _AUTO:
-        return started == _AUTO
-    return started.isdigit() and ceiling is not None and int(started) >= ceiling
+    if started == _AUTO:  # a worker that sizes itself goes up to this
+        return ceiling is None or ceiling <= MAX_CEILING
+    return (
+        started is not None
+        and started.isdigit()
+        and ceiling is not None
+        and int(started) >= ceiling
+    )
 
 
 def _template_inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
@@ -322,6 +330,7 @@ def _template(
             "runAsUser": _USER,
             "runAsGroup": _USER,
             "fsGroup": _USER,
+            "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(service, settings, ceiling, commit)],

@@ -214,7 +214,10 @@ def _is_worth_retrying(error: ClusterError) -> bool:
 
 
 def _decoded(data: bytes) -> Object:
-    value = json.loads(data)
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        value = None
     if not isinstance(value, dict):
         raise ClusterError(0, "BadAnswer", "the API server did not answer with a JSON object")
     return value

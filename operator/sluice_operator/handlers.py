@@ -142,7 +142,7 @@ def _register_child(
     async def changed(body: kopf.Body, type: str, **_: Any) -> None:
         reconciler = operator.reconcilers.get(_owner_of(body))
         if reconciler and type == "DELETED" and kind != "Pod":
-            reconciler.child_deleted(kind)
+            reconciler.child_deleted(kind, str(body.metadata["uid"]))
         elif reconciler:
             reconciler.wake()
 

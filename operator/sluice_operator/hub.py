@@ -147,7 +147,7 @@ def _refusal(model: HubModel, path: str, status: int, code: str) -> Exception:
 
     A hub answers 401 for what does not exist, too. A 403 without its code may be a proxy's.
     """
-    named = "a Secret in spec.model.secretRef whose key `token` holds a token that may read it"
+    named = "in spec.model.secretRef a Secret whose key `token` holds a token that may read it"
     if code == "GatedRepo":
         return CheckpointError(f"{model.repo} is gated: name {named}.")
     if code == "RevisionNotFound":

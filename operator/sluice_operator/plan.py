@@ -92,13 +92,14 @@ class _Tuned:
 
 def plan(service: InferenceService, observed: Observed, settings: Settings, now: float) -> Plan:
     """What this pass shall do about `service`."""
-    if observed.fit.status == "False":
+    if observed.fit.status == "False" and not _has_pods(service, observed):
         return _plan_nothing(service, observed, settings, now)
     ceiling = _effective_ceiling(service.spec, observed)
     tuned = _tune(service.spec, observed, ceiling, now)
     wanted = _children(service, observed, settings, tuned.runtime)
     written = tuple(_to_apply(wanted, observed, now))
-    report = _report(service, observed, tuned, ceiling)
+    withheld = _is_withheld(service, observed, settings)
+    report = _report(service, observed, tuned, ceiling, is_withheld=withheld)
     new_status = status.build(report, observed.previous, now)
     taken = "; ".join(_taken(service, wanted, observed))
     if taken:
@@ -120,7 +121,7 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
 def _plan_nothing(
     service: InferenceService, observed: Observed, settings: Settings, now: float
 ) -> Plan:
-    """The model does not fit: no child is made, and pods that serve an older spec stay."""
+    """The model does not fit, and no pods are there: no child is made."""
     runtime = observed.runtime or Runtime(0, None, 0)
     report = _report(service, observed, _Tuned(runtime, None), ceiling=None)
     new_status = status.build(report, observed.previous, now)
@@ -128,8 +129,26 @@ def _plan_nothing(
     return Plan((), (), (), notices, new_status, observed.runtime, settings.resync_s)
 
 
+def _has_pods(service: InferenceService, observed: Observed) -> bool:
+    """Whether pods of an older spec, which did fit, are looked after."""
+    live = observed.live.get("Deployment")
+    return live is not None and children.is_ours(service, live)
+
+
+def _is_withheld(service: InferenceService, observed: Observed, settings: Settings) -> bool:
+    """Whether the Deployment stays as it is, as the model that is now asked for is not known."""
+    live = observed.live.get("Deployment")
+    is_other = live is not None and not children.is_of_model(service, settings, live)
+    return observed.fit.is_pending and is_other
+
+
 def _report(
-    service: InferenceService, observed: Observed, tuned: _Tuned, ceiling: int | None
+    service: InferenceService,
+    observed: Observed,
+    tuned: _Tuned,
+    ceiling: int | None,
+    *,
+    is_withheld: bool = False,
 ) -> status.Report:
     return status.Report(
         service=service,
@@ -144,6 +163,7 @@ def _report(
         evidence=tuple(_evidence(observed)),
         configs=tuple(_configs(observed)),
         problems=tuple(_problems(observed)),
+        is_withheld=is_withheld,
     )
 
 
@@ -206,7 +226,8 @@ def _gone_views(observed: Observed) -> Iterator[PodView]:
 
 def _effective_ceiling(spec: Spec, observed: Observed) -> int:
     """The least of what was planned and what the workers found when they started."""
-    planned = ceiling_of(spec, observed.fit)
+    fits = observed.fit.status != "False"
+    planned = ceiling_of(spec, observed.fit) if fits else None
     reported = [config.ceiling for config in _configs(observed)]
     if planned is None and not reported:  # a cap that is in force is no first one
         cap = observed.runtime.cap if observed.runtime else None
@@ -374,7 +395,7 @@ def _children(
         commit=observed.fit.checkpoint.commit if observed.fit.checkpoint else "",
         live=observed.live.get("Deployment"),
         is_unread=observed.fit.checkpoint is None,
-        is_pending=observed.fit.is_pending,
+        is_pending=observed.fit.status == "False" or _is_withheld(service, observed, settings),
     )
     return (
         children.configmap(service, runtime),

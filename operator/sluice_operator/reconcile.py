@@ -101,9 +101,9 @@ class Reconciler:
             self._scraper = Scraper(self._context.client, self._context.metrics)
         self._body = body
 
-    def child_deleted(self, kind: str) -> None:
-        """Somebody deleted that child."""
-        self._memory.written.pop(kind, None)
+    def child_deleted(self, kind: str, uid: str) -> None:
+        """Somebody deleted that child; the answer to a write of ours may yet show it."""
+        self._memory.ghosts.add(uid)
         self._memory.deleted.add(kind)
         self.wake()
 
@@ -276,7 +276,7 @@ class Reconciler:
             child = self._child(ref)
             if child is not None:
                 live[ref.kind] = child
-        if fit.status == "False":
+        if fit.status == "False" and "Deployment" not in live:
             return live
         for ref in _watched_refs(service):
             # The watch shows only labelled ones; others of that name must not be written over.
@@ -285,17 +285,23 @@ class Reconciler:
         live.update(await self._by_name(service, now))
         secret = live.get("Secret")
         # Pods read theirs when they start: an edited Secret is put back, not believed.
-        known = self._memory.token or (token_of(secret) if secret else None)
+        is_ours = secret is not None and children.is_ours(service, secret)
+        known = self._memory.token or (token_of(secret) if secret and is_ours else None)
         self._memory.token = known or new_token()
         return live
 
     def _child(self, ref: Ref) -> Object | None:
         """The newer of what the watch has seen and what our last write returned."""
         found = (body for body in self._seen(ref.kind) if body["metadata"]["name"] == ref.name)
-        watched, written = next(found, None), self._memory.written.get(ref.kind)
+        watched, written = next(found, None), self._written(ref.kind)
         if watched is None or written is None:
             return watched or written
         return written if drift.version(written) > drift.version(watched) else watched
+
+    def _written(self, kind: str) -> Object | None:
+        """What our last write of a kind returned, unless it is gone since."""
+        live = self._memory.written.get(kind)
+        return None if live and live["metadata"]["uid"] in self._memory.ghosts else live
 
     def _seen(self, kind: str) -> Iterator[Object]:
         """What the watch has seen of a kind, without what is gone since."""
@@ -313,12 +319,13 @@ class Reconciler:
             return True
         own = f"{children.INSTANCE_LABEL}={self._name},{children.MANAGED_BY_LABEL}"
         for kind in ("Pod", *(ref.kind for ref in _watched_refs(service))):
-            seen = {body["metadata"]["uid"] for body in self._seen(kind)}
+            known = (*self._seen(kind), *filter(None, [self._written(kind)]))
+            seen = {body["metadata"]["uid"] for body in known}
             there = await self._context.cluster.uids(Ref(kind, self._namespace), label=own)
             missed = seen - there
             memory.ghosts = memory.ghosts - there | missed
             if missed and kind != "Pod":
-                self.child_deleted(kind)
+                memory.deleted.add(kind)
         itself = Ref(KIND, self._namespace, self._name)
         is_there = self._body["metadata"]["uid"] in await self._context.cluster.uids(itself)
         memory.swept_s = now if is_there else 0.0  # else it is looked for at each pass
@@ -336,7 +343,10 @@ class Reconciler:
                 elif memory.written.pop(ref.kind, None) is not None:
                     memory.deleted.add(ref.kind)
             memory.read_by_name_s = now
-        return {ref.kind: memory.written[ref.kind] for ref in refs if ref.kind in memory.written}
+        found = {ref.kind: memory.written[ref.kind] for ref in refs if ref.kind in memory.written}
+        if not all(children.is_ours(service, body) for body in found.values()):
+            memory.read_by_name_s = 0.0  # it may be a deleted object's, and gone in a moment
+        return found
 
     def _pods(self, now: float) -> tuple[Pod, ...]:
         pods = (pod_of(body, now) for body in self._seen("Pod") if not has_ended(body))

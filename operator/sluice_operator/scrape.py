@@ -208,5 +208,5 @@ async def _deadline() -> AsyncIterator[None]:
 def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return decode(body, kind)
-    except msgspec.MsgspecError as e:
+    except (ValueError, RecursionError) as e:  # bad UTF-8 and deep nesting too
         raise ScrapeError("Malformed", f"not a valid {kind.__name__}: {str(e)[:200]}") from e

@@ -29,7 +29,8 @@ _MAX_MESSAGE = 2048
 class Report:
     """Everything that a status is made of. `desired`: replicas asked for; `commit`: of the pods.
 
-    `decision` is None before there is a cap; `problems`: sentences on pods that did not answer.
+    `decision` is None before there is a cap; `problems`: sentences on pods that did not answer;
+    `is_withheld`: an edit waits for its model to be read.
     """
 
     service: InferenceService
@@ -44,6 +45,7 @@ class Report:
     evidence: tuple[Evidence, ...]
     configs: tuple[RuntimeConfig, ...]
     problems: tuple[str, ...]
+    is_withheld: bool = False
 
 
 def healthy_pods(pods: Sequence[Pod]) -> int:
@@ -213,6 +215,9 @@ def _reconciling(report: Report, stalled: Condition) -> Condition:
         )
     if rollout.replicas != desired or rollout.ready < desired:
         return Condition(True, Reason.SCALING, f"{rollout.ready} of {desired} pods are ready")
+    if report.is_withheld:
+        message = "the pods stay as they are until the model that is asked for can be read"
+        return Condition(True, Reason.HEADERS_UNAVAILABLE, message)
     return Condition(False, Reason.SETTLED, "")
 
 

@@ -8,7 +8,7 @@
 
 {{- define "sluice.selector" -}}
 app.kubernetes.io/name: sluice-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "sluice.labels" -}}

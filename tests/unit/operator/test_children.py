@@ -146,6 +146,9 @@ def test_a_higher_ceiling_takes_new_pods() -> None:
     live = _deployment(ceiling=16, batching__maxNumSeqs=16)
     more = _deployment(live, ceiling=17, batching__maxNumSeqs=17)
     assert more["spec"]["template"] != live["spec"]["template"]
+    sized_by_itself = _deployment(ceiling=None)
+    beyond = _deployment(sized_by_itself, ceiling=1024, batching__maxNumSeqs=1024)
+    assert beyond["spec"]["template"] != sized_by_itself["spec"]["template"]
     on_gpu = {"hardware__accelerator": "nvidia"}
     live = _deployment(ceiling=16, hardware__memory="24Gi", **on_gpu)
     more = _deployment(live, ceiling=99, hardware__memory="80Gi", **on_gpu)

@@ -126,6 +126,39 @@ def test_an_edit_that_cannot_fit_leaves_the_serving_pods_alone() -> None:
     assert _condition(planned, "ModelFits")["status"] == "False"
 
 
+def test_pods_of_a_spec_that_did_fit_are_looked_after() -> None:
+    """Their Service is put back, their cap and replicas move; the pods themselves stay."""
+    observed = _serving(create_service(), epoch=0)
+    edited = create_service(hardware__memory="800Mi", scaling__minReplicas=2)
+    live = {kind: body for kind, body in observed.live.items() if kind != "Service"}
+    planned = _plan(edited, replace(observed, live=live, fit=create_fit(edited.spec)))
+    assert set(_kinds(planned)) == {"ConfigMap", "Service", "Deployment"}
+    (pods,) = (manifest for manifest in planned.apply if manifest["kind"] == "Deployment")
+    assert pods["spec"]["replicas"] == 2
+    assert pods["spec"]["template"] == live["Deployment"]["spec"]["template"]
+    assert [item.patch.max_num_seqs for item in planned.patches] == [4]
+    assert _condition(planned, "SLOMet")["reason"] == "NoTraffic"
+    assert _condition(planned, "Stalled")["reason"] == "InsufficientMemory"
+
+
+def test_an_edit_of_the_pods_does_not_wait_for_a_hub_that_is_away_but_another_model_does() -> None:
+    observed = _serving(create_service())
+    away = Fit("Unknown", Reason.HEADERS_UNAVAILABLE, "the hub is away", is_pending=True)
+    patched = create_service(engine__image="r/w:patched")
+    (pods,) = _plan(patched, replace(observed, fit=away)).apply
+    assert pods["spec"]["template"]["spec"]["containers"][0]["image"] == "r/w:patched"
+
+    other = create_service(model__uri="file:///models/other", engine__image="r/w:patched")
+    rollout = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1}
+    settled = {**observed.live["Deployment"], "status": rollout}
+    withheld = _plan(
+        other, replace(observed, live={**observed.live, "Deployment": settled}, fit=away)
+    )
+    assert withheld.apply == ()
+    said = _condition(withheld, "Reconciling")
+    assert (said["status"], said["reason"]) == ("True", "HeadersUnavailable")
+
+
 def test_a_model_that_cannot_be_read_starts_carefully() -> None:
     service = create_service()
     unread = Fit("Unknown", Reason.HEADERS_UNAVAILABLE, "not there")

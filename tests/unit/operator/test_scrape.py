@@ -91,6 +91,19 @@ async def test_only_new_ticks_are_asked_for_and_the_old_ones_stay() -> None:
     assert [tick.seq for tick in held.evidence.ticks] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("body", [b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'"\xff"'])
+async def test_an_answer_that_cannot_be_decoded_names_the_pod_and_harms_nobody(
+    body: bytes,
+) -> None:
+    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(_reply(body))
+
+    async with _admin_port(answer) as target:
+        held = await _scrape(target)
+    assert held.problem is not None
+    assert held.problem.startswith("not a valid")
+
+
 async def test_the_token_is_sent_and_compression_is_not_accepted() -> None:
     heads = []
 
