@@ -28,6 +28,7 @@ from .speculation import (
     few_decodes,
     is_eligible,
     num_right,
+    show,
 )
 from .static_batch import StaticBatch, StaticBatching
 from .step import Counters, Limits, Outcome, Refusal, Step, Work
@@ -174,7 +175,7 @@ class Scheduler:
                 work.sequence.num_computed_tokens += work.num_tokens
                 if work.samples:
                     outcomes.append(self._outcome(work.sequence, next(tokens)))
-                    self._observe(work.sequence)
+        show((s.drafter, s.token_ids) for s in self.running if s.drafter is not None)
         self._end_batch()
         return outcomes
 
@@ -427,7 +428,6 @@ class Scheduler:
 
     def _roll_back(self, sequence: Sequence, is_spoiled: bool) -> None:
         """Give back the blocks of rejected drafts, which hold nothing that counts."""
-        self._observe(sequence)
         if is_spoiled:
             # A wrong guess gave NaN, and now lies where the next tokens will look: start over.
             self._requeue(sequence)
@@ -441,10 +441,6 @@ class Scheduler:
         self.counters.draft_tokens += num_drafted
         for position in range(num_accepted):
             self.counters.accepted_by_position[position] += 1
-
-    def _observe(self, sequence: Sequence) -> None:
-        if sequence.drafter is not None and sequence.block_ids:
-            sequence.drafter.see(sequence.token_ids)
 
     def _outcome(
         self, sequence: Sequence, token_id: int | None, is_spoiled: bool = False
