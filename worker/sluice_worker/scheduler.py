@@ -72,6 +72,8 @@ class Scheduler:
         self._num_added = 0
         self._dirty: list[int] = []
         self._clocks = WaitClocks()
+        # Who lacked blocks at the last look, and the pool's gains before it can lack none.
+        self._lacking: tuple[Sequence | None, int] = (None, 0)
 
     @property
     def has_work(self) -> bool:
@@ -374,13 +376,18 @@ class Scheduler:
             cap = min(cap, self.static.policy.size) if may_start else 0
         while self.waiting and len(self.running) < cap:
             sequence = self.waiting[0]
+            known, enough = self._lacking
+            if self.running and sequence is known and self.pool.num_gains < enough:
+                break  # as at the last look: to match a long prompt takes milliseconds
             matched = []
             if not sequence.needs_prompt_scores:
                 matched = self.pool.match(sequence.token_ids, sequence.request.cache_salt)
             total = blocks_for(sequence.num_tokens, self.pool.block_size)
             # A margin for those that run: else the next step may preempt whom this one admits.
             margin = max(1, self.pool.num_total // 100) if self.running else 0
-            if not self.pool.can_take(matched, total - len(matched) + margin):
+            lacking = self.pool.num_lacking(matched, total - len(matched) + margin)
+            self._lacking = (sequence, self.pool.num_gains + lacking)
+            if lacking > 0:
                 break
             self._start(self.waiting.popleft(), matched, total, now)
 
