@@ -124,6 +124,21 @@ def test_stop_strings_are_left_out_or_included(worker: Worker) -> None:
             assert (choice["text"], choice["stop_reason"]) == (expected, stop)
 
 
+def test_a_stop_string_ends_the_text_once_it_ends_after_min_tokens(worker: Worker) -> None:
+    (letter,) = whole(worker, prompt="q", max_tokens=1)["prompt_token_ids"]
+    fields = {"logit_bias": {str(letter): 100}, "stop": ["qq"]}
+    for min_tokens, text, reason in (
+        (0, "", "stop"),
+        (1, "", "stop"),
+        (2, "q", "stop"),
+        (7, "qqqqqq", "stop"),
+        (8, "qqqqqqqq", "length"),
+    ):
+        for ask in (whole, streamed):
+            choice = ask(worker, **fields, min_tokens=min_tokens)
+            assert (choice["text"], choice["finish_reason"]) == (text, reason), min_tokens
+
+
 def test_special_tokens_are_shown_on_request(worker: Worker) -> None:
     fields = {"logit_bias": {"0": 100}, "max_tokens": 3}
     assert whole(worker, **fields)["text"] == ""

@@ -33,6 +33,8 @@ class BlockPool:
         self._key: dict[int, int] = {}  # block -> key of its content
         self._found: dict[Content, int] = {}
         self._next_key = 1
+        self.num_gains = 0
+        """Times that a block became idle or findable: who lacks blocks lacks one less at most."""
 
     @property
     def num_free(self) -> int:
@@ -69,10 +71,10 @@ class BlockPool:
             parent = self._key[block]
         return blocks
 
-    def can_take(self, matched: Seq[int], num_new: int) -> bool:
-        """Whether `acquire(matched)` and then `allocate(num_new)` would succeed."""
+    def num_lacking(self, matched: Seq[int], num_new: int) -> int:
+        """Blocks that `acquire(matched)` and then `allocate(num_new)` lack; none if not over 0."""
         idle = sum(1 for block in matched if self._refs[block] == 0)
-        return num_new + idle <= self.num_available
+        return num_new + idle - self.num_available
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """One more reference to each of `blocks`, which are cached or used."""
@@ -118,6 +120,7 @@ class BlockPool:
             self._content[block] = content
             self._key[block] = self._next_key
             self._next_key += 1
+            self.num_gains += 1
         return self._key[holder]
 
     def num_owners(self, block: int) -> int:
@@ -136,6 +139,7 @@ class BlockPool:
         for block in reversed(blocks):
             self._refs[block] -= 1
             if self._refs[block] == 0:
+                self.num_gains += 1
                 if block in self._key:
                     self._cached[block] = None
                 else:

@@ -97,8 +97,8 @@ class Engine:
         if not step.works:
             return None, []
         tokens = self.runner.execute(step.works)
-        ended = self._clock()
-        outcomes = self.scheduler.commit(step, tokens, ended)
+        outcomes = self.scheduler.commit(step, tokens, self._clock())
+        ended = self._clock()  # now: the next tokens wait for what booking these takes
         self.num_steps += 1
         model = self._learn(step, started, ended)
         return self._report(step, outcomes, started, ended, model), self._failures(outcomes)

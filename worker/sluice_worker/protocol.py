@@ -55,10 +55,10 @@ Prompts = Annotated[
 
 
 class StreamOptions(Struct, frozen=True):
-    """OpenAI's stream_options; the second is vLLM's."""
+    """OpenAI's stream_options; the second is vLLM's. Null is false, the default."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
 
 
 class AnswerFields(SamplingFields, frozen=True, kw_only=True):
@@ -213,12 +213,13 @@ def answer_of(body: AnswerFields) -> _Answer:
     options = body.stream_options
     if options is not None and not body.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
-    has_usage = options is not None and options.include_usage
+    has_usage = options is not None and bool(options.include_usage)
+    is_continuous = options is not None and bool(options.continuous_usage_stats)
     return {
         "model": body.model,
         "stream": bool(body.stream),
         "include_usage": has_usage,
-        "continuous_usage": has_usage and options is not None and options.continuous_usage_stats,
+        "continuous_usage": has_usage and is_continuous,
         "return_token_ids": bool(body.return_token_ids),
         "request_id": body.request_id,
         "cache_salt": body.cache_salt or "",
@@ -377,7 +378,7 @@ def _prompts(prompt: str | list[Any], param: str) -> tuple[str | tuple[int, ...]
 
 def _checked(value: object, kind: type[T], param: str) -> T:
     try:
-        return msgspec.convert(value, type=kind)
+        return _typed(value, kind)
     except msgspec.ValidationError as error:
         raise RequestError(f"{param}: {_sentence(error)}", param=param) from error
 
@@ -412,7 +413,7 @@ _PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 def convert(fields: Mapping[str, Any], kind: type[T]) -> T:
     """`fields` as `kind`; raises RequestError naming the field."""
     try:
-        return msgspec.convert(fields, type=kind, str_keys=True)
+        return _typed(fields, kind)
     except msgspec.ValidationError as error:
         text = str(error)
         missing = re.search(r"missing required field `(.*?)`", text)
@@ -421,6 +422,28 @@ def convert(fields: Mapping[str, Any], kind: type[T]) -> T:
         param = ".".join(steps) or "body"
         name = re.split(r"\W", param)[0]
         raise RequestError(f"{param}: {_sentence(error)}", param=name) from error
+
+
+def _typed(value: object, kind: type[T]) -> T:
+    """`value` as `kind`, in which 3.0 is an integer, as JSON Schema has it and clients send it.
+
+    Fields within objects stay as they came: a template may print them.
+    """
+    try:
+        return msgspec.convert(value, type=kind, str_keys=True)
+    except msgspec.ValidationError:
+        if isinstance(value, dict):
+            whole: object = {name: _whole(item) for name, item in value.items()}
+        else:
+            whole = _whole(value)
+        return msgspec.convert(whole, type=kind, str_keys=True)
+
+
+def _whole(value: object, depth: int = 2) -> object:
+    """`value`, or what lists of at most `depth` levels hold, with integers as such."""
+    if isinstance(value, list) and depth:
+        return [_whole(item, depth - 1) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _sentence(error: msgspec.ValidationError) -> str:

@@ -28,6 +28,7 @@ from .speculation import (
     few_decodes,
     is_eligible,
     num_right,
+    show,
 )
 from .static_batch import StaticBatch, StaticBatching
 from .step import Counters, Limits, Outcome, Refusal, Step, Work
@@ -71,6 +72,8 @@ class Scheduler:
         self._num_added = 0
         self._dirty: list[int] = []
         self._clocks = WaitClocks()
+        # Who lacked blocks at the last look, and the pool's gains before it can lack none.
+        self._lacking: tuple[Sequence | None, int] = (None, 0)
 
     @property
     def has_work(self) -> bool:
@@ -174,7 +177,7 @@ class Scheduler:
                 work.sequence.num_computed_tokens += work.num_tokens
                 if work.samples:
                     outcomes.append(self._outcome(work.sequence, next(tokens)))
-                    self._observe(work.sequence)
+        show((s.drafter, s.token_ids) for s in self.running if s.drafter is not None)
         self._end_batch()
         return outcomes
 
@@ -373,13 +376,18 @@ class Scheduler:
             cap = min(cap, self.static.policy.size) if may_start else 0
         while self.waiting and len(self.running) < cap:
             sequence = self.waiting[0]
+            known, enough = self._lacking
+            if self.running and sequence is known and self.pool.num_gains < enough:
+                break  # as at the last look: to match a long prompt takes milliseconds
             matched = []
             if not sequence.needs_prompt_scores:
                 matched = self.pool.match(sequence.token_ids, sequence.request.cache_salt)
             total = blocks_for(sequence.num_tokens, self.pool.block_size)
             # A margin for those that run: else the next step may preempt whom this one admits.
             margin = max(1, self.pool.num_total // 100) if self.running else 0
-            if not self.pool.can_take(matched, total - len(matched) + margin):
+            lacking = self.pool.num_lacking(matched, total - len(matched) + margin)
+            self._lacking = (sequence, self.pool.num_gains + lacking)
+            if lacking > 0:
                 break
             self._start(self.waiting.popleft(), matched, total, now)
 
@@ -427,7 +435,6 @@ class Scheduler:
 
     def _roll_back(self, sequence: Sequence, is_spoiled: bool) -> None:
         """Give back the blocks of rejected drafts, which hold nothing that counts."""
-        self._observe(sequence)
         if is_spoiled:
             # A wrong guess gave NaN, and now lies where the next tokens will look: start over.
             self._requeue(sequence)
@@ -441,10 +448,6 @@ class Scheduler:
         self.counters.draft_tokens += num_drafted
         for position in range(num_accepted):
             self.counters.accepted_by_position[position] += 1
-
-    def _observe(self, sequence: Sequence) -> None:
-        if sequence.drafter is not None and sequence.block_ids:
-            sequence.drafter.see(sequence.token_ids)
 
     def _outcome(
         self, sequence: Sequence, token_id: int | None, is_spoiled: bool = False

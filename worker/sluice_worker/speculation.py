@@ -10,7 +10,7 @@ microseconds, so the probe needs no forward pass, and a text that begins to copy
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import Annotated, Literal
 
@@ -26,8 +26,8 @@ MIN_JUDGED_TOKENS = 8
 """Fewer drafted tokens say nothing: one lucky guess is not a habit."""
 SHORT_DRAFT = 2
 """Tokens of a draft after a wrong one; each right one doubles it. So a false start costs little."""
-INDEXED_PER_STEP = 1024
-"""Tokens of a long prompt looked through per step (about 2 ms), so that no step waits for more."""
+INDEXED_PER_STEP = 512
+"""Tokens of all prompts looked through per step (about 1 ms), so that no step waits for more."""
 MAX_GROWTH = 2.0
 """A step may take this many times as long for its drafts: who does not speculate waits as well."""
 MIN_GAIN = 1.25
@@ -104,6 +104,7 @@ class Drafter:
         self._sizes = range(config.prompt_lookup_max, config.prompt_lookup_min - 1, -1)
         self._follows: dict[tuple[int, ...], int] = {}  # n-gram -> position after its last one
         self._num_indexed = 0
+        self._has_caught_up = False
         self._source: int | None = None
         self._num_following = 0
         self._probe: tuple[int, ...] = ()
@@ -119,7 +120,7 @@ class Drafter:
         return enough and self._num_accepted > MIN_ACCEPTANCE * self._num_drafted
 
     def draft(self, token_ids: Seq[int], most: int) -> tuple[int, ...]:
-        """At most `most` tokens that may follow, or none. `see` must have seen all `token_ids`."""
+        """At most `most` tokens that may follow, or none; none until `see` has caught up."""
         if self._source is None or not self._num_following:
             return ()
         return _copy(token_ids, self._source, min(most, self._length))
@@ -137,11 +138,16 @@ class Drafter:
             self._num_drafted -= drafted
             self._num_accepted -= accepted
 
-    def see(self, token_ids: Seq[int]) -> None:
-        """The sequence as it is now, after each step that added to it."""
-        if len(token_ids) - self._num_indexed > INDEXED_PER_STEP:
-            self._index(token_ids, self._num_indexed + INDEXED_PER_STEP)
-            return
+    def see(self, token_ids: Seq[int], most: int = INDEXED_PER_STEP) -> int:
+        """The sequence as it is now, after each step. Returns the tokens looked through of `most`.
+
+        Once it has caught up it always has, and costs none: a step adds few tokens.
+        """
+        num_new = 0 if self._has_caught_up else len(token_ids) - self._num_indexed
+        if num_new > most:
+            self._index(token_ids, self._num_indexed + most)
+            return most
+        self._has_caught_up = True
         for token in token_ids[self._num_indexed :] if self._source is not None else ():
             self._follow(token_ids, token)
         self._index(token_ids, len(token_ids))
@@ -150,6 +156,7 @@ class Drafter:
         if not self._probe:
             self._probe = self.draft(token_ids, self._most)
             self._probe_hits = 0
+        return num_new
 
     def _follow(self, token_ids: Seq[int], token: int) -> None:
         assert self._source is not None
@@ -176,6 +183,16 @@ class Drafter:
             if found is not None:
                 self._source, self._num_following = found, size
                 return
+
+
+def show(texts: Iterable[tuple[Drafter, Seq[int]]]) -> None:
+    """Let each drafter see its text as a step left it: at most INDEXED_PER_STEP tokens in all.
+
+    The first take what they need, so in order of arrival everyone catches up in time.
+    """
+    left = INDEXED_PER_STEP
+    for drafter, token_ids in texts:
+        left -= drafter.see(token_ids, left)
 
 
 def _copy(token_ids: Seq[int], start: int, count: int) -> tuple[int, ...]:

@@ -28,15 +28,19 @@ class StopFinder:
         self._held = ""
         self._seen = ""  # sent already, but a stop string may begin in it
 
-    def push(self, piece: str) -> tuple[str, str | None]:
-        """The text that may be sent, and the stop string that ends it, if one was found."""
+    def push(self, piece: str, *, may_end: bool = True) -> tuple[str, str | None]:
+        """The text that may be sent, and the stop string that ends it, if one was found.
+
+        Only a stop string that ends in `piece` is one: those before it were found, or ended in a
+        piece that was not to end the text (`may_end` False), which they may only begin in.
+        """
         if not self._stops:
             return piece, None
         text = self._seen + self._held + piece
-        hits = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        hit = self._find(text, len(piece)) if may_end else None
         num_sent = len(self._seen)
-        if hits:
-            at, stop = min(hits, key=lambda hit: hit[0])
+        if hit is not None:
+            at, stop = hit
             self._held = self._seen = ""
             return text[num_sent : at + len(stop) if self._include else at], stop
         if self._include:
@@ -47,15 +51,25 @@ class StopFinder:
         return text[: len(text) - num_held], None
 
     def flush(self) -> str:
-        """What was held back; a stop string that begins in it or before counts no more."""
+        """What was held back, at the end of the text."""
         held, self._held, self._seen = self._held, "", ""
         return held
+
+    def _find(self, text: str, num_new: int) -> tuple[int, str] | None:
+        """Where the first stop string begins that ends in the last `num_new` characters."""
+        known = len(text) - num_new
+        hits = [
+            (at, stop)
+            for stop in self._stops
+            if (at := text.find(stop, max(known - len(stop) + 1, 0))) >= 0
+        ]
+        return min(hits, key=lambda hit: hit[0], default=None)
 
     def _num_open_ended(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
             end = text[-length:]
-            if any(stop.startswith(end) for stop in self._stops):
+            if any(stop.startswith(end) and stop != end for stop in self._stops):
                 return length
         return 0
 
@@ -90,21 +104,15 @@ class Transcript:
         self.token_ids.append(token_id)
         if by_token and token_id in self._stop_token_ids:
             self.stop_reason = token_id
-        if by_token and not self._include_stop:  # it is counted, but is no text (as in vLLM)
-            return (
-                self._finder.push(self._text(self._detokenizer.flush()))[0] + self._finder.flush()
-            )
-        piece = self._text(self._detokenizer.push(token_id))
+        is_text = self._include_stop or not by_token  # a stop token is counted only (as in vLLM)
+        piece = self._detokenizer.push(token_id) if is_text else ""
         if is_last:
-            piece += self._text(self._detokenizer.flush())
-        if len(self.token_ids) <= self._min_tokens and not is_last:
-            return self._finder.flush() + piece
-        text, stop = self._finder.push(piece)
+            piece += self._detokenizer.flush()
+        self.num_chars += len(piece)
+        may_end = is_text and len(self.token_ids) > self._min_tokens
+        text, stop = self._finder.push(piece, may_end=may_end)
         if stop is not None:
             self.stop_reason = stop
-            return text
-        return text + self._finder.flush() if is_last else text
-
-    def _text(self, piece: str) -> str:
-        self.num_chars += len(piece)
-        return piece
+        elif is_last:
+            text += self._finder.flush()
+        return text

@@ -125,6 +125,12 @@ def test_continuing_a_message_begins_no_new_one() -> None:
     assert not continued.add_generation_prompt
 
 
+def test_what_a_template_reads_keeps_its_numbers() -> None:
+    chat = parse_chat(body_of(max_tokens=3.0, chat_template_kwargs={"share": 1.0, "all": [2.0]}))
+    assert chat.completion.max_tokens == 3
+    assert repr(dict(chat.conversation.variables)) == "{'share': 1.0, 'all': [2.0]}"
+
+
 def test_tools_are_hidden_when_none_may_be_called() -> None:
     assert parse_chat(body_of(tools=[TOOL])).conversation.tools == (TOOL,)
     assert parse_chat(body_of(tools=[TOOL], tool_choice="none")).conversation.tools == ()

@@ -38,6 +38,7 @@ def body_of(**fields: Any) -> bytes:
 @example(b"[" * 50_000)
 @example(b'{"a":' * 50_000)
 @example(b'{"prompt": ' + b"9" * 6000 + b"}")
+@example(b'{"n": "1", "prompt": ' + b"[" * 990 + b"]" * 990 + b"}")
 def test_any_bytes_are_a_request_or_a_named_refusal(body: bytes) -> None:
     for parse in (parse_completion, parse_generate):
         refused = refusal(parse, body)
@@ -146,6 +147,62 @@ def test_impossible_values_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as refused:
         parse_completion(body_of(**fields))
     assert refused.value.param == next(iter(fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "max_tokens": 3.0,
+            "n": 2.0,
+            "seed": -4.0,
+            "top_k": 5.0,
+            "min_tokens": 0.0,
+            "logprobs": 1.0,
+        },
+        {"prompt": [1.0, 2]},
+        {"prompt": [[1.0], [2, 3.0]]},
+        {"stop_token_ids": [5.0], "allowed_token_ids": [7.0, 8], "logit_bias": {"5": 1.0}},
+    ],
+)
+def test_an_integer_may_be_written_with_a_point(fields: dict[str, Any]) -> None:
+    plain = json.dumps(fields).replace(".0", "").encode()
+    assert b"." not in plain
+    assert parse_completion(body_of(**fields)) == parse_completion(body_of(**json.loads(plain)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 3.5},
+        {"max_tokens": "3"},
+        {"max_tokens": True},
+        {"max_tokens": 1e300},
+        {"stream": 1.0},
+        {"temperature": "0.5"},
+        {"temperature": "nan"},
+    ],
+)
+def test_what_the_document_calls_no_number_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_completion(body_of(**fields))
+    assert refused.value.param == next(iter(fields))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (None, (False, False)),
+        ({}, (False, False)),
+        ({"include_usage": None}, (False, False)),
+        ({"include_usage": True, "continuous_usage_stats": None}, (True, False)),
+        ({"include_usage": True, "continuous_usage_stats": True}, (True, True)),
+        ({"include_usage": None, "continuous_usage_stats": True}, (False, False)),
+    ],
+)
+def test_null_in_stream_options_is_the_default(options: Any, told: tuple[bool, bool]) -> None:
+    request = parse_completion(body_of(stream=True, stream_options=options))
+    assert (request.include_usage, request.continuous_usage) == told
 
 
 def test_unknown_fields_are_ignored() -> None:

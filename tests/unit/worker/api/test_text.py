@@ -54,6 +54,52 @@ def test_an_included_stop_ends_the_text_and_nothing_is_held_back(
     assert (found is None) == all(stop not in "".join(pieces) for stop in stops)
 
 
+@given(PIECES, STOPS, st.integers(0, 8), st.booleans())
+def test_a_stop_counts_if_it_ends_after_min_tokens_wherever_it_begins(
+    pieces: list[str], stops: list[str], min_tokens: int, include: bool
+) -> None:
+    """Token n is the n-th piece. The reference searches the whole text after each token."""
+    transcript = Transcript(
+        Pieces(pieces),
+        stops=stops,
+        stop_token_ids=frozenset(),
+        min_tokens=min_tokens,
+        include_stop=include,
+    )
+    sent, ended_by = "", None
+    for num, _ in enumerate(pieces, start=1):
+        sent += transcript.push(num - 1, is_last=num == len(pieces), by_token=False)
+        before, text = "".join(pieces[: num - 1]), "".join(pieces[:num])
+        hits = [
+            (at, stop)
+            for stop in stops
+            for at in range(len(text))
+            if text.startswith(stop, at) and at + len(stop) > len(before)
+        ]
+        if hits and num > min_tokens:
+            at, ended_by = min(hits, key=lambda hit: hit[0])
+            assert sent == text[: at + len(ended_by) if include else at]
+            break
+        assert text.startswith(sent)
+        assert not include or sent == text
+    else:
+        assert sent == "".join(pieces)
+    assert transcript.stop_reason == ended_by
+
+
+class Pieces:
+    """A detokenizer whose token n is the n-th piece."""
+
+    def __init__(self, pieces: list[str]) -> None:
+        self._pieces = pieces
+
+    def push(self, token_id: int) -> str:
+        return self._pieces[token_id]
+
+    def flush(self) -> str:
+        return ""
+
+
 class Letters:
     """A detokenizer whose token n is the n-th letter; 0 is a control token."""
 
@@ -120,3 +166,19 @@ def test_stop_strings_count_only_after_min_tokens(min_tokens: int, text: str) ->
     while transcript.stop_reason is None:
         sent += transcript.push(1, is_last=False, by_token=False)
     assert sent == text
+
+
+def test_the_last_token_of_min_tokens_ends_nothing() -> None:
+    transcript = create_transcript(stops=("a",), min_tokens=2)
+    assert transcript.push(1, is_last=False, by_token=False) == "a"
+    assert transcript.push(1, is_last=True, by_token=False) == "a"
+    assert transcript.stop_reason is None
+
+
+@pytest.mark.parametrize(("include_stop", "text"), [(False, "a"), (True, "abcd")])
+def test_a_stop_string_that_begins_within_min_tokens_is_found(
+    include_stop: bool, text: str
+) -> None:
+    transcript = create_transcript(stops=("bcd",), min_tokens=3, include_stop=include_stop)
+    sent = "".join(transcript.push(i, is_last=i == 4, by_token=False) for i in (1, 2, 3, 4))
+    assert (sent, transcript.stop_reason) == (text, "bcd")

@@ -97,7 +97,7 @@ class Pool(RuleBasedStateMachine):
         matched = self.pool.match(tokens, salt)
         needed = -(-len(tokens) // SIZE) - len(matched)
         available = self.pool.num_available
-        fits = self.pool.can_take(matched, needed)
+        fits = self.pool.num_lacking(matched, needed) <= 0
         assert fits or available < needed + len(matched)
         if fits:
             self.held.append(sealed(self.pool, tokens, salt))

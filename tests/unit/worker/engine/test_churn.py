@@ -97,6 +97,32 @@ def test_10_000_requests_with_aborts_preemptions_and_cap_changes_leak_no_block(
     assert counters.prefix_hits > 1000
 
 
+def test_the_head_of_the_queue_starts_in_the_first_step_that_has_room_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever still waits below the cap is asked about again, as if for the first time."""
+    admit, num_waiting = Scheduler._admit, 0
+
+    def checked(scheduler: Scheduler, now: float) -> None:
+        nonlocal num_waiting
+        admit(scheduler, now)
+        if scheduler.waiting and len(scheduler.running) < scheduler.limits.max_num_seqs:
+            head, pool = scheduler.waiting[0], scheduler.pool
+            matched = pool.match(head.token_ids, head.request.cache_salt)
+            needed = -(-head.num_tokens // pool.block_size) - len(matched) + 1
+            assert scheduler.running
+            assert pool.num_lacking(matched, needed) > 0
+            num_waiting += 1
+
+    monkeypatch.setattr(Scheduler, "_admit", checked)
+    for seed in range(8):
+        scheduler = create_scheduler(num_blocks=20, block_size=4, cap=12, max_model_len=64)
+        churn = Churn(scheduler, seed)
+        for _ in range(400):
+            churn.turn()
+    assert num_waiting > 500
+
+
 def test_pages_of_16_waste_at_most_4_percent_at_a_mean_length_of_188() -> None:
     chance = random.Random(5)
     scheduler = create_scheduler(

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from sluice_worker.engine import Engine
+from sluice_worker.step import Outcome, Step
 from sluice_worker.steptime import StepTimes
 from sluice_worker.wire import Abort, Configure, Submit
 
@@ -118,6 +119,25 @@ def test_first_token_says_where_the_time_went(checkpoint: Path) -> None:
     assert second is not None
     assert second.tokens[0].first is None
     assert second.tokens[0].finish_reason == "length"
+
+
+def test_a_step_lasts_until_its_tokens_are_booked(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, now = create_scheduler(), [0.0]
+    book = scheduler.commit
+
+    def commit(step: Step, sampled: list[int | None], at_s: float) -> list[Outcome]:
+        now[0] += 0.5
+        return book(step, sampled, at_s)
+
+    monkeypatch.setattr(scheduler, "commit", commit)
+    runner = create_engine(checkpoint, scheduler).runner
+    engine = Engine(scheduler, runner, StepTimes(), lambda: now[0])
+    engine.submit(create_request("a", 20, max_tokens=2), 0.0)
+    report, _ = engine.step()
+    assert report is not None
+    assert report.step_s == 0.5
 
 
 def test_what_can_no_longer_be_in_time_is_dropped_only_before_it_begins(checkpoint: Path) -> None:

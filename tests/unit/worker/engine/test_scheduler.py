@@ -1,5 +1,6 @@
 """Who starts and who continues, without a model: every step samples the token 7."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_worker.contract import MIN_CHUNK_TOKENS
@@ -152,6 +153,28 @@ def test_waits_are_booked_to_what_was_lacking() -> None:
     step(scheduler, now=12.0)
     assert (second.wait_cap_s, second.wait_kv_s) == (5.0, 4.0)
     assert second.admitted_s == 12.0
+
+
+def test_who_waits_for_blocks_is_matched_again_only_once_there_may_be_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = create_scheduler(num_blocks=24, block_size=4, budget=512, max_model_len=96)
+    (first, last) = add(scheduler, *create_requests((48, 64), max_tokens=16))
+    num_matched, match = 0, scheduler.pool.match
+
+    def counted(token_ids: list[int], salt: str) -> list[int]:
+        nonlocal num_matched
+        num_matched += token_ids is last.token_ids
+        return match(token_ids, salt)
+
+    monkeypatch.setattr(scheduler.pool, "match", counted)
+    num_steps = 0
+    while last in scheduler.waiting:
+        step(scheduler)
+        num_steps += 1
+    assert first not in scheduler.running
+    # The first look, one after the other's prompt was sealed, and two as it starts.
+    assert (num_steps, num_matched) == (17, 4)
 
 
 def test_prefix_hit_is_not_computed_again_and_counted() -> None:

@@ -1,7 +1,11 @@
 """Drafts: what is looked up, when they are let loose, and what they may cost."""
 
+from collections.abc import Sequence as Seq
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_worker import scheduler as scheduler_module
 from sluice_worker.speculation import (
     INDEXED_PER_STEP,
     MAX_GROWTH,
@@ -193,6 +197,37 @@ def test_sampled_requests_and_steps_with_prefill_carry_no_draft() -> None:
         assert planned.num_prefill_tokens > 0
     while not step(scheduler)[0].num_draft_tokens:
         assert scheduler.has_work
+
+
+class Counted(Drafter):
+    """Counts the tokens that all of its kind have looked through."""
+
+    num_indexed = 0
+
+    def _index(self, token_ids: Seq[int], end: int) -> None:
+        Counted.num_indexed += end - self._num_indexed
+        super()._index(token_ids, end)
+
+
+def test_long_prompts_share_what_is_looked_through_in_a_step_and_all_get_to_draft(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler_module, "Drafter", Counted)
+    scheduler = create_scheduler(
+        num_blocks=1000, budget=1 << 20, max_model_len=2000, speculation=NGRAM
+    )
+    prompt = [1, 2, 3] * INDEXED_PER_STEP
+    names = "abcdef"
+    for name in names:
+        add(scheduler, create_request(name, prompt, max_tokens=200))
+    drafted: set[str] = set()
+    while scheduler.has_work:
+        before = Counted.num_indexed
+        planned, _ = step(scheduler, growth=lambda *_: 1.0)
+        own = sum(work.num_samples for work in planned.works)
+        assert Counted.num_indexed - before <= INDEXED_PER_STEP + own
+        drafted |= {work.sequence.request_id for work in planned.works if work.drafts}
+    assert drafted == set(names)
 
 
 def test_drafts_take_only_blocks_that_are_left_and_give_back_what_was_rejected() -> None:
