@@ -285,7 +285,7 @@ class EngineClient:
         elif error is not None:
             reason = f"the engine's messages cannot be read: {error}"
         self.pulse.died(reason)
-        died = EngineDied(reason)
+        died = EngineDied(reason, retry_after_s=1)
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink.ended("error", died)

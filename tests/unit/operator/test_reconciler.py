@@ -117,7 +117,7 @@ async def test_the_token_of_another_s_secret_is_not_ours(
 ) -> None:
     """Of an object that was just deleted and made again, or of anybody."""
     clock = [NOW]
-    monkeypatch.setattr(reconcile.time, "time", lambda: clock[0])
+    monkeypatch.setattr("sluice_operator.reconcile.time.time", lambda: clock[0])
     key = ("Secret", "demo-admin")
     meta = {"name": "demo-admin", "uid": "old", "resourceVersion": "1"}
     store.objects[key] = {"kind": "Secret", "metadata": meta, "data": {"token": "Zm9yZWlnbg=="}}
