@@ -205,10 +205,13 @@ class Recorder:
         self.num_pending_tokens += num_prompt_tokens
         return flight
 
-    def refuse(self, *, cold: bool = False) -> None:
-        """A request that is answered 429 or 503 on arrival: over, and never seen by the engine."""
+    def refuse(self, *, cold: bool = False, is_miss: bool = True) -> None:
+        """A request that is answered 429 or 503 on arrival, and never seen by the engine: over,
+        unless it asked for more than the targets promise (`is_miss`)."""
         self._tick.arrivals += 1
         self._tick.refused += 1
+        if not is_miss:
+            return
         self._miss("cold" if cold else self._waiting_cause())
         self._count_whole(is_over=True)
 

@@ -121,7 +121,7 @@ class Pod(Scraped):
 
     def _is_unreachable(self, request: Request) -> bool:
         """Whether the server refuses it on arrival, because it would be shed later."""
-        if self.params.overload == "Queue" or self.slo.ttft_ms is None:
+        if self.params.overload == "Queue" or self.slo.ttft_ms is None or not self._open:
             return False
         state, recorder = self.recorder.snapshot, self.recorder
         forecast = Forecast(

@@ -81,7 +81,10 @@ def unreachable(
     nothing is known that says otherwise.
     """
     wait_s = forecast.wait_s(num_new)
-    ttft_ms = deadlines.ttft_ms or default_ttft_ms
+    # An idle pod lets a request without a deadline of its own in: were all of a kind refused,
+    # nothing would ever show that they are in time again.
+    default_ms = default_ttft_ms if forecast.num_open else None
+    ttft_ms = deadlines.ttft_ms or default_ms
     if ttft_ms is not None and 1e3 * wait_s + rest_ms > ttft_ms:
         sentence = (
             f"the first token would come after about {1e3 * wait_s + rest_ms:.0f} ms, "

@@ -325,22 +325,23 @@ class Service:
     ) -> None:
         """Refuse now what would miss its deadline later, and say when to come again."""
         num_new = len(prompts) * request.sampling.n
-        problem = unreachable(
-            request.deadlines,
-            self.live.shed_ms,
-            self._forecast(),
-            num_new,
-            1e3 * (time.monotonic() - arrival_s)
-            + max(self.recorder.prefill_ms(len(ids)) for ids in prompts),
-        )
+        forecast, target_ms = self._forecast(), self.live.slo.ttft_ms
+        rest_ms = 1e3 * (time.monotonic() - arrival_s)
+        rest_ms += max(self.recorder.prefill_ms(len(ids)) for ids in prompts)
+        problem = unreachable(request.deadlines, self.live.shed_ms, forecast, num_new, rest_ms)
         if problem is not None:
             sentence, wait_s = problem
             error = DeadlineUnreachable(sentence, retry_after_s=_retry_after_s(wait_s))
-            self._refuse(num_new, "deadline", error)
+            # Who asks for more than the target promises is no miss of it: a header would scale us.
+            expected_ms = 1e3 * forecast.wait_s(num_new) + rest_ms
+            is_miss = target_ms is not None and expected_ms > target_ms
+            self._refuse(num_new, "deadline", error, is_miss=is_miss)
 
-    def _refuse(self, num_new: int, reason: str, error: SluiceError) -> NoReturn:
+    def _refuse(
+        self, num_new: int, reason: str, error: SluiceError, *, is_miss: bool = True
+    ) -> NoReturn:
         for _ in range(num_new):
-            self.recorder.refuse()
+            self.recorder.refuse(is_miss=is_miss)
         self.stats.reject(reason)
         raise error
 

@@ -67,6 +67,13 @@ def test_a_request_without_a_deadline_has_that_of_the_pod_where_it_sheds() -> No
     assert unreachable(Deadlines(ttft_ms=9000), 3000.0, BUSY, 1, 50.0) is None
 
 
+def test_an_idle_pod_lets_in_what_it_expects_to_be_late_or_would_never_learn_better() -> None:
+    idle = replace(BUSY, num_open=0, num_running=0, num_waiting=0)
+    assert unreachable(Deadlines(), 500.0, idle, 1, 2000.0) is None
+    assert unreachable(Deadlines(), 500.0, replace(idle, num_open=1), 1, 2000.0) is not None
+    assert unreachable(Deadlines(ttft_ms=500), None, idle, 1, 2000.0) is not None
+
+
 def test_a_token_deadline_counts_everyone_that_decodes() -> None:
     # 4 decodes: 5 + 4 * (1 + 0.01 * 100) = 13 ms; alone 7 ms.
     assert unreachable(Deadlines(tpot_ms=13.1), None, BUSY, 1, 0.0) is None

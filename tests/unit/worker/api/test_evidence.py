@@ -144,6 +144,13 @@ def test_a_refusal_is_an_arrival_that_is_over() -> None:
     assert tick.ttft.by == Causes(cap=1, cold=1)
 
 
+def test_who_asks_for_more_than_the_targets_promise_is_no_miss_of_theirs() -> None:
+    recorder = create_recorder()
+    recorder.refuse(is_miss=False)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.arrivals, tick.refused, tick.ttft.n, tick.ttft.over, tick.e2e.n) == (1, 1, 0, 0, 0)
+
+
 def test_a_wait_for_memory_is_not_booked_to_the_cap() -> None:
     recorder = create_recorder()
     recorder.arrive("a", 0.0, 0.0, 10)
