@@ -33,9 +33,11 @@ class Arrival:
     async def fetch(self) -> Path | None:
         """The checkpoint's directory; None after `stop`. Raises StartupError."""
         try:
-            return await asyncio.to_thread(self._download)
+            directory = await asyncio.to_thread(self._download)
         except Stopped:
             return None
+        # Where all of it was there already, nothing that looks at `stop` was waited for.
+        return None if self._stop.is_set() else directory
 
     def stop(self) -> None:
         """End the download soon; what has come is kept."""
