@@ -38,6 +38,11 @@ def outcome(answer: httpx.Response | BaseException, *, stream: bool) -> str:
     return "ok" if last == "[DONE]" else "fail" if "error" in json.loads(last) else "cut"
 
 
+def retry_headers(answers: list[httpx.Response]) -> list[tuple[int, str]]:
+    """Status and Retry-After of those that are no streams."""
+    return [(a.status_code, a.headers.get("retry-after", "")) for a in answers[1::2]]
+
+
 async def open_requests(client: httpx.AsyncClient, worker: Worker) -> list[asyncio.Task[Any]]:
     """Four that run (two streams, two not) and two that wait."""
     tasks = [asyncio.create_task(post(client, stream=i % 2 == 0)) for i in range(6)]
@@ -68,6 +73,8 @@ async def test_what_outlives_the_shutdown_timeout_is_told_so(tmp_path: Path) -> 
             worker.terminate()
             answers = await asyncio.gather(*tasks)
         assert [outcome(a, stream=i % 2 == 0) for i, a in enumerate(answers)] == ["fail"] * 6
+        assert retry_headers(answers) == [(503, "1")] * 3
+        assert answers[1].json()["error"]["reason"] == "draining"
         assert await asyncio.to_thread(worker.process.wait, 20) == 0
 
 
@@ -79,6 +86,7 @@ async def test_a_killed_engine_answers_everybody_and_ends_the_worker(tmp_path: P
             answers = await asyncio.gather(*tasks)
         seen = [outcome(a, stream=i % 2 == 0) for i, a in enumerate(answers)]
         assert seen == ["fail"] * 6
+        assert retry_headers(answers) == [(503, "1")] * 3
         assert await asyncio.to_thread(worker.process.wait, 20) == 1
         assert any(event["event"] == "engine died" for event in worker.events())
 

@@ -221,7 +221,8 @@ class EngineClient:
 
     def _send(self, message: ToEngine) -> None:
         if self._transport is None or self.closed.is_set():
-            raise EngineDied(self.pulse.death or "the engine process is not running")
+            reason = self.pulse.death or "the engine process is not running"
+            raise EngineDied(reason, retry_after_s=1)
         self._transport.write(encode_frame(message))
 
     # -- called by the socket
@@ -285,7 +286,7 @@ class EngineClient:
         elif error is not None:
             reason = f"the engine's messages cannot be read: {error}"
         self.pulse.died(reason)
-        died = EngineDied(reason)
+        died = EngineDied(reason, retry_after_s=1)
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink.ended("error", died)

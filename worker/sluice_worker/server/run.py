@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..client import EngineProcess, spawn
 from ..config import ServerConfig, WorkerConfig
-from ..errors import ConfigError, RequestFailed
+from ..errors import ConfigError, Draining
 from .app import admin_app, api_app
 from .connection import Connection, ConnectionLimits, OnCut, connection_class
 from .guards import Inflight
@@ -223,5 +223,6 @@ async def _drain(service: Service, api: _Server, inflight: Inflight) -> None:
     api.close_idle()
     if not await inflight.until_empty(limit_s):
         log.warning("cut at the limit", extra={"open_requests": service.client.num_open})
-        service.client.fail_all(RequestFailed("the worker shut down before this was finished"))
+        sentence = "the worker shut down before this was finished"
+        service.client.fail_all(Draining(sentence, retry_after_s=1))
         await inflight.until_empty(ANSWER_S)
