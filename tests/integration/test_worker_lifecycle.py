@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -184,6 +185,22 @@ def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
         status, told = _run([*command(model), "--port", port])
     assert status == 2
     assert f"--port {port}" in told
+
+
+@pytest.mark.parametrize("program", ["sluice_worker --model", "sluice serve"])
+def test_sigterm_while_the_flags_are_read_is_a_leave_like_any_other(
+    tmp_path: Path, program: str
+) -> None:
+    """As process 1 of a container, one that installed no handler yet would not even end."""
+    model = write_checkpoint(tmp_path / "model")
+    held = tmp_path / "keys"
+    os.mkfifo(held)
+    line = [sys.executable, "-m", *program.split(), str(model), "--api-key-file", str(held)]
+    with subprocess.Popen(line, stderr=subprocess.PIPE) as process:
+        writer = os.open(held, os.O_WRONLY)  # once it is opened for reading
+        process.terminate()
+        assert process.wait(20) == 0
+        os.close(writer)
 
 
 @pytest.mark.parametrize("content", ["", "many", "-1", "0"])
