@@ -1,12 +1,13 @@
 """Deadlines, the live queue cap and speculation of a real worker with one place."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from integration.worker_process import Worker, running_worker
+from integration.worker_process import POLL_S, Worker, running_worker
 
 LONG = {"prompt": "x", "max_tokens": 3800, "ignore_eos": True, "temperature": 1.0, "seed": 1}
 GREEDY = {"prompt": "def f():\n" * 4, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
@@ -67,6 +68,32 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_the_predicted_wait(busy: 
     assert (tokens.status_code, tokens.json()["error"]["reason"]) == (429, "deadline_unreachable")
     assert post(busy, {**SHORT, "slo_ttft_ms": 60_000}).status_code == 200
     assert post(busy, SHORT, x_slo_ttft_ms="never").status_code == 400
+
+
+def test_an_idle_worker_lets_in_who_shows_whether_its_forecast_is_right(worker: Worker) -> None:
+    worker.until_metric("sluice_open_requests", 0)
+    assert post(worker, {**SHORT, "slo_tpot_ms": 0.001}).status_code == 200
+
+
+def test_a_client_that_asks_for_too_much_misses_no_target(busy: Worker) -> None:
+    url = busy.admin_url + "/v1/runtime_config"
+    epoch = httpx.get(url).json()["epoch"]
+    httpx.patch(url, json={"epoch": epoch, "slo": {"ttft_ms": 600_000, "e2e_ms": 600_000}})
+    last = _ticks(busy, 0)[-1]["seq"]
+    for headers in ({"x_slo_ttft_ms": "1"}, {"x_slo_tpot_ms": "0.001"}):
+        assert post(busy, SHORT, **headers).status_code == 429
+    ticks: list[dict[str, Any]] = []
+    while not sum(tick["refused"] for tick in ticks):
+        time.sleep(POLL_S)
+        ticks = _ticks(busy, last)
+    httpx.patch(url, json={"epoch": epoch, "slo": {}})
+    assert [tick["ttft"]["over"] + tick["e2e"]["over"] for tick in ticks] == [0] * len(ticks)
+
+
+def _ticks(worker: Worker, after: int) -> list[dict[str, Any]]:
+    answer = httpx.get(f"{worker.admin_url}/v1/evidence?after={after}").json()
+    ticks: list[dict[str, Any]] = answer["ticks"]
+    return ticks
 
 
 def test_a_lower_queue_cap_is_in_force_at_once(busy: Worker) -> None:

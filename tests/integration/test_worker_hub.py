@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from integration.worker_process import Worker, command, listening
+from integration.worker_process import POLL_S, Worker, command, listening
 from unit.worker.api.tiny import write_checkpoint
 from unit.worker.hub.hub_server import COMMIT, REPO, Hub, files_of, running_hub, safetensors
 
@@ -84,6 +85,25 @@ def test_a_pod_that_leaves_while_it_fetches_keeps_what_has_come(demo: Hub, tmp_p
         assert "Traceback" not in worker.log.read_text()
     kept = next((tmp_path / "cache").rglob("*.incomplete")).stat().st_size
     assert 0 < kept < len(demo.files[WEIGHTS])
+
+
+def test_a_pod_that_leaves_while_the_hub_is_asked_does_not_serve_what_it_kept(
+    demo: Hub, tmp_path: Path
+) -> None:
+    with fetching_worker(demo, tmp_path) as worker:
+        worker.until("/readyz", 200)
+        worker.terminate()
+        assert worker.process.wait(15) == 0
+    demo.seen.clear()
+    demo.listing_gate.clear()
+    with fetching_worker(demo, tmp_path) as worker:
+        while not demo.seen:
+            time.sleep(POLL_S)
+        worker.terminate()
+        assert httpx.get(worker.url + "/healthz").status_code == 200  # and it has seen the signal
+        demo.listing_gate.set()
+        assert worker.process.wait(15) == 0
+        assert "ready" not in {event["event"] for event in worker.events()}
 
 
 def _last_words(hub: Hub, tmp_path: Path, *flags: str) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,6 +39,11 @@ def outcome(answer: httpx.Response | BaseException, *, stream: bool) -> str:
     return "ok" if last == "[DONE]" else "fail" if "error" in json.loads(last) else "cut"
 
 
+def retry_headers(answers: list[httpx.Response]) -> list[tuple[int, str]]:
+    """Status and Retry-After of those that are no streams."""
+    return [(a.status_code, a.headers.get("retry-after", "")) for a in answers[1::2]]
+
+
 async def open_requests(client: httpx.AsyncClient, worker: Worker) -> list[asyncio.Task[Any]]:
     """Four that run (two streams, two not) and two that wait."""
     tasks = [asyncio.create_task(post(client, stream=i % 2 == 0)) for i in range(6)]
@@ -68,6 +74,8 @@ async def test_what_outlives_the_shutdown_timeout_is_told_so(tmp_path: Path) -> 
             worker.terminate()
             answers = await asyncio.gather(*tasks)
         assert [outcome(a, stream=i % 2 == 0) for i, a in enumerate(answers)] == ["fail"] * 6
+        assert retry_headers(answers) == [(503, "1")] * 3
+        assert answers[1].json()["error"]["reason"] == "draining"
         assert await asyncio.to_thread(worker.process.wait, 20) == 0
 
 
@@ -79,6 +87,7 @@ async def test_a_killed_engine_answers_everybody_and_ends_the_worker(tmp_path: P
             answers = await asyncio.gather(*tasks)
         seen = [outcome(a, stream=i % 2 == 0) for i, a in enumerate(answers)]
         assert seen == ["fail"] * 6
+        assert retry_headers(answers) == [(503, "1")] * 3
         assert await asyncio.to_thread(worker.process.wait, 20) == 1
         assert any(event["event"] == "engine died" for event in worker.events())
 
@@ -176,6 +185,22 @@ def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
         status, told = _run([*command(model), "--port", port])
     assert status == 2
     assert f"--port {port}" in told
+
+
+@pytest.mark.parametrize("program", ["sluice_worker --model", "sluice serve"])
+def test_sigterm_while_the_flags_are_read_is_a_leave_like_any_other(
+    tmp_path: Path, program: str
+) -> None:
+    """As process 1 of a container, one that installed no handler yet would not even end."""
+    model = write_checkpoint(tmp_path / "model")
+    held = tmp_path / "keys"
+    os.mkfifo(held)
+    line = [sys.executable, "-m", *program.split(), str(model), "--api-key-file", str(held)]
+    with subprocess.Popen(line, stderr=subprocess.PIPE) as process:
+        writer = os.open(held, os.O_WRONLY)  # once it is opened for reading
+        process.terminate()
+        assert process.wait(20) == 0
+        os.close(writer)
 
 
 @pytest.mark.parametrize("content", ["", "many", "-1", "0"])

@@ -1,16 +1,19 @@
-"""`sluice-worker`: one model over HTTP, with or without Kubernetes."""
+"""`sluice-worker`: one model over HTTP, with or without Kubernetes.
 
-import logging
+What takes time to import is imported where it is needed: SIGTERM is to be heard before.
+"""
+
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import uvloop
+if TYPE_CHECKING:
+    import logging
 
-from .client import spawn
-from .config import WorkerConfig, parse
-from .errors import ConfigError, StartupError
-from .server import logs
+    from .config import WorkerConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,24 +24,48 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(
     program: str,
     argv: Sequence[str],
-    formatter: Callable[[WorkerConfig], logging.Formatter] = lambda config: logs.EventFormatter(),
+    formatter: "Callable[[WorkerConfig], logging.Formatter] | None" = None,
 ) -> int:
     """The same under another name, with log lines as `formatter` makes them."""
+    with _leaving_at_once():
+        import uvloop
+
+        from .config import parse
+        from .errors import ConfigError, StartupError
+        from .server import logs
+
+        try:
+            config = parse(argv)
+            lines = formatter(config) if formatter else logs.EventFormatter()
+            logs.install(os.environ.get("SLUICE_LOG_LEVEL", "INFO"), lines)
+            return uvloop.run(_serve(config))
+        except ConfigError as error:
+            for problem in error.problems:
+                print(f"{program}: {problem}", file=sys.stderr)
+            return error.exit_status
+        except StartupError as error:
+            print(f"{program}: {error.message}", file=sys.stderr)
+            return error.exit_status
+
+
+@contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """SIGTERM ends the process until the event loop handles it: nothing is open yet.
+
+    The kernel drops a signal that process 1, as in a container, has no handler for. Not by an
+    exception, which an import may swallow; the engine process ends with the socket to it.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
-        config = parse(argv)
-        logs.install(os.environ.get("SLUICE_LOG_LEVEL", "INFO"), formatter(config))
-        return uvloop.run(_serve(config))
-    except ConfigError as error:
-        for problem in error.problems:
-            print(f"{program}: {problem}", file=sys.stderr)
-        return error.exit_status
-    except StartupError as error:
-        print(f"{program}: {error.message}", file=sys.stderr)
-        return error.exit_status
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-async def _serve(config: WorkerConfig) -> int:
+async def _serve(config: "WorkerConfig") -> int:
     """Both processes import at the same time, as neither does so in less than a second."""
+    from .client import spawn
+
     engine = None if config.hub else await spawn(config.engine)
     try:
         from .server.run import serve

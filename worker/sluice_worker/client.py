@@ -221,7 +221,8 @@ class EngineClient:
 
     def _send(self, message: ToEngine) -> None:
         if self._transport is None or self.closed.is_set():
-            raise EngineDied(self.pulse.death or "the engine process is not running")
+            reason = self.pulse.death or "the engine process is not running"
+            raise EngineDied(reason, retry_after_s=1)
         self._transport.write(encode_frame(message))
 
     # -- called by the socket

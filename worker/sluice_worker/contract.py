@@ -107,7 +107,8 @@ class FirstTokens(Struct, frozen=True):
     """First-token counts of one tick, over all arrivals whose fate was decided in it.
 
     A request refused, timed out, or cancelled after the target counts as over, and one that still
-    waits past the target is counted when it passes the target; each request once.
+    waits past the target is counted when it passes the target; each request once. One that is
+    refused or dropped for a deadline of its own, though the target would be met, is not counted.
     `sketch`: bucket index i -> number of values in (GAMMA**(i-1), GAMMA**i] ms.
     """
 

@@ -208,7 +208,7 @@ class NotReady(Unavailable):
 
 
 class Draining(Unavailable):
-    """The worker is shutting down and takes no new work."""
+    """The worker is shutting down: no new work, and no more time for what is open."""
 
     code = "draining"
 

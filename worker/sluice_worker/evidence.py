@@ -102,6 +102,14 @@ def _older(flights: Mapping[str, Flight], now_s: float, limit_ms: float | None) 
         yield flight
 
 
+def _is_out_of_reach(flight: Flight, now_s: float, limit_ms: float | None, rest_ms: float) -> bool:
+    """Whether `limit_ms` after its arrival is over, or will be after `rest_ms` more."""
+    if limit_ms is None:
+        return False
+    left_ms = limit_ms - (now_s - flight.arrival_s) * 1e3
+    return left_ms <= 0 or left_ms < rest_ms
+
+
 class RecentLengths:
     """Whole lengths of the requests that finished lately. Their sums are kept: exact, as they are
     whole numbers."""
@@ -205,15 +213,26 @@ class Recorder:
         self.num_pending_tokens += num_prompt_tokens
         return flight
 
-    def refuse(self, *, cold: bool = False, is_miss: bool = True) -> None:
-        """A request that is answered 429 or 503 on arrival, and never seen by the engine: over,
-        unless it asked for more than the targets promise (`is_miss`)."""
+    def refuse(self, *, cold: bool = False) -> None:
+        """A request that is answered 429 or 503 on arrival, and never seen by the engine: over."""
         self._tick.arrivals += 1
         self._tick.refused += 1
-        if not is_miss:
-            return
         self._miss("cold" if cold else self._waiting_cause())
         self._count_whole(is_over=True)
+
+    def refuse_for_deadline(self, wait_ms: float, rest_ms: float) -> None:
+        """One whose first token was expected after `wait_ms` for a place and `rest_ms` of work.
+
+        Over where a target was expected to be missed. A client that asks for more than the targets
+        promise is no miss of theirs, or a header would scale the service.
+        """
+        self._tick.arrivals += 1
+        self._tick.refused += 1
+        ttft_ms, e2e_ms = self.slo.ttft_ms, self.slo.e2e_ms
+        if ttft_ms is not None and wait_ms + rest_ms > ttft_ms:
+            self._miss("prefill" if rest_ms > wait_ms else self._waiting_cause())
+        if e2e_ms is not None and wait_ms + rest_ms > e2e_ms:
+            self._count_whole(is_over=True)
 
     def first_token(self, flight: Flight, now_s: float, parts: FirstToken) -> float:
         """The first token was handed over; returns the time it took, in seconds."""
@@ -221,8 +240,8 @@ class Recorder:
         ttft_s = now_s - flight.arrival_s
         if self.step_model is not None:
             seconds = ttft_s - parts.wait_cap_s - parts.wait_kv_s
-            prompt = flight.num_prompt_tokens
-            self._prefill_time.learn(self.step_model, prompt, parts.cached_tokens, seconds)
+            sizes = flight.num_prompt_tokens, parts.cached_tokens
+            self._prefill_time.learn(self.step_model, *sizes, seconds, now_s)
         flight.first_s = flight.last_s = now_s
         flight.num_tokens = 1
         target = self.slo.ttft_ms
@@ -281,21 +300,23 @@ class Recorder:
         """It ended without finishing. That is a miss if the server ended it (`by_server`: failed,
         shed), or if the client left after the target had passed: before its first token of the
         first token's target, and always of the whole's.
+
+        `refused` but not `by_server`: for a deadline of its own that asks for more than the targets
+        promise; such a request counts against none that it has not missed already.
         """
         cause, age_ms = self._cause_so_far(flight, now_s), (now_s - flight.arrival_s) * 1e3
         self._end(flight)
         self._tick.refused += refused
-        if not flight.e2e_decided:
-            e2e_ms = self.slo.e2e_ms
-            self._count_whole(is_over=by_server or (e2e_ms is not None and age_ms > e2e_ms))
+        ttft_ms, e2e_ms = self.slo.ttft_ms, self.slo.e2e_ms
+        is_over = by_server or (e2e_ms is not None and age_ms > e2e_ms)
+        if not flight.e2e_decided and (is_over or not refused):
+            self._count_whole(is_over=is_over)
         if flight.decided:
             return
         flight.decided = True
-        target = self.slo.ttft_ms
-        is_late = target is not None and age_ms > target
-        if by_server or is_late:
+        if by_server or (ttft_ms is not None and age_ms > ttft_ms):
             self._miss(cause)
-        else:
+        elif not refused:
             self._tick.ttft.n += 1
 
     # -- the engine's side
@@ -363,17 +384,21 @@ class Recorder:
         """Waiting requests that can no longer have their first token in time.
 
         In time: within their own deadline, or else within `target_ms`. The rest of their way is one
-        prefill, of which `prefill_ms` tells what few exceed.
+        prefill, of which `prefill_ms` tells what few exceed. Where nothing runs they begin at once,
+        and show whether that is still so.
         """
+        begin_at_once = not self.snapshot.running
         late = []
         for flight in self._waiting.values():
-            limit_ms = flight.ttft_ms or target_ms
-            if limit_ms is None:
-                continue
-            left_ms = limit_ms - (now_s - flight.arrival_s) * 1e3
-            if left_ms <= 0 or left_ms < self.prefill_ms(flight.num_prompt_tokens):
+            rest_ms = 0.0 if begin_at_once else self.prefill_ms(flight.num_prompt_tokens, now_s)
+            if _is_out_of_reach(flight, now_s, flight.ttft_ms or target_ms, rest_ms):
                 late.append(flight)
         return late
+
+    def will_miss(self, flight: Flight, now_s: float) -> bool:
+        """Whether one that waits can no longer have its first token within the target."""
+        rest_ms = self.prefill_ms(flight.num_prompt_tokens, now_s)
+        return _is_out_of_reach(flight, now_s, self.slo.ttft_ms, rest_ms)
 
     def service_s(self) -> float | None:
         """Mean time from admission to end of the requests that finished lately."""
@@ -383,10 +408,10 @@ class Recorder:
         """Mean length of the requests that finished lately, prompt plus output; 0 before."""
         return self._lengths.stats().mean
 
-    def prefill_ms(self, num_tokens: int) -> float:
+    def prefill_ms(self, num_tokens: int, now_s: float) -> float:
         """From admission to the first token sent, with a margin; 0 without a step model."""
         model = self.step_model
-        return 0.0 if model is None else self._prefill_time.upper_ms(model, num_tokens)
+        return 0.0 if model is None else self._prefill_time.upper_ms(model, num_tokens, now_s)
 
     def _count_late(self, end_s: float) -> None:
         """Requests that passed a target in this tick and are not there yet are over, now and

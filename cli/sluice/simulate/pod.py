@@ -11,7 +11,8 @@ from itertools import count
 from math import inf
 
 from sluice_worker.contract import AT_CAP_SHARE, MIN_CHUNK_TOKENS
-from sluice_worker.server.admission import is_full
+from sluice_worker.deadlines import Deadlines
+from sluice_worker.server.admission import is_full, unreachable
 from sluice_worker.server.forecast import Forecast
 from sluice_worker.sizing import blocks_for
 from sluice_worker.steptime import StepRecord
@@ -106,23 +107,21 @@ class Pod(Scraped):
         self._advance(now_s)
         total = blocks_for(request.prompt_tokens + request.max_tokens, params.block_size)
         num_open, state = len(self._open), self.recorder.snapshot
-        if (
-            total > self.pages.num_total
-            or is_full(1, num_open, self.cap, state, params.max_num_queued)
-            or self._is_unreachable(request)
+        if total > self.pages.num_total or is_full(
+            1, num_open, self.cap, state, params.max_num_queued
         ):
             self.recorder.refuse()
             self._num_refused += 1
+            return
+        if params.overload == "Shed" and self._refuse_if_late(request):
             return
         flight = self.recorder.arrive(str(next(self._ids)), now_s, now_s, request.prompt_tokens)
         job = Job(request, flight, Holding(request), request.prompt_tokens)
         self._open[flight.request_id] = job
         self.inbox.append(job)
 
-    def _is_unreachable(self, request: Request) -> bool:
-        """Whether the server refuses it on arrival, because it would be shed later."""
-        if self.params.overload == "Queue" or self.slo.ttft_ms is None or not self._open:
-            return False
+    def _refuse_if_late(self, request: Request) -> bool:
+        """Whether it is refused on arrival, because it would be shed later."""
         state, recorder = self.recorder.snapshot, self.recorder
         forecast = Forecast(
             num_open=len(self._open),
@@ -133,8 +132,15 @@ class Pod(Scraped):
             step_model=recorder.step_model,
             kv_per_seq=0.0,  # of no consequence to the wait
         )
-        rest_ms = recorder.prefill_ms(request.prompt_tokens)
-        return 1e3 * forecast.wait_s(1) + rest_ms > self.slo.ttft_ms
+        prefill_ms = recorder.prefill_ms(request.prompt_tokens, request.t_s)
+        problem = unreachable(
+            Deadlines(), self.slo.ttft_ms, forecast, 1, age_ms=0.0, prefill_ms=prefill_ms
+        )
+        if problem is None:
+            return False
+        recorder.refuse_for_deadline(1e3 * forecast.wait_s(1), prefill_ms)
+        self._num_refused += 1
+        return True
 
     def _advance(self, now_s: float) -> None:
         if self.recorder.is_due(now_s):

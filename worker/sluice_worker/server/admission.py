@@ -73,25 +73,26 @@ def unreachable(
     default_ttft_ms: float | None,
     forecast: Forecast,
     num_new: int,
-    rest_ms: float,
+    *,
+    age_ms: float,
+    prefill_ms: float,
 ) -> tuple[str, float] | None:
-    """Why `num_new` sequences that come now would be late, and the predicted wait in seconds.
+    """Why `num_new` sequences that came `age_ms` ago would be late, and the predicted wait in s.
 
-    `rest_ms`: what a first token takes besides waiting for a place. None: they can be in time, or
-    nothing is known that says otherwise.
+    `prefill_ms`: what a first token takes besides waiting for a place. None: they can be in time,
+    or nothing is known that says otherwise. What is predicted refuses nobody where nothing is open:
+    if it is wrong, only who is let in can correct it.
     """
-    wait_s = forecast.wait_s(num_new)
-    # An idle pod lets a request without a deadline of its own in: were all of a kind refused,
-    # nothing would ever show that they are in time again.
-    default_ms = default_ttft_ms if forecast.num_open else None
-    ttft_ms = deadlines.ttft_ms or default_ms
-    if ttft_ms is not None and 1e3 * wait_s + rest_ms > ttft_ms:
+    wait_s, is_alone = forecast.wait_s(num_new), forecast.num_open == 0
+    first_ms = age_ms + 1e3 * wait_s + prefill_ms
+    ttft_ms = deadlines.ttft_ms or default_ttft_ms
+    if ttft_ms is not None and (age_ms if is_alone else first_ms) > ttft_ms:
         sentence = (
-            f"the first token would come after about {1e3 * wait_s + rest_ms:.0f} ms, "
+            f"the first token would come after about {first_ms:.0f} ms, "
             f"the deadline is {ttft_ms:g} ms"
         )
         return sentence, wait_s
-    tpot_ms = forecast.tpot_ms(num_new)
+    tpot_ms = None if is_alone else forecast.tpot_ms(num_new)
     if deadlines.tpot_ms is not None and tpot_ms is not None and tpot_ms > deadlines.tpot_ms:
         sentence = (
             f"a token takes about {tpot_ms:.1f} ms with those that run now, "

@@ -36,6 +36,7 @@ class Arrival:
             directory = await asyncio.to_thread(self._download)
         except Stopped:
             return None
+        # Where all of it was there already, nothing that looks at `stop` was waited for.
         return None if self._stop.is_set() else directory
 
     def stop(self) -> None:

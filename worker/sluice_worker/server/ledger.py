@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ..errors import RequestError, SluiceError
+from ..errors import DeadlineUnreachable, RequestError, SluiceError
 from ..evidence import Flight, Recorder
 from ..metrics import Statistics
 from ..wire import FinishReason, FirstToken, TokenOut
@@ -68,5 +68,7 @@ class Ledger:
         """The server ended it: shed, failed or died."""
         is_refusal = error.http_status == 429 and flight.first_s is None
         by_server = not isinstance(error, RequestError)
+        if isinstance(error, DeadlineUnreachable):  # its own, and a target's only where that is too
+            by_server = is_refusal and self.recorder.will_miss(flight, now_s)
         self.recorder.drop(flight, now_s, by_server=by_server, refused=is_refusal)
         self.stats.end("error")

@@ -223,6 +223,6 @@ async def _drain(service: Service, api: _Server, inflight: Inflight) -> None:
     api.close_idle()
     if not await inflight.until_empty(limit_s):
         log.warning("cut at the limit", extra={"open_requests": service.client.num_open})
-        cut = Draining("the worker shut down before this was finished", retry_after_s=1)
-        service.client.fail_all(cut)
+        sentence = "the worker shut down before this was finished"
+        service.client.fail_all(Draining(sentence, retry_after_s=1))
         await inflight.until_empty(ANSWER_S)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
@@ -314,36 +313,32 @@ class Service:
             sentence = f"{num_tokens} prompt tokens wait or are computed already"
         else:
             return
-        error = QueueFull(
+        for _ in range(num_new):
+            self.recorder.refuse()
+        self.stats.reject(limit)
+        raise QueueFull(
             f"{sentence}, and {limit} is {getattr(live, limit)}",
             retry_after_s=_retry_after_s(self._forecast().wait_s(num_new)),
         )
-        self._refuse(num_new, limit, error)
 
     def _check_deadlines(
         self, request: Completion, prompts: Sequence[Sequence[int]], arrival_s: float
     ) -> None:
         """Refuse now what would miss its deadline later, and say when to come again."""
-        num_new = len(prompts) * request.sampling.n
-        forecast, target_ms = self._forecast(), self.live.slo.ttft_ms
-        rest_ms = 1e3 * (time.monotonic() - arrival_s)
-        rest_ms += max(self.recorder.prefill_ms(len(ids)) for ids in prompts)
-        problem = unreachable(request.deadlines, self.live.shed_ms, forecast, num_new, rest_ms)
+        num_new, now_s = len(prompts) * request.sampling.n, time.monotonic()
+        age_ms, forecast = 1e3 * (now_s - arrival_s), self._forecast()
+        prefill_ms = max(self.recorder.prefill_ms(len(ids), now_s) for ids in prompts)
+        asked = request.deadlines
+        problem = unreachable(
+            asked, self.live.shed_ms, forecast, num_new, age_ms=age_ms, prefill_ms=prefill_ms
+        )
         if problem is not None:
-            sentence, wait_s = problem
-            error = DeadlineUnreachable(sentence, retry_after_s=_retry_after_s(wait_s))
-            # Who asks for more than the target promises is no miss of it: a header would scale us.
-            expected_ms = 1e3 * forecast.wait_s(num_new) + rest_ms
-            is_miss = target_ms is not None and expected_ms > target_ms
-            self._refuse(num_new, "deadline", error, is_miss=is_miss)
-
-    def _refuse(
-        self, num_new: int, reason: str, error: SluiceError, *, is_miss: bool = True
-    ) -> NoReturn:
-        for _ in range(num_new):
-            self.recorder.refuse(is_miss=is_miss)
-        self.stats.reject(reason)
-        raise error
+            sentence, retry_s = problem
+            wait_ms = 1e3 * forecast.wait_s(num_new)
+            for _ in range(num_new):
+                self.recorder.refuse_for_deadline(wait_ms, age_ms + prefill_ms)
+            self.stats.reject("deadline")
+            raise DeadlineUnreachable(sentence, retry_after_s=_retry_after_s(retry_s))
 
     def _forecast(self) -> Forecast:
         state, recorder = self.recorder.snapshot, self.recorder

@@ -24,6 +24,19 @@ BUSY = Forecast(
 )
 
 
+def refusal(
+    asked: Deadlines,
+    shed_ms: float | None = None,
+    load: Forecast = BUSY,
+    num_new: int = 1,
+    *,
+    age_ms: float = 0.0,
+    prefill_ms: float = 0.0,
+) -> tuple[str, float] | None:
+    """Why newcomers are refused, by default by a pod that is busy and does not shed."""
+    return unreachable(asked, shed_ms, load, num_new, age_ms=age_ms, prefill_ms=prefill_ms)
+
+
 def test_the_wait_is_the_departures_that_it_takes() -> None:
     assert BUSY.wait_s(1) == 7 * 2.0 / 4
     assert BUSY.wait_s(3) == 9 * 2.0 / 4
@@ -38,7 +51,7 @@ def test_who_waits_for_memory_below_the_cap_counts_the_places_that_there_are() -
 def test_nothing_known_refuses_nobody() -> None:
     unknown = replace(BUSY, service_s=None, step_model=None)
     assert unknown.wait_s(5) == 0
-    assert unreachable(Deadlines(1.0, 1.0), None, unknown, 5, 0.0) is None
+    assert refusal(Deadlines(1.0, 1.0), load=unknown, num_new=5) is None
 
 
 @given(st.integers(0, 50), st.integers(1, 20), st.integers(0, 20), st.floats(0.01, 100))
@@ -53,8 +66,8 @@ def test_a_wait_grows_with_the_queue_and_is_none_below_the_cap(
 
 
 def test_a_first_token_deadline_is_refused_with_the_predicted_wait() -> None:
-    assert unreachable(Deadlines(ttft_ms=3600), None, BUSY, 1, 50.0) is None
-    problem = unreachable(Deadlines(ttft_ms=3500), None, BUSY, 1, 50.0)
+    assert refusal(Deadlines(ttft_ms=3600), age_ms=10, prefill_ms=40) is None
+    problem = refusal(Deadlines(ttft_ms=3500), age_ms=10, prefill_ms=40)
     assert problem is not None
     assert problem[1] == 3.5
     assert "3550 ms" in problem[0]
@@ -62,24 +75,28 @@ def test_a_first_token_deadline_is_refused_with_the_predicted_wait() -> None:
 
 
 def test_a_request_without_a_deadline_has_that_of_the_pod_where_it_sheds() -> None:
-    assert unreachable(Deadlines(), None, BUSY, 1, 1e9) is None
-    assert unreachable(Deadlines(), 3000.0, BUSY, 1, 50.0) is not None
-    assert unreachable(Deadlines(ttft_ms=9000), 3000.0, BUSY, 1, 50.0) is None
-
-
-def test_an_idle_pod_lets_in_what_it_expects_to_be_late_or_would_never_learn_better() -> None:
-    idle = replace(BUSY, num_open=0, num_running=0, num_waiting=0)
-    assert unreachable(Deadlines(), 500.0, idle, 1, 2000.0) is None
-    assert unreachable(Deadlines(), 500.0, replace(idle, num_open=1), 1, 2000.0) is not None
-    assert unreachable(Deadlines(ttft_ms=500), None, idle, 1, 2000.0) is not None
+    assert refusal(Deadlines(), prefill_ms=1e9) is None
+    assert refusal(Deadlines(), 3000.0, prefill_ms=50) is not None
+    assert refusal(Deadlines(ttft_ms=9000), 3000.0, prefill_ms=50) is None
 
 
 def test_a_token_deadline_counts_everyone_that_decodes() -> None:
-    # 4 decodes: 5 + 4 * (1 + 0.01 * 100) = 13 ms; alone 7 ms.
-    assert unreachable(Deadlines(tpot_ms=13.1), None, BUSY, 1, 0.0) is None
-    assert unreachable(Deadlines(tpot_ms=12.9), None, BUSY, 1, 0.0) is not None
+    # 4 decodes: 5 + 4 * (1 + 0.01 * 100) = 13 ms; two 9 ms.
+    assert refusal(Deadlines(tpot_ms=13.1)) is None
+    assert refusal(Deadlines(tpot_ms=12.9)) is not None
+    one_runs = replace(BUSY, num_open=1, num_running=1, num_waiting=0)
+    assert refusal(Deadlines(tpot_ms=9.1), load=one_runs) is None
+    assert refusal(Deadlines(tpot_ms=8.9), load=one_runs) is not None
+
+
+def test_where_nothing_is_open_only_time_that_has_gone_refuses() -> None:
+    """A forecast that is wrong is corrected by who comes in, so it may not keep everybody out."""
     idle = replace(BUSY, num_open=0, num_running=0, num_waiting=0)
-    assert unreachable(Deadlines(tpot_ms=7.1), None, idle, 1, 0.0) is None
+    assert refusal(Deadlines(50.0, 1.0), load=idle, num_new=9, prefill_ms=1e4) is None
+    assert refusal(Deadlines(), 50.0, load=idle, prefill_ms=1e4, age_ms=49) is None
+    assert refusal(Deadlines(), 50.0, load=idle, age_ms=51) is not None
+    one_runs = replace(idle, num_open=1, num_running=1)
+    assert refusal(Deadlines(), 50.0, load=one_runs, prefill_ms=1e4) is not None
 
 
 def test_fields_and_headers_mean_the_same() -> None:

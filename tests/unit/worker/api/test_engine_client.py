@@ -59,10 +59,12 @@ async def test_a_panic_is_told_to_everybody_with_its_reason_and_ends_readiness_a
     assert [str(sink.error) for sink in sinks] == [
         "the engine process failed: IndexError: oops"
     ] * 2
+    assert [sink.error.retry_after_s for sink in sinks if sink.error] == [1, 1]
     verdict = pulse.readiness(time.monotonic(), 1e9)
     assert (verdict.ok, verdict.reason) == (False, str(sinks[0].error))
-    with pytest.raises(EngineDied):
+    with pytest.raises(EngineDied) as refused:
         client.submit(Submit("2", [1], 1, 0.0, 0, False, [], 0, 0.0), Sink())
+    assert refused.value.retry_after_s == 1
 
 
 async def test_an_integrity_answer_after_its_deadline_does_not_break_the_connection(

@@ -7,12 +7,12 @@ import sys
 from sluice_worker.client import spawn
 from sluice_worker.config import EngineConfig
 
-IMPORTED = "import json, sys, {}; print(json.dumps(list(sys.modules)))"
+IMPORTED = "import sys, {}; before = list(sys.modules); import json; print(json.dumps(before))"
 
 
-def imported_by(module: str) -> set[str]:
-    """The packages that a process has imported after it imported `module`."""
-    code = IMPORTED.format(module)
+def imported_by(modules: str) -> set[str]:
+    """The packages that a process has imported after it imported `modules`."""
+    code = IMPORTED.format(modules)
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     return {name.partition(".")[0] for name in json.loads(told.stdout)}
 
@@ -21,8 +21,13 @@ def test_nothing_heavy_is_imported_before_the_engine_process_starts_nor_by_it_be
     None
 ):
     heavy = {"torch", "fastapi", "uvicorn", "pydantic", "jinja2", "tokenizers", "httpx", "numpy"}
-    assert not heavy & imported_by("sluice_worker.__main__")
+    first = [f"sluice_worker.{name}" for name in ("__main__", "client", "config", "server.logs")]
+    assert not heavy & imported_by(", ".join(first))
     assert not heavy & imported_by("sluice_worker.engine_process")
+
+
+def test_sigterm_is_heard_before_anything_that_takes_long_to_import() -> None:
+    assert not {"asyncio", "logging", "msgspec", "uvloop"} & imported_by("sluice_worker.__main__")
 
 
 def test_the_api_process_imports_neither_torch_nor_an_http_client() -> None:

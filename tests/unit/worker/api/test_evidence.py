@@ -20,8 +20,11 @@ from sluice_worker.contract import (
     decode,
     encode,
 )
+from sluice_worker.errors import DeadlineUnreachable
 from sluice_worker.evidence import Flight, Recorder, largest_part
+from sluice_worker.metrics import Statistics
 from sluice_worker.open_tick import bucket
+from sluice_worker.server.ledger import Ledger
 from sluice_worker.wire import FirstToken, Snapshot, StepReport, TokenOut
 
 SLO = Slo(ttft_ms=500, itl_ms=50, e2e_ms=1000)
@@ -144,11 +147,39 @@ def test_a_refusal_is_an_arrival_that_is_over() -> None:
     assert tick.ttft.by == Causes(cap=1, cold=1)
 
 
-def test_who_asks_for_more_than_the_targets_promise_is_no_miss_of_theirs() -> None:
+@pytest.mark.parametrize(
+    ("wait_ms", "rest_ms", "by", "e2e"),
+    [
+        (10.0, 20.0, Causes(), 0),  # a client that asks for more than the targets promise
+        (400.0, 200.0, Causes(cap=1), 0),
+        (200.0, 400.0, Causes(prefill=1), 0),
+        (900.0, 200.0, Causes(cap=1), 1),
+    ],
+)
+def test_a_refused_deadline_is_over_only_where_a_target_would_be(
+    wait_ms: float, rest_ms: float, by: Causes, e2e: int
+) -> None:
     recorder = create_recorder()
-    recorder.refuse(is_miss=False)
+    recorder.refuse_for_deadline(wait_ms, rest_ms)
     (tick,) = close(recorder, 2.0)
-    assert (tick.arrivals, tick.refused, tick.ttft.n, tick.ttft.over, tick.e2e.n) == (1, 1, 0, 0, 0)
+    over = by.cap + by.prefill
+    assert (tick.arrivals, tick.refused, tick.ttft.n, tick.ttft.over) == (1, 1, over, over)
+    assert tick.ttft.by == by
+    assert (tick.e2e.n, tick.e2e.over) == (e2e, e2e)
+
+
+@pytest.mark.parametrize(("dropped_s", "over"), [(0.1, 0), (0.45, 1), (0.6, 1)])
+def test_a_dropped_deadline_is_over_only_where_the_target_is_out_of_reach(
+    dropped_s: float, over: int
+) -> None:
+    recorder = create_recorder()
+    recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
+    ledger = Ledger(recorder, Statistics(SLO, 0.0))
+    flight = recorder.arrive("hasty", 0.0, 0.0, 90, ttft_ms=100.0)  # the target is 500 ms
+    ledger.fail(flight, DeadlineUnreachable("too late"), dropped_s)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.arrivals, tick.refused, tick.ttft.n, tick.ttft.over) == (1, 1, over, over)
+    assert (tick.e2e.n, tick.e2e.over) == (over, over)
 
 
 def test_a_wait_for_memory_is_not_booked_to_the_cap() -> None:
@@ -326,6 +357,7 @@ def test_throttling_is_the_growth_within_the_tick() -> None:
 def test_hopeless_is_who_cannot_be_prefilled_in_time_any_more() -> None:
     recorder = create_recorder()
     recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
+    recorder.observe(Snapshot(4, 2, 0, 0, 0, 8, 0, 0, 0, 0))
     recorder.arrive("long", 0.0, 0.0, 300)
     recorder.arrive("short", 0.0, 0.0, 10)
     assert [flight.request_id for flight in recorder.hopeless(0.1, 500)] == []
@@ -399,27 +431,76 @@ def test_whatever_happens_each_arrival_is_counted_once(
     assert msgspec.json.decode(encode(evidence))
 
 
-def test_hopeless_learns_that_prefills_take_longer_among_decodes() -> None:
+MODEL = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
+"""90 tokens take 100 ms alone."""
+BUSY = Snapshot(4, 0, 0, 0, 0, 8, 0, 0, 0, 0)
+
+
+def serve(
+    recorder: Recorder, seconds: float, now_s: float, *, prompt: int = 90, cached: int = 0
+) -> None:
+    """A request whose first token comes at `now_s`, after so many seconds of nothing but work."""
+    flight = recorder.arrive(f"served at {now_s}", now_s - seconds, now_s - seconds, prompt)
+    recorder.first_token(flight, now_s, FirstToken(0.0, 0.0, seconds, cached))
+    recorder.finish(flight, now_s)
+
+
+def create_learned(model: StepModel = MODEL) -> Recorder:
     recorder = create_recorder()
-    recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
-    for i in range(200):
-        flight = recorder.arrive(str(i), 0.0, 0.0, 90)
-        recorder.first_token(flight, 0.3, NO_WAIT)  # three times the 100 ms predicted
+    recorder.step_model = model
+    return recorder
+
+
+def test_hopeless_learns_that_prefills_take_longer_among_decodes() -> None:
+    recorder = create_learned()
+    for _ in range(200):
+        serve(recorder, 0.3, 1.0)  # three times the 100 ms predicted
     recorder.arrive("next", 1.0, 1.0, 90)
+    recorder.observe(BUSY)
     assert recorder.hopeless(1.19, 500) == []
-    assert [flight.request_id for flight in recorder.hopeless(1.21, 500)] == ["next"]
+    assert [flight.request_id for flight in recorder.hopeless(1.22, 500)] == ["next"]
+
+
+def test_where_nothing_runs_who_waits_begins_at_once_whatever_is_expected() -> None:
+    recorder = create_learned()
+    for _ in range(200):
+        serve(recorder, 0.3, 1.0)
+    recorder.arrive("next", 1.0, 1.0, 90)
+    assert recorder.hopeless(1.4, 500) == []
+    assert len(recorder.hopeless(1.51, 500)) == 1
 
 
 def test_prefills_that_vary_are_expected_to_take_longer_than_their_mean() -> None:
-    recorder = create_recorder()
-    recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
+    recorder = create_learned()
     chance = random.Random(2)
     num_covered = 0
     for i in range(1000):
-        seconds = chance.uniform(0.1, 0.3)
-        num_covered += 1e3 * seconds <= recorder.prefill_ms(90)
-        recorder.first_token(recorder.arrive(str(i), 0.0, 0.0, 90), seconds, NO_WAIT)
+        seconds, now_s = chance.uniform(0.1, 0.3), 1.0 + i / 10
+        num_covered += 1e3 * seconds <= recorder.prefill_ms(90, now_s)
+        serve(recorder, seconds, now_s)
     assert 0.85 * 1000 <= num_covered < 1000
+
+
+def test_what_short_prompts_take_beside_their_prefill_is_added_to_long_ones_and_no_factor() -> None:
+    recorder = create_learned(StepModel(a=2.0, b=0.0, c=0.0, d=0.15, n=9, resid_q=1.0))
+    chance = random.Random(5)
+    for i in range(400):  # 3 ms alone
+        serve(recorder, chance.uniform(0.02, 0.08), 1.0 + i / 40, prompt=5)
+    alone_ms = 2 + 0.15 * 900
+    assert recorder.prefill_ms(5, 11.0) > 40
+    assert recorder.prefill_ms(900, 11.0) < alone_ms + 200  # all of 20 times would be 2,740
+
+
+def test_prompts_that_are_kept_out_are_let_in_again_while_others_go_on() -> None:
+    """Nobody of their length could teach that it has become quicker."""
+    recorder = create_learned()
+    for i in range(100):
+        serve(recorder, 3.0, i / 10, prompt=890)  # of 0.9 s alone
+    assert recorder.prefill_ms(890, 10.0) > 2500
+    for i in range(600):
+        serve(recorder, 0.012, 10.0 + i / 10, prompt=2)
+    assert recorder.prefill_ms(890, 70.0) < 1800
+    assert recorder.prefill_ms(890, 250.0) < 1000
 
 
 def test_a_deadline_of_its_own_decides_when_a_request_is_hopeless() -> None:
@@ -433,13 +514,11 @@ def test_a_deadline_of_its_own_decides_when_a_request_is_hopeless() -> None:
 
 
 def test_what_the_prefix_cache_gives_is_not_expected_to_be_computed() -> None:
-    recorder = create_recorder()
-    recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
-    assert recorder.prefill_ms(90) == 100
+    recorder = create_learned()
+    assert recorder.prefill_ms(90, 0.0) == 100
     for i in range(100):
-        flight = recorder.arrive(str(i), 0.0, 0.0, 90)
-        recorder.first_token(flight, 0.02, FirstToken(0.0, 0.0, 0.02, 81))
-    assert recorder.prefill_ms(90) < 25
+        serve(recorder, 0.02, 1.0 + i / 10, cached=81)
+    assert recorder.prefill_ms(90, 11.0) < 25
 
 
 def test_service_time_is_that_of_the_requests_that_ended_lately() -> None:

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from sluice_worker.contract import Slo, Tick
-from sluice_worker.errors import Shed
+from sluice_worker.errors import DeadlineUnreachable, Shed, SluiceError
 from sluice_worker.evidence import Recorder
 from sluice_worker.metrics import Statistics
 from sluice_worker.protocol import parse_completion
@@ -19,8 +19,11 @@ from .tiny import write_tokenizer
 HOUR_MS = 3.6e6
 
 
-def left(directory: Path, *, is_shed: bool) -> Tick:
-    """The tick of a request of three sequences that nobody reads any more, the first one shed."""
+def left(directory: Path, dropped: SluiceError | None = None) -> Tick:
+    """The tick of a request of three sequences that nobody reads any more.
+
+    `dropped`: why its first one was, if it was.
+    """
     write_tokenizer(directory / "tokenizer.json")
     tokenizer, now_s = Tokenizer(directory), time.monotonic()
     recorder = Recorder("boot", now_s, 1000.0)
@@ -36,8 +39,8 @@ def left(directory: Path, *, is_shed: bool) -> Tick:
     flights = [recorder.arrive(str(i), now_s, now_s, 1) for i in range(3)]
     choices = [Choice(i, f, text, (1,), counts_prompt=i == 0) for i, f in enumerate(flights)]
     sinks = [generation.add(choice) for choice in choices]
-    if is_shed:
-        sinks[0].ended("error", Shed("too late"))
+    if dropped is not None:
+        sinks[0].ended("error", dropped)
     generation.leave()
     generation.leave()
     assert aborted == ["0", "1", "2"]
@@ -59,10 +62,17 @@ def test_a_scored_prompt_ends_by_its_length_whatever_token_would_have_come(tmp_p
 
 
 def test_a_client_that_leaves_in_time_has_missed_nothing(tmp_path: Path) -> None:
-    tick = left(tmp_path, is_shed=False)
+    tick = left(tmp_path)
     assert (tick.refused, tick.ttft.n, tick.ttft.over, tick.e2e.over) == (0, 3, 0, 0)
 
 
 def test_all_sequences_of_a_request_that_was_shed_have_missed(tmp_path: Path) -> None:
-    tick = left(tmp_path, is_shed=True)
+    tick = left(tmp_path, Shed("too late"))
     assert (tick.refused, tick.ttft.n, tick.ttft.over, tick.e2e.over) == (3, 3, 3, 3)
+
+
+def test_no_sequence_of_a_request_has_missed_that_asked_for_more_than_the_targets(
+    tmp_path: Path,
+) -> None:
+    tick = left(tmp_path, DeadlineUnreachable("too late"))
+    assert (tick.arrivals, tick.refused, tick.ttft.n, tick.e2e.n) == (3, 3, 0, 0)

@@ -48,7 +48,7 @@ class Hub:
 
     `cuts`: for a file, after how many bytes each of its next answers breaks off. `answers`: for a
     path's end, statuses and headers of its next answers. `corrupt`: files sent with a wrong byte.
-    `gate`: while it is cleared, large files stop half-way.
+    `gate`: while it is cleared, large files stop half-way; `listing_gate`: no listing is answered.
     """
 
     files: dict[str, bytes]
@@ -63,11 +63,13 @@ class Hub:
     corrupt: set[str] = field(default_factory=set)
     seen: list[Seen] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
+    listing_gate: threading.Event = field(default_factory=threading.Event)
     url: str = ""
     cdn_url: str = ""
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self.listing_gate.set()
 
     def fetched(self, name: str) -> list[Seen]:
         """The requests for the content of a file that the last host answered."""
@@ -141,6 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         if revision not in ("main", self.hub.commit):
             self._reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
         else:
+            self.hub.listing_gate.wait(30)
             self._reply(200, json.dumps(self.hub.listing(blobs=blobs)).encode(), {})
 
     def _resolve(self, name: str, authorization: str) -> None:
