@@ -1,14 +1,18 @@
 """Files of a checkpoint directory: regular ones, inside it, and nothing else. No torch."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from .errors import CheckpointError
 
 GENERATION_CONFIG = "generation_config.json"
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
 MAX_JSON_BYTES = 64 << 20
 """A tokenizer of 256 k entries takes about 20 MiB; an index of a thousand shards less."""
+_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
 
 
 def checkpoint_dir(model: str) -> Path:
@@ -47,6 +51,18 @@ def read_json(directory: Path, name: str) -> Mapping[str, object]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{name}: not a JSON object.")
     return value
+
+
+def shard_names(index: Mapping[str, object]) -> list[str]:
+    """The files that an index names; CheckpointError if one is no safetensors file beside it."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, Mapping) or not weight_map:
+        raise CheckpointError(f"{INDEX}: weight_map is missing.")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if not _SHARD.fullmatch(name):
+            raise CheckpointError(f"{INDEX}: {name[:128]} is not a safetensors file beside it.")
+    return names
 
 
 def eos_token_ids(directory: Path, config: Mapping[str, object]) -> frozenset[int]:

@@ -10,9 +10,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .errors import CheckpointError
-from .files import inside, read_json
+from .files import INDEX, WEIGHTS, inside, read_json, shard_names
 
-INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 # Written by older exporters, and computed here: reading them would change nothing.
 _IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
@@ -126,17 +125,10 @@ def _open(directory: Path, name: str) -> _SafeFile:
 
 def _file_names(directory: Path) -> list[str]:
     if (directory / INDEX).exists():
-        weight_map = read_json(directory, INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(f"{INDEX}: weight_map is missing.")
-        names = sorted({str(name) for name in weight_map.values()})
-        for name in names:
-            if not name.endswith(".safetensors"):
-                raise CheckpointError(f"{INDEX}: {name[:128]} is not a safetensors file.")
-        return names
-    if (directory / "model.safetensors").exists():
-        return ["model.safetensors"]
+        return shard_names(read_json(directory, INDEX))
+    if (directory / WEIGHTS).exists():
+        return [WEIGHTS]
     pickles = sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLES)
     if pickles:
         raise CheckpointError(f"{pickles[0]}: only safetensors are read; convert the checkpoint.")
-    raise CheckpointError(f"model.safetensors: missing in {directory}.")
+    raise CheckpointError(f"{WEIGHTS}: missing in {directory}.")

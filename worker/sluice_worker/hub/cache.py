@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError, DownloadError
-from .listing import INDEX, REQUIRED, WEIGHTS, RemoteFile, shard_names
+from ..files import INDEX, WEIGHTS, shard_names
+from .listing import REQUIRED, RemoteFile
 from .reference import HubModel
 
 log = logging.getLogger(__name__)

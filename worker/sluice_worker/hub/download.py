@@ -11,9 +11,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from ..errors import DownloadError
-from ..files import read_json
+from ..files import INDEX, read_json
 from .cache import Cache
-from .listing import INDEX, Listing, RemoteFile, small_files, total_bytes, weight_files
+from .listing import Listing, RemoteFile, small_files, total_bytes, weight_files
 from .reference import Access, HubModel
 from .site import Site, Transient
 from .transfer import Patience, Transfer

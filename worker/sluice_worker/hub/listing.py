@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import CheckpointError, DownloadError
+from ..files import INDEX, WEIGHTS, shard_names
 
-INDEX = "model.safetensors.index.json"
-WEIGHTS = "model.safetensors"
 REQUIRED = ("config.json", "tokenizer.json")
 OPTIONAL = (
     "generation_config.json",
@@ -25,7 +24,6 @@ OPTIONAL = (
     "chat_template.json",
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
 _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
@@ -96,18 +94,6 @@ def weight_files(
     if missing:
         raise CheckpointError(f"{repo}: {INDEX} names {missing[0]}, which is not there.")
     return tuple(listing.files[name] for name in names)
-
-
-def shard_names(index: Mapping[str, object]) -> list[str]:
-    """The files that an index names; CheckpointError if one is no safetensors file beside it."""
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, Mapping) or not weight_map:
-        raise CheckpointError(f"{INDEX}: weight_map is missing.")
-    names = sorted({str(name) for name in weight_map.values()})
-    for name in names:
-        if not _SHARD.fullmatch(name):
-            raise CheckpointError(f"{INDEX}: {name[:128]} is not a safetensors file beside it.")
-    return names
 
 
 def total_bytes(files: Iterable[RemoteFile]) -> int:

@@ -202,7 +202,7 @@ struct Pod {
     step.ends_s = now_s + (step.step_ms + config.between_ms) / 1e3;
     step.epoch = epoch, step.decodes = decodes, step.kv_tokens = kv, step.prefill = prefill;
     step.num_running = running.size();
-    step.at_cap = step.num_running >= 0.9 * cap;
+    step.at_cap = step.num_running >= config.at_cap_share * cap;
     step.is_under_way = true;
   }
   double factor(double now_s) {

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from sluice_worker import steptime
 from sluice_worker.contract import (
+    AT_CAP_SHARE,
     MIN_CHUNK_TOKENS,
     SKETCH_GAMMA,
     SMOOTH_SHARE,
@@ -163,6 +164,7 @@ def _config(params: Params, slo: Slo, cap: int, epoch: int, start_s: float) -> l
         log_gamma=math.log(SKETCH_GAMMA),
         smallest_ms=SMALLEST_MS,
         smooth_share=SMOOTH_SHARE,
+        at_cap_share=AT_CAP_SHARE,
         cap=cap,
         epoch=epoch,
         num_blocks=params.kv_tokens // params.block_size,

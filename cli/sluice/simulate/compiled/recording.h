@@ -12,6 +12,7 @@ struct Config {
   double a, b, c, d, between_ms, leak_per_hour, spell_factor;
   double ttft_ms, itl_ms, e2e_ms;  // infinity: no target
   double start_s, tick_s, refit_s, log_gamma, smallest_ms, smooth_share;
+  double at_cap_share;
   int64_t cap, epoch, num_blocks, block_size, caching, max_num_batched_tokens, max_num_queued;
   int64_t min_chunk, has_spells;
 };

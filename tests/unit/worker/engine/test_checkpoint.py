@@ -87,7 +87,7 @@ def index(*, file_name: str) -> Callable[[Path], None]:
         (only_pickle, "pytorch_model.bin: only safetensors are read"),
         (fifo, "model.safetensors: not a regular file"),
         (link_outside, "model.safetensors: leads outside"),
-        (index(file_name="../other.safetensors"), "leads outside"),
+        (index(file_name="../other.safetensors"), "is not a safetensors file beside it"),
         (index(file_name="absent.safetensors"), "absent.safetensors: missing"),
         (index(file_name="weights.bin"), "weights.bin is not a safetensors file"),
     ],
