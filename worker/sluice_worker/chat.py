@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from .errors import RequestError, UnsupportedParameter
+from .json_body import convert, parse_object
 from .protocol import (
     NEUTRAL,
     AnswerFields,
@@ -19,8 +20,6 @@ from .protocol import (
     Name,
     Tokens,
     answer_of,
-    convert,
-    parse_object,
     refuse_unsupported,
 )
 from .sampling_params import OPENAI, Defaults, NumLogprobs, resolve

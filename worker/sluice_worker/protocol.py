@@ -7,12 +7,9 @@ log, as vLLM does, because some clients depend on that.
 
 import json
 import logging
-import math
-import re
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,6 +17,7 @@ from msgspec import Meta, Struct
 from .contract import MAX_MS
 from .deadlines import Deadlines
 from .errors import RequestError, UnsupportedParameter
+from .json_body import checked, convert, parse_object, printable
 from .sampling_params import (
     OPENAI,
     Defaults,
@@ -31,7 +29,6 @@ from .sampling_params import (
 )
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 MAX_SEQUENCES = 1024
 """Sequences of one request (prompts x n): bounded before anything is allocated for them."""
@@ -343,7 +340,7 @@ def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
     for name, value in [*fields.items(), *(parameters or {}).items()]:
         target = _RENAMED.get(name) or name
         if target in merged:
-            raise RequestError(f"{target} is given twice", param=_printable(name))
+            raise RequestError(f"{target} is given twice", param=printable(name))
         merged[target] = value
     return merged
 
@@ -370,17 +367,10 @@ def _prompts(prompt: str | list[Any], param: str) -> tuple[str | tuple[int, ...]
             f"{len(prompt)} prompts are over the limit of {MAX_SEQUENCES} sequences", param=param
         )
     if isinstance(first, str):
-        return tuple(_checked(prompt, list[str], param))
+        return tuple(checked(prompt, list[str], param))
     if isinstance(first, list):
-        return tuple(tuple(ids) for ids in _checked(prompt, list[list[TokenId]], param))
-    return (tuple(_checked(prompt, list[TokenId], param)),)
-
-
-def _checked(value: object, kind: type[T], param: str) -> T:
-    try:
-        return _typed(value, kind)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"{param}: {_sentence(error)}", param=param) from error
+        return tuple(tuple(ids) for ids in checked(prompt, list[list[TokenId]], param))
+    return (tuple(checked(prompt, list[TokenId], param)),)
 
 
 def refuse_unsupported(
@@ -405,122 +395,3 @@ def refuse_unsupported(
 def _is_same(value: object, item: object) -> bool:
     """Equal as JSON is: true is not 1."""
     return value == item and isinstance(value, bool) == isinstance(item, bool)
-
-
-_PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
-
-
-def convert(fields: Mapping[str, Any], kind: type[T]) -> T:
-    """`fields` as `kind`; raises RequestError naming the field."""
-    try:
-        return _typed(fields, kind)
-    except msgspec.ValidationError as error:
-        text = str(error)
-        missing = re.search(r"missing required field `(.*?)`", text)
-        path = _PATH.search(text)
-        steps = [found[1].removeprefix(".") for found in (path, missing) if found]
-        param = ".".join(steps) or "body"
-        name = re.split(r"\W", param)[0]
-        raise RequestError(f"{param}: {_sentence(error)}", param=name) from error
-
-
-def _typed(value: object, kind: type[T]) -> T:
-    """`value` as `kind`, in which 3.0 is an integer, as JSON Schema has it and clients send it.
-
-    Fields within objects stay as they came: a template may print them.
-    """
-    try:
-        return msgspec.convert(value, type=kind, str_keys=True)
-    except msgspec.ValidationError:
-        if isinstance(value, dict):
-            whole: object = {name: _whole(item) for name, item in value.items()}
-        else:
-            whole = _whole(value)
-        return msgspec.convert(whole, type=kind, str_keys=True)
-
-
-def _whole(value: object, depth: int = 2) -> object:
-    """`value`, or what lists of at most `depth` levels hold, with integers as such."""
-    if isinstance(value, list) and depth:
-        return [_whole(item, depth - 1) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _sentence(error: msgspec.ValidationError) -> str:
-    """msgspec's message without its path, which the caller puts in front."""
-    text = _PATH.sub("", str(error))
-    return "this field is required" if "missing required field" in text else text
-
-
-class _NotFinite:
-    """Stands for NaN or an infinity until the hook below can name the field that holds it."""
-
-
-def parse_object(body: bytes) -> dict[str, Any]:
-    """`body` as a JSON object, strictly: UTF-8, no NaN, no infinity, no duplicate key, no lone
-    surrogate, bounded depth and digits; raises RequestError naming the field where there is one.
-    """
-    try:
-        text = body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not UTF-8 (byte {error.start})") from error
-    strays: list[str] = []
-
-    def stray(digits: str) -> object:
-        strays.append(digits)
-        return _NotFinite
-
-    def finite(digits: str) -> object:
-        value = float(digits)
-        return value if math.isfinite(value) else stray(digits)
-
-    try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_object_with_surrogates if "\\u" in text else _object,
-            parse_constant=stray,
-            parse_float=finite,
-        )
-    except RecursionError as error:
-        raise RequestError("the body is nested too deeply") from error
-    except json.JSONDecodeError as error:
-        raise RequestError(f"the body is not JSON: {error}") from error
-    except ValueError as error:  # Python's bound on the digits of one integer
-        raise RequestError("the body holds a number of more than 4,300 digits") from error
-    if strays:
-        raise RequestError("the body holds a number that is not finite")
-    if not isinstance(value, dict):
-        raise RequestError("the body must be a JSON object")
-    return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise RequestError(f"the field {_printable(name)} is given twice", param=_printable(name))
-    for name, value in pairs:
-        if value is _NotFinite or (isinstance(value, list) and _NotFinite in value):
-            raise RequestError(f"{_printable(name)} is not a finite number", param=_printable(name))
-    return fields
-
-
-def _object_with_surrogates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """As `_object`, for texts with escapes: a lone surrogate is no text and cannot be encoded."""
-    for name, value in pairs:
-        if _has_surrogate(name) or _has_surrogate(value):
-            raise RequestError(
-                f"{_printable(name)} holds a lone surrogate, which is no character",
-                param=_printable(name),
-            )
-    return _object(pairs)
-
-
-def _has_surrogate(value: object) -> bool:
-    if isinstance(value, list):
-        return any(map(_has_surrogate, value))
-    return isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value)
-
-
-def _printable(name: str) -> str:
-    return name[:64].encode("ascii", "backslashreplace").decode()

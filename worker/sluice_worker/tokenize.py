@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from .chat import CHAT_NEUTRAL, Conversation, ConversationFields, parse_conversation
 from .errors import RequestError
-from .protocol import Name, convert, parse_object, refuse_unsupported
+from .json_body import convert, parse_object
+from .protocol import Name, refuse_unsupported
 from .sampling_params import TokenId
 
 

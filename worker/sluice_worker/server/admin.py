@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from ..contract import RuntimePatch, encode
 from ..errors import RequestError
-from ..protocol import convert, parse_object
+from ..json_body import convert, parse_object
 from .guards import JSON, PROBE_PATHS, read_body
 from .service import Service
 

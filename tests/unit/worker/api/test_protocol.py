@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sluice_worker.errors import RequestError, UnsupportedParameter
+from sluice_worker.json_body import parse_object
 from sluice_worker.protocol import (
     MAX_SEQUENCES,
     NEUTRAL,
     CompletionBody,
     parse_completion,
     parse_generate,
-    parse_object,
 )
 
 

@@ -1,0 +1,140 @@
+"""The bytes of a body -> a JSON object -> a typed struct, or a 400 naming the field. Pure."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import RequestError
+
+T = TypeVar("T")
+_PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
+
+
+class _NotFinite:
+    """Stands for NaN or an infinity until the hook below can name the field that holds it."""
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """`body` as a JSON object, strictly: UTF-8, no NaN, no infinity, no duplicate key, no lone
+    surrogate, bounded depth and digits; raises RequestError naming the field where there is one.
+    """
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8 (byte {error.start})") from error
+    strays: list[str] = []
+
+    def stray(digits: str) -> object:
+        strays.append(digits)
+        return _NotFinite
+
+    def finite(digits: str) -> object:
+        value = float(digits)
+        return value if math.isfinite(value) else stray(digits)
+
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_object_with_surrogates if "\\u" in text else _object,
+            parse_constant=stray,
+            parse_float=finite,
+        )
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+    except ValueError as error:  # Python's bound on the digits of one integer
+        raise RequestError("the body holds a number of more than 4,300 digits") from error
+    if strays:
+        raise RequestError("the body holds a number that is not finite")
+    if not isinstance(value, dict):
+        raise RequestError("the body must be a JSON object")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise RequestError(f"the field {printable(name)} is given twice", param=printable(name))
+    for name, value in pairs:
+        if value is _NotFinite or (isinstance(value, list) and _NotFinite in value):
+            raise RequestError(f"{printable(name)} is not a finite number", param=printable(name))
+    return fields
+
+
+def _object_with_surrogates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As `_object`, for texts with escapes: a lone surrogate is no text and cannot be encoded."""
+    for name, value in pairs:
+        if _has_surrogate(name) or _has_surrogate(value):
+            raise RequestError(
+                f"{printable(name)} holds a lone surrogate, which is no character",
+                param=printable(name),
+            )
+    return _object(pairs)
+
+
+def _has_surrogate(value: object) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_surrogate, value))
+    return isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def printable(name: str) -> str:
+    """The start of a field's name, which a client chose, as ASCII."""
+    return name[:64].encode("ascii", "backslashreplace").decode()
+
+
+def convert(fields: Mapping[str, Any], kind: type[T]) -> T:
+    """`fields` as `kind`; raises RequestError naming the field."""
+    try:
+        return _typed(fields, kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        missing = re.search(r"missing required field `(.*?)`", text)
+        path = _PATH.search(text)
+        steps = [found[1].removeprefix(".") for found in (path, missing) if found]
+        param = ".".join(steps) or "body"
+        name = re.split(r"\W", param)[0]
+        raise RequestError(f"{param}: {_sentence(error)}", param=name) from error
+
+
+def checked(value: object, kind: type[T], param: str) -> T:
+    """`value` of the field `param` as `kind`; raises RequestError naming the field."""
+    try:
+        return _typed(value, kind)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{param}: {_sentence(error)}", param=param) from error
+
+
+def _typed(value: object, kind: type[T]) -> T:
+    """`value` as `kind`, in which 3.0 is an integer, as JSON Schema has it and clients send it.
+
+    Fields within objects stay as they came: a template may print them.
+    """
+    try:
+        return msgspec.convert(value, type=kind, str_keys=True)
+    except msgspec.ValidationError:
+        if isinstance(value, dict):
+            whole: object = {name: _whole(item) for name, item in value.items()}
+        else:
+            whole = _whole(value)
+        return msgspec.convert(whole, type=kind, str_keys=True)
+
+
+def _whole(value: object, depth: int = 2) -> object:
+    """`value`, or what lists of at most `depth` levels hold, with integers as such."""
+    if isinstance(value, list) and depth:
+        return [_whole(item, depth - 1) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _sentence(error: msgspec.ValidationError) -> str:
+    """msgspec's message without its path, which the caller puts in front."""
+    text = _PATH.sub("", str(error))
+    return "this field is required" if "missing required field" in text else text
