@@ -80,6 +80,7 @@ class CompletionBody(AnswerFields, frozen=True, kw_only=True):
     logprobs: NumLogprobs | None = None
     echo: bool | None = False
     add_special_tokens: bool | None = True
+    parse_special: bool | None = False
 
 
 class GenerateFields(SamplingFields, frozen=True, kw_only=True):
@@ -91,6 +92,7 @@ class GenerateFields(SamplingFields, frozen=True, kw_only=True):
     do_sample: bool | None = None
     details: bool | None = None
     add_special_tokens: bool | None = True
+    parse_special: bool | None = False
     return_token_ids: bool | None = False
     cache_salt: Name | None = None
     slo_ttft_ms: DeadlineMs | None = None
@@ -172,7 +174,8 @@ class Completion:
     `has_default_length`: the caller did not name a length, so that it may be cut to the window.
     `prompt_logprobs`: how many to tell in a field of their own (echo tells them with the text).
     `echo`: the reply begins with the prompt. `is_scoring`: it is nothing else (max_tokens was 0,
-    and is 1 here: the engine ends a sequence with a token, which is not told).
+    and is 1 here: the engine ends a sequence with a token, which is not told). `parse_special`:
+    the texts of special tokens in a text are control tokens.
     """
 
     model: str | None
@@ -184,6 +187,7 @@ class Completion:
     echo: bool = False
     is_scoring: bool = False
     add_special_tokens: bool = True
+    parse_special: bool = False
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -248,6 +252,7 @@ def parse_completion(body: bytes, defaults: Defaults = OPENAI) -> Completion:
         echo=bool(typed.echo),
         is_scoring=typed.max_tokens == 0,
         add_special_tokens=typed.add_special_tokens is not False,
+        parse_special=bool(typed.parse_special),
         **answer_of(typed),
     )
 
@@ -316,6 +321,7 @@ def parse_generate(
             defaults=_generate_defaults(typed, defaults),
         ),
         add_special_tokens=typed.add_special_tokens is not False,
+        parse_special=bool(typed.parse_special),
         stream=default_stream if typed.stream is None else typed.stream,
         return_token_ids=bool(typed.return_token_ids),
         cache_salt=typed.cache_salt or "",

@@ -23,6 +23,7 @@ class TokenizeTextBody(TokenizeFields, frozen=True, kw_only=True):
 
     prompt: str
     add_special_tokens: bool | None = True
+    parse_special: bool | None = False
 
 
 class DetokenizeBody(Struct, frozen=True, kw_only=True):
@@ -42,6 +43,7 @@ class Tokenize:
     source: str | Conversation
     model: str | None
     add_special_tokens: bool
+    parse_special: bool
     return_token_strs: bool
 
 
@@ -51,13 +53,18 @@ def parse_tokenize(body: bytes) -> Tokenize:
     if "messages" not in fields:
         refuse_unsupported(fields, TokenizeTextBody.__struct_fields__)
         text = convert(fields, TokenizeTextBody)
-        has_special = text.add_special_tokens is not False
-        return Tokenize(text.prompt, text.model, has_special, bool(text.return_token_strs))
+        return Tokenize(
+            text.prompt,
+            text.model,
+            text.add_special_tokens is not False,
+            bool(text.parse_special),
+            bool(text.return_token_strs),
+        )
     if "prompt" in fields:
         raise RequestError("prompt and messages exclude each other", param="prompt")
     refuse_unsupported(fields, _CHAT_FIELDS, CHAT_NEUTRAL)
     chat, conversation = convert(fields, TokenizeFields), parse_conversation(fields)
-    return Tokenize(conversation, chat.model, False, bool(chat.return_token_strs))
+    return Tokenize(conversation, chat.model, False, False, bool(chat.return_token_strs))
 
 
 def parse_detokenize(body: bytes) -> DetokenizeBody:

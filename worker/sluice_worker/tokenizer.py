@@ -19,7 +19,7 @@ SHORT = 1024
 
 
 class Tokenizer:
-    """A tokenizer.json. Special-token strings in a user's text are text, never control tokens."""
+    """A tokenizer.json. Special-token strings in a user's text are text, not control tokens."""
 
     def __init__(self, directory: Path) -> None:
         path = inside(directory, "tokenizer.json")
@@ -51,13 +51,20 @@ class Tokenizer:
         return {token_id: token.content for token_id, token in added.items() if token.special}
 
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, keep: int | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = False,
+        keep: int | None = None,
     ) -> list[int]:
         """Token ids of `text`, with what the tokenizer puts around a text (such as a BOS).
 
-        `keep`: the most of them; the text's first are left out, what is put around it is not.
+        `parse_special`: the texts of special tokens are control tokens. `keep`: the most of them;
+        the text's first are left out, what is put around it is not.
         """
-        encoding = _encode(self._tokenizer, text, add_special_tokens)
+        tokenizer = self._with_control if parse_special else self._tokenizer
+        encoding = _encode(tokenizer, text, add_special_tokens)
         ids: list[int] = encoding.ids
         if keep is None or len(ids) <= keep:
             return ids
@@ -97,7 +104,7 @@ class Tokenizer:
 
     @cached_property
     def _with_control(self) -> tokenizers.Tokenizer:
-        """A second copy, made at the first chat: the switch is the tokenizer's, not the call's."""
+        """A second copy, made when first needed: the switch is the tokenizer's, not the call's."""
         copy = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
         copy.encode_special_tokens = False
         return copy

@@ -285,8 +285,12 @@ class Service:
         if isinstance(prompt, tuple):
             ids = prompt
         else:
-            special = request.add_special_tokens
-            ids = self.tokenizer.encode(prompt, add_special_tokens=special, keep=keep)
+            ids = self.tokenizer.encode(
+                prompt,
+                add_special_tokens=request.add_special_tokens,
+                parse_special=request.parse_special,
+                keep=keep,
+            )
         highest = max(ids, default=0)
         if highest >= self.vocab_size:  # of a text: a tokenizer with more tokens than the model
             raise RequestError(

@@ -1,5 +1,7 @@
 """POST /tokenize and /detokenize: what a text or a conversation is in tokens, and back."""
 
+from functools import partial
+
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
@@ -51,9 +53,13 @@ async def _read(request: Request, service: Service) -> bytes:
 
 
 async def _token_ids(service: Service, asked: Tokenize, num_bytes: int) -> list[int]:
-    source, has_special = asked.source, asked.add_special_tokens
+    source = asked.source
     if not isinstance(source, str):
         return await service.render(source, num_bytes)
-    return await off_loop(
-        num_bytes, lambda: service.tokenizer.encode(source, add_special_tokens=has_special)
+    encoded = partial(
+        service.tokenizer.encode,
+        source,
+        add_special_tokens=asked.add_special_tokens,
+        parse_special=asked.parse_special,
     )
+    return await off_loop(num_bytes, encoded)

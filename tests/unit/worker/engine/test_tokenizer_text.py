@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,12 @@ def test_a_tokens_text_is_what_it_adds_inside_a_text(tmp_path: Path) -> None:
     assert "".join(tokenizer.token_text(i) for i in token_ids) == " a cat and a cat"
     assert tokenizer.decode(token_ids) == "a cat and a cat"
     assert tokenizer.token_text(0) == "<eos>"
+
+
+def test_the_texts_of_special_tokens_are_control_tokens_where_asked(tokenizer: Tokenizer) -> None:
+    bare = partial(tokenizer.encode, add_special_tokens=False)
+    assert 1 not in bare("a<eos>cat")
+    assert bare("a<eos>cat", parse_special=True) == [*bare("a"), 1, *bare("cat")]
 
 
 def test_special_tokens_are_shown_and_joined_as_asked(tmp_path: Path) -> None:
