@@ -33,6 +33,9 @@ from .plain import PlainKernels
 
 Quantization = Literal["w8a8"]
 ASKED = ("auto", "cpp", "torch")
+LEAST_MAJOR = 8
+"""Of a GPU's compute capability: before, a program has 64 KiB of shared memory; prefill takes 96.
+"""
 
 
 class CannotChoose(ValueError):
@@ -98,7 +101,13 @@ def _on_gpu(device: torch.device, group: int) -> Kernels:
     except ModuleNotFoundError as error:
         sentence = "a GPU needs Triton, which is not installed; SLUICE_KERNELS=torch does without."
         raise CannotChoose(sentence) from error
-    return TritonKernels(group, torch.cuda.get_device_properties(device).multi_processor_count)
+    gpu = torch.cuda.get_device_properties(device)
+    if gpu.major < LEAST_MAJOR:
+        raise CannotChoose(
+            f"the Triton kernels need a GPU of compute capability {LEAST_MAJOR}.0 (Ampere) or "
+            f"more, and this one has {gpu.major}.{gpu.minor}; SLUICE_KERNELS=torch does without."
+        )
+    return TritonKernels(group, gpu.multi_processor_count)
 
 
 def _projection(

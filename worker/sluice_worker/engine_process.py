@@ -11,6 +11,7 @@ import select
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0
 RECEIVE_BYTES = 1 << 18
+MAX_TOLD = 200
 
 
 class Disconnected(Exception):
@@ -170,9 +172,17 @@ def serve(link: Link) -> int:
     except Disconnected:
         raise
     except Exception as error:
-        link.send(Failed("engine_failed", f"{type(error).__name__}: {error}"))
-        raise
+        traceback.print_exc()  # before anybody hears of it: a pod's status quotes the log's end
+        link.send(Failed("engine_failed", told(error)))
+        return 1
     return 0
+
+
+def told(error: Exception) -> str:
+    """Its first line, as far as a pod's status can quote it. CUDA's errors go on with advice for
+    whoever wrote the code; the traceback has all of it."""
+    line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {line}"[:MAX_TOLD]
 
 
 def set_threads(count: int) -> None:

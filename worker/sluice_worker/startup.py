@@ -100,6 +100,7 @@ class _Start:
         release_freed()
         progress("profile", 60)
         measured = self._profile(model, planned)
+        torch.cuda.empty_cache()  # the profile's pages, which the KV cache is too large to reuse
         plan = self._plan(model.num_bytes, measured.activation_bytes, model.in_a_row)
         _refuse_unless_fits(plan, self.decoder)
         progress("memory", 90)
@@ -365,8 +366,18 @@ class _Dummy:
 
 def _pick_device(asked: str) -> str:
     if asked == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(["--device cuda: this machine has no usable GPU."])
+        torch_here = f"torch {torch.__version__}"
+        raise ConfigError([f"--device cuda: no GPU that {torch_here} can use: {_why_no_gpu()}."])
     return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _why_no_gpu() -> str:
+    """What torch says: mostly that the driver is missing, or too old for its CUDA."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA
+        return str(error).partition(" Please ")[0].rstrip(".")  # install, update, read
+    return "there is none"
 
 
 def _run_dtype(asked: str, decoder: DecoderConfig) -> str:

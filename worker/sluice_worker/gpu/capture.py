@@ -5,7 +5,7 @@ bound by the weights' bytes up to some hundreds of rows, so padding by at most a
 and few graphs cost little memory and time.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 FIRST_SIZES = 32
 """Graphs up to this size are captured before the worker is ready, the rest while it is idle."""
@@ -28,6 +28,11 @@ def graph_sizes(ceiling: int) -> list[int]:
 def first_sizes(ceiling: int) -> list[int]:
     """Those that a worker needs from its first request on."""
     return [size for size in graph_sizes(ceiling) if size <= FIRST_SIZES]
+
+
+def kinds_of_steps(ceiling: int, num_splits: Callable[[int], int]) -> list[int]:
+    """The smallest size of each kind: a kernel is compiled for the splits that a step reads in."""
+    return sorted({num_splits(size): size for size in range(ceiling, 0, -1)}.values())
 
 
 def next_size(ceiling: int, captured: Collection[int], free_bytes: int) -> int | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..models.decoder import Decoder
 from ..models.step import StepInput
 from .arrays import NUM_FIELDS, DecodeArrays, decode_arrays
-from .capture import first_sizes, next_size, padded_size
+from .capture import first_sizes, kinds_of_steps, next_size, padded_size
 from .rows import Row
 
 ROUND_ROWS = 16
@@ -82,10 +82,13 @@ class DecodeStep:
         self._sampled[offset : offset + len(rows)] = tokens
         return self._fetch(rows, offset)
 
-    # Graphs
+    # Before the steps
 
-    def capture_first(self) -> None:
-        """Capture the small sizes; a worker does so before it is ready."""
+    def warm_up(self) -> None:
+        """Compile what a step of any size needs, which takes a second for each kind, and capture
+        the small sizes; a worker does so before it is ready."""
+        for size in kinds_of_steps(self.ceiling, self._num_splits):
+            self._rehearse(size)
         for size in first_sizes(self.ceiling) if self._may_capture else ():
             self._capture(size)
 
@@ -101,14 +104,20 @@ class DecodeStep:
         return True
 
     def _capture(self, size: int) -> None:
-        # Rows of no sequence: they read nothing and write to no page.
-        self._fields.fill_(-1)
-        self._lengths.zero_()
-        self._run(size)  # compiles the kernels, and loads those of the libraries
+        self._rehearse(size)  # loads the libraries' kernels, which a capture may not
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self._run(size)
         self._graphs[size] = graph
+
+    def _rehearse(self, size: int) -> None:
+        """A step of rows of no sequence: they read nothing and write to no page."""
+        self._fields.fill_(-1)
+        self._lengths.zero_()
+        self._run(size)
+
+    def _num_splits(self, size: int) -> int:
+        return self._kernels.splits(size, self._caches[0])
 
     # One step
 
@@ -135,7 +144,7 @@ class DecodeStep:
                 tables=self._tables,
                 lengths=self._lengths[:size],
                 tiles=self._no_tiles,
-                num_splits=self._kernels.splits(size, self._caches[0]),
+                num_splits=self._num_splits(size),
             ),
             sampled_rows=sources,  # every row is
         )
@@ -150,6 +159,15 @@ class DecodeStep:
             return PendingTokens(rows, offset, kept.clone(), None)
         host = torch.empty(len(rows), dtype=torch.int64, pin_memory=True)
         host.copy_(kept, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return PendingTokens(rows, offset, host, event)
+        return PendingTokens(rows, offset, host, reached())
+
+
+def reached() -> torch.cuda.Event:
+    """Comes when the device is done with what it was given so far.
+
+    Who waits for it sleeps. By default a host spins, which would take a core of the pod's quota: of
+    one core all that the API process has.
+    """
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event

@@ -12,7 +12,7 @@ from ..runner import Indices, Runner, by_length
 from ..sampler import Draw, row_seed, sample
 from ..sizing import blocks_for
 from ..step import Work
-from .decode_step import DecodeStep, PendingTokens
+from .decode_step import DecodeStep, PendingTokens, reached
 from .rows import Row, is_plain, rows_after, rows_of
 
 Tokens = dict[int, list[int | None]]
@@ -40,7 +40,7 @@ class GpuRunner(Runner):
         self._decodes = DecodeStep(model, model.kernels, self.caches, ceiling, max_pages)
         self._ahead: PendingTokens | None = None
         with torch.inference_mode():
-            self._decodes.capture_first()
+            self._decodes.warm_up()
 
     @torch.inference_mode()
     def execute(self, works: Seq[Work]) -> list[int | None]:
@@ -115,6 +115,8 @@ class GpuRunner(Runner):
         step = self.build(works)
         stream = self.model.hidden(step, self.caches)
         logits = self.model.logits(stream[step.sampled_rows])
+        if self.device.type == "cuda":
+            reached().synchronize()  # not in the first of what follows, which would spin
         places = [(work, ahead) for work in works for ahead in range(work.num_samples)]
         draws = [self._draw(work.sequence, ahead) for work, ahead in places]
         tokens = self._sample(logits, draws)

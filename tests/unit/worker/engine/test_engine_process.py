@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+from sluice_worker import engine_process as engine_process_module
+from sluice_worker import startup
 from sluice_worker.config import EngineConfig
+from sluice_worker.engine_process import MAX_TOLD, Link, serve, told
 from sluice_worker.wire import (
     Abort,
     CheckIntegrity,
@@ -12,6 +15,7 @@ from sluice_worker.wire import (
     Finished,
     Heartbeat,
     Integrity,
+    Message,
     Ready,
     Shutdown,
     StepReport,
@@ -123,6 +127,39 @@ def test_failed_start_says_why_and_exits_with_2(
         assert failed.code == code
         assert sentence in failed.message
         assert engine.exit_status() == 2
+
+
+class Hearer(Link):
+    """What is heard of the engine, and what its standard error had said by then."""
+
+    def __init__(self, config: EngineConfig, capsys: pytest.CaptureFixture[str]) -> None:
+        self.heard: list[tuple[Message, str]] = []
+        self._config, self._capsys = config, capsys
+
+    def receive_config(self) -> tuple[EngineConfig, list[bytes]]:
+        return self._config, []
+
+    def send(self, message: Message) -> None:
+        self.heard.append((message, self._capsys.readouterr().err))
+
+
+def test_a_failure_is_told_in_one_line_after_its_traceback(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure\nCompile with advice.\n")
+
+    monkeypatch.setattr(startup, "start", fail)
+    monkeypatch.setattr(engine_process_module, "set_threads", lambda _: None)
+    link = Hearer(config(checkpoint), capsys)
+    assert serve(link) == 1
+    message, said = link.heard[-1]
+    assert message == Failed(
+        "engine_failed", "RuntimeError: CUDA error: unspecified launch failure"
+    )
+    assert said.endswith("Compile with advice.\n\n")
+    assert len(told(MemoryError("x" * 1000))) == MAX_TOLD
+    assert told(MemoryError()) == "MemoryError: "
 
 
 def test_dummy_weights_need_a_config_only_and_a_panic_is_told_before_the_end(

@@ -2,12 +2,14 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_kernels.triton.decode import choose_splits
 from sluice_worker.gpu.arrays import decode_arrays
 from sluice_worker.gpu.capture import (
     FIRST_SIZES,
     MIN_FREE_BYTES,
     first_sizes,
     graph_sizes,
+    kinds_of_steps,
     next_size,
     padded_size,
 )
@@ -44,6 +46,18 @@ def test_small_sizes_come_first_and_the_rest_one_by_one(ceiling: int) -> None:
         assert size > max(captured)
         captured.append(size)
     assert captured == graph_sizes(ceiling)
+
+
+@given(st.integers(1, 300), st.integers(1, 8), st.sampled_from([20, 108, 132]))
+def test_each_number_of_splits_that_a_step_may_have_is_compiled_for(
+    ceiling: int, num_kv_heads: int, num_processors: int
+) -> None:
+    def splits(num_rows: int) -> int:
+        return choose_splits(num_rows, num_kv_heads, num_processors)
+
+    sizes = kinds_of_steps(ceiling, splits)
+    assert {*map(splits, sizes)} == {*map(splits, range(1, ceiling + 1))}
+    assert len(sizes) <= 6
 
 
 def test_nothing_is_captured_when_memory_is_short() -> None:

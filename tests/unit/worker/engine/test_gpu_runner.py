@@ -8,7 +8,7 @@ import torch
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker import scheduler as scheduler_module
 from sluice_worker.engine import Engine
-from sluice_worker.gpu.decode_step import DecodeStep, PendingTokens
+from sluice_worker.gpu.decode_step import DecodeStep, PendingTokens, reached
 from sluice_worker.gpu.rows import Row
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.scheduler import Scheduler
@@ -166,6 +166,36 @@ def test_every_family_writes_the_same_tokens(tmp_path: Path, name: str) -> None:
     scheduler = create_scheduler(cap=2, budget=19, block_size=4, num_blocks=128)
     on_gpu = load_decoder(tmp_path, kernels=TritonKernels(4, 16))
     assert run_all(create_gpu_engine_of(on_gpu, scheduler), requests) == expected
+
+
+def test_kernels_of_every_kind_of_step_are_compiled_before_the_first(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, found, run = TritonKernels(4, 16), [], DecodeStep._run
+
+    def noted(self: DecodeStep, size: int) -> None:
+        found.append(kernels.splits(size, self._caches[0]))
+        run(self, size)
+
+    monkeypatch.setattr(DecodeStep, "_run", noted)
+    engine = create_gpu_engine_of(model, create_scheduler())
+    assert found == [32, 16, 8, 4, 2]  # of 1 to 16 rows
+    assert not any(cache.any() for cache in engine.runner.caches)
+
+
+def test_the_host_sleeps_while_it_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, bool]] = []
+
+    class Event:
+        def __init__(self, **options: bool) -> None:
+            made.append(options)
+
+        def record(self) -> None:
+            made.append({"recorded": True})
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    reached()
+    assert made == [{"blocking": True}, {"recorded": True}]
 
 
 def test_without_a_gpu_there_is_nothing_to_capture(model: Decoder) -> None:
