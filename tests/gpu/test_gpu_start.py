@@ -1,0 +1,55 @@
+"""A worker's start on a GPU, and what it serves then. Without one there is nothing to compile."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sluice_worker.config import EngineConfig
+from sluice_worker.startup import start
+from sluice_worker.wire import Submit
+from triton import knobs
+
+from .paged import DEVICE
+
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
+def test_no_kernel_is_compiled_once_a_worker_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    hook = "jit_post_compile_hook"
+    monkeypatch.setattr(knobs.runtime, hook, lambda **made: compiled.append(made["fn"].name))
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    config = EngineConfig(str(tmp_path), dtype="bfloat16", load_format="dummy", itl_ms=50.0)
+    engine, ready = start(config, lambda *_: None)
+    assert compiled
+    compiled.clear()
+    engine.scheduler.limits = replace(engine.scheduler.limits, max_num_seqs=ready.ceiling)
+    chance = random.Random(1)
+    for number in range(400):
+        prompt = [chance.randrange(512) for _ in range(chance.randint(1, 700))]
+        temperature = chance.choice([0.0, 0.8])
+        asked = Submit(
+            str(number), prompt, chance.randint(1, 90), temperature, number, True, [], 0, 0.0
+        )
+        engine.submit(asked, 0.0)
+    while engine.has_work:
+        _, failed = engine.step()
+        assert failed == []
+    assert compiled == []
+    assert engine.scheduler.check_integrity() is None
