@@ -95,6 +95,8 @@ class _Start:
         source = self._source()
         planned = self._plan(self._weights_bytes(source))
         _refuse_unless_fits(planned, self.decoder)
+        if self.kind == "cuda":
+            refuse_unless_free(planned, planned.total_bytes - base_bytes)
         model = Decoder(self.decoder, source.read, self.kernels)
         source.finish(self.decoder.shape.tie_word_embeddings)
         release_freed()
@@ -390,3 +392,14 @@ def _run_dtype(asked: str, decoder: DecoderConfig) -> str:
 def _refuse_unless_fits(plan: MemoryPlan, decoder: DecoderConfig) -> None:
     if not plan.fits:
         raise DoesNotFit(f"{plan.explain()} {advice(plan, decoder.shape)}")
+
+
+def refuse_unless_free(plan: MemoryPlan, free_bytes: int) -> None:
+    """DoesNotFit if others on the same GPU (time slices, MPS) hold what is planned."""
+    needed = plan.fixed_bytes - plan.reserve_bytes + plan.kv_tokens * plan.kv_bytes_per_token
+    if needed > free_bytes:
+        raise DoesNotFit(
+            f"{needed / 2**30:.1f} GiB of the GPU are planned, and {free_bytes / 2**30:.1f} of its "
+            f"{plan.total_bytes / 2**30:.1f} GiB are free: something else uses it. A lower "
+            "--gpu-memory-utilization plans less."
+        )

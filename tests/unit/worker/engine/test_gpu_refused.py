@@ -8,8 +8,9 @@ import torch
 from sluice_kernels.choose import CannotChoose, choose
 from sluice_kernels.interface import Kernels
 from sluice_worker.config import EngineConfig
-from sluice_worker.errors import ConfigError
-from sluice_worker.startup import start
+from sluice_worker.errors import ConfigError, DoesNotFit
+from sluice_worker.sizing import MemoryPlan
+from sluice_worker.startup import refuse_unless_free, start
 
 MODEL = Path(__file__).parents[4] / "examples" / "model"
 
@@ -53,3 +54,24 @@ def test_without_a_usable_gpu_torch_says_why(
         start(EngineConfig(str(MODEL), device="cuda"), lambda *_: None)
     here = f"--device cuda: no GPU that torch {torch.__version__} can use"
     assert caught.value.message == f"{here}: {told}"
+
+
+def test_a_gpu_whose_memory_others_hold_is_refused_before_the_model_is_read() -> None:
+    gib = 1 << 30
+    fixed = {"weights_bytes": 15 * gib, "activation_bytes": 1 * gib, "workspace_bytes": 1 * gib}
+    plan = MemoryPlan(
+        total_bytes=24 * gib,
+        utilization=0.9,
+        **fixed,
+        reserve_bytes=gib // 2,
+        kv_bytes_per_token=1 << 17,
+        block_size=64,
+        num_blocks=512,  # 4 GiB
+        max_model_len=4096,
+        statistical_seqs=8,
+        ceiling=8,
+        device="cuda",
+    )
+    refuse_unless_free(plan, 21 * gib)
+    with pytest.raises(DoesNotFit, match=r"21\.0 GiB .* planned, and 20\.9 of its 24\.0 GiB are"):
+        refuse_unless_free(plan, 21 * gib - gib // 10)
