@@ -25,6 +25,7 @@ from .fit import Fit, Refused, judge
 from .metrics import Metrics
 from .observed import Pod, has_ended, pod_of
 from .plan import Observed, Plan, plan
+from .prune import prune
 from .reasons import Reason
 from .runtime import Runtime
 from .scrape import Scrape, ScrapeError, Scraper, Target
@@ -73,6 +74,7 @@ class _Memory:
     swept_s: float = field(default_factory=time.time)
     ghosts: set[str] = field(default_factory=set)
     token: str = field(default="", repr=False)
+    unknown: tuple[str, ...] = ()
     found: Found | None = None
     reading: tuple[str, asyncio.Future[Found]] | None = None
     found_key: str = ""
@@ -159,8 +161,10 @@ class Reconciler:
         meta, previous = body["metadata"], body.get("status") or {}
         if meta.get("deletionTimestamp"):
             return _MAX_BACKOFF_S
+        known, unknown = prune(body)
+        await self._tell_unknown(meta, unknown, now)
         try:
-            service = parse(body)
+            service = parse(known)
         except SpecError as e:
             wanted = status.refuse(previous, meta.get("generation", 0), str(e), now)
             await self._tell(meta, events.transitions(previous, wanted), now)
@@ -434,6 +438,14 @@ class Reconciler:
                 await self._context.cluster.create_once(events.manifest(meta, notice, now))
             except ClusterError as e:  # an event less is no reason to stop serving
                 _log.warning("%s/%s: no event: %s", self._namespace, self._name, e)
+
+    async def _tell_unknown(self, meta: Object, unknown: tuple[str, ...], now: float) -> None:
+        """That fields of the spec are left out, once for each edit."""
+        if unknown and unknown != self._memory.unknown:
+            text = f"left out, as this operator does not know them: {', '.join(unknown)}"
+            key = f"unknown/{children.digest(unknown)}/{meta.get('generation', 0)}"
+            await self._tell(meta, [Notice(True, Reason.UNKNOWN_FIELDS, text, key)], now)
+        self._memory.unknown = unknown
 
     async def _write_status(self, wanted: dict[str, Any]) -> None:
         """Write the status if it differs from what is live, once for each difference."""
