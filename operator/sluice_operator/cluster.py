@@ -107,6 +107,16 @@ class Cluster:
         answer = await self._call("GET", ref.kind, Ref(ref.kind, ref.namespace).path, [query])
         return frozenset(item["metadata"]["uid"] for item in answer.get("items") or ())
 
+    async def refusal(self, ref: Ref) -> str:
+        """Why objects of that kind and namespace may not be listed; "" where they may be."""
+        try:
+            await self._call("GET", ref.kind, ref.path, [("limit", "1")])
+        except ClusterError as e:
+            if e.status == 403:
+                return str(e)
+            raise
+        return ""
+
     async def serves_objects(self) -> bool:
         """Whether the API server knows our kind: the CRD is installed."""
         try:
