@@ -127,8 +127,10 @@ class Cluster:
             raise
         return any(resource.get("name") == PLURAL for resource in known.get("resources", ()))
 
-    async def apply(self, manifest: Object, subresource: str = "") -> Object:
-        """Server-side apply of all of `manifest`'s fields as ours; the object as it is then.
+    async def apply(
+        self, manifest: Object, subresource: str = "", manager: str = FIELD_MANAGER
+    ) -> Object:
+        """Server-side apply of all of `manifest`'s fields as `manager`'s; the object as it is then.
 
         A resourceVersion in the manifest makes it conditional: 409 if somebody else wrote since.
         """
@@ -136,7 +138,7 @@ class Cluster:
             "PATCH",
             ref_of(manifest),
             subresource=subresource,
-            query=[("fieldManager", FIELD_MANAGER), ("force", "true")],
+            query=[("fieldManager", manager), ("force", "true")],
             body=manifest,
             content_type="application/apply-patch+yaml",
         )

@@ -7,7 +7,10 @@ writes an object by hand is told of them by the API server and by `sluice`, whic
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .children import digest
+from .events import Notice
 from .fields import Schema, object_schema
+from .reasons import Reason
 from .spec import Spec
 
 Object = Mapping[str, Any]
@@ -20,6 +23,13 @@ def prune(body: Object) -> tuple[Object, tuple[str, ...]]:
     spec = body.get("spec", {})
     unknown = tuple(_unknown(spec, _SCHEMA, "spec"))
     return ({**body, "spec": _known(spec, _SCHEMA)} if unknown else body), unknown
+
+
+def notice(unknown: tuple[str, ...], generation: int) -> Notice:
+    """That the fields `unknown` are left out, told once for each edit."""
+    text = f"left out, as this operator does not know them: {', '.join(unknown)}"
+    key = f"unknown/{digest(unknown)}/{generation}"
+    return Notice(True, Reason.UNKNOWN_FIELDS, text, key)
 
 
 def _unknown(value: Any, schema: Schema, path: str) -> Iterator[str]:

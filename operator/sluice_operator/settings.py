@@ -15,13 +15,14 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 class Settings:
     """Start-up settings of one operator process.
 
-    `hub_endpoint`: of hf:// models, for this process and for the pods. `models_dir`: where this
-    process reads checkpoints for `file:///models/...`.
+    `instance`: the name of this installation. `hub_endpoint`: of hf:// models, for this process and
+    for the pods. `models_dir`: where this process reads checkpoints for `file:///models/...`.
     `namespaces`: those that are served; empty means all. `tick_s`: seconds between two looks at the
     evidence of one object; `resync_s`: seconds between two passes when nothing asks for one.
     """
 
     worker_image: str
+    instance: str = FIELD_MANAGER
     image_pull_policy: str = "IfNotPresent"
     hub_endpoint: str = DEFAULT_ENDPOINT
     models_dir: Path = Path("/models")
@@ -40,6 +41,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     options = _parser().parse_args(argv)
     return Settings(
         worker_image=options.worker_image,
+        instance=options.instance,
         image_pull_policy=options.image_pull_policy,
         hub_endpoint=options.hub_endpoint,
         models_dir=options.models_dir,
@@ -58,6 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("sluice-operator", description=__doc__)
     add = parser.add_argument
     add("--worker-image", required=True, help="worker image for objects that name none")
+    add(
+        "--instance",
+        default=FIELD_MANAGER,
+        help="name of this installation; of two that watch an object, one cares for it",
+    )
     add(
         "--image-pull-policy",
         default="IfNotPresent",

@@ -13,6 +13,7 @@ from sluice_operator.cluster import Cluster, Ref
 from sluice_operator.metrics import create_metrics
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.scrape import create_client
+from sluice_operator.settings import FIELD_MANAGER
 from unit.operator.objects import changed, valid_object
 from unit.operator.observations import NOW, SETTINGS
 
@@ -43,7 +44,10 @@ class Store(Cluster):
         self.events.append(manifest)
         return True
 
-    async def apply(self, manifest: Any, subresource: str = "") -> dict[str, Any]:
+    async def apply(
+        self, manifest: Any, subresource: str = "", manager: str = FIELD_MANAGER
+    ) -> dict[str, Any]:
+        assert manager == FIELD_MANAGER
         self.num_writes += 1
         live: dict[str, Any] = json.loads(json.dumps(manifest))
         if subresource:
