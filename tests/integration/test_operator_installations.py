@@ -21,6 +21,11 @@ from integration.operator_runs import (
     settle,
     write_models,
 )
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import load_kube_config
+from sluice_operator.cluster import Cluster, ClusterError
+from sluice_operator.metrics import create_metrics
+from sluice_operator.ownership import ASKING_MANAGER, question
 
 _numbers = itertools.count()
 
@@ -40,6 +45,24 @@ def _image(space: Namespace) -> str:
     spec = space.get("deployments", "demo")["spec"]["template"]["spec"]
     found: str = spec["containers"][0]["image"]
     return found
+
+
+async def test_a_question_never_makes_a_configmap(
+    apiserver: ApiServer, client: httpx.Client
+) -> None:
+    space = create_namespace(client, f"installations-{next(_numbers)}")
+    made = space.create("configmaps", {"metadata": {"name": "demo-runtime"}})
+    configuration = Configuration()
+    load_kube_config(str(apiserver.kubeconfig), client_configuration=configuration)
+    cluster = Cluster(ApiClient(configuration), create_metrics())
+    made |= {"kind": "ConfigMap"}
+    await cluster.apply(question(made, "two"), manager=ASKING_MANAGER)
+    assert "two" in space.get("configmaps", "demo-runtime")["metadata"]["annotations"].values()
+    space.delete("configmaps", "demo-runtime")
+    with pytest.raises(ClusterError) as refused:
+        await cluster.apply(question(made, "two"), manager=ASKING_MANAGER)
+    assert refused.value.status == 409
+    assert space.find("configmaps", "demo-runtime") is None
 
 
 def test_one_cares_and_the_other_takes_over_when_it_is_gone(
