@@ -1,11 +1,17 @@
 """`sluice-operator`: reads the flags and runs kopf until a signal."""
 
+import asyncio
 import logging
+import signal
+import sys
 
 import kopf
 
 from .address import in_url
-from .handlers import create_registry
+from .cluster import Cluster, ClusterError
+from .handlers import Operator, create_registry
+from .metrics import create_metrics
+from .namespaces import Namespaces, look
 from .settings import Settings, parse
 
 _CHATTY = ("aiohttp.access", "httpx", "kopf.activities", "kopf.objects")
@@ -24,13 +30,36 @@ def run(settings: Settings) -> None:
     if not settings.verbose:
         for name in _CHATTY:
             logging.getLogger(name).setLevel(logging.WARNING)
+    known, seen = None, _first_look(settings)
+    while seen != known:
+        known, seen = seen, _serve(settings, seen)
+
+
+def _first_look(settings: Settings) -> Namespaces:
+    """Which namespaces can be watched; all of them where the API server does not answer yet."""
+    wanted = Namespaces(settings.namespaces)
+    if not settings.namespaces:
+        return wanted
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # a container's first process has none
+    try:
+        cluster = Cluster.connect(create_metrics())
+    except ClusterError:
+        return wanted  # kopf waits for it, and says so
+    return asyncio.run(look(cluster, settings.namespaces, wanted))
+
+
+def _serve(settings: Settings, namespaces: Namespaces) -> Namespaces:
+    """Serve until a signal, or until others can be watched than `namespaces`: those then."""
+    operator = Operator(settings, namespaces)
     kopf.run(
-        registry=create_registry(settings),
+        registry=create_registry(operator),
         standalone=True,  # peering would let two operators freeze each other
         clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
+        namespaces=namespaces.patterns if settings.namespaces else (),
         liveness_endpoint=f"http://{in_url(settings.address)}:{settings.liveness_port}/healthz",
+        stop_flag=operator.moved,
     )
+    return operator.namespaces
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 from sluice_worker.sizing import MAX_CEILING
 
-from .runtime import Runtime
+from .runtime import OWNER_ANNOTATION, Runtime
 from .settings import Settings
 from .spec import API_VERSION, KIND, InferenceService
 
@@ -90,11 +90,12 @@ def is_ours(service: InferenceService, live: Object) -> bool:
     return (meta.get("labels") or {}).items() >= labels(service).items()
 
 
-def configmap(service: InferenceService, runtime: Runtime) -> Manifest:
+def configmap(service: InferenceService, settings: Settings, runtime: Runtime) -> Manifest:
     """Cap, epoch, targets and the tuner's memory; mounted into the pods, which read it once, when
     they start: an edit of the targets restarts none."""
     data = {**runtime.data(), **_targets(service)}
-    return _child(service, "v1", "ConfigMap", runtime_name(service), {"data": data})
+    owner = {OWNER_ANNOTATION: settings.instance}
+    return _child(service, "v1", "ConfigMap", runtime_name(service), {"data": data}, owner)
 
 
 def _targets(service: InferenceService) -> dict[str, str]:

@@ -107,6 +107,16 @@ class Cluster:
         answer = await self._call("GET", ref.kind, Ref(ref.kind, ref.namespace).path, [query])
         return frozenset(item["metadata"]["uid"] for item in answer.get("items") or ())
 
+    async def refusal(self, ref: Ref) -> str:
+        """Why objects of that kind and namespace may not be listed; "" where they may be."""
+        try:
+            await self._call("GET", ref.kind, ref.path, [("limit", "1")])
+        except ClusterError as e:
+            if e.status == 403:
+                return str(e)
+            raise
+        return ""
+
     async def serves_objects(self) -> bool:
         """Whether the API server knows our kind: the CRD is installed."""
         try:
@@ -117,8 +127,10 @@ class Cluster:
             raise
         return any(resource.get("name") == PLURAL for resource in known.get("resources", ()))
 
-    async def apply(self, manifest: Object, subresource: str = "") -> Object:
-        """Server-side apply of all of `manifest`'s fields as ours; the object as it is then.
+    async def apply(
+        self, manifest: Object, subresource: str = "", manager: str = FIELD_MANAGER
+    ) -> Object:
+        """Server-side apply of all of `manifest`'s fields as `manager`'s; the object as it is then.
 
         A resourceVersion in the manifest makes it conditional: 409 if somebody else wrote since.
         """
@@ -126,7 +138,7 @@ class Cluster:
             "PATCH",
             ref_of(manifest),
             subresource=subresource,
-            query=[("fieldManager", FIELD_MANAGER), ("force", "true")],
+            query=[("fieldManager", manager), ("force", "true")],
             body=manifest,
             content_type="application/apply-patch+yaml",
         )

@@ -8,9 +8,11 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+from wsgiref.simple_server import WSGIServer
 
 import kopf
 from prometheus_client import start_http_server
@@ -19,6 +21,7 @@ from .address import in_url
 from .children import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL
 from .cluster import Cluster, ClusterError
 from .metrics import create_metrics
+from .namespaces import MOST_BETWEEN_LOOKS_S, Namespaces, await_change
 from .reconcile import Context, Reconciler
 from .scrape import create_client
 from .settings import Settings
@@ -38,13 +41,20 @@ CHILDREN: Mapping[str, tuple[str, str, str]] = {
 
 @dataclass(slots=True)
 class Operator:
-    """The reconcilers of one operator process, and what their watches have seen."""
+    """The reconcilers of one run of kopf, and what their watches have seen.
+
+    `moved`: other namespaces can be watched than those of this run; they are in `namespaces`.
+    """
 
     settings: Settings
+    namespaces: Namespaces
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
     context: Context | None = None
     indices: dict[str, Mapping[Key, Iterable[Object]]] = field(default_factory=dict)
     reconcilers: dict[Key, Reconciler] = field(default_factory=dict)
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+    looking: asyncio.Task[None] | None = None
+    close_metrics: Callable[[], None] = lambda: None
 
     def children(self, kind: str, namespace: str, owner: str) -> Iterable[Object]:
         """Live children of one kind, by their owner."""
@@ -68,17 +78,27 @@ class Operator:
             task.cancel()
             await asyncio.wait([task])
 
+    async def look(self, cluster: Cluster) -> None:
+        """End this run of kopf once other namespaces can be watched."""
+        every_s = min(self.settings.resync_s, MOST_BETWEEN_LOOKS_S)
+        wanted, before = self.settings.namespaces, self.namespaces
+        self.namespaces = await await_change(cluster, wanted, before, every_s)
+        self.moved.set()
+
     async def stop(self) -> None:
         """Every reconciler ends; what it was writing is safe to write again."""
+        if self.looking:
+            self.looking.cancel()
         for key in list(self.tasks):
             await self.forget(key)
         if self.context:
             await self.context.client.aclose()
+        await asyncio.to_thread(self.close_metrics)
 
 
-def create_registry(settings: Settings) -> kopf.OperatorRegistry:
-    """All handlers, bound to one `Operator` of their own."""
-    registry, operator = kopf.OperatorRegistry(), Operator(settings)
+def create_registry(operator: Operator) -> kopf.OperatorRegistry:
+    """All handlers, bound to `operator`."""
+    registry = kopf.OperatorRegistry()
     _register_lifecycle(registry, operator)
     for kind, resource in CHILDREN.items():
         _register_child(registry, operator, kind, resource)
@@ -102,6 +122,8 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
         operator.context = await connect(operator)
+        if operator.settings.namespaces:
+            operator.looking = asyncio.create_task(operator.look(operator.context.cluster))
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
@@ -110,6 +132,17 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
     @kopf.on.probe(id="objects", registry=registry)
     async def count(**_: Any) -> int:
         return len(operator.tasks)
+
+    if not operator.settings.namespaces:
+        return
+
+    @kopf.on.probe(id="namespaces", registry=registry)
+    async def served(**_: Any) -> Sequence[str]:
+        return operator.namespaces.served
+
+    @kopf.on.probe(id="namespacesLeftOut", registry=registry)
+    async def left_out(**_: Any) -> Mapping[str, str]:
+        return operator.namespaces.left_out
 
 
 async def connect(operator: Operator) -> Context:
@@ -122,11 +155,17 @@ async def connect(operator: Operator) -> Context:
     except ClusterError as e:
         raise kopf.TemporaryError(str(e), delay=5) from e
     try:
-        start_http_server(settings.metrics_port, settings.address, metrics.registry)
+        server, _ = start_http_server(settings.metrics_port, settings.address, metrics.registry)
     except OSError as e:
         problem = f"--metrics-port {settings.metrics_port} cannot be used: {e.strerror}"
         raise kopf.PermanentError(problem) from e
+    operator.close_metrics = partial(_close, server)
     return Context(settings, cluster, create_client(), metrics, operator.children)
+
+
+def _close(server: WSGIServer) -> None:
+    server.shutdown()
+    server.server_close()
 
 
 def _register_child(

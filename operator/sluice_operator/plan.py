@@ -398,7 +398,7 @@ def _children(
         is_pending=observed.fit.status == "False" or _is_withheld(service, observed, settings),
     )
     return (
-        children.configmap(service, runtime),
+        children.configmap(service, settings, runtime),
         children.secret(service, observed.token),
         children.kube_service(service),
         children.disruption_budget(service),

@@ -32,7 +32,15 @@ class Reason(StrEnum):
     SETTLED = "Settled", "All is as the object asks."
     NOT_STALLED = "NotStalled", "Nothing stands in the way."
     INVALID_SPEC = "InvalidSpec", "The spec cannot be read; its pods go on as they are."
+    UNKNOWN_FIELDS = (
+        "UnknownFields",
+        "Fields of the spec that this operator does not know, as a newer one does, are left out.",
+    )
     NAME_TAKEN = "NameTaken", "An object of this name is somebody else's; it is left alone."
+    OTHER_OPERATOR = (
+        "OtherOperator",
+        "Two installations of the operator watch the object; one cares for it.",
+    )
     APPLY_FAILED = "ApplyFailed", "The API server refused a write: quota, policy, missing right."
     CHILD_RESTORED = "ChildRestored", "A child was deleted or edited by hand and has been put back."
     # ModelFits

@@ -16,14 +16,16 @@ from typing import Any
 import httpx
 from sluice_worker.sizing import SizingError
 
-from . import children, drift, events, hub, runtime, status
+from . import children, drift, events, hub, ownership, prune, runtime, status
 from .admin_token import may_be_sent, new_token, token_of
 from .checkpoint import Checkpoint, CheckpointError, Unread, read
+from .child_refs import unwatched_refs, watched_refs
 from .cluster import Cluster, ClusterError, Ref
 from .events import Notice
 from .fit import Fit, Refused, judge
 from .metrics import Metrics
 from .observed import Pod, has_ended, pod_of
+from .ownership import Claim, Move
 from .plan import Observed, Plan, plan
 from .reasons import Reason
 from .runtime import Runtime
@@ -73,6 +75,8 @@ class _Memory:
     swept_s: float = field(default_factory=time.time)
     ghosts: set[str] = field(default_factory=set)
     token: str = field(default="", repr=False)
+    unknown: tuple[str, ...] = ()
+    claim: Claim = field(default_factory=Claim)
     found: Found | None = None
     reading: tuple[str, asyncio.Future[Found]] | None = None
     found_key: str = ""
@@ -159,8 +163,14 @@ class Reconciler:
         meta, previous = body["metadata"], body.get("status") or {}
         if meta.get("deletionTimestamp"):
             return _MAX_BACKOFF_S
+        if not await self._is_to_care(now):
+            return self._context.settings.resync_s
+        known, unknown = prune.prune(body)
+        if unknown and unknown != self._memory.unknown:
+            await self._tell(meta, [prune.notice(unknown, meta.get("generation", 0))], now)
+        self._memory.unknown = unknown
         try:
-            service = parse(body)
+            service = parse(known)
         except SpecError as e:
             wanted = status.refuse(previous, meta.get("generation", 0), str(e), now)
             await self._tell(meta, events.transitions(previous, wanted), now)
@@ -172,6 +182,25 @@ class Reconciler:
         planned = plan(service, observed, self._context.settings, now)
         await self._execute(planned, previous, now)
         return planned.requeue_s
+
+    async def _is_to_care(self, now: float) -> bool:
+        """Whether the object is this operator's, and not another installation's."""
+        memory, meta, settings = self._memory, self._body["metadata"], self._context.settings
+        me, before = settings.instance, memory.claim
+        held = self._child(Ref("ConfigMap", self._namespace, f"{self._name}-runtime"))
+        mark = ownership.mark_of(meta["uid"], held)
+        move, claim = ownership.judge(mark, me, before, now, settings.resync_s)
+        if held and move in (Move.ASK, Move.ANSWER):
+            asked = ownership.question(held, me if move is Move.ASK else "")
+            answer = await self._context.cluster.apply(asked, manager=ownership.ASKING_MANAGER)
+            memory.written["ConfigMap"] = answer
+        memory.claim = claim
+        if move in (Move.CARE, Move.ANSWER):
+            return True
+        memory.runtime = None
+        if claim.refused_s > before.refused_s:
+            await self._tell(meta, [ownership.refusal(mark.owner, me, now)], now)
+        return False
 
     # Observe
 
@@ -272,13 +301,13 @@ class Reconciler:
 
     async def _live(self, service: InferenceService, fit: Fit, now: float) -> dict[str, Object]:
         live = {}
-        for ref in _watched_refs(service):
+        for ref in watched_refs(service):
             child = self._child(ref)
             if child is not None:
                 live[ref.kind] = child
         if fit.status == "False" and "Deployment" not in live:
             return live
-        for ref in _watched_refs(service):
+        for ref in watched_refs(service):
             # The watch shows only labelled ones; others of that name must not be written over.
             found = None if ref.kind in live else await self._context.cluster.get(ref)
             live.update({ref.kind: found} if found else {})
@@ -318,7 +347,7 @@ class Reconciler:
         if now - memory.swept_s < _SWEEP_RESYNCS * self._context.settings.resync_s:
             return True
         own = f"{children.INSTANCE_LABEL}={self._name},{children.MANAGED_BY_LABEL}"
-        for kind in ("Pod", *(ref.kind for ref in _watched_refs(service))):
+        for kind in ("Pod", *(ref.kind for ref in watched_refs(service))):
             known = (*self._seen(kind), *filter(None, [self._written(kind)]))
             seen = {body["metadata"]["uid"] for body in known}
             there = await self._context.cluster.uids(Ref(kind, self._namespace), label=own)
@@ -334,7 +363,7 @@ class Reconciler:
     async def _by_name(self, service: InferenceService, now: float) -> dict[str, Object]:
         """Children that no watch shows: the operator has no right to list secrets, for one."""
         memory = self._memory
-        refs = _unwatched_refs(service)
+        refs = unwatched_refs(service)
         if now - memory.read_by_name_s >= self._context.settings.resync_s:
             for ref in refs:
                 found = await self._context.cluster.get(ref)
@@ -383,7 +412,7 @@ class Reconciler:
             raise
         self._memory.deleted.clear()
         await self._tell(meta, planned.noticed, now)
-        await self._write_status(planned.status)
+        await self._write_status(ownership.told(planned.status, self._memory.claim, now))
 
     async def _apply(self, manifests: Iterable[Object], now: float) -> None:
         """Write all of them, also behind one that is refused. Raises the first ClusterError."""
@@ -452,21 +481,6 @@ def _asked(body: Object) -> tuple[Any, ...]:
     """What of an object is a person's: not its status, and not the bookkeeping of its writes."""
     meta = body.get("metadata", {})
     return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp")
-
-
-def _watched_refs(service: InferenceService) -> tuple[Ref, ...]:
-    return (
-        Ref("ConfigMap", service.namespace, children.runtime_name(service)),
-        Ref("Service", service.namespace, children.deployment_name(service)),
-        Ref("Deployment", service.namespace, children.deployment_name(service)),
-    )
-
-
-def _unwatched_refs(service: InferenceService) -> tuple[Ref, ...]:
-    return (
-        Ref("Secret", service.namespace, children.secret_name(service)),
-        Ref("PodDisruptionBudget", service.namespace, children.deployment_name(service)),
-    )
 
 
 def _target(pod: Pod) -> Target:

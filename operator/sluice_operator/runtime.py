@@ -7,6 +7,9 @@ import msgspec
 
 from .tuner import Past
 
+OWNER_ANNOTATION = "sluice.dev/operator"
+"""On the ConfigMap: the installation that cares for the object."""
+
 
 @dataclass(frozen=True, slots=True)
 class Runtime:

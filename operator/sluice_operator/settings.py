@@ -3,10 +3,11 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 FIELD_MANAGER = "sluice-operator"
-ALL_OF_IPV4 = "0.0.0.0"  # noqa: S104 - the kubelet probes from outside
+ALL_OF_IPV4, ALL_OF_IPV6 = "0.0.0.0", "::"  # noqa: S104 - the kubelet probes from outside
 DEFAULT_ENDPOINT = "https://huggingface.co"
 
 
@@ -14,13 +15,14 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 class Settings:
     """Start-up settings of one operator process.
 
-    `hub_endpoint`: of hf:// models, for this process and for the pods. `models_dir`: where this
-    process reads checkpoints for `file:///models/...`.
+    `instance`: the name of this installation. `hub_endpoint`: of hf:// models, for this process and
+    for the pods. `models_dir`: where this process reads checkpoints for `file:///models/...`.
     `namespaces`: those that are served; empty means all. `tick_s`: seconds between two looks at the
     evidence of one object; `resync_s`: seconds between two passes when nothing asks for one.
     """
 
     worker_image: str
+    instance: str = FIELD_MANAGER
     image_pull_policy: str = "IfNotPresent"
     hub_endpoint: str = DEFAULT_ENDPOINT
     models_dir: Path = Path("/models")
@@ -39,6 +41,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     options = _parser().parse_args(argv)
     return Settings(
         worker_image=options.worker_image,
+        instance=options.instance,
         image_pull_policy=options.image_pull_policy,
         hub_endpoint=options.hub_endpoint,
         models_dir=options.models_dir,
@@ -58,6 +61,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--worker-image", required=True, help="worker image for objects that name none")
     add(
+        "--instance",
+        default=FIELD_MANAGER,
+        help="name of this installation; of two that watch an object, one cares for it",
+    )
+    add(
         "--image-pull-policy",
         default="IfNotPresent",
         choices=("Always", "IfNotPresent", "Never"),
@@ -66,10 +74,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--hub-endpoint", type=_url, default=DEFAULT_ENDPOINT, help="of hf:// models")
     add("--models-dir", type=Path, default=Path("/models"), help="checkpoints of file:// URIs")
     add("--namespace", action="append", default=[], help="serve only this one (may be repeated)")
-    add(
-        "--address",
-        default=ALL_OF_IPV4,
-        help="address to serve metrics and liveness on; for IPv6, the pod's own",
+    listen = parser.add_mutually_exclusive_group()
+    listen.add_argument(
+        "--address", default=ALL_OF_IPV4, help="address to serve metrics and liveness on"
+    )
+    listen.add_argument(
+        "--pod-ip",
+        type=_all_of_family,
+        dest="address",
+        default=argparse.SUPPRESS,
+        help="the pod's own address: serve them on all addresses of its family",
     )
     add("--metrics-port", type=int, default=9090)
     add("--liveness-port", type=int, default=8080)
@@ -78,6 +92,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-format", choices=("plain", "json"), default="plain")
     add("--verbose", action="store_true", help="log debug messages")
     return parser
+
+
+def _all_of_family(text: str) -> str:
+    """What to listen on in a pod of that address: its loopback too, where `kubectl port-forward`
+    arrives. Not both families: a node may have IPv6 switched off, and kopf listens on one."""
+    try:
+        version = ip_address(text).version
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an IP address") from e
+    return ALL_OF_IPV6 if version == 6 else ALL_OF_IPV4
 
 
 def _url(text: str) -> str:

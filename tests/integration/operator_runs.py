@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -10,7 +11,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,26 @@ def administrator(server: ApiServer) -> Iterator[httpx.Client]:
         yield client
 
 
+def as_account(server: ApiServer, client: httpx.Client, name: str, folder: Path) -> ApiServer:
+    """The API server for one who is that service account of the namespace default."""
+    request = {"spec": {"expirationSeconds": 3600}}
+    account = f"/api/v1/namespaces/default/serviceaccounts/{name}/token"
+    token = client.post(account, json=request).json()["status"]["token"]
+    authority = base64.b64encode(server.certificate_authority.read_bytes()).decode()
+    cluster = {"server": server.url, "certificate-authority-data": authority}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "it",
+        "clusters": [{"name": "it", "cluster": cluster}],
+        "users": [{"name": "it", "user": {"token": token}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+    }
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(json.dumps(config))
+    return replace(server, kubeconfig=kubeconfig)
+
+
 @dataclass(slots=True)
 class OperatorProcess:
     """One `sluice-operator`."""
@@ -151,6 +172,7 @@ class OperatorProcess:
     process: subprocess.Popen[bytes]
     metrics_port: int
     log: Path
+    liveness_port: int = 0
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a counter over all series that carry `labels`."""
@@ -169,6 +191,15 @@ class OperatorProcess:
         except httpx.TransportError:
             return False
         return True
+
+    def health(self) -> Object:
+        """What its liveness probe is told, at most ten seconds old."""
+        url = f"http://127.0.0.1:{self.liveness_port}/healthz"
+        try:
+            body: Object = httpx.get(url, trust_env=False, timeout=30).raise_for_status().json()
+        except httpx.TransportError:
+            return {}
+        return body
 
     def await_passes(self, count: int) -> None:
         """Until it has looked `count` more times."""
@@ -210,7 +241,7 @@ def running_operator(
     with log.open("ab") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     try:
-        operator = OperatorProcess(process, metrics_port, log)
+        operator = OperatorProcess(process, metrics_port, log, liveness_port)
         operator.wait("the operator's metrics", operator.answers)
         yield operator
     finally:

@@ -77,9 +77,9 @@ def test_every_value_can_be_given_and_all_that_is_rendered_is_yaml(helm: Path) -
     )  # fmt: skip
     manifests = template(helm, *IMAGES, *given)
     pod = of_kind(manifests, "Deployment")[0]["spec"]["template"]["spec"]
-    assert {"--verbose", "--log-format=json", "--namespace=one"} <= set(
-        pod["containers"][0]["args"]
-    )
+    arguments = set(pod["containers"][0]["args"])
+    assert {"--verbose", "--log-format=json", "--namespace=one"} <= arguments
+    assert {f"--instance={NAMESPACE}/sluice", "--pod-ip=$(POD_IP)"} <= arguments
     assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0][
         "volumeMounts"
     ]

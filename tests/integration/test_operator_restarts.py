@@ -28,7 +28,7 @@ from sluice_operator.cluster import Cluster
 from sluice_operator.metrics import create_metrics
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.scrape import create_client
-from sluice_operator.settings import Settings
+from sluice_operator.settings import FIELD_MANAGER, Settings
 
 Object = Mapping[str, Any]
 _numbers = itertools.count()
@@ -46,8 +46,10 @@ class DyingCluster(Cluster):
 
     writes_left: float = float("inf")
 
-    async def apply(self, manifest: Object, subresource: str = "") -> Object:
-        written = await super().apply(manifest, subresource)
+    async def apply(
+        self, manifest: Object, subresource: str = "", manager: str = FIELD_MANAGER
+    ) -> Object:
+        written = await super().apply(manifest, subresource, manager)
         self.writes_left -= 1
         if self.writes_left == 0:
             raise Killed

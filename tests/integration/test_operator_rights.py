@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import yaml
 from integration.apiserver import ApiServer
 from integration.operator_runs import (
     administrator,
+    as_account,
     create_demo,
     create_namespace,
     running_operator,
@@ -60,25 +58,7 @@ def restricted(
     for body in chart:
         if body["kind"] in paths:
             assert client.post(paths[body["kind"]], json=body).is_success
-    request = {"spec": {"expirationSeconds": 3600}}
-    account = "/api/v1/namespaces/default/serviceaccounts/sluice/token"
-    token = client.post(account, json=request).json()["status"]["token"]
-    kubeconfig = tmp_path_factory.mktemp("restricted") / "kubeconfig"
-    kubeconfig.write_text(json.dumps(_kubeconfig(apiserver, token)))
-    return replace(apiserver, kubeconfig=kubeconfig)
-
-
-def _kubeconfig(server: ApiServer, token: str) -> dict[str, Any]:
-    authority = base64.b64encode(server.certificate_authority.read_bytes()).decode()
-    cluster = {"server": server.url, "certificate-authority-data": authority}
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "it",
-        "clusters": [{"name": "it", "cluster": cluster}],
-        "users": [{"name": "it", "user": {"token": token}}],
-        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-    }
+    return as_account(apiserver, client, "sluice", tmp_path_factory.mktemp("restricted"))
 
 
 def test_the_charts_rights_are_enough_and_their_loss_is_outlived(

@@ -35,7 +35,7 @@ def _container(**changes: Any) -> dict[str, Any]:
 def test_every_child_is_owned_by_the_object_and_named_after_it() -> None:
     service = create_service()
     made = [
-        children.configmap(service, Runtime(1, 4, 1)),
+        children.configmap(service, SETTINGS, Runtime(1, 4, 1)),
         children.secret(service, "token"),
         children.kube_service(service),
         children.disruption_budget(service),
@@ -204,7 +204,7 @@ def test_the_targets_are_where_a_starting_worker_reads_them(tmp_path: Path) -> N
     from sluice_worker import config
 
     service = create_service(slo__overload="Shed", slo__interTokenLatency="40ms")
-    data = children.configmap(service, Runtime(3, 7, 1))["data"]
+    data = children.configmap(service, SETTINGS, Runtime(3, 7, 1))["data"]
     for name, text in data.items():
         (tmp_path / name).write_text(text)
     model = write_checkpoint(tmp_path / "model")
@@ -244,7 +244,7 @@ def test_worker_sizes_itself_where_no_ceiling_is_known() -> None:
 
 def test_a_worker_starts_where_there_is_nothing_to_shed_for() -> None:
     service = create_service(slo={"interTokenLatency": "50ms", "overload": "Shed"})
-    data = children.configmap(service, Runtime(1, 4, 1))["data"]
+    data = children.configmap(service, SETTINGS, Runtime(1, 4, 1))["data"]
     assert (data["slo_itl_ms"], data["overload"]) == ("50.0", "Queue")
     assert "slo_ttft_ms" not in data
 

@@ -72,7 +72,7 @@ def test_the_runtime_survives_its_configmap() -> None:
     from sluice_operator.runtime import parse
 
     for runtime in (Runtime(0, None, 1), Runtime(7, 12, 3)):
-        manifest = children.configmap(create_service(), runtime)
+        manifest = children.configmap(create_service(), SETTINGS, runtime)
         assert parse(manifest["data"]) == runtime
 
 

@@ -13,6 +13,7 @@ from sluice_operator.cluster import Cluster, Ref
 from sluice_operator.metrics import create_metrics
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.scrape import create_client
+from sluice_operator.settings import FIELD_MANAGER
 from unit.operator.objects import changed, valid_object
 from unit.operator.observations import NOW, SETTINGS
 
@@ -26,6 +27,7 @@ class Store(Cluster):
     def __init__(self) -> None:
         self.objects: dict[Key, dict[str, Any]] = {}
         self.num_writes = 0
+        self.events: list[Any] = []
         self.after_write: Callable[[str], None] = lambda kind: None
 
     async def get(self, ref: Ref) -> Any:
@@ -39,9 +41,13 @@ class Store(Cluster):
         )
 
     async def create_once(self, manifest: Any) -> bool:
+        self.events.append(manifest)
         return True
 
-    async def apply(self, manifest: Any, subresource: str = "") -> dict[str, Any]:
+    async def apply(
+        self, manifest: Any, subresource: str = "", manager: str = FIELD_MANAGER
+    ) -> dict[str, Any]:
+        assert manager == FIELD_MANAGER
         self.num_writes += 1
         live: dict[str, Any] = json.loads(json.dumps(manifest))
         if subresource:
@@ -128,3 +134,18 @@ async def test_the_token_of_another_s_secret_is_not_ours(
     await reconciler.reconcile()
     assert ("Deployment", "demo") in store.objects, "looked at again at the next pass"
     assert b64decode(store.objects[key]["data"]["token"]) != b"foreign"
+
+
+async def test_fields_of_a_newer_crd_are_left_out_and_told_once(
+    store: Store, reconciler: Reconciler
+) -> None:
+    newer = body(2, **{"warmup": True, "hardware.topology": "mesh"})
+    newer["spec"]["hardware"]["tolerations"] = [{"key": "gpu", "operator": "Exists", "since": "5m"}]
+    reconciler.see(newer)
+    for _ in range(3):
+        await reconciler.reconcile()
+    assert ("Deployment", "demo") in store.objects
+    [told] = [event for event in store.events if event["reason"] == "UnknownFields"]
+    named = told["message"].partition(": ")[2].split(", ")
+    paths = {"spec.warmup", "spec.hardware.topology", "spec.hardware.tolerations[0].since"}
+    assert set(named) == paths

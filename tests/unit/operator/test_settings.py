@@ -1,0 +1,28 @@
+"""Claims on the operator's flags."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_operator.settings import ALL_OF_IPV4, ALL_OF_IPV6, parse
+
+WORKER = "--worker-image=registry/worker:1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "address"),
+    [
+        ([], ALL_OF_IPV4),
+        (["--address=127.0.0.1"], "127.0.0.1"),
+        (["--pod-ip=10.0.0.7"], ALL_OF_IPV4),
+        (["--pod-ip=fd00::7"], ALL_OF_IPV6),
+    ],
+)
+def test_a_pod_listens_on_all_addresses_of_its_family(flags: list[str], address: str) -> None:
+    assert parse([WORKER, *flags]).address == address
+
+
+@pytest.mark.parametrize("flags", [["--pod-ip="], ["--pod-ip=::1", "--address=::1"]])
+def test_a_wrong_address_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([WORKER, *flags])
+    assert "--pod-ip" in capsys.readouterr().err
