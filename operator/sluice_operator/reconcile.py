@@ -6,6 +6,7 @@ where the last one was killed. What a pass knows from before is only a saving of
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from .events import Notice
 from .fit import Fit, Refused, judge
 from .metrics import Metrics
 from .observed import Pod, has_ended, pod_of
+from .pace import Pace, Turns
 from .plan import Observed, Plan, plan
 from .reasons import Reason
 from .runtime import Runtime
@@ -58,6 +60,7 @@ class Context:
     client: httpx.AsyncClient
     metrics: Metrics
     children: Callable[[str, str, str], Iterable[Object]]
+    turns: Turns = field(default_factory=Turns)
 
 
 @dataclass(slots=True)
@@ -86,6 +89,7 @@ class Reconciler:
         self._context, self._namespace, self._name = context, namespace, name
         self._scraper = Scraper(context.client, context.metrics)
         self._memory = _Memory()
+        self._pace = Pace(context.turns)
         self._body: Object = {}
         self._wake = asyncio.Event()
 
@@ -170,8 +174,9 @@ class Reconciler:
             return self._context.settings.resync_s
         observed = await self._observe(service, previous, now)
         planned = plan(service, observed, self._context.settings, now)
-        await self._execute(planned, previous, now)
-        return planned.requeue_s
+        wait_s = await self._execute(planned, previous, now)
+        # A look a tick is enough also where the status waits for its turn.
+        return min(planned.requeue_s, max(wait_s, self._context.settings.tick_s))
 
     # Observe
 
@@ -364,7 +369,8 @@ class Reconciler:
 
     # Execute
 
-    async def _execute(self, planned: Plan, previous: Object, now: float) -> None:
+    async def _execute(self, planned: Plan, previous: Object, now: float) -> float:
+        """Seconds until the status may be written, where that waits for its turn."""
         meta = self._body["metadata"]
         try:
             # A child that is refused must not keep what was decided from the pods that serve.
@@ -383,7 +389,7 @@ class Reconciler:
             raise
         self._memory.deleted.clear()
         await self._tell(meta, planned.noticed, now)
-        await self._write_status(planned.status)
+        return await self._write_status(planned.status)
 
     async def _apply(self, manifests: Iterable[Object], now: float) -> None:
         """Write all of them, also behind one that is refused. Raises the first ClusterError."""
@@ -435,17 +441,23 @@ class Reconciler:
             except ClusterError as e:  # an event less is no reason to stop serving
                 _log.warning("%s/%s: no event: %s", self._namespace, self._name, e)
 
-    async def _write_status(self, wanted: dict[str, Any]) -> None:
-        """Write the status if it differs from what is live, once for each difference."""
+    async def _write_status(self, wanted: dict[str, Any]) -> float:
+        """Write the status if it differs from what is live, once for each difference; seconds until
+        it may be, where only measurements do and it is not their turn, else infinite."""
         live = self._body.get("status") or {}
         pair = children.digest([wanted, live])
         if wanted == live or self._memory.accepted.get(KIND) == pair:
-            return
+            return math.inf
+        wait_s = self._pace.wait_s(wanted, live)
+        if wait_s > 0:
+            return wait_s
         meta = {"name": self._name, "namespace": self._namespace}
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": wanted}
         body = await self._context.cluster.apply(manifest, "status")
         self._memory.accepted[KIND] = children.digest([wanted, body.get("status") or {}])
+        self._pace.wrote()
         self.see(body)  # it may bring a spec that this pass has not seen
+        return math.inf
 
 
 def _asked(body: Object) -> tuple[Any, ...]:
