@@ -62,10 +62,11 @@ class Invalid:
 
 
 _DURATION = "must be a duration between"
+_ON_A_GPU = {"accelerator": "nvidia", "memory": "24Gi"}
 _QUANTISED_ON_A_GPU = {
     "model": {"uri": "file:///models/demo"},
     "engine": {"args": ["--seed=1", "--quantization=w8a8"]},
-    "hardware": {"accelerator": "nvidia", "memory": "24Gi"},
+    "hardware": _ON_A_GPU,
 }
 INVALID = [
     Invalid("spec.model.uri", "s3://bucket/demo", "s3:// is not built yet"),
@@ -106,6 +107,8 @@ INVALID = [
     Invalid("spec.hardware.memory", -1, "must be bytes over zero"),
     Invalid("spec.hardware.memory", REMOVED, "memory: is required", "Required value"),
     Invalid("spec.hardware.cpu", "0.5m", "must be CPUs from 1m to 1024"),
+    Invalid("spec.hardware.hostMemory", "8Gi", "hostMemory belongs to accelerator nvidia"),
+    Invalid("spec.hardware", {**_ON_A_GPU, "hostMemory": "8GB"}, "must be bytes over zero"),
     Invalid("spec.hardware.nodeSelector", {"a b": "c"}, "keys must be label keys"),
     Invalid("spec.hardware.nodeSelector", {"zone": "a b"}, "must be the value of a label"),
     Invalid("spec.hardware.tolerations", [{"value": "x"}], "must be Exists where key is left out"),
