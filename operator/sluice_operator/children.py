@@ -16,7 +16,7 @@ from sluice_worker.sizing import HOST_BYTES, MAX_CEILING
 from . import resources
 from .runtime import Runtime
 from .settings import Settings
-from .spec import API_VERSION, KIND, InferenceService
+from .spec import API_VERSION, KIND, InferenceService, Rollout
 
 Object = Mapping[str, Any]
 Manifest = dict[str, Any]
@@ -49,6 +49,10 @@ _CLAIM_MOUNT = "/mnt/models"
 _CACHE_MOUNT = "/mnt/cache"
 _ADMIN_DIR = "/etc/sluice/admin"
 _RUNTIME_DIR = "/etc/sluice/runtime"
+_ROLLING: Mapping[Rollout, Manifest] = {
+    "Surge": {"maxUnavailable": 0, "maxSurge": 1},
+    "Replace": {"maxUnavailable": 1, "maxSurge": 0},
+}
 _SPECULATION = '{"method":"ngram","num_speculative_tokens":8}'
 """What Auto means: drafts by lookup, which the engine stops where they do not pay."""
 
@@ -171,10 +175,7 @@ def deployment(
         "revisionHistoryLimit": 3,
         "progressDeadlineSeconds": 1800,  # a large checkpoint loads for minutes
         "selector": {"matchLabels": selector(service)},
-        "strategy": {
-            "type": "RollingUpdate",
-            "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
-        },
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": _ROLLING[service.spec.rollout]},
         "template": template,
     }
     annotations = {

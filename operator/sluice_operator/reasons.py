@@ -28,6 +28,11 @@ class Reason(StrEnum):
     STARTING = "Starting", "No pod is ready yet."
     SCALED_TO_ZERO = "ScaledToZero", "`spec.replicas` is 0."
     ROLLING_OUT = "RollingOut", "Pods of an older spec are being replaced."
+    NO_ROOM_TO_SURGE = (
+        "NoRoomToSurge",
+        "A new pod fits on no node beside the old ones, which go on serving; `rollout: Replace` "
+        "stops one first.",
+    )
     SCALING = "Scaling", "Pods start or drain."
     SETTLED = "Settled", "All is as the object asks."
     NOT_STALLED = "NotStalled", "Nothing stands in the way."

@@ -41,6 +41,7 @@ EngineName = Literal["Sluice", "VLLM", "SGLang", "TGI", "Ollama"]
 BatchingMode = Literal["Continuous", "Static"]
 Speculation = Literal["Auto", "Never"]
 SloMode = Literal["Enforce", "Advisory"]
+Rollout = Literal["Surge", "Replace"]
 
 
 class SpecError(ValueError):
@@ -386,6 +387,14 @@ class Spec(SpecObject):
         "replicas",
         integer(0, 1000),
         "Set by an outside owner through /scale; while unset, `scaling` decides.",
+    )
+    rollout: Rollout = spec_field(
+        "rollout",
+        choice(get_args(Rollout)),
+        "How an edit reaches the pods, one by one. Surge: a new pod is ready before an old one "
+        "leaves, which takes room for one more. Replace: an old pod drains first and leaves its "
+        "room to a new one; a single replica serves nothing until that is ready.",
+        default="Surge",
     )
     drain: Drain = spec_field("drain", object_of(Drain), "What a leaving pod gets.", default={})
 

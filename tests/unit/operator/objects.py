@@ -132,6 +132,7 @@ INVALID = [
     Invalid("spec.scaling", {"minReplicas": 3, "maxReplicas": 2}, "not be over maxReplicas"),
     Invalid("spec.scaling.minReplicas", 0, "must be between 1 and", "greater than or equal to 1"),
     Invalid("spec.replicas", -1, "must be between 0 and", "greater than or equal to 0"),
+    Invalid("spec.rollout", "Recreate", "must be one of Surge, Replace", "Unsupported value"),
     Invalid("spec.drain.timeout", "2h", _DURATION),
     Invalid("metadata.name", "a" * 41, "metadata.name must have at most 40 characters"),
     Invalid("metadata.name", "1demo", "metadata.name must be lower-case letters"),
@@ -207,6 +208,7 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
     "spec.scaling.behavior.scaleDown.stabilizationWindowSeconds": st.integers(0, 3600),
     "spec.scaling.behavior.scaleUp": st.just({}),
     "spec.replicas": st.none() | st.integers(0, 1000),
+    "spec.rollout": _texts("Surge", "Replace"),
     "spec.drain.timeout": _durations(1000, 3_600_000),
 }  # fmt: skip
 _JUNK: st.SearchStrategy[Any] = st.sampled_from(

@@ -73,6 +73,14 @@ def test_no_pod_goes_before_its_successor_is_ready() -> None:
     assert rolling == {"maxUnavailable": 0, "maxSurge": 1}
 
 
+def test_where_all_room_is_taken_a_pod_goes_first() -> None:
+    """Surge waits for ever on a cluster whose GPUs are all in use; the change restarts no pod."""
+    surge = _deployment()
+    replace = _deployment(surge, rollout="Replace")
+    assert replace["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+    assert replace["spec"]["template"] == surge["spec"]["template"]
+
+
 def test_cpu_pod_is_limited_to_what_the_model_was_planned_into() -> None:
     asked = _container(hardware__memory="1536Mi", hardware__cpu="500m")["resources"]
     assert asked["limits"] == {"cpu": "500m", "memory": "1536Mi"}
