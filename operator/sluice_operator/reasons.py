@@ -126,7 +126,7 @@ class Reason(StrEnum):
     SCALED_IN = "ScaledIn", "Fewer pods hold the targets with margin."
     SCALE_UP_WINDOW = "ScaleUpWindow", "More are wanted, not for long enough yet."
     SCALE_DOWN_WINDOW = "ScaleDownWindow", "Fewer would do, not for long enough yet."
-    AWAITING_REPLICAS = "AwaitingReplicas", "The last scale-out is starting or drains its backlog."
+    AWAITING_REPLICAS = "AwaitingReplicas", "Pods asked for are starting or drain a backlog."
     AT_MAX_REPLICAS = "AtMaxReplicas", "More pods are needed than the spec allows."
     REPLICAS_EXTERNAL = "ReplicasExternal", "`spec.replicas` is set: somebody else owns the number."
 
