@@ -2,9 +2,9 @@
 
 Counters and percentiles differ at every look at a pod with traffic. Nothing reads them back after a
 restart, so the newest that a stopped operator has not written is not missed: the next one measures.
+Pure: the clock is given.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -14,8 +14,8 @@ Object = Mapping[str, Any]
 Clock = Callable[[], float]
 
 PERIOD_S = 10.0
-"""Between two writes of an object for measurements alone; so `kubectl get` shows none older, and
-people look less often than this."""
+"""Between two writes of an object for measurements alone, so `kubectl get` shows none much older;
+Prometheus, for those who want every second, scrapes the pods."""
 WRITES_PER_S = 5.0
 """Of all objects together, for measurements alone: what client-go allows a controller by default.
 Over fifty objects with traffic they take turns, and a hundred are 20 s apart."""
@@ -61,7 +61,7 @@ def _without(part: Object, measured: Mapping[str, Any]) -> dict[str, Any]:
 class Turns:
     """What the objects of one operator share; the first to ask is the first to write."""
 
-    clock: Clock = time.monotonic
+    clock: Clock
     free_s: float = 0.0
 
     def take(self) -> float:

@@ -60,7 +60,7 @@ class Context:
     client: httpx.AsyncClient
     metrics: Metrics
     children: Callable[[str, str, str], Iterable[Object]]
-    turns: Turns = field(default_factory=Turns)
+    turns: Turns = field(default_factory=lambda: Turns(time.monotonic))
 
 
 @dataclass(slots=True)

@@ -87,7 +87,7 @@ def test_cpu_pod_is_limited_to_what_the_model_was_planned_into() -> None:
     assert asked["limits"] == asked["requests"]
 
 
-_GPU = {"hardware__accelerator": "nvidia", "hardware__memory": "24Gi"}
+_GPU: dict[str, Any] = {"hardware__accelerator": "nvidia", "hardware__memory": "24Gi"}
 
 
 def test_gpu_pod_asks_for_the_gpu_and_for_the_memory_that_loading_needs() -> None:
