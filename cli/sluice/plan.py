@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from sluice_operator import checkpoint
+from sluice_operator.resources import bytes_quantity
 from sluice_worker import sizing
 
 from sluice.numbers import count
@@ -83,10 +84,15 @@ def main(args: argparse.Namespace) -> int:
     except (checkpoint.CheckpointError, sizing.SizingError) as e:
         print(f"sluice plan: {e}", file=sys.stderr)
         return 2
+    host = {}
+    if args.device == "cuda":
+        host["host_memory_bytes"] = sizing.host_memory_bytes(found.shape, dtype_bytes)
     if args.json:
         numbers = {"fits": plan.fits, "ceiling": plan.ceiling, "kv_tokens": plan.kv_tokens}
-        print(json.dumps({**numbers, **plan.as_dict()}))
+        print(json.dumps({**numbers, **plan.as_dict(), **host}))
     else:
         print(plan.explain())
+        for num_bytes in host.values():
+            print(f"host memory: {bytes_quantity(num_bytes)} requested (spec.hardware.hostMemory)")
         print(f"max_num_seqs: {plan.ceiling}" if plan.fits else sizing.advice(plan, found.shape))
     return 0 if plan.fits else 1

@@ -11,11 +11,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sluice_worker.sizing import MAX_CEILING
+from sluice_worker.sizing import HOST_BYTES, MAX_CEILING
 
+from . import resources
 from .runtime import OWNER_ANNOTATION, Runtime
 from .settings import Settings
-from .spec import API_VERSION, KIND, InferenceService
+from .spec import API_VERSION, KIND, InferenceService, Rollout
 
 Object = Mapping[str, Any]
 Manifest = dict[str, Any]
@@ -44,14 +45,14 @@ PRE_STOP_SECONDS = 5
 """Longer than endpoints take to leave kube-proxy, so that no request meets a closed port."""
 GRACE_MARGIN_SECONDS = 10
 _USER = 65532
-_SUFFIXES = (
-    *(("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)),
-    *(("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)),
-)
 _CLAIM_MOUNT = "/mnt/models"
 _CACHE_MOUNT = "/mnt/cache"
 _ADMIN_DIR = "/etc/sluice/admin"
 _RUNTIME_DIR = "/etc/sluice/runtime"
+_ROLLING: Mapping[Rollout, Manifest] = {
+    "Surge": {"maxUnavailable": 0, "maxSurge": 1},
+    "Replace": {"maxUnavailable": 1, "maxSurge": 0},
+}
 _SPECULATION = '{"method":"ngram","num_speculative_tokens":8}'
 """What Auto means: drafts by lookup, which the engine stops where they do not pay."""
 
@@ -139,6 +140,7 @@ def deployment(
     ceiling: int | None,
     replicas: int,
     live: Object | None,
+    loading_bytes: int = HOST_BYTES,
     commit: str = "",
     is_unread: bool = False,
     is_pending: bool = False,
@@ -146,6 +148,7 @@ def deployment(
     """The pods. A template made from the same inputs stays as `live` has it.
 
     So an operator that renders templates differently restarts no pod until its object changes.
+    `loading_bytes`: of the host, for a pod with a GPU whose object does not say.
     `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods that started with a higher
     one stay too, as the cap is lowered live; to go beyond what they started with takes new ones,
     if it was asked for: an operator that finds room for more in the same memory restarts none.
@@ -167,16 +170,13 @@ def deployment(
     kept = _kept_template(live, inputs) if is_as_asked or _suffices(started, ceiling) else None
     if kept or (is_unread and _annotation(live, MODEL_ANNOTATION) == model):
         commit = pinned_commit(live)
-    template = kept or _template(service, settings, ceiling, commit)
+    template = kept or _template(service, settings, ceiling, commit, loading_bytes)
     spec = {
         "replicas": replicas,
         "revisionHistoryLimit": 3,
         "progressDeadlineSeconds": 1800,  # a large checkpoint loads for minutes
         "selector": {"matchLabels": selector(service)},
-        "strategy": {
-            "type": "RollingUpdate",
-            "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
-        },
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": _ROLLING[service.spec.rollout]},
         "template": template,
     }
     annotations = {
@@ -291,7 +291,7 @@ def _template_inputs(service: InferenceService, settings: Settings) -> dict[str,
         "caching": spec.batching.prefix_caching,
         "speculation": spec.batching.speculation,
         "args": list(spec.engine.args),
-        "resources": _resources(service),
+        "resources": resources.limits(spec.hardware),
         "nodes": dict(spec.hardware.node_selector),
         "tolerations": [toleration.manifest() for toleration in spec.hardware.tolerations],
         "runtime": spec.hardware.runtime_class_name,
@@ -319,7 +319,11 @@ def _kept_template(live: Object | None, inputs: str) -> Manifest | None:
 
 
 def _template(
-    service: InferenceService, settings: Settings, ceiling: int | None, commit: str
+    service: InferenceService,
+    settings: Settings,
+    ceiling: int | None,
+    commit: str,
+    loading_bytes: int,
 ) -> Manifest:
     hardware, drain_s = service.spec.hardware, math.ceil(service.spec.drain.timeout_s)
     spec: Manifest = {
@@ -334,7 +338,7 @@ def _template(
             "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(service, settings, ceiling, commit)],
+        "containers": [_container(service, settings, ceiling, commit, loading_bytes)],
         "volumes": _volumes(service),
     }
     if hardware.node_selector:
@@ -347,9 +351,13 @@ def _template(
 
 
 def _container(
-    service: InferenceService, settings: Settings, ceiling: int | None, commit: str
+    service: InferenceService,
+    settings: Settings,
+    ceiling: int | None,
+    commit: str,
+    loading_bytes: int,
 ) -> Manifest:
-    resources = _resources(service)
+    hardware = service.spec.hardware
     return {
         "name": "worker",
         "image": service.spec.engine.image or settings.worker_image,
@@ -360,7 +368,10 @@ def _container(
             {"name": "http", "containerPort": API_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
         ],
-        "resources": {"limits": resources, "requests": resources},
+        "resources": {
+            "limits": resources.limits(hardware),
+            "requests": resources.requests(hardware, loading_bytes),
+        },
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -383,28 +394,6 @@ def _probe(path: str, *, period: int, failures: int) -> Manifest:
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }
-
-
-def _resources(service: InferenceService) -> dict[str, str]:
-    """With a GPU the memory given is the GPU's, so the container's own stays unlimited."""
-    hardware = service.spec.hardware
-    cpu = {"cpu": cpu_quantity(hardware.cpu_millis)}
-    if hardware.accelerator == "nvidia":
-        return {**cpu, "nvidia.com/gpu": str(hardware.num_gpus)}
-    return {**cpu, "memory": bytes_quantity(hardware.memory_bytes)}
-
-
-def cpu_quantity(millis: int) -> str:
-    """CPU as the API server spells it: 2 or 500m."""
-    return str(millis // 1000) if millis % 1000 == 0 else f"{millis}m"
-
-
-def bytes_quantity(num_bytes: int) -> str:
-    """Bytes as the API server spells them: with the largest suffix that loses nothing."""
-    for suffix, size in _SUFFIXES:
-        if num_bytes % size == 0:
-            return f"{num_bytes // size}{suffix}"
-    return str(num_bytes)
 
 
 def _environment(service: InferenceService) -> list[Manifest]:

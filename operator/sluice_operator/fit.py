@@ -7,10 +7,12 @@ from sluice_worker.sizing import (
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_BLOCK_SIZE,
     DTYPE_BYTES,
+    HOST_BYTES,
     MemoryPlan,
     SizingError,
     advice,
     bytes_saved,
+    host_memory_bytes,
     most_sequences,
     plan_memory,
 )
@@ -83,6 +85,12 @@ def initial_cap(spec: Spec, fit: Fit) -> int | None:
     if fit.memory is None:
         return min(UNREAD_CAP, most_num_seqs(spec))
     return None
+
+
+def loading_bytes(fit: Fit) -> int:
+    """Memory of the host that a pod with a GPU loads the model in."""
+    found = fit.checkpoint
+    return host_memory_bytes(found.shape, DTYPE_BYTES[found.dtype]) if found else HOST_BYTES
 
 
 def _plan(spec: Spec, found: Checkpoint) -> MemoryPlan:

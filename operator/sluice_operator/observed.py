@@ -24,6 +24,8 @@ _SAME_TROUBLE = {"ErrImagePull": "ImagePullBackOff"}
 """The kubelet alternates between the two; one that flaps would be told at every turn."""
 _RECENT_S = 600.0
 """A pod whose container was killed for memory this recently is not called healthy (kaito#1493)."""
+_LATE_S = 10.0
+"""A pod that is not gone so long after its grace period is stuck, and so is its room."""
 _MAX_MESSAGE = 300
 
 
@@ -37,7 +39,8 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod of an object. `started_s`: Unix time of its start, 0 before it has one."""
+    """One pod of an object. `started_s`: Unix time of its start, 0 before it has one. `drains`: it
+    leaves, and its grace period is not over: its room will be free."""
 
     name: str
     uid: str
@@ -46,6 +49,12 @@ class Pod:
     terminating: bool
     started_s: float
     trouble: Trouble | None
+    drains: bool = False
+
+    @property
+    def has_no_room(self) -> bool:
+        """Whether no node takes it."""
+        return self.trouble is not None and self.trouble.reason == "Unschedulable"
 
     @property
     def serving(self) -> bool:
@@ -63,6 +72,11 @@ class Rollout:
     ready: int = 0
     trouble: Trouble | None = None
 
+    @property
+    def outdated(self) -> int:
+        """Pods of an older spec that are not leaving yet."""
+        return max(0, self.replicas - self.updated)
+
 
 def pod_of(body: Object, now: float) -> Pod:
     """Read a live pod."""
@@ -75,6 +89,8 @@ def pod_of(body: Object, now: float) -> Pod:
         terminating=meta.get("deletionTimestamp") is not None,
         started_s=unix_time(status.get("startTime")),
         trouble=_pod_trouble(status, now),
+        # The API server writes when the grace period ends, not when it began.
+        drains=now < unix_time(meta.get("deletionTimestamp")) + _LATE_S,
     )
 
 

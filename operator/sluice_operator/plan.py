@@ -14,7 +14,7 @@ from sluice_worker.sizing import MAX_CEILING
 
 from . import children, drift, events, status
 from .events import Notice
-from .fit import UNREAD_CAP, Fit, ceiling_of, initial_cap, most_num_seqs
+from .fit import UNREAD_CAP, Fit, ceiling_of, initial_cap, loading_bytes, most_num_seqs
 from .observed import Object, Pod, rollout_of
 from .reasons import Reason
 from .runtime import Runtime
@@ -391,6 +391,7 @@ def _children(
         service,
         settings,
         ceiling=ceiling_of(service.spec, observed.fit),
+        loading_bytes=loading_bytes(observed.fit),
         replicas=runtime.replicas,
         commit=observed.fit.checkpoint.commit if observed.fit.checkpoint else "",
         live=observed.live.get("Deployment"),

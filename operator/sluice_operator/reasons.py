@@ -28,6 +28,11 @@ class Reason(StrEnum):
     STARTING = "Starting", "No pod is ready yet."
     SCALED_TO_ZERO = "ScaledToZero", "`spec.replicas` is 0."
     ROLLING_OUT = "RollingOut", "Pods of an older spec are being replaced."
+    NO_ROOM_TO_SURGE = (
+        "NoRoomToSurge",
+        "A new pod fits on no node beside the old ones, which go on serving; `rollout: Replace` "
+        "stops one first.",
+    )
     SCALING = "Scaling", "Pods start or drain."
     SETTLED = "Settled", "All is as the object asks."
     NOT_STALLED = "NotStalled", "Nothing stands in the way."
@@ -129,7 +134,7 @@ class Reason(StrEnum):
     SCALED_IN = "ScaledIn", "Fewer pods hold the targets with margin."
     SCALE_UP_WINDOW = "ScaleUpWindow", "More are wanted, not for long enough yet."
     SCALE_DOWN_WINDOW = "ScaleDownWindow", "Fewer would do, not for long enough yet."
-    AWAITING_REPLICAS = "AwaitingReplicas", "The last scale-out is starting or drains its backlog."
+    AWAITING_REPLICAS = "AwaitingReplicas", "Pods asked for are starting or drain a backlog."
     AT_MAX_REPLICAS = "AtMaxReplicas", "More pods are needed than the spec allows."
     REPLICAS_EXTERNAL = "ReplicasExternal", "`spec.replicas` is set: somebody else owns the number."
 

@@ -6,35 +6,35 @@ where the last one was killed. What a pass knows from before is only a saving of
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
-from sluice_worker.sizing import SizingError
 
-from . import children, drift, events, hub, ownership, prune, runtime, status
-from .admin_token import may_be_sent, new_token, token_of
-from .checkpoint import Checkpoint, CheckpointError, Unread, read
+from . import children, drift, events, ownership, prune, runtime, status
+from .admin_token import new_token, token_of
 from .child_refs import unwatched_refs, watched_refs
 from .cluster import Cluster, ClusterError, Ref
 from .events import Notice
-from .fit import Fit, Refused, judge
+from .fit import Fit, judge
 from .metrics import Metrics
+from .model_reader import ModelReader
 from .observed import Pod, has_ended, pod_of
 from .ownership import Claim, Move
+from .pace import Pace, Turns
 from .plan import Observed, Plan, plan
 from .reasons import Reason
 from .runtime import Runtime
 from .scrape import Scrape, ScrapeError, Scraper, Target
 from .settings import Settings
-from .spec import API_VERSION, KIND, InferenceService, Model, SpecError, parse
+from .spec import API_VERSION, KIND, InferenceService, SpecError, parse
 
 Object = Mapping[str, Any]
-Found = Checkpoint | Unread | Refused
 
 _log = logging.getLogger(__name__)
 _MIN_SPACING_S = 0.5
@@ -42,13 +42,8 @@ _MIN_SPACING_S = 0.5
 _MAX_BACKOFF_S = 60.0
 _SERVING_BACKOFF_S = 10.0
 """What one refused child costs pods that serve: a look in so many seconds instead of two."""
-_REREAD_S = 60.0
 _SWEEP_RESYNCS = 10
 """Five minutes by default between two looks for deletions that the watch has missed."""
-_HUB_READERS = ThreadPoolExecutor(4, "hub")
-"""Not those of the API server's calls and of local models, which a hub that drips would hold up."""
-_SERVING_WAIT_S = 5.0
-"""Pods that serve are looked after meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +55,7 @@ class Context:
     client: httpx.AsyncClient
     metrics: Metrics
     children: Callable[[str, str, str], Iterable[Object]]
+    turns: Turns = field(default_factory=lambda: Turns(time.monotonic))
 
 
 @dataclass(slots=True)
@@ -77,10 +73,6 @@ class _Memory:
     token: str = field(default="", repr=False)
     unknown: tuple[str, ...] = ()
     claim: Claim = field(default_factory=Claim)
-    found: Found | None = None
-    reading: tuple[str, asyncio.Future[Found]] | None = None
-    found_key: str = ""
-    found_s: float = 0.0
 
 
 class Reconciler:
@@ -90,6 +82,8 @@ class Reconciler:
         self._context, self._namespace, self._name = context, namespace, name
         self._scraper = Scraper(context.client, context.metrics)
         self._memory = _Memory()
+        self._model = ModelReader(context.cluster, context.settings)
+        self._pace = Pace(context.turns)
         self._body: Object = {}
         self._wake = asyncio.Event()
 
@@ -102,6 +96,7 @@ class Reconciler:
             self.wake()
         if body["metadata"]["uid"] != before.get("metadata", {}).get("uid"):
             self._memory = _Memory()  # another object of the same name
+            self._model = ModelReader(self._context.cluster, self._context.settings)
             self._scraper = Scraper(self._context.client, self._context.metrics)
         self._body = body
 
@@ -180,8 +175,9 @@ class Reconciler:
             return self._context.settings.resync_s
         observed = await self._observe(service, previous, now)
         planned = plan(service, observed, self._context.settings, now)
-        await self._execute(planned, previous, now)
-        return planned.requeue_s
+        wait_s = await self._execute(planned, previous, now)
+        # A look a tick is enough also where the status waits for its turn.
+        return min(planned.requeue_s, max(wait_s, self._context.settings.tick_s))
 
     async def _is_to_care(self, now: float) -> bool:
         """Whether the object is this operator's, and not another installation's."""
@@ -207,7 +203,8 @@ class Reconciler:
     async def _observe(self, service: InferenceService, previous: Object, now: float) -> Observed:
         memory = self._memory
         pods = self._pods(now)
-        fit = judge(service.spec, await self._checkpoint(service, pods, now))
+        is_served = partial(self._is_served, service) if any(p.serving for p in pods) else None
+        fit = judge(service.spec, await self._model.look(service, is_served, now))
         live = await self._live(service, fit, now)
         held = live.get("ConfigMap")
         if held and children.is_ours(service, held):
@@ -236,68 +233,11 @@ class Reconciler:
         if memory.runtime is None or (stored and stored.epoch > memory.runtime.epoch):
             memory.runtime = stored
 
-    async def _checkpoint(
-        self, service: InferenceService, pods: tuple[Pod, ...], now: float
-    ) -> Found:
-        """Read once; what could not be read is tried again now and then.
-
-        Not while pods serve: they have sized themselves, and waiting for a hub that is away would
-        hold up what they need.
-        """
-        memory, key = self._memory, children.model_of(service)
-        known = memory.found if memory.found_key == key else None
-        serving = any(pod.serving for pod in pods)
-        is_new = isinstance(known, Checkpoint) or now - memory.found_s < _REREAD_S
-        if isinstance(known, Unread) and not known.is_pending:
-            is_new = is_new or serving
-        if known is not None and is_new:
-            return known
-        found = await self._reading(service, key, _SERVING_WAIT_S if serving else None)
-        if found is None:
-            return known or Unread("the model is being read", is_pending=True)
-        if isinstance(found, Refused) and serving and await self._is_served(service):
-            # It could be read once: what serves is looked after, and nothing is rolled out.
-            found = Unread(found.message, is_pending=True)
-        memory.found, memory.found_key, memory.found_s = found, key, now
-        return found
-
     async def _is_served(self, service: InferenceService) -> bool:
         """Whether the Deployment is of the model that is asked for now."""
         ref = Ref("Deployment", service.namespace, children.deployment_name(service))
         live = self._child(ref) or await self._context.cluster.get(ref)
         return children.is_of_model(service, self._context.settings, live)
-
-    async def _reading(
-        self, service: InferenceService, key: str, wait_s: float | None
-    ) -> Found | None:
-        """What comes of reading the model, None if that takes longer than `wait_s`: it goes on."""
-        memory, settings, model = self._memory, self._context.settings, service.spec.model
-        if memory.reading is None or memory.reading[0] != key:
-            token, loop = await self._hub_token(service), asyncio.get_running_loop()
-            if isinstance(token, Refused):
-                return token
-            readers = _HUB_READERS if model.repo else None
-            started = loop.run_in_executor(readers, _read_checkpoint, model, settings, token)
-            memory.reading = key, started
-        future = memory.reading[1]
-        await asyncio.wait({future}, timeout=wait_s)
-        if not future.done():
-            return None
-        memory.reading = None
-        return future.result()
-
-    async def _hub_token(self, service: InferenceService) -> str | Refused | None:
-        """What the Secret that the object names holds; None without one, or without its key."""
-        ref = service.spec.model.secret_ref
-        if ref is None:
-            return None
-        secret = await self._context.cluster.get(Ref("Secret", service.namespace, ref.name))
-        if secret and not may_be_sent(secret):
-            return Refused(
-                f"spec.model.secretRef: {ref.name} must be a Secret of type Opaque that "
-                "the operator did not create."
-            )
-        return token_of(secret) if secret else None
 
     async def _live(self, service: InferenceService, fit: Fit, now: float) -> dict[str, Object]:
         live = {}
@@ -393,7 +333,8 @@ class Reconciler:
 
     # Execute
 
-    async def _execute(self, planned: Plan, previous: Object, now: float) -> None:
+    async def _execute(self, planned: Plan, previous: Object, now: float) -> float:
+        """Seconds until the status may be written, where that waits for its turn."""
         meta = self._body["metadata"]
         try:
             # A child that is refused must not keep what was decided from the pods that serve.
@@ -412,7 +353,7 @@ class Reconciler:
             raise
         self._memory.deleted.clear()
         await self._tell(meta, planned.noticed, now)
-        await self._write_status(ownership.told(planned.status, self._memory.claim, now))
+        return await self._write_status(ownership.told(planned.status, self._memory.claim, now))
 
     async def _apply(self, manifests: Iterable[Object], now: float) -> None:
         """Write all of them, also behind one that is refused. Raises the first ClusterError."""
@@ -464,17 +405,23 @@ class Reconciler:
             except ClusterError as e:  # an event less is no reason to stop serving
                 _log.warning("%s/%s: no event: %s", self._namespace, self._name, e)
 
-    async def _write_status(self, wanted: dict[str, Any]) -> None:
-        """Write the status if it differs from what is live, once for each difference."""
+    async def _write_status(self, wanted: dict[str, Any]) -> float:
+        """Write the status if it differs from what is live, once for each difference; seconds until
+        it may be, where only measurements do and it is not their turn, else infinite."""
         live = self._body.get("status") or {}
         pair = children.digest([wanted, live])
         if wanted == live or self._memory.accepted.get(KIND) == pair:
-            return
+            return math.inf
+        wait_s = self._pace.wait_s(wanted, live)
+        if wait_s > 0:
+            return wait_s
         meta = {"name": self._name, "namespace": self._namespace}
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": wanted}
         body = await self._context.cluster.apply(manifest, "status")
         self._memory.accepted[KIND] = children.digest([wanted, body.get("status") or {}])
+        self._pace.wrote()
         self.see(body)  # it may bring a spec that this pass has not seen
+        return math.inf
 
 
 def _asked(body: Object) -> tuple[Any, ...]:
@@ -485,16 +432,3 @@ def _asked(body: Object) -> tuple[Any, ...]:
 
 def _target(pod: Pod) -> Target:
     return Target(pod.name, pod.uid, pod.ip)
-
-
-def _read_checkpoint(model: Model, settings: Settings, token: str | None) -> Found:
-    try:
-        if model.repo is not None:
-            revision = model.revision or "main"
-            wanted = hub.HubModel(settings.hub_endpoint, model.repo, revision, token)
-            return hub.read(wanted, model.dtype)
-        return read(model.uri, model.dtype, settings.models_dir)
-    except (CheckpointError, SizingError) as e:
-        return Refused(str(e))
-    except OSError as e:
-        return Refused(f"{model.uri[:128]} cannot be read: {e.strerror or type(e).__name__}.")

@@ -20,12 +20,11 @@ from .fields import (
     duration,
     flag,
     integer,
-    list_of,
     matching,
     object_of,
     spec_field,
 )
-from .tolerations import Toleration
+from .hardware import Hardware
 
 GROUP = "sluice.dev"
 VERSION = "v1alpha1"
@@ -39,10 +38,10 @@ MAX_HISTORY = 5
 Task = Literal["Generate", "Embed", "Classify", "Score", "ImageEmbed", "ImageClassify"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 EngineName = Literal["Sluice", "VLLM", "SGLang", "TGI", "Ollama"]
-Accelerator = Literal["nvidia", "cpu"]
 BatchingMode = Literal["Continuous", "Static"]
 Speculation = Literal["Auto", "Never"]
 SloMode = Literal["Enforce", "Advisory"]
+Rollout = Literal["Surge", "Replace"]
 
 
 class SpecError(ValueError):
@@ -165,60 +164,6 @@ class Engine(SpecObject):
         "Flags for the engine that have no field here, each as --FLAG=VALUE.",
         default=[],
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware(SpecObject):
-    """What each pod runs on."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "self.accelerator != 'cpu' || !has(self.gpus) || self.gpus == 0",
-            "gpus must be 0 or left out with accelerator cpu",
-            lambda hardware: hardware.accelerator != "cpu" or hardware.gpus in (None, 0),
-        ),
-        Rule(
-            "self.accelerator != 'nvidia' || !has(self.gpus) || self.gpus == 1",
-            "gpus must be 1 with accelerator nvidia: tensor parallelism is not built yet",
-            lambda hardware: hardware.accelerator != "nvidia" or hardware.gpus in (None, 1),
-        ),
-    )
-
-    accelerator: Accelerator = spec_field(
-        "accelerator", choice(get_args(Accelerator)), "nvidia or cpu.", default="nvidia"
-    )
-    gpus: int | None = spec_field(
-        "gpus", integer(0, 8), "GPUs of a pod; left out, 1 with nvidia and 0 with cpu."
-    )
-    memory_bytes: int = spec_field(
-        "memory",
-        kinds.MEMORY,
-        "Memory that the model is planned into: of one GPU, or with cpu the container's limit.",
-        required=True,
-    )
-    cpu_millis: int = spec_field(
-        "cpu",
-        kinds.CPU,
-        "CPU of a pod.",
-        default="1",
-    )
-    node_selector: Mapping[str, str] = spec_field(
-        "nodeSelector",
-        kinds.LABELS,
-        "Labels of nodes.",
-        default={},
-    )
-    tolerations: tuple[Toleration, ...] = spec_field(
-        "tolerations", list_of(object_of(Toleration), 16), "As in a pod.", default=[]
-    )
-    runtime_class_name: str | None = spec_field(
-        "runtimeClassName", kinds.OBJECT_NAME, "RuntimeClass of the pods."
-    )
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of a pod, with the default of the accelerator."""
-        return self.gpus if self.gpus is not None else int(self.accelerator == "nvidia")
 
 
 def _at_most_the_maximum(batching: Any) -> bool:
@@ -442,6 +387,14 @@ class Spec(SpecObject):
         "replicas",
         integer(0, 1000),
         "Set by an outside owner through /scale; while unset, `scaling` decides.",
+    )
+    rollout: Rollout = spec_field(
+        "rollout",
+        choice(get_args(Rollout)),
+        "How an edit reaches the pods, one by one. Surge: a new pod is ready before an old one "
+        "leaves, which takes room for one more. Replace: an old pod drains first and leaves its "
+        "room to a new one; a single replica serves nothing until that is ready.",
+        default="Surge",
     )
     drain: Drain = spec_field("drain", object_of(Drain), "What a leaving pod gets.", default={})
 

@@ -183,9 +183,11 @@ def _ready(report: Report) -> Condition:
 
 
 def _first_trouble(report: Report) -> tuple[Foreign, str] | None:
-    """Reason and sentence of the first pod, by name, that makes no progress."""
+    """Reason and sentence of the first pod, by name, that makes no progress. One that waits for
+    the room of a pod that drains will."""
+    drains = any(pod.drains for pod in report.pods)
     for pod in sorted(report.pods, key=lambda pod: pod.name):
-        if pod.trouble and not pod.terminating:
+        if pod.trouble and not pod.terminating and not (drains and pod.has_no_room):
             return pod.trouble.reason, _sentence(f"pod {pod.name}", pod.trouble)
     if report.rollout.trouble:
         return report.rollout.trouble.reason, _sentence("the Deployment", report.rollout.trouble)
@@ -209,16 +211,30 @@ def _reconciling(report: Report, stalled: Condition) -> Condition:
     rollout, desired = report.rollout, report.desired
     if stalled.holds:
         return Condition(False, stalled.reason, "")
-    if not rollout.observed or rollout.updated < desired:
-        return Condition(
-            True, Reason.ROLLING_OUT, f"{rollout.updated} of {desired} pods are up to date"
-        )
+    if not rollout.observed or rollout.updated < desired or rollout.outdated:
+        return _rolling_out(report)
     if rollout.replicas != desired or rollout.ready < desired:
         return Condition(True, Reason.SCALING, f"{rollout.ready} of {desired} pods are ready")
     if report.is_withheld:
         message = "the pods stay as they are until the model that is asked for can be read"
         return Condition(True, Reason.HEADERS_UNAVAILABLE, message)
     return Condition(False, Reason.SETTLED, "")
+
+
+def _rolling_out(report: Report) -> Condition:
+    """How far it is; and where no node has room for one more pod, that it waits for that."""
+    rollout, old = report.rollout, report.rollout.outdated
+    waits = sorted(pod.name for pod in report.pods if pod.has_no_room and not pod.terminating)
+    drains = any(pod.drains for pod in report.pods)
+    if waits and old and not drains and report.service.spec.rollout == "Surge":
+        message = (
+            f"no node has room for the new pod {waits[0]} beside those of the older spec ({old}), "
+            "which go on serving: add room, or set spec.rollout to Replace, which stops one first"
+        )
+        return Condition(True, Reason.NO_ROOM_TO_SURGE, message)
+    message = f"{rollout.updated} of {report.desired} pods are up to date"
+    left = f", {old} of an older spec are left" if old else ""
+    return Condition(True, Reason.ROLLING_OUT, message + left)
 
 
 def _model(report: Report) -> dict[str, Any]:

@@ -87,6 +87,29 @@ def test_a_pass_without_news_writes_nothing(operator: OperatorProcess, space: Na
     assert operator.writes() == writes
 
 
+def test_the_way_of_a_rollout_is_edited_without_one(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    gpu = {"accelerator": "nvidia", "memory": "24Gi", "hostMemory": "1536Mi"}
+    create_demo(space, hardware=gpu)
+    settle(operator, space)
+    before = space.get("deployments", "demo")["spec"]
+    [worker] = before["template"]["spec"]["containers"]
+    assert {worker["resources"][part]["memory"] for part in ("limits", "requests")} == {"1536Mi"}
+    assert before["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    space.patch("inferenceservices", "demo", {"spec": {"rollout": "Replace"}})
+    replaces = {"maxUnavailable": 1, "maxSurge": 0}
+    operator.wait(
+        "the strategy",
+        lambda: space.get("deployments", "demo")["spec"]["strategy"]["rollingUpdate"] == replaces,
+    )
+    assert space.get("deployments", "demo")["spec"]["template"] == before["template"]
+    operator.await_passes(2)
+    versions = space.versions()
+    operator.await_passes(3)
+    assert space.versions() == versions
+
+
 def test_kopf_leaves_no_trace_on_the_object(operator: OperatorProcess, space: Namespace) -> None:
     create_demo(space)
     settle(operator, space)

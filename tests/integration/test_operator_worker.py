@@ -153,6 +153,7 @@ def test_decisions_reach_the_engine_live_and_survive_both_restarts(
             with running_operator(apiserver, models, tmp_path / "3.log", space.name) as third:
                 third.await_passes(4)
                 assert second.config()["slo"] == alone["slo"]
+                _traffic_is_told_in_turn(third, space)
 
 
 def _the_predicted_cap_is_adopted(
@@ -186,12 +187,25 @@ def _a_lowered_maximum_arrives(operator: OperatorProcess, space: Namespace, work
     assert operator.metric("sluice_operator_decisions_total", reason="CapBounded") == 1
 
 
+def _traffic_is_told_in_turn(operator: OperatorProcess, space: Namespace) -> None:
+    """Each look brings other numbers, and not each of them a write of the status."""
+    passes, writes = "sluice_operator_passes_total", "sluice_operator_api_requests_total"
+    statuses = {"verb": "PATCH", "kind": "InferenceService"}
+    before = operator.metric(passes), operator.metric(writes, **statuses)
+    request = {"model": "demo", "prompt": "import ", "max_tokens": 8}
+    with httpx.Client(base_url=f"http://{POD_IP}:8000", trust_env=False, timeout=30) as client:
+        while operator.metric(passes) < before[0] + 12:
+            client.post("/v1/completions", json=request).raise_for_status()
+    assert operator.metric(writes, **statuses) - before[1] <= 8
+    operator.wait("the numbers", lambda: _status(space)["load"].get("tokens", 0) > 8)
+
+
 def _calm_under_a_new_operator(
     apiserver: ApiServer, space: Namespace, models: Path, log: Path, worker: Worker
 ) -> None:
     config = worker.config()
     with running_operator(apiserver, models, log, space.name) as second:
-        second.await_passes(4)
+        second.await_passes(6)  # what was only measured waits for ten seconds
         assert worker.config()["epoch"] == config["epoch"]
         for reason in (
             "Unreachable",

@@ -29,6 +29,9 @@ CPU_RESERVE_BYTES = 700 * MIB
 """Interpreter, torch and the API process: 540 + 90 MiB resident with torch 2.15, and slack."""
 WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 32 * MIB, "cuda": 640 * MIB}
 """GEMM scratch and allocator slack; on CUDA also the context (about 500 MiB on Hopper)."""
+HOST_BYTES = 3 * GIB
+"""Memory of the host beside a GPU: both processes as on a CPU, and 2 GiB for CUDA's libraries, its
+context and the kernels' code there, which are assumed: no GPU has been measured yet."""
 MAX_GATHER_BYTES = 16 * MIB
 """Pages that plain attention brings together at once, for a group of decodes.
 
@@ -277,6 +280,17 @@ def plan_memory(
         ceiling=ceiling,
         device=device,
     )
+
+
+def host_memory_bytes(shape: ModelShape, dtype_bytes: int) -> int:
+    """Memory of the host that loading onto a GPU takes, in whole GiB.
+
+    Files are mapped, and pages of them that were read are the kernel's to take back; one tensor at
+    a time goes to the device, for which a copy of it in another dtype may be made. So beside
+    HOST_BYTES it is the largest tensor, however many there are: the embeddings, or an MLP's matrix.
+    """
+    widest = max(shape.vocab_size, shape.intermediate_size)
+    return math.ceil((HOST_BYTES + widest * shape.hidden_size * dtype_bytes) / GIB) * GIB
 
 
 def _check_request(

@@ -151,7 +151,7 @@ def _scale_out(case: Case, demand: Demand, wanted: int) -> tuple[Past, Move]:
     if now - since_s < limits.scale_up_window_s:
         message = f"{need}, for {now - since_s:.0f} of {limits.scale_up_window_s:.0f} s"
         return past, Move(replicas, Reason.SCALE_UP_WINDOW, message)
-    waits_for = _last_change_settles(past, demand.arrivals, now)
+    waits_for = _last_change_settles(past, demand.arrivals, now) or _is_replaced(case, demand)
     if waits_for:
         return past, Move(replicas, Reason.AWAITING_REPLICAS, f"{need}; {waits_for}")
     cause = f"{case.cause} waits" if case.cause != "none" else "overload"
@@ -170,6 +170,21 @@ def _last_change_settles(past: Past, arrivals: Arrivals, now: float) -> str:
         return "the pods of the last scale-out are not ready yet"
     left_s = last.settled_s + last.drain_s - now
     return f"the backlog drains for {left_s:.0f} s more" if left_s > 0 else ""
+
+
+def _is_replaced(case: Case, demand: Demand) -> str:
+    """Why what is late is no want of pods, or '': one was replaced (a rollout, a lost node), and
+    those asked for can do what arrives. Its successor is not there, or drains what has waited."""
+    fleet, capacity, replicas = case.fleet, demand.capacity, case.seen.replicas
+    if capacity is None or demand.arrivals.per_s > replicas * capacity.per_s:
+        return ""
+    last = case.past.last_scale
+    raised_s = last.time_s if last and last.to_replicas > last.from_replicas else -inf
+    left = any(pod.ticks and pod.end_s(pod.ticks[-1]) > raised_s for pod in fleet.leaving)
+    young = any(len(pod.present) * TICK_SECONDS < k.YOUNG_S for pod in fleet.heard)
+    if not left or not (young or len(fleet.heard) < replicas):
+        return ""
+    return f"a pod was replaced, and {replicas} can do what arrives"
 
 
 def _may_shrink(case: Case, demand: Demand) -> bool:

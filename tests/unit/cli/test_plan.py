@@ -25,6 +25,17 @@ def test_same_model_fits_where_there_is_enough_memory(capsys: pytest.CaptureFixt
     assert 1 <= seen["ceiling"] <= 256
 
 
+def test_plan_for_a_gpu_says_what_the_pod_asks_of_its_node(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["plan", TOO_LARGE, "--memory", "320Gi"])
+    assert "host memory: 5Gi requested (spec.hardware.hostMemory)" in capsys.readouterr().out
+    main(["plan", TOO_LARGE, "--memory", "320Gi", "--json"])
+    assert json.loads(capsys.readouterr().out)["host_memory_bytes"] == 5 << 30
+    main(["plan", TOO_LARGE, "--memory", "320Gi", "--device", "cpu"])
+    assert "host memory" not in capsys.readouterr().out
+
+
 def test_user_maximum_bounds_the_ceiling(capsys: pytest.CaptureFixture[str]) -> None:
     main(["plan", TOO_LARGE, "--memory", "320Gi", "--json", "--max-num-seqs", "3"])
     assert json.loads(capsys.readouterr().out)["ceiling"] == 3

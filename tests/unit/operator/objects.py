@@ -62,10 +62,11 @@ class Invalid:
 
 
 _DURATION = "must be a duration between"
+_ON_A_GPU = {"accelerator": "nvidia", "memory": "24Gi"}
 _QUANTISED_ON_A_GPU = {
     "model": {"uri": "file:///models/demo"},
     "engine": {"args": ["--seed=1", "--quantization=w8a8"]},
-    "hardware": {"accelerator": "nvidia", "memory": "24Gi"},
+    "hardware": _ON_A_GPU,
 }
 INVALID = [
     Invalid("spec.model.uri", "s3://bucket/demo", "s3:// is not built yet"),
@@ -106,6 +107,8 @@ INVALID = [
     Invalid("spec.hardware.memory", -1, "must be bytes over zero"),
     Invalid("spec.hardware.memory", REMOVED, "memory: is required", "Required value"),
     Invalid("spec.hardware.cpu", "0.5m", "must be CPUs from 1m to 1024"),
+    Invalid("spec.hardware.hostMemory", "8Gi", "hostMemory belongs to accelerator nvidia"),
+    Invalid("spec.hardware", {**_ON_A_GPU, "hostMemory": "8GB"}, "must be bytes over zero"),
     Invalid("spec.hardware.nodeSelector", {"a b": "c"}, "keys must be label keys"),
     Invalid("spec.hardware.nodeSelector", {"zone": "a b"}, "must be the value of a label"),
     Invalid("spec.hardware.tolerations", [{"value": "x"}], "must be Exists where key is left out"),
@@ -129,6 +132,7 @@ INVALID = [
     Invalid("spec.scaling", {"minReplicas": 3, "maxReplicas": 2}, "not be over maxReplicas"),
     Invalid("spec.scaling.minReplicas", 0, "must be between 1 and", "greater than or equal to 1"),
     Invalid("spec.replicas", -1, "must be between 0 and", "greater than or equal to 0"),
+    Invalid("spec.rollout", "Recreate", "must be one of Surge, Replace", "Unsupported value"),
     Invalid("spec.drain.timeout", "2h", _DURATION),
     Invalid("metadata.name", "a" * 41, "metadata.name must have at most 40 characters"),
     Invalid("metadata.name", "1demo", "metadata.name must be lower-case letters"),
@@ -204,6 +208,7 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
     "spec.scaling.behavior.scaleDown.stabilizationWindowSeconds": st.integers(0, 3600),
     "spec.scaling.behavior.scaleUp": st.just({}),
     "spec.replicas": st.none() | st.integers(0, 1000),
+    "spec.rollout": _texts("Surge", "Replace"),
     "spec.drain.timeout": _durations(1000, 3_600_000),
 }  # fmt: skip
 _JUNK: st.SearchStrategy[Any] = st.sampled_from(

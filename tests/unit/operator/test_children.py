@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_operator import children
+from sluice_operator import children, resources
 from sluice_operator.runtime import Runtime
 from sluice_worker.contract import Slo
 from unit.operator.observations import SETTINGS, create_service
@@ -19,7 +19,8 @@ def _deployment(live: Any = None, *, ceiling: int | None = 32, **changes: Any) -
     told = ("is_unread", "is_pending", "commit")
     known = {name: changes.pop(name) for name in told if name in changes}
     service = create_service(**changes)
-    return children.deployment(service, SETTINGS, ceiling=ceiling, replicas=1, live=live, **known)
+    known = {"ceiling": ceiling, "loading_bytes": 4 << 30, "replicas": 1, **known}
+    return children.deployment(service, SETTINGS, live=live, **known)
 
 
 def _pod(**changes: Any) -> dict[str, Any]:
@@ -72,16 +73,47 @@ def test_no_pod_goes_before_its_successor_is_ready() -> None:
     assert rolling == {"maxUnavailable": 0, "maxSurge": 1}
 
 
+def test_where_all_room_is_taken_a_pod_goes_first() -> None:
+    """Surge waits for ever on a cluster whose GPUs are all in use; the change restarts no pod."""
+    surge = _deployment()
+    replace = _deployment(surge, rollout="Replace")
+    assert replace["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+    assert replace["spec"]["template"] == surge["spec"]["template"]
+
+
 def test_cpu_pod_is_limited_to_what_the_model_was_planned_into() -> None:
-    resources = _container(hardware__memory="1536Mi", hardware__cpu="500m")["resources"]
-    assert resources["limits"] == {"cpu": "500m", "memory": "1536Mi"}
-    assert resources["limits"] == resources["requests"]
+    asked = _container(hardware__memory="1536Mi", hardware__cpu="500m")["resources"]
+    assert asked["limits"] == {"cpu": "500m", "memory": "1536Mi"}
+    assert asked["limits"] == asked["requests"]
 
 
-def test_gpu_pod_asks_for_the_gpu_and_leaves_its_own_memory_open() -> None:
-    container = _container(hardware__accelerator="nvidia", hardware__memory="24Gi")
-    assert container["resources"]["limits"] == {"cpu": "500m", "nvidia.com/gpu": "1"}
+_GPU: dict[str, Any] = {"hardware__accelerator": "nvidia", "hardware__memory": "24Gi"}
+
+
+def test_gpu_pod_asks_for_the_gpu_and_for_the_memory_that_loading_needs() -> None:
+    container = _container(**_GPU)
+    asked = {"cpu": "500m", "nvidia.com/gpu": "1"}
+    assert container["resources"]["limits"] == asked
+    assert container["resources"]["requests"] == {**asked, "memory": "4Gi"}
     assert "--device=cuda" in container["args"]
+
+
+def test_memory_beside_a_gpu_is_request_and_limit_where_it_is_given() -> None:
+    asked = _container(**_GPU, hardware__hostMemory="10Gi")["resources"]
+    assert asked["limits"] == {"cpu": "500m", "nvidia.com/gpu": "1", "memory": "10Gi"}
+    assert asked["limits"] == asked["requests"]
+
+
+def test_pods_that_were_made_without_a_request_stay() -> None:
+    """An operator that asks for memory restarts none of an older one's; an edit makes new ones."""
+    made = _deployment(**_GPU)
+    annotations, container = made["metadata"]["annotations"], _container(**_GPU)
+    del container["resources"]["requests"]["memory"]
+    template = {"spec": {"containers": [container]}}
+    annotations["sluice.dev/template"] = json.dumps(template)
+    assert _deployment(made, **_GPU)["spec"]["template"] == template
+    edited = _deployment(made, **_GPU, hardware__hostMemory="10Gi")
+    assert edited["spec"]["template"] != template
 
 
 @pytest.mark.parametrize(
@@ -95,12 +127,12 @@ def test_gpu_pod_asks_for_the_gpu_and_leaves_its_own_memory_open() -> None:
     ],
 )
 def test_bytes_are_spelled_as_the_api_server_spells_them(num_bytes: int, text: str) -> None:
-    assert children.bytes_quantity(num_bytes) == text
+    assert resources.bytes_quantity(num_bytes) == text
 
 
 def test_whole_cpus_are_spelled_without_millis() -> None:
-    assert children.cpu_quantity(2000) == "2"
-    assert children.cpu_quantity(1500) == "1500m"
+    assert resources.cpu_quantity(2000) == "2"
+    assert resources.cpu_quantity(1500) == "1500m"
 
 
 @pytest.mark.parametrize(

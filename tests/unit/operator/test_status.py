@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sluice_operator import events, status
-from sluice_operator.observed import Rollout, has_ended, rollout_of
+from sluice_operator.observed import Pod, Rollout, has_ended, pod_of, rollout_of, timestamp
 from sluice_operator.reasons import Reason
 from sluice_operator.runtime import Runtime
 from sluice_operator.status import Report, build, milliseconds, refuse
@@ -150,7 +150,8 @@ def test_one_pod_of_two_serves_and_the_other_is_named() -> None:
     ("rollout", "reason", "state"),
     [
         (Rollout(False, 1, 1, 1), "RollingOut", "True"),
-        (Rollout(True, 2, 1, 2), "Scaling", "True"),
+        (Rollout(True, 2, 2, 2), "Scaling", "True"),
+        (Rollout(True, 2, 1, 2), "RollingOut", "True"),
         (Rollout(True, 1, 0, 1), "RollingOut", "True"),
         (Rollout(True, 1, 1, 1), "Settled", "False"),
     ],
@@ -158,6 +159,53 @@ def test_one_pod_of_two_serves_and_the_other_is_named() -> None:
 def test_reconciling_follows_the_rollout(rollout: Rollout, reason: str, state: str) -> None:
     condition = _condition(_report(rollout=rollout), "Reconciling")
     assert (condition["status"], condition["reason"]) == (state, reason)
+
+
+def _pending(name: str = "demo-new") -> Pod:
+    said = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
+    why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+    return create_pod(name, conditions=[why])
+
+
+def _leaving(ends_s: float) -> Pod:
+    """A pod that drains until `ends_s`."""
+    body = pod_body("demo-old")
+    body["metadata"]["deletionTimestamp"] = timestamp(ends_s)
+    return pod_of(body, NOW)
+
+
+_SURGES = Rollout(True, replicas=2, updated=1, ready=1)
+
+
+def test_a_new_pod_without_room_beside_the_old_ones_says_what_to_do() -> None:
+    """Where all GPUs are in use this lasts for ever; it was told as `1 of 1 pods are ready`."""
+    report = _report(pods=(create_pod("demo-old"), _pending()), rollout=_SURGES)
+    condition = _condition(report, "Reconciling")
+    assert (condition["status"], condition["reason"]) == ("True", "NoRoomToSurge")
+    assert condition["message"] == (
+        "no node has room for the new pod demo-new beside those of the older spec (1), which go on "
+        "serving: add room, or set spec.rollout to Replace, which stops one first"
+    )
+    assert "Insufficient nvidia.com/gpu" in _condition(report, "Ready")["message"]
+    replacing = replace(report, service=create_service(rollout="Replace"))
+    assert _condition(replacing, "Reconciling")["reason"] == "RollingOut"
+
+
+def test_a_pod_that_waits_for_one_that_drains_is_no_trouble() -> None:
+    """A replaced pod's GPU is free when it has drained; until then no other is to be looked for."""
+    pods, rollout = (_leaving(NOW + 60), _pending()), Rollout(True, 1, 1, 0)
+    report = _report(service=create_service(rollout="Replace"), pods=pods, rollout=rollout)
+    assert _condition(report, "Stalled")["status"] == "False"
+    assert _condition(report, "Ready")["reason"] == "Starting"
+    surging = _report(pods=(create_pod("demo-1"), *pods), rollout=_SURGES)
+    assert _condition(surging, "Reconciling")["reason"] == "RollingOut"
+
+
+def test_a_pod_that_waits_for_one_that_never_leaves_is_told() -> None:
+    """On a lost node a pod stays for ever, and so does what it holds."""
+    pods = (_leaving(NOW - 60), _pending())
+    report = _report(service=create_service(rollout="Replace"), pods=pods)
+    assert _condition(report, "Stalled")["reason"] == "Unschedulable"
 
 
 def test_a_stalled_object_is_not_reconciling() -> None:
