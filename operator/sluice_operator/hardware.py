@@ -51,11 +51,10 @@ class Hardware(SpecObject):
         "The container's own memory beside a GPU, request and limit; left out, a request of what "
         "loading the model needs, and no limit.",
     )
-    cpu_millis: int = spec_field(
+    given_cpu_millis: int | None = spec_field(
         "cpu",
         kinds.CPU,
-        "CPU of a pod.",
-        default="1",
+        "CPU of a pod; left out, 2 with nvidia, one for each of its processes, and 1 with cpu.",
     )
     node_selector: Mapping[str, str] = spec_field(
         "nodeSelector",
@@ -69,6 +68,13 @@ class Hardware(SpecObject):
     runtime_class_name: str | None = spec_field(
         "runtimeClassName", kinds.OBJECT_NAME, "RuntimeClass of the pods."
     )
+
+    @property
+    def cpu_millis(self) -> int:
+        """CPU of a pod in thousandths, with the default of the accelerator."""
+        if self.given_cpu_millis is not None:
+            return self.given_cpu_millis
+        return 2000 if self.accelerator == "nvidia" else 1000
 
     @property
     def num_gpus(self) -> int:

@@ -98,6 +98,12 @@ def test_gpu_pod_asks_for_the_gpu_and_for_the_memory_that_loading_needs() -> Non
     assert "--device=cuda" in container["args"]
 
 
+@pytest.mark.parametrize(("accelerator", "cpu"), [("nvidia", "2"), ("cpu", "1")])
+def test_a_pod_with_a_gpu_has_a_cpu_for_each_of_its_processes(accelerator: str, cpu: str) -> None:
+    asked = _container(hardware={"accelerator": accelerator, "memory": "24Gi"})["resources"]
+    assert asked["limits"]["cpu"] == asked["requests"]["cpu"] == cpu
+
+
 def test_memory_beside_a_gpu_is_request_and_limit_where_it_is_given() -> None:
     asked = _container(**_GPU, hardware__hostMemory="10Gi")["resources"]
     assert asked["limits"] == {"cpu": "500m", "nvidia.com/gpu": "1", "memory": "10Gi"}
