@@ -8,7 +8,7 @@ from .spec import InferenceService
 def watched_refs(service: InferenceService) -> tuple[Ref, ...]:
     """Children that the watches show."""
     return (
-        Ref("ConfigMap", service.namespace, children.runtime_name(service)),
+        Ref("ConfigMap", service.namespace, children.runtime_name(service.name)),
         Ref("Service", service.namespace, children.deployment_name(service)),
         Ref("Deployment", service.namespace, children.deployment_name(service)),
     )

@@ -62,9 +62,9 @@ def deployment_name(service: InferenceService) -> str:
     return service.name
 
 
-def runtime_name(service: InferenceService) -> str:
-    """The ConfigMap with cap and epoch."""
-    return f"{service.name}-runtime"
+def runtime_name(name: str) -> str:
+    """The ConfigMap with cap and epoch of the object `name`."""
+    return f"{name}-runtime"
 
 
 def secret_name(service: InferenceService) -> str:
@@ -96,7 +96,7 @@ def configmap(service: InferenceService, settings: Settings, runtime: Runtime) -
     they start: an edit of the targets restarts none."""
     data = {**runtime.data(), **_targets(service)}
     owner = {OWNER_ANNOTATION: settings.instance}
-    return _child(service, "v1", "ConfigMap", runtime_name(service), {"data": data}, owner)
+    return _child(service, "v1", "ConfigMap", runtime_name(service.name), {"data": data}, owner)
 
 
 def _targets(service: InferenceService) -> dict[str, str]:
@@ -434,7 +434,7 @@ def _volumes(service: InferenceService) -> list[Manifest]:
     volumes: list[Manifest] = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "admin", "secret": {"secretName": secret_name(service)}},
-        {"name": "runtime", "configMap": {"name": runtime_name(service)}},
+        {"name": "runtime", "configMap": {"name": runtime_name(service.name)}},
     ]
     claim = _claim(service)
     if claim:

@@ -96,9 +96,10 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
         return _plan_nothing(service, observed, settings, now)
     ceiling = _effective_ceiling(service.spec, observed)
     tuned = _tune(service.spec, observed, ceiling, now)
-    wanted = _children(service, observed, settings, tuned.runtime)
-    written = tuple(_to_apply(wanted, observed, now))
     withheld = _is_withheld(service, observed, settings)
+    is_pending = observed.fit.status == "False" or withheld
+    wanted = _children(service, observed, settings, tuned.runtime, is_pending=is_pending)
+    written = tuple(_to_apply(wanted, observed, now))
     report = _report(service, observed, tuned, ceiling, is_withheld=withheld)
     new_status = status.build(report, observed.previous, now)
     taken = "; ".join(_taken(service, wanted, observed))
@@ -385,7 +386,12 @@ def _evidence_text(decision: Decision) -> str:
 
 
 def _children(
-    service: InferenceService, observed: Observed, settings: Settings, runtime: Runtime
+    service: InferenceService,
+    observed: Observed,
+    settings: Settings,
+    runtime: Runtime,
+    *,
+    is_pending: bool,
 ) -> tuple[Object, ...]:
     pods = children.deployment(
         service,
@@ -396,7 +402,7 @@ def _children(
         commit=observed.fit.checkpoint.commit if observed.fit.checkpoint else "",
         live=observed.live.get("Deployment"),
         is_unread=observed.fit.checkpoint is None,
-        is_pending=observed.fit.status == "False" or _is_withheld(service, observed, settings),
+        is_pending=is_pending,
     )
     return (
         children.configmap(service, settings, runtime),

@@ -4,7 +4,7 @@ A newer CRD has them while the operator is the old one: during an upgrade, or ro
 writes an object by hand is told of them by the API server and by `sluice`, which read strictly.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .children import digest
@@ -20,9 +20,9 @@ _SCHEMA = object_schema(Spec)
 
 def prune(body: Object) -> tuple[Object, tuple[str, ...]]:
     """The object with the known fields of its spec, and the paths of the others."""
-    spec = body.get("spec", {})
-    unknown = tuple(_unknown(spec, _SCHEMA, "spec"))
-    return ({**body, "spec": _known(spec, _SCHEMA)} if unknown else body), unknown
+    unknown: list[str] = []
+    spec = _known(body.get("spec", {}), _SCHEMA, "spec", unknown)
+    return ({**body, "spec": spec} if unknown else body), tuple(unknown)
 
 
 def notice(unknown: tuple[str, ...], generation: int) -> Notice:
@@ -32,27 +32,17 @@ def notice(unknown: tuple[str, ...], generation: int) -> Notice:
     return Notice(True, Reason.UNKNOWN_FIELDS, text, key)
 
 
-def _unknown(value: Any, schema: Schema, path: str) -> Iterator[str]:
+def _known(value: Any, schema: Schema, path: str, unknown: list[str]) -> Any:
+    """`value` without what `schema` does not know, the paths of which go to `unknown`."""
     properties = schema.get("properties")
     if properties and isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key in properties:
-                yield from _unknown(inner, properties[key], f"{path}.{key}")
-            else:
-                yield f"{path}.{key}"
-    elif _is_list(value, schema):
-        for index, inner in enumerate(value):
-            yield from _unknown(inner, schema["items"], f"{path}[{index}]")
-
-
-def _known(value: Any, schema: Schema) -> Any:
-    properties = schema.get("properties")
-    if properties and isinstance(value, Mapping):
-        return {k: _known(v, properties[k]) for k, v in value.items() if k in properties}
-    if _is_list(value, schema):
-        return [_known(inner, schema["items"]) for inner in value]
+        unknown += [f"{path}.{key}" for key in value if key not in properties]
+        return {
+            key: _known(inner, properties[key], f"{path}.{key}", unknown)
+            for key, inner in value.items()
+            if key in properties
+        }
+    if "items" in schema and isinstance(value, Sequence) and not isinstance(value, str):
+        items = schema["items"]
+        return [_known(inner, items, f"{path}[{n}]", unknown) for n, inner in enumerate(value)]
     return value
-
-
-def _is_list(value: Any, schema: Schema) -> bool:
-    return "items" in schema and isinstance(value, Sequence) and not isinstance(value, str)

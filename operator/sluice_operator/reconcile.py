@@ -183,7 +183,7 @@ class Reconciler:
         """Whether the object is this operator's, and not another installation's."""
         memory, meta, settings = self._memory, self._body["metadata"], self._context.settings
         me, before = settings.instance, memory.claim
-        held = self._child(Ref("ConfigMap", self._namespace, f"{self._name}-runtime"))
+        held = self._child(Ref("ConfigMap", self._namespace, children.runtime_name(self._name)))
         mark = ownership.mark_of(meta["uid"], held)
         move, claim = ownership.judge(mark, me, before, now, settings.resync_s)
         if held and move in (Move.ASK, Move.ANSWER):

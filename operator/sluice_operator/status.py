@@ -47,6 +47,11 @@ class Report:
     problems: tuple[str, ...]
     is_withheld: bool = False
 
+    @property
+    def drains(self) -> bool:
+        """Whether a pod is on its way out, whose room will be another's."""
+        return any(pod.drains for pod in self.pods)
+
 
 def healthy_pods(pods: Sequence[Pod]) -> int:
     """Pods that serve and were not killed for memory lately: Ready must not hide an OOM loop."""
@@ -185,9 +190,8 @@ def _ready(report: Report) -> Condition:
 def _first_trouble(report: Report) -> tuple[Foreign, str] | None:
     """Reason and sentence of the first pod, by name, that makes no progress. One that waits for
     the room of a pod that drains will."""
-    drains = any(pod.drains for pod in report.pods)
     for pod in sorted(report.pods, key=lambda pod: pod.name):
-        if pod.trouble and not pod.terminating and not (drains and pod.has_no_room):
+        if pod.trouble and not pod.terminating and not (report.drains and pod.has_no_room):
             return pod.trouble.reason, _sentence(f"pod {pod.name}", pod.trouble)
     if report.rollout.trouble:
         return report.rollout.trouble.reason, _sentence("the Deployment", report.rollout.trouble)
@@ -225,8 +229,7 @@ def _rolling_out(report: Report) -> Condition:
     """How far it is; and where no node has room for one more pod, that it waits for that."""
     rollout, old = report.rollout, report.rollout.outdated
     waits = sorted(pod.name for pod in report.pods if pod.has_no_room and not pod.terminating)
-    drains = any(pod.drains for pod in report.pods)
-    if waits and old and not drains and report.service.spec.rollout == "Surge":
+    if waits and old and not report.drains and report.service.spec.rollout == "Surge":
         message = (
             f"no node has room for the new pod {waits[0]} beside those of the older spec ({old}), "
             "which go on serving: add room, or set spec.rollout to Replace, which stops one first"

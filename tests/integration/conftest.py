@@ -1,11 +1,14 @@
-"""`apiserver`: one real kube-apiserver for the whole session."""
+"""One real kube-apiserver for the whole session, and what the modules ask of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import httpx
 import pytest
 from integration.apiserver import ApiServer, running_apiserver
+from integration.operator_runs import administrator, write_models
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +16,16 @@ def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A real etcd and kube-apiserver, with the kubeconfig of an administrator."""
     with running_apiserver(tmp_path_factory.mktemp("apiserver")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
+    """A connection with every right, the CRD in force."""
+    with administrator(apiserver) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints that operators may read."""
+    return write_models(tmp_path_factory.mktemp("models"))

@@ -16,8 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 from integration.apiserver import ApiServer, free_ports
-from sluice_cluster.shell import tail, wait_until
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import load_kube_config
+from sluice_cluster import binaries
+from sluice_cluster.settings import Settings
+from sluice_cluster.shell import run, tail, wait_until
 from unit.operator.objects import changed, valid_object
 
 ROOT = Path(__file__).parents[2]
@@ -163,6 +168,21 @@ def as_account(server: ApiServer, client: httpx.Client, name: str, folder: Path)
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(json.dumps(config))
     return replace(server, kubeconfig=kubeconfig)
+
+
+def rendered_chart(release: str, *flags: str) -> list[Object]:
+    """What `helm install` of that release into the namespace default would create."""
+    helm = binaries.ensure(Settings.from_environment().paths, ("helm",)) / "helm"
+    given = ["--set=image=x", "--set=worker.image=y", "--namespace=default", *flags]
+    text = run([helm, "template", release, ROOT / "charts/sluice", *given])
+    return [body for body in yaml.safe_load_all(text) if body]
+
+
+def api_client(server: ApiServer) -> ApiClient:
+    """The kubernetes library's, with every right."""
+    configuration = Configuration()
+    load_kube_config(str(server.kubeconfig), client_configuration=configuration)
+    return ApiClient(configuration)
 
 
 @dataclass(slots=True)

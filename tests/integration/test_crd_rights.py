@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from integration.apiserver import ApiServer
-from integration.operator_runs import Namespace, administrator, running_operator, write_models
+from integration.operator_runs import Namespace, running_operator, write_models
 from sluice_cluster import binaries
 from sluice_cluster.settings import Settings
 from sluice_cluster.shell import Word, run
@@ -24,12 +23,6 @@ HOME = "rights-home"
 def kubectl(server: ApiServer, *arguments: str, stdin: str | None = None) -> str:
     command: list[Word] = [server.kubectl, f"--kubeconfig={server.kubeconfig}", *arguments]
     return run(command, stdin=stdin)
-
-
-@pytest.fixture(scope="module")
-def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
-    with administrator(apiserver) as connection:
-        yield connection
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from integration.operator_runs import (
     CHILDREN,
     Namespace,
     OperatorProcess,
-    administrator,
     create_demo,
     create_namespace,
     running_operator,
@@ -28,12 +27,6 @@ from unit.worker.hub.hub_server import COMMIT, REPO, TOKEN, Hub, running_hub, sa
 
 URI = f"hf://{REPO}"
 TENSOR = {"w": {"dtype": "BF16", "shape": [1 << 23], "data_offsets": [0, 1 << 24]}}
-
-
-@pytest.fixture(scope="module")
-def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
-    with administrator(apiserver) as connection:
-        yield connection
 
 
 @pytest.fixture(scope="module")

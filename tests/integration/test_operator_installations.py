@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,31 +13,17 @@ from integration.apiserver import ApiServer
 from integration.operator_runs import (
     Namespace,
     OperatorProcess,
-    administrator,
+    api_client,
     create_demo,
     create_namespace,
     running_operator,
     settle,
-    write_models,
 )
-from kubernetes.client import ApiClient, Configuration
-from kubernetes.config import load_kube_config
 from sluice_operator.cluster import Cluster, ClusterError
 from sluice_operator.metrics import create_metrics
 from sluice_operator.ownership import ASKING_MANAGER, question
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
-    with administrator(apiserver) as connection:
-        yield connection
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_models(tmp_path_factory.mktemp("models"))
 
 
 def _image(space: Namespace) -> str:
@@ -52,9 +37,7 @@ async def test_a_question_never_makes_a_configmap(
 ) -> None:
     space = create_namespace(client, f"installations-{next(_numbers)}")
     made = space.create("configmaps", {"metadata": {"name": "demo-runtime"}})
-    configuration = Configuration()
-    load_kube_config(str(apiserver.kubeconfig), client_configuration=configuration)
-    cluster = Cluster(ApiClient(configuration), create_metrics())
+    cluster = Cluster(api_client(apiserver), create_metrics())
     made |= {"kind": "ConfigMap"}
     await cluster.apply(question(made, "two"), manager=ASKING_MANAGER)
     assert "two" in space.get("configmaps", "demo-runtime")["metadata"]["annotations"].values()

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 from integration.apiserver import ApiServer
 from integration.operator_runs import (
     Namespace,
     OperatorProcess,
-    administrator,
     as_account,
     create_demo,
     create_namespace,
+    rendered_chart,
     running_operator,
     write_models,
 )
-from sluice_cluster import binaries
-from sluice_cluster.settings import Settings
-from sluice_cluster.shell import run
 
-CHART = Path(__file__).parents[2] / "charts/sluice"
 RELEASE = "sluice-some"
 RIGHTS = "/apis/rbac.authorization.k8s.io/v1/namespaces"
 FLAGS = ("--namespace=watched-one", "--namespace=watched-two")
 
 
 @pytest.fixture(scope="module")
-def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
-    with administrator(apiserver) as connection:
-        yield connection
-
-
-@pytest.fixture(scope="module")
 def roles() -> list[dict[str, Any]]:
     """Roles and bindings that `helm install` would create in the two namespaces."""
-    helm = binaries.ensure(Settings.from_environment().paths, ("helm",)) / "helm"
-    flags = ["--set=image=x", "--set=worker.image=y", "--namespace=default"]
-    watched = "--set=watchNamespaces={watched-one,watched-two}"
-    text = run([helm, "template", RELEASE, CHART, *flags, watched])
-    kinds = ("Role", "RoleBinding")
-    return [body for body in yaml.safe_load_all(text) if body and body["kind"] in kinds]
+    chart = rendered_chart(RELEASE, "--set=watchNamespaces={watched-one,watched-two}")
+    return [body for body in chart if body["kind"] in ("Role", "RoleBinding")]
 
 
 @pytest.fixture(scope="module")

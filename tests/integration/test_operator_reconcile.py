@@ -15,28 +15,15 @@ from integration.operator_runs import (
     CHILDREN,
     Namespace,
     OperatorProcess,
-    administrator,
     create_demo,
     create_namespace,
     running_operator,
     settle,
-    write_models,
 )
 from sluice_cluster.shell import wait_until
 from unit.operator.objects import changed, valid_object
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
-    with administrator(apiserver) as connection:
-        yield connection
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

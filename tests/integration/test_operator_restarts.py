@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,12 @@ from integration.apiserver import ApiServer
 from integration.operator_runs import (
     CHILDREN,
     Namespace,
-    administrator,
+    api_client,
     create_demo,
     create_namespace,
     running_operator,
     settle,
-    write_models,
 )
-from kubernetes.client import ApiClient, Configuration
-from kubernetes.config import load_kube_config
 from sluice_operator.cluster import Cluster
 from sluice_operator.metrics import create_metrics
 from sluice_operator.reconcile import Context, Reconciler
@@ -56,17 +53,6 @@ class DyingCluster(Cluster):
         return written
 
 
-@pytest.fixture(scope="module")
-def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
-    with administrator(apiserver) as connection:
-        yield connection
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
 def space(client: httpx.Client) -> Namespace:
     return create_namespace(client, f"restarts-{next(_numbers)}")
@@ -83,10 +69,8 @@ async def a_reconciler(
     resync_s: float = 30.0,
 ) -> AsyncIterator[Reconciler]:
     """A new operator's, of demo; it is killed after `writes` writes."""
-    configuration = Configuration()
-    load_kube_config(str(server.kubeconfig), client_configuration=configuration)
     metrics = create_metrics()
-    cluster = DyingCluster(ApiClient(configuration), metrics)
+    cluster = DyingCluster(api_client(server), metrics)
     cluster.writes_left = writes
     settings = Settings("registry.invalid/worker:1", models_dir=models, resync_s=resync_s)
     async with create_client() as client:

@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 from integration.apiserver import ApiServer
 from integration.operator_runs import (
-    administrator,
     as_account,
     create_demo,
     create_namespace,
+    rendered_chart,
     running_operator,
     settle,
     write_models,
 )
-from sluice_cluster import binaries
-from sluice_cluster.settings import Settings
-from sluice_cluster.shell import run
 
-ROOT = Path(__file__).parents[2]
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
-
-
-@pytest.fixture(scope="module")
-def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
-    with administrator(apiserver) as connection:
-        yield connection
 
 
 @pytest.fixture(scope="module")
 def chart() -> list[dict[str, Any]]:
     """What `helm install` would create."""
-    helm = binaries.ensure(Settings.from_environment().paths, ("helm",)) / "helm"
-    flags = ["--set=image=x", "--set=worker.image=y", "--namespace=default"]
-    text = run([helm, "template", "sluice", ROOT / "charts/sluice", *flags])
-    return [body for body in yaml.safe_load_all(text) if body]
+    return rendered_chart("sluice")
 
 
 @pytest.fixture(scope="module")
