@@ -9,22 +9,22 @@ stream, and take a refusal for an answer. `ours` is the operator's tuner, told b
 scraper what the worker's admin port says, every tick; it begins at the cap that the worker
 predicted for itself. Each run, a fixed cap's too, has a fresh worker and a few requests that are
 not counted, because evidence, step model and lengths that another contender left would be ours to
-use. The order of the runs is drawn. What has no answer some seconds after the last arrival counts
-as missed, and is cancelled.
+use. Each repeat has its own trace, which all its runs share, and draws their order. What has no
+answer some seconds after the last arrival counts as missed, and is cancelled.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -49,6 +49,7 @@ from sluice.bench import caps
 from sluice.client import COMPLETIONS, Outcome, Shape, request
 from sluice.load import Ledger, closed_loop
 from sluice.machine import processor
+from sluice.numbers import count
 from sluice.simulate.generate import TRACES
 from sluice.simulate.trace import Request
 from sluice_operator.metrics import create_metrics
@@ -62,12 +63,14 @@ from sluice_worker.contract import (
     Slo,
 )
 
+MODEL = "88M"
 AIM_CAP = 8
 """The inter-token target is the least one for which the worker's rule has this cap hold it."""
 LOAD_CAP = 16
 """Loads are shares of what this cap brings: in simulation it then is about the best one, lower ones
 let requests wait, and from 32 on gaps break."""
-CALIBRATION_S = 8.0
+SETTLE_S = 8.0
+CAPACITY_S = 16.0
 GRACE_S = 10.0
 WARM_UP = [Request(at, int(LENGTHS.prompt), int(LENGTHS.output)) for at in range(4)]
 """One a second: not a queue, which would be evidence."""
@@ -160,14 +163,14 @@ async def calibrate(
             return asyncio.create_task(one())
 
         await admin.put(LOAD_CAP)
-        await closed_loop(send, Ledger("warm-up"), LOAD_CAP, CALIBRATION_S)
+        await closed_loop(send, Ledger("warm-up"), LOAD_CAP, SETTLE_S)
         model = (await admin.seen())[0].step_model
         if model is None:
             raise SystemExit("the worker has no step model")
         targets = Targets("99", ttft_ms, itl_target_ms(model, AIM_CAP, tail), None)
         await admin.put(slo=Slo(targets.ttft_ms, targets.itl_ms))
         ledger, start = Ledger("capacity"), time.monotonic()
-        await closed_loop(send, ledger, LOAD_CAP, CALIBRATION_S)
+        await closed_loop(send, ledger, LOAD_CAP, CAPACITY_S)
         return Setting(targets, len(ledger.outcomes) / (time.monotonic() - start))
 
 
@@ -196,9 +199,9 @@ class Bench:
     model: Path
     given: argparse.Namespace
 
-    async def run(self, name: str, cap: int | None) -> Row:
+    async def run(self, name: str, cap: int | None, repeat: int) -> Row:
         """One contender on the trace `name`, on a fresh worker; `cap` None: ours."""
-        found, seed = await self._measured(), self.given.seed
+        found, seed = await self._measured(), self.given.seed + repeat
         trace = scaled_trace(name, found.per_s, self.given.seconds, seed)
         targets, ceiling = found.targets, max(self.given.caps)
         flags = ("--slo-ttft-ms", str(targets.ttft_ms), "--slo-itl-ms", str(targets.itl_ms))
@@ -216,7 +219,7 @@ class Bench:
                 tuning.result()  # it ended by itself: with an error
         contender = OURS if cap is None else f"cap {cap}"
         done = (outcomes, targets, seconds, cpu_s, admin.path, found.per_s)
-        return make_row(name, contender, *done)
+        return make_row(name, contender, repeat, *done)
 
     async def _measured(self) -> Setting:
         with self._worker(max(*self.given.caps, LOAD_CAP)) as worker:
@@ -226,25 +229,26 @@ class Bench:
         return serving("--max-num-seqs", str(ceiling), *flags, model=self.model)
 
 
-async def measure(given: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
-    """The setting and the row of each contender on each trace."""
-    model = write(MODELS["88M"], given.cache / "models")
-    setting = {
-        "cpu": processor(), "python": platform.python_version(), "model": model.name,
-        "lengths": asdict(LENGTHS), "ttft_ms": given.ttft_ms, "tail": given.tail,
-        "seconds": given.seconds, "seed": given.seed,
-    }  # fmt: skip
+async def measure(given: argparse.Namespace, keep: Callable[[list[Row]], None]) -> None:
+    """Runs each contender on each trace; `keep` is given all rows so far after each run."""
+    model = write(MODELS[MODEL], given.cache / "models")
     async with create_client() as client:
         bench = Bench(client, model, given)
-        order = [(name, cap) for name in given.traces for cap in (*given.caps, None)]
-        rows = {}
-        for name, cap in Random(given.seed).sample(order, len(order)):
-            row = rows[name, cap] = await bench.run(name, cap)
+        contenders = [(name, cap) for name in given.traces for cap in (*given.caps, None)]
+        rng, rows = Random(given.seed), {}
+        order = [
+            (name, cap, repeat)
+            for repeat in range(given.repeats)
+            for name, cap in rng.sample(contenders, len(contenders))
+        ]
+        for name, cap, repeat in order:
+            row = rows[name, cap, repeat] = await bench.run(name, cap, repeat)
             told = f"{len(rows):3} of {len(order)}: {name}, {row.contender}: "
             told += f"{row.smooth_share:.1%} smooth, {row.good_share:.1%} good of {row.requests}; "
             told += f"{row.per_s:.2f}/s and {row.itl_target_ms:g} ms were due; "
             print(f"{told}{row.seconds:.0f} s, {row.cpu_s:.1f} CPU-s", flush=True)
-    return setting, [rows[key] for key in order]
+            keys = itertools.product(contenders, range(given.repeats))
+            keep([rows[key] for (name, cap), n in keys if (key := (name, cap, n)) in rows])
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -258,6 +262,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--tail", type=float, default=1.25, help="of the target: P99 over mean step"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=count, default=1)
     parser.add_argument("--cache", type=Path, default=CACHE, help="where the checkpoint is made")
     parser.add_argument("--out", type=Path, default=Path("build/real/real.json"))
     return parser.parse_args(argv)
@@ -266,9 +271,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     """Measures, tells the table, and writes --out and the picture beside it."""
     given = parse(sys.argv[1:])
-    setting, rows = asyncio.run(measure(given))
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(setting | {"rows": [asdict(row) for row in rows]}, indent=1))
+    setting = {
+        "cpu": processor(), "python": platform.python_version(), "model": MODEL,
+        "lengths": asdict(LENGTHS), "ttft_ms": given.ttft_ms, "tail": given.tail,
+        "seconds": given.seconds, "seed": given.seed, "repeats": given.repeats,
+    }  # fmt: skip
+    rows: list[Row] = []
+
+    def keep(found: list[Row]) -> None:
+        rows[:] = found
+        given.out.write_text(
+            json.dumps(setting | {"rows": [asdict(row) for row in found]}, indent=1)
+        )
+
+    asyncio.run(measure(given, keep))
     real_png(rows, given.out.with_suffix(".png"))
     print(f"\n{table(rows)}\n", *findings(rows, max(given.caps)), sep="\n")
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import matplotlib
-from bench.real_rows import OURS, Row, best_fixed
+from bench.real_rows import OURS, Row, best_fixed, by_contender, runs
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -19,16 +20,9 @@ def real_png(rows: Sequence[Row], path: Path) -> None:
     size = (5.5 * len(traces), 7)
     figure, axes = plt.subplots(2, len(traces), figsize=size, squeeze=False, layout="constrained")
     for (shares, caps), trace in zip(axes.T, traces, strict=True):
-        of_trace = [row for row in rows if row.trace == trace]
-        places, names = range(len(of_trace)), [row.contender for row in of_trace]
-        for shift, (name, colour) in zip((-0.2, 0.2), SHADES.items(), strict=True):
-            values = [100 * getattr(row, f"{name}_share") for row in of_trace]
-            shares.bar([at + shift for at in places], values, 0.4, color=colour, label=name)
-        shares.set_xticks(places, names, rotation=30)
-        shares.set_ylim(0, 103)
+        _shares(shares, by_contender(rows, trace))
         shares.set_title(trace)
-        shares.legend(fontsize=8)
-        _caps(caps, of_trace)
+        _caps(caps, rows, trace)
     axes[0][0].set_ylabel("% of all arrivals")
     axes[1][0].set_ylabel("cap")
     figure.suptitle("One real worker: fixed caps and ours")
@@ -36,13 +30,27 @@ def real_png(rows: Sequence[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def _caps(axis: plt.Axes, rows: Sequence[Row]) -> None:
-    for row in rows:
-        if row.contender == OURS:
-            times, caps = zip(*row.cap_path, strict=True)
-            axis.step([*times, row.seconds], [*caps, caps[-1]], where="post", color=MARK)
-    if best := best_fixed(rows, rows[0].trace):
-        axis.axhline(best.cap_path[0][1], color=SHADES["smooth"], linestyle="--", linewidth=0.8)
+def _shares(axis: plt.Axes, found: dict[str, list[Row]]) -> None:
+    """Bars are medians over the repeats, which are the dots."""
+    for shift, (name, colour) in zip((-0.2, 0.2), SHADES.items(), strict=True):
+        for place, done in enumerate(found.values()):
+            values = [100 * getattr(row, f"{name}_share") for row in done]
+            label = name if place == 0 else None
+            axis.bar(place + shift, median(values), 0.4, color=colour, label=label)
+            if len(values) > 1:
+                axis.plot([place + shift] * len(values), values, ".", color=MARK, markersize=4)
+    axis.set_xticks(range(len(found)), list(found), rotation=30)
+    axis.set_ylim(0, 103)
+    axis.legend(fontsize=8)
+
+
+def _caps(axis: plt.Axes, rows: Sequence[Row], trace: str) -> None:
+    for row in runs(rows, trace, OURS):
+        times, caps = zip(*row.cap_path, strict=True)
+        axis.step([*times, row.seconds], [*caps, caps[-1]], where="post", color=MARK, alpha=0.7)
+    if best := best_fixed(rows, trace):
+        cap = runs(rows, trace, best)[0].cap_path[0][1]
+        axis.axhline(cap, color=SHADES["smooth"], linestyle="--", linewidth=0.8)
     axis.set_yscale("log", base=2)
     axis.yaxis.set_major_formatter("{x:g}")
     axis.set_xlabel("seconds (red: ours; dashed: the best fixed cap)")

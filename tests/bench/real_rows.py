@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
 from random import Random
+from statistics import median
 
 from sluice.client import Outcome
 from sluice.load import quantile_ms
@@ -31,6 +32,7 @@ class Row:
 
     trace: str
     contender: str
+    repeat: int
     requests: int
     answered: int
     good_share: float
@@ -77,6 +79,7 @@ def scaled_trace(name: str, per_s: float, seconds: float, seed: int) -> list[Req
 def make_row(
     trace: str,
     contender: str,
+    repeat: int,
     outcomes: Sequence[Outcome | None],
     targets: Targets,
     seconds: float,
@@ -91,6 +94,7 @@ def make_row(
     return Row(
         trace,
         contender,
+        repeat,
         requests=len(outcomes),
         answered=len(answered),
         good_share=sum(is_good(o, targets) for o in answered) / len(outcomes),
@@ -113,43 +117,99 @@ def _known(ms: float | None) -> float | None:
     return ms if ms is not None and isfinite(ms) else None
 
 
-def best_fixed(rows: Sequence[Row], trace: str) -> Row | None:
-    """The oracle: the fixed cap that was best in hindsight; None where none was run."""
-    fixed = [row for row in rows if row.trace == trace and row.contender != OURS]
-    return max(fixed, key=lambda r: (r.smooth_share, r.good_share, -r.cpu_s), default=None)
+def runs(rows: Sequence[Row], trace: str, contender: str) -> list[Row]:
+    """All repeats of one contender on one trace."""
+    return [row for row in rows if (row.trace, row.contender) == (trace, contender)]
+
+
+def by_contender(rows: Sequence[Row], trace: str) -> dict[str, list[Row]]:
+    """The repeats of each contender on one trace, in the order of their first."""
+    names = dict.fromkeys(row.contender for row in rows if row.trace == trace)
+    return {name: runs(rows, trace, name) for name in names}
+
+
+def best_fixed(rows: Sequence[Row], trace: str) -> str | None:
+    """The oracle: the fixed cap whose median is best in hindsight; None where none was run."""
+    found = by_contender(rows, trace)
+    found.pop(OURS, None)
+
+    def quality(name: str) -> tuple[float, ...]:
+        done = found[name]
+        return (
+            median(row.smooth_share for row in done),
+            median(row.good_share for row in done),
+            -median(row.cpu_s for row in done),
+        )
+
+    return max(found, key=quality, default=None)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """All rows as Markdown, each trace's best fixed cap in bold."""
+    """A line of Markdown for each contender on each trace, of its repeats' medians, shares with the
+    least and the most; each trace's best fixed cap in bold."""
     head = ["trace", "contender", "smooth %", "good %", "answered", "first P50 ms", "P99",
             "gap P50 ms", "P99", "due ms", "tokens/s", "load/s", "CPU-s", "caps"]  # fmt: skip
-    lines = [head, ["---"] * len(head), *(_cells(r, r is best_fixed(rows, r.trace)) for r in rows)]
+    lines = [head, ["---"] * len(head)]
+    for trace in dict.fromkeys(row.trace for row in rows):
+        best = best_fixed(rows, trace)
+        lines += [_cells(done, n == best) for n, done in by_contender(rows, trace).items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cells(row: Row, is_best: bool) -> list[str]:
-    times = (row.p50_ttft_ms, row.p99_ttft_ms, row.p50_itl_ms, row.p99_itl_ms)
-    caps = ", ".join(str(cap) for _, cap in row.cap_path)
+def _cells(done: Sequence[Row], is_best: bool) -> list[str]:
+    row = done[0]
+    paths = [", ".join(str(cap) for _, cap in row.cap_path) for row in done]
     return [
         row.trace, f"**{row.contender}**" if is_best else row.contender,
-        f"{100 * row.smooth_share:.1f}", f"{100 * row.good_share:.1f}",
-        f"{row.answered} of {row.requests}", *("-" if t is None else f"{t:.4g}" for t in times),
-        f"{row.itl_target_ms:g}", f"{row.tokens_per_s:.0f}", f"{row.per_s:.2f}",
-        f"{row.cpu_s:.1f}", caps,
+        _spread([100 * row.smooth_share for row in done]),
+        _spread([100 * row.good_share for row in done]),
+        f"{sum(row.answered for row in done)} of {sum(row.requests for row in done)}",
+        _middle([row.p50_ttft_ms for row in done]), _middle([row.p99_ttft_ms for row in done]),
+        _middle([row.p50_itl_ms for row in done]), _middle([row.p99_itl_ms for row in done]),
+        f"{median(row.itl_target_ms for row in done):.4g}",
+        f"{median(row.tokens_per_s for row in done):.0f}",
+        f"{median(row.per_s for row in done):.2f}", f"{median(row.cpu_s for row in done):.1f}",
+        "; ".join(dict.fromkeys(paths)),
     ]  # fmt: skip
 
 
+def _middle(times: Sequence[float | None]) -> str:
+    """Their median, where one of them that never came is longer than any other."""
+    found = median(inf if ms is None else ms for ms in times)
+    return f"{found:.4g}" if isfinite(found) else "-"
+
+
+def _spread(values: Sequence[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.1f}"
+    return f"{median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
 def findings(rows: Sequence[Row], ceiling: int) -> Iterator[str]:
-    """Ours against the best fixed cap and against cap = max, a sentence for each trace."""
-    for ours in (row for row in rows if row.contender == OURS):
-        best = best_fixed(rows, ours.trace)
-        full = [r for r in rows if (r.trace, r.contender) == (ours.trace, f"cap {ceiling}")]
-        told = f"{ours.trace}: ours {ours.smooth_share:.1%} smooth"
-        if best and best.smooth_share:
-            share = ours.smooth_share / best.smooth_share
-            told += f", {share:.1%} of {best.contender}, the best fixed one"
-        for row in full:
-            told += (
-                f", {100 * (ours.smooth_share - row.smooth_share):+.1f} points against cap = max"
-            )
-        yield f"{told}; {ours.cap_changes} changes, the last at {ours.cap_path[-1][0]:.0f} s."
+    """Ours against the best fixed cap and against cap = max, a sentence for each trace: medians
+    over the repeats, each of which is compared within itself."""
+    for trace in dict.fromkeys(row.trace for row in rows if row.contender == OURS):
+        ours = runs(rows, trace, OURS)
+        told = f"{trace}: ours {_spread([100 * row.smooth_share for row in ours])} % smooth"
+        best = best_fixed(rows, trace)
+        shares = [
+            100 * row.smooth_share / other.smooth_share
+            for row, other in _pairs(ours, runs(rows, trace, best or ""))
+            if other.smooth_share
+        ]
+        if shares:
+            told += f", {_spread(shares)} % of {best}, the best fixed one"
+        points = [
+            100 * (row.smooth_share - other.smooth_share)
+            for row, other in _pairs(ours, runs(rows, trace, f"cap {ceiling}"))
+        ]
+        if points:
+            told += f", {_spread(points)} points against cap = max"
+        changes = [float(row.cap_changes) for row in ours]
+        last = [row.cap_path[-1][0] for row in ours]
+        yield f"{told}; {_spread(changes)} changes, the last at {_spread(last)} s."
+
+
+def _pairs(ours: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
+    found = {row.repeat: row for row in others}
+    return [(row, found[row.repeat]) for row in ours if row.repeat in found]

@@ -57,7 +57,7 @@ def test_a_trace_lasts_as_long_as_asked_and_its_requests_come_in_order(name: str
 
 def test_a_request_without_an_answer_counts_as_missed_and_as_waiting_for_ever() -> None:
     outcomes = [IN_TIME, STALLED, LATE, REFUSED, None]
-    row = make_row("steps", "cap 4", outcomes, TARGETS, 10.0, 5.0, [(0.0, 4)], 2.0)
+    row = make_row("steps", "cap 4", 0, outcomes, TARGETS, 10.0, 5.0, [(0.0, 4)], 2.0)
     assert (row.requests, row.answered, row.cap_changes) == (5, 3, 0)
     assert (row.good_share, row.smooth_share) == (2 / 5, 1 / 5)
     assert row.p50_ttft_ms == 1200.0
@@ -65,23 +65,48 @@ def test_a_request_without_an_answer_counts_as_missed_and_as_waiting_for_ever() 
     assert row.tokens_per_s == pytest.approx(0.9)
 
 
-def test_the_best_fixed_cap_is_marked_and_ours_is_told_beside_it() -> None:
-    def row(contender: str, good: int, path: list[tuple[float, int]]) -> Row:
-        outcomes = [IN_TIME] * good + [None] * (10 - good)
-        return make_row("steps", contender, outcomes, TARGETS, 10.0, 5.0, path, 2.0)
+def row(contender: str, repeat: int, good: int, path: list[tuple[float, int]]) -> Row:
+    outcomes = [IN_TIME] * good + [None] * (10 - good)
+    return make_row("steps", contender, repeat, outcomes, TARGETS, 10.0, 5.0, path, 2.0)
 
+
+def test_the_best_fixed_cap_is_marked_and_ours_is_told_beside_it() -> None:
     rows = [
-        row("cap 4", 5, [(0.0, 4)]),
-        row("cap 8", 8, [(0.0, 8)]),
-        row(OURS, 6, [(0.0, 2), (4.0, 6)]),
+        row("cap 4", 0, 5, [(0.0, 4)]),
+        row("cap 8", 0, 8, [(0.0, 8)]),
+        row(OURS, 0, 6, [(0.0, 2), (4.0, 6)]),
     ]
-    assert best_fixed(rows, "steps") is rows[1]
+    assert best_fixed(rows, "steps") == "cap 8"
     assert best_fixed(rows[2:], "steps") is None
     lines = table(rows).splitlines()
     assert "**cap 8**" in lines[3]
     assert "**" not in lines[2] + lines[4]
     assert lines[4].endswith("| 2, 6 |")
     (told,) = findings(rows, ceiling=8)
-    assert "75.0% of cap 8" in told
+    assert "60.0 % smooth, 75.0 % of cap 8" in told
     assert "-20.0 points" in told
-    assert "1 changes, the last at 4 s" in told
+    assert "1.0 changes, the last at 4.0 s" in told
+
+
+def test_repeats_are_told_as_medians_and_each_is_compared_within_itself() -> None:
+    goods = {"cap 4": (9, 1, 2), "cap 8": (4, 5, 8), OURS: (2, 5, 6)}
+    rows = [
+        row(name, repeat, good, [(0.0, 4)])
+        for name, found in goods.items()
+        for repeat, good in enumerate(found)
+    ]
+    assert best_fixed(rows, "steps") == "cap 8"
+    lines = table(rows).splitlines()
+    assert len(lines) == 2 + len(goods)
+    assert "50.0 (40.0 to 80.0)" in lines[3]
+    assert "17 of 30" in lines[3]
+    assert lines[4].endswith("| 4 |")
+    (told,) = findings(rows, ceiling=4)
+    assert "ours 50.0 (20.0 to 60.0) % smooth" in told
+    assert "75.0 (50.0 to 100.0) % of cap 8" in told
+    assert "40.0 (-70.0 to 40.0) points" in told
+
+
+def test_a_first_token_that_most_repeats_never_saw_has_no_time() -> None:
+    rows = [row("cap 4", repeat, good, [(0.0, 4)]) for repeat, good in enumerate((10, 3, 2))]
+    assert table(rows).splitlines()[2].split(" | ")[5:7] == ["-", "-"]
