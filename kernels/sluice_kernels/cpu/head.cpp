@@ -9,6 +9,8 @@ template <class T>
 void run(int num_threads, const T* rows, const T* weight, float* out, int num_rows, int outputs,
          int width) {
   const int words = width / PER_WORD<T>;
+  static thread_local Words room;
+  const Rows left = parted<T>((const uint32_t*)rows, words, num_rows, words, room);
   Team::all().run(num_threads, (outputs + SLOTS - 1) / SLOTS, [&](int block, int) {
     const int base = block * SLOTS;
     static thread_local Words ordered;
@@ -22,8 +24,8 @@ void run(int num_threads, const T* rows, const T* weight, float* out, int num_ro
       next[i] = weight + (size_t)std::min(base + SLOTS + i, outputs - 1) * width;
     }
     order_rows<T>(now, next, count, width, ordered.data());
-    product<T>((const uint32_t*)rows, words, ordered.data(), SLOTS, words, found.data(), SLOTS,
-               num_rows, padded(count), false);
+    product<T>(left, ordered.data(), SLOTS, words, found.data(), SLOTS, num_rows, padded(count),
+               false);
     for (int row = 0; row < num_rows; row++)
       memcpy(out + (size_t)row * outputs + base, found.data() + row * SLOTS, 4 * count);
   });

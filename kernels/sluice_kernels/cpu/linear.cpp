@@ -82,27 +82,30 @@ void finish(const Call<T, O>& call, const float* left, const float* right, int s
 }
 
 // Rows [first, last) by one panel; FETCHED lines of the next one for each word of a block of rows.
-template <int FETCHED, int R = ROW_BLOCK, class T, class O>
-void meet(const Call<T, O>& call, int panel, int first, int last, const uint32_t* next) {
-  constexpr int WIDE = COLUMN_BLOCK * V, FETCHED_NOW = FETCHED * WIDE / SLOTS;
+template <int FETCHED, class T, class O>
+void meet(const Call<T, O>& call, Rows rows, int panel, int first, int last, const uint32_t* next) {
   const uint32_t* weights = call.panels + (size_t)panel * call.words * SLOTS;
   const uint32_t* end = weights + 2 * (size_t)call.words * SLOTS;
-  alignas(64) float found[R * SLOTS];
-  for (; first + R <= last; first += R) {
-    const uint32_t* rows = (const uint32_t*)call.rows + (size_t)first * call.words;
-    for (int x = 0; x < SLOTS; x += WIDE)
-      if (next && next < end) {
-        block<T, R, COLUMN_BLOCK, FETCHED_NOW>(rows, call.words, weights + x, SLOTS, call.words,
-                                               found + x, SLOTS, false, next);
-        next += (size_t)FETCHED_NOW * LINE * call.words;
-      } else {
-        block<T, R, COLUMN_BLOCK>(rows, call.words, weights + x, SLOTS, call.words, found + x,
-                                  SLOTS, false);
-      }
-    finish(call, found, found + SLOTS / 2, SLOTS, first, R, panel, SLOTS / 2);
+  alignas(64) float found[ROW_BLOCK * SLOTS];
+  rows.words += (size_t)first * rows.stride;
+  while (first < last) {
+    const int now = next_block(last - first);
+    with_rows(now, [&](auto num) {
+      constexpr int R = num.value, C = column_block(R), STRIPS = SLOTS / (C * V);
+      constexpr int FETCHED_NOW = std::max(FETCHED / STRIPS, 1);
+      constexpr int EVERY = std::max(STRIPS / FETCHED, 1);
+      for (int x = 0; x < SLOTS; x += C * V)
+        if (next && next < end) {
+          block<T, R, C, FETCHED_NOW, EVERY>(rows, weights + x, SLOTS, call.words, found + x, SLOTS,
+                                             false, next);
+          next += (size_t)FETCHED_NOW * LINE * (call.words / EVERY);
+        } else {
+          block<T, R, C>(rows, weights + x, SLOTS, call.words, found + x, SLOTS, false);
+        }
+    });
+    finish(call, found, found + SLOTS / 2, SLOTS, first, now, panel, SLOTS / 2);
+    rows.words += (size_t)now * rows.stride, first += now;
   }
-  if constexpr (R > 1)
-    if (first < last) meet<FETCHED, R - 1>(call, panel, first, last, next);
 }
 
 template <class T, class O>
@@ -116,17 +119,20 @@ void by_vectors(int num_threads, const Call<T, O>& call) {
   const int num_panels = panels(call, SLOTS);
   const int num_parts = (call.num_rows + TASK_ROWS - 1) / TASK_ROWS;
   const bool is_few = call.num_rows <= FEW_ROWS;
+  static thread_local Words room;
+  const Rows rows =
+      parted<T>((const uint32_t*)call.rows, call.words, call.num_rows, call.words, room);
   Team::all().run(num_threads, num_panels * num_parts, [&](int task, int next_task) {
     const int panel = task / num_parts, first = task % num_parts * TASK_ROWS;
     const int last = std::min(first + TASK_ROWS, call.num_rows);
     const uint32_t* next = nullptr;
     if (is_few && next_task >= 0) next = call.panels + (size_t)next_task * call.words * SLOTS;
     if (call.num_rows <= ROW_BLOCK)
-      meet<LINES>(call, panel, first, last, next);
-    else if (call.num_rows <= 2 * ROW_BLOCK)
-      meet<LINES / 2>(call, panel, first, last, next);
+      meet<LINES>(call, rows, panel, first, last, next);
+    else if (call.num_rows <= 3 * ROW_BLOCK)
+      meet<LINES / 2>(call, rows, panel, first, last, next);
     else
-      meet<LINES / 4>(call, panel, first, last, next);
+      meet<LINES / 4>(call, rows, panel, first, last, next);
   });
 }
 

@@ -38,43 +38,102 @@ inline void as_columns(const uint32_t* rows, int num_rows, int words, int column
 
 int padded(int n) { return (n + V - 1) / V * V; }
 
-// c[R][C * V] = a[R][depth] b[depth][C * V], added to what c holds if `add`. For each word of a row
-// FETCHED lines from `next` on are fetched meanwhile.
-template <class T, int R, int C, int FETCHED = 0>
-inline void block(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, float* c,
-                  int ldc, bool add, const uint32_t* next = nullptr) {
+// A matrix of words as `block` takes it from the left: with the parts of each side by side. To part
+// them here costs less than to do so for every block of columns.
+struct Rows {
+  const uint32_t* words;
+  int stride;
+};
+template <class T>
+inline Rows parted(const uint32_t* rows, int stride, int num_rows, int words, Words& room) {
+  if constexpr (PARTS<T> == 1) return {rows, stride};
+  grow(room, (size_t)num_rows * words * 2 + 2 * V);
+  uint32_t* out = room.data();
+  for (int r = 0; r < num_rows; r++, out += 2 * words)
+    for (int k = 0; k < words; k += V) {
+      const W word = (W)get((const float*)rows + (size_t)r * stride + k, words - k);
+      const W first = part<T, 0, false>(word), second = part<T, 1, false>(word);
+      constexpr I low = made<I>([](int i) { return i % 2 * V + i / 2; });
+      constexpr I high = low + V / 2;
+      const W both[2] = {__builtin_shuffle(first, second, low),
+                         __builtin_shuffle(first, second, high)};
+      memcpy(out + 2 * k, both, sizeof(both));
+    }
+  return {room.data(), 2 * words};
+}
+
+// sums[R][C * V] grow by parts PART and later of a word of R rows by those of b[C * V].
+template <class T, int PART, int R, int C>
+inline void multiply_parts(F (&sums)[R][C], const Rows& a, size_t k, const uint32_t* b) {
+  W right[C];
+  for (int j = 0; j < C; j++) right[j] = part<T, PART>(load<W>(b + j * V));
+  for (int r = 0; r < R; r++) {
+    const W left = W{} + a.words[r * a.stride + PARTS<T> * k + PART];
+    for (int j = 0; j < C; j++) sums[r][j] = multiply_add<T>(sums[r][j], left, right[j]);
+  }
+  if constexpr (PART + 1 < PARTS<T>) multiply_parts<T, PART + 1>(sums, a, k, b);
+}
+
+// c[R][C * V] = a[R][depth] b[depth][C * V], added to what c holds if `add`. For EVERY words of a
+// row FETCHED lines from `next` on are fetched meanwhile.
+template <class T, int R, int C, int FETCHED = 0, int EVERY = 1>
+inline void block(const Rows& a, const uint32_t* b, int ldb, int depth, float* c, int ldc, bool add,
+                  const uint32_t* next = nullptr) {
   F sums[R][C];
   for (int r = 0; r < R; r++)
     for (int j = 0; j < C; j++) sums[r][j] = add ? load<F>(c + r * ldc + j * V) : F{};
   for (int k = 0; k < depth; k++) {
-    for (int line = 0; line < FETCHED; line++, next += LINE) __builtin_prefetch(next, 0, 2);
-    W right[C];
-    for (int j = 0; j < C; j++) right[j] = load<W>(b + (size_t)k * ldb + j * V);
-    for (int r = 0; r < R; r++) {
-      W left = W{} + a[r * lda + k];
-      for (int j = 0; j < C; j++) sums[r][j] = multiply_add<T>(sums[r][j], left, right[j]);
-    }
+    if (k % EVERY == 0)
+      for (int line = 0; line < FETCHED; line++, next += LINE) __builtin_prefetch(next, 0, 2);
+    multiply_parts<T, 0>(sums, a, k, b + (size_t)k * ldb);
   }
   for (int r = 0; r < R; r++)
     for (int j = 0; j < C; j++) put(c + r * ldc + j * V, sums[r][j]);
 }
 
 template <class T, int R>
-void block_row(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, float* c, int ldc,
-               int columns, bool add) {
+void block_row(const Rows& a, const uint32_t* b, int ldb, int depth, float* c, int ldc, int columns,
+               bool add) {
+  constexpr int C = column_block(R);
   int j = 0;
-  for (; j + COLUMN_BLOCK * V <= columns; j += COLUMN_BLOCK * V)
-    block<T, R, COLUMN_BLOCK>(a, lda, b + j, ldb, depth, c + j, ldc, add);
-  for (; j < columns; j += V) block<T, R, 1>(a, lda, b + j, ldb, depth, c + j, ldc, add);
+  for (; j + C * V <= columns; j += C * V)
+    block<T, R, C>(a, b + j, ldb, depth, c + j, ldc, add);
+  for (; j < columns; j += V) block<T, R, 1>(a, b + j, ldb, depth, c + j, ldc, add);
 }
 
-template <class T, int R = ROW_BLOCK>
+// Rows are met in blocks of equal size, one more or less: a block of one row takes as long as one
+// of three, since each of its sums waits for the one before.
+inline int next_block(int rows) {
+  const int blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+  return (rows + blocks - 1) / blocks;
+}
+
+// Calls of with std::integral_constant<int, R> for R == rows, of 1 .. ROW_BLOCK.
+template <int R = ROW_BLOCK, class Do>
+inline void with_rows(int rows, Do of) {
+  if (rows == R)
+    of(std::integral_constant<int, R>{});
+  else if constexpr (R > 1)
+    with_rows<R - 1>(rows, of);
+}
+
+template <class T>
+void product(Rows a, const uint32_t* b, int ldb, int depth, float* c, int ldc, int rows,
+             int columns, bool add) {
+  while (rows > 0) {
+    const int now = next_block(rows);
+    with_rows(now, [&](auto num) {
+      block_row<T, num.value>(a, b, ldb, depth, c, ldc, columns, add);
+    });
+    a.words += (size_t)now * a.stride, c += (size_t)now * ldc, rows -= now;
+  }
+}
+
+template <class T>
 void product(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, float* c, int ldc,
              int rows, int columns, bool add) {
-  for (; rows >= R; rows -= R, a += R * lda, c += R * ldc)
-    block_row<T, R>(a, lda, b, ldb, depth, c, ldc, columns, add);
-  if constexpr (R > 1)
-    if (rows) product<T, R - 1>(a, lda, b, ldb, depth, c, ldc, rows, columns, add);
+  static thread_local Words room;
+  product<T>(parted<T>(a, lda, rows, depth, room), b, ldb, depth, c, ldc, rows, columns, add);
 }
 
 // Bring up to SLOTS rows of a matrix into the order that they are multiplied in, as columns; start

@@ -5,18 +5,20 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
+// Of a product, rows and vectors that sums are kept of at once: with what they are multiplied by as
+// many as there are registers.
 #ifdef __AVX512F__
 constexpr int V = 16;
-constexpr int ROW_BLOCK = 6;  // 6 rows of 4 vectors, 4 vectors to multiply by: 29 of 32 registers
-constexpr int COLUMN_BLOCK = 4;
+constexpr int ROW_BLOCK = 6;
+constexpr int column_block(int) { return 4; }
 #else
 constexpr int V = 8;
-constexpr int ROW_BLOCK = 4;
-constexpr int COLUMN_BLOCK = 2;
+constexpr int ROW_BLOCK = 6;
+constexpr int column_block(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
 #endif
 
 typedef float F __attribute__((vector_size(4 * V)));
@@ -170,33 +172,44 @@ inline float largest(F x) {
   return fold(x, greater);
 }
 
-// Add the product of the elements in each lane's word.
-template <class T>
-inline F multiply_add(F sum, W a, W b);
-template <>
-inline F multiply_add<float>(F sum, W a, W b) {
-  return sum + (F)a * (F)b;
-}
-template <>
-inline F multiply_add<bf16>(F sum, W a, W b) {
+// As how many words one of T's is multiplied, one after another, where no instruction takes it
+// whole: two floats, or two pairs of integers of 16 bits.
 #ifdef __AVX512BF16__
-  return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+template <class T>
+constexpr int PARTS = 1;
 #else
-  sum += (F)(a << 16) * (F)(b << 16);
-  return sum + (F)(a & 0xffff0000) * (F)(b & 0xffff0000);
+template <class T>
+constexpr int PARTS = sizeof(T) < 4 ? 2 : 1;
 #endif
+
+// One of these. Of bytes, those of weights have signs, and those of what they multiply none.
+template <class T, int PART, bool SIGNED = true>
+inline W part(W word) {
+  if constexpr (PARTS<T> == 1) return word;
+  if constexpr (PER_WORD<T> == 2) return PART ? word & 0xffff0000 : word << 16;
+  if constexpr (!SIGNED) return word >> (PART ? 8 : 0) & 0x00ff00ff;
+  typedef int16_t S __attribute__((vector_size(4 * V)));
+  return (W)((PART ? (S)word : (S)word << 8) >> 8);
 }
 
-template <>
-inline F multiply_add<int8>(F sum, W a, W b) {  // the bits of integers
-#ifdef __AVX512VNNI__
-  return (F)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+// Add the product of the elements in each lane's word; of bytes in the bits of integers.
+template <class T>
+inline F multiply_add(F sum, W a, W b) {
+  if constexpr (PER_WORD<T> == 4)
+#if defined(__AVX512VNNI__)
+    return (F)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512F__)
+    return (F)((I)sum + (I)_mm512_madd_epi16((__m512i)a, (__m512i)b));
+#elif defined(__AVX2__)
+    return (F)((I)sum + (I)_mm256_madd_epi16((__m256i)a, (__m256i)b));
 #else
-  I found = (I)sum;
-  for (int shift = 0; shift < 32; shift += 8)
-    found += (I)(a >> shift & 0xff) * ((I)(b << (24 - shift)) >> 24);
-  return (F)found;
+    return (F)((I)sum + (I)(a & 0xffff) * ((I)(b << 16) >> 16) + (I)(a >> 16) * ((I)b >> 16));
 #endif
+#ifdef __AVX512BF16__
+  if constexpr (PER_WORD<T> == 2)
+    return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#endif
+  return sum + (F)a * (F)b;
 }
 
 template <int S>
