@@ -14,6 +14,7 @@ namespace {
 
 constexpr int FEW_ROWS = 96;
 constexpr int TASK_ROWS = 32 * ROW_BLOCK;
+constexpr int PARTED_ROWS = 2 * TASK_ROWS;  // at once: in parts they take twice their room
 constexpr int PART_WORDS = 1 << 18;  // a megabyte: half a second-level cache
 constexpr int STEPS = 12;            // of tiles, 24 KiB of a panel: half a first-level cache
 constexpr int64_t WORTH_THREADS = 1 << 20;  // some ten microseconds; reading counts as 8 rows
@@ -81,13 +82,13 @@ void finish(const Call<T, O>& call, const float* left, const float* right, int s
   }
 }
 
-// Rows [first, last) by one panel; FETCHED lines of the next one for each word of a block of rows.
+// Rows [first, last), which begin at `rows`, by one panel; FETCHED lines of the next one for each
+// word of a block of rows.
 template <int FETCHED, class T, class O>
 void meet(const Call<T, O>& call, Rows rows, int panel, int first, int last, const uint32_t* next) {
   const uint32_t* weights = call.panels + (size_t)panel * call.words * SLOTS;
   const uint32_t* end = weights + 2 * (size_t)call.words * SLOTS;
   alignas(64) float found[ROW_BLOCK * SLOTS];
-  rows.words += (size_t)first * rows.stride;
   while (first < last) {
     const int now = next_block(last - first);
     with_rows(now, [&](auto num) {
@@ -114,26 +115,36 @@ int panels(const Call<T, O>& call, int width) {
   return (call.outputs + width - 1) / width;
 }
 
+// Rows [begin, end), which begin at `rows`, by all panels.
 template <class T, class O>
-void by_vectors(int num_threads, const Call<T, O>& call) {
-  const int num_panels = panels(call, SLOTS);
-  const int num_parts = (call.num_rows + TASK_ROWS - 1) / TASK_ROWS;
-  const bool is_few = call.num_rows <= FEW_ROWS;
-  static thread_local Words room;
-  const Rows rows =
-      parted<T>((const uint32_t*)call.rows, call.words, call.num_rows, call.words, room);
-  Team::all().run(num_threads, num_panels * num_parts, [&](int task, int next_task) {
-    const int panel = task / num_parts, first = task % num_parts * TASK_ROWS;
-    const int last = std::min(first + TASK_ROWS, call.num_rows);
+void meet_all(int num_threads, const Call<T, O>& call, Rows rows, int begin, int end) {
+  const int num_parts = (end - begin + TASK_ROWS - 1) / TASK_ROWS;
+  const bool is_few = end - begin <= FEW_ROWS;
+  Team::all().run(num_threads, panels(call, SLOTS) * num_parts, [&](int task, int next_task) {
+    const int panel = task / num_parts, before = task % num_parts * TASK_ROWS;
+    const int first = begin + before, last = std::min(first + TASK_ROWS, end);
+    const Rows own{rows.words + (size_t)before * rows.stride, rows.stride};
     const uint32_t* next = nullptr;
     if (is_few && next_task >= 0) next = call.panels + (size_t)next_task * call.words * SLOTS;
-    if (call.num_rows <= ROW_BLOCK)
-      meet<LINES>(call, rows, panel, first, last, next);
-    else if (call.num_rows <= 3 * ROW_BLOCK)
-      meet<LINES / 2>(call, rows, panel, first, last, next);
+    if (end - begin <= ROW_BLOCK)
+      meet<LINES>(call, own, panel, first, last, next);
+    else if (end - begin <= 3 * ROW_BLOCK)
+      meet<LINES / 2>(call, own, panel, first, last, next);
     else
-      meet<LINES / 4>(call, rows, panel, first, last, next);
+      meet<LINES / 4>(call, own, panel, first, last, next);
   });
+}
+
+template <class T, class O>
+void by_vectors(int num_threads, const Call<T, O>& call) {
+  static thread_local Words room;
+  const int at_once = PARTS<T> == 1 ? call.num_rows : PARTED_ROWS;
+  for (int begin = 0; begin < call.num_rows; begin += at_once) {
+    const int end = std::min(begin + at_once, call.num_rows);
+    const uint32_t* from = (const uint32_t*)call.rows + (size_t)begin * call.words;
+    const Rows rows = parted<T>(from, call.words, end - begin, call.words, room);
+    meet_all(num_threads, call, rows, begin, end);
+  }
 }
 
 // Panels of two tiles side by side. Of each, parts that lie in the first cache level are met by all

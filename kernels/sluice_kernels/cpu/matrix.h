@@ -77,8 +77,8 @@ inline void multiply_parts(F (&sums)[R][C], const Rows& a, size_t k, const uint3
 // c[R][C * V] = a[R][depth] b[depth][C * V], added to what c holds if `add`. For EVERY words of a
 // row FETCHED lines from `next` on are fetched meanwhile.
 template <class T, int R, int C, int FETCHED = 0, int EVERY = 1>
-inline void block(const Rows& a, const uint32_t* b, int ldb, int depth, float* c, int ldc, bool add,
-                  const uint32_t* next = nullptr) {
+[[gnu::noinline]] void block(const Rows& a, const uint32_t* b, int ldb, int depth, float* c,
+                             int ldc, bool add, const uint32_t* next = nullptr) {
   F sums[R][C];
   for (int r = 0; r < R; r++)
     for (int j = 0; j < C; j++) sums[r][j] = add ? load<F>(c + r * ldc + j * V) : F{};

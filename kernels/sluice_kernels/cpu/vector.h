@@ -209,7 +209,13 @@ inline F multiply_add(F sum, W a, W b) {
   if constexpr (PER_WORD<T> == 2)
     return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #endif
+#if defined(__FMA__) && !defined(__AVX512F__)
+  // GCC 12 would let the sum take another register's place, and has none left for six rows.
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"((F)a), "x"((F)b));
+  return sum;
+#else
   return sum + (F)a * (F)b;
+#endif
 }
 
 template <int S>
