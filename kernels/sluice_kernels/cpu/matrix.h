@@ -62,14 +62,25 @@ inline Rows parted(const uint32_t* rows, int stride, int num_rows, int words, Wo
   return {room.data(), 2 * words};
 }
 
-// sums[R][C * V] grow by parts PART and later of a word of R rows by those of b[C * V].
+// sums[R][C * V] grow by parts PART and later of a word of R rows by those of b[C * V]. What there
+// are fewer of is held meanwhile.
 template <class T, int PART, int R, int C>
 inline void multiply_parts(F (&sums)[R][C], const Rows& a, size_t k, const uint32_t* b) {
-  W right[C];
-  for (int j = 0; j < C; j++) right[j] = part<T, PART>(load<W>(b + j * V));
-  for (int r = 0; r < R; r++) {
-    const W left = W{} + a.words[r * a.stride + PARTS<T> * k + PART];
-    for (int j = 0; j < C; j++) sums[r][j] = multiply_add<T>(sums[r][j], left, right[j]);
+  auto left = [&](int r) { return W{} + a.words[r * a.stride + PARTS<T> * k + PART]; };
+  auto right = [&](int j) { return part<T, PART>(load<W>(b + j * V)); };
+  W held[std::min(R, C)];
+  if constexpr (R < C) {
+    for (int r = 0; r < R; r++) held[r] = left(r);
+    for (int j = 0; j < C; j++) {
+      const W now = right(j);
+      for (int r = 0; r < R; r++) sums[r][j] = multiply_add<T>(sums[r][j], held[r], now);
+    }
+  } else {
+    for (int j = 0; j < C; j++) held[j] = right(j);
+    for (int r = 0; r < R; r++) {
+      const W now = left(r);
+      for (int j = 0; j < C; j++) sums[r][j] = multiply_add<T>(sums[r][j], now, held[j]);
+    }
   }
   if constexpr (PART + 1 < PARTS<T>) multiply_parts<T, PART + 1>(sums, a, k, b);
 }

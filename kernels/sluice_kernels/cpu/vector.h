@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#ifdef __AVX2__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -18,7 +18,7 @@ constexpr int column_block(int) { return 4; }
 #else
 constexpr int V = 8;
 constexpr int ROW_BLOCK = 6;
-constexpr int column_block(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
+constexpr int column_block(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 #endif
 
 typedef float F __attribute__((vector_size(4 * V)));
@@ -192,26 +192,27 @@ inline W part(W word) {
   return (W)((PART ? (S)word : (S)word << 8) >> 8);
 }
 
-// Add the product of the elements in each lane's word; of bytes in the bits of integers.
+// Add the product of the elements in each lane's word; of bytes in the bits of integers. By hand, as
+// GCC 12 lets sums take other registers' places, and then has none left for as many as ROW_BLOCK.
 template <class T>
 inline F multiply_add(F sum, W a, W b) {
-  if constexpr (PER_WORD<T> == 4)
+  if constexpr (PER_WORD<T> == 4) {
 #if defined(__AVX512VNNI__)
     return (F)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
-#elif defined(__AVX512F__)
-    return (F)((I)sum + (I)_mm512_madd_epi16((__m512i)a, (__m512i)b));
 #elif defined(__AVX2__)
-    return (F)((I)sum + (I)_mm256_madd_epi16((__m256i)a, (__m256i)b));
+    W products;
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sum), "=&v"(products) : "v"(a), "v"(b));
+    return sum;
 #else
     return (F)((I)sum + (I)(a & 0xffff) * ((I)(b << 16) >> 16) + (I)(a >> 16) * ((I)b >> 16));
 #endif
+  }
 #ifdef __AVX512BF16__
   if constexpr (PER_WORD<T> == 2)
     return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #endif
-#if defined(__FMA__) && !defined(__AVX512F__)
-  // GCC 12 would let the sum take another register's place, and has none left for six rows.
-  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"((F)a), "x"((F)b));
+#ifdef __FMA__
+  asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   return sum;
 #else
   return sum + (F)a * (F)b;
