@@ -112,8 +112,8 @@ void block_row(const Rows& a, const uint32_t* b, int ldb, int depth, float* c, i
   for (; j < columns; j += V) block<T, R, 1>(a, b + j, ldb, depth, c + j, ldc, add);
 }
 
-// Rows are met in blocks of equal size, one more or less: a block of one row takes as long as one
-// of three, since each of its sums waits for the one before.
+// Rows are met in blocks of equal size, one more or less: one of few rows has few sums, each of
+// which waits for itself, and so takes nearly as long as one of many.
 inline int next_block(int rows) {
   const int blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
   return (rows + blocks - 1) / blocks;
