@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,8 @@ import httpx
 from sluice_cluster.shell import tail, wait_until
 
 MODEL = Path(__file__).parents[2] / "examples/model"
-NUM_PAIRS = 16
+NUM_PAIRS, MOST_PAIRS = 16, 80
+MOST = 1.5
 NUM_TOKENS = 32
 
 
@@ -61,7 +62,10 @@ def serving(folder: Path, *flags: str) -> Iterator[Served]:
         process.wait(timeout=30)
 
 
-def timed(words: list[str]) -> tuple[float, float]:
+Times = tuple[float, float]
+
+
+def timed(words: list[str]) -> Times:
     """Seconds to the first token, and to the last one, of one stream."""
     body = {**json.loads(words[-1]), "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
     at_s = [time.monotonic()]
@@ -72,6 +76,13 @@ def timed(words: list[str]) -> tuple[float, float]:
                 at_s.append(time.monotonic())
     assert len(at_s) >= NUM_TOKENS // 2
     return at_s[1] - at_s[0], at_s[-1] - at_s[0]
+
+
+def ratios(pairs: Sequence[tuple[Times, Times]]) -> tuple[float, float]:
+    """The least first token, and the least whole answer, of the first over that of the second."""
+    firsts, seconds = zip(*pairs, strict=True)
+    ttft, whole = (min(one[i] for one in firsts) / min(o[i] for o in seconds) for i in (0, 1))
+    return ttft, whole
 
 
 def test_its_curl_line_works_and_one_user_waits_no_longer_than_with_the_default_flags(
@@ -85,11 +96,12 @@ def test_its_curl_line_works_and_one_user_waits_no_longer_than_with_the_default_
         assert answer["usage"]["completion_tokens"] > 0
         assert "Ready: at most 1 requests at once" in alone.log.read_text()
         pairs = [(timed(line), timed(rival)) for _ in range(NUM_PAIRS)][2:]
-    # Other work on this machine only adds to either, so the least of each is without it. (It may
-    # shorten the gaps: what waited for a reader that was stopped comes all at once.)
-    ttft, whole = (
-        min(one[i] for one, _ in pairs) / min(other[i] for _, other in pairs) for i in (0, 1)
-    )
+        # Other work on this machine only adds to either, so the least of each is without it, at the
+        # latest after some more. (It may shorten the gaps: what waited for a reader that was
+        # stopped comes all at once.)
+        while max(ratios(pairs)) > MOST and len(pairs) < MOST_PAIRS:
+            pairs.append((timed(line), timed(rival)))
+    ttft, whole = ratios(pairs)
     print(f"--max-num-seqs 1 against the default: first token x {ttft:.2f}, all x {whole:.2f}")
-    assert ttft <= 1.5
-    assert whole <= 1.5
+    assert ttft <= MOST
+    assert whole <= MOST
