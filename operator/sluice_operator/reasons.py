@@ -103,7 +103,7 @@ class Reason(StrEnum):
     HEADROOM = "Headroom", "The gaps at the full cap have shown room for more."
     QUEUE_STANDS = (
         "QueueStands",
-        "Requests wait for the cap, so long or so many that some will be late.",
+        "Requests wait for the cap; some will be late, or the step model sees far more room.",
     )
     FIRST_TOKEN_BREACHED = "FirstTokenBreached", "First tokens are late for want of a larger cap."
     END_TO_END_BREACHED = "EndToEndBreached", "Requests end late for want of a larger cap."

@@ -120,8 +120,8 @@ def _raise_with_headroom(case: Case, bound: Bound) -> Move:
     cap = case.seen.cap
     if case.verdicts and not any(verdict.n for verdict in case.verdicts.values()):
         return Move(cap, Reason.NO_TRAFFIC, f"epoch {case.seen.epoch}: no traffic in the window")
-    stands, used = _queue_stands(case), cap_is_used(case.recent_ticks)
-    if not (stands or used):
+    queue, used = _queue_for_more(case), cap_is_used(case.recent_ticks)
+    if not (queue or used):
         message = f"epoch {case.seen.epoch}: the cap {cap} is not used, so it proves nothing"
         return Move(cap, Reason.CAP_UNUSED, message)
     if not bound.is_worth_it(cap):
@@ -130,15 +130,26 @@ def _raise_with_headroom(case: Case, bound: Bound) -> Move:
     if _shows_headroom(case):
         why = "the cap is used" if used else "requests wait for the cap"
         return Move(to, Reason.HEADROOM, f"{_proof(case)}; {why}; {_raised(case, to)}")
-    if case.model is not None and stands:
-        message = f"{_proof(case)}; requests wait for the cap, and the last of them will be late"
-        return Move(to, Reason.QUEUE_STANDS, f"{message}; {_raised(case, to)}")
+    if case.model is not None and queue:
+        return Move(to, Reason.QUEUE_STANDS, f"{_proof(case)}; {queue}; {_raised(case, to)}")
     return Move(cap, Reason.COLLECTING_EVIDENCE, _what_is_missing(case))
 
 
+def _queue_for_more(case: Case) -> str | None:
+    """Why a queue for the cap is reason enough to act on a prediction of room, before measured
+    gaps have shown any; None where it is not."""
+    if _queue_stands(case):
+        return "requests wait for the cap, and the last of them will be late"
+    predicted, cap = case.predicted_cap, case.seen.cap
+    if predicted is None or predicted < k.CLEAR_ROOM * cap:
+        return None
+    waits = any(tick.waiting.cap for ticks in case.newest(1) for tick in ticks)
+    return f"requests wait for the cap, and the model sees {predicted}" if waits else None
+
+
 def _queue_stands(case: Case) -> bool:
-    """Whether requests have waited for the cap for so long, or are so many, that some will be late:
-    a prediction of room is acted on before that is shown."""
+    """Whether requests have waited for the cap for so long, or are so many, that some will be
+    late."""
     if _is_too_long(case):
         return True
     num = _standing_ticks(case.seen.targets)

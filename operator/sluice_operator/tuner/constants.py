@@ -86,6 +86,10 @@ Following the prediction one by one took 8 changes from 47 to 74."""
 STANDING_TICKS: Final = 5
 """A queue for the cap that stands for ten seconds, or as long as the first token may take, is no
 wave that is just being taken in. A breach takes three waves to show, as each is one sample."""
+CLEAR_ROOM: Final = 1.5
+"""Whoever waits for the cap is reason enough to raise it where the step model, with its whole
+margin, sees half as much again: to wait for a queue that stands made late what the model had long
+seen room for (8 of 123 requests of a real worker: a cap of 12, predicted 32 for half a minute)."""
 STALLS_TO_LATE: Final = 0.5
 """A raise beyond the prediction may add at most this many gaps over target for each first token
 that is late: each spoils a request for its reader, and a higher cap saves only some of the late."""

@@ -11,6 +11,8 @@ from unit.operator.tuner.made import LIMITS, TARGETS, late, observation, pod, ti
 
 MODEL = StepModel(5.0, 2.0, 0.0, 0.05, 1000, 1.05)
 """A full cap of n takes 5 + 2 n ms; without the P99 of its noise 5 %."""
+SNUG = 30.0
+"""MODEL sees 9 for this target, and 11 where first tokens will be late: no clear room above 8."""
 QUEUED = Waiting(cap=9)
 ONE = Waiting(cap=1)
 
@@ -29,33 +31,43 @@ def gaps_in(bucket: int) -> TokenGaps:
 
 
 def test_a_queue_that_stands_is_acted_on_before_first_tokens_are_late() -> None:
-    assert decided(20, 50, waiting=ONE).cap_reason == "QueueStands"
-    assert decided(20, 50, waiting=ONE).cap == 16
-    assert decided(20, 50).reason == "CollectingEvidence"
-    assert decided(4, 50, waiting=ONE).reason == "CollectingEvidence"
+    assert decided(20, SNUG, waiting=ONE).cap_reason == "QueueStands"
+    assert decided(20, SNUG, waiting=ONE).cap == 11
+    assert decided(20, SNUG).reason == "CollectingEvidence"
+    assert decided(4, SNUG, waiting=ONE).reason == "CollectingEvidence"
+
+
+@pytest.mark.parametrize(("itl_ms", "cap"), [(33.0, 8), (36.0, 12), (50.0, 16)])
+def test_one_that_waits_is_enough_where_the_model_sees_half_as_much_again(
+    itl_ms: float, cap: int
+) -> None:
+    decision = decided(1, itl_ms, waiting=ONE)
+    assert decision.cap == cap
+    assert (decision.cap_reason == "QueueStands") == (cap > 8)
+    assert decided(1, itl_ms).cap == 8  # nobody waits
 
 
 @pytest.mark.parametrize(("ttft_ms", "ticks"), [(500, 5), (10_000, 5), (12_000, 6), (60_000, 15)])
 def test_a_queue_stands_once_it_is_as_long_as_first_tokens_may_take(
     ttft_ms: float, ticks: int
 ) -> None:
-    assert decided(ticks, 50, ttft_ms, waiting=ONE).cap_reason == "QueueStands"
-    assert decided(ticks - 1, 50, ttft_ms, waiting=ONE).cap == 8
+    assert decided(ticks, SNUG, ttft_ms, waiting=ONE).cap_reason == "QueueStands"
+    assert decided(ticks - 1, SNUG, ttft_ms, waiting=ONE).cap == 8
 
 
 @pytest.mark.parametrize(("queued", "ttft_ms"), [(9, 2000), (90, 20_000)])
 def test_a_queue_whose_last_will_be_late_is_acted_on_at_once(queued: int, ttft_ms: float) -> None:
     """Eight requests of 100 steps of 21 ms and more leave each 0.3 s, so that nine take 2.4 s."""
     long, shorter = Waiting(cap=queued), Waiting(cap=queued // 2)
-    assert decided(1, 50, ttft_ms, waiting=long).cap_reason == "QueueStands"
-    assert decided(1, 50, ttft_ms, waiting=shorter).cap == 8
-    assert decided(1, 50, ttft_ms, waiting=long, finished=0).cap == 8  # lengths are not known
+    assert decided(1, SNUG, ttft_ms, waiting=long).cap_reason == "QueueStands"
+    assert decided(1, SNUG, ttft_ms, waiting=shorter).cap == 8
+    assert decided(1, SNUG, ttft_ms, waiting=long, finished=0).cap == 8  # lengths are not known
 
 
 def test_without_a_first_token_target_the_whole_answer_is_due() -> None:
     ticks = [tick(1, waiting=QUEUED)]
-    for e2e_ms, cap in ((2000, 16), (20_000, 8)):
-        targets = replace(TARGETS, ttft_ms=None, e2e_ms=e2e_ms)
+    for e2e_ms, cap in ((2000, 13), (20_000, 8)):
+        targets = replace(TARGETS, itl_ms=SNUG, ttft_ms=None, e2e_ms=e2e_ms)
         seen = observation(pod("a", ticks, model=MODEL), targets=targets)
         assert decide(Past(), seen)[1].cap == cap
 

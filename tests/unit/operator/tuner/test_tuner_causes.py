@@ -9,6 +9,8 @@ from unit.operator.tuner.made import TARGETS, late, observation, pod, tick
 
 MODEL = StepModel(10, 0.1, 0, 0, 1000, 1.1)
 """Of 100 tokens among eight: 1.1 s, so that one in 0.14 s has its turn."""
+SNUG = replace(TARGETS, itl_ms=14.1)
+"""MODEL sees no clear room above the cap of 8 for this, but 16 where first tokens will be late."""
 NOTHING = {"ttft": FirstTokens(), "itl": TokenGaps(), "arrivals": 0, "finished": 0}
 
 
@@ -81,7 +83,7 @@ def test_a_queue_stands_where_it_is_the_same_pods(
         )
         for name, of in (("a", first), ("b", second))
     ]
-    _, decision = decide(Past(), observation(*pods))
+    _, decision = decide(Past(), observation(*pods, targets=SNUG))
     assert (decision.cap > 8) == stands
     if stands:
         assert decision.cap_move.reason == "QueueStands"
@@ -93,5 +95,5 @@ def test_a_queue_is_too_long_by_the_newest_tick_of_every_pod(newest: int, cap: i
     one = [tick(seq, t_s=2.0 * seq + 0.6, itl=TokenGaps(9)) for seq in range(1, 30)]
     one.append(tick(30, t_s=60.6, waiting=Waiting(cap=newest), itl=TokenGaps(9)))
     other = [tick(seq, itl=TokenGaps(9)) for seq in range(1, 30)]
-    seen = observation(pod("a", one, model=MODEL), pod("b", other, model=MODEL))
+    seen = observation(pod("a", one, model=MODEL), pod("b", other, model=MODEL), targets=SNUG)
     assert decide(Past(), seen)[1].cap == cap

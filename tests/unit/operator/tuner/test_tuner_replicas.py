@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import chain
 from math import inf
 from random import Random
+from statistics import median
 
 import msgspec
 import pytest
@@ -37,15 +38,18 @@ def test_a_load_over_one_pod_adds_one_and_a_low_load_takes_it_back() -> None:
     assert loop.last.slo_met.holds
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_queue_that_rises_for_ten_seconds_adds_a_pod(seed: int) -> None:
-    """The median of chunks would take 14 s and more."""
+def test_a_queue_that_rises_for_ten_seconds_adds_a_pod() -> None:
+    """The median of chunks takes 14 to 16 s. It may here, too, where a raise drains the queue."""
     shape = replace(SMALL_CPU, a=1.4, b=0.33, c=0.0002, d=0.1)  # 30/s
-    world = World(shape, TARGETS, poisson([(60, 9), (20, 40)], seed=seed), cap=16)
-    loop = Loop(world, limits())
-    loop.run(80)
-    out_s, out, _ = loop.replica_changes[0]
-    assert (60 < out_s <= 72, out) == (True, 2)
+    added_s = []
+    for seed in range(6):
+        world = World(shape, TARGETS, poisson([(60, 9), (20, 40)], seed=seed), cap=16)
+        loop = Loop(world, limits())
+        loop.run(80)
+        out_s, out, _ = loop.replica_changes[0]
+        assert (60 < out_s <= 76, out) == (True, 2)
+        added_s.append(out_s)
+    assert median(added_s) <= 70
 
 
 def test_the_queue_that_a_pod_left_behind_rises_no_more() -> None:
