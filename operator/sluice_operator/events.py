@@ -35,6 +35,8 @@ _GOOD = {
 """Conditions that are told, the one that explains most first, and the status that is good."""
 _QUIET = frozenset({Reason.STARTING, Reason.NO_PODS})
 """Reasons that are the course of things."""
+_WAITS = frozenset({Reason.NO_ROOM_TO_SURGE, Reason.HEADERS_UNAVAILABLE})
+"""For these `Reconciling` may stay true for good, until somebody does something."""
 
 
 def transitions(previous: Object, status: Object) -> Iterator[Notice]:
@@ -56,8 +58,15 @@ def transitions(previous: Object, status: Object) -> Iterator[Notice]:
         if turned or (bad and old.get("reason") != new["reason"]):
             told.add(new["reason"])
             key = f"{kind}/{new['status']}/{new['reason']}/{new['lastTransitionTime']}"
-            text = f"{kind}={new['status']}: {new['message']}".removesuffix(": ")
-            yield Notice(bad, new["reason"], text, key)
+            yield Notice(bad, new["reason"], _text(new), key)
+    new, old = after["Reconciling"], before.get("Reconciling", {})
+    if new["reason"] in _WAITS - told and new["reason"] != old.get("reason"):
+        key = f"Reconciling/{new['reason']}/{new['lastTransitionTime']}"
+        yield Notice(True, new["reason"], _text(new), key)
+
+
+def _text(entry: Object) -> str:
+    return f"{entry['type']}={entry['status']}: {entry['message']}".removesuffix(": ")
 
 
 def manifest(meta: Object, notice: Notice, now: float) -> dict[str, Any]:

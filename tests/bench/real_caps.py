@@ -2,15 +2,15 @@
 
     PYTHONPATH=tests .venv/bin/python -m bench.real_caps --out docs/slo/real.json
 
-Two of the simulator's traces against a worker with an 88M model on one thread. Its load and the
-inter-token target are those of what such a worker did just before each run, as the speed of a
-shared machine doubles and halves within minutes: shares are compared, not milliseconds. Clients
-stream, and take a refusal for an answer. `ours` is the operator's tuner, told by the operator's
+Two of the simulator's traces against a worker with an 88M model on one thread. For each repeat and
+trace a worker is measured, and its figures decide the load and the inter-token target of all runs:
+they meet the same requests, in an order that is drawn. The speed of a shared machine wanders in the
+meantime, so the worker is measured again after the last run. Clients stream, and take a refusal for
+an answer. `ours` is the operator's tuner, told by the operator's
 scraper what the worker's admin port says, every tick; it begins at the cap that the worker
 predicted for itself. Each run, a fixed cap's too, has a fresh worker and a few requests that are
 not counted, because evidence, step model and lengths that another contender left would be ours to
-use. Each repeat has its own trace, which all its runs share, and draws their order. What has no
-answer some seconds after the last arrival counts as missed, and is cancelled.
+use. What has no answer some seconds after the last arrival counts as missed, and is cancelled.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
@@ -38,6 +38,7 @@ from bench.real_rows import (
     OURS,
     Row,
     findings,
+    in_order,
     itl_target_ms,
     make_row,
     scaled_trace,
@@ -199,9 +200,9 @@ class Bench:
     model: Path
     given: argparse.Namespace
 
-    async def run(self, name: str, cap: int | None, repeat: int) -> Row:
+    async def run(self, name: str, cap: int | None, repeat: int, found: Setting) -> Row:
         """One contender on the trace `name`, on a fresh worker; `cap` None: ours."""
-        found, seed = await self._measured(), self.given.seed + repeat
+        seed = self.given.seed + repeat
         trace = scaled_trace(name, found.per_s, self.given.seconds, seed)
         targets, ceiling = found.targets, max(self.given.caps)
         flags = ("--slo-ttft-ms", str(targets.ttft_ms), "--slo-itl-ms", str(targets.itl_ms))
@@ -221,7 +222,8 @@ class Bench:
         done = (outcomes, targets, seconds, cpu_s, admin.path, found.per_s)
         return make_row(name, contender, repeat, *done)
 
-    async def _measured(self) -> Setting:
+    async def setting(self) -> Setting:
+        """What a fresh worker does now."""
         with self._worker(max(*self.given.caps, LOAD_CAP)) as worker:
             return await calibrate(worker, self.client, self.given.ttft_ms, self.given.tail)
 
@@ -229,26 +231,32 @@ class Bench:
         return serving("--max-num-seqs", str(ceiling), *flags, model=self.model)
 
 
-async def measure(given: argparse.Namespace, keep: Callable[[list[Row]], None]) -> None:
+async def measure(given: argparse.Namespace, keep: Callable[[Sequence[Row]], None]) -> None:
     """Runs each contender on each trace; `keep` is given all rows so far after each run."""
     model = write(MODELS[MODEL], given.cache / "models")
+    contenders: list[int | None] = [*given.caps, None]
+    rng, rows = Random(given.seed), []
     async with create_client() as client:
         bench = Bench(client, model, given)
-        contenders = [(name, cap) for name in given.traces for cap in (*given.caps, None)]
-        rng, rows = Random(given.seed), {}
-        order = [
-            (name, cap, repeat)
-            for repeat in range(given.repeats)
-            for name, cap in rng.sample(contenders, len(contenders))
-        ]
-        for name, cap, repeat in order:
-            row = rows[name, cap, repeat] = await bench.run(name, cap, repeat)
-            told = f"{len(rows):3} of {len(order)}: {name}, {row.contender}: "
-            told += f"{row.smooth_share:.1%} smooth, {row.good_share:.1%} good of {row.requests}; "
-            told += f"{row.per_s:.2f}/s and {row.itl_target_ms:g} ms were due; "
-            print(f"{told}{row.seconds:.0f} s, {row.cpu_s:.1f} CPU-s", flush=True)
-            keys = itertools.product(contenders, range(given.repeats))
-            keep([rows[key] for (name, cap), n in keys if (key := (name, cap, n)) in rows])
+        for repeat, name in itertools.product(range(given.repeats), given.traces):
+            found = await bench.setting()
+            print(f"{name}: {found.per_s:.2f}/s, {found.targets.itl_ms:g} ms are due", flush=True)
+            for cap in rng.sample(contenders, len(contenders)):
+                row = await bench.run(name, cap, repeat, found)
+                rows.append(row)
+                keep(rows)
+                _tell(row, len(rows), len(contenders) * len(given.traces) * given.repeats)
+            now = await bench.setting()
+            moved = now.per_s / found.per_s - 1
+            rows = [replace(row, drift=moved) if row.is_of(name, repeat) else row for row in rows]
+            keep(rows)
+            print(f"{name}: {now.per_s:.2f}/s afterwards ({moved:+.0%})", flush=True)
+
+
+def _tell(row: Row, num: int, of: int) -> None:
+    told = f"{num:3} of {of}: {row.trace}, {row.contender}: {row.smooth_share:.1%} smooth, "
+    told += f"{row.good_share:.1%} good of {row.requests}; "
+    print(f"{told}{row.seconds:.0f} s, {row.cpu_s:.1f} CPU-s", flush=True)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -279,10 +287,10 @@ def main() -> None:
     }  # fmt: skip
     rows: list[Row] = []
 
-    def keep(found: list[Row]) -> None:
-        rows[:] = found
+    def keep(found: Sequence[Row]) -> None:
+        rows[:] = in_order(found)
         given.out.write_text(
-            json.dumps(setting | {"rows": [asdict(row) for row in found]}, indent=1)
+            json.dumps(setting | {"rows": [asdict(row) for row in rows]}, indent=1)
         )
 
     asyncio.run(measure(given, keep))

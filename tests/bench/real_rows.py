@@ -27,7 +27,8 @@ class Row:
     waits for ever, None where that is the quantile. Gaps are of the requests that were answered.
 
     `cpu_s`: of both processes of the worker; `cap_path`: seconds since the first arrival and the
-    cap that was set then, the first one at 0; `per_s`: requests/s that the load was scaled to.
+    cap that was set then, the first one at 0; `per_s`: requests/s that the load was scaled to;
+    `drift`: how much more (or less) the worker did after the last run of the repeat on the trace.
     """
 
     trace: str
@@ -48,6 +49,11 @@ class Row:
     cap_path: Sequence[tuple[float, int]]
     per_s: float
     itl_target_ms: float
+    drift: float = 0.0
+
+    def is_of(self, trace: str, repeat: int) -> bool:
+        """Whether it is a run on `trace` in `repeat`."""
+        return (self.trace, self.repeat) == (trace, repeat)
 
 
 def itl_target_ms(model: StepModel, cap: int, tail: float) -> float:
@@ -115,6 +121,17 @@ def make_row(
 
 def _known(ms: float | None) -> float | None:
     return ms if ms is not None and isfinite(ms) else None
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Traces as they were run first, caps as they rise and then ours, repeats."""
+    traces = list(dict.fromkeys(row.trace for row in rows))
+
+    def place(row: Row) -> tuple[int, float, int]:
+        cap = inf if row.contender == OURS else float(row.contender.removeprefix("cap "))
+        return traces.index(row.trace), cap, row.repeat
+
+    return sorted(rows, key=place)
 
 
 def runs(rows: Sequence[Row], trace: str, contender: str) -> list[Row]:
@@ -207,7 +224,9 @@ def findings(rows: Sequence[Row], ceiling: int) -> Iterator[str]:
             told += f", {_spread(points)} points against cap = max"
         changes = [float(row.cap_changes) for row in ours]
         last = [row.cap_path[-1][0] for row in ours]
-        yield f"{told}; {_spread(changes)} changes, the last at {_spread(last)} s."
+        told += f"; {_spread(changes)} changes, the last at {_spread(last)} s"
+        drift = _spread([100 * row.drift for row in ours])
+        yield f"{told}; afterwards the worker did {drift} % more."
 
 
 def _pairs(ours: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:

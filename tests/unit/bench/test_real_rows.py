@@ -1,5 +1,7 @@
 """The bench on a real worker counts all arrivals, and aims at the cap that it says."""
 
+from dataclasses import replace
+
 import pytest
 from bench.real_rows import (
     LENGTHS,
@@ -7,6 +9,7 @@ from bench.real_rows import (
     Row,
     best_fixed,
     findings,
+    in_order,
     itl_target_ms,
     make_row,
     scaled_trace,
@@ -86,6 +89,18 @@ def test_the_best_fixed_cap_is_marked_and_ours_is_told_beside_it() -> None:
     assert "60.0 % smooth, 75.0 % of cap 8" in told
     assert "-20.0 points" in told
     assert "1.0 changes, the last at 4.0 s" in told
+
+
+def test_rows_are_put_in_order_however_their_runs_were_drawn() -> None:
+    ours, small, large = (row(name, 0, 5, [(0.0, 4)]) for name in (OURS, "cap 2", "cap 16"))
+    again, other = (replace(small, repeat=1), replace(small, trace="bursts"))
+    assert in_order([again, other, ours, large, small]) == [small, again, large, ours, other]
+
+
+def test_how_far_the_worker_has_become_faster_or_slower_is_told() -> None:
+    rows = [replace(row(OURS, repeat, 5, [(0.0, 4)]), drift=0.1 - repeat / 5) for repeat in (0, 1)]
+    (told,) = findings(rows, ceiling=4)
+    assert told.endswith("afterwards the worker did 0.0 (-10.0 to 10.0) % more.")
 
 
 def test_repeats_are_told_as_medians_and_each_is_compared_within_itself() -> None:

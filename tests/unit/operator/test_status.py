@@ -187,6 +187,12 @@ def test_a_new_pod_without_room_beside_the_old_ones_says_what_to_do() -> None:
         "serving: add room, or set spec.rollout to Replace, which stops one first"
     )
     assert "Insufficient nvidia.com/gpu" in _condition(report, "Ready")["message"]
+    before, after = build(_report(), {}, NOW), build(report, {}, NOW + 5)
+    told = [n for n in events.transitions(before, after) if n.reason == "NoRoomToSurge"]
+    assert [(notice.warning, notice.message) for notice in told] == [
+        (True, f"Reconciling=True: {condition['message']}")
+    ]
+    assert list(events.transitions(after, after)) == []
     replacing = replace(report, service=create_service(rollout="Replace"))
     assert _condition(replacing, "Reconciling")["reason"] == "RollingOut"
 
