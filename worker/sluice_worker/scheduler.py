@@ -15,6 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import islice
 
+from . import prefix
 from .blocks import BlockPool
 from .contract import AT_CAP_SHARE, MIN_CHUNK_TOKENS
 from .preemption import choose_victim
@@ -295,8 +296,8 @@ class Scheduler:
                 return
             if id(sequence) in served:
                 continue
-            self._find_more(sequence)
-            if any(self._will_find(sequence, other) for other in ending):
+            self.counters.prefix_hits += prefix.take_more(sequence, self.pool)
+            if any(prefix.will_find(sequence, other, self.pool) for other in ending):
                 continue
             count = min(sequence.num_uncomputed_tokens, budget)
             budget -= count
@@ -304,50 +305,6 @@ class Scheduler:
             if samples:
                 ending.append(sequence)
             yield Work(sequence, sequence.num_computed_tokens, count, samples)
-
-    def _has_begun(self, sequence: Sequence) -> bool:
-        """Whether it has computed anything itself since it was admitted, or has to."""
-        found = sequence.num_sealed_blocks * self.pool.block_size
-        return sequence.num_computed_tokens != found or sequence.needs_prompt_scores
-
-    def _find_more(self, sequence: Sequence) -> None:
-        """Give a sequence that has not begun what others put into the prefix cache meanwhile."""
-        if self._has_begun(sequence):
-            return
-        matched = self.pool.match(sequence.token_ids, sequence.request.cache_salt)
-        known, num = sequence.num_sealed_blocks, len(matched)
-        if num <= known:
-            return
-        self.pool.acquire(matched[known:])
-        self.pool.release(sequence.block_ids[known:num])
-        sequence.block_ids[known:num] = matched[known:]
-        num_found = self._book_found(sequence, matched)
-        if not sequence.num_preemptions:
-            sequence.cached_tokens += num_found
-
-    def _book_found(self, sequence: Sequence, matched: list[int]) -> int:
-        """What a sequence that has not begun has of the prefix cache; tokens that are new in it."""
-        size, known = self.pool.block_size, sequence.num_sealed_blocks
-        sequence.num_computed_tokens = sequence.num_trusted_tokens = len(matched) * size
-        sequence.num_sealed_blocks = len(matched)
-        if matched:
-            sequence.sealed_key = self.pool.key_of(matched[-1])
-        num_found = (len(matched) - known) * size
-        self.counters.prefix_hits += num_found
-        return num_found
-
-    def _will_find(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether the next block of a sequence that has not begun is in the cache once the prefill
-        of `other` has ended."""
-        end = sequence.num_computed_tokens + self.pool.block_size
-        return (
-            self.pool.prefix_caching
-            and end < sequence.num_tokens
-            and end <= other.num_tokens
-            and sequence.request.cache_salt == other.request.cache_salt
-            and sequence.token_ids[:end] == other.token_ids[:end]
-            and not self._has_begun(sequence)
-        )
 
     def _as_step(self, works: tuple[Work, ...]) -> Step:
         num_draft_tokens = sum(len(work.drafts) for work in works)
@@ -379,9 +336,7 @@ class Scheduler:
             known, enough = self._lacking
             if self.running and sequence is known and self.pool.num_gains < enough:
                 break  # as at the last look: to match a long prompt takes milliseconds
-            matched = []
-            if not sequence.needs_prompt_scores:
-                matched = self.pool.match(sequence.token_ids, sequence.request.cache_salt)
+            matched = prefix.find(sequence, self.pool)
             total = blocks_for(sequence.num_tokens, self.pool.block_size)
             # A margin for those that run: else the next step may preempt whom this one admits.
             margin = max(1, self.pool.num_total // 100) if self.running else 0
@@ -394,7 +349,8 @@ class Scheduler:
     def _start(self, sequence: Sequence, matched: list[int], total: int, now: float) -> None:
         self.pool.acquire(matched)
         sequence.block_ids = matched + self.pool.allocate(total - len(matched))
-        num_cached = self._book_found(sequence, matched)
+        num_cached = prefix.book(sequence, self.pool, matched)
+        self.counters.prefix_hits += num_cached
         self.counters.prefix_queries += sequence.num_tokens
         self.counters.preempted_tokens += max(sequence.num_lost_tokens - num_cached, 0)
         sequence.num_lost_tokens = 0
@@ -461,22 +417,11 @@ class Scheduler:
             self._free(sequence)
             return Outcome(sequence, None, "error")
         sequence.num_trusted_tokens = sequence.num_computed_tokens - is_spoiled
-        self._seal(sequence)
+        prefix.seal(sequence, self.pool)
         reason = sequence.append(token_id, self.eos_token_ids)
         if reason is not None:
             self._retire(sequence)
         return Outcome(sequence, token_id, reason)
-
-    def _seal(self, sequence: Sequence) -> None:
-        """Make the blocks that are now full findable; only after finite logits came of them."""
-        if not self.pool.prefix_caching:
-            return
-        size = self.pool.block_size
-        for index in range(sequence.num_sealed_blocks, sequence.num_computed_tokens // size):
-            parent = sequence.sealed_key or sequence.request.cache_salt
-            tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
-            sequence.sealed_key = self.pool.seal(sequence.block_ids[index], parent, tokens)
-            sequence.num_sealed_blocks += 1
 
     def _retire(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

@@ -106,7 +106,8 @@ def build_case(past: Past, seen: Observation) -> Case:
     acked = tuple(pod for pod in all_acked if pod.view.name not in noisy)
     since_s = max(seen.now - seen.targets.window_s, past.targets_since_s)
     window = Spans(slices(fleet.heard + fleet.leaving, Accepts(since_s)))
-    epoch = Spans(slices(acked, accepts))
+    of_epoch = slices(acked, accepts)
+    epoch = window if of_epoch == window.parts else Spans(of_epoch)  # long after a change: the same
     work = describe_work(pods)
     recent = epoch.newest_ticks(k.RECENT_TICKS)
     quantile = 1 - seen.targets.allowed_share

@@ -79,6 +79,7 @@ class Spans:
         begin = runs.index(self._whole[0]) if self._whole else len(runs)
         self._before, self._after = runs[:begin], runs[begin + len(self._whole) :]
         self._numbers = tuple(run.number for run in self._whole)
+        self._joined: dict[Hashable, Any] = {}
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -99,10 +100,14 @@ class Spans:
     def joined(self, join: Join[T], work: Callable[..., T], *rest: Hashable) -> T:
         """`join` of what `work(parts, *rest)` makes of each run of spans, in order; what was joined
         may be joined again."""
-        found = [run.of(work, *rest) for run in self._before]
-        if self._whole:
-            found.append(self._of_whole(join, work, *rest))
-        return join([*found, *(run.of(work, *rest) for run in self._after)])
+        key = (join, work, rest)
+        if key not in self._joined:
+            found = [run.of(work, *rest) for run in self._before]
+            if self._whole:
+                found.append(self._of_whole(join, work, *rest))
+            self._joined[key] = join([*found, *(run.of(work, *rest) for run in self._after)])
+        joined: T = self._joined[key]
+        return joined
 
     def _of_whole(self, join: Join[T], work: Callable[..., T], *rest: Hashable) -> T:
         return self._whole[-1].kept(

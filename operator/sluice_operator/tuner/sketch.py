@@ -13,9 +13,10 @@ _LOG_GAMMA = log(SKETCH_GAMMA)
 
 def merge(sketches: Iterable[Mapping[int, int]]) -> dict[int, int]:
     """The sum of `sketches`."""
-    merged: dict[int, int] = {}
+    rest = iter(sketches)
+    merged = dict(next(rest, {}))
     get = merged.get
-    for sketch in sketches:
+    for sketch in rest:
         for bucket, count in sketch.items():
             merged[bucket] = get(bucket, 0) + count
     return merged

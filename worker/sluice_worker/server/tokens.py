@@ -5,7 +5,6 @@ from functools import partial
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from ..errors import RequestError
 from ..tokenize import Tokenize, parse_detokenize, parse_tokenize
 from . import shapes
 from .guards import JSON, read_body
@@ -34,12 +33,7 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
     async def detokenize(request: Request) -> Response:
         asked = await parsed(await _read(request, service), parse_detokenize)
         service.check_model(asked.model)
-        highest = max(asked.tokens, default=0)
-        if highest >= service.vocab_size:
-            raise RequestError(
-                f"token id {highest} is outside the vocabulary of {service.vocab_size}",
-                param="tokens",
-            )
+        service.prompts.check_ids(asked.tokens, "tokens")
         text = await off_loop(
             len(asked.tokens),
             lambda: service.tokenizer.decode(asked.tokens, skip_special_tokens=False),

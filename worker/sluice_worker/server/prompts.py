@@ -1,0 +1,63 @@
+"""A request's prompts as token ids."""
+
+from collections.abc import Mapping, Sequence
+
+from ..errors import RequestError
+from ..protocol import Completion
+from ..tokenizer import Tokenizer
+
+
+class Prompts:
+    """Reads prompts for one model: text by its tokenizer, ids against its vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer, config: Mapping[str, object]) -> None:
+        """`config`: the model's config.json."""
+        size = config.get("vocab_size")
+        self._tokenizer = tokenizer
+        # Rows of the embedding table, over which a token id has no meaning.
+        self.vocab_size = size if isinstance(size, int) else tokenizer.vocab_size
+
+    def read(self, request: Completion, keep: int | None) -> tuple[list[Sequence[int]], list[str]]:
+        """The token ids of each prompt, the last `keep` of them, and what a reply repeats of it."""
+        prompts = [self._token_ids(prompt, request, keep) for prompt in request.prompts]
+        both = zip(request.prompts, prompts, strict=True)
+        return prompts, [self._echo(asked, ids, request, keep) for asked, ids in both]
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raise RequestError for an id that the model has no row for."""
+        highest = max(ids, default=0)
+        if highest >= self.vocab_size:
+            raise RequestError(
+                f"token id {highest} is outside the vocabulary of {self.vocab_size}", param=param
+            )
+
+    def _token_ids(
+        self, prompt: str | tuple[int, ...], request: Completion, keep: int | None
+    ) -> Sequence[int]:
+        ids: Sequence[int]
+        if isinstance(prompt, tuple):
+            ids = prompt
+        else:
+            ids = self._tokenizer.encode(
+                prompt,
+                add_special_tokens=request.add_special_tokens,
+                parse_special=request.parse_special,
+                keep=keep,
+            )
+        self.check_ids(ids, request.prompt_field)  # of a text too: a tokenizer may have more tokens
+        return ids if keep is None else ids[-keep:]
+
+    def _echo(
+        self,
+        asked: str | tuple[int, ...],
+        ids: Sequence[int],
+        request: Completion,
+        keep: int | None,
+    ) -> str:
+        """What the reply repeats of a prompt: the text as it came, unless it was cut."""
+        if not request.echo:
+            return ""
+        if isinstance(asked, str) and (keep is None or len(ids) < keep):
+            return asked
+        skip = request.sampling.skip_special_tokens
+        return self._tokenizer.decode(ids, skip_special_tokens=skip)
