@@ -126,6 +126,8 @@ def test_what_an_openai_client_sends_by_default_is_accepted(worker: Worker) -> N
         (b"[" * 100_000, 400, None),
         (b'{"prompt": "x", "temperature": NaN}', 400, "temperature"),
         (b'{"prompt": "x", "temperature": 1e999}', 400, "temperature"),
+        (b'{"prompt": [[1, NaN]]}', 400, "prompt"),
+        (b'{"prompt": "x", "logit_bias": {"5": -Infinity}}', 400, "logit_bias"),
         (b'{"prompt": "x", "temperature": -1}', 400, "temperature"),
         (b'{"prompt": "x", "prompt": "y"}', 400, "prompt"),
         (b'{"prompt": "\\ud800"}', 400, "prompt"),

@@ -16,7 +16,7 @@ _PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 
 
 class _NotFinite:
-    """Stands for NaN or an infinity until the hook below can name the field that holds it."""
+    """Stands for NaN or an infinity until the field that holds it is known."""
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -50,11 +50,24 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is not JSON: {error}") from error
     except ValueError as error:  # Python's bound on the digits of one integer
         raise RequestError("the body holds a number of more than 4,300 digits") from error
-    if strays:
-        raise RequestError("the body holds a number that is not finite")
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
+    if strays:
+        name = printable(next(name for name, held in value.items() if _is_stray(held)))
+        raise RequestError(
+            f"{name} holds {strays[0][:32]}, which is not a finite number", param=name
+        )
     return value
+
+
+def _is_stray(value: object) -> bool:
+    """Whether it holds a number that is not finite, at any depth that could be parsed."""
+    held = [value]
+    for item in held:
+        if item is _NotFinite:
+            return True
+        held += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+    return False
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -62,9 +75,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise RequestError(f"the field {printable(name)} is given twice", param=printable(name))
-    for name, value in pairs:
-        if value is _NotFinite or (isinstance(value, list) and _NotFinite in value):
-            raise RequestError(f"{printable(name)} is not a finite number", param=printable(name))
     return fields
 
 

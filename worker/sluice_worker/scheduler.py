@@ -280,10 +280,8 @@ class Scheduler:
     def _prefill_budget(
         self, decodes: Seq[Work], chunk_limit: ChunkLimit, floor: int = MIN_CHUNK_TOKENS
     ) -> int:
-        """Tokens left for prefill beside `decodes`; without any, no one waits between tokens."""
+        """Tokens left for prefill beside `decodes`."""
         left = max(self.limits.max_num_batched_tokens - len(decodes), min(floor, 1))
-        if not decodes or self.limits.itl_ms is None:
-            return left
         kv_tokens = sum(work.start + 1 for work in decodes)
         return min(left, max(chunk_limit(len(decodes), kv_tokens), floor))
 

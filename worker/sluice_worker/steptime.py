@@ -35,6 +35,9 @@ STRETCH_QUANTILE = 0.9
 NORMAL_TAIL = 2.41
 """A normal's P99.9 above its median, over its P90 above it."""
 NO_LIMIT = 1 << 30
+MAX_STEP_MS = 5000.0
+"""No chunk of a prompt makes a step longer, whatever the targets: newcomers, aborts and changes of
+the cap wait for its end, and after three of these a worker counts as stalled (`health`)."""
 LEAST_CHUNK = 32
 """Prefill tokens of a step in which they, and not a hiccup, are what takes the time."""
 SPELL_STEPS = 5
@@ -173,10 +176,12 @@ class StepTimes:
         self.slowdown = 1.0 if self._spell and self._spell.is_regime else shift
 
     def chunk_limit(self, itl_ms: float | None, decodes: int, kv_tokens: int) -> int:
-        """As `chunk_limit`; `NO_LIMIT` without a target or a model."""
-        if self.model is None or itl_ms is None:
+        """As `chunk_limit`, within `MAX_STEP_MS`, which alone counts where nothing decodes: no one
+        waits between tokens. `NO_LIMIT` without a model."""
+        if self.model is None:
             return NO_LIMIT
-        return chunk_limit(self.model, self.tail, itl_ms, decodes, kv_tokens, self.slowdown)
+        limit_ms = MAX_STEP_MS if itl_ms is None or not decodes else min(itl_ms, MAX_STEP_MS)
+        return chunk_limit(self.model, self.tail, limit_ms, decodes, kv_tokens, self.slowdown)
 
     @property
     def is_slow(self) -> bool:

@@ -129,6 +129,8 @@ def main(args: argparse.Namespace) -> int:
             name = " ".join((*row["cell"].values(), f"seed {row['seed']}"))
             seconds = time.monotonic() - started_s
             print(f"{number}/{len(jobs)}  {seconds:.0f} s  {name}", file=sys.stderr, flush=True)
+    if len(current := {_key(row): row for row in rows}) < len(rows):  # some were run anew
+        _replace(path, list(current.values()))
     rows = newest(rows)
     rows.sort(key=lambda row: (*row["cell"].values(), row["seed"]))
     summary = summarise(rows)
@@ -151,6 +153,13 @@ def _whole_rows(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in whole.splitlines()]
     except ValueError as e:
         raise ParamsError(f"{path} holds a line that is no row: {e}.") from e
+
+
+def _replace(path: Path, rows: list[dict[str, Any]]) -> None:
+    """The file holds `rows`; whoever stops it meanwhile finds it as it was."""
+    anew = path.with_suffix(".new")
+    anew.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    anew.replace(path)
 
 
 def _left(jobs: list[Job], rows: list[dict[str, Any]], again: bool) -> list[Job]:

@@ -392,8 +392,6 @@ class Pod(Scraped):
 
     def _prefill_budget(self, decodes: int, kv_tokens: int) -> int:
         left = max(self.params.max_num_batched_tokens - decodes, 1)
-        if not decodes:
-            return left
         fits = self.times.chunk_limit(self.slo.itl_ms, decodes, kv_tokens)
         return min(left, max(fits, MIN_CHUNK_TOKENS))
 

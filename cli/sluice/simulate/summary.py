@@ -37,13 +37,16 @@ def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]
     def over(result: Result) -> float:
         return max(result["ttft_over_share"] or 0.0, result["itl_over_share"] or 0.0)
 
-    smooth = {p: mean(p, "smooth_share") for p in ("sluice", "oracle", "ceiling", "aimd")}
+    def means(name: str) -> dict[str, float]:
+        return {policy: mean(policy, name) for policy in ("sluice", "oracle", "ceiling", "aimd")}
+
+    smooth = means("smooth_share")
     return {
         **cell,
         "seeds": len(rows),
         "smooth": smooth,
-        "good": {p: mean(p, "good_share") for p in ("sluice", "oracle", "ceiling", "aimd")},
-        "goodput_rps": {p: mean(p, "goodput_rps") for p in ("sluice", "oracle", "ceiling")},
+        "good": means("good_share"),
+        "goodput_rps": means("goodput_rps"),
         "reach": smooth["sluice"] / smooth["oracle"] if smooth["oracle"] else None,
         "above_ceiling_points": _paired(
             [100 * (r["sluice"]["smooth_share"] - r["ceiling"]["smooth_share"]) for r in rows]
@@ -56,9 +59,7 @@ def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]
         "cap_changes": mean("sluice", "cap_changes"),
         "converged_s": median(_converged_s(row) for row in rows),
         "last_cap_change_s": mean("sluice", "last_cap_change_s"),
-        "gpu_seconds_per_1k_tokens": {
-            p: mean(p, "gpu_seconds_per_1k_tokens") for p in ("sluice", "oracle", "ceiling")
-        },
+        "gpu_seconds_per_1k_tokens": means("gpu_seconds_per_1k_tokens"),
         "times_real": fmean(row["times_real"] for row in rows),
     }
 
@@ -109,21 +110,26 @@ def _student(freedom: int) -> float:
 
 
 def table(summary: Sequence[dict[str, Any]]) -> str:
-    """The summary as a Markdown table of smooth shares in percent."""
+    """The summary as a Markdown table of smooth and good shares in percent."""
     head = (
         "| service, targets, noise | trace | seeds | ours | oracle (cap) | reach | cap = max "
-        "| AIMD | good/s, of the oracle's | GPU-s/1k tokens | changes | converged |"
+        "| AIMD | good: ours, oracle, max, AIMD | good/s, of the oracle's | GPU-s/1k tokens "
+        "| changes | converged |"
     )
-    lines = [head, "|---" * 12 + "|"]
+    lines = [head, "|---" * 13 + "|"]
     for cell in summary:
-        smooth = {name: f"{100 * share:.1f}" for name, share in cell["smooth"].items()}
+        smooth, good = (
+            {name: f"{100 * share:.1f}" for name, share in cell[kind].items()}
+            for kind in ("smooth", "good")
+        )
         caps = cell["oracle_caps"]
         reach = "-" if cell["reach"] is None else f"{100 * cell['reach']:.1f} %"
         lines.append(
             f"| {cell['service']}, {cell['target']}, {cell['noise']} | {cell['trace']} "
             f"| {cell['seeds']} | {smooth['sluice']} "
             f"| {smooth['oracle']} ({caps[0]}-{caps[-1]}) | {reach} | {smooth['ceiling']} "
-            f"| {smooth['aimd']} | {_goodput(cell['goodput_rps'])} "
+            f"| {smooth['aimd']} | {', '.join(good.values())} "
+            f"| {_goodput(cell['goodput_rps'])} "
             f"| {cell['gpu_seconds_per_1k_tokens']['sluice']:.3g} "
             f"| {cell['cap_changes']:.1f} | {cell['converged_s']:.0f} s |"
         )
@@ -154,11 +160,18 @@ def reach(summary: Sequence[dict[str, Any]]) -> str:
     lines.append(_line(what, inner, "points", MIN_ABOVE_CEILING))
     more = [{**c, "negated": -c["violations_above_oracle_points"][0]} for c in summary]
     lines.append(_line("at most 0.5 points more violations", more, "negated", -MAX_VIOLATIONS))
+    surely = [{**c, "negated": -_upper(c["violations_above_oracle_points"])} for c in summary]
+    lines.append(_line("... by the end of its 95 % interval", surely, "negated", -MAX_VIOLATIONS))
     changes = [{**cell, "negated": -cell["cap_changes"]} for cell in summary]
     lines.append(_line("at most 3 changes of the cap", changes, "negated", -MAX_CHANGES))
     late = [{**cell, "negated": -cell["converged_s"]} for cell in summary]
     lines.append(_line("converged within 60 s", late, "negated", -MAX_CONVERGED_S))
     return "\n".join(lines)
+
+
+def _upper(paired: tuple[float, float | None]) -> float:
+    mean, half = paired
+    return mean + (half or 0.0)
 
 
 def _line(what: str, cells: Sequence[dict[str, Any]], key: str, aim: float) -> str:

@@ -250,13 +250,18 @@ def raise_bound(case: Case) -> Bound:
 
 
 def sequences_in_memory(case: Case) -> int | None:
-    """How many sequences of the observed lengths the KV memory of one pod carries with rare
-    preemptions; None before any has finished."""
+    """How many sequences of the observed whole lengths the KV memory of one pod carries with rare
+    preemptions, as status says; None before any has finished.
+
+    A running one is shorter where outputs are alike and start at any time: half of its output on
+    the mean. Of a burst all reach their ends together, and of outputs that spread as an
+    exponential's the longest run most of the time: then the mean is that of whole lengths.
+    """
     kv_tokens = median_kv_tokens(case.pods)
     if not kv_tokens or not case.work.lengths_known:
         return None
     work = case.work
-    return max(1, carried_sequences(int(kv_tokens), work.context_tokens, work.total_sigma))
+    return max(1, carried_sequences(int(kv_tokens), work.total_tokens, work.total_sigma))
 
 
 def believed_cap(case: Case) -> int | None:

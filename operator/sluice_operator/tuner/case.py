@@ -16,6 +16,7 @@ from .evidence import (
     acknowledged,
     describe_work,
     misses_by_cause,
+    recent,
     slices,
     survey,
 )
@@ -106,14 +107,13 @@ def build_case(past: Past, seen: Observation) -> Case:
     acked = tuple(pod for pod in all_acked if pod.view.name not in noisy)
     since_s = max(seen.now - seen.targets.window_s, past.targets_since_s)
     window = Spans(slices(fleet.heard + fleet.leaving, Accepts(since_s)))
-    of_epoch = slices(acked, accepts)
-    epoch = window if of_epoch == window.parts else Spans(of_epoch)  # long after a change: the same
+    epoch = Spans(slices(acked, accepts))
     work = describe_work(pods)
-    recent = epoch.newest_ticks(k.RECENT_TICKS)
+    newest = epoch.newest_ticks(k.RECENT_TICKS)
     quantile = 1 - seen.targets.allowed_share
     model, far = step_time(pods, work, quantile), inf
     if model is not None:
-        far = far_ms(model, effective_cap(seen.cap, recent), seen, epoch.parts)
+        far = far_ms(model, effective_cap(seen.cap, newest), seen, epoch.parts)
         model = corrected(model, pods, work, quantile, far)
     verdicts = judge(seen.targets, window, epoch, far)
     late = _late_in_queue(verdicts, work)
@@ -138,9 +138,9 @@ def build_case(past: Past, seen: Observation) -> Case:
     )
 
 
-def effective_cap(cap: int, recent: Sequence[Tick]) -> int:
+def effective_cap(cap: int, newest: Sequence[Tick]) -> int:
     """The concurrency that really ran: a cap above it is not what breached."""
-    ran = max((tick.max_running for tick in recent), default=cap)
+    ran = max((tick.max_running for tick in newest), default=cap)
     return max(1, min(cap, ran))
 
 
@@ -170,7 +170,23 @@ def _noisy_pods(pods: Sequence[HeardPod], accepts: Accepts, seen: Observation) -
     rest = [pod for pod in pods if pod not in slow]
     if not slow or 2 * len(slow) > len(pods) or breached(slices(rest, accepts)):
         return ()
+    if _is_only_busier(slow, rest):
+        return ()
     return tuple(pod.view.name for pod in slow)
+
+
+def _is_only_busier(slow: Sequence[HeardPod], rest: Sequence[HeardPod]) -> bool:
+    """Whether `slow` have larger batches than `rest`, in steps such as theirs would be: then it is
+    how the load is spread (clients that keep a connection), and the others would break as well."""
+    work = describe_work(slow)
+    if describe_work(rest).decodes >= k.BUSY_ALIKE * work.decodes:
+        return False
+    theirs, ticks = step_time(rest, work, quantile=0.5), recent(slow)
+    steps = sum(tick.steps for tick in ticks)
+    if theirs is None or not steps:
+        return True
+    step_ms = 1000 * sum(tick.busy_s for tick in ticks) / steps
+    return step_ms <= k.SLOW_NODE * theirs.mean_ms(work.decodes, work.prefill_tokens)
 
 
 def _predicted_cap(model: StepTime | None, seen: Observation) -> int | None:

@@ -1,5 +1,5 @@
 """Every number of the tuner, each with its reason; those that the worker shares are in its
-contract. Nothing else in the package holds a bare constant.
+contract. Nothing else in the package holds a bare constant that a decision rests on.
 
 "Design" is section 6 of the design; the simulations named there are where its figures come from.
 """
@@ -36,6 +36,12 @@ VERIFIABLE_S: Final = 3600.0
 """Evidence that takes more than an hour of traffic to collect cannot verify a target (design)."""
 
 # Selecting ticks.
+BUSY_ALIKE: Final = 0.5
+"""Pods that run at least this part of another's batch would break their gaps as that one does, if
+it were not for its node."""
+SLOW_NODE: Final = 1.3
+"""... and where they run less: steps that take so much longer than theirs would are the node's
+doing. The same as what the worker calls a slow spell; a fit is good to a tenth."""
 STALE_TICKS: Final = 5
 """A pod whose newest tick is this many ticks old is silent: one missed read is 1-2 ticks."""
 RECENT_TICKS: Final = 15
@@ -182,6 +188,10 @@ be quick on half-empty pods will be slower on full ones."""
 SCALE_IN_MARGIN: Final = 0.25
 """The share over target predicted for fewer replicas may be this part of what is allowed: the share
 that also counts as headroom."""
+LEAST_RATE: Final = 0.005
+"""Requests/s that are not told from none."""
+SETTLE_COLD_STARTS: Final = 2
+"""Cold starts after which a pod that was asked for and never came holds up no scale-in."""
 LOAD_ROSE: Final = 1.2
 """A second scale-out before the first has settled only if arrivals rose by more than this
 (design)."""

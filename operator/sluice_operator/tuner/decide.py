@@ -1,5 +1,7 @@
 """Puts evidence, model, demand and causes together: the decision table of the design, section 6."""
 
+from typing import TypeVar
+
 import msgspec
 from sluice_worker.contract import Tick
 
@@ -11,10 +13,12 @@ from .demand import Demand
 from .replicas import measure_demand, record_scale, replicas_move, settle_scale
 from .types import CapChange, Condition, Decision, Move, Observation, Past, Targets
 
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
 
 def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     """What the cap and the replicas shall be, and why; `past` is what to hand in next time."""
-    past = _with_targets(past, observation.targets, observation.now)
+    past = _with_targets(_until(observation.now, past), observation.targets, observation.now)
     num_ready = sum(pod.ready and not pod.terminating for pod in observation.pods)
     past = settle_scale(past, observation.now, num_ready, observation.replicas)
     case = build_case(past, observation)
@@ -43,6 +47,26 @@ def _held(case: Case, metrics: Condition) -> tuple[Move, Move]:
     return (
         Move(cap, Reason.WITHIN_LIMITS if cap != seen.cap else reason, message),
         Move(replicas, Reason.WITHIN_LIMITS if replicas != seen.replicas else reason, message),
+    )
+
+
+def _until(now: float, past: Past) -> Past:
+    """The past, where a clock that was put back would have it in the future: what was then is now.
+    Else all evidence would be of before an edit, and a change would settle for hours."""
+
+    def earlier(at_s: float | None) -> float | None:
+        return None if at_s is None else min(at_s, now)
+
+    def changed(change: Struct, *names: str) -> Struct:
+        times = {name: earlier(getattr(change, name)) for name in names}
+        return msgspec.structs.replace(change, **times)
+
+    last = past.last_change
+    return msgspec.structs.replace(
+        changed(past, "targets_since_s", "scale_out_since_s", "scale_in_since_s"),
+        breached_caps=tuple(changed(known, "time_s") for known in past.breached_caps),
+        last_change=last and changed(last, "time_s"),
+        scale_history=tuple(changed(c, "time_s", "settled_s") for c in past.scale_history),
     )
 
 

@@ -82,8 +82,7 @@ def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
     by_time: dict[int, int] = {}
     oldest = round((now - k.BURST_MEMORY_S) / TICK_SECONDS)
     for pod in pods:
-        for tick in reversed(pod.ticks):
-            index = round(pod.end_s(tick) / TICK_SECONDS)
+        for index, tick in pod.by_span(reversed(pod.ticks)):
             if index < oldest:
                 break
             by_time[index] = by_time.get(index, 0) + tick.arrivals

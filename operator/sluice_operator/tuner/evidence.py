@@ -1,7 +1,7 @@
 """Which pods are heard, which of their ticks count, and what those ticks add up to."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf, sqrt
@@ -35,6 +35,19 @@ class HeardPod:
     def end_s(self, tick: Tick) -> float:
         """When one of its ticks ended, in the operator's clock."""
         return tick.t_s + self.shift_s
+
+    def by_span(self, ticks: Iterable[Tick]) -> Iterator[tuple[int, Tick]]:
+        """`ticks` of its own, each with the span of the operator's clock that it is of.
+
+        Counted from its newest: ends in the middle between two spans would be rounded now to one,
+        now to the other, and two ticks be of the same.
+        """
+        if not self.ticks:
+            return
+        newest = self.ticks[-1]
+        newest_s, last = newest.t_s, round(self.end_s(newest) / TICK_SECONDS)
+        for tick in ticks:
+            yield last - round((newest_s - tick.t_s) / TICK_SECONDS), tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +128,8 @@ def slices(pods: Sequence[HeardPod], accepts: "Accepts") -> list[tuple[Tick, ...
         return list(zip(accepts.of(pods[0])))
     by_time: dict[int, list[Tick]] = {}
     for pod in pods:
-        for tick in accepts.of(pod):
-            by_time.setdefault(round(pod.end_s(tick) / TICK_SECONDS), []).append(tick)
+        for index, tick in pod.by_span(accepts.of(pod)):
+            by_time.setdefault(index, []).append(tick)
     return [tuple(by_time[index]) for index in sorted(by_time)]
 
 

@@ -13,9 +13,6 @@ from .case import Case
 from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
 from .types import Condition, Move, Past, ReplicaChange
 
-_LEAST_RATE = 0.005
-"""Requests/s that are not told from none."""
-
 
 def measure_demand(case: Case, bound: Bound) -> Demand:
     """What the arrivals need, at the concurrency that a pod can reach; `bound`: of its cap."""
@@ -86,7 +83,7 @@ def _rate(demand: Demand) -> str:
     arrivals, capacity = demand.arrivals, demand.capacity
     burst = f", bursts of {arrivals.burst}" if arrivals.burst > 1 else ""
     # What a pod holds moves as traffic ages: it is not told where nothing is compared with it.
-    is_idle = arrivals.per_s < _LEAST_RATE
+    is_idle = arrivals.per_s < k.LEAST_RATE
     one = f"; one pod holds {capacity.per_s:.2f}/s" if capacity and not is_idle else ""
     each_other = "; prompts wait for each other's prefill" if demand.for_prefill else ""
     return f"{arrivals.per_s:.2f} arrivals/s{burst}{one}{each_other}"
@@ -197,7 +194,9 @@ def _may_shrink(case: Case, demand: Demand) -> bool:
     last = case.past.last_scale
     if last is None or last.settled_s is not None or last.to_replicas < last.from_replicas:
         return True
-    return case.seen.now - last.time_s >= max(2 * _cold_start_s(case.past), k.MAX_DRAIN_S)
+    return case.seen.now - last.time_s >= max(
+        k.SETTLE_COLD_STARTS * _cold_start_s(case.past), k.MAX_DRAIN_S
+    )
 
 
 def _scale_in(case: Case, demand: Demand) -> tuple[Past, Move]:

@@ -41,8 +41,11 @@ class Peak:
         )
         if built.returncode:
             raise NoProbe(f"gcc cannot build peak.c: {built.stderr.strip()[-200:]}")
-        kept = json.loads(self._kept.read_text()) if self._kept.exists() else {}
-        self.best_gflops = float(kept.get(self._name, 0.0))
+        self.best_gflops = float(self._of_all().get(self._name, 0.0))
+
+    def _of_all(self) -> dict[str, float]:
+        """The most of each processor that the cache has seen."""
+        return json.loads(self._kept.read_text()) if self._kept.exists() else {}
 
     def measure(self) -> float:
         """GFLOP/s of all processors together, now."""
@@ -53,5 +56,5 @@ class Peak:
         self.kind, gflops = said[0], float(said[1])
         if gflops > self.best_gflops:
             self.best_gflops = gflops
-            self._kept.write_text(json.dumps({self._name: gflops}))
+            self._kept.write_text(json.dumps(self._of_all() | {self._name: gflops}))
         return gflops

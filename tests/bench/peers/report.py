@@ -10,6 +10,7 @@ from .plots import plot_batches, plot_trace
 from .results import TraceResult
 from .rounds import NEAR, Run, Spread, counted, ratio, spread
 from .traces import BATCHES, TRACES
+from .variants import TAKING_PART
 
 START_S = 5.0
 INTRODUCTION = """\
@@ -167,6 +168,9 @@ def _trace(result: TraceResult, peak: float) -> Iterator[str]:
             yield f"| {name}: {about} | " + " | ".join(_cells(result, name, peak, online)) + " |"
     for name, reason in result.left_out.items():
         yield f"\nLeft out: {name}, because {reason.rstrip('.')}."
+    known = {run.peer for run in result.runs} | set(result.left_out)
+    if not_run := [name for name in TAKING_PART[result.trace] if name not in known]:
+        yield f"\nNot run here: {', '.join(not_run)}."
     if result.starts_s:
         started = ", ".join(f"{name} {seconds:.1f}" for name, seconds in result.starts_s.items())
         yield f"\nSeconds from start to ready: {started}."

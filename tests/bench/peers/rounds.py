@@ -7,6 +7,7 @@ both count; if over half of the rounds do not, none is claimed.
 
 import statistics
 from collections.abc import Callable, Sequence
+from math import ceil
 
 from msgspec import Struct
 
@@ -75,8 +76,8 @@ def quantile(values: Sequence[float], q: float) -> float | None:
     """Nearest rank."""
     if not values:
         return None
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+    rank = ceil(q * len(values) - 1e-9)
+    return sorted(values)[max(rank, 1) - 1]
 
 
 def counted(runs: Sequence[Run], peer: str, best_gflops: float) -> list[Run]:

@@ -1,5 +1,6 @@
 """The bench claims only what its runs bear out."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from bench.peers import report
 from bench.peers.checkpoint import CONTROL, MODELS, tokenizer
 from bench.peers.goals import GOALS, judge, speed
 from bench.peers.results import Machine, TraceResult, failed_run
-from bench.peers.rounds import Claim, Run, counted, needs_more, order, ratio
+from bench.peers.rounds import Claim, Run, counted, needs_more, order, quantile, ratio
 from bench.peers.traces import FIRST_TEXT_ID, TRACES, VOCAB_SIZE
 from bench.peers.variants import TAKING_PART, VARIANTS, launch
 from hypothesis import given
@@ -26,6 +27,12 @@ def _run(peer: str, repeat: int, wall_s: float, peak: float = BEST) -> Run:
 
 def _claim(runs: list[Run]) -> Claim:
     return ratio(runs, ("a", "b"), speed, BEST)
+
+
+@pytest.mark.parametrize(("n", "q", "rank"), [(100, 0.99, 99), (101, 0.99, 100), (1, 0.5, 1)])
+def test_a_quantile_is_of_the_nearest_rank(n: int, q: float, rank: int) -> None:
+    assert quantile(range(n, 0, -1), q) == rank
+    assert quantile([], q) is None
 
 
 def test_a_ratio_is_of_runs_of_one_round() -> None:
@@ -186,6 +193,7 @@ def test_the_page_says_what_was_left_out_and_what_was_discarded(tmp_path: Path) 
     page = (tmp_path / "benchmarks.md").read_text()
     assert "| offline, bf16, over vLLM-CPU | 1.1 | 1.3 | 2.00 (2.00 .. 2.00) | reached, and" in page
     assert "Left out: llama.cpp, because no compiler." in page
+    assert re.search(r"Not run here: .*vllm-float32", page)
     assert "| 3 of 3 |" in page
     assert "| 0 of 3 |" in page
     assert "3 of 3 rounds discarded" in page

@@ -40,7 +40,7 @@ class Fit(Structure):
         ("model", Model),
         *_fields(
             "tail_ms stretch max_age_s anchor_weight model_quantile tail_quantile stretch_quantile "
-            "spell_shift regime_s normal_tail",
+            "spell_shift regime_s normal_tail max_step_ms",
             "bucket_records min_judged least_chunk spell_steps no_limit",
         ),
     ]

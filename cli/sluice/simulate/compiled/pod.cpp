@@ -174,7 +174,6 @@ struct Pod {
   }
   int64_t prefill_budget(int64_t decodes, int64_t kv) const {
     int64_t left = std::max<int64_t>(config.max_num_batched_tokens - decodes, 1);
-    if (!decodes || std::isinf(config.itl_ms)) return left;
     int64_t fits = times.chunk_limit(config.itl_ms, decodes, kv);
     return std::min(left, std::max(fits, config.min_chunk));
   }

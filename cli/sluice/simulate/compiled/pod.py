@@ -188,6 +188,7 @@ def _fit(times: StepTimes) -> layout.Fit:
         steptime.SPELL_SHIFT,
         steptime.REGIME_S,
         steptime.NORMAL_TAIL,
+        steptime.MAX_STEP_MS,
         steptime.BUCKET_RECORDS,
         steptime.MIN_JUDGED,
         steptime.LEAST_CHUNK,

@@ -20,7 +20,7 @@ struct Fit {  // a step model and its `steptime.Tail`, and the constants of step
   StepModel model;
   double tail_ms, stretch;
   double max_age_s, anchor_weight, model_quantile, tail_quantile, stretch_quantile, spell_shift,
-      regime_s, normal_tail;
+      regime_s, normal_tail, max_step_ms;
   int64_t bucket_records, min_judged, least_chunk, spell_steps, no_limit;
 };
 
@@ -61,7 +61,8 @@ class StepTimes {
   int64_t chunk_limit(double itl_ms, int64_t decodes, int64_t kv_tokens) const {
     const StepModel& m = fit.model;
     double predicted_ms = predict_ms(m, decodes, kv_tokens, 0);
-    double room_ms = itl_ms - std::max(fit.tail_ms, 0.0) - slowdown_ * predicted_ms;
+    double limit_ms = decodes ? std::min(itl_ms, fit.max_step_ms) : fit.max_step_ms;
+    double room_ms = limit_ms - std::max(fit.tail_ms, 0.0) - slowdown_ * predicted_ms;
     double per_token_ms = slowdown_ * (m.c + m.d * fit.stretch);
     return per_token_ms > 0 ? (int64_t)(room_ms / per_token_ms) : fit.no_limit;
   }

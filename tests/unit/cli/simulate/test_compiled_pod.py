@@ -83,6 +83,20 @@ def test_it_equals_the_python_pod_without_targets() -> None:
     assert_equal(SMALL, Slo(), [(0.05, 17 + 7 * i % 60, 40) for i in range(40)], 8, [(2, 3)])
 
 
+@pytest.mark.parametrize("itl_ms", [None, 30_000.0])
+def test_it_equals_the_python_pod_where_a_step_would_take_too_long(itl_ms: float | None) -> None:
+    """96 tokens of a prompt would take 19 s: a step has 5."""
+    params = msgspec.structs.replace(SMALL, d=200.0)
+    drawn = [(2.0, 40 + 7 * i % 60, 3) for i in range(12)]
+    assert_equal(params, Slo(itl_ms=itl_ms), drawn, 4, [])
+    pod = CompiledPod("pod-1", params, Slo(itl_ms=itl_ms), 4, 1)
+    pod.run(60.0, deque(trace_of(drawn)))
+    evidence = pod.view(60.0).evidence
+    assert evidence is not None
+    busy = [tick for tick in evidence.ticks if tick.steps]
+    assert sum(t.prefill_tokens for t in busy) < 40 * sum(t.steps for t in busy)
+
+
 def test_it_equals_the_python_pod_where_memory_is_short() -> None:
     params = msgspec.structs.replace(SMALL, kv_tokens=256, max_num_queued=1024)
     drawn = [(0.05, 17 + 7 * i % 60, 40) for i in range(60)]

@@ -105,6 +105,12 @@ def test_the_twin_equals_the_real_scheduler_where_memory_is_short(prefix_caching
     assert_equal(twin, real)
 
 
+def test_the_twin_equals_the_real_scheduler_where_a_step_would_take_too_long() -> None:
+    """96 tokens of a prompt would take 19 s: a step has 5."""
+    params = msgspec.structs.replace(SMALL, d=200.0)
+    assert_equal(*play(params, [Request(2.0 * i, 40 + 7 * i, 3) for i in range(8)], 4, []))
+
+
 def test_a_long_output_is_smooth_by_the_number_of_its_gaps() -> None:
     """The reproducer of a twin that took any gap over for the end of smoothness."""
     params = msgspec.structs.replace(SMALL, noise=0.5)

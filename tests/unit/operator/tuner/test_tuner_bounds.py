@@ -105,4 +105,4 @@ def test_observed_lengths_bound_a_raise_by_the_memory() -> None:
     assert view.evidence is not None
     long = msgspec.structs.replace(view.evidence, lengths=Lengths(7000.0, 3000.0, 100))
     assert decide(Past(), observation(view))[1].cap == 16
-    assert decide(Past(), observation(replace(view, evidence=long)))[1].cap == 11
+    assert decide(Past(), observation(replace(view, evidence=long)))[1].cap == 10

@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 from sluice_operator.tuner import Past, decide
-from sluice_operator.tuner.evidence import HeardPod, describe_work, survey
+from sluice_operator.tuner.demand import read_arrivals
+from sluice_operator.tuner.evidence import Accepts, HeardPod, describe_work, slices, survey
 from sluice_operator.tuner.types import CapChange
-from sluice_worker.contract import Tick, Waiting
+from sluice_worker.contract import StepModel, Tick, Waiting
 from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
 
 
@@ -39,7 +40,8 @@ def test_unsettled_ticks_are_no_evidence_but_belong_to_the_promise() -> None:
 
 def test_counts_are_summed_over_the_pods_that_acknowledged_the_epoch() -> None:
     first = pod("a", [tick(seq, epoch=2) for seq in range(1, 10)], epoch=2)
-    second = pod("b", [tick(seq, itl=BROKEN) for seq in range(1, 10)], epoch=1)
+    # It answers with the epoch before, whatever its ticks say.
+    second = pod("b", [tick(seq, itl=BROKEN, epoch=2) for seq in range(1, 10)], epoch=1)
     _, decision = decide(Past(), observation(first, second, epoch=2))
     assert decision.verdicts["interTokenLatency"].epoch_n == 9_000
     assert decision.cap == 8
@@ -60,6 +62,59 @@ def test_killed_between_persisting_and_sending_the_change_is_held_then_goes_on()
         _, after = decide(past, observation(sent, **persisted))
         assert after.cap == 16
         assert after.verdicts["timeToFirstToken"].epoch_n == 10
+
+
+@pytest.mark.parametrize("batch", [0, 2, 3])
+def test_a_pod_that_has_the_load_of_two_is_no_noisy_one(batch: int) -> None:
+    """Clients that keep their connections: the other one has little to break."""
+    quiet = [tick(seq, itl=gaps(125 * batch, 0), decodes=125 * batch) for seq in range(1, 31)]
+    busy = [tick(seq, itl=BROKEN, waiting=Waiting(cap=200)) for seq in range(1, 31)]
+    alike = [tick(seq) for seq in range(1, 31)]
+    _, alone = decide(Past(), observation(pod("a", busy)))
+    _, beside = decide(Past(), observation(pod("a", busy), pod("b", quiet)))
+    _, noisy = decide(Past(), observation(pod("a", busy), pod("b", alike)))
+    assert alone.cap == beside.cap == 6
+    assert (beside.noisy_pods, beside.cap_reason) == ((), "InterTokenLatencyBreached")
+    assert noisy.noisy_pods == ("a",)
+    assert noisy.cap >= 8
+
+
+@pytest.mark.parametrize(("slowness", "noisy"), [(1.2, ()), (1.5, ("a",))])
+def test_a_pod_whose_steps_are_slower_than_the_others_would_be_is_noisy_however_much_it_has(
+    slowness: float, noisy: tuple[str, ...]
+) -> None:
+    """A slow pod has more at once than the others."""
+    ticks = [tick(seq, itl=BROKEN, busy_s=125 * 0.012 * slowness) for seq in range(1, 31)]
+    quiet = [tick(seq, itl=gaps(125, 0), decodes=125) for seq in range(1, 31)]
+    model = StepModel(a=4.0, b=1.0, c=0.0, d=0.0, n=1000, resid_q=1.1)
+    seen = observation(pod("a", ticks), pod("b", quiet, model=model))
+    assert decide(Past(), seen)[1].noisy_pods == noisy
+
+
+@pytest.mark.parametrize("begun_s", [0.0, 0.5, 1.0, 1.5])
+def test_ticks_are_put_together_whenever_in_a_span_they_end(begun_s: float) -> None:
+    """Ends halfway between two spans, give or take a millisecond, are each of their own."""
+    early, late_ = (
+        [tick(seq, t_s=2.0 * seq + begun_s + sign * 1e-3 * (seq % 2)) for seq in range(1, 101)]
+        for sign in (-1, 1)
+    )
+    pods = [heard(early), heard(late_)]
+    assert [len(part) for part in slices(pods, Accepts(-2.0))] == [2] * 100
+    arrivals = read_arrivals(pods, early[-1].t_s, 1.0)
+    assert (arrivals.per_s, arrivals.dispersion) == (10.0, 1.0)
+
+
+def test_a_clock_that_was_put_back_voids_no_evidence() -> None:
+    """An operator that moved to a node whose clock is an hour behind."""
+    ticks = [tick(seq, itl=BROKEN) for seq in range(1, 31)]
+    asked = observation(pod("a", ticks))
+    past, _ = decide(Past(), observation(pod("a", ticks[:1])))
+    ahead = msgspec.structs.replace(past, targets_since_s=3600.0)
+    _, soon = decide(ahead, asked)
+    assert soon.verdicts["interTokenLatency"].epoch_n == 0
+    late_ticks = [*ticks, *(tick(seq, itl=BROKEN) for seq in range(31, 61))]
+    _, then = decide(decide(ahead, asked)[0], observation(pod("a", late_ticks)))
+    assert (then.cap, then.cap_reason) == (6, "InterTokenLatencyBreached")
 
 
 def test_a_silent_pod_is_left_out_and_named() -> None:

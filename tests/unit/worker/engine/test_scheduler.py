@@ -59,10 +59,14 @@ def test_chunk_is_sized_for_the_inter_token_target_but_never_below_the_floor() -
     assert scheduler.schedule(0.0, lambda n, kv: -5).num_prefill_tokens == MIN_CHUNK_TOKENS
 
 
-def test_without_decodes_a_chunk_may_use_the_whole_budget() -> None:
+def test_without_decodes_a_chunk_is_as_large_as_such_a_step_may_be() -> None:
+    def limit(decodes: int, kv_tokens: int) -> int:
+        return 1 if decodes or kv_tokens else 200
+
     scheduler = create_scheduler(budget=400, itl_ms=50.0)
     add(scheduler, create_request("long", 300))
-    assert scheduler.schedule(0.0, lambda n, kv: 1).num_prefill_tokens == 300
+    assert scheduler.schedule(0.0, limit).num_prefill_tokens == 200
+    assert scheduler.schedule(0.0, unlimited).num_prefill_tokens == 300
 
 
 def test_more_decodes_than_budget_starve_nobody() -> None:

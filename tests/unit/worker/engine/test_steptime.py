@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from sluice_worker.contract import StepModel
 from sluice_worker.steptime import (
     MAX_AGE_S,
+    MAX_STEP_MS,
+    NO_LIMIT,
     StepRecord,
     StepTimes,
     Tail,
@@ -141,6 +143,18 @@ def test_chunks_that_take_longer_behind_much_context_are_made_shorter() -> None:
     assert model is not None
     limit = chunk_limit(model, times.tail, 40.0, 0, 0)
     assert 2 * predict_ms(TRUTH, 0, 800 + limit, limit) <= 1.2 * 40.0
+
+
+@pytest.mark.parametrize(("itl_ms", "decodes"), [(None, 0), (None, 8), (40.0, 0)])
+def test_no_prompt_makes_a_step_of_minutes(itl_ms: float | None, decodes: int) -> None:
+    """8 billion parameters on two cores: 50 ms a token, and 2,048 tokens are a step's budget."""
+    times = StepTimes()
+    assert times.chunk_limit(itl_ms, decodes, 0) == NO_LIMIT
+    slow = [StepRecord(0.0, d, 100 * d, p, 100.0 + 50.0 * p) for d in (1, 8) for p in (0, 8, 64)]
+    times.set_profile(slow * 8)
+    limit = times.chunk_limit(itl_ms, decodes, 100 * decodes)
+    assert 0.9 * MAX_STEP_MS <= 100.0 + 50.0 * limit <= MAX_STEP_MS
+    assert times.chunk_limit(40.0, 8, 800) <= 0
 
 
 STEPS = [(decodes, 200 * decodes, prefill) for decodes in (1, 8, 32) for prefill in (0, 64, 256)]
