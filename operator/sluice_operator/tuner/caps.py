@@ -266,8 +266,7 @@ def sequences_in_memory(case: Case) -> int | None:
 
 def believed_cap(case: Case) -> int | None:
     """How far the prediction lets the cap go. Where first tokens are late for want of a cap, or
-    soon will be, the margin is small; and from a cap that has shown headroom, the measured gaps
-    tell more."""
+    soon will be, the margin is small; and the gaps that were measured at the cap tell more."""
     target_ms, ceiling = case.seen.targets.itl_ms, case.seen.limits.ceiling
     if case.model is None or case.predicted_cap is None or target_ms is None:
         return case.predicted_cap
@@ -275,16 +274,17 @@ def believed_cap(case: Case) -> int | None:
     if not (is_late or _queue_stands(case)):
         return case.predicted_cap
     believed = case.model.largest_batch(k.LATE_MARGIN * target_ms, ceiling)
-    if _shows_headroom(case):
-        believed = max(believed, _projected_cap(case, case.model, target_ms))
+    believed = max(believed, _projected_cap(case, case.model, target_ms))
     return min(max(case.predicted_cap, believed, _before_spell(case)), ceiling)
 
 
 def _projected_cap(case: Case, model: StepTime, target_ms: float) -> int:
-    """The largest cap that measured gaps, stretched as the model says, would hold the target at."""
-    cap, gaps = case.seen.cap, case.epoch.sketch(GAPS.sketch)
+    """The largest cap that measured gaps, stretched as the model says, would hold the target at; 0
+    where they do not tell."""
+    cap, (gaps, far) = case.seen.cap, _telling_gaps(case)
+    if not gaps:
+        return 0
     over = sketch.count_above(gaps, sketch.bucket_of(target_ms))
-    far = case.verdicts["interTokenLatency"].epoch_far
     share = k.PROJECTED_SHARE * case.seen.targets.allowed_share
     allowed = share * sum(gaps.values()) - max(0, over - far)
     _, late = case.epoch.total(READERS["timeToFirstToken"].seen)
@@ -294,6 +294,18 @@ def _projected_cap(case: Case, model: StepTime, target_ms: float) -> int:
         if sketch.count_above(gaps, sketch.bucket_of(limit_ms)) - over <= added_at_most:
             return higher
     return cap
+
+
+def _telling_gaps(case: Case) -> tuple[dict[int, int], int]:
+    """Gaps that tell more than a prediction, and how many of them are of slow spells: those of the
+    epoch where they have shown headroom; else those of the last ten seconds, if they are so many
+    that what is over would show; else none."""
+    if _shows_headroom(case):
+        judged = case.verdicts["interTokenLatency"]
+        return case.epoch.sketch(GAPS.sketch), judged.epoch_far
+    gaps = sketch.merge(tick.itl.sketch for tick in case.epoch.newest_ticks(k.STANDING_TICKS))
+    are_many = sum(gaps.values()) * case.seen.targets.allowed_share >= k.MIN_BEYOND
+    return (gaps, 0) if are_many and len(case.epoch) >= k.STANDING_TICKS else ({}, 0)
 
 
 def _inter_token_allows(case: Case) -> bool:

@@ -32,7 +32,7 @@ def gaps_in(bucket: int) -> TokenGaps:
 
 def test_a_queue_that_stands_is_acted_on_before_first_tokens_are_late() -> None:
     assert decided(20, SNUG, waiting=ONE).cap_reason == "QueueStands"
-    assert decided(20, SNUG, waiting=ONE).cap == 11
+    assert decided(20, SNUG, waiting=ONE, itl=gaps_in(159)).cap == 11  # as far as MODEL sees
     assert decided(20, SNUG).reason == "CollectingEvidence"
     assert decided(4, SNUG, waiting=ONE).reason == "CollectingEvidence"
 
@@ -80,8 +80,25 @@ def test_a_long_queue_is_acted_on_though_the_cap_was_not_used_before() -> None:
     assert decide(Past(), many)[1].cap_reason == "QueueStands"
 
 
-def test_where_the_model_sees_no_room_a_queue_that_stands_raises_nothing() -> None:
-    assert decided(20, 22, waiting=QUEUED).cap == 8
+def test_where_neither_model_nor_gaps_show_room_a_queue_that_stands_raises_nothing() -> None:
+    assert decided(20, 20, waiting=QUEUED).cap == 8
+
+
+@pytest.mark.parametrize(("ticks", "gaps", "cap"), [(4, 1000, 11), (5, 1000, 13), (5, 199, 11)])
+def test_gaps_of_ten_seconds_tell_more_than_the_prediction(ticks: int, gaps: int, cap: int) -> None:
+    """Of 19.5 ms at a cap of 8: 27.9 at 13, where MODEL has 32.6 of 30."""
+    itl = TokenGaps(gaps, 0, 0, gaps, 0, {150: gaps})
+    assert decided(ticks, SNUG, 2000, waiting=QUEUED, itl=itl).cap == cap
+
+
+def test_gaps_of_before_it_became_slow_tell_nothing() -> None:
+    """A minute of 16 ms, and ten seconds of 29, within the target of 30 at 8 and at no higher cap."""
+    calm = [tick(seq, waiting=QUEUED, steps=250, itl=gaps_in(140)) for seq in range(1, 26)]
+    slow = [tick(seq, waiting=QUEUED, steps=250, itl=gaps_in(170)) for seq in range(26, 31)]
+    targets, limits = replace(TARGETS, itl_ms=SNUG), replace(LIMITS, max_replicas=1)
+    for ticks, cap in ((calm, 16), (calm[5:] + slow, 11)):
+        seen = observation(pod("a", ticks, model=MODEL), targets=targets, limits=limits)
+        assert decide(Past(), seen)[1].cap == cap
 
 
 @pytest.mark.parametrize(("bucket", "cap"), [(140, 14), (150, 11), (156, 9)])
