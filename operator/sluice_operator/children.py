@@ -14,6 +14,7 @@ from typing import Any
 from sluice_worker.sizing import HOST_BYTES, MAX_CEILING
 
 from . import resources
+from .observed import controller_of
 from .runtime import OWNER_ANNOTATION, Runtime
 from .settings import Settings
 from .spec import API_VERSION, KIND, InferenceService, Rollout
@@ -84,11 +85,10 @@ def labels(service: InferenceService) -> dict[str, str]:
 
 def is_ours(service: InferenceService, live: Object) -> bool:
     """Whether `live` is a child of exactly this object, or was before a person edited it."""
-    meta = live["metadata"]
-    controllers = [o["uid"] for o in meta.get("ownerReferences") or () if o.get("controller")]
-    if controllers:
-        return controllers == [service.uid]
-    return (meta.get("labels") or {}).items() >= labels(service).items()
+    controller = controller_of(live)
+    if controller:
+        return controller == service.uid
+    return (live["metadata"].get("labels") or {}).items() >= labels(service).items()
 
 
 def configmap(service: InferenceService, settings: Settings, runtime: Runtime) -> Manifest:

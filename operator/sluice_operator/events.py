@@ -7,8 +7,11 @@ from typing import Any
 from .children import digest
 from .observed import Object, timestamp
 from .reasons import Foreign, Reason
+from .runtime import Runtime
 from .settings import FIELD_MANAGER
 from .spec import API_VERSION, KIND
+from .status import milliseconds
+from .tuner import Decision
 
 _MAX_MESSAGE = 1024
 """The API server's own limit."""
@@ -63,6 +66,30 @@ def transitions(previous: Object, status: Object) -> Iterator[Notice]:
     if new["reason"] in _WAITS - told and new["reason"] != old.get("reason"):
         key = f"Reconciling/{new['reason']}/{new['lastTransitionTime']}"
         yield Notice(True, new["reason"], _text(new), key)
+
+
+def decided(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Notice]:
+    """What a decision changed, with the evidence."""
+    seen = _evidence_text(decision)
+    if decision.cap_reason and after.cap != before.cap:
+        message = (
+            f"epoch {after.epoch}: cap {before.cap} -> {after.cap}: {decision.message}; {seen}"
+        )
+        yield Notice(False, decision.cap_reason, message, f"epoch/{after.epoch}")
+    if decision.replicas_reason and after.replicas != before.replicas:
+        count = f"{before.replicas} -> {after.replicas}"
+        message = f"epoch {after.epoch}: replicas {count}: {decision.message}; {seen}"
+        changed_s = max((c.time_s for c in after.past.scale_history), default=0.0)
+        key = f"replicas/{count}/{changed_s:.0f}"
+        yield Notice(False, decision.replicas_reason, message, key)
+
+
+def _evidence_text(decision: Decision) -> str:
+    parts = [
+        f"{name} {milliseconds(v.target_ms)}: n={v.n}, over={v.over}, {v.verdict}"
+        for name, v in decision.verdicts.items()
+    ]
+    return "; ".join(parts) or "no targets"
 
 
 def _text(entry: Object) -> str:

@@ -30,6 +30,8 @@ from .spec import GROUP, KIND, PLURAL, VERSION
 Object = Mapping[str, Any]
 Key = tuple[str, str]
 
+_log = logging.getLogger(__name__)
+
 CHILDREN: Mapping[str, tuple[str, str, str]] = {
     "Pod": ("", "v1", "pods"),
     "Deployment": ("apps", "v1", "deployments"),
@@ -62,14 +64,34 @@ class Operator:
 
     def see(self, context: Context, key: Key, body: Object) -> None:
         """An object is there, or has changed."""
-        if key not in self.tasks:
+        task = self.tasks.get(key)
+        if task is None or task.done():
             self.reconcilers[key] = Reconciler(context, *key)
-            self.tasks[key] = asyncio.create_task(self.reconcilers[key].run(), name="/".join(key))
+            task = asyncio.create_task(self.reconcilers[key].run(), name="/".join(key))
+            task.add_done_callback(_log_end)
+            self.tasks[key] = task
             context.metrics.objects.set(len(self.tasks))
         self.reconcilers[key].see(body)
 
-    async def forget(self, key: Key) -> None:
-        """An object is gone."""
+    def see_child(self, kind: str, body: kopf.Body, *, is_gone: bool) -> None:
+        """A child is there or has changed; or it is gone, at least from the watch."""
+        reconciler = self.reconcilers.get(_owner_of(body))
+        if reconciler is None:
+            return
+        if not is_gone:
+            reconciler.child_seen(str(body.metadata["uid"]))
+        elif kind != "Pod":
+            reconciler.child_deleted(kind, body)
+        else:
+            reconciler.wake()
+
+    async def forget(self, key: Key, uid: str) -> None:
+        """The object with `uid` is gone; another one of its name may have been seen before that."""
+        reconciler = self.reconcilers.get(key)
+        if reconciler and reconciler.uid == uid:
+            await self._end(key)
+
+    async def _end(self, key: Key) -> None:
         task = self.tasks.pop(key, None)
         self.reconcilers.pop(key, None)
         if self.context:
@@ -90,10 +112,16 @@ class Operator:
         if self.looking:
             self.looking.cancel()
         for key in list(self.tasks):
-            await self.forget(key)
+            await self._end(key)
         if self.context:
             await self.context.client.aclose()
         await asyncio.to_thread(self.close_metrics)
+
+
+def _log_end(task: asyncio.Task[None]) -> None:
+    """A reconciler goes on until it is cancelled; another end is a fault of ours."""
+    if not task.cancelled():
+        _log.error("%s: its task has ended", task.get_name(), exc_info=task.exception())
 
 
 def create_registry(operator: Operator) -> kopf.OperatorRegistry:
@@ -179,11 +207,7 @@ def _register_child(
 
     @kopf.on.event(*resource, id=f"{kind}-changed", labels=selector, registry=registry)
     async def changed(body: kopf.Body, type: str, **_: Any) -> None:
-        reconciler = operator.reconcilers.get(_owner_of(body))
-        if reconciler and type == "DELETED" and kind != "Pod":
-            reconciler.child_deleted(kind, str(body.metadata["uid"]))
-        elif reconciler:
-            reconciler.wake()
+        operator.see_child(kind, body, is_gone=type == "DELETED")
 
 
 def _register_objects(registry: kopf.OperatorRegistry, operator: Operator) -> None:
@@ -196,7 +220,7 @@ def _register_objects(registry: kopf.OperatorRegistry, operator: Operator) -> No
         operator.indices.update({kind: others[kind] for kind in CHILDREN})
         key = (namespace or "", name)
         if type == "DELETED":
-            await operator.forget(key)
+            await operator.forget(key, str(body.metadata["uid"]))
         else:
             operator.see(operator.context, key, dict(body))
 

@@ -1,6 +1,8 @@
 """Reading one object's model, which goes on beside the passes where a hub takes its time."""
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,8 +22,11 @@ Found = Checkpoint | Unread | Refused
 _REREAD_S = 60.0
 _SERVING_WAIT_S = 5.0
 """Pods that serve are looked after meanwhile."""
+_LOCAL_DEADLINE_S = 60.0
+"""For a local model, whose file system may hang; a hub's has a deadline of its own."""
 _HUB_READERS = ThreadPoolExecutor(4, "hub")
-"""Not those of the API server's calls and of local models, which a hub that drips would hold up."""
+_LOCAL_READERS = ThreadPoolExecutor(4, "model")
+"""Each apart from the other and from the API server's calls, which one that hangs would hold up."""
 
 
 class ModelReader:
@@ -30,51 +35,57 @@ class ModelReader:
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster, self._settings = cluster, settings
         self._found: Found | None = None
-        self._found_key, self._found_s = "", 0.0
-        self._under_way: tuple[str, asyncio.Future[Found]] | None = None
+        self._found_key, self._found_s = "", -math.inf
+        self._under_way: tuple[str, asyncio.Future[Found], float] | None = None
 
     async def look(
-        self, service: InferenceService, is_served: Callable[[], Awaitable[bool]] | None, now: float
+        self,
+        service: InferenceService,
+        is_served: Callable[[], Awaitable[bool]] | None,
+        now_s: float,
     ) -> Found:
-        """Read once; what could not be read is tried again now and then.
+        """Read once; what could not be read is tried again now and then. `now_s`: any clock's.
 
         Not while pods serve (`is_served`: whether it is this model): they have sized themselves,
         and waiting for a hub that is away would hold up what they need.
         """
         key = model_of(service)
         known = self._found if self._found_key == key else None
-        is_new = isinstance(known, Checkpoint) or now - self._found_s < _REREAD_S
+        is_new = isinstance(known, Checkpoint) or now_s - self._found_s < _REREAD_S
         if isinstance(known, Unread) and not known.is_pending:
             is_new = is_new or is_served is not None
         if known is not None and is_new:
             return known
-        found = await self._reading(service, key, _SERVING_WAIT_S if is_served else None)
+        found = await self._reading(service, key, _SERVING_WAIT_S if is_served else math.inf)
         if found is None:
             return known or Unread("the model is being read", is_pending=True)
         if isinstance(found, Refused) and is_served and await is_served():
             # It could be read once: what serves is looked after, and nothing is rolled out.
             found = Unread(found.message, is_pending=True)
-        self._found, self._found_key, self._found_s = found, key, now
+        self._found, self._found_key, self._found_s = found, key, now_s
         return found
 
-    async def _reading(
-        self, service: InferenceService, key: str, wait_s: float | None
-    ) -> Found | None:
-        """What comes of reading the model, None if that takes longer than `wait_s`: it goes on."""
+    async def _reading(self, service: InferenceService, key: str, wait_s: float) -> Found | None:
+        """What comes of reading the model, None if that takes longer than `wait_s`: it goes on, and
+        is not begun again, also past its deadline."""
         settings, model = self._settings, service.spec.model
         if self._under_way is None or self._under_way[0] != key:
             token, loop = await self._token(service), asyncio.get_running_loop()
             if isinstance(token, Refused):
                 return token
-            readers = _HUB_READERS if model.repo else None
+            readers = _HUB_READERS if model.repo else _LOCAL_READERS
             started = loop.run_in_executor(readers, _read, model, settings, token)
-            self._under_way = key, started
-        future = self._under_way[1]
-        await asyncio.wait({future}, timeout=wait_s)
-        if not future.done():
+            ends_s = math.inf if model.repo else time.monotonic() + _LOCAL_DEADLINE_S
+            self._under_way = key, started, ends_s
+        _, future, ends_s = self._under_way
+        await asyncio.wait({future}, timeout=min(wait_s, ends_s - time.monotonic()))
+        if future.done():
+            self._under_way = None
+            return future.result()
+        if time.monotonic() < ends_s:
             return None
-        self._under_way = None
-        return future.result()
+        late = f"{model.uri[:128]} is not read after {_LOCAL_DEADLINE_S:g} s"
+        return Unread(f"{late}: the worker sizes itself")
 
     async def _token(self, service: InferenceService) -> str | Refused | None:
         """What the Secret that the object names holds; None without one, or without its key."""

@@ -1,6 +1,6 @@
 """What was seen of the cluster, as frozen values. Pure: reads objects of the API server."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -99,6 +99,21 @@ def has_ended(body: Object) -> bool:
     return (body.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
+def failure_of(bodies: Iterable[Object], now: float) -> Trouble | None:
+    """Why the newest of the pods that failed lately did, where Kubernetes says so: evicted, or not
+    admitted by its node. Such a pod has no container that could."""
+    newest = max(filter(_is_failure, bodies), key=_changed_s, default=None)
+    if newest is None or now - _changed_s(newest) >= _RECENT_S:
+        return None
+    return _trouble(newest["status"]["reason"], newest["status"].get("message"))
+
+
+def controller_of(body: Object) -> str | None:
+    """uid of the object that a child is of; None where its owner references name none."""
+    owners = body["metadata"].get("ownerReferences") or ()
+    return next((owner["uid"] for owner in owners if owner.get("controller")), None)
+
+
 def rollout_of(body: Object | None) -> Rollout:
     """Read a live Deployment."""
     if body is None:
@@ -138,6 +153,11 @@ def _rollout_trouble(status: Object) -> Trouble | None:
     failure = _condition(status, "ReplicaFailure")
     if failure.get("status") == "True":  # quota, or an admission that refuses the pods
         return _trouble(failure.get("reason") or "FailedCreate", failure.get("message"))
+    progress = _condition(status, "Progressing")
+    if progress.get("status") == "False":
+        return _trouble(
+            progress.get("reason") or "ProgressDeadlineExceeded", progress.get("message")
+        )
     return None
 
 
@@ -145,7 +165,22 @@ def _pod_trouble(status: Object, now: float) -> Trouble | None:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
         return _trouble(scheduled.get("reason") or "Unschedulable", scheduled.get("message"))
-    return next(_container_troubles(status.get("containerStatuses") or (), now), None)
+    initial = status.get("initContainerStatuses") or ()  # of a webhook's, say
+    containers = (*initial, *(status.get("containerStatuses") or ()))
+    return next(_container_troubles(containers, now), None)
+
+
+def _is_failure(body: Object) -> bool:
+    status = body.get("status") or {}
+    # One that is deleted fails without a reason, as its worker leaves with a signal's exit code.
+    return status.get("phase") == "Failed" and bool(status.get("reason"))
+
+
+def _changed_s(body: Object) -> float:
+    """Unix time of the newest condition of a pod that has ended, else of its creation."""
+    conditions = body["status"].get("conditions") or ()
+    changed = [str(c.get("lastTransitionTime") or "") for c in conditions]
+    return unix_time(max([*changed, str(body["metadata"].get("creationTimestamp") or "")]))
 
 
 def _container_troubles(containers: Sequence[Object], now: float) -> Iterator[Trouble]:

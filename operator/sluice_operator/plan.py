@@ -15,7 +15,7 @@ from sluice_worker.sizing import MAX_CEILING
 from . import children, drift, events, status
 from .events import Notice
 from .fit import UNREAD_CAP, Fit, ceiling_of, initial_cap, loading_bytes, most_num_seqs
-from .observed import Object, Pod, rollout_of
+from .observed import Object, Pod, Rollout, Trouble, rollout_of
 from .reasons import Reason
 from .runtime import Runtime
 from .scrape import Scrape
@@ -39,7 +39,8 @@ class Observed:
 
     `runtime`: what the ConfigMap holds, or the newer memory of this process; None at the start.
     `accepted`: by kind, `drift.acceptance` of our last write; `deleted`: kinds whose child somebody
-    deleted since the last pass; `saved_s`: when the runtime was last persisted.
+    deleted since the last pass, with its uid; `unsaved_s`: seconds since the runtime was last
+    persisted; `failed`: why the newest of the pods that failed did.
     """
 
     live: Mapping[str, Object]
@@ -50,8 +51,9 @@ class Observed:
     previous: Object
     runtime: Runtime | None
     accepted: Mapping[str, str]
-    deleted: frozenset[str]
-    saved_s: float
+    deleted: Mapping[str, str]
+    unsaved_s: float
+    failed: Trouble | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,9 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
     withheld = _is_withheld(service, observed, settings)
     is_pending = observed.fit.status == "False" or withheld
     wanted = _children(service, observed, settings, tuned.runtime, is_pending=is_pending)
-    written = tuple(_to_apply(wanted, observed, now))
-    report = _report(service, observed, tuned, ceiling, is_withheld=withheld)
+    written = tuple(_to_apply(wanted, observed))
+    rollout = _rollout(written, observed)
+    report = _report(service, observed, tuned, ceiling, rollout, is_withheld=withheld)
     new_status = status.build(report, observed.previous, now)
     taken = "; ".join(_taken(service, wanted, observed))
     if taken:
@@ -124,7 +127,7 @@ def _plan_nothing(
 ) -> Plan:
     """The model does not fit, and no pods are there: no child is made."""
     runtime = observed.runtime or Runtime(0, None, 0)
-    report = _report(service, observed, _Tuned(runtime, None), ceiling=None)
+    report = _report(service, observed, _Tuned(runtime, None), None, _rollout((), observed))
     new_status = status.build(report, observed.previous, now)
     notices = tuple(events.transitions(observed.previous, new_status))
     return Plan((), (), (), notices, new_status, observed.runtime, settings.resync_s)
@@ -148,6 +151,7 @@ def _report(
     observed: Observed,
     tuned: _Tuned,
     ceiling: int | None,
+    rollout: Rollout,
     *,
     is_withheld: bool = False,
 ) -> status.Report:
@@ -155,7 +159,7 @@ def _report(
         service=service,
         fit=observed.fit,
         commit=children.pinned_commit(observed.live.get("Deployment")),
-        rollout=rollout_of(observed.live.get("Deployment")),
+        rollout=rollout,
         pods=observed.pods,
         runtime=tuned.runtime,
         desired=tuned.runtime.replicas,
@@ -165,6 +169,7 @@ def _report(
         configs=tuple(_configs(observed)),
         problems=tuple(_problems(observed)),
         is_withheld=is_withheld,
+        failed=observed.failed,
     )
 
 
@@ -289,7 +294,7 @@ def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
     )
     past, decision = decide(settled.runtime.past, observation)
     after = _decided(spec, replace(settled.runtime, past=past), decision)
-    told = _decision_notices(settled.runtime, after, decision)
+    told = events.decided(settled.runtime, after, decision)
     return _Tuned(after, decision, (*settled.notices, *told))
 
 
@@ -359,29 +364,6 @@ def _bound(runtime: Runtime, cap: int, why: str, now: float) -> _Tuned:
     return _Tuned(replace(runtime, cap=cap, epoch=epoch, past=past), None, (notice,))
 
 
-def _decision_notices(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Notice]:
-    seen = _evidence_text(decision)
-    if decision.cap_reason and after.cap != before.cap:
-        message = (
-            f"epoch {after.epoch}: cap {before.cap} -> {after.cap}: {decision.message}; {seen}"
-        )
-        yield Notice(False, decision.cap_reason, message, f"epoch/{after.epoch}")
-    if decision.replicas_reason and after.replicas != before.replicas:
-        count = f"{before.replicas} -> {after.replicas}"
-        message = f"epoch {after.epoch}: replicas {count}: {decision.message}; {seen}"
-        changed_s = max((c.time_s for c in after.past.scale_history), default=0.0)
-        key = f"replicas/{count}/{changed_s:.0f}"
-        yield Notice(False, decision.replicas_reason, message, key)
-
-
-def _evidence_text(decision: Decision) -> str:
-    parts = [
-        f"{name} {status.milliseconds(v.target_ms)}: n={v.n}, over={v.over}, {v.verdict}"
-        for name, v in decision.verdicts.items()
-    ]
-    return "; ".join(parts) or "no targets"
-
-
 # What to write and to send
 
 
@@ -424,14 +406,14 @@ def _taken(
             yield f"{manifest['kind']} {name} is there and is not of this InferenceService"
 
 
-def _to_apply(wanted: tuple[Object, ...], observed: Observed, now: float) -> Iterator[Object]:
+def _to_apply(wanted: tuple[Object, ...], observed: Observed) -> Iterator[Object]:
     for manifest in wanted:
         live = observed.live.get(manifest["kind"])
         if _in_sync(manifest, live, observed):
             continue
         if manifest["kind"] != "ConfigMap":
             yield manifest
-        elif live is None or not _can_wait(manifest, live, observed, now):
+        elif live is None or not _can_wait(manifest, live, observed):
             yield _conditional(manifest, live)
 
 
@@ -443,10 +425,21 @@ def _in_sync(manifest: Object, live: Object | None, observed: Observed) -> bool:
     return observed.accepted.get(manifest["kind"]) == drift.acceptance(manifest, live)
 
 
-def _can_wait(manifest: Object, live: Object, observed: Observed, now: float) -> bool:
+def _can_wait(manifest: Object, live: Object, observed: Observed) -> bool:
     """Whether only the tuner's memory changed, and was saved not long ago."""
     changed = set(drift.differences(manifest, live))
-    return changed <= _MEMORY_ONLY and now - observed.saved_s < PAST_SAVE_SECONDS
+    return changed <= _MEMORY_ONLY and observed.unsaved_s < PAST_SAVE_SECONDS
+
+
+def _rollout(written: tuple[Object, ...], observed: Observed) -> Rollout:
+    """The Deployment's account of itself: of no spec that is only being written."""
+    live = observed.live.get("Deployment") or {}
+    rollout = rollout_of(observed.live.get("Deployment"))
+    for manifest in written:
+        is_pods = manifest["kind"] == "Deployment"
+        if is_pods and any(drift.differences(manifest["spec"], live.get("spec"))):
+            return replace(rollout, observed=False)
+    return rollout
 
 
 def _conditional(manifest: Object, live: Object | None) -> Object:

@@ -46,7 +46,10 @@ class Reason(StrEnum):
         "OtherOperator",
         "Two installations of the operator watch the object; one cares for it.",
     )
-    APPLY_FAILED = "ApplyFailed", "The API server refused a write: quota, policy, missing right."
+    APPLY_FAILED = (
+        "ApplyFailed",
+        "The API server refused to write or to show a child: quota, policy, missing right.",
+    )
     CHILD_RESTORED = "ChildRestored", "A child was deleted or edited by hand and has been put back."
     # ModelFits
     FITS = "Fits", "Weights, activations and KV cache fit into the memory."

@@ -24,7 +24,7 @@ from .events import Notice
 from .fit import Fit, judge
 from .metrics import Metrics
 from .model_reader import ModelReader
-from .observed import Pod, has_ended, pod_of
+from .observed import Pod, controller_of, failure_of, has_ended, pod_of
 from .ownership import Claim, Move
 from .pace import Pace, Turns
 from .plan import Observed, Plan, plan
@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 _MIN_SPACING_S = 0.5
 """Between two passes, so that a fight over a field with somebody else stays cheap."""
 _MAX_BACKOFF_S = 60.0
+_MAX_DOUBLINGS = 10
+"""More than either back-off takes, and far from the largest float."""
 _SERVING_BACKOFF_S = 10.0
 """What one refused child costs pods that serve: a look in so many seconds instead of two."""
 _SWEEP_RESYNCS = 10
@@ -60,15 +62,21 @@ class Context:
 
 @dataclass(slots=True)
 class _Memory:
-    """What one reconciler remembers; all of it can be lost at any time."""
+    """What one reconciler remembers; all of it can be lost at any time.
+
+    `deleted`: by kind, the uid of a child that is gone and not told of; `unread`: by kind, why a
+    child could not be read at the last pass. Times are of `time.monotonic`, as nobody else reads
+    them.
+    """
 
     runtime: Runtime | None = None
-    saved_s: float = 0.0
+    saved_s: float = -math.inf
     accepted: dict[str, str] = field(default_factory=dict)
     written: dict[str, Object] = field(default_factory=dict)
-    deleted: set[str] = field(default_factory=set)
-    read_by_name_s: float = 0.0
-    swept_s: float = field(default_factory=time.time)
+    deleted: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, ClusterError] = field(default_factory=dict)
+    read_by_name_s: float = -math.inf
+    swept_s: float = field(default_factory=time.monotonic)
     ghosts: set[str] = field(default_factory=set)
     token: str = field(default="", repr=False)
     unknown: tuple[str, ...] = ()
@@ -85,7 +93,13 @@ class Reconciler:
         self._model = ModelReader(context.cluster, context.settings)
         self._pace = Pace(context.turns)
         self._body: Object = {}
+        self._serves = False
         self._wake = asyncio.Event()
+
+    @property
+    def uid(self) -> str:
+        """Of the object that was seen last."""
+        return str(self._body.get("metadata", {}).get("uid", ""))
 
     def see(self, body: Object) -> None:
         """The object as of a watch event. A change of its status alone does not wake us."""
@@ -100,11 +114,21 @@ class Reconciler:
             self._scraper = Scraper(self._context.client, self._context.metrics)
         self._body = body
 
-    def child_deleted(self, kind: str, uid: str) -> None:
-        """Somebody deleted that child; the answer to a write of ours may yet show it."""
-        self._memory.ghosts.add(uid)
-        self._memory.deleted.add(kind)
+    def child_seen(self, uid: str) -> None:
+        """A child is there, though it may have left the watch before, by an edit of its labels."""
+        self._memory.ghosts.discard(uid)
         self.wake()
+
+    def child_deleted(self, kind: str, child: Object) -> None:
+        """Somebody deleted that child; the answer to a write of ours may yet show it."""
+        self._memory.ghosts.add(child["metadata"]["uid"])
+        self._lose(kind, child)
+        self.wake()
+
+    def _lose(self, kind: str, child: Object) -> None:
+        """Note that a child is gone. Those of a former object of that name go with it."""
+        if controller_of(child) == self.uid:
+            self._memory.deleted[kind] = child["metadata"]["uid"]
 
     def wake(self) -> None:
         """Something that this object is made of has changed."""
@@ -120,9 +144,8 @@ class Reconciler:
             failures = 0 if pause_s is not None else failures + 1
             await asyncio.sleep(_MIN_SPACING_S)
             if pause_s is None:  # events do not cut it short, or they would defeat the back-off
-                serving = any(pod.serving for pod in self._pods(time.time()))
-                most_s = _SERVING_BACKOFF_S if serving else _MAX_BACKOFF_S
-                backoff_s = min(2.0**failures, most_s)
+                most_s = _SERVING_BACKOFF_S if self._serves else _MAX_BACKOFF_S
+                backoff_s = min(2.0 ** min(failures, _MAX_DOUBLINGS), most_s)
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             else:
                 await self._woken(max(started_s + pause_s - time.monotonic(), 0.0))
@@ -155,6 +178,7 @@ class Reconciler:
     async def reconcile(self) -> float:
         """One pass; seconds until the next. Raises ClusterError where the API server refuses."""
         now, body = time.time(), self._body
+        self._serves = any(pod.serving for pod in self._pods(now))
         meta, previous = body["metadata"], body.get("status") or {}
         if meta.get("deletionTimestamp"):
             return _MAX_BACKOFF_S
@@ -171,11 +195,17 @@ class Reconciler:
             await self._tell(meta, events.transitions(previous, wanted), now)
             await self._write_status(wanted)
             return self._context.settings.resync_s
-        if not await self._drop_ghosts(service, now):
-            return self._context.settings.resync_s
-        observed = await self._observe(service, previous, now)
+        try:
+            if not await self._drop_ghosts(service):
+                return self._context.settings.resync_s
+            observed = await self._observe(service, previous, now)
+        except ClusterError as e:
+            last = {**previous, "observedGeneration": meta.get("generation", 0)}
+            await self._tell_refusal(last, previous, e, now)
+            raise
         planned = plan(service, observed, self._context.settings, now)
         wait_s = await self._execute(planned, previous, now)
+        self._memory.deleted = dict(self._memory.deleted.items() - observed.deleted.items())
         # A look a tick is enough also where the status waits for its turn.
         return min(planned.requeue_s, max(wait_s, self._context.settings.tick_s))
 
@@ -204,8 +234,9 @@ class Reconciler:
         memory = self._memory
         pods = self._pods(now)
         is_served = partial(self._is_served, service) if any(p.serving for p in pods) else None
-        fit = judge(service.spec, await self._model.look(service, is_served, now))
-        live = await self._live(service, fit, now)
+        found = await self._model.look(service, is_served, time.monotonic())
+        fit = judge(service.spec, found)
+        live = await self._live(service, fit)
         held = live.get("ConfigMap")
         if held and children.is_ours(service, held):
             self._take(held)
@@ -218,8 +249,9 @@ class Reconciler:
             previous=previous,
             runtime=memory.runtime,
             accepted=dict(memory.accepted),
-            deleted=frozenset(memory.deleted),
-            saved_s=memory.saved_s,
+            deleted={k: uid for k, uid in memory.deleted.items() if uid != _uid(live.get(k))},
+            unsaved_s=time.monotonic() - memory.saved_s,
+            failed=failure_of(self._seen("Pod"), now),
         )
 
     def _take(self, held: Object) -> None:
@@ -239,8 +271,9 @@ class Reconciler:
         live = self._child(ref) or await self._context.cluster.get(ref)
         return children.is_of_model(service, self._context.settings, live)
 
-    async def _live(self, service: InferenceService, fit: Fit, now: float) -> dict[str, Object]:
+    async def _live(self, service: InferenceService, fit: Fit) -> dict[str, Object]:
         live = {}
+        self._memory.unread = {}
         for ref in watched_refs(service):
             child = self._child(ref)
             if child is not None:
@@ -251,11 +284,13 @@ class Reconciler:
             # The watch shows only labelled ones; others of that name must not be written over.
             found = None if ref.kind in live else await self._context.cluster.get(ref)
             live.update({ref.kind: found} if found else {})
-        live.update(await self._by_name(service, now))
+        live.update(await self._by_name(service))
         secret = live.get("Secret")
         # Pods read theirs when they start: an edited Secret is put back, not believed.
         is_ours = secret is not None and children.is_ours(service, secret)
         known = self._memory.token or (token_of(secret) if secret and is_ours else None)
+        if not known and "Secret" in self._memory.unread:
+            raise self._memory.unread["Secret"]
         self._memory.token = known or new_token()
         return live
 
@@ -278,44 +313,58 @@ class Reconciler:
             if body["metadata"]["uid"] not in self._memory.ghosts:
                 yield body
 
-    async def _drop_ghosts(self, service: InferenceService, now: float) -> bool:
+    async def _drop_ghosts(self, service: InferenceService) -> bool:
         """Find deletions that the watch has missed: after a gap it lists anew, and tells none.
 
         Whether the object itself is there.
         """
-        memory = self._memory
-        if now - memory.swept_s < _SWEEP_RESYNCS * self._context.settings.resync_s:
+        memory, now_s = self._memory, time.monotonic()
+        if now_s - memory.swept_s < _SWEEP_RESYNCS * self._context.settings.resync_s:
             return True
         own = f"{children.INSTANCE_LABEL}={self._name},{children.MANAGED_BY_LABEL}"
         for kind in ("Pod", *(ref.kind for ref in watched_refs(service))):
             known = (*self._seen(kind), *filter(None, [self._written(kind)]))
-            seen = {body["metadata"]["uid"] for body in known}
             there = await self._context.cluster.uids(Ref(kind, self._namespace), label=own)
-            missed = seen - there
-            memory.ghosts = memory.ghosts - there | missed
-            if missed and kind != "Pod":
-                memory.deleted.add(kind)
+            missed = [body for body in known if _uid(body) not in there]
+            memory.ghosts = memory.ghosts - there | {_uid(body) for body in missed}
+            for body in missed if kind != "Pod" else ():
+                self._lose(kind, body)
         itself = Ref(KIND, self._namespace, self._name)
         is_there = self._body["metadata"]["uid"] in await self._context.cluster.uids(itself)
-        memory.swept_s = now if is_there else 0.0  # else it is looked for at each pass
+        memory.swept_s = now_s if is_there else -math.inf  # else it is looked for at each pass
         return is_there
 
-    async def _by_name(self, service: InferenceService, now: float) -> dict[str, Object]:
+    async def _by_name(self, service: InferenceService) -> dict[str, Object]:
         """Children that no watch shows: the operator has no right to list secrets, for one."""
-        memory = self._memory
+        memory, now_s = self._memory, time.monotonic()
         refs = unwatched_refs(service)
-        if now - memory.read_by_name_s >= self._context.settings.resync_s:
-            for ref in refs:
-                found = await self._context.cluster.get(ref)
-                if found is not None:
-                    memory.written[ref.kind] = found
-                elif memory.written.pop(ref.kind, None) is not None:
-                    memory.deleted.add(ref.kind)
-            memory.read_by_name_s = now
+        if now_s - memory.read_by_name_s >= self._context.settings.resync_s:
+            memory.unread = await self._read(refs)
+            memory.read_by_name_s = -math.inf if memory.unread else now_s
         found = {ref.kind: memory.written[ref.kind] for ref in refs if ref.kind in memory.written}
         if not all(children.is_ours(service, body) for body in found.values()):
-            memory.read_by_name_s = 0.0  # it may be a deleted object's, and gone in a moment
+            memory.read_by_name_s = -math.inf  # a deleted object's may be gone in a moment
         return found
+
+    async def _read(self, refs: Iterable[Ref]) -> dict[str, ClusterError]:
+        """Read children into `written`, where one that cannot be read stays as it was; why, by
+        kind."""
+        unread: dict[str, ClusterError] = {}
+        for ref in refs:
+            try:
+                found = await self._context.cluster.get(ref)
+            except ClusterError as e:
+                if not e.status:  # nobody answers: the others would wait as long
+                    raise
+                said = f"{ref.kind} {ref.name} cannot be read: {e}"
+                unread[ref.kind] = ClusterError(e.status, e.reason, said)
+                continue
+            before = self._memory.written.pop(ref.kind, None)
+            if found is not None:
+                self._memory.written[ref.kind] = found
+            elif before is not None:
+                self._lose(ref.kind, before)
+        return unread
 
     def _pods(self, now: float) -> tuple[Pod, ...]:
         pods = (pod_of(body, now) for body in self._seen("Pod") if not has_ended(body))
@@ -335,27 +384,36 @@ class Reconciler:
 
     async def _execute(self, planned: Plan, previous: Object, now: float) -> float:
         """Seconds until the status may be written, where that waits for its turn."""
-        meta = self._body["metadata"]
+        meta, unread = self._body["metadata"], self._memory.unread
+        wanted = [m for m in planned.apply if m["kind"] not in unread]  # it may be somebody else's
         try:
             # A child that is refused must not keep what was decided from the pods that serve.
-            await self._apply([m for m in planned.apply if m["kind"] == "ConfigMap"], now)
+            await self._apply([m for m in wanted if m["kind"] == "ConfigMap"])
             self._memory.runtime = planned.runtime
             for notice in planned.decided:
                 self._context.metrics.decisions.labels(notice.reason).inc()
             await self._send(planned)
             await self._tell(meta, planned.decided, now)
-            await self._apply([m for m in planned.apply if m["kind"] != "ConfigMap"], now)
+            await self._apply([m for m in wanted if m["kind"] != "ConfigMap"])
+            for refused in unread.values():
+                raise refused
         except ClusterError as e:
-            if 400 <= e.status <= 500 and e.status not in (409, 429):  # 500: a webhook is down
-                failed = status.fail(planned.status, previous, Reason.APPLY_FAILED, str(e), now)
-                await self._tell(meta, events.transitions(previous, failed), now)
-                await self._write_status(failed)
+            await self._tell_refusal(planned.status, previous, e, now)
             raise
-        self._memory.deleted.clear()
         await self._tell(meta, planned.noticed, now)
         return await self._write_status(ownership.told(planned.status, self._memory.claim, now))
 
-    async def _apply(self, manifests: Iterable[Object], now: float) -> None:
+    async def _tell_refusal(
+        self, known: dict[str, Any], previous: Object, refused: ClusterError, now: float
+    ) -> None:
+        """Say in the status `known` what is refused, where waiting may not be enough."""
+        if 400 <= refused.status <= 500 and refused.status not in (409, 429):  # 500: webhook down
+            why = Reason.APPLY_FAILED
+            failed = status.fail(known, previous, why, str(refused), now)
+            await self._tell(self._body["metadata"], events.transitions(previous, failed), now)
+            await self._write_status(failed)
+
+    async def _apply(self, manifests: Iterable[Object]) -> None:
         """Write all of them, also behind one that is refused. Raises the first ClusterError."""
         memory, refused = self._memory, None
         for manifest in manifests:
@@ -374,7 +432,7 @@ class Reconciler:
             memory.written[kind] = live
             memory.accepted[kind] = drift.acceptance(manifest, live)
             if kind == "ConfigMap":
-                memory.saved_s = now
+                memory.saved_s = time.monotonic()
             _log.info("%s/%s: applied %s", self._namespace, self._name, kind)
         if refused:
             raise refused
@@ -428,6 +486,10 @@ def _asked(body: Object) -> tuple[Any, ...]:
     """What of an object is a person's: not its status, and not the bookkeeping of its writes."""
     meta = body.get("metadata", {})
     return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp")
+
+
+def _uid(child: Object | None) -> str:
+    return str(child["metadata"]["uid"]) if child else ""
 
 
 def _target(pod: Pod) -> Target:

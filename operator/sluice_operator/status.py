@@ -30,7 +30,8 @@ class Report:
     """Everything that a status is made of. `desired`: replicas asked for; `commit`: of the pods.
 
     `decision` is None before there is a cap; `problems`: sentences on pods that did not answer;
-    `is_withheld`: an edit waits for its model to be read.
+    `is_withheld`: an edit waits for its model to be read; `failed`: why the newest of the pods that
+    failed did.
     """
 
     service: InferenceService
@@ -46,6 +47,7 @@ class Report:
     configs: tuple[RuntimeConfig, ...]
     problems: tuple[str, ...]
     is_withheld: bool = False
+    failed: Trouble | None = None
 
     @property
     def drains(self) -> bool:
@@ -100,8 +102,10 @@ def refuse(previous: Object, generation: int, message: str, now: float) -> dict[
 def fail(
     status: dict[str, Any], previous: Object, reason: Reason, message: str, now: float
 ) -> dict[str, Any]:
-    """`status` of a pass that could not write: a quota, a policy, a missing right, a taken name."""
+    """`status` of a pass that could not read or write: a quota, a policy, a missing right, a taken
+    name."""
     conditions = _kept(status)
+    conditions.setdefault("Ready", Condition(False, reason, message))
     conditions["Reconciling"] = Condition(False, reason, "")
     conditions["Stalled"] = Condition(True, reason, message)
     generation = status["observedGeneration"]
@@ -189,10 +193,13 @@ def _ready(report: Report) -> Condition:
 
 def _first_trouble(report: Report) -> tuple[Foreign, str] | None:
     """Reason and sentence of the first pod, by name, that makes no progress. One that waits for
-    the room of a pod that drains will."""
+    the room of a pod that drains will. Pods that have failed count while none is healthy."""
     for pod in sorted(report.pods, key=lambda pod: pod.name):
         if pod.trouble and not pod.terminating and not (report.drains and pod.has_no_room):
             return pod.trouble.reason, _sentence(f"pod {pod.name}", pod.trouble)
+    if report.failed and report.desired and not healthy_pods(report.pods):
+        # Not its name: where each is refused by its node, another one fails every second.
+        return report.failed.reason, _sentence("a pod that failed", report.failed)
     if report.rollout.trouble:
         return report.rollout.trouble.reason, _sentence("the Deployment", report.rollout.trouble)
     return None

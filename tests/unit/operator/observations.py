@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -114,7 +115,7 @@ def create_observed(service: InferenceService, **changes: Any) -> Observed:
         previous={},
         runtime=None,
         accepted={},
-        deleted=frozenset(),
-        saved_s=0.0,
+        deleted={},
+        unsaved_s=math.inf,
     )
     return replace(observed, **changes)

@@ -151,25 +151,21 @@ def test_a_pass_reads_nothing_of_its_own_status_but_what_was_written_at_once() -
 
 
 class Served(Store):
-    """A store that keeps the status as well, and whose object has a pod with traffic."""
+    """A store whose object has a pod with traffic, and whose writes bear versions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.statuses: list[dict[str, Any]] = []
+        self.pods = [pod_body()]
 
     async def apply(
         self, manifest: Any, subresource: str = "", manager: str = FIELD_MANAGER
     ) -> dict[str, Any]:
         live = await super().apply(manifest, subresource, manager)
         if subresource:
-            self.statuses.append(live["status"])
             live["metadata"]["resourceVersion"] = str(10_000 + self.num_writes)
             live["spec"] = pace_object()["spec"]
             live["metadata"]["generation"] = 1
         return live
-
-    def watched(self, kind: str, namespace: str, owner: str) -> list[Any]:
-        return [pod_body()] if kind == "Pod" else super().watched(kind, namespace, owner)
 
 
 def pace_object() -> dict[str, Any]:

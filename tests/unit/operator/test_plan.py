@@ -13,6 +13,7 @@ from sluice_operator.reasons import Reason
 from sluice_operator.runtime import Runtime
 from sluice_operator.scrape import Scrape
 from sluice_operator.spec import InferenceService
+from sluice_operator.tuner.types import Past, ReplicaChange
 from sluice_worker.contract import (
     Causes,
     Evidence,
@@ -59,7 +60,7 @@ def _after(planned: Plan, observed: Observed) -> Observed:
         stored["metadata"]["resourceVersion"] = "5"
         live[manifest["kind"]] = stored
     return replace(
-        observed, live=live, runtime=planned.runtime, previous=planned.status, saved_s=NOW
+        observed, live=live, runtime=planned.runtime, previous=planned.status, unsaved_s=0.0
     )
 
 
@@ -194,6 +195,31 @@ def test_the_first_cap_is_the_least_that_pods_predict() -> None:
     assert {item.patch.max_num_seqs for item in planned.patches} == {9}
 
 
+def test_pods_that_are_about_to_be_rolled_are_not_told_as_settled() -> None:
+    """`kubectl wait` and Flux take the first status of a generation at its word."""
+    observed = _serving(create_service())
+    counts = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1}
+    settled = {**observed.live["Deployment"], "status": counts}
+    observed = replace(observed, live={**observed.live, "Deployment": settled})
+    same = _plan(create_service(slo__timeToFirstToken="900ms"), observed)
+    assert _condition(same, "Reconciling")["reason"] == "Settled"
+    rolled = _plan(create_service(engine__image="r/w:patched"), observed)
+    assert _kinds(rolled) == ["Deployment"]
+    said = _condition(rolled, "Reconciling")
+    assert (said["status"], said["reason"]) == ("True", "RollingOut")
+
+
+def test_the_tuner_s_memory_alone_is_saved_twice_a_minute_whatever_the_wall_clock_says() -> None:
+    service = create_service()
+    observed = _serving(service)
+    assert observed.runtime
+    past = Past(scale_history=(ReplicaChange(NOW, 1, 2, "Headroom", 1.0),))
+    observed = replace(observed, runtime=replace(observed.runtime, past=past))
+    for unsaved_s, written in ((10.0, []), (31.0, ["ConfigMap"])):
+        later = replace(observed, unsaved_s=unsaved_s)
+        assert _kinds(_plan(service, later, NOW - 3600)) == written
+
+
 def test_the_configmap_write_is_refused_if_another_operator_wrote_since() -> None:
     service = create_service()
     observed = _serving(service)
@@ -298,7 +324,7 @@ def test_a_deleted_child_comes_back_with_an_event() -> None:
     service = create_service()
     observed = _serving(service)
     live = {kind: child for kind, child in observed.live.items() if kind != "Service"}
-    planned = _plan(service, replace(observed, live=live, deleted=frozenset({"Service"})))
+    planned = _plan(service, replace(observed, live=live, deleted={"Service": "uid-service"}))
     assert _kinds(planned) == ["Service"]
     assert "ChildRestored" in [notice.reason for notice in planned.notices]
 

@@ -75,6 +75,31 @@ async def test_what_serves_waits_for_no_model_and_is_not_rolled_out_unread(model
     assert await by.found(asked, serving=True) == CHECKPOINT
 
 
+async def test_a_file_system_that_hangs_holds_up_nothing_but_its_own_models(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server's calls go through asyncio's own threads."""
+    monkeypatch.setattr(model_reader, "_LOCAL_DEADLINE_S", 0.05)
+    model.may_end.clear()
+    num_hung = 100
+    services = [create_service(model__uri=f"file:///models/{i}") for i in range(num_hung)]
+    by = [Reader(create_service()) for _ in services]
+    try:
+        async with asyncio.timeout(20):
+            looks = (one.found(s, serving=False) for one, s in zip(by, services, strict=True))
+            found = await asyncio.gather(*looks)
+            assert await asyncio.to_thread(lambda: "answered") == "answered"
+            again = await by[0].found(services[0], serving=True, now=NOW + 3600)
+        said = "file:///models/0 is not read after 0.05 s: the worker sizes itself"
+        assert found[0] == again == Unread(said)
+        assert all(isinstance(one, Unread) and not one.is_pending for one in found)
+    finally:
+        model.may_end.set()
+    async with asyncio.timeout(20):
+        while (seen := await by[0].found(services[0], serving=False, now=NOW + 3600)) != CHECKPOINT:
+            assert isinstance(seen, Unread)
+
+
 async def test_a_model_without_pods_is_waited_for(model: Model) -> None:
     by = Reader(create_service())
     model.may_end.clear()

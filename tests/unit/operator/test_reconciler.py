@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
+import time
 from base64 import b64decode
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import pytest
-from sluice_operator import reconcile
-from sluice_operator.cluster import Cluster, Ref
+from sluice_operator import model_reader, reconcile
+from sluice_operator.checkpoint import Unread
+from sluice_operator.cluster import Cluster, ClusterError, Ref
 from sluice_operator.metrics import create_metrics
+from sluice_operator.model_reader import Found
+from sluice_operator.observed import timestamp
+from sluice_operator.ownership import ASKING_MANAGER
 from sluice_operator.reconcile import Context, Reconciler
-from sluice_operator.scrape import create_client
 from sluice_operator.settings import FIELD_MANAGER
+from sluice_worker.contract import encode
 from unit.operator.objects import changed, valid_object
-from unit.operator.observations import NOW, SETTINGS
+from unit.operator.observations import (
+    CHECKPOINT,
+    NOW,
+    SETTINGS,
+    create_config,
+    create_evidence,
+    pod_body,
+)
 
 WATCHED = ("ConfigMap", "Service", "Deployment")
 Key = tuple[str, str]
@@ -28,9 +44,14 @@ class Store(Cluster):
         self.objects: dict[Key, dict[str, Any]] = {}
         self.num_writes = 0
         self.events: list[Any] = []
+        self.statuses: list[dict[str, Any]] = []
+        self.pods: list[dict[str, Any]] = []
+        self.refused: dict[str, ClusterError] = {}
         self.after_write: Callable[[str], None] = lambda kind: None
 
     async def get(self, ref: Ref) -> Any:
+        if ref.kind in self.refused:
+            raise self.refused[ref.kind]
         return self.objects.get((ref.kind, ref.name))
 
     async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
@@ -47,14 +68,19 @@ class Store(Cluster):
     async def apply(
         self, manifest: Any, subresource: str = "", manager: str = FIELD_MANAGER
     ) -> dict[str, Any]:
-        assert manager == FIELD_MANAGER
         self.num_writes += 1
         live: dict[str, Any] = json.loads(json.dumps(manifest))
         if subresource:
             live["metadata"] |= {"uid": "uid-1", "resourceVersion": "0"}
+            self.statuses.append(live["status"])
             return live
         key = manifest["kind"], manifest["metadata"]["name"]
         before = self.objects.get(key)
+        if manager == ASKING_MANAGER:
+            assert before
+            before["metadata"]["annotations"] |= manifest["metadata"]["annotations"]
+            return before
+        assert manager == FIELD_MANAGER
         uid = before["metadata"]["uid"] if before else f"made-{self.num_writes}"
         live["metadata"] |= {"uid": uid, "resourceVersion": str(self.num_writes)}
         self.objects[key] = live
@@ -62,7 +88,36 @@ class Store(Cluster):
         return live
 
     def watched(self, kind: str, namespace: str, owner: str) -> list[Any]:
+        if kind == "Pod":
+            return self.pods
         return [body for (of, _), body in self.objects.items() if of == kind and kind in WATCHED]
+
+
+@dataclass
+class Clock:
+    """Stands in for `time`: the wall clock may be set, the other one only goes on."""
+
+    wall_s: float = NOW
+    running_s: float = field(default_factory=time.monotonic)
+
+    def time(self) -> float:
+        return self.wall_s
+
+    def monotonic(self) -> float:
+        return self.running_s
+
+
+@dataclass
+class AdminPorts:
+    """The pods' admin ports, and what they were asked."""
+
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append((request.method, request.url.path))
+        is_config = request.url.path == "/v1/runtime_config"
+        found = encode(create_config()) if is_config else encode(create_evidence())
+        return httpx.Response(200, stream=httpx.ByteStream(found))
 
 
 def body(generation: int = 1, **spec: Any) -> dict[str, Any]:
@@ -80,8 +135,25 @@ def store() -> Store:
 
 
 @pytest.fixture
-def reconciler(store: Store) -> Reconciler:
-    context = Context(SETTINGS, store, create_client(), create_metrics(), store.watched)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(reconcile, "time", made)
+    return made
+
+
+@pytest.fixture
+def ports() -> AdminPorts:
+    return AdminPorts()
+
+
+@pytest.fixture
+def context(store: Store, ports: AdminPorts) -> Context:
+    client = httpx.AsyncClient(transport=httpx.MockTransport(ports.answer))
+    return Context(SETTINGS, store, client, create_metrics(), store.watched)
+
+
+@pytest.fixture
+def reconciler(context: Context) -> Reconciler:
     made = Reconciler(context, "default", "demo")
     made.see(body())
     return made
@@ -96,7 +168,7 @@ async def test_a_child_that_goes_while_it_is_written_is_made_again(
         if kind == "Deployment":
             store.after_write = lambda kind: None
             gone = store.objects.pop(("Deployment", "demo"))
-            reconciler.child_deleted("Deployment", gone["metadata"]["uid"])
+            reconciler.child_deleted("Deployment", gone)
 
     store.after_write = lose
     reconciler.see(body(2, replicas=2))
@@ -119,18 +191,16 @@ async def test_a_child_that_went_unseen_right_after_it_was_written_is_found_miss
 
 
 async def test_the_token_of_another_s_secret_is_not_ours(
-    store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
+    store: Store, reconciler: Reconciler, clock: Clock
 ) -> None:
     """Of an object that was just deleted and made again, or of anybody."""
-    clock = [NOW]
-    monkeypatch.setattr("sluice_operator.reconcile.time.time", lambda: clock[0])
     key = ("Secret", "demo-admin")
     meta = {"name": "demo-admin", "uid": "old", "resourceVersion": "1"}
     store.objects[key] = {"kind": "Secret", "metadata": meta, "data": {"token": "Zm9yZWlnbg=="}}
     await reconciler.reconcile()
     assert list(store.objects) == [key]
     del store.objects[key]
-    clock[0] += 5
+    clock.running_s += 5
     await reconciler.reconcile()
     assert ("Deployment", "demo") in store.objects, "looked at again at the next pass"
     assert b64decode(store.objects[key]["data"]["token"]) != b"foreign"
@@ -149,3 +219,138 @@ async def test_fields_of_a_newer_crd_are_left_out_and_told_once(
     named = told["message"].partition(": ")[2].split(", ")
     paths = {"spec.warmup", "spec.hardware.topology", "spec.hardware.tolerations[0].since"}
     assert set(named) == paths
+
+
+def _condition(store: Store, kind: str) -> tuple[str, str]:
+    """Status and reason of a condition in the newest status."""
+    [found] = [c for c in store.statuses[-1]["conditions"] if c["type"] == kind]
+    return found["status"], found["reason"]
+
+
+def _reasons(store: Store) -> list[str]:
+    return [event["reason"] for event in store.events]
+
+
+async def test_pods_that_serve_are_looked_after_though_a_child_cannot_be_read(
+    store: Store, reconciler: Reconciler, ports: AdminPorts, clock: Clock
+) -> None:
+    store.pods = [pod_body()]
+    await reconciler.reconcile()
+    clock.running_s += 60
+    store.refused["Secret"] = ClusterError(500, "InternalError", "no key decrypts it")
+    reconciler.see(body(2, **{"batching.maxNumSeqs": 2}))
+    for _ in range(2):
+        ports.asked.clear()
+        with pytest.raises(ClusterError, match="Secret demo-admin cannot be read: no key"):
+            await reconciler.reconcile()
+        assert ("GET", "/v1/evidence") in ports.asked
+        assert ("PATCH", "/v1/runtime_config") in ports.asked
+        assert store.objects["ConfigMap", "demo-runtime"]["data"]["max_num_seqs"] == "2"
+        assert _condition(store, "Ready")[0] == "True"
+        assert _condition(store, "Stalled") == ("True", "ApplyFailed")
+    assert "ApplyFailed" in _reasons(store)
+    store.refused.clear()
+    await reconciler.reconcile()
+    assert _condition(store, "Stalled")[0] == "False"
+
+
+@pytest.mark.parametrize(("kind", "is_made"), [("Secret", False), ("PodDisruptionBudget", True)])
+async def test_a_child_that_was_never_read_is_not_written_over(
+    store: Store, reconciler: Reconciler, kind: str, is_made: bool
+) -> None:
+    """Without its token an operator can do nothing with the pods."""
+    store.refused[kind] = ClusterError(403, "Forbidden", "no right")
+    with pytest.raises(ClusterError, match="no right"):
+        await reconciler.reconcile()
+    made = {of for of, _ in store.objects}
+    assert kind not in made
+    assert ("Deployment" in made) is is_made
+    assert _condition(store, "Stalled") == ("True", "ApplyFailed")
+    assert _condition(store, "Ready")[0] == "False"
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause between passes."""
+    for name in ("_MIN_SPACING_S", "_SERVING_BACKOFF_S", "_MAX_BACKOFF_S"):
+        monkeypatch.setattr(reconcile, name, 0.0)
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_an_api_server_that_is_away_for_a_night_ends_nothing(
+    reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    morning, failures = asyncio.Event(), itertools.count(1)
+
+    async def fail() -> float:
+        if next(failures) == 1100:
+            morning.set()
+        raise ClusterError(0, "Unreachable", "the API server cannot be reached")
+
+    monkeypatch.setattr(reconciler, "reconcile", fail)
+    passes = asyncio.create_task(reconciler.run())
+    waiting = asyncio.create_task(morning.wait())
+    await asyncio.wait({passes, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    assert not passes.done()
+    passes.cancel()
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_a_pod_that_cannot_be_understood_fails_a_pass_and_ends_nothing(
+    store: Store, reconciler: Reconciler, context: Context
+) -> None:
+    store.pods = [pod_body(startTime="yesterday")]
+    passes = asyncio.create_task(reconciler.run())
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert not passes.done()
+    passes.cancel()
+    assert context.metrics.registry.get_sample_value(
+        "sluice_operator_passes_total", {"result": "bug"}
+    )
+
+
+async def test_a_wall_clock_that_is_set_back_delays_nothing(
+    store: Store, reconciler: Reconciler, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Found] = [Unread("not there")]
+    monkeypatch.setattr(model_reader, "_read", lambda *_: found[-1])
+    monkeypatch.setattr(model_reader, "_LOCAL_DEADLINE_S", 30.0)
+    await reconciler.reconcile()
+    del store.objects["Secret", "demo-admin"]
+    found.append(CHECKPOINT)
+    clock.wall_s -= 3600
+    clock.running_s += 120
+    await reconciler.reconcile()
+    assert ("Secret", "demo-admin") in store.objects
+    assert _condition(store, "ModelFits")[0] == "True"
+
+
+async def test_a_pod_that_its_node_refuses_is_the_reason_of_not_ready(
+    store: Store, reconciler: Reconciler, clock: Clock
+) -> None:
+    refused = pod_body(phase="Failed", reason="NodeAffinity", message="it matches no more")
+    refused["metadata"]["creationTimestamp"] = timestamp(clock.wall_s)
+    store.pods = [refused]
+    await reconciler.reconcile()
+    assert _condition(store, "Ready") == ("False", "NodeAffinity")
+
+
+async def test_a_child_that_goes_during_a_pass_is_told_at_the_next(
+    store: Store, reconciler: Reconciler
+) -> None:
+    await reconciler.reconcile()
+
+    def lose(kind: str) -> None:
+        store.after_write = lambda kind: None
+        reconciler.child_deleted("Service", store.objects.pop(("Service", "demo")))
+
+    store.after_write = lose
+    reconciler.see(body(2, replicas=2))
+    await reconciler.reconcile()
+    assert "ChildRestored" not in _reasons(store)
+    await reconciler.reconcile()
+    assert ("Service", "demo") in store.objects
+    assert _reasons(store).count("ChildRestored") == 1
+    await reconciler.reconcile()
+    assert _reasons(store).count("ChildRestored") == 1

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 from sluice_operator import events, status
-from sluice_operator.observed import Pod, Rollout, has_ended, pod_of, rollout_of, timestamp
+from sluice_operator.observed import (
+    Pod,
+    Rollout,
+    failure_of,
+    has_ended,
+    pod_of,
+    rollout_of,
+    timestamp,
+)
 from sluice_operator.reasons import Reason
 from sluice_operator.runtime import Runtime
 from sluice_operator.status import Report, build, milliseconds, refuse
@@ -103,6 +111,13 @@ def test_a_pod_that_does_not_start_is_the_reason_of_not_ready(
     assert _condition(report, "Stalled")["reason"] == reason
 
 
+def test_a_container_that_comes_first_can_keep_a_pod_from_starting() -> None:
+    """A webhook's, say."""
+    pod = _waiting("PodInitializing")
+    pod["initContainerStatuses"] = _waiting("ImagePullBackOff")["containerStatuses"]
+    assert _condition(_report(pods=(create_pod(**pod),)), "Ready")["reason"] == "ImagePullBackOff"
+
+
 def test_a_crashing_worker_speaks_through_its_last_line() -> None:
     pod = _waiting("CrashLoopBackOff", "back-off 5m0s restarting failed container")
     said = "sluice-worker: --model /models/x is not a directory"
@@ -136,6 +151,60 @@ def test_pods_that_may_not_be_made_are_the_reason_of_not_ready() -> None:
     ready = _condition(report, "Ready")
     assert (ready["status"], ready["reason"]) == ("False", "FailedCreate")
     assert "exceeded quota" in ready["message"]
+
+
+def test_a_rollout_that_makes_no_progress_is_the_reason_of_not_ready() -> None:
+    late = {
+        "type": "Progressing",
+        "status": "False",
+        "reason": "ProgressDeadlineExceeded",
+        "message": 'ReplicaSet "demo-7f" has timed out progressing.',
+    }
+    deployment = {"metadata": {"generation": 1}, "status": {"conditions": [late]}}
+    report = _report(pods=(create_pod(conditions=[]),), rollout=rollout_of(deployment))
+    assert _condition(report, "Ready")["reason"] == "ProgressDeadlineExceeded"
+    assert _condition(report, "Stalled")["status"] == "True"
+
+
+def _failed(seconds_ago: float, reason: str, **meta: Any) -> dict[str, Any]:
+    """A pod that its node failed."""
+    changed = {
+        "type": "Ready",
+        "status": "False",
+        "lastTransitionTime": timestamp(NOW - seconds_ago),
+    }
+    said = f"{reason} it was"
+    body = pod_body(phase="Failed", reason=reason, message=said, conditions=[changed])
+    body["metadata"] |= {"creationTimestamp": timestamp(NOW - 86400), **meta}
+    return body
+
+
+def test_pods_that_fail_before_any_container_are_the_reason_of_not_ready() -> None:
+    """Such as each that a node refuses; one after another, so it is not named."""
+    bodies = [_failed(60, "Evicted"), _failed(2, "UnexpectedAdmissionError"), pod_body()]
+    failed = failure_of(bodies, NOW)
+    starting = create_pod(conditions=[])
+    report = _report(pods=(starting,), failed=failed, rollout=Rollout(True, 1, 1, 0))
+    said = "a pod that failed: UnexpectedAdmissionError: UnexpectedAdmissionError it was"
+    for kind in ("Ready", "Stalled"):
+        condition = _condition(report, kind)
+        assert (condition["reason"], condition["message"]) == ("UnexpectedAdmissionError", said)
+    assert _condition(_report(failed=failed), "Ready")["message"] == "1 of 1 pods serve"
+    none_asked_for = _report(pods=(), failed=failed, desired=0)
+    assert _condition(none_asked_for, "Ready")["reason"] == "ScaledToZero"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _failed(3600, "Evicted"),
+        _failed(2, ""),
+        pod_body(phase="Running"),
+        pod_body(phase="Succeeded", reason="Completed"),
+    ],
+)
+def test_a_failure_of_long_ago_or_of_no_reason_is_none(body: dict[str, Any]) -> None:
+    assert failure_of([body], NOW) is None
 
 
 def test_one_pod_of_two_serves_and_the_other_is_named() -> None:

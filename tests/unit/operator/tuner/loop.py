@@ -48,6 +48,7 @@ class Loop:
             self.world.set_cap(decision.cap)
         if decision.replicas != self.world.replicas:
             self.world.set_replicas(decision.replicas)
+        self.world.patch()
         return decision
 
     @property

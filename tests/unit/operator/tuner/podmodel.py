@@ -8,7 +8,7 @@ target), and closes a `contract.Tick` every 2 s. Times are seconds, step paramet
 import heapq
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, exp, log, sqrt
 from random import Random
 
@@ -149,7 +149,9 @@ class Pod:
         self.cap, self.epoch = cap, epoch
         self.random = Random(seed)
         self.slowness = 1.0
-        self.deaf = self.silent = self.terminating = False
+        self.terminating = False
+        self.deaf = self.silent = False  # misses what is sent to it; answers nothing at all
+        self.last_said: PodView | None = None
         self.ready_s: float | None = None
         self.waiting: deque[Job] = deque()
         self.prefilling: deque[Job] = deque()
@@ -175,7 +177,7 @@ class Pod:
 
     def patch(self, cap: int, epoch: int) -> None:
         """Change the cap live; the excess drains, and the tick is not settled."""
-        if self.deaf:
+        if self.deaf or self.silent:
             return
         self.cap, self.epoch = cap, epoch
         self.tick.settled = False
@@ -389,13 +391,15 @@ class Pod:
         return Waiting(num, 0)
 
     def view(self, now: float) -> PodView:
-        """What the operator sees of this pod."""
+        """What the operator sees of this pod: of a silent one, what it last said."""
         ready = self.ready_s is not None and now >= self.ready_s
-        if not ready or self.silent:
+        if not ready:
             return PodView(self.name, ready, self.terminating, None, None, None)
-        return PodView(
-            self.name, ready, self.terminating, self._evidence(), self._config(), self.ready_s
-        )
+        if self.last_said is None or not self.silent:
+            self.last_said = PodView(
+                self.name, ready, self.terminating, self._evidence(), self._config(), self.ready_s
+            )
+        return replace(self.last_said, terminating=self.terminating)
 
     def _evidence(self) -> Evidence:
         shape, slow = self.shape, self.slowness

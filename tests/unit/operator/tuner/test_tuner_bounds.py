@@ -92,7 +92,7 @@ def test_gaps_of_ten_seconds_tell_more_than_the_prediction(ticks: int, gaps: int
 
 
 def test_gaps_of_before_it_became_slow_tell_nothing() -> None:
-    """A minute of 16 ms, and ten seconds of 29, within the target of 30 at 8 and at no higher cap."""
+    """A minute of 16 ms, and ten seconds of 29, which hold a target of 30 at 8 and no higher."""
     calm = [tick(seq, waiting=QUEUED, steps=250, itl=gaps_in(140)) for seq in range(1, 26)]
     slow = [tick(seq, waiting=QUEUED, steps=250, itl=gaps_in(170)) for seq in range(26, 31)]
     targets, limits = replace(TARGETS, itl_ms=SNUG), replace(LIMITS, max_replicas=1)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
 from unit.operator.tuner.podmodel import Request
 from unit.operator.tuner.traces import bursts, poisson
@@ -137,13 +138,27 @@ def test_edited_targets_void_the_evidence_and_what_was_learnt() -> None:
     assert world.cap > 16
 
 
-def test_three_nines_at_one_request_a_second_change_nothing() -> None:
-    targets = replace(TARGETS, percentile="99.9", window_s=600)
-    world = World(SMALL_CPU, targets, poisson([(600, 1)]), cap=8)
-    loop = Loop(world, limits())
-    loop.run(600)
-    assert loop.cap_changes == loop.replica_changes == []
-    assert loop.last.verdicts["timeToFirstToken"].verdict in ("Hold", "Headroom")
+@pytest.mark.parametrize(("percentile", "by_s"), [("90", 60), ("99", 120), ("99.9", 1200)])
+def test_three_nines_at_one_request_a_second_change_nothing_for_want_of_samples(
+    percentile: str, by_s: float
+) -> None:
+    """Three gaps a request are 1,800 in ten minutes. Headroom takes at least 2,145 for P99.9, 214
+    for P99. Nothing is predicted, nothing late, and the one sequence that may run is in use."""
+    targets = replace(TARGETS, percentile=percentile, window_s=600)
+    shape = replace(SMALL_CPU, reports_model=False)
+    one_a_second = (Request(float(second), 64, 4) for second in range(1200))
+    world = World(shape, targets, one_a_second, cap=1)
+    loop = Loop(world, limits(ceiling=2))
+    loop.run(min(600, by_s))
+    if by_s > 600:
+        assert loop.cap_changes == []
+        assert {decision.reason for _, decision in loop.decisions} == {"CollectingEvidence"}
+        judged = loop.last.verdicts["interTokenLatency"]
+        assert judged.samples_needed >= 2145 - 1800
+        assert f"headroom needs {judged.samples_needed} more samples" in loop.last.message
+    loop.run(by_s)
+    assert [(cap, reason) for _, cap, reason in loop.cap_changes] == [(2, "Headroom")]
+    assert loop.replica_changes == []
 
 
 def test_rare_traffic_is_said_to_be_unverifiable() -> None:

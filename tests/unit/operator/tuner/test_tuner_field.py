@@ -3,9 +3,22 @@
 from dataclasses import replace
 
 import pytest
+from sluice_operator.plan import _targets, _wire_slo
+from sluice_operator.spec import parse
 from sluice_operator.tuner import Past, decide
-from sluice_worker.contract import FirstTokens
-from unit.operator.tuner.made import TARGETS, late, observation, pod, tick
+from sluice_worker.contract import (
+    TICK_SECONDS,
+    Evidence,
+    FirstTokens,
+    RuntimePatch,
+    Slo,
+    decode,
+    encode,
+)
+from sluice_worker.evidence import Recorder
+from sluice_worker.wire import FirstToken
+from unit.operator.objects import changed, valid_object
+from unit.operator.tuner.made import observation, pod, tick
 
 
 def test_a_day_of_counts_is_no_rate() -> None:
@@ -27,13 +40,57 @@ def test_the_same_evidence_read_again_is_no_more_demand() -> None:
     assert once.arrivals_per_s == again.arrivals_per_s == 5.0
 
 
-@pytest.mark.parametrize(("ttft_ms", "verdict"), [(500, "Breach"), (0.5, "Breach"), (500_000, "")])
-def test_milliseconds_are_milliseconds_on_both_sides(ttft_ms: float, verdict: str) -> None:
-    """Units mixed: counts over target are the pod's, the quantile beside them is in the same ms."""
-    misses = late(10, 10) if verdict else late(10, 0)
-    view = pod("a", [tick(seq, ttft=misses) for seq in range(1, 61)])
-    _, decision = decide(Past(), observation(view, targets=replace(TARGETS, ttft_ms=ttft_ms)))
-    judged = decision.verdicts["timeToFirstToken"]
-    assert judged.target_ms == ttft_ms
-    assert (judged.verdict == "Breach") == bool(verdict)
-    assert judged.quantile_ms == pytest.approx(1.02**350 if verdict else 1.02**250, rel=0.02)
+def served(slo: Slo, num_ticks: int) -> Evidence:
+    """What a worker's own recorder closes for two requests in each tick, timed in seconds.
+
+    One has its first token after 0.4 s, then gaps of 0.04 s, and ends after 0.8 s; the other 0.6,
+    0.06 and 1.2.
+    """
+    recorder = Recorder("boot", 0.0, 1000.0)
+    recorder.start(1, 8, slo)
+    for number in range(num_ticks):
+        began_s = TICK_SECONDS * number
+        for first_s, gap_s in ((0.4, 0.04), (0.6, 0.06)):
+            flight = recorder.arrive(f"{number}-{first_s}", began_s, began_s, 10)
+            recorder.first_token(flight, began_s + first_s, FirstToken(first_s, 0.0, 0.0, 0))
+            for gap in range(1, 11):
+                recorder.next_token(flight, began_s + first_s + gap * gap_s, at_cap=True)
+            recorder.finish(flight, began_s + first_s + 10 * gap_s)
+        end_s = began_s + TICK_SECONDS
+        recorder.advance(end_s, 1000.0 + end_s, 0.0)
+    return recorder.evidence(0)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "itl", "e2e", "over"),
+    [
+        ("500ms", "50ms", "1s", 1),
+        ("0.5s", "0.05s", "1000ms", 1),
+        ("700ms", "0.07s", "1s500ms", 0),
+        ("0.3s", "30ms", "0.7s", 2),
+    ],
+)
+def test_units_agree_from_the_objects_text_through_the_worker_to_the_verdict(
+    ttft: str, itl: str, e2e: str, over: int
+) -> None:
+    """`over` of the two requests of each tick are; the quantiles are those of the slower one."""
+    slo = {"timeToFirstToken": ttft, "interTokenLatency": itl, "endToEnd": e2e}
+    spec = parse(changed(valid_object(), "spec.slo", slo)).spec
+    sent = decode(encode(RuntimePatch(1, slo=_wire_slo(spec))), RuntimePatch).slo
+    assert sent is not None
+    evidence = decode(encode(served(sent, 60)), Evidence)
+    view = replace(pod("a", evidence.ticks), evidence=evidence)
+    _, decision = decide(Past(), observation(view, targets=_targets(spec)))
+    told = {
+        name: (judged.n, judged.over, judged.verdict == "Breach")
+        for name, judged in decision.verdicts.items()
+    }
+    assert told == {
+        "timeToFirstToken": (120, 60 * over, over > 0),
+        "interTokenLatency": (1200, 600 * over, over > 0),
+        "endToEnd": (120, 60 * over, over > 0),
+    }
+    asked_ms = [judged.target_ms for judged in decision.verdicts.values()]
+    assert asked_ms == [sent.ttft_ms, sent.itl_ms, sent.e2e_ms]
+    quantiles = [judged.quantile_ms for judged in decision.verdicts.values()]
+    assert quantiles == [pytest.approx(ms, rel=0.011) for ms in (600, 60, 1200)]

@@ -143,6 +143,30 @@ def test_overload_at_the_maximum_keeps_the_promise_broken_and_says_why(overload:
     assert world.replicas == 1
 
 
+def test_all_shed_at_the_maximum_keeps_the_promise_broken_and_counts_each_once() -> None:
+    """Four answers without end hold all places of the ceiling, and the queue behind them is full:
+    for four minutes and more, nobody who comes is served."""
+    shape = replace(SMALL_CPU, ceiling=4, max_num_queued=20, kv_tokens=10_000_000)
+    targets = replace(TARGETS, overload="Shed")
+    endless = [Request(60 + 0.1 * number, 16, 1_000_000) for number in range(4)]
+    shed = (replace(request, t_s=request.t_s + 65) for request in poisson([(300, 5)], seed=3))
+    trace = chain(poisson([(50, 2)]), endless, shed)
+    loop = Loop(World(shape, targets, trace, cap=4), limits(ceiling=4, max_replicas=1))
+    loop.run(365)
+    minutes = [t for serving in loop.world.pods for t in serving.ticks if t.t_s > 80]
+    assert sum(t.arrivals for t in minutes) == sum(t.refused for t in minutes) > 1000
+    assert sum(t.finished + t.ttft.n - t.ttft.over for t in minutes) == 0
+    for at, decision in loop.decisions:
+        if at > 140:
+            assert (decision.slo_met.holds, decision.slo_met.reason) == (False, "AtMaxReplicas")
+            judged = decision.verdicts["timeToFirstToken"]
+            refused = sum(t.refused for t in minutes if at - targets.window_s < t.t_s <= at)
+            assert (judged.n, judged.over, judged.verdict) == (refused, refused, "Breach")
+            assert (decision.good_share, decision.smooth_share) == (0, 0)
+    assert loop.cap_changes == loop.replica_changes == []
+    assert (loop.last.cause, loop.last.limited_by) == ("cap", "VRAM")
+
+
 def test_zero_traffic_scales_in_to_the_minimum() -> None:
     world = World(SMALL_CPU, TARGETS, (), cap=8, replicas=4)
     loop = Loop(world, limits())
@@ -180,20 +204,22 @@ def test_keep_alive_clients_on_the_old_pod_do_not_add_pods_beyond_demand() -> No
     assert max(replicas for _, replicas, _ in loop.replica_changes) == 2
 
 
-def test_scaling_in_mid_stream_loses_no_request() -> None:
+def test_scaling_in_mid_stream_is_one_step_after_its_window() -> None:
+    """Of the decision alone: it names a number and no pod, goes there once, after the demand has
+    asked for it for the whole window, and stays there while the pod that leaves drains. That no
+    answer is cut off is the Deployment's and the worker's doing, and proved with them."""
     long_ones = [Request(60, 16, 6000) for _ in range(6)]
     usual = poisson([(60, 5), (100, 0.5)], output=200)
     trace = sorted([*usual, *long_ones], key=lambda request: request.t_s)
     world = World(SMALL_CPU, TARGETS, trace, cap=30, replicas=2)
-    loop = Loop(world, limits(scale_down_window_s=4))
-    loop.run(400)
-    pods = world.pods + world.gone
-    assert [replicas for _, replicas, _ in loop.replica_changes] == [1]
-    assert len(world.gone) == 1
-    ended_s = next(t.t_s for t in reversed(world.gone[0].ticks) if t.finished)
-    assert ended_s > loop.replica_changes[0][0] + 5
-    assert sum(pod.total_finished for pod in pods) == len(trace)
-    assert world.lost == 0
+    loop = Loop(world, limits(scale_down_window_s=8))
+    loop.run(105)
+    ((at, replicas, reason),) = loop.replica_changes
+    assert (replicas, reason) == (1, "ScaledIn")
+    waited = [d.replicas_move.reason for before, d in loop.decisions if at - 8 <= before < at]
+    assert waited == ["ScaleDownWindow"] * 4
+    assert all(pod.running for pod in world.pods), "no longer in mid-stream"
+    assert sum(pod.terminating for pod in world.pods) == 1
 
 
 def test_an_infeasible_first_token_at_the_ceiling_does_not_pin_replicas() -> None:

@@ -116,8 +116,14 @@ class World:
     def set_cap(self, cap: int) -> None:
         """Change the cap of every pod, under a new epoch."""
         self.cap, self.epoch = cap, self.epoch + 1
+        self.patch()
+
+    def patch(self) -> None:
+        """Send cap and epoch to the pods that do not run them, as each pass of the rim does."""
         for pod in self.pods:
-            pod.patch(cap, self.epoch)
+            if (pod.cap, pod.epoch) == (self.cap, self.epoch):
+                continue
+            pod.patch(self.cap, self.epoch)
             if pod in self.serving:
                 self._run(pod)
 
