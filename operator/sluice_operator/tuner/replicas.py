@@ -121,7 +121,8 @@ def _overloaded(case: Case, demand: Demand) -> bool:
 
 
 def _queue_grows(case: Case) -> bool:
-    """Whether the queue grew all the while that every pod was full, and none is on its way."""
+    """Whether the queue grew, or was full and the rest refused, all the while that every pod was
+    full, and none is on its way."""
     num = int(k.GROWING_QUEUE_S / TICK_SECONDS)
     if not case.pods or case.fleet.num_ready < case.seen.replicas:
         return False
@@ -132,7 +133,7 @@ def _queue_grows(case: Case) -> bool:
         tick.max_running >= k.USED_SHARE * tick.max_num_seqs for span in spans for tick in span
     )
     before = sum(span[0].waiting.total for span in spans)
-    after = sum(span[-1].waiting.total for span in spans)
+    after = sum(span[-1].waiting.total + sum(tick.refused for tick in span) for span in spans)
     return full and after > before * k.LOAD_ROSE and after > 0
 
 

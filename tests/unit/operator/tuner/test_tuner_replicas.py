@@ -13,8 +13,9 @@ import pytest
 from sluice_operator.tuner import Past, decide
 from sluice_operator.tuner.demand import Arrivals, Capacity, Queue, plan_demand, read_arrivals
 from sluice_operator.tuner.evidence import HeardPod
-from sluice_worker.contract import StepModel, Waiting
+from sluice_worker.contract import FirstTokens, Requests, StepModel, Waiting
 from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
+from unit.operator.tuner.made import LIMITS as MADE_LIMITS
 from unit.operator.tuner.made import TARGETS as MADE_TARGETS
 from unit.operator.tuner.made import late, observation, pod, tick
 from unit.operator.tuner.podmodel import Pod, Request
@@ -391,3 +392,17 @@ def test_a_queue_that_is_gone_before_a_pod_is_there_asks_for_none() -> None:
     observed = observation(pod("a", seen, model=model), targets=targets, cap=64)
     assert decide(Past(), observed)[1].desired_replicas == 1
     assert decide(Past(cold_start_s=1.0), observed)[1].desired_replicas == 2
+
+
+def test_pods_whose_queue_is_full_and_who_refuse_all_the_rest_get_help() -> None:
+    """Endless answers: nothing has finished, so nobody knows what a pod can do."""
+    seen = [
+        tick(seq, arrivals=80, refused=80, finished=0, good=0, smooth=0, waiting=Waiting(cap=20),
+             ttft=FirstTokens(80, 80), e2e=Requests())
+        for seq in range(1, 31)
+    ]  # fmt: skip
+    limits = replace(MADE_LIMITS, ceiling=8)
+    _, decision = decide(Past(), observation(pod("a", seen), limits=limits))
+    assert (decision.replicas, decision.replicas_reason) == (2, "ScaledOut")
+    held = [msgspec.structs.replace(t, refused=0, ttft=FirstTokens()) for t in seen]
+    assert decide(Past(), observation(pod("a", held), limits=limits))[1].replicas == 1
