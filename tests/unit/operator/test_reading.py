@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from typing import Any
 
@@ -21,10 +22,15 @@ REFUSED = Refused("the repository is gated")
 class Model:
     """What reading it finds, once it may."""
 
-    def __init__(self, found: Found) -> None:
-        self.found = found
+    def __init__(self, found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found, self._patch = found, monkeypatch.setattr
         self.may_end = threading.Event()
         self.may_end.set()
+
+    def hold(self) -> None:
+        """Reading ends only once it may, and whoever serves does not wait for that."""
+        self.may_end.clear()
+        self._patch(model_reader, "_SERVING_WAIT_S", 0.01)
 
     def read(self, *_: Any) -> Found:
         assert self.may_end.wait(30)
@@ -33,9 +39,9 @@ class Model:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Model:
-    made = Model(CHECKPOINT)
+    made = Model(CHECKPOINT, monkeypatch)
     monkeypatch.setattr(model_reader, "_read", made.read)
-    monkeypatch.setattr(model_reader, "_SERVING_WAIT_S", 0.01)
+    monkeypatch.setattr(model_reader, "_SERVING_WAIT_S", 30.0)
     return made
 
 
@@ -65,7 +71,7 @@ class Reader:
 async def test_what_serves_waits_for_no_model_and_is_not_rolled_out_unread(model: Model) -> None:
     asked = create_service(model__uri="hf://org/new")
     by = Reader(create_service())
-    model.may_end.clear()
+    model.hold()
     assert await by.found(asked, serving=True) == Unread("the model is being read", is_pending=True)
     model.may_end.set()
     async with asyncio.timeout(30):
@@ -80,7 +86,7 @@ async def test_a_file_system_that_hangs_holds_up_nothing_but_its_own_models(
 ) -> None:
     """The API server's calls go through asyncio's own threads."""
     monkeypatch.setattr(model_reader, "_LOCAL_DEADLINE_S", 0.05)
-    model.may_end.clear()
+    model.hold()
     num_hung = 100
     services = [create_service(model__uri=f"file:///models/{i}") for i in range(num_hung)]
     by = [Reader(create_service()) for _ in services]
@@ -95,14 +101,19 @@ async def test_a_file_system_that_hangs_holds_up_nothing_but_its_own_models(
         assert all(isinstance(one, Unread) and not one.is_pending for one in found)
     finally:
         model.may_end.set()
+    hours = itertools.count(1)  # what is unread is tried again after a minute
+
+    async def look_again() -> Found:
+        return await by[0].found(services[0], serving=False, now=NOW + 3600 * next(hours))
+
     async with asyncio.timeout(20):
-        while (seen := await by[0].found(services[0], serving=False, now=NOW + 3600)) != CHECKPOINT:
+        while (seen := await look_again()) != CHECKPOINT:
             assert isinstance(seen, Unread)
 
 
 async def test_a_model_without_pods_is_waited_for(model: Model) -> None:
     by = Reader(create_service())
-    model.may_end.clear()
+    model.hold()
     reading = asyncio.create_task(by.found(create_service(), serving=False))
     done, _ = await asyncio.wait({reading}, timeout=0.1)
     assert not done
@@ -114,7 +125,7 @@ async def test_what_was_refused_stays_so_while_it_is_read_again(model: Model) ->
     asked, by = create_service(model__uri="hf://org/gated"), Reader(create_service())
     model.found = REFUSED
     assert await by.found(asked, serving=False) == REFUSED
-    model.may_end.clear()
+    model.hold()
     assert await by.found(asked, serving=True, now=NOW + 1000) == REFUSED
     model.may_end.set()
 
