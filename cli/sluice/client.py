@@ -10,6 +10,7 @@ import math
 import random
 import re
 import time
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,7 +72,7 @@ class Outcome:
         return self.result == "ok"
 
 
-def quantile(values: list[float], q: float) -> float | None:
+def quantile(values: Sequence[float], q: float) -> float | None:
     """The q-quantile (nearest rank), or None without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(q * len(ordered) - 1e-9) - 1)] if ordered else None

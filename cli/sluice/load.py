@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -59,7 +59,7 @@ class Ledger:
         }
 
 
-def quantile_ms(seconds: list[float], q: float) -> float | None:
+def quantile_ms(seconds: Sequence[float], q: float) -> float | None:
     """The q-quantile (nearest rank) in milliseconds, or None without values."""
     value = quantile(seconds, q)
     return None if value is None else round(1000 * value, 2)

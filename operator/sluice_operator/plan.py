@@ -127,7 +127,8 @@ def _plan_nothing(
 ) -> Plan:
     """The model does not fit, and no pods are there: no child is made."""
     runtime = observed.runtime or Runtime(0, None, 0)
-    report = _report(service, observed, _Tuned(runtime, None), None, _rollout((), observed))
+    rollout = rollout_of(observed.live.get("Deployment"))
+    report = _report(service, observed, _Tuned(runtime, None), None, rollout)
     new_status = status.build(report, observed.previous, now)
     notices = tuple(events.transitions(observed.previous, new_status))
     return Plan((), (), (), notices, new_status, observed.runtime, settings.resync_s)
@@ -433,13 +434,12 @@ def _can_wait(manifest: Object, live: Object, observed: Observed) -> bool:
 
 def _rollout(written: tuple[Object, ...], observed: Observed) -> Rollout:
     """The Deployment's account of itself: of no spec that is only being written."""
-    live = observed.live.get("Deployment") or {}
-    rollout = rollout_of(observed.live.get("Deployment"))
-    for manifest in written:
-        is_pods = manifest["kind"] == "Deployment"
-        if is_pods and any(drift.differences(manifest["spec"], live.get("spec"))):
-            return replace(rollout, observed=False)
-    return rollout
+    live = observed.live.get("Deployment")
+    held = live.get("spec") if live else None
+    specs = (manifest["spec"] for manifest in written if manifest["kind"] == "Deployment")
+    rollout = rollout_of(live)
+    is_new = any(any(drift.differences(spec, held)) for spec in specs)
+    return replace(rollout, observed=False) if is_new else rollout
 
 
 def _conditional(manifest: Object, live: Object | None) -> Object:

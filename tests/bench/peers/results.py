@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from msgspec import Struct
+from sluice.load import quantile_ms
 
-from .rounds import Run, quantile
+from .rounds import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,6 @@ def make_run(
 ) -> Run:
     """One run as it is kept. `cpu`: its own and the other peers'; `work`: prompt tokens, FLOPs."""
     own, others_s = cpu
-
-    def ms(seconds: tuple[float, ...], q: float) -> float | None:
-        value = quantile(seconds, q)
-        return None if value is None else round(1000 * value, 2)
-
     return Run(
         peer=peer,
         repeat=repeat,
@@ -84,10 +80,10 @@ def make_run(
         prompt_tokens=work[0],
         output_tokens=result.output_tokens,
         flops=work[1],
-        ttft_p50_ms=ms(result.first_s, 0.5),
-        ttft_p99_ms=ms(result.first_s, 0.99),
-        itl_p50_ms=ms(result.gaps_s, 0.5),
-        itl_p99_ms=ms(result.gaps_s, 0.99),
+        ttft_p50_ms=quantile_ms(result.first_s, 0.5),
+        ttft_p99_ms=quantile_ms(result.first_s, 0.99),
+        itl_p50_ms=quantile_ms(result.gaps_s, 0.5),
+        itl_p99_ms=quantile_ms(result.gaps_s, 0.99),
     )
 
 

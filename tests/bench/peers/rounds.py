@@ -7,7 +7,6 @@ both count; if over half of the rounds do not, none is claimed.
 
 import statistics
 from collections.abc import Callable, Sequence
-from math import ceil
 
 from msgspec import Struct
 
@@ -70,14 +69,6 @@ def spread(values: Sequence[float]) -> Spread | None:
     if not values:
         return None
     return Spread(statistics.median(values), min(values), max(values), len(values))
-
-
-def quantile(values: Sequence[float], q: float) -> float | None:
-    """Nearest rank."""
-    if not values:
-        return None
-    rank = ceil(q * len(values) - 1e-9)
-    return sorted(values)[max(rank, 1) - 1]
 
 
 def counted(runs: Sequence[Run], peer: str, best_gflops: float) -> list[Run]:

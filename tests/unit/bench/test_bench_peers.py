@@ -10,11 +10,12 @@ from bench.peers import report
 from bench.peers.checkpoint import CONTROL, MODELS, tokenizer
 from bench.peers.goals import GOALS, judge, speed
 from bench.peers.results import Machine, TraceResult, failed_run
-from bench.peers.rounds import Claim, Run, counted, needs_more, order, quantile, ratio
+from bench.peers.rounds import Claim, Run, counted, needs_more, order, ratio
 from bench.peers.traces import FIRST_TEXT_ID, TRACES, VOCAB_SIZE
 from bench.peers.variants import TAKING_PART, VARIANTS, launch
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice.client import quantile
 from tokenizers import Tokenizer
 
 BEST = 400.0

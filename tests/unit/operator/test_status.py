@@ -139,14 +139,14 @@ def test_a_pod_killed_for_memory_long_ago_counts_again() -> None:
     assert _condition(report, "Ready")["status"] == "True"
 
 
+def _deployment(kind: str, is_true: bool, reason: str, message: str) -> dict[str, Any]:
+    """One that says so of itself."""
+    said = {"type": kind, "status": str(is_true), "reason": reason, "message": message}
+    return {"metadata": {"generation": 1}, "status": {"conditions": [said]}}
+
+
 def test_pods_that_may_not_be_made_are_the_reason_of_not_ready() -> None:
-    failure = {
-        "type": "ReplicaFailure",
-        "status": "True",
-        "reason": "FailedCreate",
-        "message": "exceeded quota",
-    }
-    deployment = {"metadata": {"generation": 1}, "status": {"conditions": [failure]}}
+    deployment = _deployment("ReplicaFailure", True, "FailedCreate", "exceeded quota")
     report = _report(pods=(), rollout=rollout_of(deployment))
     ready = _condition(report, "Ready")
     assert (ready["status"], ready["reason"]) == ("False", "FailedCreate")
@@ -154,13 +154,8 @@ def test_pods_that_may_not_be_made_are_the_reason_of_not_ready() -> None:
 
 
 def test_a_rollout_that_makes_no_progress_is_the_reason_of_not_ready() -> None:
-    late = {
-        "type": "Progressing",
-        "status": "False",
-        "reason": "ProgressDeadlineExceeded",
-        "message": 'ReplicaSet "demo-7f" has timed out progressing.',
-    }
-    deployment = {"metadata": {"generation": 1}, "status": {"conditions": [late]}}
+    said = 'ReplicaSet "demo-7f" has timed out progressing.'
+    deployment = _deployment("Progressing", False, "ProgressDeadlineExceeded", said)
     report = _report(pods=(create_pod(conditions=[]),), rollout=rollout_of(deployment))
     assert _condition(report, "Ready")["reason"] == "ProgressDeadlineExceeded"
     assert _condition(report, "Stalled")["status"] == "True"
