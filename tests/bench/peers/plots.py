@@ -10,6 +10,7 @@ from .goals import between, first, speed
 from .results import TraceResult
 from .rounds import Run, Value, spread
 from .traces import TRACES
+from .variants import VARIANTS
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of a backend without a screen
@@ -81,7 +82,7 @@ def plot_batches(
             if middle := spread(numbers):
                 sizes.append(size)
                 middles.append(middle.median)
-        style = "--" if peer.endswith("static") else "-"
+        style = "--" if VARIANTS[peer].is_static else "-"
         axes.plot(sizes, middles, style, color=colour(peer), label=peer)
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(results), [str(size) for size in results])

@@ -5,6 +5,7 @@ that no cache of prefixes answers with what the repeat before it left.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 VOCAB_SIZE = 8192
@@ -64,6 +65,21 @@ class Trace:
     def small(self, num_requests: int) -> "Trace":
         """The same trace with at most so many requests, for a trial."""
         return replace(self, num_requests=min(num_requests, self.num_requests))
+
+
+def padded(requests: Sequence[Request], size: int) -> tuple[Request, ...]:
+    """`requests` as batches of `size` see them where prompts are padded: as long as the longest.
+
+    Filled up with a prompt's own tokens, since equal ones would be found in a prefix cache.
+    """
+    made = []
+    for at in range(0, len(requests), size):
+        batch = requests[at : at + size]
+        longest = max(len(request.prompt) for request in batch)
+        for request in batch:
+            times = -(-longest // len(request.prompt))
+            made.append(replace(request, prompt=(request.prompt * times)[-longest:]))
+    return tuple(made)
 
 
 def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:

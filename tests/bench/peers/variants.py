@@ -29,12 +29,15 @@ class Variant:
     """What must be installed for it; nothing for Sluice."""
     is_static: bool = False
     """It makes batches itself, of the trace's cap, so all requests come at once."""
+    pads_prompts: bool = False
+    """It is asked with prompts that are as long as the longest of their batch."""
 
 
 def _vllm(name: str, about: str, *flags: str) -> Variant:
     return Variant(name, "vllm", about, flags, site="vllm")
 
 
+_STATIC = ("--batching-mode", "static", "--static-batch-size", "{cap}")
 VARIANTS = {
     variant.name: variant
     for variant in (
@@ -55,9 +58,17 @@ VARIANTS = {
         Variant(
             "sluice-static",
             "sluice",
-            "Sluice, bf16, static padded batches",
-            ("--batching-mode", "static", "--static-batch-size", "{cap}"),
+            "Sluice, bf16, static batches, answers padded, prompts not",
+            _STATIC,
             is_static=True,
+        ),
+        Variant(
+            "sluice-padded",
+            "sluice",
+            "the same, prompts padded too, as static batches elsewhere are",
+            _STATIC,
+            is_static=True,
+            pads_prompts=True,
         ),
         Variant(
             "sluice-target",
@@ -109,6 +120,7 @@ VARIANTS = {
 }
 
 _OURS = ("sluice", "sluice-w8a8", "sluice-torch")
+_STATICS = ("sluice-static", "sluice-padded")
 TAKING_PART: dict[str, tuple[str, ...]] = {
     "offline": (
         *(*_OURS, "sluice-offline", "vllm", "vllm-mp", "vllm-float32", "vllm-offline"),
@@ -116,10 +128,10 @@ TAKING_PART: dict[str, tuple[str, ...]] = {
     ),
     "prefix": ("sluice", "sluice-w8a8", "vllm", "transformers-continuous", "llama.cpp"),
     "bursty": ("sluice", "sluice-target", "vllm-256", "vllm-512", "vllm-2048", "llama.cpp"),
-    "chat": ("sluice", "sluice-static", "vllm"),
+    "chat": ("sluice", *_STATICS, "vllm"),
     "offline-500M": ("sluice", "sluice-w8a8", "vllm", "llama.cpp"),
     **{
-        f"batch-{size}": ("sluice", "sluice-static", "vllm", "transformers-static", "llama.cpp")
+        f"batch-{size}": ("sluice", *_STATICS, "vllm", "transformers-static", "llama.cpp")
         for size in BATCHES
     },
 }

@@ -11,7 +11,7 @@ from bench.peers.checkpoint import CONTROL, MODELS, tokenizer
 from bench.peers.goals import GOALS, judge, speed
 from bench.peers.results import Machine, TraceResult, failed_run
 from bench.peers.rounds import Claim, Run, counted, needs_more, order, ratio
-from bench.peers.traces import FIRST_TEXT_ID, TRACES, VOCAB_SIZE
+from bench.peers.traces import FIRST_TEXT_ID, TRACES, VOCAB_SIZE, padded
 from bench.peers.variants import TAKING_PART, VARIANTS, launch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,6 +137,19 @@ def test_one_server_serves_all_batch_sizes_and_each_static_size_its_own() -> Non
 
     assert launches("sluice") == launches("vllm") == launches("transformers-static") == 1
     assert launches("sluice-static") == 3
+
+
+def test_padded_prompts_are_as_long_as_the_longest_of_their_batch_and_no_two_begin_alike() -> None:
+    trace = TRACES["batch-4"]
+    asked = trace.requests(0)
+    told = padded(asked, trace.cap)
+    for at in range(0, len(asked), trace.cap):
+        longest = max(len(request.prompt) for request in asked[at : at + trace.cap])
+        assert {len(request.prompt) for request in told[at : at + trace.cap]} == {longest}
+    for before, after in zip(asked, told, strict=True):
+        assert after.prompt[-len(before.prompt) :] == before.prompt
+        assert replace(after, prompt=before.prompt) == before
+    assert len({request.prompt[:8] for request in told}) == len(told)
 
 
 def test_the_target_that_is_asked_for_is_told() -> None:
