@@ -9,11 +9,12 @@ import re
 import struct
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
 import httpx
+from sluice_worker.redirects import RedirectRefused, Redirects
 
 from .checkpoint import (
     INDEX,
@@ -59,9 +60,8 @@ def read(model: HubModel, dtype: str) -> Checkpoint | Unread:
     bearer = {"Authorization": f"Bearer {model.token}"} if model.token else {}
     headers = {"Accept-Encoding": "identity", "User-Agent": "sluice-operator", **bearer}
     try:
-        # A redirect to another host takes no token along: httpx drops it.
-        with httpx.Client(headers=headers, timeout=_TIMEOUT_S, follow_redirects=True) as client:
-            files = _Files.listed(client, model)
+        with httpx.Client(headers=headers, timeout=_TIMEOUT_S) as client:
+            files = _Files.listed(Redirects(client, model.endpoint), model)
             return examine(files, dtype, files.commit)
     except (_Unavailable, httpx.HTTPError) as e:
         said = str(e) or type(e).__name__
@@ -72,16 +72,16 @@ class _Files:
     """The files of one commit, as a `checkpoint.Source`."""
 
     def __init__(
-        self, client: httpx.Client, model: HubModel, commit: str, names: Collection[str]
+        self, hub: Redirects, model: HubModel, commit: str, names: Collection[str]
     ) -> None:
-        self._client, self._model, self._names = client, model, names
+        self._hub, self._model, self._names = hub, model, names
         self.commit = commit
 
     @classmethod
-    def listed(cls, client: httpx.Client, model: HubModel) -> "_Files":
+    def listed(cls, hub: Redirects, model: HubModel) -> "_Files":
         """Ask the hub what there is."""
         path = f"api/models/{model.repo}/revision/{quote(model.revision, safe='')}"
-        with _answer(client, model, path) as response:
+        with _answer(hub, model, path) as response:
             body = _beginning(response, MAX_JSON_BYTES + 1, model.ends_s)
         try:
             answer = json.loads(body)
@@ -91,7 +91,7 @@ class _Files:
             raise _Unavailable("its answer lists no files; is it a Hugging Face hub?") from e
         if not _COMMIT.fullmatch(commit):
             raise _Unavailable("it names no commit")
-        return cls(client, model, commit, names)
+        return cls(hub, model, commit, names)
 
     @property
     def title(self) -> str:
@@ -124,16 +124,21 @@ class _Files:
         """At most `length` bytes from `start` on."""
         path = f"{self._model.repo}/resolve/{self.commit}/{quote(name, safe='')}"
         span = {"Range": f"bytes={start}-{start + length - 1}"}
-        with _answer(self._client, self._model, path, span) as response:
+        with _answer(self._hub, self._model, path, span) as response:
             skipped = 0 if response.status_code == 206 else start
             return _beginning(response, skipped + length, self._model.ends_s)[skipped:]
 
 
 @contextmanager
 def _answer(
-    client: httpx.Client, model: HubModel, path: str, headers: Mapping[str, str] | None = None
+    hub: Redirects, model: HubModel, path: str, headers: Mapping[str, str] | None = None
 ) -> Iterator[httpx.Response]:
-    with client.stream("GET", f"{model.endpoint}/{path}", headers=headers) as response:
+    request = hub.client.build_request("GET", f"{model.endpoint}/{path}", headers=headers)
+    try:
+        response = hub.send(request)
+    except RedirectRefused as e:
+        raise CheckpointError(str(e)) from e
+    with closing(response):
         if response.status_code == 416:
             raise CheckpointError(f"{path.rpartition('/')[2]} is empty.")
         if not response.is_success:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import httpx
 
 from ..errors import DownloadError
+from ..redirects import RedirectRefused, Redirects
 from .listing import Listing, RemoteFile, clean_etag, parse_listing
 from .reference import Access, HubModel
 
@@ -33,8 +34,8 @@ class Site:
             # Compressed content could neither be resumed nor be compared with its hash.
             headers={"Accept-Encoding": "identity", "User-Agent": "sluice", **bearer},
             timeout=access.timeout_s,
-            follow_redirects=True,
         )
+        self._redirects = Redirects(self._client, access.endpoint)
 
     def __enter__(self) -> "Site":
         return self
@@ -94,7 +95,12 @@ class Site:
         url = f"{self._access.endpoint}/{path}"
         request = self._client.build_request(method, url, headers=headers, params=params)
         try:
-            response = self._client.send(request, stream=True, follow_redirects=follow_redirects)
+            if follow_redirects:
+                response = self._redirects.send(request)
+            else:
+                response = self._client.send(request, stream=True)
+        except RedirectRefused as error:
+            raise DownloadError(str(error)) from error
         except httpx.HTTPError as error:
             raise Transient(f"{self._access.endpoint} cannot be reached: {_said(error)}") from error
         try:
