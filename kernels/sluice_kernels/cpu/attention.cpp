@@ -17,6 +17,7 @@ constexpr int MAX_ROWS = 64;
 constexpr int MIN_PART = 4 * SLOTS;
 constexpr int64_t WORTH_THREADS = 1 << 20;  // multiplications, a tenth of a millisecond
 constexpr float NOTHING = -1e37f, SOMETHING = -1e30f;  // scores unseen, and the least of others
+constexpr float COARSE = 1e9f;  // from here on rounding is off by up to 32, and more
 
 struct Call {
   const void *query, *cache;
@@ -110,7 +111,7 @@ float soften(const Call& call, float* scores, int num_slots, int begin, int end,
              float* sum, T* weights) {
   constexpr float LOG2_E = 1.44269504f;
   const bool all = begin <= 0 && end >= padded(num_slots);
-  const float scale = call.softcap > 0 ? 1.0f : call.scale * LOG2_E;
+  float scale = call.softcap > 0 ? 1.0f : call.scale * LOG2_E;
   if (call.softcap > 0 || !all)
     for (int s = 0; s < num_slots; s += V) {
       F x = load<F>(scores + s);
@@ -125,6 +126,12 @@ float soften(const Call& call, float* scores, int num_slots, int begin, int end,
   if (highest < SOMETHING) {
     for (int s = 0; s < num_slots; s += V) put(weights + s, F{});
     return 1.0f;
+  }
+  if (std::abs(highest) > COARSE) {
+    // Below, multiply and add are one instruction: a product that is not rounded, unlike `top`, of
+    // which it is a power of 2. Here that power would be infinite, or the bits of anything.
+    for (int s = 0; s < num_slots; s += V) put(scores + s, load<F>(scores + s) * scale);
+    scale = 1.0f;
   }
   float kept = 1.0f;
   if (highest > *top) kept = exp2(F{} + (*top - highest))[0], *top = highest;

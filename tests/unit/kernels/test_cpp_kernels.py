@@ -58,6 +58,7 @@ class Case:
     counts: tuple[int, ...]
     dtype: torch.dtype
     seed: int
+    query_size: float = 1.0
 
     def build(self) -> tuple[Tensor, Tensor, Spans]:
         """rows, cache (keys and values in place), spans."""
@@ -75,7 +76,7 @@ class Case:
         )
         num_rows, all_heads = sum(self.counts), heads.num_heads + 2 * heads.num_kv_heads
         rows = torch.randn(num_rows, all_heads, heads.head_dim, generator=generator)
-        return rows.to(self.dtype), cache, spans
+        return (rows * self.query_size).to(self.dtype), cache, spans
 
     def places(self, spans: Spans) -> tuple[Tensor, Tensor]:
         """Block and slot of each token."""
@@ -176,6 +177,20 @@ def test_one_long_sequence_is_split_between_threads_and_comes_out_the_same(cpp: 
         with threads(num_threads):
             found.append(cpp.attention(rows, heads, cache, spans))
     torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e8, 1e10, 1e20])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 90])
+def test_scores_of_any_size_are_numbers_and_equal_the_reference(
+    cpp: CppKernels, count: int, dtype: torch.dtype, size: float
+) -> None:
+    heads = Heads(4, 2, 32, 0.2, None, 100, None, 1e-6)
+    case = Case(heads, 16, (200,), (count,), dtype, 0, size)
+    rows, cache, spans = case.build()
+    found = cpp.attention(rows, heads, cache, cpp.plan(spans, cache, (100,)))
+    within = EXACT[dtype]
+    torch.testing.assert_close(found.float(), wide(PLAIN, case), atol=within, rtol=within)
 
 
 @pytest.mark.parametrize("bits", [0x7FC00001, 0x7F800001, 0x7FFFFFFF, 0xFFC00010 - 2**32])
