@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice_operator.address import in_url
 from sluice_worker import __main__ as worker
-from sluice_worker.config import WorkerConfig
+from sluice_worker.config import API_KEY, WorkerConfig
 from sluice_worker.server.logs import EventFormatter, fields_of
 
 GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
@@ -86,8 +86,10 @@ class Narration(logging.Formatter):
 
     def _curl(self) -> str:
         body = {"model": self._config.model_name, "prompt": "Once upon a time", "max_tokens": 32}
-        key = self._config.server.api_key_file
-        bearer = f' -H "Authorization: Bearer $(head -n1 {shlex.quote(str(key))})"' if key else ""
+        server = self._config.server
+        path = shlex.quote(str(server.api_key_file))
+        key = f"${API_KEY}" if server.api_key else f"$(head -n1 {path})"
+        bearer = f' -H "Authorization: Bearer {key}"' if server.has_api_keys else ""
         return (
             f"curl {self._url}/v1/completions -H 'Content-Type: application/json'{bearer} "
             f"-d {shlex.quote(json.dumps(body))}"

@@ -170,6 +170,19 @@ def test_a_model_that_cannot_start_is_told_in_one_sentence(tmp_path: Path) -> No
     assert "Traceback" not in told
 
 
+def test_a_key_of_the_environment_locks_the_api_and_is_in_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "key-canary")
+    with running_worker(tmp_path, ready=False) as worker:
+        sent = [{"authorization": f"Bearer {key}"} for key in ("another", "key-canary")]
+        got = [httpx.get(worker.url + "/v1/models", headers=one).status_code for one in sent]
+        document = httpx.get(worker.url + "/openapi.json", headers=sent[-1]).json()
+    assert got == [401, 200]
+    assert document["components"]["securitySchemes"]
+    assert "key-canary" not in worker.log.read_text()
+
+
 def test_a_worker_serves_where_there_is_only_ipv6(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--host", "::1", ready=False) as worker:
         port = urlsplit(worker.url).port

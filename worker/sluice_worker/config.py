@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
@@ -18,6 +19,8 @@ from .speculation import NgramSpeculation
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["w8a8"]
+API_KEY = "VLLM_API_KEY"
+"""vLLM's environment variable for the key of the API."""
 
 
 class EngineConfig(Struct, frozen=True):
@@ -45,6 +48,13 @@ class EngineConfig(Struct, frozen=True):
     quantization: Quantization | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A text that is never shown."""
+
+    text: str = field(repr=False)
+
+
 class ServerConfig(Struct, frozen=True):
     """All that the API process needs. Timeouts and ages in seconds.
 
@@ -56,6 +66,7 @@ class ServerConfig(Struct, frozen=True):
     admin_port: int = 8001
     served_model_name: str | None = None
     api_key_file: Path | None = None
+    api_key: Secret | None = None
     admin_token_file: Path | None = None
     runtime_config_dir: Path | None = None
     slo: Slo = Slo()
@@ -72,6 +83,11 @@ class ServerConfig(Struct, frozen=True):
     chat_template: Path | None = None
     generation_config: Literal["auto", "vllm"] = "auto"
     sse_keep_alive_interval: float = 0.0
+
+    @property
+    def has_api_keys(self) -> bool:
+        """Whether the API asks for a bearer."""
+        return self.api_key_file is not None or self.api_key is not None
 
 
 class HubConfig(NamedTuple):
@@ -189,7 +205,11 @@ SERVER_FLAGS = (
     Flag("port", _port, "API port; 0 picks a free one"),
     Flag("admin-port", _port, "admin port: metrics, evidence, live configuration; 0: a free one"),
     Flag("served-model-name", str, "the model's name in requests and metrics"),
-    Flag("api-key-file", Path, "file of bearer keys, one a line; without it the API is open"),
+    Flag(
+        "api-key-file",
+        Path,
+        f"file of bearer keys, one a line; else {API_KEY}; without both it is open",
+    ),
     Flag("admin-token-file", Path, "file of the admin bearer; without it admin is on 127.0.0.1"),
     Flag("runtime-config-dir", Path, "directory with cap, epoch and targets, read at start"),
     OVERLOAD,
@@ -246,6 +266,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True
     )
+    # Known, so that it is refused without what follows it.
+    parser.add_argument("--api-key", nargs="*", help=argparse.SUPPRESS)
     return parser
 
 
@@ -253,9 +275,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Work
     """The configuration that `argv` asks for, files checked.
 
     `environ` (the process's own if left out) says how the hub is reached: HF_ENDPOINT, HF_TOKEN,
-    HF_HUB_OFFLINE, HF_HUB_CACHE, HF_HOME, HF_HUB_DOWNLOAD_TIMEOUT. Raises ConfigError with all
-    problems, one sentence each.
+    HF_HUB_OFFLINE, HF_HUB_CACHE, HF_HOME, HF_HUB_DOWNLOAD_TIMEOUT; and the API's key where no file
+    holds it: VLLM_API_KEY. Raises ConfigError with all problems, one sentence each.
     """
+    environ = os.environ if environ is None else environ
     given, unknown = _parser().parse_known_args(argv)
     problems = [f"{argument} is not a flag of sluice-worker" for argument in unknown]
     engine = _convert(given, ENGINE_FLAGS, problems)
@@ -268,6 +291,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Work
     persisted = _persisted(server.get("runtime_config_dir"), problems)
     slo |= {name: persisted.pop(name) for name in list(persisted) if name.startswith("slo_")}
     problems += _contradictions(engine, server, slo)
+    server["api_key"] = _api_key(given, environ, problems)
     if OVERLOAD.name in persisted:
         server["overload"] = persisted.pop(OVERLOAD.name)
     server["slo"] = _slo(slo)
@@ -290,17 +314,32 @@ def _slo(values: dict[str, Any]) -> Slo:
     return Slo(**{name.removeprefix("slo_"): value for name, value in values.items()})
 
 
-def _hub(
-    model: str | None, values: dict[str, Any], environ: Mapping[str, str] | None
-) -> HubConfig | None:
+def _hub(model: str | None, values: dict[str, Any], environ: Mapping[str, str]) -> HubConfig | None:
     """Which model of which hub, if it is one; ValueError with a sentence if it contradicts."""
     wanted = hub_model(model, values.get("revision")) if model is not None else None
     directory: Path | None = values.get("download_dir")
     if wanted is not None:
-        return HubConfig(wanted, access(os.environ if environ is None else environ, directory))
+        return HubConfig(wanted, access(environ, directory))
     if directory is not None:
         raise ValueError(f"--download-dir {directory} belongs to models of the hub, not to {model}")
     return None
+
+
+def _api_key(
+    given: argparse.Namespace, environ: Mapping[str, str], problems: list[str]
+) -> Secret | None:
+    """The key of the environment, unless a file holds the keys. No problem shows one."""
+    if given.api_key is not None:
+        problems.append(
+            "--api-key would show its key to all who list processes: name a file that holds it "
+            f"with --api-key-file, or set {API_KEY}"
+        )
+    key = environ.get(API_KEY, "").strip()
+    if not key or given.api_key_file is not None:
+        return None
+    if not (key.isascii() and key.isprintable()):
+        problems.append(f"{API_KEY} must be one line of ASCII")
+    return Secret(key)
 
 
 def _convert(

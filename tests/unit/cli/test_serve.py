@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sluice import serve
 from sluice.__main__ import main
-from sluice_worker.config import parse
+from sluice_worker.config import API_KEY, parse
 from unit.worker.api.tiny import write_checkpoint
 
 
@@ -63,6 +63,16 @@ def test_the_curl_line_asks_the_model_that_is_served_with_the_key_that_it_wants(
     assert words[:2] == ["curl", "http://localhost:8000/v1/completions"]
     assert json.loads(words[-1])["model"] == "it's"
     assert any(word.startswith("Authorization: Bearer $(head") for word in words)
+    assert "secret-canary" not in ready
+
+
+def test_the_curl_line_names_the_variable_that_holds_the_key_and_not_the_key(model: Path) -> None:
+    given = serve.arguments(str(model), ["--load-format=dummy"])
+    told = serve.Narration(parse(given, {API_KEY: "secret-canary"}))
+    memory = {"weights_bytes": 0, "activation_bytes": 0, "reserve_bytes": 0}
+    memory |= {"kv_cache_bytes": 0, "total_bytes": 0}
+    ready = said(told, "ready", memory=memory, kv_tokens=9, max_num_seqs=1, max_model_len=9)
+    assert '-H "Authorization: Bearer $VLLM_API_KEY"' in ready
     assert "secret-canary" not in ready
 
 

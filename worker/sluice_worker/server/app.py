@@ -4,6 +4,7 @@ from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 
+from ..config import ServerConfig
 from . import admin, routes
 from .guards import PROBE_PATHS, Bearer, Edge, Inflight, install_errors
 from .service import Service
@@ -24,13 +25,18 @@ def bare() -> FastAPI:
     return app
 
 
+def _api_bearer(config: ServerConfig) -> Bearer | None:
+    key = config.api_key
+    return Bearer([key.text]) if key else Bearer.of(config.api_key_file)
+
+
 def api_app(service: Service, inflight: Inflight) -> ASGIApp:
     """What clients speak to."""
     app = bare()
     routes.add_routes(app, service)
     return Edge(
         app,
-        bearer=Bearer.of(service.config.server.api_key_file),
+        bearer=_api_bearer(service.config.server),
         open_paths=PROBE_PATHS,
         inflight=inflight,
         lifetime=service.lifetime,

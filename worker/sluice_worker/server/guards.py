@@ -39,7 +39,7 @@ JSON = "application/json"
 
 
 class Bearer:
-    """The tokens of one file, which may change. Never shown: not in repr, log or error."""
+    """Tokens, those of a file as it changes. Never shown: not in repr, log or error."""
 
     def __init__(self, tokens: Collection[str], path: Path | None = None) -> None:
         self._path, self._version = path, _version(path)

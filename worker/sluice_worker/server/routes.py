@@ -59,7 +59,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
         document(
             OPERATIONS,
             version=version("sluice"),
-            has_keys=service.config.server.api_key_file is not None,
+            has_keys=service.config.server.has_api_keys,
             open_paths=PROBE_PATHS,
         )
     )

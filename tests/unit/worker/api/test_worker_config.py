@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from sluice_worker.config import parse
+from sluice_worker.config import API_KEY, Secret, parse
 from sluice_worker.errors import ConfigError
 from sluice_worker.speculation import NgramSpeculation
 from unit.worker.api.tiny import write_checkpoint
@@ -79,6 +79,36 @@ def test_an_empty_secret_file_is_refused(model: Path, tmp_path: Path) -> None:
     flags = ("--load-format", "dummy", "--api-key-file", str(tmp_path / "keys"))
     (problem,) = problems_of("--model", str(model), *flags)
     assert "holds no key" in problem
+
+
+def test_the_key_of_the_environment_is_taken_unless_a_file_holds_keys_and_never_shown(
+    model: Path, tmp_path: Path
+) -> None:
+    base, environ = ("--model", str(model), "--load-format", "dummy"), {API_KEY: " key-canary\n"}
+    assert not parse(base, {}).server.has_api_keys
+    assert not parse(base, {API_KEY: " "}).server.has_api_keys
+    config = parse(base, environ)
+    assert config.server.has_api_keys
+    assert config.server.api_key == Secret("key-canary")
+    assert "key-canary" not in f"{config} {config!r} {config.server.api_key}"
+    (tmp_path / "keys").write_text("another\n")
+    filed = parse([*base, "--api-key-file", str(tmp_path / "keys")], environ).server
+    assert (filed.api_key, filed.has_api_keys) == (None, True)
+
+
+@pytest.mark.parametrize("key", ["key-canary\nof two", "key-canaré", "key-canary\udcff"])
+def test_a_key_that_no_header_can_bear_is_refused_unshown(model: Path, key: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(("--model", str(model), "--load-format", "dummy"), {API_KEY: key})
+    assert refused.value.problems == ("VLLM_API_KEY must be one line of ASCII",)
+
+
+@pytest.mark.parametrize("flag", [("--api-key", "key-canary", "2nd-canary"), ("--api-key=canary",)])
+def test_a_key_among_the_arguments_is_refused_unshown(model: Path, flag: tuple[str, ...]) -> None:
+    (problem,) = problems_of("--model", str(model), *flag, "--load-format", "dummy")
+    assert "--api-key-file" in problem
+    assert "VLLM_API_KEY" in problem
+    assert "canary" not in problem
 
 
 def test_static_batching_and_its_flags_need_each_other(model: Path) -> None:
