@@ -162,11 +162,11 @@ def _quartiles(values: list[float]) -> list[float]:
     return quantiles(values, method="inclusive") if len(values) > 1 else values * 3
 
 
-def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of a share of `n` independent samples (Wilson 1927); (0, 1) without any."""
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """95 % interval of a share of `n` independent samples (Wilson 1927); (0, 1) without any."""
     if not n:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf(0.975)
     share, weight = successes / n, z * z / n
     centre = (share + weight / 2) / (1 + weight)
     half = z / (1 + weight) * math.sqrt(share * (1 - share) / n + weight / (4 * n))

@@ -90,12 +90,6 @@ class Register:
 
     def add(self, name: str, process: Process) -> None:
         entries = self.read() | {name: process}
-        self._write(entries)
-
-    def remove(self, name: str) -> None:
-        self._write({n: p for n, p in self.read().items() if n != name})
-
-    def _write(self, entries: dict[str, Process]) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         plain = {n: {"pid": p.pid, "started": p.started} for n, p in entries.items()}
         staging = self.file.with_suffix(".new")

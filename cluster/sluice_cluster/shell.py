@@ -134,8 +134,8 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def tail(path: Path, lines: int = 8) -> str:
+def tail(path: Path) -> str:
     """The last lines of a log, or nothing where there is no such file."""
     if not path.exists():
         return ""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    return "\n".join(path.read_text(errors="replace").splitlines()[-8:])

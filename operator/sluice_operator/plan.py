@@ -77,11 +77,6 @@ class Plan:
     runtime: Runtime | None
     requeue_s: float
 
-    @property
-    def notices(self) -> tuple[Notice, ...]:
-        """All that is told."""
-        return (*self.decided, *self.noticed)
-
 
 @dataclass(frozen=True, slots=True)
 class _Tuned:

@@ -130,11 +130,6 @@ class EngineClient:
         self._is_leaving = False
 
     @property
-    def pid(self) -> int:
-        """The engine's process id; 0 before it was started."""
-        return self._process.pid if self._process else 0
-
-    @property
     def num_open(self) -> int:
         """Sequences that were submitted and have not ended."""
         return len(self._sinks)

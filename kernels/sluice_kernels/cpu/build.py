@@ -81,19 +81,6 @@ def _features(cpuinfo: str) -> set[str]:
     return set(next(lines, "").partition(":")[2].split())
 
 
-def library(target: Target, directories: Sequence[Path]) -> Path:
-    """The library for `target`: the image's, one of `directories`, or built in the first of them.
-
-    Raises CannotBuild.
-    """
-    return loaded(_there, recipe_of(target), directories, (BUILT,))
-
-
-def _there(path: Path) -> Path:
-    path.stat()
-    return path
-
-
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How a library is made of all the C++ sources in a folder."""
@@ -135,7 +122,7 @@ def loaded(
         with contextlib.suppress(OSError):
             return load(path)
     try:
-        return load(_built(recipe, _writable(directories)))
+        return load(build(recipe, _writable(directories)))
     except OSError as error:
         raise CannotBuild(f"the library cannot be loaded: {error}") from error
 
@@ -168,12 +155,8 @@ def cache_directories(environ: Mapping[str, str]) -> list[Path]:
     return [*(path / "sluice" / "kernels" for path in found), temporary / "kernels"]
 
 
-def build(target: Target, directory: Path) -> Path:
-    """Compile for `target` into `directory`; CannotBuild with the compiler's first error."""
-    return _built(recipe_of(target), directory)
-
-
-def _built(recipe: Recipe, directory: Path) -> Path:
+def build(recipe: Recipe, directory: Path) -> Path:
+    """Compile it into `directory`; CannotBuild with the compiler's first error."""
     path, sources = directory / recipe.file_name(), recipe.files(".cpp")
     with tempfile.TemporaryDirectory(dir=directory) as made:
         objects = [Path(made) / f"{source.stem}.o" for source in sources]
@@ -210,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
     (directory,) = map(Path, arguments)
     directory.mkdir(parents=True, exist_ok=True)
     for target in TARGETS.get(platform.machine(), ()):
-        print(build(target, directory))
+        print(build(recipe_of(target), directory))
     return 0
 
 

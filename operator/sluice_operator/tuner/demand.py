@@ -57,7 +57,6 @@ class Demand:
     capacity: Capacity | None
     needed: int
     needed_with_margin: int
-    drain_s: float
     for_prefill: bool = False
 
 
@@ -172,11 +171,11 @@ def plan_demand(
 ) -> Demand:
     """Replicas for `arrivals`, for the queue that `replicas` cannot drain, for recurring bursts."""
     if not arrivals.is_known:
-        return Demand(arrivals, capacity, replicas, replicas, 0.0)
+        return Demand(arrivals, capacity, replicas, replicas)
     if not (arrivals.per_s or queue.waiting):
-        return Demand(arrivals, capacity, minimum, minimum, 0.0)
+        return Demand(arrivals, capacity, minimum, minimum)
     if capacity is None:
-        return Demand(arrivals, capacity, replicas, replicas, 0.0)
+        return Demand(arrivals, capacity, replicas, replicas)
     prefill = _for_prefill(arrivals, queue, queue.allowed, k.PREFILL_IDLE)
     others = max(
         minimum,
@@ -192,8 +191,7 @@ def plan_demand(
         _for_rate(arrivals, capacity, queue, utilisation, allowed),
         _for_prefill(arrivals, queue, allowed, k.PREFILL_IDLE_MARGIN),
     )
-    drain_s = drain_seconds(queue.waiting, arrivals, capacity, needed)
-    return Demand(arrivals, capacity, needed, with_margin, drain_s, prefill > others)
+    return Demand(arrivals, capacity, needed, with_margin, prefill > others)
 
 
 def share_that_waits(per_s: float, dispersion: float, capacity: Capacity, replicas: int) -> float:

@@ -45,8 +45,6 @@ def test_a_spawned_program_is_remembered_and_stopped(tmp_path: Path) -> None:
     assert process.alive
     processes.stop(process)
     assert not process.alive
-    register.remove("one")
-    assert register.read() == {}
 
 
 def test_the_state_file_is_read_back_as_written(tmp_path: Path) -> None:

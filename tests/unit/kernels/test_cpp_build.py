@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from sluice_kernels.cpu.build import (
     CannotBuild,
     Target,
     cache_directories,
-    library,
+    loaded,
+    recipe_of,
     usable_targets,
 )
 from sluice_kernels.interface import Kernels
@@ -25,6 +27,16 @@ FLAGS = "flags\t\t: fpu avx2 fma f16c bmi2 movbe avx512f avx512bw avx512cd avx51
 
 def chosen(environ: dict[str, str], dtype: torch.dtype = torch.float32) -> Kernels:
     return choose(torch.device("cpu"), dtype, None, environ, max_gather_bytes=1, max_scores_bytes=1)
+
+
+def library(target: Target, directories: Sequence[Path]) -> Path:
+    """Where it is found or built, never opened: a test may truncate the file."""
+    return loaded(_there, recipe_of(target), directories, (build.BUILT,))
+
+
+def _there(path: Path) -> Path:
+    path.stat()
+    return path
 
 
 @pytest.fixture
@@ -75,7 +87,7 @@ def test_a_library_is_built_once_and_found_again(
 
 def test_what_does_not_compile_says_the_first_error(tmp_path: Path) -> None:
     with pytest.raises(CannotBuild, match=r"g\+\+ failed: .*error"):
-        build.build(Target("wrong", frozenset(), ("-march=none",)), tmp_path)
+        build.build(recipe_of(Target("wrong", frozenset(), ("-march=none",))), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,10 +116,10 @@ def test_a_folder_that_others_may_write_to_is_passed_by(
 def test_a_library_that_cannot_be_loaded_is_built_again(
     tmp_path: Path, plain_target: Target
 ) -> None:
-    recipe, directories = build.recipe_of(plain_target), [tmp_path / "ours" / "kernels"]
+    recipe, directories = recipe_of(plain_target), [tmp_path / "ours" / "kernels"]
     path = library(plain_target, directories)
     path.write_bytes(b"")
-    assert build.loaded(_opened, recipe, directories) == path
+    assert loaded(_opened, recipe, directories) == path
     assert path.stat().st_size > 0
 
 

@@ -13,11 +13,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sluice_kernels.cpu.build import (
+    BUILT,
     COMPILER,
     CannotBuild,
     Target,
     cache_directories,
-    library,
+    loaded,
+    recipe_of,
     usable_targets,
 )
 from sluice_kernels.cpu.kernels import CppKernels
@@ -40,12 +42,13 @@ examples = settings(max_examples=40, suppress_health_check=[HealthCheck.function
 def cpp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CppKernels:
     target: Target = request.param
     try:
-        path = library(target, cache_directories({"HOME": str(Path.home())}))
+        directories = cache_directories({"HOME": str(Path.home())})
+        library = loaded(Library, recipe_of(target), directories, (BUILT,))
     except CannotBuild as error:
         if shutil.which(COMPILER):
             raise
         pytest.skip(str(error))
-    return CppKernels(Library(path), plain_projection, target.name)
+    return CppKernels(library, plain_projection, target.name)
 
 
 @dataclass(frozen=True)

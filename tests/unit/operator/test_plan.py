@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sluice_operator.events import Notice
 from sluice_operator.fit import Fit
 from sluice_operator.plan import Observed, Plan, plan
 from sluice_operator.reasons import Reason
@@ -40,6 +41,10 @@ from unit.operator.observations import (
 
 def _plan(service: InferenceService, observed: Observed, now: float = NOW) -> Plan:
     return plan(service, observed, SETTINGS, now)
+
+
+def _notices(planned: Plan) -> tuple[Notice, ...]:
+    return (*planned.decided, *planned.noticed)
 
 
 def _kinds(planned: Plan) -> list[str]:
@@ -87,7 +92,7 @@ def test_a_pass_over_what_it_has_written_writes_nothing() -> None:
     first = _plan(service, observed)
     second = _plan(service, _after(first, observed), NOW + 60)
     assert second.apply == ()
-    assert second.notices == ()
+    assert _notices(second) == ()
     assert second.status == first.status
 
 
@@ -101,7 +106,7 @@ def test_a_pass_over_a_serving_object_without_traffic_writes_nothing() -> None:
     assert settled.apply == again.apply == ()
     assert settled.patches == again.patches == ()
     assert again.status == settled.status
-    assert again.notices == ()
+    assert _notices(again) == ()
 
 
 def test_a_model_that_does_not_fit_gets_no_child_and_says_what_would_fit() -> None:
@@ -114,7 +119,7 @@ def test_a_model_that_does_not_fit_gets_no_child_and_says_what_would_fit() -> No
     assert "would fit with" in fits["message"]
     assert _condition(planned, "Ready")["status"] == "False"
     assert _condition(planned, "Stalled")["status"] == "True"
-    assert [notice.reason for notice in planned.notices].count(Reason.INSUFFICIENT_MEMORY) == 1
+    assert [notice.reason for notice in _notices(planned)].count(Reason.INSUFFICIENT_MEMORY) == 1
 
 
 def test_an_edit_that_cannot_fit_leaves_the_serving_pods_alone() -> None:
@@ -234,7 +239,7 @@ def test_a_lowered_maximum_lowers_the_cap_in_a_new_epoch() -> None:
     planned = _plan(narrowed, replace(observed, fit=create_fit(narrowed.spec)))
     assert planned.runtime is not None
     assert (planned.runtime.cap, planned.runtime.epoch) == (2, 2)
-    assert "CapBounded" in [notice.reason for notice in planned.notices]
+    assert "CapBounded" in [notice.reason for notice in _notices(planned)]
     assert [(p.patch.epoch, p.patch.max_num_seqs) for p in planned.patches] == [(2, 2)]
 
 
@@ -282,7 +287,7 @@ def test_pods_past_our_epoch_are_overtaken() -> None:
     planned = _plan(service, _serving(service, epoch=9))
     assert planned.runtime is not None
     assert planned.runtime.epoch == 10
-    assert "EpochRecovered" in [notice.reason for notice in planned.notices]
+    assert "EpochRecovered" in [notice.reason for notice in _notices(planned)]
 
 
 def test_a_leaving_pod_is_sent_nothing() -> None:
@@ -316,7 +321,7 @@ def test_an_edited_child_is_put_back_and_the_event_says_what_was_undone() -> Non
     live["Deployment"]["spec"]["replicas"] = 9
     planned = _plan(service, replace(observed, live=live))
     assert _kinds(planned) == ["Deployment"]
-    [notice] = [n for n in planned.notices if n.reason == "ChildRestored"]
+    [notice] = [n for n in _notices(planned) if n.reason == "ChildRestored"]
     assert "spec.replicas" in notice.message
 
 
@@ -326,7 +331,7 @@ def test_a_deleted_child_comes_back_with_an_event() -> None:
     live = {kind: child for kind, child in observed.live.items() if kind != "Service"}
     planned = _plan(service, replace(observed, live=live, deleted={"Service": "uid-service"}))
     assert _kinds(planned) == ["Service"]
-    assert "ChildRestored" in [notice.reason for notice in planned.notices]
+    assert "ChildRestored" in [notice.reason for notice in _notices(planned)]
 
 
 def test_somebody_elses_object_of_a_childs_name_is_left_alone() -> None:
@@ -363,7 +368,7 @@ def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
     service = create_service()
     planned = _plan(service, create_observed(service))
     others = [m for m in planned.apply if m["kind"] != "Secret"]
-    said = json.dumps([others, planned.status]) + repr(planned.notices)
+    said = json.dumps([others, planned.status]) + repr(_notices(planned))
     assert "secret-canary" not in said
 
 
@@ -393,7 +398,7 @@ def test_a_breach_raises_the_cap_persists_it_first_and_tells_with_its_numbers() 
     data = planned.apply[0]["data"]
     assert (data["epoch"], data["max_num_seqs"]) == ("2", str(planned.runtime.cap))
     assert [item.patch.epoch for item in planned.patches] == [2]
-    [told] = [n for n in planned.notices if n.message.startswith("epoch 2: cap 4 ->")]
+    [told] = [n for n in _notices(planned) if n.message.startswith("epoch 2: cap 4 ->")]
     assert "timeToFirstToken 500ms: n=600, over=600, Breach" in told.message
 
 
@@ -474,7 +479,7 @@ def test_a_child_that_is_edited_again_and_again_is_told_of_once_in_ten_minutes()
         edited["metadata"]["resourceVersion"] = str(version)
         live = {**observed.live, "Service": edited}
         planned = _plan(service, replace(observed, live=live), NOW + version)
-        told |= {n.key for n in planned.notices if n.reason == Reason.CHILD_RESTORED}
+        told |= {n.key for n in _notices(planned) if n.reason == Reason.CHILD_RESTORED}
     assert 1 <= len(told) <= 2
 
 
