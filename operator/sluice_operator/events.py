@@ -72,13 +72,12 @@ def decided(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Not
     """What a decision changed, with the evidence."""
     seen = _evidence_text(decision)
     if decision.cap_reason and after.cap != before.cap:
-        message = (
-            f"epoch {after.epoch}: cap {before.cap} -> {after.cap}: {decision.message}; {seen}"
-        )
+        count, why = f"{before.cap} -> {after.cap}", decision.cap_move.message
+        message = f"epoch {after.epoch}: cap {count}: {why}; {seen}"
         yield Notice(False, decision.cap_reason, message, f"epoch/{after.epoch}")
     if decision.replicas_reason and after.replicas != before.replicas:
-        count = f"{before.replicas} -> {after.replicas}"
-        message = f"epoch {after.epoch}: replicas {count}: {decision.message}; {seen}"
+        count, why = f"{before.replicas} -> {after.replicas}", decision.replicas_move.message
+        message = f"epoch {after.epoch}: replicas {count}: {why}; {seen}"
         changed_s = max((c.time_s for c in after.past.scale_history), default=0.0)
         key = f"replicas/{count}/{changed_s:.0f}"
         yield Notice(False, decision.replicas_reason, message, key)

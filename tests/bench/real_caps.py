@@ -123,9 +123,10 @@ class Steered:
             cap, epoch = config.max_num_seqs, config.epoch
             seen = Observation(time.time(), targets, limits, cap, epoch, 1, (pod,))
             past, decision = decide(past, seen)
-            if decision.cap != cap or decision.reason != told:
-                told = decision.reason
-                print(f"      {cap} -> {decision.cap}: {told}: {decision.message}", flush=True)
+            move = decision.cap_move
+            if decision.cap != cap or move.reason != told:
+                told = move.reason
+                print(f"      {cap} -> {decision.cap}: {told}: {move.message}", flush=True)
             if decision.cap != cap:
                 try:
                     await self.put(decision.cap)

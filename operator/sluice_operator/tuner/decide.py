@@ -104,15 +104,12 @@ def _decision(
 ) -> Decision:
     seen = case.seen
     advisory = seen.targets.mode == "Advisory"
-    told = _told(case, cap, replicas)
     ended, good, smooth = _quality(case)
     return Decision(
         cap=seen.cap if advisory else cap.to,
         replicas=seen.replicas if advisory else replicas.to,
         cap_move=cap,
         replicas_move=replicas,
-        reason=told.reason,
-        message=f"advisory: {told.message}" if advisory else told.message,
         cap_reason=cap.reason if cap.to != seen.cap else "",
         replicas_reason=replicas.reason if replicas.to != seen.replicas else "",
         cause=case.cause,
@@ -131,24 +128,6 @@ def _decision(
         good_share=good / ended if ended else None,
         smooth_share=smooth / ended if ended else None,
     )
-
-
-def _told(case: Case, cap: Move, replicas: Move) -> Move:
-    """The change that is made, both if both are; else why the cap, or the replicas, hold."""
-    changes = [
-        move
-        for move, now in ((cap, case.seen.cap), (replicas, case.seen.replicas))
-        if move.to != now
-    ]
-    if not changes:
-        pressing = replicas.reason in (
-            Reason.AT_MAX_REPLICAS,
-            Reason.AWAITING_REPLICAS,
-            Reason.SCALE_UP_WINDOW,
-        )
-        return replicas if pressing else cap
-    message = "; ".join(move.message for move in changes)
-    return Move(changes[0].to, changes[0].reason, message)
 
 
 def _quality(case: Case) -> tuple[int, int, int]:

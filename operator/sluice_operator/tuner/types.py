@@ -210,17 +210,15 @@ class Decision:
     """What to do and why. `cap`, `replicas`: what shall be (in Advisory mode: what is).
 
     `cap_move`, `replicas_move`: what the law says, in every mode. `desired_replicas`: what
-    the demand alone asks for. `cap_reason`, `replicas_reason`: empty when that side holds; `reason`
-    and `message` are of the change, or of the hold. `effective_batch`: mean decodes in a step.
-    `limited_by`: what keeps the cap from growing, None while nothing does.
+    the demand alone asks for. `cap_reason`, `replicas_reason`: empty when that side holds.
+    `effective_batch`: mean decodes in a step. `limited_by`: what keeps the cap from growing, None
+    while nothing does.
     """
 
     cap: int
     replicas: int
     cap_move: Move
     replicas_move: Move
-    reason: Reason | Foreign
-    message: str
     cap_reason: Reason | Foreign | Literal[""]
     replicas_reason: Reason | Foreign | Literal[""]
     cause: Cause

@@ -436,13 +436,18 @@ def test_advisory_mode_reports_what_it_would_do() -> None:
     assert status["batching"]["reason"] == Reason.HEADROOM
 
 
-def test_decisions_are_told_before_what_may_be_refused() -> None:
+def test_decisions_are_told_before_what_may_be_refused_each_with_its_own_numbers() -> None:
     service = create_service()
     scrape = replace(create_scrape(running=4), evidence=_breached(30), seen_s=NOW + 62)
     observed = replace(_serving(service), scrapes={"uid-demo-1": scrape}, previous={})
     planned = _plan(service, observed, NOW + 62)
     reasons = [notice.reason for notice in planned.decided]
     assert reasons == [Reason.HEADROOM, Reason.SCALED_OUT]
+    cap, replicas = (notice.message for notice in planned.decided)
+    assert "waited for the cap" in cap
+    assert "arrivals/s" not in cap
+    assert "arrivals/s" in replicas
+    assert "waited for the cap" not in replicas
     assert Reason.TARGET_MISSED in {notice.reason for notice in planned.noticed}
 
 

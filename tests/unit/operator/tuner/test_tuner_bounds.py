@@ -33,8 +33,8 @@ def gaps_in(bucket: int) -> TokenGaps:
 def test_a_queue_that_stands_is_acted_on_before_first_tokens_are_late() -> None:
     assert decided(20, SNUG, waiting=ONE).cap_reason == "QueueStands"
     assert decided(20, SNUG, waiting=ONE, itl=gaps_in(159)).cap == 11  # as far as MODEL sees
-    assert decided(20, SNUG).reason == "CollectingEvidence"
-    assert decided(4, SNUG, waiting=ONE).reason == "CollectingEvidence"
+    assert decided(20, SNUG).cap_move.reason == "CollectingEvidence"
+    assert decided(4, SNUG, waiting=ONE).cap_move.reason == "CollectingEvidence"
 
 
 @pytest.mark.parametrize(("itl_ms", "cap"), [(33.0, 8), (36.0, 12), (50.0, 16)])
@@ -76,7 +76,7 @@ def test_a_long_queue_is_acted_on_though_the_cap_was_not_used_before() -> None:
     ticks = [tick(seq, max_running=3) for seq in range(1, 20)]
     rose = [*ticks, tick(20, waiting=QUEUED)]
     few, many = (observation(pod("a", seen, model=MODEL)) for seen in (ticks, rose))
-    assert decide(Past(), few)[1].reason == "CapUnused"
+    assert decide(Past(), few)[1].cap_move.reason == "CapUnused"
     assert decide(Past(), many)[1].cap_reason == "QueueStands"
 
 

@@ -23,7 +23,7 @@ def test_light_load_does_not_raise_an_unused_cap() -> None:
     loop = Loop(world, limits())
     loop.run(600)
     assert loop.cap_changes == loop.replica_changes == []
-    assert loop.last.reason == "CapUnused"
+    assert loop.last.cap_move.reason == "CapUnused"
 
 
 def test_broken_gaps_lower_the_cap_to_the_models_best() -> None:
@@ -152,10 +152,10 @@ def test_three_nines_at_one_request_a_second_change_nothing_for_want_of_samples(
     loop.run(min(600, by_s))
     if by_s > 600:
         assert loop.cap_changes == []
-        assert {decision.reason for _, decision in loop.decisions} == {"CollectingEvidence"}
+        assert {d.cap_move.reason for _, d in loop.decisions} == {"CollectingEvidence"}
         judged = loop.last.verdicts["interTokenLatency"]
         assert judged.samples_needed >= 2145 - 1800
-        assert f"headroom needs {judged.samples_needed} more samples" in loop.last.message
+        assert f"headroom needs {judged.samples_needed} more samples" in loop.last.cap_move.message
     loop.run(by_s)
     assert [(cap, reason) for _, cap, reason in loop.cap_changes] == [(2, "Headroom")]
     assert loop.replica_changes == []
@@ -183,8 +183,8 @@ def test_advisory_mode_reports_and_changes_nothing() -> None:
     loop = Loop(world, limits())
     loop.run(60)
     assert (world.cap, world.replicas) == (2, 1)
-    assert loop.last.cap_move.to == 4
-    assert loop.last.message.startswith("advisory: ")
+    assert (loop.last.cap, loop.last.cap_move.to) == (2, 4)
+    assert loop.last.cap_move.message
 
 
 def test_bursts_raise_the_cap_within_the_ceiling_and_the_gaps_hold() -> None:

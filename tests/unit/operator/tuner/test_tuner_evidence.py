@@ -57,7 +57,7 @@ def test_killed_between_persisting_and_sending_the_change_is_held_then_goes_on()
     persisted = {"cap": 16, "epoch": 2}
     for past in (Past(), before):
         _, held = decide(past, observation(pod("a", ticks), **persisted))
-        assert (held.cap, held.reason) == (16, "AwaitingAcknowledgement")
+        assert (held.cap, held.cap_move.reason) == (16, "AwaitingAcknowledgement")
         sent = pod("a", [*ticks, tick(20, epoch=2, max_num_seqs=16)], epoch=2)
         _, after = decide(past, observation(sent, **persisted))
         assert after.cap == 16
@@ -152,7 +152,7 @@ def test_a_silent_majority_holds_everything() -> None:
     _, decision = decide(Past(), observation(pod("a", ticks), *mute))
     assert (decision.cap, decision.replicas) == (8, 3)
     assert decision.metrics.holds is False
-    assert decision.reason == "MetricsUnavailable"
+    assert decision.cap_move.reason == decision.replicas_move.reason == "MetricsUnavailable"
 
 
 def test_no_ready_pod_is_waited_for_without_blame() -> None:
@@ -223,7 +223,7 @@ def test_a_burst_of_cold_starts_changes_nothing() -> None:
     ticks = [tick(seq, ttft=late(10, 10, "cold")) for seq in range(1, 20)]
     _, decision = decide(Past(), observation(pod("a", ticks)))
     assert (decision.cap, decision.replicas) == (8, 1)
-    assert decision.reason == "ColdStart"
+    assert decision.cap_move.reason == "ColdStart"
 
 
 def test_time_outside_the_engine_of_an_old_pod_is_no_cold_start() -> None:
@@ -294,8 +294,8 @@ def test_past_survives_json() -> None:
 def test_an_event_carries_epoch_target_counts_and_verdict() -> None:
     ticks = [tick(seq, itl=BROKEN) for seq in range(1, 20)]
     _, decision = decide(Past(), observation(pod("a", ticks)))
-    assert decision.reason == "InterTokenLatencyBreached"
-    assert decision.message == (
+    assert decision.cap_move.reason == "InterTokenLatencyBreached"
+    assert decision.cap_move.message == (
         "epoch 1: interTokenLatency over 50 ms in 9500 of 19000 (50.00%, allowed 1.00%), "
         "verdict Breach; cap 8 -> 6, 0.8 of the 8 that ran"
     )
@@ -304,7 +304,7 @@ def test_an_event_carries_epoch_target_counts_and_verdict() -> None:
 def test_the_cap_is_kept_within_edited_limits_without_evidence() -> None:
     limits = replace(LIMITS, ceiling=4)
     _, decision = decide(Past(), observation(limits=limits))
-    assert (decision.cap, decision.reason) == (4, "WithinLimits")
+    assert (decision.cap, decision.cap_move.reason) == (4, "WithinLimits")
 
 
 def test_measured_at_one_sequence_the_target_is_infeasible() -> None:

@@ -82,13 +82,15 @@ def test_more_arrivals_than_the_pods_can_do_add_what_the_rate_needs() -> None:
 
 def test_no_second_scale_out_before_the_first_is_ready() -> None:
     decision = overloaded(scaled(10.0), num_starting=1)
-    assert (decision.replicas, decision.reason) == (2, "AwaitingReplicas")
+    assert (decision.replicas, decision.replicas_move.reason) == (2, "AwaitingReplicas")
+    assert not decision.cap_reason
     assert decision.pending_replicas == 1
 
 
 def test_no_second_scale_out_before_the_backlog_has_drained() -> None:
     draining = Past(scale_history=(ReplicaChange(5.0, 0, 1, "ScaledOut", 10.0, 70.0, 10.0),))
-    assert overloaded(draining).reason == "AwaitingReplicas"
+    decision = overloaded(draining)
+    assert (decision.cap_reason, decision.replicas_move.reason) == ("", "AwaitingReplicas")
     drained = Past(scale_history=(ReplicaChange(5.0, 0, 1, "ScaledOut", 10.0, 30.0, 10.0),))
     assert overloaded(drained).replicas >= 3
 

@@ -179,11 +179,12 @@ def check(decision: Decision, cap: int, replicas: int, limits: Limits, before_sp
         assert limits.min_replicas <= decision.replicas_move.to <= limits.max_replicas
     assert bool(decision.cap_reason) == (decision.cap_move.to != cap)
     assert bool(decision.replicas_reason) == (decision.replicas_move.to != replicas)
-    assert decision.reason.isalnum()
-    assert decision.message
+    for move in (decision.cap_move, decision.replicas_move):
+        assert move.reason.isalnum()
+        assert move.message
+        assert "nan" not in move.message
     for judged in decision.verdicts.values():
         numbers = (judged.over_share, judged.quantile_ms or 0.0)
         assert all(math.isfinite(number) for number in numbers)
     assert math.isfinite(decision.arrivals_per_s)
     assert math.isfinite(decision.effective_batch)
-    assert "nan" not in decision.message

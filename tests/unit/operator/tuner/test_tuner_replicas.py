@@ -268,7 +268,7 @@ def test_scale_up_waits_for_its_window() -> None:
     world = World(SMALL_CPU, TARGETS, poisson([(120, 13)]), cap=30)
     loop = Loop(world, limits(scale_up_window_s=30))
     loop.run(120)
-    wanted_s = next(at for at, d in loop.decisions if d.reason == "ScaleUpWindow")
+    wanted_s = next(at for at, d in loop.decisions if d.replicas_move.reason == "ScaleUpWindow")
     assert loop.replica_changes[0][0] >= wanted_s + 30
 
 

@@ -38,21 +38,21 @@ def decided(
 def test_a_spell_breaks_the_promise_and_is_named_but_does_not_lower_the_cap() -> None:
     decision = decided(over(FAR), range(57, 61))
     assert decision.verdicts["interTokenLatency"].verdict == "Breach"
-    assert (decision.cap, decision.reason) == (8, "SlowSpells")
-    assert "4000 of them in slow spells" in decision.message
+    assert (decision.cap, decision.replicas, decision.cap_move.reason) == (8, 1, "SlowSpells")
+    assert "4000 of them in slow spells" in decision.cap_move.message
     assert decision.slo_met.holds is False
 
 
 def test_what_half_the_cap_would_have_held_lowers_it() -> None:
     decision = decided(over(NEAR), range(57, 61))
-    assert decision.reason == "InterTokenLatencyBreached"
+    assert decision.cap_move.reason == "InterTokenLatencyBreached"
     assert decision.cap < 8
 
 
 def test_a_spell_that_the_pod_saw_itself_is_one_whatever_its_gaps() -> None:
     """A spell keeps the batch small, and a small batch's gaps are not far over the target."""
     decision = decided(over(NEAR), range(57, 61), slow_steps=100)
-    assert (decision.cap, decision.reason) == (8, "SlowSpells")
+    assert (decision.cap, decision.replicas, decision.cap_move.reason) == (8, 1, "SlowSpells")
     assert decided(over(NEAR), range(57, 61), slow_steps=20).cap < 8
     assert decided(over(NEAR), range(46, 61), slow_steps=100).cap < 8, "it lasts"
 
@@ -60,7 +60,7 @@ def test_a_spell_that_the_pod_saw_itself_is_one_whatever_its_gaps() -> None:
 @pytest.mark.parametrize("share", [1000, 300])
 def test_slowness_that_lasts_is_a_regime_and_lowers_the_cap(share: int) -> None:
     decision = decided(over(FAR, share), range(46, 61))
-    assert decision.reason == "InterTokenLatencyBreached"
+    assert decision.cap_move.reason == "InterTokenLatencyBreached"
     assert decision.cap < 8
 
 
