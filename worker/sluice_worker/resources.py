@@ -1,4 +1,4 @@
-"""What this process may use of the machine: CPU quota and memory limit of its cgroup. No torch.
+"""What this process may use of the machine, and how long its quota held it back. No torch.
 
 Limits are looked up from the process's own cgroup to the root and the smallest holds; in a
 container the mount shows the container's own cgroup as the root.
@@ -39,6 +39,25 @@ class Resources:
         quota = self.cpu_quota()
         return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
 
+    def throttled_s(self) -> float:
+        """Seconds that the quota held us back since the cgroup began; 0 where there is none.
+
+        v2 counts microseconds, v1 nanoseconds. What is not shown for our own cgroup is for the
+        root, which is ours inside a cgroup namespace.
+        """
+        own = [base / path.lstrip("/") for base, path in self._groups("cpu")]
+        roots = [self._cgroup / name for name in ("", "cpu", "cpu,cpuacct")]
+        for directory in (*own, *roots):
+            try:
+                fields = dict(line.split() for line in _lines(directory / "cpu.stat"))
+                if "throttled_usec" in fields:
+                    return int(fields["throttled_usec"]) / 1e6
+                if "throttled_time" in fields:
+                    return int(fields["throttled_time"]) / 1e9
+            except ValueError:
+                continue  # not this layout
+        return 0.0
+
     def memory_bytes(self) -> int:
         """The cgroup's memory limit, or the machine's memory where that is smaller or unlimited."""
         limits = [self._node_memory()]
@@ -70,15 +89,21 @@ class Resources:
         return _kibibytes(self._proc / "meminfo", "MemTotal:")
 
     def _directories(self, controller: str) -> Iterator[Path]:
-        """Cgroup directories that may hold the controller's limits, v2 and v1."""
+        """Cgroup directories that may hold the controller's limits."""
+        for base, path in self._groups(controller):
+            yield from _up(base, path)
+
+    def _groups(self, controller: str) -> Iterator[tuple[Path, str]]:
+        """Where our cgroup may lie, v2 and v1: the root of a hierarchy, and the path below it."""
         for line in _lines(self._proc / "self" / "cgroup"):
-            _, names, path = line.split(":", 2)
+            names, _, path = line.partition(":")[2].partition(":")
             if not names:
-                yield from _up(self._cgroup, path)
-                yield from _up(self._cgroup / "unified", path)
+                bases = ("", "unified")
             elif controller in names.split(","):
-                yield from _up(self._cgroup / names, path)
-                yield from _up(self._cgroup / controller, path)
+                bases = (names, controller)
+            else:
+                continue
+            yield from ((self._cgroup / base, path) for base in bases)
 
 
 PRODUCTS_KEPT = "256"

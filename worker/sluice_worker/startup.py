@@ -17,7 +17,6 @@ from sluice_kernels.choose import CannotChoose, choose
 from sluice_kernels.interface import Kernels
 
 from .blocks import BlockPool
-from .cgroup import throttled_s
 from .config import EngineConfig
 from .contract import MIN_CHUNK_TOKENS, MemoryReport
 from .engine import Engine
@@ -116,7 +115,7 @@ class _Start:
             runner,
             times,
             seed=self.config.seed,
-            throttled_s=throttled_s,
+            throttled_s=self.resources.throttled_s,
         )
         report = MemoryReport(
             planned=planned.as_dict(),

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from ..cgroup import throttled_s
 from ..chat import Chat, Conversation
 from ..client import EngineClient
 from ..config import WorkerConfig
@@ -36,6 +35,7 @@ from ..files import GENERATION_CONFIG, eos_token_ids, read_json
 from ..health import Pulse, Verdict
 from ..metrics import Exposition, Statistics, View
 from ..protocol import Completion
+from ..resources import Resources
 from ..sampling_params import (
     OPENAI,
     SamplingParams,
@@ -95,6 +95,7 @@ class Service:
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
         self._ids = count(1)
+        self._resources = Resources()
         self.stats = Statistics(config.server.flag_slo, self.created_s)
         self.exposition = Exposition(config.model_name, self.stats, self.view)
         self.ledger = Ledger(self.recorder, self.stats)
@@ -405,7 +406,7 @@ class Service:
         while True:
             now_s = time.monotonic()
             if self.recorder.is_due(now_s):
-                self.recorder.advance(now_s, time.time(), throttled_s())
+                self.recorder.advance(now_s, time.time(), self._resources.throttled_s())
             self._shed(now_s)
             await asyncio.sleep(BEAT_S)
 

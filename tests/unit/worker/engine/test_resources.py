@@ -68,6 +68,33 @@ def test_limits_are_found(
     assert resources.num_threads() == (CPUS if quota is None else min(CPUS, int(quota + 0.999)))
 
 
+@pytest.mark.parametrize(
+    ("membership", "stat", "content"),
+    [
+        ("0::/\n", "cpu.stat", "usage_usec 9\nnr_throttled 2\nthrottled_usec 2500000\n"),
+        ("0::/pod/c\n", "pod/c/cpu.stat", "throttled_usec 2500000\n"),
+        ("0::/pod/c\n", "cpu.stat", "throttled_usec 2500000\n"),
+        ("4:cpu,cpuacct:/pod/c\n", "cpu,cpuacct/pod/c/cpu.stat", "throttled_time 2500000000\n"),
+        ("4:cpu,cpuacct:/away\n", "cpu/cpu.stat", "nr_periods 1\nthrottled_time 2500000000\n"),
+        ("no line of a cgroup\n", "cpu,cpuacct/cpu.stat", "throttled_time 2500000000\n"),
+    ],
+)
+def test_throttling_is_read_from_both_cgroup_versions(
+    tmp_path: Path, membership: str, stat: str, content: str
+) -> None:
+    assert machine(tmp_path, membership, {stat: content}).throttled_s() == 2.5
+
+
+def test_a_file_of_another_layout_is_passed_by(tmp_path: Path) -> None:
+    files = {"pod/cpu.stat": "one line of five words\n", "cpu.stat": "throttled_usec 2500000\n"}
+    assert machine(tmp_path, "0::/pod\n", files).throttled_s() == 2.5
+
+
+def test_without_a_quota_nothing_is_throttled(tmp_path: Path) -> None:
+    assert machine(tmp_path, "0::/\n", {"cpu.stat": "usage_usec 9\n"}).throttled_s() == 0.0
+    assert Resources(tmp_path, tmp_path / "none").throttled_s() == 0.0
+
+
 def test_own_memory_is_read_and_its_peak_follows() -> None:
     resources = Resources()
     resident = resources.resident_bytes(os.getpid())
