@@ -6,6 +6,8 @@ from typing import Any
 from sluice_operator.tuner import sketch
 from sluice_worker.contract import SMOOTH_SHARE
 
+from sluice.client import quantile
+
 from .job import Outcome
 from .world import World
 
@@ -47,7 +49,7 @@ def score(world: World) -> dict[str, Any]:
         "gpu_seconds_per_1k_tokens": 1000 * world.pod_seconds / tokens if tokens else None,
         "cap_changes": len(world.cap_changes),
         "replica_changes": len(world.replica_changes),
-        "p99_ttft_ms": _quantile(ttft_ms, 0.99),
+        "p99_ttft_ms": quantile(ttft_ms, 0.99),
         "p99_itl_ms": sketch.quantile_ms(totals.sketch, 0.99),
         "ttft_over_share": late / arrivals if world.targets.ttft_ms else None,
         "itl_over_share": totals.num_gaps_over / totals.num_gaps if totals.num_gaps else None,
@@ -66,11 +68,3 @@ def _mean_gap_ms(job: Outcome) -> float:
     if job.num_tokens < 2:
         return 0.0
     return (job.last_s - job.first_s) * 1e3 / (job.num_tokens - 1)
-
-
-def _quantile(values: list[float], quantile: float) -> float | None:
-    """The smallest value that at least this share of the values does not exceed."""
-    if not values:
-        return None
-    rank = min(len(values) - 1, max(0, -int(-quantile * len(values) // 1) - 1))
-    return sorted(values)[rank]

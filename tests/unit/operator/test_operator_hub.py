@@ -49,6 +49,12 @@ def refusal(model: HubModel) -> str:
     return str(refused.value)
 
 
+def unread(model: HubModel) -> str:
+    answer = read(model, "auto")
+    assert isinstance(answer, Unread)
+    return answer.message
+
+
 def test_weights_come_from_the_headers_and_no_tensor_is_fetched(hub: Hub) -> None:
     seen = found(hub, "float32")
     assert (seen.weights_bytes, seen.num_parameters, seen.commit) == (4 << 20, 1 << 20, COMMIT)
@@ -128,19 +134,14 @@ def test_a_broken_header_is_refused_with_the_files_name(hub: Hub, content: bytes
 @pytest.mark.parametrize("status", [403, 429, 500, 503])
 def test_a_hub_that_cannot_answer_now_leaves_the_size_unknown(hub: Hub, status: int) -> None:
     hub.answers["/main"] = [(status, {})]
-    answer = read(of(hub), "auto")
-    assert isinstance(answer, Unread)
-    assert str(status) in answer.message
+    assert str(status) in unread(of(hub))
 
 
 def test_a_hub_out_of_reach_leaves_the_size_unknown(hub: Hub) -> None:
-    answer = read(of(hub, endpoint="http://127.0.0.1:9"), "auto")
-    assert isinstance(answer, Unread)
-    assert "cannot be read from http://127.0.0.1:9" in answer.message
+    url = "http://127.0.0.1:9"
+    assert f"cannot be read from {url}" in unread(of(hub, endpoint=url))
 
 
 def test_a_hub_that_takes_too_long_in_all_is_given_up(hub: Hub) -> None:
     """Each read may be in time, and the whole for ever."""
-    late = read(of(hub, ends_s=0.0), "auto")
-    assert isinstance(late, Unread)
-    assert "it took over 60 s" in late.message
+    assert "it took over 60 s" in unread(of(hub, ends_s=0.0))

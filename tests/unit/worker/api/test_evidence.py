@@ -269,11 +269,18 @@ def test_a_tick_in_which_the_epoch_changed_is_not_settled() -> None:
     assert [tick.epoch for tick in ticks] == [1, 2, 2]
 
 
-def test_a_lowered_cap_is_settled_once_the_excess_has_drained() -> None:
-    recorder = create_recorder(cap=8)
+@pytest.mark.parametrize(
+    ("before", "after", "nums_running"),
+    [(8, 4, (8, 6, 4, 4)), (4, 8, (4, 4, 5, 3))],
+    ids=["lowered: the excess has drained", "raised: one was admitted above the old one"],
+)
+def test_another_cap_is_settled_once_it_shows(
+    before: int, after: int, nums_running: tuple[int, ...]
+) -> None:
+    recorder = create_recorder(cap=before)
     close(recorder, 2.0)
-    recorder.configure(2, 4, SLO)
-    for now_s, running in ((3.0, 8), (5.0, 6), (7.0, 4), (9.0, 4)):
+    recorder.configure(2, after, SLO)
+    for now_s, running in zip((3.0, 5.0, 7.0, 9.0), nums_running, strict=True):
         recorder.step(create_report(running=running, epoch=2), now_s)
         close(recorder, now_s + 1)
     assert [tick.settled for tick in close(recorder, 10.0)] == [False, False, False, False, True]
@@ -305,16 +312,6 @@ def test_a_lowered_cap_settles_on_an_idle_engine_too() -> None:
     recorder = create_recorder(cap=8)
     recorder.configure(2, 4, SLO)
     assert [tick.settled for tick in close(recorder, 6.0)] == [False, True, True]
-
-
-def test_a_raised_cap_is_settled_once_one_was_admitted_above_the_old_one() -> None:
-    recorder = create_recorder(cap=4)
-    close(recorder, 2.0)
-    recorder.configure(2, 8, SLO)
-    for now_s, running in ((3.0, 4), (5.0, 4), (7.0, 5), (9.0, 3)):
-        recorder.step(create_report(running=running, epoch=2), now_s)
-        close(recorder, now_s + 1)
-    assert [tick.settled for tick in close(recorder, 10.0)] == [False, False, False, False, True]
 
 
 def test_steps_of_the_old_epoch_settle_nothing() -> None:

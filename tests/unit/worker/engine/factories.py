@@ -1,7 +1,7 @@
 """Schedulers, requests, checkpoints and engines for the tests of this folder."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -89,10 +89,9 @@ def create_requests(lengths: Iterable[int], *, max_tokens: int = 8) -> list[Subm
     return [create_request(f"r{n}", n, max_tokens=max_tokens) for n in lengths]
 
 
-def save_llama(path: Path, **changes: object) -> LlamaForCausalLM:
-    """A small random Llama with grouped heads, saved by transformers; returned for reference."""
-    torch.manual_seed(7)
-    values: dict[str, object] = {
+def small_config(changes: Mapping[str, object]) -> dict[str, object]:
+    """Of a model small enough to run in a test, as transformers names what it is made of."""
+    return {
         "vocab_size": VOCAB,
         "hidden_size": 64,
         "intermediate_size": 112,
@@ -104,9 +103,15 @@ def save_llama(path: Path, **changes: object) -> LlamaForCausalLM:
         "initializer_range": 0.15,
         "eos_token_id": None,
         "bos_token_id": None,
+        "pad_token_id": None,
         **changes,
     }
-    model = LlamaForCausalLM(LlamaConfig(**values)).eval()
+
+
+def save_llama(path: Path, **changes: object) -> LlamaForCausalLM:
+    """A small random Llama with grouped heads, saved by transformers; returned for reference."""
+    torch.manual_seed(7)
+    model = LlamaForCausalLM(LlamaConfig(**small_config(changes))).eval()
     model.save_pretrained(path, max_shard_size="100KB" if changes.get("sharded") else "5GB")
     return model
 

@@ -29,7 +29,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from .factories import (
     PLAIN,
-    VOCAB,
     best_kernels,
     create_engine_of,
     create_request,
@@ -37,6 +36,7 @@ from .factories import (
     create_scheduler,
     load_decoder,
     run_all,
+    small_config,
 )
 
 LENGTHS = (1, 17, 30, 40, 70)
@@ -155,23 +155,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def save_random(path: Path, model_type: str, changes: dict[str, object]) -> PreTrainedModel:
     """All weights are random, also of norms and biases, which transformers makes constants."""
-    values = {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 112,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.15,
-        "eos_token_id": None,
-        "bos_token_id": None,
-        "pad_token_id": None,
-        **changes,
-    }
     torch.manual_seed(11)
-    config = AutoConfig.for_model(model_type, **values)
+    config = AutoConfig.for_model(model_type, **small_config(changes))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
