@@ -193,12 +193,14 @@ inline W part(W word) {
 }
 
 // Add the product of the elements in each lane's word; of bytes in the bits of integers. By hand, as
-// GCC 12 lets sums take other registers' places, and then has none left for as many as ROW_BLOCK.
+// GCC 12 lets sums take other registers' places, and then has none left for as many as ROW_BLOCK; or
+// stores a sum of one type that is added to as another, each time.
 template <class T>
 inline F multiply_add(F sum, W a, W b) {
   if constexpr (PER_WORD<T> == 4) {
 #if defined(__AVX512VNNI__)
-    return (F)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
 #elif defined(__AVX2__)
     W products;
     asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sum), "=&v"(products) : "v"(a), "v"(b));
@@ -208,8 +210,10 @@ inline F multiply_add(F sum, W a, W b) {
 #endif
   }
 #ifdef __AVX512BF16__
-  if constexpr (PER_WORD<T> == 2)
-    return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+  if constexpr (PER_WORD<T> == 2) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+  }
 #endif
 #ifdef __FMA__
   asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import platform
+import re
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -147,3 +149,20 @@ def test_plain_torch_stands_in_and_the_name_says_why(
     monkeypatch.setattr(build, "BUILT", tmp_path)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     assert chosen(environ).name == "torch (there is no no-such-compiler)"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="registers are told by their x86 names")
+@pytest.mark.parametrize("target", build.TARGETS["x86_64"], ids=lambda target: target.name)
+def test_the_sums_of_a_product_stay_in_registers(target: Target, tmp_path: Path) -> None:
+    """Stored after each word of a row, products of bytes took twice as long: no result shows it."""
+    told = ["objdump", "-d", "-C", "--no-show-raw-insn", build.build(recipe_of(target), tmp_path)]
+    listing = subprocess.run(told, capture_output=True, text=True, check=True).stdout
+    functions = re.findall(r"^[0-9a-f]+ <(.*::block<.*)>:\n((?:.+\n)+)", listing, re.M)
+    assert len(functions) > 100
+    product = re.compile(r"vpdpbusd|vdpbf16ps|vfmadd231ps|vpmaddwd")
+    stored = re.compile(r"vmov\w+\s+%[yz]mm\d+,.*\(%r[sb]p\)")
+    for name, body in functions:
+        lines = body.splitlines()
+        places = [number for number, line in enumerate(lines) if product.search(line)]
+        assert places, name
+        assert not any(map(stored.search, lines[places[0] : places[-1]])), name
