@@ -8,8 +8,9 @@ It installs the peers below --cache (once), makes the checkpoints, and runs the 
 another; in a round all peers run one after another, each round beginning with another. A run counts
 if the register peak was near its maximum before and after it. After each round the trace's file in
 docs/benchmarks is written, and at the end of each trace its plot and docs/benchmarks.md. With
---resume, rounds that are there stay, and only missing ones are run. Exit status: 0 if every peer
-that could be started has its runs.
+--resume, rounds that are there stay, and only missing ones are run. Traces run in the order given;
+what a later one needs stays up, so that those with the same peers belong side by side: all peers at
+once take over 20 GB. Exit status: 0 if every peer that could be started has its runs.
 """
 
 import argparse

@@ -145,6 +145,12 @@ def _growth(results: Mapping[str, TraceResult], peaks: Mapping[str, float]) -> I
         )
         cells = " | ".join(f"{found.median:.0f}" if found else "-" for found in speeds)
         yield f"| {peer} | {cells} | {growth} |"
+    commits: dict[str, list[str]] = {}
+    for size, result in zip(sizes, batches, strict=True):
+        commits.setdefault(result.versions.get("sluice", ""), []).append(str(size))
+    if len(commits) > 1:
+        told = "; ".join(f"{', '.join(of)}: {commit}" for commit, of in commits.items())
+        yield f"\nNot all sizes are of the same Sluice, so compare columns with care: {told}."
 
 
 def _told(found: Spread | None, digits: int = 2) -> str:

@@ -214,6 +214,21 @@ def test_the_page_says_what_was_left_out_and_what_was_discarded(tmp_path: Path) 
     assert {path.name for path in out.glob("*.png")} == {"offline.png", "batch.png", "prefix.png"}
 
 
+def test_sizes_that_were_measured_with_different_commits_are_told_apart(tmp_path: Path) -> None:
+    out = tmp_path / "benchmarks"
+    out.mkdir()
+    runs = [_run("sluice", n, 1.0) for n in range(3)]
+    for name, commit in (("batch-1", "x"), ("batch-8", "y"), ("batch-32", "x")):
+        result = msgspec.structs.replace(_result(name, runs), versions={"sluice": commit})
+        (out / f"{name}.json").write_bytes(msgspec.json.encode(result))
+    report.write(out)
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert (
+        "Not all sizes are of the same Sluice, so compare columns with care: 1, 32: x; 8: y."
+        in page
+    )
+
+
 def replace_peak(run: Run) -> Run:
     """The same on a machine that gave half of its speed."""
     return msgspec.structs.replace(run, peak_after=BEST / 2)
