@@ -82,7 +82,8 @@ def plot_batches(
             if middle := spread(numbers):
                 sizes.append(size)
                 middles.append(middle.median)
-        style = "--" if VARIANTS[peer].is_static else "-"
+        variant = VARIANTS[peer]
+        style = ":" if variant.pads_prompts else "--" if variant.is_static else "-"
         axes.plot(sizes, middles, style, color=colour(peer), label=peer)
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(results), [str(size) for size in results])
