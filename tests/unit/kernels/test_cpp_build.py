@@ -155,8 +155,9 @@ def test_plain_torch_stands_in_and_the_name_says_why(
 @pytest.mark.parametrize("target", build.TARGETS["x86_64"], ids=lambda target: target.name)
 def test_the_sums_of_a_product_stay_in_registers(target: Target, tmp_path: Path) -> None:
     """Stored after each word of a row, products of bytes took twice as long: no result shows it."""
-    told = ["objdump", "-d", "-C", "--no-show-raw-insn", build.build(recipe_of(target), tmp_path)]
-    listing = subprocess.run(told, capture_output=True, text=True, check=True).stdout
+    library = build.build(recipe_of(target), tmp_path)
+    command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(library)]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     functions = re.findall(r"^[0-9a-f]+ <(.*::block<.*)>:\n((?:.+\n)+)", listing, re.M)
     assert len(functions) > 100
     product = re.compile(r"vpdpbusd|vdpbf16ps|vfmadd231ps|vpmaddwd")
