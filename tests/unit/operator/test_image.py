@@ -1,0 +1,24 @@
+"""The operator's image holds what the operator imports of the worker."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_operator_starts_from_the_files_that_its_image_copies(tmp_path: Path) -> None:
+    copied = re.findall(
+        r"worker/sluice_worker/\w+\.py", (ROOT / "operator" / "Dockerfile").read_text()
+    )
+    (tmp_path / "sluice_worker").mkdir()
+    for name in copied:
+        shutil.copy(ROOT / name, tmp_path / "sluice_worker")
+    shutil.copytree(ROOT / "operator" / "sluice_operator", tmp_path / "sluice_operator")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", "import sluice_operator.__main__, sluice_operator.handlers"]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr.splitlines()[-1]
