@@ -113,7 +113,7 @@ def loaded(
     finished: Sequence[Path] = (),
 ) -> T:
     """What `load` makes of the library, found in `finished` or `directories`, or built in the first
-    of the latter that can be written to; one that cannot be loaded is built again.
+    of the latter where that is possible; one that cannot be loaded is built again.
 
     Raises CannotBuild.
     """
@@ -121,10 +121,13 @@ def loaded(
         path = directory / recipe.file_name()
         with contextlib.suppress(OSError):
             return load(path)
-    try:
-        return load(build(recipe, _writable(directories)))
-    except OSError as error:
-        raise CannotBuild(f"the library cannot be loaded: {error}") from error
+    problem = "no directory of the cache can be written to"
+    for directory in filter(_is_writable, directories):
+        try:
+            return load(build(recipe, directory))
+        except OSError as error:  # no space, or nothing there may be executed
+            problem = f"the library cannot be built in {directory}, or not be loaded: {error}"
+    raise CannotBuild(problem)
 
 
 def _is_ours(directory: Path) -> bool:
@@ -136,22 +139,20 @@ def _is_ours(directory: Path) -> bool:
     return all(s.st_uid in (0, os.getuid()) and not s.st_mode & stat.S_IWOTH for s in found)
 
 
-def _writable(directories: Sequence[Path]) -> Path:
-    for directory in directories:
-        try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError:
-            continue
-        if _is_ours(directory) and os.access(directory, os.W_OK):
-            return directory
-    raise CannotBuild("no directory of the cache can be written to")
+def _is_writable(directory: Path) -> bool:
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return False
+    return _is_ours(directory) and os.access(directory, os.W_OK)
 
 
 def cache_directories(environ: Mapping[str, str]) -> list[Path]:
-    """Where built libraries may lie, the user's cache first."""
+    """Where built libraries may lie, the user's cache first. None is made or looked at here: an
+    image holds them built, and needs no temporary directory."""
     home, cache = environ.get("HOME"), environ.get("XDG_CACHE_HOME")
     found = [Path(cache)] if cache else [Path(home) / ".cache"] if home else []
-    temporary = Path(tempfile.gettempdir()) / f"sluice-{os.getuid()}"
+    temporary = Path(environ.get("TMPDIR") or "/tmp") / f"sluice-{os.getuid()}"  # noqa: S108
     return [*(path / "sluice" / "kernels" for path in found), temporary / "kernels"]
 
 

@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,6 +114,30 @@ def test_a_folder_that_others_may_write_to_is_passed_by(
     assert (made.parent, found.parent) == (open_one, ours)
 
 
+def test_where_a_library_cannot_be_loaded_from_the_next_directory_is_tried(
+    tmp_path: Path, plain_target: Target
+) -> None:
+    """A home that is mounted noexec, or full, is no reason to do without."""
+    barred, ours = tmp_path / "barred" / "kernels", tmp_path / "ours" / "kernels"
+
+    def load(path: Path) -> Path:
+        if path.is_relative_to(barred):
+            raise OSError("failed to map segment from shared object")
+        return _opened(path)
+
+    recipe = recipe_of(plain_target)
+    assert loaded(load, recipe, [barred, ours]).parent == ours
+    with pytest.raises(CannotBuild, match="barred.*failed to map segment"):
+        loaded(load, recipe, [barred])
+
+
+def test_nothing_temporary_is_needed_where_an_image_holds_the_library(tmp_path: Path) -> None:
+    """A container whose disk is read-only has no temporary directory at all."""
+    nowhere = str(tmp_path / "nowhere")
+    paths = cache_directories({"TMPDIR": nowhere})
+    assert [str(path) for path in paths] == [f"{nowhere}/sluice-{os.getuid()}/kernels"]
+
+
 def test_a_library_that_cannot_be_loaded_is_built_again(
     tmp_path: Path, plain_target: Target
 ) -> None:
@@ -140,14 +163,13 @@ def test_caches_are_the_users_own_and_then_a_temporary_one() -> None:
 def test_plain_torch_stands_in_and_the_name_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environ = {"HOME": str(tmp_path)}
+    environ = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     assert chosen({**environ, "SLUICE_KERNELS": "torch"}).name == "torch"
     assert "have no float16" in chosen(environ, torch.float16).name
     if not usable_targets(platform.machine(), CPUINFO):
         pytest.skip("no instruction set that the C++ kernels are made for")
     monkeypatch.setattr(build, "COMPILER", "no-such-compiler")
     monkeypatch.setattr(build, "BUILT", tmp_path)
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     assert chosen(environ).name == "torch (there is no no-such-compiler)"
 
 

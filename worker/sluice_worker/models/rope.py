@@ -119,8 +119,8 @@ def _turning_dims(
     if share != 1 and (not shape.family.partial_rotary or share > 1):
         raise UnsupportedModel("config.json: partial_rotary_factor must be 1.")
     dims = int(shape.head_dim * share)
-    if share == 1 and dims % 2:
-        raise UnsupportedModel(f"config.json: head_dim {dims} is odd.")
+    if shape.head_dim % 2:  # also where only a part turns: halves are stored beside each other
+        raise UnsupportedModel(f"config.json: head_dim {shape.head_dim} is odd.")
     if dims % 2 or not dims:
         raise UnsupportedModel(f"config.json: partial_rotary_factor turns {dims} dimensions.")
     return dims

@@ -108,6 +108,7 @@ def test_dimensions_that_do_not_turn_stay_as_they_are() -> None:
         ("Qwen3", {"rope_scaling": {"mrope_section": [1]}}, "mrope_section of rotary"),
         ("Qwen3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
         ("Phi3", {"partial_rotary_factor": 0.2}, "partial_rotary_factor turns 3 dimensions"),
+        ("Phi3", {"partial_rotary_factor": 0.5, "head_dim": 97}, "head_dim 97 is odd"),
         ("Gemma2", {"hidden_activation": "relu"}, "hidden_activation must be one of silu"),
         ("Phi3", {"auto_map": {"AutoModelForCausalLM": "a.Phi3V"}}, "auto_map names code"),
         ("Gemma3", {"architectures": ["Gemma3ForConditionalGeneration"]}, "is not supported"),
