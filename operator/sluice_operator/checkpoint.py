@@ -32,6 +32,7 @@ _MAX_SHARDS = 1000
 _MOST_BYTES = 1 << 60
 """Status and metrics hold 64 bits; no model is near it."""
 INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
 ROOT_URI = "file:///models/"
 _PICKLES = (".bin", ".pt", ".pkl")
 
@@ -107,7 +108,8 @@ def examine(source: Source, dtype: str, commit: str = "") -> Checkpoint:
 def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
     """Bytes of all tensors at `stored` and at `wanted` bytes per element.
 
-    From the headers of the files where they are there, else from the index's total_size.
+    From the headers of the files where they are there, else from the index's total_size. As a
+    worker does, which loads the files of the index, or else the one of the usual name.
     """
     present = source.names()
     if INDEX in present:
@@ -117,11 +119,11 @@ def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
             total = _total_size(index)
             return _possible(source, total), _possible(source, total * wanted // stored)
     else:
-        files = tuple(sorted(name for name in present if name.endswith(".safetensors")))
+        files = (WEIGHTS,) if WEIGHTS in present else ()
     if not files:
         others = sorted(name for name in present if name.endswith(_PICKLES))
         found = f"; {others[0]} is a pickle and is never opened" if others else ""
-        raise CheckpointError(f"{source.title} holds no safetensors file{found}.")
+        raise CheckpointError(f"{source.title} holds no {WEIGHTS}, and no index of others{found}.")
     sizes = [_sizes(source.header(name), stored, wanted) for name in files]
     stored_bytes, wanted_bytes = map(sum, zip(*sizes, strict=True))
     return _possible(source, stored_bytes), _possible(source, wanted_bytes)

@@ -98,12 +98,10 @@ class _Files:
         return self._model.repo
 
     def names(self) -> Collection[str]:
-        """Those at the top, of the weights only what a worker would fetch."""
+        """Those at the top; of more weights than headers are read of, the index tells the size."""
         names = {name for name in self._names if "/" not in name}
         large = {name for name in names if name.endswith(".safetensors")}
-        if INDEX not in names:
-            return names - large | large & {"model.safetensors"}
-        return names if len(large) <= MAX_FILES else names - large
+        return names if INDEX not in names or len(large) <= MAX_FILES else names - large
 
     def json_object(self, name: str, most: int) -> Mapping[str, object]:
         body = self._read(name, 0, most + 1)

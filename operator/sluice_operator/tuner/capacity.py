@@ -62,8 +62,8 @@ def _in_time(model: StepTime, case: Case, reach: float) -> float:
         return reach
     lengths = work.output_tokens, work.prompt_tokens
     fixed_ms, alone_ms = model.request_ms(0, *lengths), model.request_ms(1, *lengths)
-    room_ms = TARGET_MARGIN * due_ms - fixed_ms
-    return min(reach, room_ms / (alone_ms - fixed_ms)) if room_ms >= alone_ms - fixed_ms else reach
+    room_ms, each_ms = TARGET_MARGIN * due_ms - fixed_ms, alone_ms - fixed_ms
+    return min(reach, room_ms / each_ms) if 0 < each_ms <= room_ms else reach
 
 
 def _in_memory(case: Case, reach: float) -> float:

@@ -34,11 +34,9 @@ class Bound:
 
 def cap_move(case: Case, feasible: Condition, bound: Bound) -> Move:
     """What the cap shall be; `bound`: how far it can be raised."""
-    limits, cap = case.seen.limits, case.seen.cap
-    within = limits.bound_cap(cap)
-    if within != cap:
-        message = f"the cap {cap} is outside {limits.min_num_seqs}..{limits.ceiling}"
-        return Move(within, Reason.WITHIN_LIMITS, message)
+    cap = case.seen.cap
+    if (within := bounded_cap(case)) is not None:
+        return within
     if 2 * len(case.acked) < len(case.pods):
         message = f"epoch {case.seen.epoch} is acknowledged by {len(case.acked)} of "
         return Move(cap, Reason.AWAITING_ACKNOWLEDGEMENT, message + f"{len(case.pods)} pods")
@@ -51,6 +49,16 @@ def cap_move(case: Case, feasible: Condition, bound: Bound) -> Move:
     if late is not None and case.cause != "none":
         return _raise_for_queue(case, late, bound)
     return _raise_with_headroom(case, bound)
+
+
+def bounded_cap(case: Case) -> Move | None:
+    """The move back within the limits, which needs no evidence; None where the cap is."""
+    limits, cap = case.seen.limits, case.seen.cap
+    within = limits.bound_cap(cap)
+    if within == cap:
+        return None
+    message = f"the cap {cap} is outside {limits.min_num_seqs}..{limits.ceiling}"
+    return Move(within, Reason.WITHIN_LIMITS, message)
 
 
 def _lower(case: Case, feasible: Condition) -> Move:

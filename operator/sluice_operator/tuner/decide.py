@@ -6,11 +6,11 @@ import msgspec
 from sluice_worker.contract import Tick
 
 from ..reasons import Reason
-from .caps import Bound, cap_move, raise_bound, remember_breach
+from .caps import Bound, bounded_cap, cap_move, raise_bound, remember_breach
 from .case import Case, build_case
 from .conditions import feasible, limited_by, metrics_available, slo_met
 from .demand import Demand
-from .replicas import measure_demand, record_scale, replicas_move, settle_scale
+from .replicas import given_replicas, measure_demand, record_scale, replicas_move, settle_scale
 from .types import CapChange, Condition, Decision, Move, Observation, Past, Targets
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -31,23 +31,22 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     else:
         cap, replicas = _held(case, metrics)
     decision = _decision(case, demand, bound, cap, replicas, metrics, can_hold)
-    if observation.targets.mode == "Advisory":
-        return past, decision
-    return _remember(past, case, demand, cap, replicas), decision
+    done = _done(cap, case.seen.cap, case), _done(replicas, case.seen.replicas, case)
+    return _remember(past, case, demand, *done), decision
+
+
+def _done(move: Move, now: int, case: Case) -> Move:
+    """What is done of a move: advice changes nothing but what is outside the limits."""
+    if case.seen.targets.mode == "Enforce" or move.reason == Reason.WITHIN_LIMITS:
+        return move
+    return Move(now, move.reason, move.message)
 
 
 def _held(case: Case, metrics: Condition) -> tuple[Move, Move]:
     """Without metrics only the limits are kept: they need no evidence."""
-    limits, seen = case.seen.limits, case.seen
-    cap = limits.bound_cap(seen.cap)
-    replicas = seen.replicas
-    if not limits.replicas_external:
-        replicas = limits.bound_replicas(replicas)
-    reason, message = Reason.METRICS_UNAVAILABLE, metrics.message
-    return (
-        Move(cap, Reason.WITHIN_LIMITS if cap != seen.cap else reason, message),
-        Move(replicas, Reason.WITHIN_LIMITS if replicas != seen.replicas else reason, message),
-    )
+    why = Reason.METRICS_UNAVAILABLE, metrics.message
+    cap = bounded_cap(case) or Move(case.seen.cap, *why)
+    return cap, given_replicas(case) or Move(case.seen.replicas, *why)
 
 
 def _until(now: float, past: Past) -> Past:
@@ -103,11 +102,10 @@ def _decision(
     can_hold: Condition,
 ) -> Decision:
     seen = case.seen
-    advisory = seen.targets.mode == "Advisory"
     ended, good, smooth = _quality(case)
     return Decision(
-        cap=seen.cap if advisory else cap.to,
-        replicas=seen.replicas if advisory else replicas.to,
+        cap=_done(cap, seen.cap, case).to,
+        replicas=_done(replicas, seen.replicas, case).to,
         cap_move=cap,
         replicas_move=replicas,
         cap_reason=cap.reason if cap.to != seen.cap else "",

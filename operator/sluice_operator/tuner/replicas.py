@@ -58,14 +58,9 @@ def replicas_move(
     case: Case, demand: Demand, cap: Move, bound: Bound, feasible: Condition
 ) -> tuple[Past, Move]:
     """What the replicas shall be, and the past with since when more or fewer were wanted."""
-    limits, replicas = case.seen.limits, case.seen.replicas
-    if limits.replicas_external:
-        past = _wanting(case.past, None, None)
-        return past, Move(replicas, Reason.REPLICAS_EXTERNAL, "spec.replicas has an outside owner")
-    within = limits.bound_replicas(replicas)
-    if within != replicas:
-        message = f"{replicas} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
-        return _wanting(case.past, None, None), Move(within, Reason.WITHIN_LIMITS, message)
+    replicas = case.seen.replicas
+    if (given := given_replicas(case)) is not None:
+        return _wanting(case.past, None, None), given
     wanted = _wanted(case, demand, cap, bound, feasible)
     if wanted > replicas:
         return _scale_out(case, demand, wanted)
@@ -73,6 +68,18 @@ def replicas_move(
         return _scale_in(case, demand)
     message = f"{_rate(demand)} needs {demand.needed}"
     return _wanting(case.past, None, None), Move(replicas, Reason.STEADY, message)
+
+
+def given_replicas(case: Case) -> Move | None:
+    """What needs no evidence: an outside owner's replicas, and the move back within the limits."""
+    limits, replicas = case.seen.limits, case.seen.replicas
+    if limits.replicas_external:
+        return Move(replicas, Reason.REPLICAS_EXTERNAL, "spec.replicas has an outside owner")
+    within = limits.bound_replicas(replicas)
+    if within == replicas:
+        return None
+    message = f"{replicas} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
+    return Move(within, Reason.WITHIN_LIMITS, message)
 
 
 def _wanting(past: Past, out_s: float | None, in_s: float | None) -> Past:

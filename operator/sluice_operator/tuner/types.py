@@ -207,7 +207,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do and why. `cap`, `replicas`: what shall be (in Advisory mode: what is).
+    """What to do and why. `cap`, `replicas`: what shall be (in Advisory mode: what is, within the
+    limits).
 
     `cap_move`, `replicas_move`: what the law says, in every mode. `desired_replicas`: what
     the demand alone asks for. `cap_reason`, `replicas_reason`: empty when that side holds.

@@ -122,6 +122,17 @@ def test_pickles_are_named_and_not_opened(model: Path) -> None:
         _read(model)
 
 
+def test_only_the_weights_that_a_worker_loads_are_counted(model: Path) -> None:
+    """Without an index that is the file of the usual name: others beside it are somebody's own."""
+    tensor = {"dtype": "F32", "shape": [1000], "data_offsets": [0, 4000]}
+    alone = _read(model)
+    _write_tensors(model / "consolidated.safetensors", {"w": tensor})
+    assert _read(model) == alone
+    (model / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no model\.safetensors, and no index"):
+        _read(model)
+
+
 @pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "a/b.safetensors"])
 def test_an_index_that_points_outside_is_refused(model: Path, name: str) -> None:
     index = {"weight_map": {"w": name}}

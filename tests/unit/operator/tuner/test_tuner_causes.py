@@ -97,3 +97,15 @@ def test_a_queue_is_too_long_by_the_newest_tick_of_every_pod(newest: int, cap: i
     other = [tick(seq, itl=TokenGaps(9)) for seq in range(1, 30)]
     seen = observation(pod("a", one, model=MODEL), pod("b", other, model=MODEL), targets=SNUG)
     assert decide(Past(), seen)[1].cap == cap
+
+
+def test_a_pod_whose_steps_take_the_same_at_any_batch_has_a_demand_too() -> None:
+    """The worker's fit may leave the fixed part alone, as its coefficients are not negative."""
+    same = StepModel(10, 0, 0, 0, 1000, 1.1)
+    ticks = [
+        tick(seq, ttft=FirstTokens(10), e2e=Requests(10), max_running=3) for seq in range(1, 31)
+    ]
+    _, decision = decide(
+        Past(), observation(pod("a", ticks, model=same), targets=replace(END_ONLY, e2e_ms=9000))
+    )
+    assert decision.desired_replicas == 1
