@@ -175,10 +175,13 @@ class Demo:
         say("\n== what was seen")
         for check in results:
             say(f"   {'yes' if check.seen else 'NO '}  {check.claim}: {check.detail}")
-        url = f"http://{self.kube.cluster_address(NAME)}"
         say(f"\n   timeline: {out / 'demo.png'} and {out / 'demo.json'}")
-        say(f"   the service is still up; try:\n   curl -X POST {url}/generate"
-            " -d '{\"prompt\": \"import \"}'")  # fmt: skip
+        say("   the service is still up; try:")
+        url = self.kube.routed_url(NAME)
+        if url is None:
+            url = "http://localhost:8080"
+            say(f"   kubectl port-forward -n {NAMESPACE} service/{NAME} 8080:80 &")
+        say(f'   curl -X POST {url}/generate -d \'{{"prompt": "import "}}\'')
         return all(check.seen for check in results)
 
 

@@ -123,19 +123,26 @@ class Kube:
         spec = self.get("service", name, "-n", NAMESPACE)["spec"]
         return f"{in_url(spec['clusterIP'])}:{spec['ports'][0]['port']}"
 
-    @contextmanager
-    def service_url(self, name: str) -> Iterator[str]:
-        """A URL of the Service from here: its own address if it is routed, else a port-forward."""
+    def routed_url(self, name: str) -> str | None:
+        """The URL of the Service at its own address, if that is routed from here."""
         address = self.cluster_address(name)
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
-            yield f"http://{address}"
         except OSError:
-            argv = ("kubectl", "port-forward", "-n", NAMESPACE, f"service/{name}", ":80")
-            with closing(self.follow(*argv)) as lines:
-                # "Forwarding from 127.0.0.1:41234 -> 8000"
-                yield f"http://{next(lines).split()[2]}"
+            return None
+        return f"http://{address}"
+
+    @contextmanager
+    def service_url(self, name: str) -> Iterator[str]:
+        """A URL of the Service from here: its own address if it is routed, else a port-forward."""
+        if url := self.routed_url(name):
+            yield url
+            return
+        argv = ("kubectl", "port-forward", "-n", NAMESPACE, f"service/{name}", ":80")
+        with closing(self.follow(*argv)) as lines:
+            # "Forwarding from 127.0.0.1:41234 -> 8000"
+            yield f"http://{next(lines).split()[2]}"
 
     def last_words(self, pod: str) -> str:
         """The last line that a pod printed."""

@@ -59,11 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Entry of `sluice plan`: 0 if the model fits, 1 if not, 2 if it cannot be read."""
     root = args.model.resolve()
-    uri = f"file:///models/{root.name}"
+    # In a hub's cache the files of a snapshot are links to the blobs beside it.
+    models = root.parents[1] if root.parent.name == "snapshots" else root.parent
+    uri = f"file:///models/{root.relative_to(models)}"
     try:
         if args.quantization and args.device != "cpu":
             raise sizing.SizingError(f"{args.quantization} is for CPUs: --device cpu is needed.")
-        found = checkpoint.read(uri, args.dtype, root.parent)
+        found = checkpoint.read(uri, args.dtype, models)
         if isinstance(found, checkpoint.Unread):
             raise sizing.SizingError(f"{args.model} is not a folder.")
         dtype_bytes = sizing.DTYPE_BYTES[found.dtype]

@@ -23,7 +23,7 @@ def find(settings: Settings) -> Found:
     """What this machine offers."""
     return Found(
         kubeconfig=settings.kubeconfig,
-        docker_answers=docker.answers(),
+        docker_answers=not settings.wants_local and docker.answers(),
         is_root=settings.is_root,
         is_linux=sys.platform == "linux",
         has_apt=shutil.which("apt-get") is not None,

@@ -80,16 +80,21 @@ class Settings:
     paths: Paths
     kubeconfig: str | None  # SLUICE_KUBECONFIG: a cluster that is already there
     registry: str | None  # SLUICE_REGISTRY: where such a cluster pulls our images from
+    wants_local: bool  # SLUICE_CLUSTER=local: not kind, though a Docker engine answers
     is_root: bool
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         cache_home = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         given = environment.get("SLUICE_KUBECONFIG")
+        wanted = environment.get("SLUICE_CLUSTER") or ""
+        if wanted not in ("", "local"):
+            raise ClusterError(f"SLUICE_CLUSTER may be local, or unset; it is {wanted!r}")
         repository = Path(__file__).resolve().parents[2]
         return cls(
             paths=Paths(repository=repository, cache=Path(cache_home) / "sluice"),
             kubeconfig=str(Path(given).expanduser().absolute()) if given else None,
             registry=environment.get("SLUICE_REGISTRY") or None,
+            wants_local=wanted == "local",
             is_root=os.geteuid() == 0,
         )

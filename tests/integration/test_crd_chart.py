@@ -84,13 +84,30 @@ def test_every_value_can_be_given_and_all_that_is_rendered_is_yaml(helm: Path) -
         "volumeMounts"
     ]
     assert [role["metadata"]["namespace"] for role in of_kind(manifests, "Role")] == ["one", "two"]
-    assert not of_kind(manifests, "ClusterRole")
+    assert not of_kind(manifests, "ClusterRoleBinding")
 
 
 def test_the_crd_can_be_left_out(helm: Path) -> None:
     kept = template(helm, *IMAGES, "--set", "crds.install=false")
     assert not of_kind(kept, "CustomResourceDefinition")
+    assert [role["metadata"]["name"] for role in of_kind(kept, "ClusterRole")] == ["sluice"]
     assert len(of_kind(template(helm, *IMAGES), "CustomResourceDefinition")) == 1
+
+
+def test_a_namespaces_admins_editors_and_viewers_have_the_same_for_its_objects(helm: Path) -> None:
+    rendered = of_kind(template(helm, *IMAGES), "ClusterRole")
+    roles = {body["metadata"]["name"]: body for body in rendered}
+    aggregated = "rbac.authorization.k8s.io/aggregate-to-"
+    to = {
+        name: {label.removeprefix(aggregated) for label in body["metadata"]["labels"]}
+        for name, body in roles.items()
+    }
+    assert {"admin", "edit"} <= to["sluice-edit"]
+    assert "view" in to["sluice-view"]
+    assert not {"admin", "edit", "view"} & to["sluice"]
+    [seen] = roles["sluice-view"]["rules"]
+    assert set(seen["verbs"]) == {"get", "list", "watch"}
+    assert {rule["apiGroups"][0] for rule in roles["sluice-edit"]["rules"]} == {"sluice.dev"}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +128,7 @@ def test_a_wrong_value_is_refused_by_name(
 
 
 def test_the_operator_may_do_what_it_does_and_no_more(helm: Path) -> None:
-    (role,) = of_kind(template(helm, *IMAGES), "ClusterRole")
+    (role,) = of_kind(template(helm, *IMAGES, "--set", "crds.install=false"), "ClusterRole")
     allowed = {
         f"{verb} {resource}"
         for rule in role["rules"]

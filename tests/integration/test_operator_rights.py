@@ -71,7 +71,11 @@ def test_the_charts_rights_are_enough_and_their_loss_is_outlived(
 
 
 def test_no_right_is_a_wildcard_and_no_secret_can_be_listed(chart: list[dict[str, Any]]) -> None:
-    [role] = [body for body in chart if body["kind"] == "ClusterRole"]
+    [role] = [
+        body
+        for body in chart
+        if body["kind"] == "ClusterRole" and body["metadata"]["name"] == "sluice"
+    ]
     for rule in role["rules"]:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
         if "secrets" in rule["resources"]:

@@ -1,6 +1,7 @@
 """`sluice plan`: the arithmetic at the command line, with the exit code as its answer."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,25 @@ def test_folder_without_checkpoint_is_one_sentence_and_code_2(
 ) -> None:
     assert main(["plan", str(tmp_path), "--memory", "1Gi"]) == 2
     assert "config.json" in capsys.readouterr().err
+
+
+def test_a_snapshot_of_a_hubs_cache_is_read_through_its_links(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `sluice serve ORG/NAME` has fetched."""
+    blobs, snapshot = tmp_path / "models--a--b/blobs", tmp_path / "models--a--b/snapshots/1f0c"
+    shutil.copytree(TOO_LARGE, blobs)
+    snapshot.mkdir(parents=True)
+    for blob in blobs.iterdir():
+        (snapshot / blob.name).symlink_to(f"../../blobs/{blob.name}")
+    assert main(["plan", str(snapshot), "--memory", "320Gi"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    (blobs / "config.json").rename(tmp_path / "elsewhere/config.json")
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to(tmp_path / "elsewhere/config.json")
+    capsys.readouterr()
+    assert main(["plan", str(snapshot), "--memory", "320Gi"]) == 2
+    assert "leads outside" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["much", "-1Gi", "0", "Gi"])
