@@ -2,13 +2,15 @@
 
 from . import children
 from .cluster import Ref
+from .pod import secret_name
+from .runtime import runtime_name
 from .spec import InferenceService
 
 
 def watched_refs(service: InferenceService) -> tuple[Ref, ...]:
     """Children that the watches show."""
     return (
-        Ref("ConfigMap", service.namespace, children.runtime_name(service.name)),
+        Ref("ConfigMap", service.namespace, runtime_name(service.name)),
         Ref("Service", service.namespace, children.deployment_name(service)),
         Ref("Deployment", service.namespace, children.deployment_name(service)),
     )
@@ -17,6 +19,6 @@ def watched_refs(service: InferenceService) -> tuple[Ref, ...]:
 def unwatched_refs(service: InferenceService) -> tuple[Ref, ...]:
     """Children that no watch shows: the operator has no right to list secrets, for one."""
     return (
-        Ref("Secret", service.namespace, children.secret_name(service)),
+        Ref("Secret", service.namespace, secret_name(service)),
         Ref("PodDisruptionBudget", service.namespace, children.deployment_name(service)),
     )

@@ -25,6 +25,7 @@ Object = Mapping[str, Any]
 
 _log = logging.getLogger(__name__)
 _DEADLINE_S = 30
+_APPLY = "application/apply-patch+yaml"
 _ATTEMPTS = 4
 _MAX_WAIT_S = 10.0
 _COLLECTIONS: Mapping[str, tuple[str, str]] = {
@@ -92,7 +93,7 @@ class Cluster:
     async def get(self, ref: Ref) -> Object | None:
         """The live object, or None if there is none."""
         try:
-            return await self._request("GET", ref)
+            return await self._call("GET", ref.kind, ref.path)
         except ClusterError as e:
             if e.status == 404:
                 return None
@@ -134,38 +135,21 @@ class Cluster:
 
         A resourceVersion in the manifest makes it conditional: 409 if somebody else wrote since.
         """
-        return await self._request(
-            "PATCH",
-            ref_of(manifest),
-            subresource=subresource,
-            query=[("fieldManager", manager), ("force", "true")],
-            body=manifest,
-            content_type="application/apply-patch+yaml",
-        )
+        ref = ref_of(manifest)
+        path = f"{ref.path}/{subresource}" if subresource else ref.path
+        query = [("fieldManager", manager), ("force", "true")]
+        return await self._call("PATCH", ref.kind, path, query, manifest, _APPLY)
 
     async def create_once(self, manifest: Object) -> bool:
         """Create `manifest`; False if an object of that name is there already."""
         ref = ref_of(manifest)
         try:
-            await self._request("POST", Ref(ref.kind, ref.namespace), body=manifest)
+            await self._call("POST", ref.kind, Ref(ref.kind, ref.namespace).path, body=manifest)
         except ClusterError as e:
             if e.status == 409:
                 return False
             raise
         return True
-
-    async def _request(
-        self,
-        verb: str,
-        ref: Ref,
-        *,
-        subresource: str = "",
-        query: list[tuple[str, str]] | None = None,
-        body: Object | None = None,
-        content_type: str = "application/json",
-    ) -> Object:
-        path = f"{ref.path}/{subresource}" if subresource else ref.path
-        return await self._call(verb, ref.kind, path, query or [], body, content_type)
 
     async def _call(
         self,

@@ -179,7 +179,9 @@ async def connect(operator: Operator) -> Context:
     try:
         cluster = Cluster.connect(metrics)
         if not await cluster.serves_objects():
-            raise kopf.TemporaryError(f"{PLURAL}.{GROUP} is not installed: apply crds/", delay=5)
+            raise kopf.TemporaryError(
+                f"{PLURAL}.{GROUP} is not installed: the chart's crds.install brings it", delay=5
+            )
     except ClusterError as e:
         raise kopf.TemporaryError(str(e), delay=5) from e
     try:

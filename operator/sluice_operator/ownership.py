@@ -118,4 +118,4 @@ def told(status: dict[str, Any], claim: Claim, now: float) -> dict[str, Any]:
     return {**status, "conditions": conditions}
 
 
-_ADVICE = "uninstall one, or give each its namespaces"
+_ADVICE = "uninstall one, or give each its own watchNamespaces"

@@ -7,7 +7,6 @@ ever hears of an epoch that would be lost with the operator.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import msgspec
 from sluice_worker.contract import Evidence, RuntimeConfig, RuntimePatch
 from sluice_worker.contract import Slo as WireSlo
 from sluice_worker.sizing import MAX_CEILING
@@ -22,12 +21,10 @@ from .scrape import Scrape
 from .settings import Settings
 from .spec import InferenceService, Spec
 from .tuner import Decision, Limits, Observation, PodView, Targets, decide
-from .tuner.types import CapChange
 
 PAST_SAVE_SECONDS = 30.0
 """The tuner's memory alone is saved this rarely: losing it costs caution, not correctness."""
 
-_TAKEN_RETRY_S = 5.0
 _TOLD_AGAIN_S = 600.0
 _MEMORY_ONLY = {"data.past.json", f"metadata.annotations.{children.MANIFEST_ANNOTATION}"}
 
@@ -93,7 +90,7 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
         return _plan_nothing(service, observed, settings, now)
     ceiling = _effective_ceiling(service.spec, observed)
     tuned = _tune(service.spec, observed, ceiling, now)
-    withheld = _is_withheld(service, observed, settings)
+    withheld = _is_withheld(service, observed)
     is_pending = observed.fit.status == "False" or withheld
     wanted = _children(service, observed, settings, tuned.runtime, is_pending=is_pending)
     written = tuple(_to_apply(wanted, observed))
@@ -104,7 +101,7 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
     if taken:
         failed = status.fail(new_status, observed.previous, Reason.NAME_TAKEN, taken, now)
         notices = tuple(events.transitions(observed.previous, failed))
-        return Plan((), (), (), notices, failed, observed.runtime, _TAKEN_RETRY_S)
+        return Plan((), (), (), notices, failed, observed.runtime, settings.resync_s)
     restored = _restorations(wanted, observed, now)
     return Plan(
         apply=written,
@@ -135,10 +132,10 @@ def _has_pods(service: InferenceService, observed: Observed) -> bool:
     return live is not None and children.is_ours(service, live)
 
 
-def _is_withheld(service: InferenceService, observed: Observed, settings: Settings) -> bool:
+def _is_withheld(service: InferenceService, observed: Observed) -> bool:
     """Whether the Deployment stays as it is, as the model that is now asked for is not known."""
     live = observed.live.get("Deployment")
-    is_other = live is not None and not children.is_of_model(service, settings, live)
+    is_other = live is not None and not children.is_of_model(service, live)
     return observed.fit.is_pending and is_other
 
 
@@ -259,22 +256,23 @@ def _targets(spec: Spec) -> Targets:
         slo.itl_ms,
         slo.e2e_ms,
         slo.window_s,
-        slo.overload,
+        slo.told_overload,
         slo.mode,
     )
 
 
-def _replicas(spec: Spec, runtime: Runtime) -> int:
-    """One writer: an outside owner's spec.replicas, else ours within the bounds."""
+def _replicas(spec: Spec, replicas: int) -> int:
+    """One writer: an outside owner's spec.replicas, else `replicas` within the bounds."""
     if spec.replicas is not None:
         return spec.replicas
-    return min(max(runtime.replicas, spec.scaling.min_replicas), spec.scaling.max_replicas)
+    return min(max(replicas, spec.scaling.min_replicas), spec.scaling.max_replicas)
 
 
 def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
     runtime = observed.runtime or _unremembered(spec, observed)
-    runtime = replace(runtime, replicas=_replicas(spec, runtime))
-    settled = _settle(spec, observed, runtime, ceiling, now)
+    if spec.replicas is not None or runtime.cap is None:  # else the tuner's, which tells of it
+        runtime = replace(runtime, replicas=_replicas(spec, runtime.replicas))
+    settled = _settle(observed, runtime)
     cap = settled.runtime.cap
     if cap is None:
         return settled
@@ -300,7 +298,7 @@ def _unremembered(spec: Spec, observed: Observed) -> Runtime:
     replicas = int(deployment.get("spec", {}).get("replicas") or 0)
     running = [config.max_num_seqs for config in _configs(observed) if config.epoch]
     cap = min(running) if running else initial_cap(spec, observed.fit)
-    return Runtime(0, cap, replicas)
+    return Runtime(0, cap, _replicas(spec, replicas))
 
 
 def _decided(spec: Spec, runtime: Runtime, decision: Decision) -> Runtime:
@@ -310,8 +308,8 @@ def _decided(spec: Spec, runtime: Runtime, decision: Decision) -> Runtime:
     return replace(runtime, epoch=epoch, cap=decision.cap, replicas=replicas)
 
 
-def _settle(spec: Spec, observed: Observed, runtime: Runtime, ceiling: int, now: float) -> _Tuned:
-    """What needs no evidence: the first cap, the bounds, an epoch that pods are past."""
+def _settle(observed: Observed, runtime: Runtime) -> _Tuned:
+    """What needs no evidence: the first cap, an epoch that pods are past."""
     ahead = max((config.epoch for config in _configs(observed)), default=0)
     # The ConfigMap was lost or edited; pods refuse an older epoch, and another cap in the same one.
     if ahead > runtime.epoch or _is_refused(observed, runtime):
@@ -322,13 +320,7 @@ def _settle(spec: Spec, observed: Observed, runtime: Runtime, ceiling: int, now:
             f"epoch/{ahead}",
         )
         return _Tuned(replace(runtime, epoch=ahead + 1), None, (notice,))
-    if runtime.cap is None:
-        return _adopt(observed, runtime)
-    low = min(spec.batching.min_num_seqs, ceiling)
-    bounded = min(max(runtime.cap, low), ceiling)
-    if bounded == runtime.cap:
-        return _Tuned(runtime, None)
-    return _bound(runtime, bounded, f"the bounds are {low} to {ceiling}", now)
+    return _adopt(observed, runtime) if runtime.cap is None else _Tuned(runtime, None)
 
 
 def _is_refused(observed: Observed, runtime: Runtime) -> bool:
@@ -349,15 +341,6 @@ def _adopt(observed: Observed, runtime: Runtime) -> _Tuned:
     return _Tuned(
         adopted, None, (Notice(False, Reason.CAP_PREDICTED, message, f"epoch/{adopted.epoch}"),)
     )
-
-
-def _bound(runtime: Runtime, cap: int, why: str, now: float) -> _Tuned:
-    epoch, before = runtime.epoch + 1, runtime.cap or cap
-    change = CapChange(now, before, cap, epoch, Reason.CAP_BOUNDED)
-    past = msgspec.structs.replace(runtime.past, last_change=change)
-    message = f"epoch {epoch}: cap {before} -> {cap}: {why}"
-    notice = Notice(False, Reason.CAP_BOUNDED, message, f"epoch/{epoch}")
-    return _Tuned(replace(runtime, cap=cap, epoch=epoch, past=past), None, (notice,))
 
 
 # What to write and to send

@@ -100,9 +100,11 @@ class Reason(StrEnum):
     END_TO_END_INFEASIBLE = "EndToEndInfeasible", "One request alone takes longer than is allowed."
     # The cap moves
     CAP_PREDICTED = "CapPredicted", "The first cap, from the start-up profile."
-    CAP_BOUNDED = "CapBounded", "The bounds of the spec or of memory have changed."
     EPOCH_RECOVERED = "EpochRecovered", "Pods were ahead of what had been written down."
-    WITHIN_LIMITS = "WithinLimits", "Cap or replicas were outside their limits."
+    WITHIN_LIMITS = (
+        "WithinLimits",
+        "Cap or replicas were outside their limits: those of the spec, or of memory, have changed.",
+    )
     HEADROOM = "Headroom", "The gaps at the full cap have shown room for more."
     QUEUE_STANDS = (
         "QueueStands",

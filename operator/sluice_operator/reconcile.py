@@ -188,10 +188,11 @@ class Reconciler:
         if unknown and unknown != self._memory.unknown:
             await self._tell(meta, [prune.notice(unknown, meta.get("generation", 0))], now)
         self._memory.unknown = unknown
+        last = {**previous, "observedGeneration": meta.get("generation", 0)}
         try:
             service = parse(known)
         except SpecError as e:
-            wanted = status.refuse(previous, meta.get("generation", 0), str(e), now)
+            wanted = status.fail(last, previous, Reason.INVALID_SPEC, str(e), now)
             await self._tell(meta, events.transitions(previous, wanted), now)
             await self._write_status(wanted)
             return self._context.settings.resync_s
@@ -200,7 +201,6 @@ class Reconciler:
                 return self._context.settings.resync_s
             observed = await self._observe(service, previous, now)
         except ClusterError as e:
-            last = {**previous, "observedGeneration": meta.get("generation", 0)}
             await self._tell_refusal(last, previous, e, now)
             raise
         planned = plan(service, observed, self._context.settings, now)
@@ -213,7 +213,7 @@ class Reconciler:
         """Whether the object is this operator's, and not another installation's."""
         memory, meta, settings = self._memory, self._body["metadata"], self._context.settings
         me, before = settings.instance, memory.claim
-        held = self._child(Ref("ConfigMap", self._namespace, children.runtime_name(self._name)))
+        held = self._child(Ref("ConfigMap", self._namespace, runtime.runtime_name(self._name)))
         mark = ownership.mark_of(meta["uid"], held)
         move, claim = ownership.judge(mark, me, before, now, settings.resync_s)
         if held and move in (Move.ASK, Move.ANSWER):
@@ -269,7 +269,7 @@ class Reconciler:
         """Whether the Deployment is of the model that is asked for now."""
         ref = Ref("Deployment", service.namespace, children.deployment_name(service))
         live = self._child(ref) or await self._context.cluster.get(ref)
-        return children.is_of_model(service, self._context.settings, live)
+        return children.is_of_model(service, live)
 
     async def _live(self, service: InferenceService, fit: Fit) -> dict[str, Object]:
         live = {}

@@ -11,6 +11,11 @@ OWNER_ANNOTATION = "sluice.dev/operator"
 """On the ConfigMap: the installation that cares for the object."""
 
 
+def runtime_name(name: str) -> str:
+    """The ConfigMap with cap and epoch of the object `name`."""
+    return f"{name}-runtime"
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The decided state of one object. `cap` None: no pod has said yet what it predicts.

@@ -23,8 +23,8 @@ from sluice_worker.contract import (
 )
 
 from .address import in_url
-from .children import ADMIN_PORT
 from .metrics import Metrics
+from .pod import ADMIN_PORT
 from .tuner.constants import BURST_MEMORY_S
 from .tuner.evidence import clock_shift
 

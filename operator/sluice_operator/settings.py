@@ -38,58 +38,46 @@ class Settings:
 
 def parse(argv: Sequence[str] | None = None) -> Settings:
     """Settings from `argv`; exits with 2 and one sentence when a flag is wrong (argparse)."""
-    options = _parser().parse_args(argv)
-    return Settings(
-        worker_image=options.worker_image,
-        instance=options.instance,
-        image_pull_policy=options.image_pull_policy,
-        hub_endpoint=options.hub_endpoint,
-        models_dir=options.models_dir,
-        namespaces=tuple(options.namespace),
-        address=options.address,
-        metrics_port=options.metrics_port,
-        liveness_port=options.liveness_port,
-        tick_s=options.tick_seconds,
-        resync_s=options.resync_seconds,
-        log_format=options.log_format,
-        verbose=options.verbose,
-    )
+    given = vars(_parser().parse_args(argv))
+    return Settings(**{**given, "namespaces": tuple(given.get("namespaces", ()))})
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("sluice-operator", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "sluice-operator", description=__doc__, argument_default=argparse.SUPPRESS
+    )
     add = parser.add_argument
     add("--worker-image", required=True, help="worker image for objects that name none")
     add(
         "--instance",
-        default=FIELD_MANAGER,
         help="name of this installation; of two that watch an object, one cares for it",
     )
     add(
         "--image-pull-policy",
-        default="IfNotPresent",
         choices=("Always", "IfNotPresent", "Never"),
         help="of the worker's container",
     )
-    add("--hub-endpoint", type=_url, default=DEFAULT_ENDPOINT, help="of hf:// models")
-    add("--models-dir", type=Path, default=Path("/models"), help="checkpoints of file:// URIs")
-    add("--namespace", action="append", default=[], help="serve only this one (may be repeated)")
-    listen = parser.add_mutually_exclusive_group()
-    listen.add_argument(
-        "--address", default=ALL_OF_IPV4, help="address to serve metrics and liveness on"
+    add("--hub-endpoint", type=_url, help="of hf:// models")
+    add("--models-dir", type=Path, help="checkpoints of file:// URIs")
+    add(
+        "--namespace",
+        action="append",
+        dest="namespaces",
+        help="serve only this one (may be repeated)",
     )
+    listen = parser.add_mutually_exclusive_group()
+    listen.add_argument("--address", help="address to serve metrics and liveness on")
     listen.add_argument(
         "--pod-ip",
         type=_all_of_family,
         dest="address",
-        default=argparse.SUPPRESS,
         help="the pod's own address: serve them on all addresses of its family",
     )
-    add("--metrics-port", type=int, default=9090)
-    add("--liveness-port", type=int, default=8080)
-    add("--tick-seconds", type=_positive, default=2.0, help="between two looks at the evidence")
-    add("--resync-seconds", type=_positive, default=30.0, help="between two passes when idle")
-    add("--log-format", choices=("plain", "json"), default="plain")
+    add("--metrics-port", type=int)
+    add("--liveness-port", type=int)
+    add("--tick-seconds", type=_positive, dest="tick_s", help="between two looks at the evidence")
+    add("--resync-seconds", type=_positive, dest="resync_s", help="between two passes when idle")
+    add("--log-format", choices=("plain", "json"))
     add("--verbose", action="store_true", help="log debug messages")
     return parser
 

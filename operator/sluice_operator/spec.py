@@ -54,7 +54,7 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRef(SpecObject):
-    """The Secret that holds a token."""
+    """The Secret that holds a token, or keys."""
 
     name: str = spec_field("name", kinds.OBJECT_NAME, "Name of the Secret.", required=True)
 
@@ -259,6 +259,11 @@ class Slo(SpecObject):
             "timeToFirstToken must not be over endToEnd",
             lambda slo: (slo.ttft_ms or 0) <= (slo.e2e_ms or float("inf")),
         ),
+        Rule(
+            "self.overload != 'Shed' || has(self.timeToFirstToken)",
+            "overload Shed needs timeToFirstToken, the target that it sheds for",
+            lambda slo: slo.overload != "Shed" or slo.ttft_ms is not None,
+        ),
     )
 
     percentile: str = spec_field(
@@ -278,13 +283,13 @@ class Slo(SpecObject):
     overload: Overload = spec_field(
         "overload",
         choice(get_args(Overload)),
-        "Shed refuses what can no longer meet the first-token target.",
+        "Shed refuses what can no longer meet timeToFirstToken; in mode Advisory nothing is.",
         default="Queue",
     )
     mode: SloMode = spec_field(
         "mode",
         choice(get_args(SloMode)),
-        "Advisory decides and reports, and changes nothing.",
+        "Advisory decides and reports, and changes neither the cap nor the replicas.",
         default="Enforce",
     )
 
@@ -292,6 +297,11 @@ class Slo(SpecObject):
     def has_target(self) -> bool:
         """Whether anything is promised."""
         return (self.ttft_ms, self.itl_ms, self.e2e_ms) != (None, None, None)
+
+    @property
+    def told_overload(self) -> Overload:
+        """What the workers are told to do: advice refuses no request."""
+        return self.overload if self.mode == "Enforce" else "Queue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,6 +407,12 @@ class Spec(SpecObject):
         default="Surge",
     )
     drain: Drain = spec_field("drain", object_of(Drain), "What a leaving pod gets.", default={})
+    api_key_secret_ref: SecretRef | None = spec_field(
+        "apiKeySecretRef",
+        object_of(SecretRef),
+        "Secret with key `keys`: the bearer keys of the API, one a line, read again when it "
+        "changes; left out, the API is open to whom the network lets in.",
+    )
 
 
 ROOT_RULES: tuple[Rule, ...] = (

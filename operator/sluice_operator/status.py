@@ -84,26 +84,11 @@ def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
     }
 
 
-def refuse(previous: Object, generation: int, message: str, now: float) -> dict[str, Any]:
-    """The status of an object that cannot be read: what was known stays, and why nothing moves."""
-    stalled = {
-        "Reconciling": Condition(
-            False, Reason.INVALID_SPEC, "nothing is done until the spec is valid"
-        ),
-        "Stalled": Condition(True, Reason.INVALID_SPEC, message),
-    }
-    kept = _kept(previous)
-    kept.setdefault("Ready", Condition(False, Reason.INVALID_SPEC, message))
-    status = {key: value for key, value in previous.items() if key != "conditions"}
-    conditions = _stamped({**kept, **stalled}, previous, generation, now)
-    return {**status, "observedGeneration": generation, "conditions": conditions}
-
-
 def fail(
     status: dict[str, Any], previous: Object, reason: Reason, message: str, now: float
 ) -> dict[str, Any]:
-    """`status` of a pass that could not read or write: a quota, a policy, a missing right, a taken
-    name."""
+    """`status` of a pass that could not read or write: an invalid spec, a quota, a policy, a
+    missing right, a taken name."""
     conditions = _kept(status)
     conditions.setdefault("Ready", Condition(False, reason, message))
     conditions["Reconciling"] = Condition(False, reason, "")

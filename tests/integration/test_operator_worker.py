@@ -182,9 +182,9 @@ def _a_lowered_maximum_arrives(operator: OperatorProcess, space: Namespace, work
     assert worker.config()["epoch"] == before + 1
     data = space.get("configmaps", "demo-runtime")["data"]
     assert (data["max_num_seqs"], data["epoch"]) == ("3", str(before + 1))
-    assert space.events("CapBounded")
+    assert space.events("WithinLimits")
     assert space.get("deployments", "demo")["spec"]["template"] == pods
-    assert operator.metric("sluice_operator_decisions_total", reason="CapBounded") == 1
+    assert operator.metric("sluice_operator_decisions_total", reason="WithinLimits") == 1
 
 
 def _traffic_is_told_in_turn(operator: OperatorProcess, space: Namespace) -> None:

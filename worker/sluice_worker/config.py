@@ -36,6 +36,7 @@ class EngineConfig(Struct, frozen=True):
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     block_size: int | None = None
     memory_utilization: float = 0.9
+    gpu_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
     itl_ms: float | None = None
@@ -190,6 +191,7 @@ ENGINE_FLAGS = (
     Flag("max-num-batched-tokens", _positive, "token budget of one step"),
     Flag("block-size", _positive, "tokens of one KV block"),
     Flag("gpu-memory-utilization", _number(float, 0.01, 1), "share of the memory to use"),
+    Flag("gpu-memory-bytes", _positive, "the GPU's memory to plan with, where it has more"),
     Flag("num-gpu-blocks-override", _positive, "KV blocks, instead of what the memory gives"),
     Flag("batching-mode", _choice("continuous", "static"), "static: one padded batch at a time"),
     Flag("static-batch-size", _positive, "sequences of a static batch"),

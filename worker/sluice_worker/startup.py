@@ -83,6 +83,8 @@ class _Start:
         self.eos = eos_token_ids(self.directory, config_json)
         self.device = torch.device(_pick_device(config.device))
         self.kind: Literal["cpu", "cuda"] = "cuda" if self.device.type == "cuda" else "cpu"
+        if config.gpu_memory_bytes and self.kind == "cpu":
+            raise ConfigError(["--gpu-memory-bytes is of a GPU, and the model runs on the CPU"])
         self.dtype_name = _run_dtype(config.dtype, self.decoder)
         self.block_size = config.block_size or DEFAULT_BLOCK_SIZE[self.kind]
         self.max_model_len = config.max_model_len or self.decoder.shape.max_position
@@ -95,7 +97,7 @@ class _Start:
         planned = self._plan(self._weights_bytes(source))
         _refuse_unless_fits(planned, self.decoder)
         if self.kind == "cuda":
-            refuse_unless_free(planned, planned.total_bytes - base_bytes)
+            refuse_unless_free(planned, torch.cuda.mem_get_info(self.device)[0])
         model = Decoder(self.decoder, source.read, self.kernels)
         source.finish(self.decoder.shape.tie_word_embeddings)
         release_freed()
@@ -142,9 +144,10 @@ class _Start:
         return sum(self.resources.resident_bytes(pid) for pid in pids)
 
     def _total_bytes(self) -> int:
-        if self.kind == "cuda":
-            return int(torch.cuda.mem_get_info(self.device)[1])
-        return self.resources.memory_bytes()
+        if self.kind != "cuda":
+            return self.resources.memory_bytes()
+        total = int(torch.cuda.mem_get_info(self.device)[1])
+        return min(total, self.config.gpu_memory_bytes or total)
 
     def _plan(self, num_weights: int, activation: int = 0, in_a_row: bool = False) -> MemoryPlan:
         config = self.config
@@ -400,5 +403,5 @@ def refuse_unless_free(plan: MemoryPlan, free_bytes: int) -> None:
         raise DoesNotFit(
             f"{needed / 2**30:.1f} GiB of the GPU are planned, and {free_bytes / 2**30:.1f} of its "
             f"{plan.total_bytes / 2**30:.1f} GiB are free: something else uses it. A lower "
-            "--gpu-memory-utilization plans less."
+            "--gpu-memory-utilization (spec.batching.memoryUtilization) plans less."
         )

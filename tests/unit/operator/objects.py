@@ -127,6 +127,8 @@ INVALID = [
     Invalid("spec.slo.timeToFirstToken", "half a second", _DURATION),
     Invalid("spec.slo.timeToFirstToken", "0s", _DURATION),
     Invalid("spec.slo.endToEnd", "100ms", "timeToFirstToken must not be over endToEnd"),
+    Invalid("spec.slo", {"interTokenLatency": "50ms", "overload": "Shed"}, "Shed needs timeToFi"),
+    Invalid("spec.apiKeySecretRef", {"name": "A b"}, "apiKeySecretRef.name"),
     Invalid("spec.slo.window", "1h", "workers keep evidence of half an hour"),
     Invalid("spec.slo", {"percentile": "99"}, "slo needs at least one of"),
     Invalid("spec.scaling", {"minReplicas": 3, "maxReplicas": 2}, "not be over maxReplicas"),
@@ -209,6 +211,7 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
     "spec.scaling.behavior.scaleUp": st.just({}),
     "spec.replicas": st.none() | st.integers(0, 1000),
     "spec.rollout": _texts("Surge", "Replace"),
+    "spec.apiKeySecretRef": st.just({"name": "demo-keys"}),
     "spec.drain.timeout": _durations(1000, 3_600_000),
 }  # fmt: skip
 _JUNK: st.SearchStrategy[Any] = st.sampled_from(

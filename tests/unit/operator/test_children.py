@@ -98,6 +98,32 @@ def test_gpu_pod_asks_for_the_gpu_and_for_the_memory_that_loading_needs() -> Non
     assert "--device=cuda" in container["args"]
 
 
+def test_a_worker_plans_with_the_gpu_memory_that_the_object_names() -> None:
+    """Also where the card has more: it may be shared, and the operator planned with the same."""
+    assert "--gpu-memory-bytes=25769803776" in _container(**_GPU)["args"]
+    assert not any(word.startswith("--gpu-memory-bytes") for word in _container()["args"])
+    made, less = _deployment(**_GPU), {**_GPU, "hardware__memory": "10Gi"}
+    edited = _deployment(made, **less)["spec"]["template"]["spec"]["containers"][0]
+    assert "--gpu-memory-bytes=10737418240" in edited["args"]
+
+
+def test_keys_of_the_api_are_a_file_that_may_be_missing() -> None:
+    """The worker then ends with a sentence, which the status shows, and never serves without."""
+    pod = _pod(apiKeySecretRef={"name": "demo-keys"})
+    assert "--api-key-file=/etc/sluice/keys/keys" in pod["containers"][0]["args"]
+    [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "keys"]
+    assert (mount["mountPath"], mount["readOnly"]) == ("/etc/sluice/keys", True)
+    [volume] = [v for v in pod["volumes"] if v["name"] == "keys"]
+    assert volume["secret"] == {"secretName": "demo-keys", "optional": True}
+    assert "keys" not in [volume["name"] for volume in _pod()["volumes"]]
+
+
+def test_a_lock_on_the_api_takes_new_pods() -> None:
+    made = _deployment()
+    locked = _deployment(made, apiKeySecretRef={"name": "demo-keys"})
+    assert locked["spec"]["template"] != made["spec"]["template"]
+
+
 @pytest.mark.parametrize(("accelerator", "cpu"), [("nvidia", "2"), ("cpu", "1")])
 def test_a_pod_with_a_gpu_has_a_cpu_for_each_of_its_processes(accelerator: str, cpu: str) -> None:
     asked = _container(hardware={"accelerator": accelerator, "memory": "24Gi"})["resources"]
@@ -280,14 +306,16 @@ def test_worker_sizes_itself_where_no_ceiling_is_known() -> None:
     assert not any(argument.startswith("--max-num-seqs") for argument in arguments)
 
 
-def test_a_worker_starts_where_there_is_nothing_to_shed_for() -> None:
-    service = create_service(slo={"interTokenLatency": "50ms", "overload": "Shed"})
+def test_advice_sheds_nothing() -> None:
+    service = create_service(slo__overload="Shed", slo__mode="Advisory")
     data = children.configmap(service, SETTINGS, Runtime(1, 4, 1))["data"]
-    assert (data["slo_itl_ms"], data["overload"]) == ("50.0", "Queue")
-    assert "slo_ttft_ms" not in data
+    assert (data["slo_ttft_ms"], data["overload"]) == ("500.0", "Queue")
 
 
-def test_the_worker_accepts_every_flag_that_it_is_given(tmp_path: Any) -> None:
+@pytest.mark.parametrize("changes", [{}, _GPU])
+def test_the_worker_accepts_every_flag_that_it_is_given(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     from sluice_worker import config
 
     (tmp_path / "token").write_text("secret")
@@ -297,7 +325,10 @@ def test_the_worker_accepts_every_flag_that_it_is_given(tmp_path: Any) -> None:
         argument.replace("/models/demo", str(tmp_path))
         .replace("/etc/sluice/admin", str(tmp_path))
         .replace("/etc/sluice/runtime", str(tmp_path))
-        for argument in _container(batching__prefixCaching=False)["args"]
+        .replace("/etc/sluice/keys/keys", str(tmp_path / "token"))
+        for argument in _container(
+            batching__prefixCaching=False, apiKeySecretRef={"name": "keys"}, **changes
+        )["args"]
     ]
     parsed = config.parse(arguments)
     assert parsed.engine.max_num_seqs == 32

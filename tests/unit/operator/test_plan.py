@@ -239,8 +239,30 @@ def test_a_lowered_maximum_lowers_the_cap_in_a_new_epoch() -> None:
     planned = _plan(narrowed, replace(observed, fit=create_fit(narrowed.spec)))
     assert planned.runtime is not None
     assert (planned.runtime.cap, planned.runtime.epoch) == (2, 2)
-    assert "CapBounded" in [notice.reason for notice in _notices(planned)]
+    [told] = [notice for notice in _notices(planned) if notice.reason == "WithinLimits"]
+    assert told.message.startswith("epoch 2: cap 4 -> 2: the cap 4 is outside 1..2")
     assert [(p.patch.epoch, p.patch.max_num_seqs) for p in planned.patches] == [(2, 2)]
+
+
+@pytest.mark.parametrize("mode", ["Enforce", "Advisory"])
+def test_edited_bounds_of_the_replicas_are_told_and_remembered(mode: str) -> None:
+    """As a decision: the history shows it, and its cold start is measured."""
+    before = _serving(create_service(slo__mode=mode))
+    edited = create_service(slo__mode=mode, scaling={"minReplicas": 3, "maxReplicas": 4})
+    planned = _plan(edited, before)
+    assert planned.runtime is not None
+    assert planned.runtime.replicas == 3
+    [told] = [notice for notice in _notices(planned) if notice.reason == "WithinLimits"]
+    assert "replicas 1 -> 3: 1 replicas are outside 3..4" in told.message
+    [change] = planned.runtime.past.scale_history
+    assert (change.from_replicas, change.to_replicas) == (1, 3)
+
+
+def test_advice_keeps_the_cap_within_its_bounds() -> None:
+    service = create_service(slo__mode="Advisory", batching__maxNumSeqs=2)
+    planned = _plan(service, replace(_serving(service), fit=create_fit(service.spec)))
+    assert planned.runtime is not None
+    assert (planned.runtime.cap, planned.runtime.epoch) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +277,13 @@ def test_a_pod_that_is_not_as_it_should_be_is_sent_everything_again(
     [item] = planned.patches
     assert (item.patch.epoch, item.patch.max_num_seqs) == (1, 4)
     assert item.patch.slo == Slo(500.0, 50.0)
+
+
+def test_advice_sheds_nothing() -> None:
+    service = create_service(slo__overload="Shed", slo__mode="Advisory")
+    assert _plan(service, _serving(service)).patches == ()
+    [item] = _plan(service, _serving(service, overload="Shed")).patches
+    assert item.patch.overload == "Queue"
 
 
 def test_a_pod_with_another_cap_in_our_epoch_is_told_in_a_new_one() -> None:

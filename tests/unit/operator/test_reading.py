@@ -63,7 +63,7 @@ class Reader:
         """What is known of the model while pods serve, or none does."""
 
         async def is_served() -> bool:
-            return children.is_of_model(service, SETTINGS, self.live)
+            return children.is_of_model(service, self.live)
 
         return await self.reader.look(service, is_served if serving else None, now)
 

@@ -19,7 +19,7 @@ from sluice_operator.observed import (
 )
 from sluice_operator.reasons import Reason
 from sluice_operator.runtime import Runtime
-from sluice_operator.status import Report, build, milliseconds, refuse
+from sluice_operator.status import Report, build, milliseconds
 from sluice_operator.tuner.types import CapChange, Past, ReplicaChange
 from sluice_worker.contract import Lengths
 from unit.operator.observations import (
@@ -301,11 +301,13 @@ def test_nothing_changes_in_the_status_while_nothing_happens() -> None:
 
 def test_an_unreadable_spec_keeps_what_was_known_and_says_every_problem() -> None:
     before = build(_report(), {}, NOW)
-    after = refuse(before, 4, "spec.slo: a; spec.model: b", NOW + 5)
+    said = "spec.slo: a; spec.model: b"
+    last = {**before, "observedGeneration": 4}
+    after = status.fail(last, before, Reason.INVALID_SPEC, said, NOW + 5)
     conditions = {c["type"]: c for c in after["conditions"]}
     assert conditions["Ready"]["status"] == "True"
     assert conditions["Stalled"]["reason"] == "InvalidSpec"
-    assert conditions["Stalled"]["message"] == "spec.slo: a; spec.model: b"
+    assert conditions["Stalled"]["message"] == said
     assert after["batching"] == before["batching"]
     assert after["observedGeneration"] == 4
 

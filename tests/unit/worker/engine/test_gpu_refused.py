@@ -9,8 +9,9 @@ from sluice_kernels.choose import CannotChoose, choose
 from sluice_kernels.interface import Kernels
 from sluice_worker.config import EngineConfig
 from sluice_worker.errors import ConfigError, DoesNotFit
+from sluice_worker.resources import Resources
 from sluice_worker.sizing import MemoryPlan
-from sluice_worker.startup import refuse_unless_free, start
+from sluice_worker.startup import _Start, refuse_unless_free, start
 
 MODEL = Path(__file__).parents[4] / "examples" / "model"
 
@@ -75,3 +76,23 @@ def test_a_gpu_whose_memory_others_hold_is_refused_before_the_model_is_read() ->
     refuse_unless_free(plan, 21 * gib)
     with pytest.raises(DoesNotFit, match=r"21\.0 GiB .* planned, and 20\.9 of its 24\.0 GiB are"):
         refuse_unless_free(plan, 21 * gib - gib // 10)
+
+
+def test_memory_of_a_gpu_is_refused_where_the_model_runs_on_the_cpu() -> None:
+    with pytest.raises(ConfigError, match="--gpu-memory-bytes is of a GPU"):
+        start(EngineConfig(str(MODEL), device="cpu", gpu_memory_bytes=1 << 30), lambda *_: None)
+
+
+@pytest.mark.parametrize(("given", "planned"), [(None, 80), (24, 24), (100, 80)])
+def test_a_worker_plans_with_no_more_of_a_gpu_than_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, given: int | None, planned: int
+) -> None:
+    gib = 1 << 30
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (79 * gib, 80 * gib))
+    monkeypatch.setenv("SLUICE_KERNELS", "torch")
+    told = None if given is None else given * gib
+    config = EngineConfig(str(MODEL), device="cuda", gpu_memory_bytes=told)
+    with pytest.raises(DoesNotFit) as caught:
+        refuse_unless_free(_Start(config, Resources())._plan(1000 * gib), 0)
+    assert f"of its {planned}.0 GiB are free" in caught.value.message

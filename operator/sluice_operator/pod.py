@@ -1,0 +1,262 @@
+"""The pod template: what a worker's pod is made of. Pure: equal arguments give equal bytes."""
+
+import math
+from typing import Any
+
+from . import resources
+from .runtime import runtime_name
+from .settings import Settings
+from .spec import InferenceService
+
+Manifest = dict[str, Any]
+
+API_PORT = 8000
+ADMIN_PORT = 8001
+PRE_STOP_SECONDS = 5
+"""Longer than endpoints take to leave kube-proxy, so that no request meets a closed port."""
+GRACE_MARGIN_SECONDS = 10
+_USER = 65532
+_CLAIM_MOUNT = "/mnt/models"
+_CACHE_MOUNT = "/mnt/cache"
+_ADMIN_DIR = "/etc/sluice/admin"
+_RUNTIME_DIR = "/etc/sluice/runtime"
+_KEYS_DIR = "/etc/sluice/keys"
+_KEYS = "keys"
+"""Key of the Secret of spec.apiKeySecretRef."""
+_SPECULATION = '{"method":"ngram","num_speculative_tokens":8}'
+"""What Auto means: drafts by lookup, which the engine stops where they do not pay."""
+
+
+def secret_name(service: InferenceService) -> str:
+    """The Secret with the admin token."""
+    return f"{service.name}-admin"
+
+
+def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
+    """What restarts pods: never the cap, the epoch, the targets, the replicas or the API's keys.
+
+    Wishes of the object and the image, not what we render from them, or an upgrade that renders
+    them differently would restart every pod.
+    """
+    spec = service.spec
+    return {
+        **_hub_inputs(service, settings),
+        **_gpu_inputs(service),
+        **({"keys": spec.api_key_secret_ref.name} if spec.api_key_secret_ref else {}),
+        "image": [spec.engine.image or settings.worker_image, settings.image_pull_policy],
+        "model": [spec.model.uri, spec.model.name, spec.model.dtype, spec.model.max_model_len],
+        "tokens": spec.batching.max_num_batched_tokens,
+        "utilization": spec.batching.memory_utilization,
+        "caching": spec.batching.prefix_caching,
+        "speculation": spec.batching.speculation,
+        "args": list(spec.engine.args),
+        "resources": resources.limits(spec.hardware),
+        "nodes": dict(spec.hardware.node_selector),
+        "tolerations": [toleration.manifest() for toleration in spec.hardware.tolerations],
+        "runtime": spec.hardware.runtime_class_name,
+        "drain": spec.drain.timeout_s,
+    }
+
+
+def _gpu_inputs(service: InferenceService) -> dict[str, object]:
+    """What the worker may use of its GPU; of a CPU's pod it is the container's limit."""
+    hardware = service.spec.hardware
+    return {"gpu": hardware.memory_bytes} if hardware.accelerator == "nvidia" else {}
+
+
+def _hub_inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
+    """The revision as it was asked for: pods stay at the commit that it stood for, until then."""
+    model = service.spec.model
+    if model.repo is None:
+        return {}
+    secret = model.secret_ref.name if model.secret_ref else None
+    return {"hub": [settings.hub_endpoint, model.revision, secret, _cache(service)]}
+
+
+def pod_spec(
+    service: InferenceService,
+    settings: Settings,
+    ceiling: int | None,
+    commit: str,
+    loading_bytes: int,
+) -> Manifest:
+    """`spec` of the template. `ceiling`, `commit` and `loading_bytes` as `children.deployment`
+    takes them."""
+    hardware, drain_s = service.spec.hardware, math.ceil(service.spec.drain.timeout_s)
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": PRE_STOP_SECONDS + drain_s + GRACE_MARGIN_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(service, settings, ceiling, commit, loading_bytes)],
+        "volumes": _volumes(service),
+    }
+    if hardware.node_selector:
+        spec["nodeSelector"] = dict(hardware.node_selector)
+    if hardware.tolerations:
+        spec["tolerations"] = [toleration.manifest() for toleration in hardware.tolerations]
+    if hardware.runtime_class_name:
+        spec["runtimeClassName"] = hardware.runtime_class_name
+    return spec
+
+
+def _container(
+    service: InferenceService,
+    settings: Settings,
+    ceiling: int | None,
+    commit: str,
+    loading_bytes: int,
+) -> Manifest:
+    hardware = service.spec.hardware
+    return {
+        "name": "worker",
+        "image": service.spec.engine.image or settings.worker_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "args": _arguments(service, ceiling, commit),
+        "env": [*_environment(service), *_hub_environment(service, settings)],
+        "ports": [
+            {"name": "http", "containerPort": API_PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
+        ],
+        "resources": {
+            "limits": resources.limits(hardware),
+            "requests": resources.requests(hardware, loading_bytes),
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "startupProbe": _probe("/healthz", period=2, failures=900),  # half an hour to load
+        "livenessProbe": _probe("/healthz", period=10, failures=3),
+        "readinessProbe": _probe("/readyz", period=2, failures=2),
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
+        # The worker's last line names what is wrong; it becomes the reason in our status.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": _mounts(service),
+    }
+
+
+def _probe(path: str, *, period: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _environment(service: InferenceService) -> list[Manifest]:
+    # More threads than the quota carries only get throttled: 4 ms steps at an ITL P99 of 54 ms.
+    threads = max(service.spec.hardware.cpu_millis // 1000, 1)
+    return [
+        {"name": "HOME", "value": "/tmp"},  # noqa: S108 - an emptyDir; the root is read-only
+        {"name": "OMP_NUM_THREADS", "value": str(threads)},
+    ]
+
+
+def _hub_environment(service: InferenceService, settings: Settings) -> list[Manifest]:
+    """Which hub, and the token from the Secret: it is in no manifest of ours."""
+    model = service.spec.model
+    if model.repo is None:
+        return []
+    environment: list[Manifest] = [{"name": "HF_ENDPOINT", "value": settings.hub_endpoint}]
+    if model.secret_ref is not None:
+        source = {"secretKeyRef": {"name": model.secret_ref.name, "key": "token"}}
+        environment.append({"name": "HF_TOKEN", "valueFrom": source})
+    return environment
+
+
+def _mounts(service: InferenceService) -> list[Manifest]:
+    mounts: list[Manifest] = [
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+        {"name": "admin", "mountPath": _ADMIN_DIR, "readOnly": True},
+        {"name": "runtime", "mountPath": _RUNTIME_DIR, "readOnly": True},
+    ]
+    if service.spec.api_key_secret_ref:
+        mounts.append({"name": "keys", "mountPath": _KEYS_DIR, "readOnly": True})
+    if _claim(service):
+        mounts.append({"name": "models", "mountPath": _CLAIM_MOUNT, "readOnly": True})
+    if service.spec.model.repo:
+        mounts.append({"name": "cache", "mountPath": _CACHE_MOUNT})
+    return mounts
+
+
+def _volumes(service: InferenceService) -> list[Manifest]:
+    volumes: list[Manifest] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "admin", "secret": {"secretName": secret_name(service)}},
+        {"name": "runtime", "configMap": {"name": runtime_name(service.name)}},
+    ]
+    keys = service.spec.api_key_secret_ref
+    if keys:
+        # Without the Secret the worker starts, and ends with a sentence that the status shows; the
+        # kubelet would wait for it in an event of the pod's.
+        volumes.append({"name": "keys", "secret": {"secretName": keys.name, "optional": True}})
+    claim = _claim(service)
+    if claim:
+        source = {"claimName": claim, "readOnly": True}
+        volumes.append({"name": "models", "persistentVolumeClaim": source})
+    if service.spec.model.repo:
+        volumes.append({"name": "cache", **_cache(service)})
+    return volumes
+
+
+def _cache(service: InferenceService) -> Manifest:
+    """What keeps a hub's files: the object's claim, which pods may share, or the pod's own disk."""
+    cache = service.spec.model.cache
+    if cache is None:
+        return {"emptyDir": {}}
+    return {"persistentVolumeClaim": {"claimName": cache.pvc}}
+
+
+def _claim(service: InferenceService) -> str | None:
+    model = service.spec.model
+    if model.scheme != "pvc":
+        return None
+    return model.uri.removeprefix("pvc://").partition("/")[0]
+
+
+def _model_directory(service: InferenceService) -> str:
+    model = service.spec.model
+    if model.scheme == "pvc":
+        path = model.uri.removeprefix("pvc://").partition("/")[2].rstrip("/")
+        return f"{_CLAIM_MOUNT}/{path}" if path else _CLAIM_MOUNT
+    return model.directory or model.uri
+
+
+def _arguments(service: InferenceService, ceiling: int | None, commit: str) -> list[str]:
+    """The worker's flags, as a list: nothing from the object is ever parsed by a shell."""
+    spec = service.spec
+    is_hub, has_gpu = spec.model.repo is not None, spec.hardware.accelerator == "nvidia"
+    chosen: dict[str, object] = {
+        "model": _model_directory(service),
+        "revision": commit or spec.model.revision if is_hub else None,
+        "download-dir": _CACHE_MOUNT if is_hub else None,
+        "served-model-name": spec.model.name,
+        "host": "",
+        "port": API_PORT,
+        "admin-port": ADMIN_PORT,
+        "device": "cuda" if has_gpu else "cpu",
+        "dtype": spec.model.dtype,
+        "max-model-len": spec.model.max_model_len,
+        "max-num-seqs": ceiling,
+        "max-num-batched-tokens": spec.batching.max_num_batched_tokens,
+        "gpu-memory-utilization": f"{spec.batching.memory_utilization:g}",
+        "gpu-memory-bytes": spec.hardware.memory_bytes if has_gpu else None,
+        "api-key-file": f"{_KEYS_DIR}/{_KEYS}" if spec.api_key_secret_ref else None,
+        "admin-token-file": f"{_ADMIN_DIR}/token",
+        "runtime-config-dir": _RUNTIME_DIR,
+        "shutdown-timeout": f"{spec.drain.timeout_s:g}",
+    }
+    flags = [f"--{name}={value}" for name, value in chosen.items() if value is not None]
+    caching = [] if spec.batching.prefix_caching else ["--no-enable-prefix-caching"]
+    drafts = [f"--speculative-config={_SPECULATION}"] if spec.batching.speculation == "Auto" else []
+    return [*flags, *caching, *drafts, *spec.engine.args]
