@@ -77,16 +77,25 @@ def test_wrong_input_gets_one_sentence_and_the_right_code(demo: Cluster) -> None
 
 
 @pytest.mark.parametrize(
-    ("model", "kind", "said"),
+    ("spec", "kind", "said"),
     [
-        ({"uri": "file:///models/nowhere"}, "Ready", "nowhere"),
-        ({"uri": "file:///models/demo", "maxModelLen": 1_000_000}, "ModelFits", "1000000"),
+        ({"model": {"uri": "file:///models/nowhere"}}, "Ready", "nowhere"),
+        (
+            {"model": {"uri": "file:///models/demo", "maxModelLen": 1_000_000}},
+            "ModelFits",
+            "1000000",
+        ),
+        (
+            {"apiKeySecretRef": {"name": "e2e-none"}},
+            "Ready",
+            "/etc/sluice/keys/keys cannot be read",
+        ),
     ],
 )
-def test_a_model_that_cannot_start_is_told_on_the_object(
-    cluster: Cluster, model: dict[str, object], kind: str, said: str
+def test_what_cannot_start_is_told_on_the_object(
+    cluster: Cluster, spec: dict[str, object], kind: str, said: str
 ) -> None:
-    cluster.apply("e2e-wrong", "demo", model=model)
+    cluster.apply("e2e-wrong", "demo", **spec)
     try:
         cluster.wait_status(
             "e2e-wrong", f"{kind} to name {said}", 60,
@@ -127,6 +136,25 @@ def test_nobody_without_the_token_reads_or_changes_the_cap(demo: Cluster) -> Non
     path = f"/api/v1/namespaces/default/pods/{pod}:8001/proxy/v1/runtime_config"
     with pytest.raises(Exception, match=r"(?i)unauthorized|forbidden|credentials"):
         demo.kube.kubectl("get", "--raw", path)
+
+
+def test_keys_of_a_secret_lock_the_api_and_an_editor_may_ask_for_them(cluster: Cluster) -> None:
+    secret = {"name": "e2e-keys", "namespace": "default"}
+    body = {"apiVersion": "v1", "kind": "Secret", "metadata": secret}
+    keys = {"stringData": {"keys": "one\ntwo\n"}}
+    cluster.kube.kubectl("apply", "-f", "-", stdin=json.dumps(body | keys))
+    cluster.apply("e2e-keys", "demo", apiKeySecretRef={"name": "e2e-keys"})
+    rules = cluster.kube.get("clusterrole", "edit")["rules"]
+    assert any("inferenceservices" in rule["resources"] for rule in rules), "the chart's, taken in"
+    cluster.wait_condition("e2e-keys", "Ready", "True")
+    with cluster.kube.service_url("e2e-keys") as url:
+        codes = [
+            httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+            for key in ("none", "one", "two")
+        ]
+    assert codes == [401, 200, 200]
+    cluster.delete("e2e-keys")
+    cluster.kube.kubectl("delete", "secret", "e2e-keys", "-n", "default")
 
 
 def test_load_raises_the_cap_adds_a_pod_and_gives_both_back(demo: Cluster) -> None:
