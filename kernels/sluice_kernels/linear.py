@@ -23,6 +23,12 @@ class PlainLinear:
     def __call__(self, rows: Tensor) -> Tensor:
         return linear(rows, self.weight, self.bias)
 
+    def into(self, out: Tensor, rows: Tensor) -> None:
+        """The same, written to `out` [num_rows, out]."""
+        torch.mm(rows, self.weight.t(), out=out)
+        if self.bias is not None:
+            out += self.bias
+
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:

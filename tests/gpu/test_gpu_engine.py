@@ -14,7 +14,7 @@ from sluice_worker.scheduler import Scheduler
 from sluice_worker.step import Limits
 from sluice_worker.steptime import StepTimes
 from sluice_worker.weights import RandomWeights
-from sluice_worker.wire import Submit
+from sluice_worker.wire import Sampling, Submit
 
 from .paged import DEVICE
 
@@ -45,14 +45,16 @@ MODELS: dict[str, dict[str, object]] = {
 
 
 def outputs(engine: Engine) -> dict[str, list[int]]:
-    """Three requests of which the last arrives late."""
+    """Three requests of which the last arrives late and needs the host to sample."""
     found: dict[str, list[int]] = {}
     for turn in range(100):
         if turn in (0, 1, 3):
             name = str(turn)
             prompt = [(7 * turn + i * i) % 199 for i in range(4 + 6 * turn)]
             found[name] = []
-            engine.submit(Submit(name, prompt, 4, 0.0, 0, True, [], 0, 0.0), 0.0)
+            biased = Sampling(logit_bias={3: 1.0}) if turn == 3 else Sampling()
+            request = Submit(name, prompt, 4, 0.0, 0, True, [], 0, 0.0, sampling=biased)
+            engine.submit(request, 0.0)
         report, failed = engine.step() if engine.has_work else (None, [])
         assert failed == []
         for token in report.tokens if report else ():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sluice_worker.config import EngineConfig
 from sluice_worker.startup import start
-from sluice_worker.wire import Submit
+from sluice_worker.wire import Sampling, Submit
 from triton import knobs
 
 from .paged import DEVICE
@@ -44,8 +44,18 @@ def test_no_kernel_is_compiled_once_a_worker_is_ready(
     for number in range(400):
         prompt = [chance.randrange(512) for _ in range(chance.randint(1, 700))]
         temperature = chance.choice([0.0, 0.8])
+        cut = Sampling(top_p=0.9 if number > 300 and number % 4 == 0 else 1.0)
         asked = Submit(
-            str(number), prompt, chance.randint(1, 90), temperature, number, True, [], 0, 0.0
+            str(number),
+            prompt,
+            chance.randint(1, 90),
+            temperature,
+            number,
+            True,
+            [],
+            0,
+            0.0,
+            sampling=cut,
         )
         engine.submit(asked, 0.0)
     while engine.has_work:

@@ -75,7 +75,7 @@ def choose_constants(has_softcap: bool) -> dict[str, int]:
 
 def reference(logits: Tensor, temperatures: Tensor, seeds: Tensor, softcap: float | None) -> Tensor:
     """The same law, with other noise than the kernel's."""
-    scores = logits.float()
+    scores = logits.to(torch.float32, copy=True)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     for row, temperature in enumerate(temperatures.tolist()):

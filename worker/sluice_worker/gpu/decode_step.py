@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
+from sluice_kernels.linear import PlainLinear
 from sluice_kernels.triton.choose import choose
 from sluice_kernels.triton.kernels import Plan, TritonKernels, upload
 from torch import Tensor
@@ -58,6 +59,10 @@ class DecodeStep:
         self._temperatures = torch.zeros(rows, device=self._device)
         self._tables = torch.zeros(rows, max_pages, dtype=torch.int32, device=self._device)
         self._no_tiles = torch.zeros(0, 4, dtype=torch.int32, device=self._device)
+        head = model.head
+        assert isinstance(head, PlainLinear)
+        # The last step's. One for all graphs, of which each would keep tens of MiB of its own.
+        self._head, self._logits = head, head.weight.new_zeros(rows, len(head.weight))
         # What was sampled last: by decodes from 0 on, by a mixed step beside them behind those.
         self._sampled = torch.zeros(2 * rows, dtype=torch.int64, device=self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -68,6 +73,19 @@ class DecodeStep:
 
     def launch(self, rows: Seq[Row]) -> PendingTokens:
         """Start a step of `rows`, at most `ceiling`."""
+        self._start(rows)
+        return self._fetch(rows, 0)
+
+    def logits(self, rows: Seq[Row]) -> Tensor:
+        """What a step of `rows`, at most `ceiling`, says of their next tokens, for other samplers.
+
+        Returns float32 [num_rows, vocab_size], good until the next step is launched. What this one
+        sampled itself means nothing where a row's draw is not plain.
+        """
+        self._start(rows)
+        return self._model.bent(self._logits[: len(rows)])
+
+    def _start(self, rows: Seq[Row]) -> None:
         size = padded_size(len(rows), self._graphs)
         self._upload(decode_arrays(rows, size, self._caches[0].shape[3]))
         graph = self._graphs.get(size)
@@ -75,7 +93,6 @@ class DecodeStep:
             self._run(size)
         else:
             graph.replay()
-        return self._fetch(rows, 0)
 
     def keep(self, rows: Seq[Row], tokens: Tensor, offset: int) -> PendingTokens:
         """Keep what another forward sampled for `rows`, at most `ceiling`, for the next step."""
@@ -148,8 +165,8 @@ class DecodeStep:
             ),
             sampled_rows=sources,  # every row is
         )
-        model = self._model
-        logits = model.head(model.norm(model.hidden(step, self._caches)))
+        model, logits = self._model, self._logits[:size]
+        self._head.into(logits, model.norm(model.hidden(step, self._caches)))
         temperatures, softcap = self._temperatures[:size], model.config.logit_softcap
         self._sampled[:size] = choose(logits, temperatures, seeds, softcap)
 

@@ -62,6 +62,21 @@ def rows_of(works: Seq[Work], block_size: int, draw_of: DrawOf) -> list[Row] | N
     return rows
 
 
+def decodes_of(works: Seq[Work], draws: Seq[Draw], block_size: int) -> list[Row] | None:
+    """One row for each work, however it is drawn; None unless all do no more than decode."""
+    if not all(_only_decodes(work) for work in works):
+        return None
+    return [
+        Row(work.sequence, work.start, work.sequence.block_ids[work.start // block_size], draw)
+        for work, draw in zip(works, draws, strict=True)
+    ]
+
+
+def _only_decodes(work: Work) -> bool:
+    sampled = work.num_tokens, work.num_samples
+    return sampled == (1, 1) and not work.sequence.needs_prompt_scores
+
+
 def rows_after(sampled: Iterable[tuple[int, Row]], block_size: int, draw_of: DrawOf) -> list[Row]:
     """The next step's rows, if every sequence that is known to go on can; else none at all.
 

@@ -13,7 +13,7 @@ from ..sampler import Draw, row_seed, sample
 from ..sizing import blocks_for
 from ..step import Work
 from .decode_step import DecodeStep, PendingTokens, reached
-from .rows import Row, is_plain, rows_after, rows_of
+from .rows import Row, decodes_of, is_plain, rows_after, rows_of
 
 Tokens = dict[int, list[int | None]]
 """What was sampled for a work, by its identity."""
@@ -112,18 +112,27 @@ class GpuRunner(Runner):
 
     def _run_and_wait(self, works: Seq[Work]) -> Tokens:
         """A step whose sampling needs the host: edits, cut-offs, drafts, log-probabilities."""
-        step = self.build(works)
-        stream = self.model.hidden(step, self.caches)
-        logits = self.model.logits(stream[step.sampled_rows])
-        if self.device.type == "cuda":
-            reached().synchronize()  # not in the first of what follows, which would spin
         places = [(work, ahead) for work in works for ahead in range(work.num_samples)]
         draws = [self._draw(work.sequence, ahead) for work, ahead in places]
+        logits, stream = self._forward(works, draws)
+        if self.device.type == "cuda":
+            reached().synchronize()  # not in the first of what follows, which would spin
         tokens = self._sample(logits, draws)
         self._score(logits, [work.sequence for work, _ in places], tokens)
-        self._score_prompts(stream, works)
+        if stream is not None:
+            self._score_prompts(stream, works)
         drawn = iter(tokens)
         return {id(work): [next(drawn) for _ in range(work.num_samples)] for work in works}
+
+    def _forward(self, works: Seq[Work], draws: Seq[Draw]) -> tuple[Tensor, Tensor | None]:
+        """Logits of all `draws`; and the last layer's output, None where `works` only decode, for
+        which there are graphs."""
+        rows = decodes_of(works, draws, self.block_size)
+        if rows is not None and len(rows) <= self._decodes.ceiling:
+            return self._decodes.logits(rows), None
+        step = self.build(works)
+        stream = self.model.hidden(step, self.caches)
+        return self.model.logits(stream[step.sampled_rows]), stream
 
     def _sample(self, logits: Tensor, draws: Seq[Draw]) -> list[int | None]:
         """Each row by the sampler that it has in every step, whatever its neighbours ask for."""

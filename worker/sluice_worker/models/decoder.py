@@ -133,7 +133,11 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What `hidden` [num_rows, hidden_size] predicts, float32 [num_rows, vocab_size]."""
-        logits = self.head(self.norm(hidden)).float()
+        return self.bent(self.head(self.norm(hidden)))
+
+    def bent(self, products: Tensor) -> Tensor:
+        """What the head made of rows, as `logits` has it; `products` may be overwritten."""
+        logits = products.float()
         softcap = self.config.logit_softcap
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 

@@ -13,10 +13,11 @@ from sluice_worker.gpu.capture import (
     next_size,
     padded_size,
 )
-from sluice_worker.gpu.rows import Row, rows_after, rows_of
+from sluice_worker.gpu.rows import Row, decodes_of, rows_after, rows_of
 from sluice_worker.sampler import Draw
 from sluice_worker.sequence import Sequence
 from sluice_worker.step import Work
+from sluice_worker.wire import Sampling
 
 from .factories import create_request
 
@@ -101,6 +102,18 @@ def test_rows_go_on_unless_their_last_token_is_being_sampled() -> None:
     (after,) = rows_after(enumerate(rows), 4, draw)
     assert (after.sequence, after.position, after.block, after.source) == (goes_on, 5, 2, 0)
     assert after.draw.index == 6
+
+
+def test_a_step_decodes_only_where_each_work_is_one_token_that_a_sample_comes_of() -> None:
+    one = sequence(5, [1, 2])
+    edited = Draw(1.0, 1, 5, top_p=0.9)
+    decode = Work(one, 4, 1, True)
+    assert decodes_of([decode], [edited], 4) == [Row(one, 4, 2, edited)]
+    for more in (Work(one, 3, 2, True), Work(one, 3, 1, False), Work(one, 4, 2, True, (7,))):
+        assert decodes_of([decode, more], [edited] * 3, 4) is None
+    scored = Sequence(create_request("s", 5, sampling=Sampling(prompt_logprobs=1)), seed=1)
+    scored.block_ids = [1, 2]
+    assert decodes_of([Work(scored, 4, 1, True)], [edited], 4) is None
 
 
 def test_no_row_goes_on_where_one_has_no_slot_left() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from sluice_worker.engine import Engine
 from sluice_worker.gpu.decode_step import DecodeStep, PendingTokens, reached
 from sluice_worker.gpu.rows import Row
 from sluice_worker.models.decoder import Decoder
+from sluice_worker.runner import Runner
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.speculation import Drafter, NgramSpeculation
 from sluice_worker.wire import Abort, Sampling, Submit
@@ -118,6 +120,44 @@ def test_draws_are_the_same_beside_others_that_need_the_host(model: Decoder) -> 
     assert len(set(alone)) > 5
 
 
+class Graph:
+    """Stands for a CUDA graph: runs a step of `size` rows again."""
+
+    def __init__(self, decodes: DecodeStep, size: int) -> None:
+        self.decodes, self.size, self.num_replays = decodes, size, 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+        self.decodes._run(self.size)
+
+
+def test_a_batch_with_requests_that_need_the_host_decodes_by_its_graph(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    biased = Sampling(logit_bias={3: 2.0}, logprobs=2)
+    cut = Sampling(top_p=0.9, repetition_penalty=1.2)
+    requests = [
+        create_request("greedy", 5, max_tokens=9),
+        create_request("biased", 6, max_tokens=9, sampling=biased),
+        create_request("drawn", 7, max_tokens=9, sampling=cut, temperature=1.0, seed=3),
+    ]
+    expected = run_all(create_engine_of(model, create_scheduler()), requests)
+    engine = create_gpu_engine_of(model, create_scheduler())
+    decodes: DecodeStep = engine.runner._decodes  # type: ignore[attr-defined]
+    graph: Any = Graph(decodes, 4)  # one row is padding
+    decodes._graphs[4] = graph
+    built, build = [], Runner.build
+
+    def noted(self: Runner, works: Any) -> Any:
+        built.append(works)
+        return build(self, works)
+
+    monkeypatch.setattr(Runner, "build", noted)
+    assert run_all(engine, requests) == expected
+    assert graph.num_replays == 8
+    assert len(built) == 1  # the prompts
+
+
 class Reckless(Drafter):
     """Drafts however wrong it was."""
 
@@ -160,7 +200,9 @@ def test_nan_of_a_row_that_ran_ahead_fails_its_request_alone(model: Decoder) -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_family_writes_the_same_tokens(tmp_path: Path, name: str) -> None:
     save_random(tmp_path, name.partition("-")[0], MODELS[name])
-    requests = create_requests((1, 17, 40), max_tokens=12)
+    biased = Sampling(logit_bias={3: 0.5})
+    requests = create_requests((17, 40), max_tokens=12)
+    requests.insert(0, create_request("r1", 1, max_tokens=12, sampling=biased))
     plain = create_engine_of(load_decoder(tmp_path), create_scheduler(budget=512))
     expected = run_all(plain, requests)
     scheduler = create_scheduler(cap=2, budget=19, block_size=4, num_blocks=128)
