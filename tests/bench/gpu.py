@@ -93,7 +93,8 @@ def load(largest: int) -> Machine:
     num_blocks = largest * (-(-longest // PAGE) + 2)
     torch.cuda.empty_cache()
     started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
-    runner = GpuRunner(model, num_blocks, PAGE, frozenset(), ceiling=largest, max_model_len=longest)
+    sizes = {"ceiling": largest, "max_model_len": longest, "activation_bytes": 0}
+    runner = GpuRunner(model, num_blocks, PAGE, frozenset(), **sizes)
     while runner.use_idle_time():
         pass
     torch.cuda.synchronize()

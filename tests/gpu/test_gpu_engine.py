@@ -69,7 +69,8 @@ def test_engine_on_triton_writes_the_plain_engines_tokens(name: str) -> None:
     plain = Runner(Decoder(config, read, PlainKernels(1 << 20, 1 << 20)), 16, 16, frozenset())
     read = RandomWeights(3, torch.float32, DEVICE).read
     on_triton = Decoder(config, read, TritonKernels(2, 1))
-    triton = GpuRunner(on_triton, 16, 16, frozenset(), ceiling=4, max_model_len=128)
+    sizes = {"ceiling": 4, "max_model_len": 128, "activation_bytes": 1 << 20}
+    triton = GpuRunner(on_triton, 16, 16, frozenset(), **sizes)
     found = []
     for runner, num_ahead in ((plain, 0), (triton, 1)):
         pool = BlockPool(16, 16, prefix_caching=True)

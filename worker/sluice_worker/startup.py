@@ -107,7 +107,7 @@ class _Start:
         plan = self._plan(model.num_bytes, measured.activation_bytes, model.in_a_row)
         _refuse_unless_fits(plan, self.decoder)
         progress("memory", 90)
-        runner = self._runner(model, plan.num_blocks, plan.ceiling)
+        runner = self._runner(model, plan.num_blocks, plan)
         times = StepTimes()
         times.set_profile(measured.records)
         predicted = self._predicted_cap(times, plan.ceiling)
@@ -201,15 +201,20 @@ class _Start:
             return source.num_elements * dtype_bytes - saved
         return weights_bytes(shape, dtype_bytes) - saved
 
-    def _runner(self, model: Decoder, num_blocks: int, ceiling: int) -> Runner:
+    def _runner(self, model: Decoder, num_blocks: int, plan: MemoryPlan) -> Runner:
         """Steps run ahead of the host on Triton's kernels, which only a GPU has."""
         if self.kernels.name != "triton":
             return Runner(model, num_blocks, self.block_size, self.eos)
         from .gpu.runner import GpuRunner
 
-        longest = self.max_model_len
         return GpuRunner(
-            model, num_blocks, self.block_size, self.eos, ceiling=ceiling, max_model_len=longest
+            model,
+            num_blocks,
+            self.block_size,
+            self.eos,
+            ceiling=plan.ceiling,
+            max_model_len=self.max_model_len,
+            activation_bytes=plan.activation_bytes,
         )
 
     # Profile
@@ -219,7 +224,7 @@ class _Start:
         budget = self.config.max_num_batched_tokens
         largest = max(min(budget, self.max_model_len), 1)
         num_blocks = blocks_for(self.max_model_len, self.block_size)
-        runner = self._runner(model, num_blocks, plan.ceiling)
+        runner = self._runner(model, num_blocks, plan)
         dummy = _Dummy(runner, self.max_model_len)
         dummy.run(dummy.prefill(min(8, largest)))  # the first calls of a library are slow
         deadline = time.process_time() + PROFILE_CPU_S

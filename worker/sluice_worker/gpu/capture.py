@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection
 FIRST_SIZES = 32
 """Graphs up to this size are captured before the worker is ready, the rest while it is idle."""
 MIN_FREE_BYTES = 512 << 20
-"""Free memory below which nothing more is captured: a graph keeps tens of MiB, and its logits."""
+"""Memory that must be left beside a step's own for anything to be captured while idle: a graph
+keeps some tens of MiB."""
 
 
 def graph_sizes(ceiling: int) -> list[int]:
@@ -35,11 +36,14 @@ def kinds_of_steps(ceiling: int, num_splits: Callable[[int], int]) -> list[int]:
     return sorted({num_splits(size): size for size in range(ceiling, 0, -1)}.values())
 
 
-def next_size(ceiling: int, captured: Collection[int], free_bytes: int) -> int | None:
-    """What to capture now, the smallest first; None: all are, or memory is short."""
-    if free_bytes < MIN_FREE_BYTES:
-        return None
+def next_size(ceiling: int, captured: Collection[int]) -> int | None:
+    """What to capture next, the smallest first; None: all are."""
     return next((size for size in graph_sizes(ceiling) if size not in captured), None)
+
+
+def has_room(free_bytes: int, activation_bytes: int) -> bool:
+    """Whether one more may be captured where so much is free and a step takes so much of it."""
+    return free_bytes - activation_bytes >= MIN_FREE_BYTES
 
 
 def padded_size(num_rows: int, captured: Collection[int]) -> int:

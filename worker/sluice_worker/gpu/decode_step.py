@@ -4,6 +4,7 @@ Nothing waits for the device but `PendingTokens.tokens`; uploads, graphs and dow
 other on one stream. On a CPU the same runs at once and without graphs.
 """
 
+import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -16,11 +17,12 @@ from torch import Tensor
 from ..models.decoder import Decoder
 from ..models.step import StepInput
 from .arrays import NUM_FIELDS, DecodeArrays, decode_arrays
-from .capture import first_sizes, kinds_of_steps, next_size, padded_size
+from .capture import first_sizes, has_room, kinds_of_steps, next_size, padded_size
 from .rows import Row
 
 ROUND_ROWS = 16
 """Rows of buffers are a multiple of this, so that kernels find each field as well aligned."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,10 @@ class PendingTokens:
 
 
 class DecodeStep:
-    """One token for each of up to `ceiling` sequences of up to `max_pages` blocks."""
+    """One token for each of up to `ceiling` sequences of up to `max_pages` blocks.
+
+    activation_bytes: what any step may take for a while, and graphs captured while idle leave free.
+    """
 
     def __init__(
         self,
@@ -49,8 +54,10 @@ class DecodeStep:
         caches: list[Tensor],
         ceiling: int,
         max_pages: int,
+        activation_bytes: int,
     ) -> None:
         self.ceiling = ceiling
+        self._activation_bytes = activation_bytes
         self._device = model.embedding.device
         self._model, self._kernels, self._caches = model, kernels, caches
         rows = -(-ceiling // ROUND_ROWS) * ROUND_ROWS
@@ -106,26 +113,40 @@ class DecodeStep:
         the small sizes; a worker does so before it is ready."""
         for size in kinds_of_steps(self.ceiling, self._num_splits):
             self._rehearse(size)
-        for size in first_sizes(self.ceiling) if self._may_capture else ():
-            self._capture(size)
+        for size in first_sizes(self.ceiling):
+            if self._may_capture:
+                self._capture(size)
 
     def capture_next(self) -> bool:
         """Capture one more size, a fraction of a second; False where none is left to capture."""
-        if not self._may_capture:
-            return False
-        free_bytes, _ = torch.cuda.mem_get_info(self._device)
-        size = next_size(self.ceiling, self._graphs, free_bytes)
+        size = next_size(self.ceiling, self._graphs) if self._may_capture else None
         if size is None:
             return False
+        # What torch keeps of earlier steps is there for later ones; a capture gives it back anyway.
+        torch.cuda.empty_cache()
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        if not has_room(free_bytes, self._activation_bytes):
+            self._go_without()
+            return False
         self._capture(size)
-        return True
+        return self._may_capture
 
     def _capture(self, size: int) -> None:
-        self._rehearse(size)  # loads the libraries' kernels, which a capture may not
+        """Capture `size`, or nothing more where memory is too short for it."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._run(size)
-        self._graphs[size] = graph
+        try:
+            self._rehearse(size)  # loads the libraries' kernels, which a capture may not
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._run(size)
+        except torch.OutOfMemoryError:
+            self._go_without()
+        else:
+            self._graphs[size] = graph
+
+    def _go_without(self) -> None:
+        self._may_capture = False
+        largest = max(self._graphs, default=0)
+        log.warning("no CUDA graphs for steps of over %d sequences: memory is short", largest)
 
     def _rehearse(self, size: int) -> None:
         """A step of rows of no sequence: they read nothing and write to no page."""

@@ -33,11 +33,14 @@ class GpuRunner(Runner):
         *,
         ceiling: int,
         max_model_len: int,
+        activation_bytes: int,
     ) -> None:
         super().__init__(model, num_blocks, block_size, eos_token_ids)
         assert isinstance(model.kernels, TritonKernels)
         max_pages = blocks_for(max_model_len, block_size) + 1
-        self._decodes = DecodeStep(model, model.kernels, self.caches, ceiling, max_pages)
+        self._decodes = DecodeStep(
+            model, model.kernels, self.caches, ceiling, max_pages, activation_bytes
+        )
         self._ahead: PendingTokens | None = None
         with torch.inference_mode():
             self._decodes.warm_up()

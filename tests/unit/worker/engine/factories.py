@@ -157,7 +157,7 @@ def create_gpu_engine_of(model: Decoder, scheduler: Scheduler) -> Engine:
     scheduler.num_ahead = 1
     runner = GpuRunner(
         model, pool.num_total, pool.block_size, scheduler.eos_token_ids, ceiling=16,
-        max_model_len=longest,
+        max_model_len=longest, activation_bytes=1 << 20,
     )  # fmt: skip
     return Engine(scheduler, runner, StepTimes())
 

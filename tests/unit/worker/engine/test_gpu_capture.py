@@ -9,6 +9,7 @@ from sluice_worker.gpu.capture import (
     MIN_FREE_BYTES,
     first_sizes,
     graph_sizes,
+    has_room,
     kinds_of_steps,
     next_size,
     padded_size,
@@ -43,7 +44,7 @@ def test_small_sizes_come_first_and_the_rest_one_by_one(ceiling: int) -> None:
     captured = first_sizes(ceiling)
     assert captured
     assert max(captured) <= FIRST_SIZES
-    while (size := next_size(ceiling, captured, MIN_FREE_BYTES)) is not None:
+    while (size := next_size(ceiling, captured)) is not None:
         assert size > max(captured)
         captured.append(size)
     assert captured == graph_sizes(ceiling)
@@ -61,8 +62,9 @@ def test_each_number_of_splits_that_a_step_may_have_is_compiled_for(
     assert len(sizes) <= 6
 
 
-def test_nothing_is_captured_when_memory_is_short() -> None:
-    assert next_size(64, [], MIN_FREE_BYTES - 1) is None
+def test_what_a_step_takes_is_not_free_for_graphs() -> None:
+    assert has_room(MIN_FREE_BYTES + 1000, 1000)
+    assert not has_room(MIN_FREE_BYTES + 999, 1000)
 
 
 def test_a_step_that_no_graph_holds_runs_as_it_is() -> None:

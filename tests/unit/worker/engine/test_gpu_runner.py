@@ -1,6 +1,8 @@
 """The GPU's runner on a CPU: steps ahead of the host change no token, whoever comes and goes."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker import scheduler as scheduler_module
 from sluice_worker.engine import Engine
+from sluice_worker.gpu.capture import MIN_FREE_BYTES
 from sluice_worker.gpu.decode_step import DecodeStep, PendingTokens, reached
 from sluice_worker.gpu.rows import Row
 from sluice_worker.models.decoder import Decoder
@@ -244,3 +247,39 @@ def test_without_a_gpu_there_is_nothing_to_capture(model: Decoder) -> None:
     engine = create_gpu_engine_of(model, create_scheduler())
     assert not torch.cuda.is_available()
     assert not engine.use_idle_time()
+
+
+@contextmanager
+def no_memory(graph: object, pool: object) -> Iterator[None]:
+    raise torch.OutOfMemoryError
+    yield
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_where_memory_is_short_no_more_is_captured_and_the_log_says_so_once(
+    model: Decoder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_told: bool,
+) -> None:
+    """By what is free beside a step's own, which the factory says is a MiB, or by an error."""
+    engine = create_gpu_engine_of(model, create_scheduler())
+    decodes: DecodeStep = engine.runner._decodes  # type: ignore[attr-defined]
+    decodes._may_capture = True
+    free_bytes = [MIN_FREE_BYTES + (1 << 20)]
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: nullcontext())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free_bytes[0], 0))
+    assert engine.use_idle_time()
+    assert engine.use_idle_time()
+    if is_told:
+        free_bytes[0] -= 1
+    else:
+        monkeypatch.setattr(torch.cuda, "graph", no_memory)
+    assert [engine.use_idle_time() for _ in range(3)] == [False] * 3
+    assert [*decodes._graphs] == [1, 2]
+    assert caplog.messages == ["no CUDA graphs for steps of over 2 sequences: memory is short"]
+    requests = create_requests((5, 6, 7), max_tokens=6)
+    expected = run_all(create_engine_of(model, create_scheduler()), requests)
+    assert run_all(engine, requests) == expected
