@@ -233,6 +233,7 @@ def plan_memory(
     max_num_seqs: int | None,
     lengths: tuple[float, float] | None,
     device: Literal["cpu", "cuda"],
+    gathers: bool,
     tensor_parallel: int = 1,
     measured_activation_bytes: int = 0,
     in_a_row: bool = False,
@@ -241,9 +242,10 @@ def plan_memory(
     """The plan for one rank. A model that does not fit is a plan with `fits` False, not an error.
 
     `lengths`: mean and standard deviation of observed lengths in tokens, None before any traffic.
+    `gathers`: attention brings pages together and writes masks out, as plain torch does; on a CPU
+    it may until a worker has chosen its kernels, on a GPU Triton's do not.
     `measured_activation_bytes`: counted where they are more than the formula's. `in_a_row`: the
-    kernels run layers in one scratch and read pages where they lie; unknown before a worker has
-    chosen them. `num_blocks`: fixed by a person.
+    kernels run layers in one scratch. `num_blocks`: fixed by a person.
     Raises SizingError where no memory could help: impossible numbers, or max_model_len over the
     model's own.
     """
@@ -255,7 +257,7 @@ def plan_memory(
     reserve = CPU_RESERVE_BYTES if device == "cpu" else 0
     per_token = kv_bytes_per_token(shape, dtype_bytes, tensor_parallel)
     attention = _attention_bytes(shape, budget, max_model_len, dtype_bytes, per_token)
-    workspace = WORKSPACE_BYTES[device] + (0 if in_a_row else attention)
+    workspace = WORKSPACE_BYTES[device] + (attention if gathers else 0)
     usable = int(utilization * total_bytes)
     left = usable - weights_bytes - activations - workspace - reserve
     if num_blocks is None:

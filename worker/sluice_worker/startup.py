@@ -164,6 +164,7 @@ class _Start:
                 max_num_seqs=config.max_num_seqs,
                 lengths=None,
                 device=self.kind,
+                gathers=self.kernels.name != "triton" and not in_a_row,
                 measured_activation_bytes=activation,
                 in_a_row=in_a_row,
                 num_blocks=config.num_gpu_blocks_override,

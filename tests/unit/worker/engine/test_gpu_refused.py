@@ -10,7 +10,7 @@ from sluice_kernels.interface import Kernels
 from sluice_worker.config import EngineConfig
 from sluice_worker.errors import ConfigError, DoesNotFit
 from sluice_worker.resources import Resources
-from sluice_worker.sizing import MemoryPlan
+from sluice_worker.sizing import WORKSPACE_BYTES, MemoryPlan
 from sluice_worker.startup import _Start, refuse_unless_free, start
 
 MODEL = Path(__file__).parents[4] / "examples" / "model"
@@ -96,3 +96,18 @@ def test_a_worker_plans_with_no_more_of_a_gpu_than_it_is_told(
     with pytest.raises(DoesNotFit) as caught:
         refuse_unless_free(_Start(config, Resources())._plan(1000 * gib), 0)
     assert f"of its {planned}.0 GiB are free" in caught.value.message
+
+
+@pytest.mark.parametrize(("kernels", "gathers"), [("torch", True), ("auto", False)])
+def test_a_worker_plans_for_gathered_pages_with_plain_torch_alone(
+    monkeypatch: pytest.MonkeyPatch, kernels: str, gathers: bool
+) -> None:
+    gpu = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (79 << 30, 80 << 30))
+    monkeypatch.setenv("SLUICE_KERNELS", kernels)
+    started = _Start(EngineConfig(str(MODEL), device="cuda"), Resources())
+    plan = started._plan(1 << 30)
+    assert plan.fits
+    assert (plan.workspace_bytes > WORKSPACE_BYTES["cuda"]) == gathers
