@@ -27,8 +27,10 @@ MAX_CEILING = 256
 """Ceiling when the user names none: vLLM's default for all but the largest GPUs."""
 CPU_RESERVE_BYTES = 700 * MIB
 """Interpreter, torch and the API process: 540 + 90 MiB resident with torch 2.15, and slack."""
-WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 32 * MIB, "cuda": 640 * MIB}
-"""GEMM scratch and allocator slack; on CUDA also the context (about 500 MiB on Hopper)."""
+CONTEXT_BYTES = 500 * MIB
+"""Of a GPU, what CUDA takes before the first tensor (about that on Hopper)."""
+WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 32 * MIB, "cuda": CONTEXT_BYTES + 140 * MIB}
+"""GEMM scratch and allocator slack; on CUDA also the context."""
 HOST_BYTES = 3 * GIB
 """Memory of the host beside a GPU: both processes as on a CPU, and 2 GiB for CUDA's libraries, its
 context and the kernels' code there, which are assumed: no GPU has been measured yet."""

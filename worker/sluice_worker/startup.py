@@ -29,6 +29,7 @@ from .runner import Runner
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .sizing import (
+    CONTEXT_BYTES,
     DEFAULT_BLOCK_SIZE,
     DEFAULT_MEAN_LENGTH,
     DTYPE_BYTES,
@@ -97,7 +98,7 @@ class _Start:
         planned = self._plan(self._weights_bytes(source))
         _refuse_unless_fits(planned, self.decoder)
         if self.kind == "cuda":
-            refuse_unless_free(planned, torch.cuda.mem_get_info(self.device)[0])
+            refuse_unless_free(planned, *torch.cuda.mem_get_info(self.device))
         model = Decoder(self.decoder, source.read, self.kernels)
         source.finish(self.decoder.shape.tie_word_embeddings)
         release_freed()
@@ -402,12 +403,17 @@ def _refuse_unless_fits(plan: MemoryPlan, decoder: DecoderConfig) -> None:
         raise DoesNotFit(f"{plan.explain()} {advice(plan, decoder.shape)}")
 
 
-def refuse_unless_free(plan: MemoryPlan, free_bytes: int) -> None:
-    """DoesNotFit if others on the same GPU (time slices, MPS) hold what is planned."""
-    needed = plan.fixed_bytes - plan.reserve_bytes + plan.kv_tokens * plan.kv_bytes_per_token
-    if needed > free_bytes:
-        raise DoesNotFit(
-            f"{needed / 2**30:.1f} GiB of the GPU are planned, and {free_bytes / 2**30:.1f} of its "
-            f"{plan.total_bytes / 2**30:.1f} GiB are free: something else uses it. A lower "
-            "--gpu-memory-utilization (spec.batching.memoryUtilization) plans less."
-        )
+def refuse_unless_free(plan: MemoryPlan, free_bytes: int, total_bytes: int) -> None:
+    """DoesNotFit if less of the GPU is free than is planned, mostly as others use it too (time
+    slices, MPS). Asking what is free has made this process's context: it is not free any more."""
+    needed = plan.fixed_bytes - plan.reserve_bytes - CONTEXT_BYTES
+    needed += plan.kv_tokens * plan.kv_bytes_per_token
+    if needed <= free_bytes:
+        return
+    is_shared = total_bytes - free_bytes > 2 * CONTEXT_BYTES
+    why = "something else uses it" if is_shared else "the rest is CUDA's own"
+    raise DoesNotFit(
+        f"{needed / 2**30:.1f} GiB of the GPU are planned, and {free_bytes / 2**30:.1f} of its "
+        f"{total_bytes / 2**30:.1f} GiB are free: {why}. A lower --gpu-memory-utilization "
+        "(spec.batching.memoryUtilization) plans less."
+    )

@@ -10,10 +10,11 @@ from sluice_kernels.interface import Kernels
 from sluice_worker.config import EngineConfig
 from sluice_worker.errors import ConfigError, DoesNotFit
 from sluice_worker.resources import Resources
-from sluice_worker.sizing import WORKSPACE_BYTES, MemoryPlan
+from sluice_worker.sizing import CONTEXT_BYTES, WORKSPACE_BYTES, MemoryPlan
 from sluice_worker.startup import _Start, refuse_unless_free, start
 
 MODEL = Path(__file__).parents[4] / "examples" / "model"
+GIB = 1 << 30
 
 
 def kernels(**environ: str) -> Kernels:
@@ -57,25 +58,43 @@ def test_without_a_usable_gpu_torch_says_why(
     assert caught.value.message == f"{here}: {told}"
 
 
-def test_a_gpu_whose_memory_others_hold_is_refused_before_the_model_is_read() -> None:
-    gib = 1 << 30
-    fixed = {"weights_bytes": 15 * gib, "activation_bytes": 1 * gib, "workspace_bytes": 1 * gib}
-    plan = MemoryPlan(
-        total_bytes=24 * gib,
-        utilization=0.9,
-        **fixed,
-        reserve_bytes=gib // 2,
+def filled(total_bytes: int, utilization: float) -> MemoryPlan:
+    """A plan that takes its share to the last block of 2 MiB."""
+    weights, activations, workspace = 5 * GIB, GIB, WORKSPACE_BYTES["cuda"]
+    return MemoryPlan(
+        total_bytes=total_bytes,
+        utilization=utilization,
+        weights_bytes=weights,
+        activation_bytes=activations,
+        workspace_bytes=workspace,
+        reserve_bytes=0,
         kv_bytes_per_token=1 << 17,
-        block_size=64,
-        num_blocks=512,  # 4 GiB
+        block_size=16,
+        num_blocks=(int(utilization * total_bytes) - weights - activations - workspace) >> 21,
         max_model_len=4096,
         statistical_seqs=8,
         ceiling=8,
         device="cuda",
     )
-    refuse_unless_free(plan, 21 * gib)
-    with pytest.raises(DoesNotFit, match=r"21\.0 GiB .* planned, and 20\.9 of its 24\.0 GiB are"):
-        refuse_unless_free(plan, 21 * gib - gib // 10)
+
+
+def test_a_gpu_whose_memory_others_hold_is_refused_before_the_model_is_read() -> None:
+    plan, total = filled(24 * GIB, 0.9), 24 * GIB  # 21.6 GiB with the context
+    refuse_unless_free(plan, int(21.2 * GIB), total)
+    told = r"21\.1 GiB .* planned, and 20\.9 of its 24\.0 GiB are free: something else uses it\."
+    with pytest.raises(DoesNotFit, match=told):
+        refuse_unless_free(plan, int(20.9 * GIB), total)
+
+
+@pytest.mark.parametrize(("total", "share"), [(24 * GIB, 0.98), (10 * GIB, 0.95)])
+def test_a_workers_own_context_is_not_taken_for_anothers(total: int, share: float) -> None:
+    refuse_unless_free(filled(total, share), total - CONTEXT_BYTES, total)
+
+
+def test_a_context_that_is_larger_than_planned_is_not_laid_to_others() -> None:
+    plan, total = filled(24 * GIB, 1.0), 24 * GIB
+    with pytest.raises(DoesNotFit, match="are free: the rest is CUDA's own"):
+        refuse_unless_free(plan, total - CONTEXT_BYTES - GIB // 8, total)
 
 
 def test_memory_of_a_gpu_is_refused_where_the_model_runs_on_the_cpu() -> None:
@@ -87,27 +106,24 @@ def test_memory_of_a_gpu_is_refused_where_the_model_runs_on_the_cpu() -> None:
 def test_a_worker_plans_with_no_more_of_a_gpu_than_it_is_told(
     monkeypatch: pytest.MonkeyPatch, given: int | None, planned: int
 ) -> None:
-    gib = 1 << 30
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (79 * gib, 80 * gib))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (79 * GIB, 80 * GIB))
     monkeypatch.setenv("SLUICE_KERNELS", "torch")
-    told = None if given is None else given * gib
+    told = None if given is None else given * GIB
     config = EngineConfig(str(MODEL), device="cuda", gpu_memory_bytes=told)
-    with pytest.raises(DoesNotFit) as caught:
-        refuse_unless_free(_Start(config, Resources())._plan(1000 * gib), 0)
-    assert f"of its {planned}.0 GiB are free" in caught.value.message
+    assert _Start(config, Resources())._plan(GIB).total_bytes == planned * GIB
 
 
-@pytest.mark.parametrize(("kernels", "gathers"), [("torch", True), ("auto", False)])
+@pytest.mark.parametrize(("asked", "gathers"), [("torch", True), ("auto", False)])
 def test_a_worker_plans_for_gathered_pages_with_plain_torch_alone(
-    monkeypatch: pytest.MonkeyPatch, kernels: str, gathers: bool
+    monkeypatch: pytest.MonkeyPatch, asked: str, gathers: bool
 ) -> None:
     gpu = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (79 << 30, 80 << 30))
-    monkeypatch.setenv("SLUICE_KERNELS", kernels)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (79 * GIB, 80 * GIB))
+    monkeypatch.setenv("SLUICE_KERNELS", asked)
     started = _Start(EngineConfig(str(MODEL), device="cuda"), Resources())
-    plan = started._plan(1 << 30)
+    plan = started._plan(GIB)
     assert plan.fits
     assert (plan.workspace_bytes > WORKSPACE_BYTES["cuda"]) == gathers
