@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .interface import Projection
+from .waiting import reached
 
 
 def expert_mlp(
@@ -28,7 +29,7 @@ def expert_mlp(
     parts = shares.flatten()[order].to(rows.dtype).unsqueeze(1)
     out = torch.zeros_like(rows)
     begin = 0
-    for expert, count in enumerate(torch.bincount(chosen, minlength=len(down)).tolist()):
+    for expert, count in enumerate(_counts(chosen, len(down))):
         if count == 0:
             continue
         end = begin + count
@@ -36,3 +37,13 @@ def expert_mlp(
         out.index_add_(0, tokens[begin:end], result.mul_(parts[begin:end]))
         begin = end
     return out
+
+
+def _counts(chosen: Tensor, num_experts: int) -> list[int]:
+    """How often each expert is in `chosen` [n]; the host waits for a GPU once, and asleep."""
+    # torch.bincount would wait twice before it has a result, to see the least and the largest.
+    counts = chosen.new_zeros(num_experts).scatter_add_(0, chosen, torch.ones_like(chosen))
+    if counts.is_cuda:
+        reached().synchronize()
+    found: list[int] = counts.tolist()
+    return found

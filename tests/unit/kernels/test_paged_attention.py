@@ -1,9 +1,11 @@
 """The plain-torch kernels against attention written out, on scattered pages."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from sluice_kernels.decode_attention import decode_attention, padding_bias
-from sluice_kernels.expert_mlp import expert_mlp
+from sluice_kernels.expert_mlp import _counts, expert_mlp
 from sluice_kernels.gather_kv import page_rows
 from sluice_kernels.linear import PlainLinear
 from sluice_kernels.plain import PlainKernels
@@ -149,3 +151,19 @@ def test_experts_see_the_tokens_that_chose_them_and_add_up_by_share() -> None:
             gate, up = (gate_up[expert] @ rows[token]).chunk(2)
             expected += share * (down[expert] @ (torch.nn.functional.silu(gate) * up))
         torch.testing.assert_close(out[token], expected, atol=1e-5, rtol=1e-4)
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is there."""
+
+    is_cuda = True
+
+
+def test_a_gpus_experts_are_counted_by_one_wait_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+    event = SimpleNamespace(synchronize=lambda: waits.append("asleep"))
+    monkeypatch.setattr("sluice_kernels.expert_mlp.reached", lambda: event)
+    chosen = torch.randint(5, (40,))
+    found = _counts(chosen.as_subclass(OnGpu), 6)
+    assert found == torch.bincount(chosen, minlength=6).tolist()
+    assert waits == ["asleep"]

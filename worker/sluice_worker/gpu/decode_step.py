@@ -12,6 +12,7 @@ import torch
 from sluice_kernels.linear import PlainLinear
 from sluice_kernels.triton.choose import choose
 from sluice_kernels.triton.kernels import Plan, TritonKernels, upload
+from sluice_kernels.waiting import reached
 from torch import Tensor
 
 from ..models.decoder import Decoder
@@ -198,14 +199,3 @@ class DecodeStep:
         host = torch.empty(len(rows), dtype=torch.int64, pin_memory=True)
         host.copy_(kept, non_blocking=True)
         return PendingTokens(rows, offset, host, reached())
-
-
-def reached() -> torch.cuda.Event:
-    """Comes when the device is done with what it was given so far.
-
-    Who waits for it sleeps. By default a host spins, which would take a core of the pod's quota: of
-    one core all that the API process has.
-    """
-    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 import torch
 from sluice_kernels.triton.choose import choose
 from sluice_kernels.triton.kernels import TritonKernels, upload
+from sluice_kernels.waiting import reached
 from torch import Tensor
 
 from ..models.decoder import Decoder
@@ -12,7 +13,7 @@ from ..runner import Indices, Runner, by_length
 from ..sampler import Draw, row_seed, sample
 from ..sizing import blocks_for
 from ..step import Work
-from .decode_step import DecodeStep, PendingTokens, reached
+from .decode_step import DecodeStep, PendingTokens
 from .rows import Row, decodes_of, is_plain, rows_after, rows_of
 
 Tokens = dict[int, list[int | None]]

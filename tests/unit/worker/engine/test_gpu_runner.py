@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from sluice_kernels.triton.kernels import TritonKernels
+from sluice_kernels.waiting import reached
 from sluice_worker import scheduler as scheduler_module
 from sluice_worker.engine import Engine
 from sluice_worker.gpu.capture import MIN_FREE_BYTES
-from sluice_worker.gpu.decode_step import DecodeStep, PendingTokens, reached
+from sluice_worker.gpu.decode_step import DecodeStep, PendingTokens
 from sluice_worker.gpu.rows import Row
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.runner import Runner
