@@ -84,6 +84,23 @@ class Connection(H11Protocol):
         """The client reads again."""
         self._write_timer = _cancelled(self._write_timer)
         super().resume_writing()
+        self._watch_last_bytes()
+
+    def on_response_complete(self) -> None:
+        """An answer was written; uvicorn has closed a connection that takes no other request."""
+        super().on_response_complete()
+        self._watch_last_bytes()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No other request came."""
+        super().timeout_keep_alive_handler()
+        self._watch_last_bytes()
+
+    def _watch_last_bytes(self) -> None:
+        """A closed transport stays until its last bytes are read, few as they may be."""
+        is_unwatched = self.transport.is_closing() and self._write_timer is None
+        if is_unwatched and self.transport.get_write_buffer_size():
+            self._arm_write()
 
     def _arm_write(self) -> None:
         left = self.transport.get_write_buffer_size()
@@ -129,13 +146,12 @@ class Connection(H11Protocol):
     def _receive_is_late(self) -> None:
         """Headers that do not end are cut here; a body that does not end is answered 408."""
         self._receive_timer = None
-        if self.cycle is None or self.cycle.response_complete:
+        if self._is_idle() and not self.transport.is_closing():
             self._cut("receive")
 
     def _cut(self, deadline: Literal["receive", "write"]) -> None:
-        if not self.transport.is_closing():
-            type(self).on_cut(deadline)
-            self.transport.abort()
+        type(self).on_cut(deadline)
+        self.transport.abort()
 
 
 def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:

@@ -1,0 +1,95 @@
+"""Connections that end are watched as those that go on: who reads nothing more is cut."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvloop
+from sluice_worker.server.connection import Connection, ConnectionLimits, connection_class
+from starlette.types import Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+WRITE_S = 0.3
+ANSWER = bytes(32 << 20)
+"""More than the buffers of both sockets hold."""
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """One large answer."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": ANSWER})
+
+
+@asynccontextmanager
+async def asked(
+    header: str, high: int | None = None
+) -> AsyncIterator[tuple[socket.socket, list[str]]]:
+    """A client that has asked and read nothing, and the deadlines that it missed.
+
+    `high`: bytes from which on the server's transport says that nobody reads. Leaving waits until
+    the server has let go of the connection.
+    """
+    missed: list[str] = []
+    bound = connection_class(ConnectionLimits(60.0, WRITE_S, 60.0), missed.append)
+    config = Config(app, http=bound, lifespan="off", log_config=None, timeout_keep_alive=1)
+    gone, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    class Told(bound):  # type: ignore[valid-type, misc]
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            transport.set_write_buffer_limits(high=high)
+            super().connection_made(transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            gone.set()
+
+    def connect() -> Connection:
+        connection: Connection = Told(config, ServerState(), {})
+        return connection
+
+    server = await loop.create_server(connect, "127.0.0.1", 0)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.setblocking(False)
+        await loop.sock_connect(client, server.sockets[0].getsockname())
+        await loop.sock_sendall(client, f"GET / HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
+        yield client, missed
+        await asyncio.wait_for(gone.wait(), 5)
+    server.close()
+    await server.wait_closed()
+
+
+CLOSE = "Connection: close\r\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "high"),
+    [(CLOSE, None), (CLOSE, len(ANSWER)), ("", len(ANSWER))],
+    ids=["a large rest", "a rest under the high-water mark", "after the keep-alive time"],
+)
+def test_who_reads_nothing_of_a_last_answer_is_cut(header: str, high: int | None) -> None:
+    async def stall() -> list[str]:
+        async with asked(header, high) as (_, missed):
+            pass
+        return missed
+
+    assert uvloop.run(stall()) == ["write"]
+
+
+def test_a_slow_reader_of_a_last_answer_gets_all_of_it() -> None:
+    async def read() -> tuple[int, list[str]]:
+        loop, size = asyncio.get_running_loop(), 0
+        async with asked(CLOSE) as (client, missed):
+            began_s = loop.time()
+            while data := await loop.sock_recv(client, 1 << 20):
+                size += len(data)
+                ahead_s = began_s + 3 * WRITE_S * size / len(ANSWER) - loop.time()
+                await asyncio.sleep(max(0.0, ahead_s))
+        return size, missed
+
+    size, missed = uvloop.run(read())
+    assert size > len(ANSWER)
+    assert missed == []
