@@ -390,8 +390,11 @@ class Recorder:
         begin_at_once = not self.snapshot.running
         late = []
         for flight in self._waiting.values():
+            limit_ms = flight.ttft_ms or target_ms
+            if limit_ms is None:
+                continue
             rest_ms = 0.0 if begin_at_once else self.prefill_ms(flight.num_prompt_tokens, now_s)
-            if _is_out_of_reach(flight, now_s, flight.ttft_ms or target_ms, rest_ms):
+            if _is_out_of_reach(flight, now_s, limit_ms, rest_ms):
                 late.append(flight)
         return late
 

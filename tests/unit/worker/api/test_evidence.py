@@ -500,6 +500,24 @@ def test_prompts_that_are_kept_out_are_let_in_again_while_others_go_on() -> None
     assert recorder.prefill_ms(890, 250.0) < 1000
 
 
+def test_what_a_prefill_takes_is_asked_only_of_requests_with_a_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The whole queue is looked through after each step."""
+    recorder, asked = create_recorder(), list[int]()
+    recorder.observe(Snapshot(4, 3, 0, 0, 0, 8, 0, 0, 0, 0))
+    for i in range(3):
+        recorder.arrive(str(i), 0.0, 0.0, 10 + i, ttft_ms=100.0 if i == 2 else None)
+
+    def counted(num_tokens: int, now_s: float) -> float:
+        asked.append(num_tokens)
+        return 0.0
+
+    monkeypatch.setattr(recorder, "prefill_ms", counted)
+    assert [flight.request_id for flight in recorder.hopeless(0.2, None)] == ["2"]
+    assert asked == [12]
+
+
 def test_a_deadline_of_its_own_decides_when_a_request_is_hopeless() -> None:
     recorder = create_recorder()
     recorder.arrive("patient", 0.0, 0.0, 10, ttft_ms=5000.0)
