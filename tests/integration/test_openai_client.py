@@ -133,10 +133,14 @@ def test_the_clients_own_accumulator_understands_a_stream(client: OpenAI) -> Non
     assert str(whole.message.content).startswith(final.message.content)
 
 
-def test_usage_on_every_chunk_when_asked(client: OpenAI) -> None:
+def test_every_chunk_has_the_usage_of_its_own_choice_when_asked(client: OpenAI) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = list(chat(client, stream=True, stream_options=options))
-    assert [chunk.usage.completion_tokens for chunk in chunks] == [*range(1, 13), 12]
+    *chunks, last = list(chat(client, n=2, stream=True, stream_options=options))
+    for index in (0, 1):
+        told = [chunk.usage for chunk in chunks if chunk.choices[0].index == index]
+        assert [usage.completion_tokens for usage in told] == [*range(1, 13)]
+        assert {usage.prompt_tokens for usage in told} == {last.usage.prompt_tokens}
+    assert last.usage.completion_tokens == 24
 
 
 def test_a_reply_can_be_sent_back_as_it_came(client: OpenAI) -> None:

@@ -96,6 +96,25 @@ def test_lists_of_prompts_and_n_give_one_choice_each(worker: Worker) -> None:
     assert {json.loads(event)["choices"][0]["index"] for event in streamed[:-1]} == {0, 1, 2, 3}
 
 
+def test_every_chunk_tells_the_usage_of_its_own_choice_and_the_last_that_of_all(
+    worker: Worker,
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"prompt": ["def a", "def add(a, b):"], "n": 2, "ignore_eos": True}
+    body = post(worker, **asked, stream=True, stream_options=options).text
+    *chunks, last = [json.loads(event) for event in stream_events(body)[:-1]]
+    lengths = []
+    for index in range(4):
+        told = [c["usage"] for c in chunks if c["choices"][0]["index"] == index]
+        assert [usage["completion_tokens"] for usage in told] == [1, 2, 3, 4, 5]
+        (length,) = {usage["prompt_tokens"] for usage in told}
+        assert [usage["total_tokens"] - length for usage in told] == [1, 2, 3, 4, 5]
+        lengths.append(length)
+    assert lengths[0] == lengths[1] < lengths[2] == lengths[3]
+    assert last["usage"]["completion_tokens"] == 20
+    assert last["usage"]["prompt_tokens"] == lengths[0] + lengths[2]
+
+
 def test_a_seed_makes_sampling_repeatable(worker: Worker) -> None:
     fields = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
     texts = [post(worker, seed=seed, **fields).json()["choices"] for seed in (11, 11, 12)]

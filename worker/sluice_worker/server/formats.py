@@ -59,10 +59,11 @@ class _OpenAiFormat(Format):
             return DONE
         return self._chunks.usage(self.generation.counts()) + DONE
 
-    def _usage(self) -> bytes:
+    def _usage(self, picked: Choice) -> bytes:
+        """What vLLM tells with each chunk: the counts of the choice that it is of."""
         if not self.generation.request.continuous_usage:
             return b""
-        return b',"usage":' + encode(self.generation.counts())
+        return b',"usage":' + encode(picked.counts())
 
 
 class CompletionFormat(_OpenAiFormat):
@@ -86,7 +87,7 @@ class CompletionFormat(_OpenAiFormat):
             picked.transcript.stop_reason,
             logprobs=self._told.of_completion(picked, known, with_prompt=is_first),
             in_choice=ids,
-            behind=self._usage(),
+            behind=self._usage(picked),
         )
 
     def body(self, texts: Sequence[str]) -> bytes:
@@ -126,7 +127,7 @@ class ChatFormat(_OpenAiFormat):
         """One chunk."""
         picked = item.choice
         is_first, known = item.token.first is not None, len(picked.transcript.token_ids)
-        text, ids, behind = encode(picked.feed(item.token)), b"", self._usage()
+        text, ids, behind = encode(picked.feed(item.token)), b"", self._usage(picked)
         role = b'"role":"assistant",' if is_first else b""
         if self._has_ids:
             ids = b',"token_ids":' + encode(picked.transcript.token_ids[known:])

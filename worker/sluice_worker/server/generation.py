@@ -63,6 +63,12 @@ class Choice:
             self.finish_reason = "stop"
         return echo + text
 
+    def counts(self) -> Usage:
+        """Its own token counts so far."""
+        return usage(
+            len(self.prompt_token_ids), len(self.transcript.token_ids), self.cached_tokens
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
@@ -176,7 +182,7 @@ class Generation:
         self._abort(choice.flight.request_id)
 
     def counts(self) -> Usage:
-        """Token counts so far; a prompt with n answers is counted once."""
+        """Token counts of all choices so far; a prompt with n answers is counted once."""
         return usage(
             sum(len(c.prompt_token_ids) for c in self.choices if c.counts_prompt),
             sum(len(c.transcript.token_ids) for c in self.choices),

@@ -14,7 +14,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def usage(num_prompt: int, num_completion: int, num_cached: int) -> Usage:
-    """Counts of a request, summed over its sequences."""
+    """Counts of one sequence, or of a request, summed over its sequences."""
     total = num_prompt + num_completion
     return Usage(num_prompt, total, num_completion, CachedTokens(num_cached))
 
