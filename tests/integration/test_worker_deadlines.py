@@ -1,13 +1,17 @@
 """Deadlines, the live queue cap and speculation of a real worker with one place."""
 
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from integration.worker_process import POLL_S, Worker, running_worker
+from sluice_worker.server.service import MAX_ON_THEIR_WAY
 
 LONG = {"prompt": "x", "max_tokens": 3800, "ignore_eos": True, "temperature": 1.0, "seed": 1}
 GREEDY = {"prompt": "def f():\n" * 4, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
@@ -144,3 +148,42 @@ def test_speculation_shows_in_vllms_metrics_and_not_in_the_text(worker: Worker) 
     after = [worker.metric(f"vllm:{name}") for name in names]
     tokens, firsts, extra, gaps = (b - a for a, b in zip(before, after, strict=True))
     assert gaps == tokens - firsts - extra  # one for each step, not for each token
+
+
+def test_more_requests_than_may_run_and_wait_are_refused_before_their_bodies_are_read(
+    tmp_path: Path,
+) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n"
+    flags = ("--max-num-seqs", "2", "--max-num-queued-reqs", "3")
+    with running_worker(tmp_path, *flags) as worker, ExitStack() as clients:
+        address = ("127.0.0.1", httpx.URL(worker.url).port)
+
+        def begin() -> socket.socket:
+            client = clients.enter_context(socket.create_connection(address, timeout=10))
+            client.sendall(head)
+            return client
+
+        refused = "vllm:admission_rejections_total"
+        most = worker.metric("sluice_max_num_seqs_ceiling") + 3 + MAX_ON_THEIR_WAY
+        for _ in range(int(most)):
+            begin()
+        assert worker.metric(refused) == 0
+        answer = httpx.Response(200)
+        end_s = time.monotonic() + 10
+        while answer.status_code == 200:  # until all of the others were heard
+            assert time.monotonic() < end_s
+            answer = post(worker, SHORT)
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (429, "queue_full")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert begin().recv(65536).startswith(b"HTTP/1.1 429 ")
+        assert worker.metric(refused) == 2
+        page = httpx.get(worker.admin_url + "/metrics").text
+        assert 'http_requests_total{handler="/v1/completions",method="POST",status="4xx"} 2' in page
+        assert httpx.post(worker.url + "/tokenize", json={"prompt": "x"}).status_code == 200
+        clients.close()
+        end_s += 10
+        while post(worker, SHORT).status_code != 200:
+            assert time.monotonic() < end_s
+        while sum(tick["refused"] for tick in _ticks(worker, 0)) < 2:
+            assert time.monotonic() < end_s
+            time.sleep(POLL_S)

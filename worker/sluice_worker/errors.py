@@ -19,6 +19,7 @@ SluiceError
 │   └── OverCeiling        422
 ├── Overloaded             429  retry later
 │   ├── QueueFull
+│   │   └── TooManyOpen         its body was not read
 │   ├── Shed                    the first-token target is already out of reach
 │   └── DeadlineUnreachable     so is the request's own
 ├── Unavailable            503  retry elsewhere
@@ -179,6 +180,10 @@ class QueueFull(Overloaded):
     """What waits has reached --max-num-queued-reqs or --max-num-queued-tokens."""
 
     code = "queue_full"
+
+
+class TooManyOpen(QueueFull):
+    """More requests are open than may ever run and wait; its body was not read."""
 
 
 class Shed(Overloaded):

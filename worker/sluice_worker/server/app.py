@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 from ..config import ServerConfig
 from . import admin, routes
 from .guards import PROBE_PATHS, Bearer, Edge, Inflight, install_errors
+from .operations import GENERATING_PATHS
 from .service import Service
 
 # FastAPI traces every chunk of a stream by default; the evidence is what measures here.
@@ -38,6 +39,8 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
         app,
         bearer=_api_bearer(service.config.server),
         open_paths=PROBE_PATHS,
+        bounded_paths=GENERATING_PATHS,
+        check_room=service.check_room,
         inflight=inflight,
         lifetime=service.lifetime,
         load=service.load,
@@ -54,6 +57,8 @@ def admin_app(service: Service) -> ASGIApp:
         app,
         bearer=Bearer.of(service.config.server.admin_token_file),
         open_paths=admin.OPEN_PATHS,
+        bounded_paths=(),
+        check_room=service.check_room,
         inflight=Inflight(),
         lifetime=lambda: 1.0,
         load=service.load,

@@ -22,6 +22,7 @@ from ..errors import (
     RequestError,
     RequestTimeout,
     SluiceError,
+    TooManyOpen,
     Unauthorized,
 )
 from .connection import LIFE
@@ -36,6 +37,8 @@ REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 LINGER_S = 1.0
 LINGER_BYTES = 16 << 20
 JSON = "application/json"
+UNREAD = BodyTooLarge | RequestTimeout | TooManyOpen
+"""What is answered while the request's body may still come."""
 
 
 class Bearer:
@@ -123,9 +126,10 @@ POD = socket.gethostname().encode()
 class Edge:
     """The outermost layer: checks the bearer, names request and pod, closes old connections.
 
-    `lifetime`: the part of its age limit that a connection may reach now. `load`: what is told to
-    those who ask for it with each answer. `on_answer`: told the route ("none" if there is no such),
-    the method and the status of each.
+    `bounded_paths`: whose requests `check_room` may refuse before their body is read; it is told
+    how many others are open. `lifetime`: the part of its age limit that a connection may reach now.
+    `load`: what is told to those who ask for it with each answer. `on_answer`: told the route
+    ("none" if there is no such), the method and the status of each.
     """
 
     def __init__(
@@ -134,6 +138,8 @@ class Edge:
         *,
         bearer: Bearer | None,
         open_paths: Collection[str],
+        bounded_paths: Collection[str],
+        check_room: Callable[[int], None],
         inflight: Inflight,
         lifetime: Callable[[], float],
         load: Callable[[], Mapping[str, float]],
@@ -142,6 +148,8 @@ class Edge:
         self._app = app
         self._bearer = bearer
         self._open_paths = frozenset(open_paths)
+        self._bounded_paths = frozenset(bounded_paths)
+        self._check_room = check_room
         self._inflight = inflight
         self._lifetime = lifetime
         self._load = load
@@ -161,13 +169,14 @@ class Edge:
                 if _is_old(scope, self._lifetime()):
                     extra.append((b"connection", b"close"))
                 message = {**message, "headers": [*message.get("headers", ()), *extra]}
-                route = getattr(scope.get("route"), "path", "none")
-                self._on_answer(route, scope["method"], message["status"])
+                self._on_answer(self._route(scope), scope["method"], message["status"])
             await send(message)
 
         try:
             self._authorize(scope)
-        except Unauthorized as error:
+            if self._is_bounded(scope):
+                self._check_room(self._inflight.num_open)
+        except SluiceError as error:
             await error_reply(error)(scope, receive, send_with_headers)
             return
         with self._inflight:
@@ -176,6 +185,15 @@ class Edge:
     def _authorize(self, scope: Scope) -> None:
         if self._bearer is not None and scope["path"] not in self._open_paths:
             self._bearer.check(header(scope, b"authorization") or b"")
+
+    def _is_bounded(self, scope: Scope) -> bool:
+        return scope["path"] in self._bounded_paths and scope["method"] == "POST"
+
+    def _route(self, scope: Scope) -> str:
+        """What a request is counted under; of one that was refused here, nobody looked it up."""
+        known: str = scope["path"] if self._is_bounded(scope) else "none"
+        path: str = getattr(scope.get("route"), "path", known)
+        return path
 
 
 def _is_old(scope: Scope, lifetime: float) -> bool:
@@ -215,7 +233,7 @@ def error_reply(error: SluiceError) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    kind = LingeringReply if isinstance(error, BodyTooLarge | RequestTimeout) else Response
+    kind = LingeringReply if isinstance(error, UNREAD) else Response
     return kind(error_body(error), error.http_status, headers, JSON)
 
 

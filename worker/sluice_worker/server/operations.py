@@ -85,3 +85,6 @@ OPERATIONS = (
     Operation("get", "/metrics", "Prometheus metrics.", None, media_type=_TEXT),
     Operation("get", "/openapi.json", "This document.", None, media_type=JSON),
 )
+
+GENERATING_PATHS = tuple(found.path for found in OPERATIONS if found.errors is WORK_ERRORS)
+"""Where work for the engine comes in."""

@@ -29,6 +29,7 @@ from ..errors import (
     RequestError,
     Shed,
     SluiceError,
+    TooManyOpen,
 )
 from ..evidence import Recorder
 from ..files import GENERATION_CONFIG, eos_token_ids, read_json
@@ -64,6 +65,8 @@ log = logging.getLogger(__name__)
 BEAT_S = 0.1
 """How often ticks are closed and hopeless requests are looked for."""
 MAX_RETRY_AFTER_S = 60
+MAX_ON_THEIR_WAY = 64
+"""HTTP requests beyond those that may run and wait: their bodies come, or their last bytes go."""
 CROWDED_LIFETIME = 0.1
 """While requests wait, connections live a tenth as long: a Service picks a pod for each connection,
 so a pod that comes gets its share of the clients within seconds. A new one takes 0.1 ms."""
@@ -275,11 +278,23 @@ class Service:
             sentence = f"{num_tokens} prompt tokens wait or are computed already"
         else:
             return
+        raise self._full(QueueFull, sentence, limit, num_new)
+
+    def check_room(self, num_open: int) -> None:
+        """Refuse an HTTP request before its body is read, if `num_open` others are more than may
+        ever run and wait. How many sequences it asks for is not known: it counts as one."""
+        num_more = num_open - self.live.max_num_queued_reqs - MAX_ON_THEIR_WAY
+        if num_more >= 0 and num_more >= self._check_open().ceiling:
+            sentence = f"{num_open} requests are open already"
+            raise self._full(TooManyOpen, sentence, "max_num_queued_reqs", 1)
+
+    def _full(self, kind: type[QueueFull], sentence: str, limit: str, num_new: int) -> QueueFull:
+        """Why `num_new` sequences are refused, which is booked."""
         for _ in range(num_new):
             self.recorder.refuse()
         self.stats.reject(limit)
-        raise QueueFull(
-            f"{sentence}, and {limit} is {getattr(live, limit)}",
+        return kind(
+            f"{sentence}, and {limit} is {getattr(self.live, limit)}",
             retry_after_s=_retry_after_s(self._forecast().wait_s(num_new)),
         )
 
