@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0
 RECEIVE_BYTES = 1 << 18
+LARGE_BYTES = 1 << 16
+"""From here on a read is taken for a part of a burst."""
+REFILL_S = 0.001
+"""How long the sender may take to fill the socket again before it is taken to be empty."""
+BURST_S = 0.02
+"""How long a step may wait for the rest of a burst."""
 MAX_TOLD = 200
 
 
@@ -67,10 +73,22 @@ class Link:
             raise Disconnected from error
 
     def receive(self, timeout_s: float) -> list[bytes]:
-        """Frames that are there, waiting at most `timeout_s` for the first; raises Disconnected."""
+        """Frames that are there, waiting at most `timeout_s` for the first; raises Disconnected.
+
+        The socket holds a part of a burst only, and what is behind it, an `Abort` or a `Configure`,
+        is not to wait for as many steps as there are parts.
+        """
+        if self._read(timeout_s) >= LARGE_BYTES:
+            end_s = time.monotonic() + BURST_S
+            while self._read(REFILL_S) and time.monotonic() < end_s:
+                pass
+        return split_frames(self._buffer)
+
+    def _read(self, timeout_s: float) -> int:
+        """How many bytes were read, waiting at most `timeout_s` for the first."""
         readable, _, _ = select.select([self._socket], [], [], max(timeout_s, 0.0))
         if not readable:
-            return []
+            return 0
         try:
             data = self._socket.recv(RECEIVE_BYTES)
         except ConnectionResetError as error:
@@ -78,7 +96,7 @@ class Link:
         if not data:
             raise Disconnected
         self._buffer += data
-        return split_frames(self._buffer)
+        return len(data)
 
     def receive_config(self) -> tuple[EngineConfig, list[bytes]]:
         """The first frame, and those that came right behind it."""

@@ -1,5 +1,7 @@
 """The engine as a real process over a real socket pair."""
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ from sluice_worker.wire import (
     Ready,
     Shutdown,
     StepReport,
+    encode_frame,
+    to_engine_decoder,
 )
 
 from .factories import create_request, create_requests, save_llama
@@ -127,6 +131,21 @@ def test_failed_start_says_why_and_exits_with_2(
         assert failed.code == code
         assert sentence in failed.message
         assert engine.exit_status() == 2
+
+
+def test_what_comes_behind_a_burst_is_heard_without_a_step_for_each_part_of_it() -> None:
+    requests = [create_request(str(i), 2048) for i in range(200)]
+    burst = b"".join(encode_frame(message) for message in [*requests, Abort("7")])
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        sent, link = pool.submit(ours.sendall, burst), Link(theirs)
+        frames, num_looks = list[bytes](), 0
+        while len(frames) <= len(requests):
+            frames += link.receive(1.0)
+            num_looks += 1
+        sent.result()
+    assert to_engine_decoder.decode(frames[-1]) == Abort("7")
+    assert num_looks <= 2  # the buffer alone would be filled four times and more
 
 
 class Hearer(Link):
