@@ -18,7 +18,7 @@ from sluice_worker.blocks import BlockPool
 from sluice_worker.config import EngineConfig
 from sluice_worker.engine import Engine
 from sluice_worker.startup import start
-from sluice_worker.wire import Abort, Submit
+from sluice_worker.wire import Abort, Submit, packed
 
 AIM = 1.2
 
@@ -27,7 +27,7 @@ def submit(engine: Engine, name: str, length: int, max_tokens: int) -> None:
     """A request of `length` tokens that no other shares."""
     first = sum(name.encode())
     prompt = [(first * 31 + 7 * i * i + i) % 2048 for i in range(length)]
-    request = Submit(name, prompt, max_tokens, 0.0, 0, True, [], 0, time.monotonic())
+    request = Submit(name, packed(prompt), max_tokens, 0.0, 0, True, [], 0, time.monotonic())
     refused = engine.submit(request, time.monotonic())
     assert refused is None, refused
 

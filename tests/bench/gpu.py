@@ -43,7 +43,7 @@ from sluice_worker.scheduler import Scheduler
 from sluice_worker.step import Limits
 from sluice_worker.steptime import StepTimes
 from sluice_worker.weights import RandomWeights
-from sluice_worker.wire import Submit
+from sluice_worker.wire import Submit, packed
 
 EIGHT_B: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -116,7 +116,7 @@ def engine_point(machine: Machine, copy: Point, batch: int) -> Point:
     prompt_len = CONTEXT - NEW_TOKENS // 2
     for number in range(batch):
         prompt = torch.randint(128256, (prompt_len,), generator=chance).tolist()
-        request = Submit(str(number), prompt, NEW_TOKENS, 0.0, 0, True, [], 0, 0.0)
+        request = Submit(str(number), packed(prompt), NEW_TOKENS, 0.0, 0, True, [], 0, 0.0)
         assert engine.submit(request, 0.0) is None
     times, last = [], 0.0
     while engine.has_work:

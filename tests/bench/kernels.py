@@ -40,7 +40,7 @@ from sluice_worker.sequence import Sequence
 from sluice_worker.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, blocks_for
 from sluice_worker.step import Work
 from sluice_worker.weights import RandomWeights
-from sluice_worker.wire import Submit
+from sluice_worker.wire import Submit, packed
 
 CPU = torch.device("cpu")
 MODEL = {
@@ -115,7 +115,9 @@ def works_of(shape: Shape) -> list[Work]:
     num_blocks = blocks_for(shape.context, BLOCK_SIZE)
     for number in range(shape.batch):
         tokens = [(7 * number + 31 * i) % 8192 for i in range(shape.context)]
-        sequence = Sequence(Submit("", tokens, 1, 0.0, 0, False, [], 0, 0.0), seed=0)
+        sequence = Sequence(
+            Submit("", packed(tokens), 1, 0.0, 0, False, [], 0, 0.0), seed=0, token_ids=tokens
+        )
         sequence.block_ids = list(range(number * num_blocks, (number + 1) * num_blocks))
         works.append(Work(sequence, shape.context - shape.new, shape.new, samples=True))
     return works

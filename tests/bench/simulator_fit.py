@@ -41,7 +41,7 @@ from sluice_worker.runner import Runner
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.step import Limits
 from sluice_worker.steptime import StepRecord, StepTimes, non_negative_fit
-from sluice_worker.wire import StepReport, Submit
+from sluice_worker.wire import StepReport, Submit, packed
 
 TARGETS = Targets("99", 1000, 30, None)
 NUM_BLOCKS, BLOCK_SIZE, BUDGET = 256, 64, 512
@@ -130,7 +130,9 @@ class Stream:
 
     def _submit(self, number: int, request: Request) -> None:
         prompt = [(number * 31 + 7 * i * i + i) % 2048 for i in range(request.prompt_tokens)]
-        submit = Submit(str(number), prompt, request.max_tokens, 0.0, 0, True, [], 0, request.t_s)
+        submit = Submit(
+            str(number), packed(prompt), request.max_tokens, 0.0, 0, True, [], 0, request.t_s
+        )
         refused = self.engine.submit(submit, self.clock())
         assert refused is None, refused
 

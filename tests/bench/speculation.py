@@ -40,7 +40,7 @@ from sluice_worker.step import Limits, Work
 from sluice_worker.steptime import StepTimes
 from sluice_worker.tokenizer import Tokenizer
 from sluice_worker.weights import Checkpoint
-from sluice_worker.wire import Submit
+from sluice_worker.wire import Submit, packed
 
 HELD_OUT = (
     "textwrap.py",
@@ -167,7 +167,7 @@ def side(machine: Machine, texts: Texts, batch: int, config: NgramSpeculation | 
     )
     engine = Engine(scheduler, runner, StepTimes())
     for name, text in texts.items():
-        request = Submit(name, text[:PROMPT_TOKENS], NEW_TOKENS, 0.0, 0, True, [], 0, 0.0)
+        request = Submit(name, packed(text[:PROMPT_TOKENS]), NEW_TOKENS, 0.0, 0, True, [], 0, 0.0)
         assert engine.submit(request, 0.0) is None
     return Side(engine, {name: [] for name in texts})
 

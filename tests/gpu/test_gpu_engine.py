@@ -14,7 +14,7 @@ from sluice_worker.scheduler import Scheduler
 from sluice_worker.step import Limits
 from sluice_worker.steptime import StepTimes
 from sluice_worker.weights import RandomWeights
-from sluice_worker.wire import Sampling, Submit
+from sluice_worker.wire import Sampling, Submit, packed
 
 from .paged import DEVICE
 
@@ -53,7 +53,7 @@ def outputs(engine: Engine) -> dict[str, list[int]]:
             prompt = [(7 * turn + i * i) % 199 for i in range(4 + 6 * turn)]
             found[name] = []
             biased = Sampling(logit_bias={3: 1.0}) if turn == 3 else Sampling()
-            request = Submit(name, prompt, 4, 0.0, 0, True, [], 0, 0.0, sampling=biased)
+            request = Submit(name, packed(prompt), 4, 0.0, 0, True, [], 0, 0.0, sampling=biased)
             engine.submit(request, 0.0)
         report, failed = engine.step() if engine.has_work else (None, [])
         assert failed == []

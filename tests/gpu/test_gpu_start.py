@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sluice_worker.config import EngineConfig
 from sluice_worker.startup import start
-from sluice_worker.wire import Sampling, Submit
+from sluice_worker.wire import Sampling, Submit, packed
 from triton import knobs
 
 from .paged import DEVICE
@@ -47,7 +47,7 @@ def test_no_kernel_is_compiled_once_a_worker_is_ready(
         cut = Sampling(top_p=0.9 if number > 300 and number % 4 == 0 else 1.0)
         asked = Submit(
             str(number),
-            prompt,
+            packed(prompt),
             chance.randint(1, 90),
             temperature,
             number,

@@ -132,13 +132,12 @@ class Runner:
     def _score_prompt(self, hidden: Tensor, work: Work) -> None:
         """Scores of the prompt tokens that follow those of `work` and have none yet."""
         sequence = work.sequence
-        prompt = sequence.request.prompt_token_ids
         width = (sequence.request.sampling.prompt_logprobs or 0) + 1
         first = max(sequence.num_scored_tokens, work.start + 1)
-        last = min(work.start + work.num_tokens, len(prompt) - 1)
+        last = min(work.start + work.num_tokens, sequence.num_prompt_tokens - 1)
         parts = []
         for at in range(first, last + 1, PROMPT_ROWS):
-            tokens = prompt[at : min(at + PROMPT_ROWS, last + 1)]
+            tokens = sequence.token_ids[at : min(at + PROMPT_ROWS, last + 1)]
             row = at - 1 - work.start
             logits = self.model.logits(hidden[row : row + len(tokens)])
             parts += score(logits, range(len(tokens)), tokens, [width] * len(tokens))

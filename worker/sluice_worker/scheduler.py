@@ -15,6 +15,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import islice
 
+import numpy as np
+
 from . import prefix
 from .blocks import BlockPool
 from .contract import AT_CAP_SHARE, MIN_CHUNK_TOKENS
@@ -104,10 +106,10 @@ class Scheduler:
 
     def can_admit(self, request: Submit) -> Refusal | None:
         """Why `request` can never run, or None. Asking changes nothing."""
-        prompt = request.prompt_token_ids
-        if not prompt or request.max_tokens < 1:
+        prompt = np.frombuffer(request.prompt, dtype=np.int32)
+        if not len(prompt) or request.max_tokens < 1:
             return Refusal("invalid_request", "a request needs at least one token in and one out.")
-        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
+        if prompt.min() < 0 or prompt.max() >= self.vocab_size:
             return Refusal(
                 "invalid_request", f"a prompt token is not in the vocabulary of {self.vocab_size}."
             )
@@ -334,6 +336,7 @@ class Scheduler:
             known, enough = self._lacking
             if self.running and sequence is known and self.pool.num_gains < enough:
                 break  # as at the last look: to match a long prompt takes milliseconds
+            sequence.token_ids = sequence.token_ids or sequence.request.prompt_token_ids
             matched = prefix.find(sequence, self.pool)
             total = blocks_for(sequence.num_tokens, self.pool.block_size)
             # A margin for those that run: else the next step may preempt whom this one admits.

@@ -22,6 +22,7 @@ class Sequence:
     request: Submit
     seed: int
     token_ids: list[int] = field(default_factory=list)
+    """Empty until the scheduler looks for room for it: those behind it wait packed."""
     num_computed_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_trusted_tokens: int = 0
@@ -52,9 +53,10 @@ class Sequence:
     """Of the prompt tokens that the last step scored, if the request asks for them."""
     num_scored_tokens: int = 1
     """Prompt tokens that need no more scores; the first never has one."""
+    num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.request.prompt_token_ids)
+        self.num_prompt_tokens = self.request.num_prompt_tokens
 
     @property
     def request_id(self) -> str:
@@ -62,15 +64,15 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        return len(self.token_ids) or self.num_prompt_tokens
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        return self.num_tokens - self.num_computed_tokens
 
     @property
     def is_drafting(self) -> bool:
@@ -80,9 +82,8 @@ class Sequence:
     @property
     def needs_prompt_scores(self) -> bool:
         """Whether logits of prompt positions are wanted, which no cached block has."""
-        request = self.request
-        wants = request.sampling.prompt_logprobs is not None
-        return wants and self.num_scored_tokens < len(request.prompt_token_ids)
+        wants = self.request.sampling.prompt_logprobs is not None
+        return wants and self.num_scored_tokens < self.num_prompt_tokens
 
     def append(self, token_id: int, eos_token_ids: Set[int]) -> FinishReason | None:
         """Add one sampled token; why the sequence ends with it, or None."""

@@ -48,7 +48,7 @@ from .static_batch import StaticBatching
 from .step import Limits, Work
 from .steptime import StepRecord, StepTimes, predicted_cap
 from .weights import Checkpoint, RandomWeights, TensorSource
-from .wire import Ready, Submit
+from .wire import Ready, Submit, packed
 
 Progress = Callable[[str, int], None]
 """(phase, percent) of the start."""
@@ -368,8 +368,8 @@ class _Dummy:
         )
 
     def _sequence(self, num_tokens: int) -> Sequence:
-        request = Submit("", [0] * num_tokens, 1, 0.0, 0, False, [], 0, 0.0)
-        sequence = Sequence(request, seed=0)
+        request = Submit("", packed([0] * num_tokens), 1, 0.0, 0, False, [], 0, 0.0)
+        sequence = Sequence(request, seed=0, token_ids=request.prompt_token_ids)
         num_blocks = blocks_for(num_tokens, self._runner.block_size)
         sequence.block_ids = list(range(num_blocks))
         return sequence

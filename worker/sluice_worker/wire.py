@@ -6,6 +6,8 @@ Times are CLOCK_MONOTONIC seconds, which both processes share. No torch in here.
 """
 
 import struct
+from array import array
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -15,6 +17,19 @@ from .contract import MemoryReport, StepModel
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_FRAME_BYTES = 64 << 20
+TOKEN_BYTES = array("i").itemsize
+
+
+def packed(token_ids: Iterable[int]) -> bytes:
+    """Token ids as a `Submit` has them."""
+    return array("i", token_ids).tobytes()
+
+
+def unpacked(prompt: bytes) -> list[int]:
+    """The token ids of a `Submit`'s prompt."""
+    token_ids = array("i")
+    token_ids.frombytes(prompt)
+    return token_ids.tolist()
 
 
 class Message(Struct, frozen=True, tag=True, array_like=True):
@@ -65,10 +80,13 @@ _PLAIN = Sampling()
 
 
 class Submit(Message, frozen=True):
-    """A request that the API process has validated. `arrival_s`: last byte of its body was read."""
+    """A request that the API process has validated. `arrival_s`: last byte of its body was read.
+
+    `prompt`: token ids as int32, as many may wait: in a list each takes ten times as much.
+    """
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt: bytes
     max_tokens: int
     temperature: float
     seed: int | None
@@ -78,6 +96,15 @@ class Submit(Message, frozen=True):
     arrival_s: float
     cache_salt: str = ""
     sampling: Sampling = Sampling()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt) // TOKEN_BYTES
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """A new list of them."""
+        return unpacked(self.prompt)
 
 
 class Abort(Message, frozen=True):

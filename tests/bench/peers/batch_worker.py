@@ -137,7 +137,8 @@ def sluice_offline(model: str, cap: int) -> Batch:
     def run(requests: Requests, cap: int) -> tuple[float, list[int]]:
         started = time.monotonic()
         for number, (prompt, count) in enumerate(requests):
-            submit = wire.Submit(str(number), prompt, count, 0.0, 0, True, [], 0, started)
+            packed = wire.packed(prompt)
+            submit = wire.Submit(str(number), packed, count, 0.0, 0, True, [], 0, started)
             if refused := engine.submit(submit, started):
                 raise RuntimeError(refused.error)
         made = [0] * len(requests)

@@ -87,7 +87,7 @@ def rows_after(sampled: Iterable[tuple[int, Row]], block_size: int, draw_of: Dra
     for source, row in sampled:
         sequence, position = row.sequence, row.position + 1
         request = sequence.request
-        if position + 1 - len(request.prompt_token_ids) >= request.max_tokens:
+        if position + 1 - sequence.num_prompt_tokens >= request.max_tokens:
             continue  # the token that is being sampled is its last
         has_no_place = position // block_size >= len(sequence.block_ids)
         if has_no_place or (sequence.drafter is not None and sequence.drafter.is_on):

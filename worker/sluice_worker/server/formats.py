@@ -101,7 +101,7 @@ class CompletionFormat(_OpenAiFormat):
                 finish_reason=_reason(picked),
                 stop_reason=picked.transcript.stop_reason,
                 token_ids=self._ids(picked),
-                prompt_token_ids=list(picked.prompt_token_ids) if self._has_ids else UNSET,
+                prompt_token_ids=picked.prompt_token_ids if self._has_ids else UNSET,
                 prompt_logprobs=self._told.of_prompt(picked),
             )
             for picked, text in zip(generation.choices, texts, strict=True)
@@ -165,7 +165,7 @@ class ChatFormat(_OpenAiFormat):
                 model=self._model,
                 choices=choices,
                 usage=generation.counts(),
-                prompt_token_ids=list(first.prompt_token_ids) if self._has_ids else UNSET,
+                prompt_token_ids=first.prompt_token_ids if self._has_ids else UNSET,
                 prompt_logprobs=self._told.of_prompt(first),
             )
         )
@@ -211,7 +211,7 @@ class GenerateFormat(Format):
                 stop_reason=picked.transcript.stop_reason,
                 usage=self.generation.counts(),
                 token_ids=self._ids(picked),
-                prompt_token_ids=list(picked.prompt_token_ids) if self._has_ids else UNSET,
+                prompt_token_ids=picked.prompt_token_ids if self._has_ids else UNSET,
                 details=self._details_with_tokens(picked),
             )
         )
@@ -235,7 +235,7 @@ class GenerateFormat(Format):
             finish_reason=stopped if picked.finish_reason == "stop" else "length",
             generated_tokens=len(picked.transcript.token_ids),
             seed=self.generation.request.sampling.seed,
-            input_length=len(picked.prompt_token_ids),
+            input_length=picked.flight.num_prompt_tokens,
         )
 
 

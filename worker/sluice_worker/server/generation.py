@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import SluiceError
 from ..evidence import Flight
 from ..protocol import Completion
-from ..wire import FinishReason, Scores, TokenOut
+from ..wire import FinishReason, Scores, TokenOut, unpacked
 from .ledger import Ledger
 from .logprobs import Scored, unpack
 from .replies import usage
@@ -19,7 +19,7 @@ from .text import Transcript
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One sequence: a prompt's i-th answer.
+    """One sequence: a prompt's i-th answer. `prompt`: its token ids, as in a `Submit`.
 
     `echo`: the prompt's text, where the reply begins with it; `is_scoring`: it is nothing else.
     `finish_reason`: None until its last token was read; `is_booked`: its one outcome was counted.
@@ -28,7 +28,7 @@ class Choice:
     index: int
     flight: Flight
     transcript: Transcript
-    prompt_token_ids: Sequence[int]
+    prompt: bytes
     counts_prompt: bool
     echo: str = ""
     is_scoring: bool = False
@@ -40,6 +40,11 @@ class Choice:
     prompt_scores: list[Scores] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
     """The output's tokens with their log-probabilities, where the request asks for them."""
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """A new list of them."""
+        return unpacked(self.prompt)
 
     def feed(self, token: TokenOut) -> str:
         """The text that `token` adds; sets `finish_reason` if it is the last."""
@@ -65,9 +70,8 @@ class Choice:
 
     def counts(self) -> Usage:
         """Its own token counts so far."""
-        return usage(
-            len(self.prompt_token_ids), len(self.transcript.token_ids), self.cached_tokens
-        )
+        num_completion = len(self.transcript.token_ids)
+        return usage(self.flight.num_prompt_tokens, num_completion, self.cached_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,7 @@ class Generation:
     def counts(self) -> Usage:
         """Token counts of all choices so far; a prompt with n answers is counted once."""
         return usage(
-            sum(len(c.prompt_token_ids) for c in self.choices if c.counts_prompt),
+            sum(c.flight.num_prompt_tokens for c in self.choices if c.counts_prompt),
             sum(len(c.transcript.token_ids) for c in self.choices),
             sum(c.cached_tokens for c in self.choices if c.counts_prompt),
         )

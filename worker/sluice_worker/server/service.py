@@ -49,7 +49,7 @@ from ..sampling_params import (
     longest_scored,
 )
 from ..tokenizer import Tokenizer
-from ..wire import Configure, Finished, Heartbeat, Ready, Sampling, StepReport, Submit
+from ..wire import Configure, Finished, Heartbeat, Ready, Sampling, StepReport, Submit, packed
 from .admission import is_full, num_waiting, prompt_limit, token_budget, unreachable
 from .forecast import Forecast
 from .generation import Choice, Generation
@@ -168,7 +168,9 @@ class Service:
         self._check_queue(len(prompts) * num_choices)
         self._check_deadlines(request, prompts, arrival_s)
         reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
-        generation = Generation(reply_id, request, self.ledger, self.client.abort)
+        # It may wait for long: as they were parsed, token ids take ten times what a choice keeps.
+        kept = replace(request, prompts=())
+        generation = Generation(reply_id, kept, self.ledger, self.client.abort)
         self.stats.observe("request_params_n", num_choices)
         for ids, echo, max_tokens in zip(prompts, echoes, budgets, strict=True):
             self.stats.observe("request_params_max_tokens", max_tokens)
@@ -189,10 +191,13 @@ class Service:
     def _submit(self, generation: Generation, message: Submit, echo: str, i: int) -> None:
         """Submit the i-th answer to a prompt; each draws with a seed of its own."""
         request, params = generation.request, generation.request.sampling
-        request_id, prompt = str(next(self._ids)), message.prompt_token_ids
-        now_s = time.monotonic()
+        request_id, now_s = str(next(self._ids)), time.monotonic()
         flight = self.recorder.arrive(
-            request_id, message.arrival_s, now_s, len(prompt), request.deadlines.ttft_ms
+            request_id,
+            message.arrival_s,
+            now_s,
+            message.num_prompt_tokens,
+            request.deadlines.ttft_ms,
         )
         transcript = Transcript(
             self.tokenizer.detokenizer(
@@ -209,7 +214,7 @@ class Service:
             index,
             flight,
             transcript,
-            prompt,
+            message.prompt,
             counts_prompt=i == 0,
             echo=echo,
             is_scoring=request.is_scoring,
@@ -455,7 +460,7 @@ def _message(
     params = request.sampling
     return Submit(
         request_id="",
-        prompt_token_ids=list(prompt),
+        prompt=packed(prompt),
         max_tokens=max_tokens,
         temperature=params.temperature,
         seed=None,

@@ -15,7 +15,7 @@ from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
 from sluice_worker.step import Limits, Outcome, Step
 from sluice_worker.steptime import StepRecord
-from sluice_worker.wire import FirstToken, Snapshot, StepReport, Submit, TokenOut
+from sluice_worker.wire import FirstToken, Snapshot, StepReport, Submit, TokenOut, packed
 
 
 def tokens_of(request: Request, number: int) -> list[int]:
@@ -94,7 +94,7 @@ class RealPod:
         name = str(self.num_arrived)
         prompt = tokens_of(request, self.num_arrived)
         self.num_arrived += 1
-        submit = Submit(name, prompt, request.max_tokens, 0.0, 0, True, [], 0, request.t_s)
+        submit = Submit(name, packed(prompt), request.max_tokens, 0.0, 0, True, [], 0, request.t_s)
         if self.scheduler.can_admit(submit) is not None:
             self.recorder.refuse()
             return

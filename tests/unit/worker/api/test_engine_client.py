@@ -20,6 +20,7 @@ from sluice_worker.wire import (
     StepReport,
     Submit,
     TokenOut,
+    packed,
 )
 
 
@@ -52,7 +53,7 @@ async def test_a_panic_is_told_to_everybody_with_its_reason_and_ends_readiness_a
     pulse.serving(0.0)
     sinks = [Sink(), Sink()]
     for i, sink in enumerate(sinks):
-        client.submit(Submit(str(i), [1], 1, 0.0, 0, False, [], 0, 0.0), sink)
+        client.submit(Submit(str(i), packed([1]), 1, 0.0, 0, False, [], 0, 0.0), sink)
     assert pulse.readiness(time.monotonic(), 1e9).ok
     client.receive(msgspec.msgpack.encode(Failed("engine_failed", "IndexError: oops")))
     client.lost(None)
@@ -63,7 +64,7 @@ async def test_a_panic_is_told_to_everybody_with_its_reason_and_ends_readiness_a
     verdict = pulse.readiness(time.monotonic(), 1e9)
     assert (verdict.ok, verdict.reason) == (False, str(sinks[0].error))
     with pytest.raises(EngineDied) as refused:
-        client.submit(Submit("2", [1], 1, 0.0, 0, False, [], 0, 0.0), Sink())
+        client.submit(Submit("2", packed([1]), 1, 0.0, 0, False, [], 0, 0.0), Sink())
     assert refused.value.retry_after_s == 1
 
 
@@ -85,7 +86,7 @@ async def test_a_request_that_has_begun_outlives_being_dropped() -> None:
     client._transport = transport  # type: ignore[assignment]
     waiting, begun = Sink(), Sink()
     for request_id, sink in (("waiting", waiting), ("begun", begun)):
-        client.submit(Submit(request_id, [1], 1, 0.0, 0, False, [], 0, 0.0), sink)
+        client.submit(Submit(request_id, packed([1]), 1, 0.0, 0, False, [], 0, 0.0), sink)
     for _ in range(3):  # every tenth of a second, until the engine has spoken
         client.drop("waiting", SluiceError("too late"))
         client.drop("begun", SluiceError("too late"))

@@ -22,7 +22,7 @@ from sluice_worker.static_batch import StaticBatching
 from sluice_worker.step import Limits
 from sluice_worker.steptime import StepTimes
 from sluice_worker.weights import Checkpoint
-from sluice_worker.wire import Finished, Sampling, Submit
+from sluice_worker.wire import Finished, Sampling, Submit, packed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 199
@@ -72,7 +72,7 @@ def create_request(
         prompt = [(start * 31 + 7 * i * i + i) % VOCAB for i in range(prompt)]
     return Submit(
         request_id=request_id,
-        prompt_token_ids=prompt,
+        prompt=packed(prompt),
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,

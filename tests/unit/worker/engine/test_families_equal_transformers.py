@@ -171,7 +171,7 @@ def save_random(path: Path, model_type: str, changes: dict[str, object]) -> PreT
 def logits_in_chunks(model: Decoder, prompt: list[int], bounds: tuple[int, ...]) -> Tensor:
     """Logits of all places, computed chunk by chunk over pages in no order."""
     runner = Runner(model, 16, 16, frozenset())
-    sequence = Sequence(create_request("r", prompt), seed=0)
+    sequence = Sequence(create_request("r", prompt), seed=0, token_ids=prompt)
     sequence.block_ids = [7, 2, 9, 0, 12, 5]
     found = []
     for begin, end in pairwise(bounds):

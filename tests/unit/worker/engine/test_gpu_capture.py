@@ -73,7 +73,8 @@ def test_a_step_that_no_graph_holds_runs_as_it_is() -> None:
 
 
 def sequence(prompt: int, blocks: list[int], max_tokens: int = 8) -> Sequence:
-    found = Sequence(create_request(f"s{prompt}", prompt, max_tokens=max_tokens), seed=1)
+    request = create_request(f"s{prompt}", prompt, max_tokens=max_tokens)
+    found = Sequence(request, seed=1, token_ids=request.prompt_token_ids)
     found.block_ids = blocks
     return found
 

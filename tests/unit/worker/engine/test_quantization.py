@@ -38,7 +38,7 @@ def kernels(
 
 def perplexity(model: Decoder, tokens: list[int]) -> float:
     runner = Runner(model, 16, 64, frozenset())
-    sequence = Sequence(create_request("p", tokens), seed=0)
+    sequence = Sequence(create_request("p", tokens), seed=0, token_ids=tokens)
     sequence.block_ids = list(range(16))
     step = runner.build([Work(sequence, 0, len(tokens), samples=True)])
     with torch.inference_mode():
