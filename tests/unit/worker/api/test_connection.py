@@ -35,7 +35,7 @@ async def asked(
     missed: list[str] = []
     bound = connection_class(ConnectionLimits(60.0, WRITE_S, 60.0), missed.append)
     config = Config(app, http=bound, lifespan="off", log_config=None, timeout_keep_alive=1)
-    gone, loop = asyncio.Event(), asyncio.get_running_loop()
+    state, gone, loop = ServerState(), asyncio.Event(), asyncio.get_running_loop()
 
     class Told(bound):  # type: ignore[valid-type, misc]
         def connection_made(self, transport: asyncio.Transport) -> None:
@@ -47,7 +47,7 @@ async def asked(
             gone.set()
 
     def connect() -> Connection:
-        connection: Connection = Told(config, ServerState(), {})
+        connection: Connection = Told(config, state, {})
         return connection
 
     server = await loop.create_server(connect, "127.0.0.1", 0)
@@ -56,10 +56,14 @@ async def asked(
         client.setblocking(False)
         await loop.sock_connect(client, server.sockets[0].getsockname())
         await loop.sock_sendall(client, f"GET / HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
-        yield client, missed
-        await asyncio.wait_for(gone.wait(), 5)
-    server.close()
-    await server.wait_closed()
+        try:
+            yield client, missed
+            await asyncio.wait_for(gone.wait(), 5)
+        finally:
+            for connection in state.connections:
+                connection.transport.abort()  # or the loop would not close
+            server.close()
+            await server.wait_closed()
 
 
 CLOSE = "Connection: close\r\n"

@@ -145,7 +145,7 @@ def test_what_comes_behind_a_burst_is_heard_without_a_step_for_each_part_of_it()
             num_looks += 1
         sent.result()
     assert to_engine_decoder.decode(frames[-1]) == Abort("7")
-    assert num_looks <= 2  # the buffer alone would be filled four times and more
+    assert num_looks < 6  # mostly one; a read for each look took at least seven
 
 
 class Hearer(Link):
