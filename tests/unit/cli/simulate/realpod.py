@@ -22,11 +22,11 @@ def tokens_of(request: Request, number: int) -> list[int]:
     """A prompt: what it shares, then tokens of its own."""
     unit = request.prefix_unit
     shared = [
-        hash((request.prefix[i // unit], i)) % (1 << 40) + (1 << 50)
+        hash((request.prefix[i // unit], i)) % (1 << 30) + (1 << 30)
         for i in range(request.prefix_tokens)
     ]
     own = range(request.prompt_tokens - len(shared))
-    return shared + [(number + 1) * 1_000_000 + i for i in own]
+    return shared + [((number + 1) * 1_000_000 + i) % (1 << 30) for i in own]
 
 
 @dataclass
@@ -50,7 +50,7 @@ class RealPod:
             prefix_caching=params.prefix_caching,
         )
         self.scheduler = Scheduler(
-            self.pool, self._limits(1), max_model_len=1 << 30, vocab_size=1 << 62
+            self.pool, self._limits(1), max_model_len=1 << 30, vocab_size=1 << 31
         )
         self.recorder = Recorder("pod-1", 0.0, 0.0)
         self.recorder.start(1, self.cap, self.slo)
