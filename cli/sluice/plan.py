@@ -82,7 +82,6 @@ def main(args: argparse.Namespace) -> int:
             max_num_seqs=args.max_num_seqs,
             lengths=None,
             device=args.device,
-            gathers=args.device == "cpu",
         )
     except (checkpoint.CheckpointError, sizing.SizingError) as e:
         print(f"sluice plan: {e}", file=sys.stderr)

@@ -14,13 +14,12 @@ from sluice_worker.sizing import HOST_BYTES, MAX_CEILING
 
 from . import pod
 from .observed import controller_of
-from .pod import secret_name
+from .pod import Manifest, secret_name
 from .runtime import OWNER_ANNOTATION, Runtime, runtime_name
 from .settings import Settings
 from .spec import API_VERSION, KIND, InferenceService, Rollout
 
 Object = Mapping[str, Any]
-Manifest = dict[str, Any]
 
 SERVICE_PORT = 80
 MANAGED_BY = "sluice-operator"

@@ -108,7 +108,6 @@ def _plan(spec: Spec, found: Checkpoint) -> MemoryPlan:
         max_num_seqs=spec.batching.max_num_seqs,
         lengths=None,  # a ceiling is fixed at start, so it must not move with the traffic
         device=device,
-        gathers=device == "cpu",
         num_blocks=_number(spec, "num-gpu-blocks-override"),
     )
 

@@ -261,22 +261,17 @@ def _targets(spec: Spec) -> Targets:
     )
 
 
-def _replicas(spec: Spec, replicas: int) -> int:
-    """One writer: an outside owner's spec.replicas, else `replicas` within the bounds."""
-    if spec.replicas is not None:
-        return spec.replicas
-    return min(max(replicas, spec.scaling.min_replicas), spec.scaling.max_replicas)
-
-
 def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
+    limits = _limits(spec, ceiling)
     runtime = observed.runtime or _unremembered(spec, observed)
-    if spec.replicas is not None or runtime.cap is None:  # else the tuner's, which tells of it
-        runtime = replace(runtime, replicas=_replicas(spec, runtime.replicas))
+    if spec.replicas is not None:  # one writer: an outside owner
+        runtime = replace(runtime, replicas=spec.replicas)
+    elif observed.runtime is None or runtime.cap is None:  # else the tuner's, which tells of it
+        runtime = replace(runtime, replicas=limits.bound_replicas(runtime.replicas))
     settled = _settle(observed, runtime)
     cap = settled.runtime.cap
     if cap is None:
         return settled
-    limits = _limits(spec, ceiling)
     observation = Observation(
         now=now,
         targets=_targets(spec),
@@ -298,7 +293,7 @@ def _unremembered(spec: Spec, observed: Observed) -> Runtime:
     replicas = int(deployment.get("spec", {}).get("replicas") or 0)
     running = [config.max_num_seqs for config in _configs(observed) if config.epoch]
     cap = min(running) if running else initial_cap(spec, observed.fit)
-    return Runtime(0, cap, _replicas(spec, replicas))
+    return Runtime(0, cap, replicas)
 
 
 def _decided(spec: Spec, runtime: Runtime, decision: Decision) -> Runtime:

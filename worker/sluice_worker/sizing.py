@@ -235,7 +235,7 @@ def plan_memory(
     max_num_seqs: int | None,
     lengths: tuple[float, float] | None,
     device: Literal["cpu", "cuda"],
-    gathers: bool,
+    gathers: bool | None = None,
     tensor_parallel: int = 1,
     measured_activation_bytes: int = 0,
     in_a_row: bool = False,
@@ -244,8 +244,8 @@ def plan_memory(
     """The plan for one rank. A model that does not fit is a plan with `fits` False, not an error.
 
     `lengths`: mean and standard deviation of observed lengths in tokens, None before any traffic.
-    `gathers`: attention brings pages together and writes masks out, as plain torch does; on a CPU
-    it may until a worker has chosen its kernels, on a GPU Triton's do not.
+    `gathers`: attention brings pages together and writes masks out, as plain torch does; None until
+    a worker has chosen its kernels: on a CPU it may, on a GPU Triton's do not.
     `measured_activation_bytes`: counted where they are more than the formula's. `in_a_row`: the
     kernels run layers in one scratch. `num_blocks`: fixed by a person.
     Raises SizingError where no memory could help: impossible numbers, or max_model_len over the
@@ -259,16 +259,15 @@ def plan_memory(
     reserve = CPU_RESERVE_BYTES if device == "cpu" else 0
     per_token = kv_bytes_per_token(shape, dtype_bytes, tensor_parallel)
     attention = _attention_bytes(shape, budget, max_model_len, dtype_bytes, per_token)
+    gathers = device == "cpu" if gathers is None else gathers
     workspace = WORKSPACE_BYTES[device] + (attention if gathers else 0)
-    usable = int(utilization * total_bytes)
-    left = usable - weights_bytes - activations - workspace - reserve
+    left = int(utilization * total_bytes) - weights_bytes - activations - workspace - reserve
     if num_blocks is None:
         num_blocks = max(left // (per_token * block_size), 0)
     guaranteed = num_blocks // blocks_for(max_model_len, block_size)
     statistical = max(guaranteed, _statistical_seqs(num_blocks, block_size, max_model_len, lengths))
     # A number of blocks that a person fixed takes what it takes.
     fits = guaranteed >= 1 and num_blocks * block_size * per_token <= left
-    ceiling = min(statistical, asked) if fits else 0
     return MemoryPlan(
         total_bytes=total_bytes,
         utilization=utilization,
@@ -281,7 +280,7 @@ def plan_memory(
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         statistical_seqs=statistical,
-        ceiling=ceiling,
+        ceiling=min(statistical, asked) if fits else 0,
         device=device,
     )
 

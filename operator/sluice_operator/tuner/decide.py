@@ -31,15 +31,13 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     else:
         cap, replicas = _held(case, metrics)
     decision = _decision(case, demand, bound, cap, replicas, metrics, can_hold)
-    done = _done(cap, case.seen.cap, case), _done(replicas, case.seen.replicas, case)
-    return _remember(past, case, demand, *done), decision
+    return _remember(past, case, demand, decision), decision
 
 
-def _done(move: Move, now: int, case: Case) -> Move:
-    """What is done of a move: advice changes nothing but what is outside the limits."""
-    if case.seen.targets.mode == "Enforce" or move.reason == Reason.WITHIN_LIMITS:
-        return move
-    return Move(now, move.reason, move.message)
+def _done(move: Move, now: int, case: Case) -> int:
+    """Where a move leads: advice changes nothing but what is outside the limits."""
+    is_done = case.seen.targets.mode == "Enforce" or move.reason == Reason.WITHIN_LIMITS
+    return move.to if is_done else now
 
 
 def _held(case: Case, metrics: Condition) -> tuple[Move, Move]:
@@ -79,16 +77,16 @@ def _with_targets(past: Past, targets: Targets, now: float) -> Past:
     return msgspec.structs.replace(past, targets=key, targets_since_s=now, breached_caps=())
 
 
-def _remember(past: Past, case: Case, demand: Demand, cap: Move, replicas: Move) -> Past:
-    seen = case.seen
-    if cap.to < seen.cap and cap.reason == Reason.INTER_TOKEN_LATENCY_BREACHED:
+def _remember(past: Past, case: Case, demand: Demand, decision: Decision) -> Past:
+    seen, cap, reason = case.seen, decision.cap, decision.cap_move.reason
+    if cap < seen.cap and reason == Reason.INTER_TOKEN_LATENCY_BREACHED:
         kept = remember_breach(case).breached_caps
         past = msgspec.structs.replace(past, breached_caps=kept)
-    if cap.to != seen.cap:
-        change = CapChange(seen.now, seen.cap, cap.to, seen.epoch + 1, cap.reason)
+    if cap != seen.cap:
+        change = CapChange(seen.now, seen.cap, cap, seen.epoch + 1, reason)
         past = msgspec.structs.replace(past, last_change=change)
-    if replicas.to != seen.replicas:
-        past = record_scale(past, case, demand, replicas)
+    if decision.replicas != seen.replicas:
+        past = record_scale(past, case, demand, decision.replicas_move)
     return past
 
 
@@ -104,8 +102,8 @@ def _decision(
     seen = case.seen
     ended, good, smooth = _quality(case)
     return Decision(
-        cap=_done(cap, seen.cap, case).to,
-        replicas=_done(replicas, seen.replicas, case).to,
+        cap=_done(cap, seen.cap, case),
+        replicas=_done(replicas, seen.replicas, case),
         cap_move=cap,
         replicas_move=replicas,
         cap_reason=cap.reason if cap.to != seen.cap else "",

@@ -69,7 +69,7 @@ def plan(
         max_num_seqs=max_num_seqs,
         lengths=lengths,
         device=device,
-        gathers=device == "cpu" if gathers is None else gathers,
+        gathers=gathers,
         num_blocks=num_blocks,
         measured_activation_bytes=measured_activations,
         in_a_row=in_a_row,
