@@ -113,6 +113,10 @@ class Reason(StrEnum):
     FIRST_TOKEN_BREACHED = "FirstTokenBreached", "First tokens are late for want of a larger cap."
     END_TO_END_BREACHED = "EndToEndBreached", "Requests end late for want of a larger cap."
     INTER_TOKEN_LATENCY_BREACHED = "InterTokenLatencyBreached", "Gaps are over target: lowered."
+    RAISED_TOO_FAR = (
+        "RaisedTooFar",
+        "Since the last raise gaps are over target and the step model sees less room: lowered.",
+    )
     SLOW_SPELL_LASTS = "SlowSpellLasts", "The pod is slower for now: lowered until it ends."
     # The cap holds
     CAP_UNUSED = "CapUnused", "Fewer run than the cap allows, which proves nothing."

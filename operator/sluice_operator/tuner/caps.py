@@ -13,6 +13,7 @@ from . import sketch, spells
 from .case import Case, effective_cap
 from .evidence import cap_is_used, median_kv_tokens
 from .model import StepTime
+from .runs import series_of
 from .types import BreachedCap, Condition, Move, Past, TargetName, Targets
 from .verdicts import READERS
 
@@ -42,6 +43,8 @@ def cap_move(case: Case, feasible: Condition, bound: Bound) -> Move:
         return Move(cap, Reason.AWAITING_ACKNOWLEDGEMENT, message + f"{len(case.pods)} pods")
     if case.gaps_breached:
         return _lower(case, feasible)
+    if (back := _raised_too_far(case)) is not None:
+        return back
     late, in_spells = case.late_in_queue, case.verdict("interTokenLatency") == "Breach"
     # What may still prove to be a regime is no time to raise.
     if in_spells and (late is None or len(case.epoch) < k.REGIME_WINDOW):
@@ -90,6 +93,30 @@ def _proven_before(case: Case) -> int:
     if last is None or last.epoch != case.seen.epoch or last.reason != Reason.HEADROOM:
         return 0
     return last.from_cap if case.seen.now - last.time_s < k.REMEMBER_S else 0
+
+
+def _raised_too_far(case: Case) -> Move | None:
+    """The way back from a raise after which the gaps are over what is allowed, where the step model
+    sees less room too: the two say together what gaps alone take minutes to show. None else."""
+    cap, last, targets = case.seen.cap, case.past.last_change, case.seen.targets
+    if last is None or last.epoch != case.seen.epoch or last.from_cap >= cap:
+        return None
+    if case.model is None or targets.itl_ms is None:
+        return None
+    judged = case.verdicts["interTokenLatency"]
+    allowed = judged.allowed_share * judged.epoch_n
+    if allowed < k.MIN_BEYOND or judged.epoch_over - judged.epoch_far <= allowed:
+        return None
+    busy = [(n, over) for n, over in series_of(case.epoch.parts, GAPS.seen) if n]
+    num_over = sum(over > judged.allowed_share * n for n, over in busy)
+    if num_over < max(k.STANDING_TICKS, k.TOO_FAR_SHARE * len(busy)):
+        return None
+    room = case.model.largest_batch(k.LATE_MARGIN * targets.itl_ms, cap)
+    back = case.seen.limits.bound_cap(max(last.from_cap, room))
+    if back > k.SAME_CAP * cap:
+        return None
+    message = f"{case.numbers('interTokenLatency')}, and the step model has room for {room}; "
+    return Move(back, Reason.RAISED_TOO_FAR, f"{message}cap {cap} -> {back}")
 
 
 def _raise_for_queue(case: Case, late: TargetName, bound: Bound) -> Move:
@@ -274,7 +301,8 @@ def sequences_in_memory(case: Case) -> int | None:
 
 def believed_cap(case: Case) -> int | None:
     """How far the prediction lets the cap go. Where first tokens are late for want of a cap, or
-    soon will be, the margin is small; and the gaps that were measured at the cap tell more."""
+    soon will be, the margin is small; and from a cap that has shown headroom, the measured gaps
+    tell more."""
     target_ms, ceiling = case.seen.targets.itl_ms, case.seen.limits.ceiling
     if case.model is None or case.predicted_cap is None or target_ms is None:
         return case.predicted_cap
@@ -282,18 +310,17 @@ def believed_cap(case: Case) -> int | None:
     if not (is_late or _queue_stands(case)):
         return case.predicted_cap
     believed = case.model.largest_batch(k.LATE_MARGIN * target_ms, ceiling)
-    believed = max(believed, _projected_cap(case, case.model, target_ms))
+    if _shows_headroom(case):
+        believed = max(believed, _projected_cap(case, case.model, target_ms))
     return min(max(case.predicted_cap, believed, _before_spell(case)), ceiling)
 
 
 def _projected_cap(case: Case, model: StepTime, target_ms: float) -> int:
-    """The largest cap that measured gaps, stretched as the model says, would hold the target at; 0
-    where they do not tell."""
-    cap, (gaps, far) = case.seen.cap, _telling_gaps(case)
-    if not gaps:
-        return 0
+    """The largest cap that measured gaps, stretched as the model says, would hold the target at."""
+    cap, gaps = case.seen.cap, case.epoch.sketch(GAPS.sketch)
     over = sketch.count_above(gaps, sketch.bucket_of(target_ms))
     share = k.PROJECTED_SHARE * case.seen.targets.allowed_share
+    far = case.verdicts["interTokenLatency"].epoch_far
     allowed = share * sum(gaps.values()) - max(0, over - far)
     _, late = case.epoch.total(READERS["timeToFirstToken"].seen)
     added_at_most = min(allowed, k.STALLS_TO_LATE * late)
@@ -302,18 +329,6 @@ def _projected_cap(case: Case, model: StepTime, target_ms: float) -> int:
         if sketch.count_above(gaps, sketch.bucket_of(limit_ms)) - over <= added_at_most:
             return higher
     return cap
-
-
-def _telling_gaps(case: Case) -> tuple[dict[int, int], int]:
-    """Gaps that tell more than a prediction, and how many of them are of slow spells: those of the
-    epoch where they have shown headroom; else those of the last ten seconds, if they are so many
-    that what is over would show; else none."""
-    if _shows_headroom(case):
-        judged = case.verdicts["interTokenLatency"]
-        return case.epoch.sketch(GAPS.sketch), judged.epoch_far
-    gaps = sketch.merge(tick.itl.sketch for tick in case.epoch.newest_ticks(k.STANDING_TICKS))
-    are_many = sum(gaps.values()) * case.seen.targets.allowed_share >= k.MIN_BEYOND
-    return (gaps, 0) if are_many and len(case.epoch) >= k.STANDING_TICKS else ({}, 0)
 
 
 def _inter_token_allows(case: Case) -> bool:

@@ -86,9 +86,14 @@ MIN_CORRECTION: Final = 0.25
 # Cap.
 MAX_RAISE: Final = 2.0
 """One raise at most doubles: in simulation x2 reached 89-98 % of the best, single steps 9-56 %."""
-MIN_RAISE: Final = 1.1
-"""A raise by less than a tenth is not worth an epoch: it helps less than the evidence is good for.
-Following the prediction one by one took 8 changes from 47 to 74."""
+MIN_RAISE: Final = 1.25
+"""A raise by less than a quarter is not worth an epoch: it helps less than the evidence is good
+for. Following the prediction one by one took 8 changes from 47 to 74; by tenths, six in place of
+four, and from 8 to 9 where that is too many (bursts with spells: 15 % smooth at 8, 12 at 9)."""
+TOO_FAR_SHARE: Final = 0.4
+"""A raise was too far where so many of the ticks with gaps since then have more over than is
+allowed: evenly, as a cap breaks them; a slow spell breaks few ticks much. With a quarter, spells
+took a cap of 2 back to 1 for minutes (75.4 % smooth instead of 76.1)."""
 STANDING_TICKS: Final = 5
 """A queue for the cap that stands for ten seconds, or as long as the first token may take, is no
 wave that is just being taken in. A breach takes three waves to show, as each is one sample."""

@@ -79,7 +79,7 @@ def _with_targets(past: Past, targets: Targets, now: float) -> Past:
 
 def _remember(past: Past, case: Case, demand: Demand, decision: Decision) -> Past:
     seen, cap, reason = case.seen, decision.cap, decision.cap_move.reason
-    if cap < seen.cap and reason == Reason.INTER_TOKEN_LATENCY_BREACHED:
+    if cap < seen.cap and reason in (Reason.INTER_TOKEN_LATENCY_BREACHED, Reason.RAISED_TOO_FAR):
         kept = remember_breach(case).breached_caps
         past = msgspec.structs.replace(past, breached_caps=kept)
     if cap != seen.cap:
