@@ -44,8 +44,8 @@ NOISES: dict[str, dict[str, float]] = {
     "a quarter slower": {"b": 0.64, "noise": 0.12},
     "slows down": {"noise": 0.1, "leak_per_hour": 12},
 }
-"""`as told`: a log-normal's P99 at 1.30; `a quarter slower`: than when the target was set; `slows down`:
-by a third within the hundred seconds."""
+"""`as told`: a log-normal's P99 at 1.30; `a quarter slower`: than when the target was set;
+`slows down`: by a third within the hundred seconds."""
 TRACES = ("steps", "bursts")
 CAPS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,21 @@ def restricted(
     client: httpx.Client,
     chart: list[dict[str, Any]],
     tmp_path_factory: pytest.TempPathFactory,
-) -> ApiServer:
-    """The API server for one who is the chart's service account."""
+) -> Iterator[ApiServer]:
+    """The API server for one who is the chart's service account. What it needs for that is gone
+    afterwards: Helm would find another owner of it."""
     paths = {
         "ServiceAccount": "/api/v1/namespaces/default/serviceaccounts",
         "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
         "ClusterRoleBinding": BINDINGS,
     }
-    for body in chart:
-        if body["kind"] in paths:
-            assert client.post(paths[body["kind"]], json=body).is_success
-    return as_account(apiserver, client, "sluice", tmp_path_factory.mktemp("restricted"))
+    made = [body for body in chart if body["kind"] in paths]
+    for body in made:
+        assert client.post(paths[body["kind"]], json=body).is_success
+    yield as_account(apiserver, client, "sluice", tmp_path_factory.mktemp("restricted"))
+    for body in made:
+        path = f"{paths[body['kind']]}/{body['metadata']['name']}"
+        assert client.delete(path).is_success
 
 
 def test_the_charts_rights_are_enough_and_their_loss_is_outlived(

@@ -4,13 +4,16 @@ import pytest
 from bench.real_twin import NOISES, TRACES, Run, run, summary, table
 
 
-@pytest.mark.parametrize("noise", ["as told", "noisy", "a quarter slower"])
-def test_bursts_reach_nine_tenths_of_the_best_fixed_cap(noise: str) -> None:
-    """Without a raise that is taken back, and with raises on gaps that show little room: 78, 77 and
-    74 % over 40 seeds, the caps 28 to 32 where 20 to 24 are best."""
+@pytest.mark.parametrize(
+    ("noise", "least"),
+    [("as told", 0.9), ("noisy", 0.9), ("a quarter slower", 0.9), ("slows down", 0.8)],
+)
+def test_bursts_reach_most_of_what_the_best_fixed_cap_does(noise: str, least: float) -> None:
+    """With raises on what ten seconds show it was 78, 77 and 74 %, and of a worker that slows down
+    76 % without a raise that is taken back (40 seeds)."""
     cell = summary([run((noise, "bursts", seed, 100.0)) for seed in range(16)])
     print(table([cell]))
-    assert cell["of_best"] >= 0.9
+    assert cell["of_best"] >= least
     assert cell["ours"] > cell["fixed"][32]
 
 
