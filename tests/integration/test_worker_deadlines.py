@@ -153,14 +153,14 @@ def test_speculation_shows_in_vllms_metrics_and_not_in_the_text(worker: Worker) 
 def test_more_requests_than_may_run_and_wait_are_refused_before_their_bodies_are_read(
     tmp_path: Path,
 ) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n"
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n"
     flags = ("--max-num-seqs", "2", "--max-num-queued-reqs", "3")
     with running_worker(tmp_path, *flags) as worker, ExitStack() as clients:
         address = ("127.0.0.1", httpx.URL(worker.url).port)
 
-        def begin() -> socket.socket:
+        def begin(path: bytes = b"/v1/completions") -> socket.socket:
             client = clients.enter_context(socket.create_connection(address, timeout=10))
-            client.sendall(head)
+            client.sendall(head % path)
             return client
 
         refused = "vllm:admission_rejections_total"
@@ -180,6 +180,13 @@ def test_more_requests_than_may_run_and_wait_are_refused_before_their_bodies_are
         page = httpx.get(worker.admin_url + "/metrics").text
         assert 'http_requests_total{handler="/v1/completions",method="POST",status="4xx"} 2' in page
         assert httpx.post(worker.url + "/tokenize", json={"prompt": "x"}).status_code == 200
+        answer = httpx.Response(200)
+        while answer.status_code == 200:  # texts to be tokenized are bounded by themselves
+            assert time.monotonic() < end_s
+            begin(b"/tokenize")
+            answer = httpx.post(worker.url + "/tokenize", json={"prompt": "x"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert worker.metric(refused) == 2
         clients.close()
         end_s += 10
         while post(worker, SHORT).status_code != 200:

@@ -14,7 +14,6 @@ Kinds = tuple[type[Struct], ...]
 JSON, SSE = "application/json", "text/event-stream"
 REF = "#/components/schemas/{name}"
 
-BODY_ERRORS = (400, 404, 408, 413, 500, 503)
 WORK_ERRORS = (400, 404, 408, 413, 429, 500, 503)
 _WORDS: Mapping[int, str] = {
     400: "The request cannot be right; `param` names the field.",

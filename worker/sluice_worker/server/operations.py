@@ -4,7 +4,7 @@ from ..chat import CHAT_NEUTRAL, ChatFields, ConversationFields
 from ..protocol import NEUTRAL, CompletionBody, GenerateBody, InputsBody
 from ..tokenize import DetokenizeBody, TokenizeFields, TokenizeTextBody
 from . import shapes
-from .openapi import BODY_ERRORS, JSON, WORK_ERRORS, Operation
+from .openapi import JSON, WORK_ERRORS, Operation
 
 _MESSAGES = [{"role": "user", "content": "def add(a, b):"}]
 _INPUTS = {"inputs": "def add(a, b):", "parameters": {"max_new_tokens": 8}}
@@ -61,7 +61,7 @@ OPERATIONS = (
         "The token ids of a text, or of a conversation as the chat template writes it.",
         shapes.TokenizeReply,
         bodies=((TokenizeTextBody,), (ConversationFields, TokenizeFields)),
-        errors=BODY_ERRORS,
+        errors=WORK_ERRORS,
         example={"prompt": "def add(a, b):"},
     ),
     Operation(
@@ -70,7 +70,7 @@ OPERATIONS = (
         "The text of token ids.",
         shapes.DetokenizeReply,
         bodies=((DetokenizeBody,),),
-        errors=BODY_ERRORS,
+        errors=WORK_ERRORS,
         example={"tokens": [1, 2, 3]},
     ),
     Operation("get", "/v1/models", "The one model that is served.", shapes.ModelList),
@@ -86,5 +86,5 @@ OPERATIONS = (
     Operation("get", "/openapi.json", "This document.", None, media_type=JSON),
 )
 
-GENERATING_PATHS = tuple(found.path for found in OPERATIONS if found.errors is WORK_ERRORS)
+GENERATING_PATHS = tuple(found.path for found in OPERATIONS if found.event)
 """Where work for the engine comes in."""

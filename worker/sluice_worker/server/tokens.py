@@ -1,44 +1,68 @@
 """POST /tokenize and /detokenize: what a text or a conversation is in tokens, and back."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from ..errors import TooManyOpen
 from ..tokenize import Tokenize, parse_detokenize, parse_tokenize
 from . import shapes
-from .guards import JSON, read_body
+from .guards import JSON, Inflight, read_body
 from .off_loop import off_loop, parsed
 from .replies import encode
-from .service import Service
+from .service import MAX_ON_THEIR_WAY, Service
 
 
 def add_token_routes(app: FastAPI, service: Service) -> None:
-    """Both routes."""
+    """Both routes, for so many at once: what they read and hold is not bounded by the queue."""
+    open_ones = Inflight()
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        body = await _read(request, service)
-        asked = await parsed(body, parse_tokenize)
-        service.check_model(asked.model)
-        window = service.limits().max_model_len
-        ids = await _token_ids(service, asked, len(body))
-        strs = None
-        if asked.return_token_strs:
-            strs = await off_loop(len(ids), lambda: service.tokenizer.token_strs(ids))
-        reply = shapes.TokenizeReply(len(ids), window, ids, strs)
-        return Response(encode(reply), media_type=JSON)
+        with _turn(open_ones):
+            return await _tokenize(request, service)
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        asked = await parsed(await _read(request, service), parse_detokenize)
-        service.check_model(asked.model)
-        service.prompts.check_ids(asked.tokens, "tokens")
-        text = await off_loop(
-            len(asked.tokens),
-            lambda: service.tokenizer.decode(asked.tokens, skip_special_tokens=False),
-        )
-        return Response(encode(shapes.DetokenizeReply(text)), media_type=JSON)
+        with _turn(open_ones):
+            return await _detokenize(request, service)
+
+
+@contextmanager
+def _turn(open_ones: Inflight) -> Iterator[None]:
+    """Raises TooManyOpen before a body is read."""
+    if open_ones.num_open >= MAX_ON_THEIR_WAY:
+        sentence = f"{open_ones.num_open} texts are being tokenized already"
+        raise TooManyOpen(sentence, retry_after_s=1)
+    with open_ones:
+        yield
+
+
+async def _tokenize(request: Request, service: Service) -> Response:
+    body = await _read(request, service)
+    asked = await parsed(body, parse_tokenize)
+    service.check_model(asked.model)
+    window = service.limits().max_model_len
+    ids = await _token_ids(service, asked, len(body))
+    strs = None
+    if asked.return_token_strs:
+        strs = await off_loop(len(ids), lambda: service.tokenizer.token_strs(ids))
+    reply = shapes.TokenizeReply(len(ids), window, ids, strs)
+    return Response(encode(reply), media_type=JSON)
+
+
+async def _detokenize(request: Request, service: Service) -> Response:
+    asked = await parsed(await _read(request, service), parse_detokenize)
+    service.check_model(asked.model)
+    service.prompts.check_ids(asked.tokens, "tokens")
+    text = await off_loop(
+        len(asked.tokens),
+        lambda: service.tokenizer.decode(asked.tokens, skip_special_tokens=False),
+    )
+    return Response(encode(shapes.DetokenizeReply(text)), media_type=JSON)
 
 
 async def _read(request: Request, service: Service) -> bytes:
