@@ -43,12 +43,14 @@ class _Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """ORG/NAME of `endpoint` at a branch, a tag or a commit. `ends_s`: when to give up."""
+    """ORG/NAME of `endpoint` at a branch, a tag or a commit. `proxy`: on the way there; `ends_s`:
+    when to give up."""
 
     endpoint: str
     repo: str
     revision: str
     token: str | None = field(default=None, repr=False)
+    proxy: str | None = None
     ends_s: float = field(default_factory=lambda: time.monotonic() + _DEADLINE_S, repr=False)
 
 
@@ -60,7 +62,7 @@ def read(model: HubModel, dtype: str) -> Checkpoint | Unread:
     bearer = {"Authorization": f"Bearer {model.token}"} if model.token else {}
     headers = {"Accept-Encoding": "identity", "User-Agent": "sluice-operator", **bearer}
     try:
-        with httpx.Client(headers=headers, timeout=_TIMEOUT_S) as client:
+        with httpx.Client(headers=headers, timeout=_TIMEOUT_S, proxy=model.proxy) as client:
             files = _Files.listed(Redirects(client, model.endpoint), model)
             return examine(files, dtype, files.commit)
     except (_Unavailable, httpx.HTTPError) as e:

@@ -105,7 +105,8 @@ def _read(model: Model, settings: Settings, token: str | None) -> Found:
     try:
         if model.repo is not None:
             revision = model.revision or "main"
-            wanted = hub.HubModel(settings.hub_endpoint, model.repo, revision, token)
+            where = settings.hub_endpoint, model.repo, revision
+            wanted = hub.HubModel(*where, token, settings.hub_proxy)
             return hub.read(wanted, model.dtype)
         return read(model.uri, model.dtype, settings.models_dir)
     except (CheckpointError, SizingError) as e:

@@ -70,7 +70,8 @@ def _hub_inputs(service: InferenceService, settings: Settings) -> dict[str, obje
     if model.repo is None:
         return {}
     secret = model.secret_ref.name if model.secret_ref else None
-    return {"hub": [settings.hub_endpoint, model.revision, secret, _cache(service)]}
+    proxy = [settings.hub_proxy] if settings.hub_proxy else []
+    return {"hub": [settings.hub_endpoint, model.revision, secret, _cache(service), *proxy]}
 
 
 def pod_spec(
@@ -163,11 +164,14 @@ def _environment(service: InferenceService) -> list[Manifest]:
 
 
 def _hub_environment(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """Which hub, and the token from the Secret: it is in no manifest of ours."""
+    """Which hub and by which proxy, and the token from the Secret: it is in no manifest of ours."""
     model = service.spec.model
     if model.repo is None:
         return []
     environment: list[Manifest] = [{"name": "HF_ENDPOINT", "value": settings.hub_endpoint}]
+    if settings.hub_proxy:
+        names = ("HTTPS_PROXY", "HTTP_PROXY")
+        environment += [{"name": name, "value": settings.hub_proxy} for name in names]
     if model.secret_ref is not None:
         source = {"secretKeyRef": {"name": model.secret_ref.name, "key": "token"}}
         environment.append({"name": "HF_TOKEN", "valueFrom": source})

@@ -74,11 +74,13 @@ def test_every_value_can_be_given_and_all_that_is_rendered_is_yaml(helm: Path) -
         "--set", "watchNamespaces={one,two},imagePullSecrets[0].name=pull",
         "--set", "modelsVolume.persistentVolumeClaim.claimName=models",
         "--set", "tolerations[0].operator=Exists,affinity.nodeAffinity=null",
+        "--set", "hub.endpoint=https://hub.example,hub.proxy=http://proxy:3128",
     )  # fmt: skip
     manifests = template(helm, *IMAGES, *given)
     pod = of_kind(manifests, "Deployment")[0]["spec"]["template"]["spec"]
     arguments = set(pod["containers"][0]["args"])
     assert {"--verbose", "--log-format=json", "--namespace=one"} <= arguments
+    assert {"--hub-endpoint=https://hub.example", "--hub-proxy=http://proxy:3128"} <= arguments
     assert {f"--instance={NAMESPACE}/sluice", "--pod-ip=$(POD_IP)"} <= arguments
     assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0][
         "volumeMounts"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sluice_operator import children, resources
 from sluice_operator.runtime import Runtime
+from sluice_operator.settings import Settings
 from sluice_worker.contract import Slo
 from unit.operator.observations import SETTINGS, create_service
 from unit.worker.api.tiny import write_checkpoint
@@ -367,6 +368,21 @@ def test_the_token_of_a_hub_model_reaches_the_pod_by_reference_only() -> None:
     assert {"name": "HF_TOKEN", "valueFrom": source} in environment
     assert {"name": "HF_ENDPOINT", "value": "https://huggingface.co"} in environment
     assert not any(one["name"].startswith("HF_") for one in _container()["env"])
+
+
+def test_pods_of_a_hub_model_fetch_it_by_the_proxy_that_the_operator_was_given() -> None:
+    by_proxy = dataclasses.replace(SETTINGS, hub_proxy="http://proxy:3128")
+
+    def made(settings: Settings, **model: Any) -> dict[str, Any]:
+        service = create_service(**model)
+        return children.deployment(service, settings, ceiling=32, replicas=1, live=None)
+
+    hub, plain, own = made(by_proxy, model=HUB), made(SETTINGS, model=HUB), made(by_proxy)
+    environment = hub["spec"]["template"]["spec"]["containers"][0]["env"]
+    for name in ("HTTPS_PROXY", "HTTP_PROXY"):
+        assert {"name": name, "value": "http://proxy:3128"} in environment
+    assert hub["metadata"]["annotations"] != plain["metadata"]["annotations"]  # pods are replaced
+    assert own == made(SETTINGS)
 
 
 def test_replicas_stay_at_the_commit_that_the_revision_stood_for_when_they_were_made() -> None:

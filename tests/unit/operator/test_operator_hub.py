@@ -12,6 +12,7 @@ from sluice_operator import hub as module
 from sluice_operator.checkpoint import Checkpoint, CheckpointError, Unread
 from sluice_operator.hub import HubModel, read
 from unit.operator.test_checkpoint import CONFIG
+from unit.worker.hub.forward_proxy import running_proxy
 from unit.worker.hub.hub_server import COMMIT, REPO, TOKEN, Hub, running_hub, safetensors
 
 INDEX = "model.safetensors.index.json"
@@ -66,6 +67,17 @@ def test_the_commit_is_read_from_then_on(hub: Hub) -> None:
     paths = {one.path for one in hub.seen if "/resolve/" in one.path}
     assert paths
     assert all(path.startswith(f"/{REPO}/resolve/{COMMIT}/") for path in paths)
+
+
+def test_by_a_proxy_goes_all_that_is_asked_of_a_hub_and_its_cdn(hub: Hub) -> None:
+    with running_proxy() as proxy:
+        assert found(hub, proxy=proxy.url).weights_bytes == 2 << 20
+        hosts = {hub.url: 0, hub.cdn_url: 0}
+        for url in proxy.asked:
+            hosts[next(host for host in hosts if url.startswith(host + "/"))] += 1
+        assert all(hosts.values())
+        assert sum(hosts.values()) == len(hub.seen)
+    assert "cannot be read" in unread(of(hub, proxy=proxy.url))
 
 
 def test_a_long_header_takes_a_second_look(hub: Hub) -> None:

@@ -21,6 +21,7 @@ from sluice_worker.hub.cache import Stopped
 from sluice_worker.hub.download import download
 from sluice_worker.hub.reference import Access, HubModel
 from unit.worker.api.tiny import write_checkpoint
+from unit.worker.hub.forward_proxy import running_proxy
 from unit.worker.hub.hub_server import (
     COMMIT,
     REPO,
@@ -62,6 +63,16 @@ def fetch(access: Access, model: HubModel = MODEL, **changes: Any) -> Path:
         "weights": True, "check": _nothing, "progress": _nothing, "stop": threading.Event(),
     }  # fmt: skip
     return download(model, access, **{**given, **changes})
+
+
+def test_a_proxy_of_the_environment_is_asked_for_all(
+    access: Access, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_proxy() as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        folder = fetch(access)
+        assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+        assert len(proxy.asked) == len(hub.seen)
 
 
 def partial(access: Access, hub: Hub) -> Path:
