@@ -63,14 +63,3 @@ def shard_names(index: Mapping[str, object]) -> list[str]:
         if not _SHARD.fullmatch(name):
             raise CheckpointError(f"{INDEX}: {name[:128]} is not a safetensors file beside it.")
     return names
-
-
-def eos_token_ids(directory: Path, config: Mapping[str, object]) -> frozenset[int]:
-    """End-of-sequence ids: generation_config.json's if it names any, else config.json's."""
-    values = None
-    if (directory / GENERATION_CONFIG).exists():
-        values = read_json(directory, GENERATION_CONFIG).get("eos_token_id")
-    if values is None:
-        values = config.get("eos_token_id")
-    ids = values if isinstance(values, list) else [values]
-    return frozenset(i for i in ids if isinstance(i, int) and not isinstance(i, bool))

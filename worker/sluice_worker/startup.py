@@ -21,7 +21,7 @@ from .config import EngineConfig
 from .contract import MIN_CHUNK_TOKENS, MemoryReport
 from .engine import Engine
 from .errors import ConfigError, DoesNotFit, UnsupportedModel
-from .files import checkpoint_dir, eos_token_ids, read_json
+from .files import checkpoint_dir, read_json
 from .models.config import DecoderConfig
 from .models.decoder import Decoder
 from .resources import Resources, release_freed
@@ -47,6 +47,7 @@ from .sizing import (
 from .static_batch import StaticBatching
 from .step import Limits, Work
 from .steptime import StepRecord, StepTimes, predicted_cap
+from .tokenizer_config import eos_token_ids
 from .weights import Checkpoint, RandomWeights, TensorSource
 from .wire import Ready, Submit, packed
 
@@ -86,7 +87,7 @@ class _Start:
         self.kind: Literal["cpu", "cuda"] = "cuda" if self.device.type == "cuda" else "cpu"
         if config.gpu_memory_bytes and self.kind == "cpu":
             raise ConfigError(["--gpu-memory-bytes is of a GPU, and the model runs on the CPU"])
-        self.dtype_name = _run_dtype(config.dtype, self.decoder)
+        self.dtype_name = _run_dtype(config.dtype, self.decoder, self.kind)
         self.block_size = config.block_size or DEFAULT_BLOCK_SIZE[self.kind]
         self.max_model_len = config.max_model_len or self.decoder.shape.max_position
         self.kernels = self._choose_kernels()
@@ -391,7 +392,10 @@ def _why_no_gpu() -> str:
     return "there is none"
 
 
-def _run_dtype(asked: str, decoder: DecoderConfig) -> str:
+def _run_dtype(asked: str, decoder: DecoderConfig, kind: str) -> str:
+    """A checkpoint's own float16 is bfloat16 on a CPU, as in vLLM: few have fast products of it."""
+    if asked == "auto" and kind == "cpu" and decoder.shape.dtype == "float16":
+        asked = "bfloat16"
     try:
         return resolve_dtype(asked, decoder.shape)
     except SizingError as error:

@@ -1,14 +1,17 @@
 """Text to token ids and back, one token at a time. No torch: this runs in the API process."""
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from .errors import CheckpointError
 from .files import inside
+from .tokenizer_config import TokenizerConfig
 
 REPLACEMENT = "\ufffd"
 BYTES_OF_A_CHARACTER = 4
@@ -16,6 +19,8 @@ MAX_PENDING = 16
 """Tokens without a whole character, more than any has: from there on they are told in parts."""
 SHORT = 1024
 """Characters or tokens that may hold the interpreter: a batch, which lets go, wakes threads."""
+_DELIMITER = re.compile("<[|\uff5c].*[|\uff5c]>")
+"""How control tokens are spelled; tags such as <think> are what a model may be told of."""
 
 
 class Tokenizer:
@@ -30,6 +35,8 @@ class Tokenizer:
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._put_around(TokenizerConfig(directory))
+        self._decoder = self._tokenizer
         self._added = {
             token_id: added.content
             for token_id, added in self._tokenizer.get_added_tokens_decoder().items()
@@ -39,6 +46,18 @@ class Tokenizer:
         self.behind = self._anchor if self._tokenizer.decoder is not None else []
         self._texts: dict[int, str] = {}  # at most one for each token of the vocabulary
 
+    def _put_around(self, config: TokenizerConfig) -> None:
+        """What tokenizer_config.json puts around a text in place of tokenizer.json, if it does."""
+        if config.put_around is None:
+            return
+        before, behind = config.put_around
+        ids = {text: self._tokenizer.token_to_id(text) for text in (before, behind) if text}
+        known = {text: token_id for text, token_id in ids.items() if token_id is not None}
+        single = [part for part in (before, "$A", behind) if part == "$A" or part in known]
+        self._tokenizer.post_processor = TemplateProcessing(
+            single=single, special_tokens=[*known.items()]
+        )
+
     @property
     def vocab_size(self) -> int:
         """Tokens that it knows, added ones included."""
@@ -47,8 +66,22 @@ class Tokenizer:
     @cached_property
     def control_tokens(self) -> dict[int, str]:
         """The texts of the special tokens, by id."""
-        added = self._tokenizer.get_added_tokens_decoder()
+        added = self._decoder.get_added_tokens_decoder()
         return {token_id: token.content for token_id, token in added.items() if token.special}
+
+    def serve_templates(self, templates: Iterable[str]) -> list[str]:
+        """The texts that these chat templates write as control tokens.
+
+        Some checkpoints have delimiters of turns that they do not call special. They are decoded as
+        that says; in what a user writes they stay text as special ones do.
+        """
+        whole = "".join(templates)
+        others = set(self._added.values()) - set(self.control_tokens.values())
+        delimiters = [text for text in others if _DELIMITER.fullmatch(text) and text in whole]
+        if whole:
+            self._decoder = self._with_control  # made now: the first chat is not to wait for it
+        self._tokenizer.add_special_tokens(delimiters)
+        return [*self.control_tokens.values(), *delimiters]
 
     def encode(
         self,
@@ -104,7 +137,7 @@ class Tokenizer:
 
     @cached_property
     def _with_control(self) -> tokenizers.Tokenizer:
-        """A second copy, made when first needed: the switch is the tokenizer's, not the call's."""
+        """A second copy: the switch is the tokenizer's, not the call's."""
         copy = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
         copy.encode_special_tokens = False
         return copy
@@ -116,8 +149,8 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
         if len(token_ids) <= SHORT:
-            return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
-        (text,) = self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+            return str(self._decoder.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        (text,) = self._decoder.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return str(text)
 
     def detokenizer(

@@ -1,22 +1,21 @@
 """From a conversation to token ids, with the chat template of the checkpoint or of a flag."""
 
 import logging
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from jinja2 import TemplateError
 
 from ..chat import Conversation
 from ..errors import ConfigError, RequestError
-from ..files import inside, read_json
+from ..files import inside
 from ..tokenizer import Tokenizer
+from ..tokenizer_config import TokenizerConfig
 from .template import ChatTemplate
 
 log = logging.getLogger(__name__)
 MAX_TEMPLATE_BYTES = 1 << 20
-CONFIG, JINJA = "tokenizer_config.json", "chat_template.jinja"
+JINJA = "chat_template.jinja"
 
 
 class Renderer:
@@ -31,12 +30,13 @@ class Renderer:
         self._tokenizer = tokenizer
         self._templates: dict[str, ChatTemplate] = {}
         self._problem = "this model has no chat template; start the worker with --chat-template"
-        config = read_json(directory, CONFIG) if (directory / CONFIG).exists() else {}
-        names = _special_tokens(config)
+        config = TokenizerConfig(directory)
+        sources = _flag(flag) or _checkpoint(directory, config)
+        names, control = config.special_tokens, tokenizer.serve_templates(sources.values())
         try:
-            for name, source in (_flag(flag) or _checkpoint(directory, config)).items():
+            for name, source in sources.items():
                 self._templates[name] = ChatTemplate(
-                    source, special_tokens=names, control_tokens=tokenizer.control_tokens.values()
+                    source, special_tokens=names, control_tokens=control
                 )
         except TemplateError as error:
             if flag is not None:
@@ -75,28 +75,8 @@ def _flag(path: Path | None) -> dict[str, str]:
         raise ConfigError([f"--chat-template {path} cannot be read: {reason}"]) from error
 
 
-def _checkpoint(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """chat_template.jinja, or what tokenizer_config.json says: one template, or some by name."""
+def _checkpoint(directory: Path, config: TokenizerConfig) -> dict[str, str]:
+    """chat_template.jinja, or what tokenizer_config.json says."""
     if (directory / JINJA).exists():
         return {"default": inside(directory, JINJA).read_text(encoding="utf-8", errors="replace")}
-    given = config.get("chat_template")
-    if isinstance(given, str):
-        return {"default": given}
-    named = given if isinstance(given, list) else []
-    return {
-        item["name"]: item["template"]
-        for item in named
-        if isinstance(item, dict)
-        and isinstance(item.get("name"), str)
-        and isinstance(item.get("template"), str)
-    }
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token, ...: a text, or an object with the text in `content`."""
-    names = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            names[name] = text
-    return names
+    return config.chat_templates

@@ -32,7 +32,7 @@ from ..errors import (
     TooManyOpen,
 )
 from ..evidence import Recorder
-from ..files import GENERATION_CONFIG, eos_token_ids, read_json
+from ..files import GENERATION_CONFIG, read_json
 from ..health import Pulse, Verdict
 from ..metrics import Exposition, Statistics, View
 from ..protocol import Completion
@@ -49,6 +49,7 @@ from ..sampling_params import (
     longest_scored,
 )
 from ..tokenizer import Tokenizer
+from ..tokenizer_config import eos_token_ids
 from ..wire import Configure, Finished, Heartbeat, Ready, Sampling, StepReport, Submit, packed
 from .admission import is_full, num_waiting, prompt_limit, token_budget, unreachable
 from .forecast import Forecast
@@ -254,7 +255,7 @@ class Service:
     def check_model(self, asked: str | None) -> None:
         """Raise ModelNotFound if `asked` is given and not what is served."""
         name = self.config.model_name
-        if asked is not None and asked != name:
+        if asked and asked != name:
             raise ModelNotFound(
                 f"the model {asked!r} does not exist; this worker serves {name!r}", param="model"
             )

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from sluice_kernels.linear import PlainLinear
 from sluice_worker.errors import CheckpointError, StartupError, UnsupportedModel
-from sluice_worker.files import checkpoint_dir, eos_token_ids, inside, read_json
+from sluice_worker.files import checkpoint_dir, inside, read_json
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
+from sluice_worker.tokenizer_config import eos_token_ids
 from sluice_worker.weights import RandomWeights
 
 from .factories import PLAIN, load_decoder, save_llama
@@ -177,6 +178,19 @@ def test_eos_of_the_generation_config_wins(tmp_path: Path) -> None:
     assert eos_token_ids(tmp_path, {"eos_token_id": None}) == frozenset()
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
     assert eos_token_ids(tmp_path, {"eos_token_id": 5}) == {1, 2}
+
+
+def test_the_tokenizers_own_eos_ends_an_output_too(tmp_path: Path) -> None:
+    """As after a fine-tune for chats that left the other files as they were."""
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1}')
+    listed = {"eos_token": "<e>", "added_tokens_decoder": {"7": {"content": "<e>"}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(listed))
+    assert eos_token_ids(tmp_path, {}) == {1, 7}
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<e>"}}')
+    assert eos_token_ids(tmp_path, {}) == {1}
+    added = [{"id": 3, "content": "<a>"}, {"id": 9, "content": "<e>"}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    assert eos_token_ids(tmp_path, {}) == {1, 9}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

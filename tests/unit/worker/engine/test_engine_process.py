@@ -1,5 +1,6 @@
 """The engine as a real process over a real socket pair."""
 
+import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -179,6 +180,21 @@ def test_a_failure_is_told_in_one_line_after_its_traceback(
     assert said.endswith("Compile with advice.\n\n")
     assert len(told(MemoryError("x" * 1000))) == MAX_TOLD
     assert told(MemoryError()) == "MemoryError: "
+
+
+def test_float16_of_a_checkpoint_runs_as_bfloat16_on_a_cpu(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    """For the kernels have no float16, and torch's products of it are slow."""
+    fields = json.loads((checkpoint / "config.json").read_text()) | {"torch_dtype": "float16"}
+    fields.pop("dtype", None)
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    said = {}
+    for dtype in ("auto", "bfloat16", "float16"):
+        with engine_process(config(tmp_path, load_format="dummy", dtype=dtype)) as engine:
+            said[dtype] = engine.wait_for(Ready).kernels
+    assert said["auto"] == said["bfloat16"]
+    assert "float16" in said["float16"]
 
 
 def test_dummy_weights_need_a_config_only_and_a_panic_is_told_before_the_end(

@@ -1,5 +1,6 @@
 """Text to tokens and back: whole characters only, and no control token from a user's text."""
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -198,3 +199,53 @@ def test_an_output_keeps_the_space_that_it_begins_with(tmp_path: Path) -> None:
     tokenizer = Tokenizer(tmp_path)
     token_ids = tokenizer.encode("cat and", add_special_tokens=False)
     assert "".join(pieces(tokenizer, token_ids)) == " cat and"
+
+
+@pytest.mark.parametrize(
+    ("fields", "around"),
+    [
+        ({}, ([0], [])),  # as tokenizer.json has it
+        ({"add_bos_token": False}, ([], [])),
+        ({"add_bos_token": True}, ([0], [])),
+        ({"add_eos_token": True}, ([], [1])),
+        ({"add_bos_token": True, "add_eos_token": True}, ([0], [1])),
+        ({"add_bos_token": True, "bos_token": None}, ([], [])),
+        ({"add_bos_token": True, "bos_token": "not one of its tokens"}, ([], [])),
+    ],
+)
+def test_what_stands_around_a_text_is_as_transformers_has_it(
+    tokenizer: Tokenizer, tmp_path: Path, fields: dict[str, object], around: tuple[list[int], ...]
+) -> None:
+    tokenizer._tokenizer.save(str(tmp_path / "tokenizer.json"))
+    named: dict[str, object] = {"bos_token": "<bos>", "eos_token": {"content": "<eos>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named | fields))
+    body = tokenizer.encode("return x", add_special_tokens=False)
+    assert Tokenizer(tmp_path).encode("return x") == [*around[0], *body, *around[1]]
+
+
+def test_delimiters_that_are_not_called_special_are_control_tokens_of_templates(
+    tmp_path: Path,
+) -> None:
+    """As in DeepSeek's distilled models, whose turns begin with such."""
+    library = Library(models.BPE(unk_token=None))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    library.train_from_iterator(
+        [], trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
+    )
+    library.add_tokens(["<｜User｜>", "<think>"])
+    library.add_special_tokens(["<|end|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = library.get_vocab()
+    user, think, end = (vocabulary[text] for text in ("<｜User｜>", "<think>", "<|end|>"))
+    tokenizer = Tokenizer(tmp_path)
+    text = "hi<｜User｜><think><|end|>"
+    control = tokenizer.serve_templates(["<｜User｜>{{ text }}<think>"])
+    assert sorted(control) == ["<|end|>", "<｜User｜>"]
+    for ids in (tokenizer.encode(text), tokenizer.encode_rendered([(text, True)])):
+        assert think in ids
+        assert not {user, end} & {*ids}
+        assert tokenizer.decode(ids) == text
+    assert {user, think, end} <= {*tokenizer.encode_rendered([(text, False)])}
+    assert tokenizer.decode([user, think, end]) == "<｜User｜><think>"  # special ones are left out
