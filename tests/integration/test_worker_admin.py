@@ -169,3 +169,22 @@ def test_no_secret_shows_in_log_metrics_or_errors(worker: Worker) -> None:
     seen += httpx.get(worker.url + "/nowhere", headers=CLIENT).text
     assert "canary" not in seen
     assert "Traceback" not in seen
+
+
+def test_a_page_in_a_browser_may_ask_with_the_key_and_its_preflight_needs_none(
+    worker: Worker,
+) -> None:
+    """As of vLLM; the admin port is for no page."""
+    origin = {"origin": "http://chat.example"}
+    wanted = {"access-control-request-method": "POST", "access-control-request-headers": "x-key"}
+    asked = httpx.options(worker.url + "/v1/completions", headers=origin | wanted)
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == "*"
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert asked.headers["access-control-allow-headers"] == "x-key"
+    refused = httpx.get(worker.url + "/v1/models", headers=origin)
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "*")
+    listed = httpx.get(worker.url + "/v1/models", headers=origin | CLIENT)
+    assert (listed.status_code, listed.headers["access-control-allow-origin"]) == (200, "*")
+    admin = httpx.get(worker.admin_url + "/v1/runtime_config", headers=origin | ADMIN)
+    assert "access-control-allow-origin" not in admin.headers

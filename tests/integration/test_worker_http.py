@@ -56,6 +56,11 @@ def test_generate_reads_the_fields_of_text_generation_inference(worker: Worker) 
     assert answer["usage"]["completion_tokens"] == 3
 
 
+def test_an_empty_model_is_the_one_that_is_served(worker: Worker) -> None:
+    assert post(worker, model="").status_code == 200
+    assert post(worker, model="other").status_code == 404
+
+
 def test_a_stream_carries_the_tokens_of_the_whole_reply(worker: Worker) -> None:
     whole = post(worker, max_tokens=40, return_token_ids=True, ignore_eos=True).json()
     options = {"include_usage": True}

@@ -84,6 +84,7 @@ class ServerConfig(Struct, frozen=True):
     chat_template: Path | None = None
     generation_config: Literal["auto", "vllm"] = "auto"
     sse_keep_alive_interval: float = 0.0
+    allowed_origins: tuple[str, ...] = ("*",)
 
     @property
     def has_api_keys(self) -> bool:
@@ -168,6 +169,14 @@ def _speculation(text: str) -> object:
         ) from error
 
 
+def _origins(text: str) -> object:
+    """vLLM's JSON list."""
+    try:
+        return msgspec.json.decode(text, type=tuple[str, ...])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"must be a JSON list of origins: {error}") from error
+
+
 _count = _number(int, 0, math.inf)
 _positive = _number(int, 1, math.inf)
 _port = _number(int, 0, 65535)
@@ -230,6 +239,7 @@ SERVER_FLAGS = (
     Flag("chat-template", Path, "file of a Jinja template, instead of the checkpoint's own"),
     Flag("generation-config", _choice("auto", "vllm"), "sampling defaults; auto: the checkpoint's"),
     Flag("sse-keep-alive-interval", _interval, "seconds of silence until a comment; 0: never"),
+    Flag("allowed-origins", _origins, 'JSON list of pages that may ask from a browser; ["*"]: all'),
 )
 HUB_FLAGS = (
     Flag("revision", str, "branch, tag or commit of a model of the hub"),

@@ -16,6 +16,15 @@ Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Seconds = NonNegative
+BootId = Annotated[str, Meta(max_length=64)]
+Sketch = Annotated[
+    dict[Annotated[int, Meta(ge=-2000, le=2000)], Count],
+    Meta(max_length=1024),
+]
+"""Bucket index i -> number of values in (GAMMA**(i-1), GAMMA**i] ms; some 900 make a day.
+
+What a pod says is held by the operator of all: nothing in it can be as long as a pod likes."""
+ByClass = Annotated[dict[str, Count], Meta(max_length=64)]
 MAX_MS = 86_400_000.0
 """Nobody waits for more than a day."""
 Milliseconds = Annotated[float, Meta(gt=0, le=MAX_MS)]
@@ -89,7 +98,7 @@ class RuntimeConfig(Struct, frozen=True):
     ceiling: Positive
     running: Count
     waiting: Waiting
-    boot_id: str
+    boot_id: BootId
     max_num_queued_reqs: Count | None = None
     max_num_queued_tokens: Count | None = None
 
@@ -109,13 +118,12 @@ class FirstTokens(Struct, frozen=True):
     A request refused, timed out, or cancelled after the target counts as over, and one that still
     waits past the target is counted when it passes the target; each request once. One that is
     refused or dropped for a deadline of its own, though the target would be met, is not counted.
-    `sketch`: bucket index i -> number of values in (GAMMA**(i-1), GAMMA**i] ms.
     """
 
     n: Count = 0
     over: Count = 0
     by: Causes = Causes()
-    sketch: dict[int, Count] = {}
+    sketch: Sketch = {}
 
 
 class TokenGaps(Struct, frozen=True):
@@ -130,7 +138,7 @@ class TokenGaps(Struct, frozen=True):
     over_after_over: Count = 0
     n_at_cap: Count = 0
     over_at_cap: Count = 0
-    sketch: dict[int, Count] = {}
+    sketch: Sketch = {}
 
 
 class Requests(Struct, frozen=True):
@@ -139,7 +147,7 @@ class Requests(Struct, frozen=True):
 
     n: Count = 0
     over: Count = 0
-    sketch: dict[int, Count] = {}
+    sketch: Sketch = {}
 
 
 class Tick(Struct, frozen=True):
@@ -158,7 +166,7 @@ class Tick(Struct, frozen=True):
     seq: Count
     t_s: Seconds
     epoch: Count
-    boot_id: str
+    boot_id: BootId
     settled: bool
     max_num_seqs: Positive
     arrivals: Count
@@ -199,8 +207,8 @@ class StepModel(Struct, frozen=True):
 class Lengths(Struct, frozen=True):
     """Lengths of finished requests, prompt plus output, in tokens."""
 
-    mean: NonNegative
-    sigma: NonNegative
+    mean: Annotated[float, Meta(ge=0, le=1e12)]
+    sigma: Annotated[float, Meta(ge=0, le=1e12)]
     n: Count
 
 
@@ -208,18 +216,18 @@ class MemoryReport(Struct, frozen=True):
     """Bytes by class: planned by the formula before anything is loaded, measured at start, and the
     plan that the KV cache was made by, corrected by what was measured and what the kernels need."""
 
-    planned: dict[str, Count]
-    measured: dict[str, Count]
+    planned: ByClass
+    measured: ByClass
     kv_tokens: Count
-    corrected: dict[str, Count] = {}
+    corrected: ByClass = {}
 
 
 class Evidence(Struct, frozen=True):
     """Answer of GET /v1/evidence?after=SEQ: closed ticks with seq > SEQ, oldest first."""
 
-    boot_id: str
+    boot_id: BootId
     started_s: Seconds
-    ticks: list[Tick]
+    ticks: Annotated[list[Tick], Meta(max_length=TICK_RING)]
     lengths: Lengths
     memory: MemoryReport
     step_model: StepModel | None = None

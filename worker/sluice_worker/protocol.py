@@ -38,6 +38,8 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
 Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokensOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
+ModelName = Annotated[str, Meta(max_length=256)]
+"""Empty or missing: whatever is served."""
 DeadlineMs = Annotated[float, Meta(gt=0, le=MAX_MS)]
 RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
@@ -61,7 +63,7 @@ class StreamOptions(Struct, frozen=True):
 class AnswerFields(SamplingFields, frozen=True, kw_only=True):
     """Who is asked, and how the answer is wanted: shared by completions and chats."""
 
-    model: Name | None = None
+    model: ModelName | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
@@ -86,7 +88,7 @@ class CompletionBody(AnswerFields, frozen=True, kw_only=True):
 class GenerateFields(SamplingFields, frozen=True, kw_only=True):
     """The fields of POST /generate that are honoured, but for the prompt."""
 
-    model: Name | None = None
+    model: ModelName | None = None
     max_tokens: Tokens | None = GENERATE_MAX_TOKENS
     stream: bool | None = None
     do_sample: bool | None = None

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .edits import Edits
+from .sampling_params import GREEDY_BELOW
 from .wire import Scores
 
-GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them would overflow."""
 FIRST_CANDIDATES = 256
 """Most top-p sets of a trained model are smaller, and a full sort costs 16 times as much."""
 PIECE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 23}

@@ -28,6 +28,8 @@ MAX_PROMPT_LOGPROBS = 1 << 18
 MAX_OUTPUT_LOGPROBS = 1 << 19
 """Of a request's output: some 75 MB until the end, and 320 MB while a chat's reply is written."""
 
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them would overflow."""
 Number = TypeVar("Number", int, float)
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
@@ -156,18 +158,20 @@ def resolve(
         )
     asked = [n for n in (fields.prompt_logprobs, prompt_logprobs) if n is not None]
     allowed = fields.allowed_token_ids
+    temperature = _first(fields.temperature, defaults.temperature, 1.0)
+    is_drawn = temperature >= GREEDY_BELOW  # else the likeliest is left whatever is cut
     return SamplingParams(
-        temperature=_first(fields.temperature, defaults.temperature, 1.0),
-        top_k=max(_first(fields.top_k, defaults.top_k, 0), 0),
-        top_p=_first(fields.top_p, defaults.top_p, 1.0),
-        min_p=_first(fields.min_p, defaults.min_p, 0.0),
+        temperature=temperature if is_drawn else 0.0,
+        top_k=max(_first(fields.top_k, defaults.top_k, 0), 0) if is_drawn else 0,
+        top_p=_first(fields.top_p, defaults.top_p, 1.0) if is_drawn else 1.0,
+        min_p=_first(fields.min_p, defaults.min_p, 0.0) if is_drawn else 0.0,
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=tuple((fields.logit_bias or {}).items()),
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
         bad_words=tuple(fields.bad_words or ()),
-        seed=fields.seed,
+        seed=None if fields.seed == -1 else fields.seed,
         n=fields.n or 1,
         stop=_stops(fields.stop),
         include_stop=bool(fields.include_stop_str_in_output),

@@ -7,14 +7,14 @@ from msgspec import Struct
 from .chat import CHAT_NEUTRAL, Conversation, ConversationFields, parse_conversation
 from .errors import RequestError
 from .json_body import convert, parse_object
-from .protocol import Name, refuse_unsupported
+from .protocol import ModelName, refuse_unsupported
 from .sampling_params import TokenId
 
 
 class TokenizeFields(Struct, frozen=True, kw_only=True):
     """What both forms of POST /tokenize honour; a chat is ConversationFields beside it."""
 
-    model: Name | None = None
+    model: ModelName | None = None
     return_token_strs: bool | None = False
 
 
@@ -30,7 +30,7 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
     """The fields of POST /detokenize."""
 
     tokens: list[TokenId]
-    model: Name | None = None
+    model: ModelName | None = None
 
 
 _CHAT_FIELDS = frozenset(ConversationFields.__struct_fields__ + TokenizeFields.__struct_fields__)

@@ -78,13 +78,16 @@ def _names_own_classes(auto_map: object, architecture: str) -> bool:
     """Whether auto_map names only the classes that transformers has under the same names.
 
     Phi-3's checkpoints do: their code is what was built into transformers, and here, since. It is
-    not run either way; anything else means a model that is not the one built here.
+    not run either way; anything else means a model that is not the one built here. What it says of
+    the tokenizer (Phi-4-mini: another repository's) is not asked: tokenizer.json is there.
     """
     if auto_map is None:
         return True
     own = {architecture, architecture.removesuffix("ForCausalLM") + "Config"}
     return isinstance(auto_map, Mapping) and all(
-        isinstance(name, str) and name.rpartition(".")[2] in own for name in auto_map.values()
+        isinstance(name, str) and name.rpartition(".")[2] in own
+        for auto_class, name in auto_map.items()
+        if auto_class != "AutoTokenizer"
     )
 
 

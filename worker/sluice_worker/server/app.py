@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from ..config import ServerConfig
@@ -35,7 +36,7 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
     """What clients speak to."""
     app = bare()
     routes.add_routes(app, service)
-    return Edge(
+    edge = Edge(
         app,
         bearer=_api_bearer(service.config.server),
         open_paths=PROBE_PATHS,
@@ -46,6 +47,9 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
         load=service.load,
         on_answer=service.stats.answer,
     )
+    # Outermost: what a browser asks before a request bears no key.
+    origins = service.config.server.allowed_origins
+    return CORSMiddleware(edge, origins, allow_methods=["*"], allow_headers=["*"])
 
 
 def admin_app(service: Service) -> ASGIApp:

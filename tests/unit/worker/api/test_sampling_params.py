@@ -70,8 +70,8 @@ def test_the_checkpoints_defaults_hold_where_a_request_says_nothing() -> None:
     defaults = defaults_of(own | {"min_p": None})
     silent = parse_completion(b'{"prompt": "x"}', defaults).sampling
     assert (silent.temperature, silent.top_k, silent.top_p, silent.min_p) == (0.6, 20, 0.95, 0.0)
-    asked = parse_completion(b'{"prompt": "x", "temperature": 0, "top_k": -1}', defaults).sampling
-    assert (asked.temperature, asked.top_k, asked.top_p) == (0.0, 0, 0.95)
+    asked = parse_completion(b'{"prompt": "x", "temperature": 1, "top_k": -1}', defaults).sampling
+    assert (asked.temperature, asked.top_k, asked.top_p) == (1.0, 0, 0.95)
     for body, temperature in (
         (b'{"prompt": "x"}', 0.0),
         (b'{"prompt": "x", "do_sample": true}', 0.6),
@@ -216,3 +216,17 @@ def test_answers_of_no_named_length_are_as_long_as_can_be_held(logprobs: int, nu
     with pytest.raises(RequestError):
         check_logprobs(checked, (longest + 1) * num)
     assert longest_scored(params(), num) > 2**40
+
+
+def test_a_greedy_request_is_plain_whatever_the_checkpoint_cuts() -> None:
+    """Else no draft would be made for it, and a GPU would not run ahead."""
+    defaults = defaults_of({"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.1})
+    body = b'{"prompt": "x", "temperature": 1e-7}'
+    assert for_engine(parse_completion(body, defaults).sampling, letters).is_plain
+    drawn = parse_completion(b'{"prompt": "x"}', defaults).sampling
+    assert (drawn.top_k, drawn.top_p, drawn.min_p) == (20, 0.8, 0.1)
+
+
+def test_a_seed_of_minus_one_is_none() -> None:
+    assert params(seed=-1).seed is None
+    assert (params(seed=0).seed, params(seed=-2).seed) == (0, -2)

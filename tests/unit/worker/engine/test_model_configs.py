@@ -145,5 +145,7 @@ def test_own_classes_in_auto_map_are_no_reason_to_refuse() -> None:
         "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
     }
     assert config_of("Phi3", auto_map=auto_map) == config_of("Phi3")
+    other = auto_map | {"AutoTokenizer": "Xenova/gpt-4o"}  # as Phi-4-mini's
+    assert config_of("Phi3", auto_map=other) == config_of("Phi3")
     with pytest.raises(StartupError, match="auto_map names code"):
         config_of("Llama", auto_map=auto_map)
