@@ -99,6 +99,8 @@ def slo_met(case: Case, demand: Demand, replicas: Move) -> Condition:
     judged = [verdict for verdict in case.verdicts.values() if verdict.n]
     if not case.verdicts:
         return Condition(None, Reason.NO_TARGETS, "spec.slo has no target")
+    if not judged and case.fleet.majority_silent:
+        return Condition(None, Reason.MAJORITY_SILENT, metrics_available(case).message)
     if not judged:
         return Condition(None, Reason.NO_TRAFFIC, "no traffic in the window")
     missed = [verdict for verdict in judged if verdict.over > verdict.allowed_share * verdict.n]

@@ -10,7 +10,14 @@ from .caps import Bound, bounded_cap, cap_move, raise_bound, remember_breach
 from .case import Case, build_case
 from .conditions import feasible, limited_by, metrics_available, slo_met
 from .demand import Demand
-from .replicas import given_replicas, measure_demand, record_scale, replicas_move, settle_scale
+from .replicas import (
+    given_replicas,
+    measure_demand,
+    record_scale,
+    replicas_move,
+    settle_scale,
+    wanting_none,
+)
 from .types import CapChange, Condition, Decision, Move, Observation, Past, Targets
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -19,8 +26,7 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     """What the cap and the replicas shall be, and why; `past` is what to hand in next time."""
     past = _with_targets(_until(observation.now, past), observation.targets, observation.now)
-    num_ready = sum(pod.ready and not pod.terminating for pod in observation.pods)
-    past = settle_scale(past, observation.now, num_ready, observation.replicas)
+    past = settle_scale(past, observation)
     case = build_case(past, observation)
     bound = raise_bound(case)
     demand = measure_demand(case, bound)
@@ -30,6 +36,7 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
         past, replicas = replicas_move(case, demand, cap, bound, can_hold)
     else:
         cap, replicas = _held(case, metrics)
+        past = wanting_none(past)  # for how long it was wanted, nobody has seen
     decision = _decision(case, demand, bound, cap, replicas, metrics, can_hold)
     return _remember(past, case, demand, decision), decision
 

@@ -52,11 +52,12 @@ class HeardPod:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """`heard`: ready pods with fresh evidence; `leaving`: others whose ticks belong to the
-    promise."""
+    """`heard`: ready pods with fresh evidence; `leaving`, `unheard`: pods that end, and ready ones
+    without, whose ticks belong to the promise; `silent`: those of the latter that should speak."""
 
     heard: tuple[HeardPod, ...]
     leaving: tuple[HeardPod, ...]
+    unheard: tuple[HeardPod, ...]
     silent: tuple[str, ...]
     num_ready: int
 
@@ -70,6 +71,7 @@ def survey(observation: Observation) -> Fleet:
     """Sort the pods into heard, leaving and silent."""
     heard: list[HeardPod] = []
     leaving: list[HeardPod] = []
+    unheard: list[HeardPod] = []
     silent: list[str] = []
     serving = [pod for pod in observation.pods if pod.ready and not pod.terminating]
     for view in observation.pods:
@@ -78,9 +80,11 @@ def survey(observation: Observation) -> Fleet:
             leaving.append(pod)
         elif is_fresh(pod, observation.now):
             heard.append(pod)
-        elif not _is_new(view, observation.now):
-            silent.append(view.name)
-    return Fleet(tuple(heard), tuple(leaving), tuple(silent), len(serving))
+        else:
+            unheard.append(pod)
+            if not _is_new(view, observation.now):
+                silent.append(view.name)
+    return Fleet(tuple(heard), tuple(leaving), tuple(unheard), tuple(silent), len(serving))
 
 
 def _aligned(view: PodView, now: float) -> HeardPod:

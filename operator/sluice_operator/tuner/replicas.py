@@ -11,7 +11,7 @@ from .capacity import pod_capacity
 from .caps import Bound
 from .case import Case
 from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
-from .types import Condition, Move, Past, ReplicaChange
+from .types import Condition, Move, Observation, Past, ReplicaChange
 
 
 def measure_demand(case: Case, bound: Bound) -> Demand:
@@ -60,14 +60,14 @@ def replicas_move(
     """What the replicas shall be, and the past with since when more or fewer were wanted."""
     replicas = case.seen.replicas
     if (given := given_replicas(case)) is not None:
-        return _wanting(case.past, None, None), given
+        return wanting_none(case.past), given
     wanted = _wanted(case, demand, cap, bound, feasible)
     if wanted > replicas:
         return _scale_out(case, demand, wanted)
     if _may_shrink(case, demand):
         return _scale_in(case, demand)
     message = f"{_rate(demand)} needs {demand.needed}"
-    return _wanting(case.past, None, None), Move(replicas, Reason.STEADY, message)
+    return wanting_none(case.past), Move(replicas, Reason.STEADY, message)
 
 
 def given_replicas(case: Case) -> Move | None:
@@ -80,6 +80,11 @@ def given_replicas(case: Case) -> Move | None:
         return None
     message = f"{replicas} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
     return Move(within, Reason.WITHIN_LIMITS, message)
+
+
+def wanting_none(past: Past) -> Past:
+    """The past of one who wants the replicas as they are."""
+    return _wanting(past, None, None)
 
 
 def _wanting(past: Past, out_s: float | None, in_s: float | None) -> Past:
@@ -193,11 +198,13 @@ def _is_replaced(case: Case, demand: Demand) -> str:
 
 
 def _may_shrink(case: Case, demand: Demand) -> bool:
-    """Fewer would do with margin, nothing waits, those that would do are there, and none is on its
-    way: it would be stopped before it has served."""
+    """Fewer would do with margin and hold what runs, nothing waits, those that would do are there,
+    and none is on its way: it would be stopped before it has served."""
     waiting = case.work.waiting_cap + case.work.waiting_kv
     fewer = demand.needed_with_margin
     if fewer >= case.seen.replicas or waiting or case.fleet.num_ready < fewer:
+        return False
+    if _running(case) > _fewer(case, demand) * _room(case, demand):
         return False
     last = case.past.last_scale
     if last is None or last.settled_s is not None or last.to_replicas < last.from_replicas:
@@ -216,9 +223,26 @@ def _scale_in(case: Case, demand: Demand) -> tuple[Past, Move]:
         tens_s = (now - since_s) // 10 * 10  # the status is written where its words change
         message = f"{fits}, for {tens_s:.0f} of {limits.scale_down_window_s:.0f} s"
         return past, Move(replicas, Reason.SCALE_DOWN_WINDOW, message)
-    target = max(demand.needed_with_margin, limits.min_replicas, -(-replicas // 2))
+    target = _fewer(case, demand)
     message = f"{fits}; replicas {replicas} -> {target}"
     return past, Move(target, Reason.SCALED_IN, message)
+
+
+def _fewer(case: Case, demand: Demand) -> int:
+    """The replicas that scaling in leaves: half of them at least."""
+    return max(
+        demand.needed_with_margin, case.seen.limits.min_replicas, -(-case.seen.replicas // 2)
+    )
+
+
+def _running(case: Case) -> int:
+    """What runs on all that are heard: of long requests, arrivals may have ceased long ago."""
+    return sum(pod.present[-1].running for pod in case.fleet.heard if pod.present)
+
+
+def _room(case: Case, demand: Demand) -> float:
+    """Sequences that one pod can run at once."""
+    return max(case.seen.cap, demand.capacity.concurrency if demand.capacity else 0)
 
 
 def record_scale(past: Past, case: Case, demand: Demand, move: Move) -> Past:
@@ -248,19 +272,23 @@ def _drain_after(past: Past, case: Case, demand: Demand, replicas: int) -> float
     return waiting / spare_per_s if spare_per_s > 0 else inf
 
 
-def settle_scale(past: Past, now: float, num_ready: int, replicas: int) -> Past:
-    """Note when the last change's pods were all ready: the cold start is then measured.
+def settle_scale(past: Past, seen: Observation) -> Past:
+    """Note when the last change's pods were all ready: the cold start is then measured, from the
+    start of the last of them on a node. For that it may have waited for hours.
 
-    Where somebody else has since asked for other `replicas`, it is over, and measures nothing.
+    Where somebody else has since asked for other replicas, it is over, and measures nothing.
     """
-    last = past.last_scale
+    last, now = past.last_scale, seen.now
     if last is None or last.settled_s is not None:
         return past
-    grew, stands = last.to_replicas > last.from_replicas, last.to_replicas == replicas
+    ready = [pod for pod in seen.pods if pod.ready and not pod.terminating]
+    num_ready = len(ready)
+    grew, stands = last.to_replicas > last.from_replicas, last.to_replicas == seen.replicas
     missing = grew and num_ready < last.to_replicas or not grew and num_ready > last.to_replicas
     if missing and stands:
         return past
     settled = msgspec.structs.replace(last, settled_s=now)
-    cold_s = now - last.time_s if grew and stands else past.cold_start_s
+    started_s = max([last.time_s, *(pod.started_s for pod in ready if pod.started_s is not None)])
+    cold_s = max(0.0, now - started_s) if grew and stands else past.cold_start_s
     history = (*past.scale_history[:-1], settled)
     return msgspec.structs.replace(past, scale_history=history, cold_start_s=cold_s)

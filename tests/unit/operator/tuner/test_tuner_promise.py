@@ -65,3 +65,16 @@ def test_advice_to_scale_in_stays_while_it_holds() -> None:
         assert decision.replicas == 3
     first = advised.index(True)
     assert all(advised[first:])
+
+
+def test_what_a_pod_served_before_it_fell_silent_stays_in_the_promise() -> None:
+    """In the middle of an outage, "no traffic" would be a lie."""
+    missed = [tick(seq, ttft=late(10, 3)) for seq in range(1, 100)]
+    seen = observation(pod("a", missed))
+    assert decide(Past(), seen)[1].slo_met.holds is False
+    silent = replace(seen, now=seen.now + 60)
+    decision = decide(Past(), silent)[1]
+    assert decision.silent_pods == ("a",)
+    assert (decision.slo_met.holds, decision.slo_met.reason) == (False, "TargetMissed")
+    long_ago = decide(Past(), replace(seen, now=seen.now + 2 * TARGETS.window_s))[1]
+    assert (long_ago.slo_met.holds, long_ago.slo_met.reason) == (None, "MajoritySilent")

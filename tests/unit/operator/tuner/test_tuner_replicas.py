@@ -13,6 +13,7 @@ import pytest
 from sluice_operator.tuner import Past, decide
 from sluice_operator.tuner.demand import Arrivals, Capacity, Queue, plan_demand, read_arrivals
 from sluice_operator.tuner.evidence import HeardPod
+from sluice_operator.tuner.types import ReplicaChange
 from sluice_worker.contract import FirstTokens, Requests, StepModel, Waiting
 from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
 from unit.operator.tuner.made import LIMITS as MADE_LIMITS
@@ -406,3 +407,38 @@ def test_pods_whose_queue_is_full_and_who_refuse_all_the_rest_get_help() -> None
     assert (decision.replicas, decision.replicas_reason) == (2, "ScaledOut")
     held = [msgspec.structs.replace(t, refused=0, ttft=FirstTokens()) for t in seen]
     assert decide(Past(), observation(pod("a", held), limits=limits))[1].replicas == 1
+
+
+@pytest.mark.parametrize(("running", "left"), [(4, 1), (5, 2), (8, 2)])
+def test_pods_that_are_full_of_long_requests_stay_though_none_comes_any_more(
+    running: int, left: int
+) -> None:
+    """A cap of 8 on two pods: nobody's answer is cut for a rate that reads as nothing."""
+    quiet = [
+        tick(seq, arrivals=0, finished=0, good=0, smooth=0, running=running, max_running=running)
+        for seq in range(1, 200)
+    ]
+    past = Past(scale_in_since_s=0.0)
+    assert decide(past, observation(pod("a", quiet), pod("b", quiet)))[1].replicas == left
+
+
+def test_the_cold_start_is_that_of_the_pod_and_not_its_wait_for_a_node() -> None:
+    asked = ReplicaChange(0.0, 1, 2, "ScaledOut", 1.0, 0.0)
+    usual = [tick(seq) for seq in range(9_000, 9_050)]
+    there = [pod("a", usual), pod("b", usual, started_s=18_000.0)]
+    past, _ = decide(Past(scale_history=(asked,)), observation(*there, now=18_098.0))
+    assert past.cold_start_s == 98.0
+    there = [pod("a", usual), pod("b", usual, started_s=None)]
+    past, _ = decide(Past(scale_history=(asked,)), observation(*there, now=18_098.0))
+    assert past.cold_start_s == 18_098.0
+
+
+def test_what_was_wanted_before_a_silence_has_to_be_wanted_anew() -> None:
+    idle = [tick(seq, arrivals=1, finished=1, max_running=1, running=1) for seq in range(1, 200)]
+    heard = observation(pod("a", idle), pod("b", idle))
+    wanted = Past(scale_in_since_s=0.0)
+    assert decide(wanted, heard)[1].replicas == 1
+    silent = replace(heard, now=heard.now + 60)
+    past, held = decide(wanted, silent)
+    assert (held.replicas, held.replicas_move.reason) == (2, "MetricsUnavailable")
+    assert decide(past, heard)[1].replicas_move.reason == "ScaleDownWindow"
