@@ -28,6 +28,8 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_HEADER_BYTES = 8 << 20
 """Of one file: some 80,000 tensors. The format allows 100 MB, which as objects would take more
 memory than the operator has, for everybody's objects."""
+_MAX_VALUES = 1_000_000
+"""Of one JSON document: nine of a tensor. As objects, millions would take all of the memory."""
 _MAX_SHARDS = 1000
 _MOST_BYTES = 1 << 60
 """Status and metrics hold 64 bits; no model is near it."""
@@ -173,6 +175,8 @@ def check_header(name: str, length: int, most: int) -> None:
 
 def json_object(data: bytes, name: str) -> Mapping[str, object]:
     """`data` as a JSON object; CheckpointError naming the file."""
+    if sum(map(data.count, (b"{", b"[", b","))) > _MAX_VALUES:
+        raise CheckpointError(f"{name} holds more than {_MAX_VALUES:,} values.")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as e:

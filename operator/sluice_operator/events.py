@@ -60,12 +60,19 @@ def transitions(previous: Object, status: Object) -> Iterator[Notice]:
         )
         if turned or (bad and old.get("reason") != new["reason"]):
             told.add(new["reason"])
-            key = f"{kind}/{new['status']}/{new['reason']}/{new['lastTransitionTime']}"
+            key = f"{kind}/{new['status']}/{new['reason']}/{_when(new)}"
             yield Notice(bad, new["reason"], _text(new), key)
     new, old = after["Reconciling"], before.get("Reconciling", {})
     if new["reason"] in _WAITS - told and new["reason"] != old.get("reason"):
         key = f"Reconciling/{new['reason']}/{new['lastTransitionTime']}"
         yield Notice(True, new["reason"], _text(new), key)
+
+
+def _when(entry: Object) -> str:
+    """When it turned. A share near what is allowed goes over it and back all the time: each way is
+    told once in ten minutes."""
+    at: str = entry["lastTransitionTime"]
+    return at[: len("2006-01-02T15:0")] if entry["type"] == "SLOMet" else at
 
 
 def decided(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Notice]:

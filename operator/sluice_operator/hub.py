@@ -4,13 +4,13 @@ Rim. What comes is hostile input: sizes are capped, and the connection is closed
 was read, whether or not the server honours Range.
 """
 
-import json
 import re
 import struct
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -86,10 +86,10 @@ class _Files:
         with _answer(hub, model, path) as response:
             body = _beginning(response, MAX_JSON_BYTES + 1, model.ends_s)
         try:
-            answer = json.loads(body)
+            answer: Any = json_object(body, path)
             commit = str(answer["sha"])
             names = {str(sibling["rfilename"]) for sibling in answer["siblings"]}
-        except (ValueError, RecursionError, KeyError, TypeError) as e:
+        except (CheckpointError, KeyError, TypeError) as e:
             raise _Unavailable("its answer lists no files; is it a Hugging Face hub?") from e
         if not _COMMIT.fullmatch(commit):
             raise _Unavailable("it names no commit")

@@ -202,8 +202,10 @@ def _volumes(service: InferenceService) -> list[Manifest]:
     keys = service.spec.api_key_secret_ref
     if keys:
         # Without the Secret the worker starts, and ends with a sentence that the status shows; the
-        # kubelet would wait for it in an event of the pod's.
-        volumes.append({"name": "keys", "secret": {"secretName": keys.name, "optional": True}})
+        # kubelet would wait for it in an event of the pod's. Other keys are not for the image.
+        items = [{"key": _KEYS, "path": _KEYS}]
+        source = {"secretName": keys.name, "optional": True, "items": items}
+        volumes.append({"name": "keys", "secret": source})
     claim = _claim(service)
     if claim:
         source = {"claimName": claim, "readOnly": True}

@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from .runtime import Runtime
 from .scrape import Scrape, ScrapeError, Scraper, Target
 from .settings import Settings
 from .spec import API_VERSION, KIND, InferenceService, SpecError, parse
+from .tuner.replicas import wanting_none
 
 Object = Mapping[str, Any]
 
@@ -263,7 +264,8 @@ class Reconciler:
             return
         stored = runtime.parse(held.get("data") or {})
         if memory.runtime is None or (stored and stored.epoch > memory.runtime.epoch):
-            memory.runtime = stored
+            # That other replicas were wanted then, nobody has seen to hold since.
+            memory.runtime = stored and replace(stored, past=wanting_none(stored.past))
 
     async def _is_served(self, service: InferenceService) -> bool:
         """Whether the Deployment is of the model that is asked for now."""

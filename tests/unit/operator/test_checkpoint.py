@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sluice_operator.checkpoint import (
+    INDEX,
     MAX_CONFIG_BYTES,
     MAX_HEADER_BYTES,
     Checkpoint,
@@ -167,4 +168,12 @@ def test_a_header_that_would_take_the_operators_memory_is_refused(model: Path) -
 def test_a_config_that_would_take_the_operators_memory_is_refused(model: Path) -> None:
     (model / "config.json").write_text("{}" + " " * MAX_CONFIG_BYTES)
     with pytest.raises(CheckpointError, match=r"config\.json is larger than 1 MiB"):
+        _read(model)
+
+
+def test_an_index_of_millions_of_empty_values_is_refused(model: Path) -> None:
+    """Within its size limit, and half a gigabyte of objects."""
+    index = b'{"weight_map": {"w": "model.safetensors"}, "metadata": [' + b"{}," * 1_100_000
+    (model / INDEX).write_bytes(index + b"{}]}")
+    with pytest.raises(CheckpointError, match=r"index\.json holds more than 1,000,000 values"):
         _read(model)

@@ -115,7 +115,8 @@ def test_keys_of_the_api_are_a_file_that_may_be_missing() -> None:
     [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "keys"]
     assert (mount["mountPath"], mount["readOnly"]) == ("/etc/sluice/keys", True)
     [volume] = [v for v in pod["volumes"] if v["name"] == "keys"]
-    assert volume["secret"] == {"secretName": "demo-keys", "optional": True}
+    items = [{"key": "keys", "path": "keys"}]  # and nothing else that the Secret may hold
+    assert volume["secret"] == {"secretName": "demo-keys", "optional": True, "items": items}
     assert "keys" not in [volume["name"] for volume in _pod()["volumes"]]
 
 

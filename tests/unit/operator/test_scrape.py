@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sluice_operator import scrape
@@ -24,7 +25,11 @@ from sluice_operator.tuner.constants import BURST_MEMORY_S
 from sluice_worker.contract import (
     TICK_RING,
     Evidence,
+    FirstTokens,
+    Lengths,
+    MemoryReport,
     RuntimePatch,
+    TokenGaps,
     encode,
 )
 from unit.operator.observations import NOW, create_config, create_evidence, create_tick
@@ -102,6 +107,33 @@ async def test_an_answer_that_cannot_be_decoded_names_the_pod_and_harms_nobody(
         held = await _scrape(target)
     assert held.problem is not None
     assert held.problem.startswith("not a valid")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ticks": [create_tick(0, ttft=FirstTokens(sketch={i: 1 for i in range(1100)}))]},
+        {"ticks": [create_tick(0, itl=TokenGaps(sketch={40_000: 1}))]},
+        {"ticks": [create_tick(seq) for seq in range(TICK_RING + 1)]},
+        {"ticks": [create_tick(0, boot_id="x" * 65)]},
+        {"lengths": Lengths(1e308, 0, 1)},
+        {"memory": MemoryReport({str(i): 1 for i in range(65)}, {}, 1)},
+    ],
+)
+async def test_evidence_that_would_take_the_operators_memory_or_numbers_is_refused(
+    changes: dict[str, Any],
+) -> None:
+    """Any image may stand for the worker's: what it says is held, and computed with."""
+
+    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
+        said = create_config() if "runtime_config" in head else create_evidence(**changes)
+        writer.write(_reply(encode(said)))
+
+    async with _admin_port(answer) as target:
+        held = await _scrape(target)
+    assert held.evidence is None
+    assert held.problem is not None
+    assert held.problem.startswith("not a valid Evidence")
 
 
 async def test_the_token_is_sent_and_compression_is_not_accepted() -> None:

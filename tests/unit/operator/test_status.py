@@ -366,6 +366,26 @@ def test_a_condition_that_turns_is_told_once() -> None:
     assert list(events.transitions(broken, broken)) == []
 
 
+def test_a_share_that_goes_over_what_is_allowed_and_back_is_told_once_in_ten_minutes() -> None:
+    """Which is where a tuner steers."""
+
+    def turned(before: Any, to: str, reason: str, now: float) -> Any:
+        after = json.loads(json.dumps(before))
+        [entry] = [c for c in after["conditions"] if c["type"] == "SLOMet"]
+        entry |= {"status": to, "reason": reason, "lastTransitionTime": timestamp(now)}
+        return after
+
+    start = NOW - NOW % 600
+    status, told = build(_report(), {}, start), []
+    for minute in range(40):
+        to, reason = ("False", "TargetMissed") if minute % 2 else ("True", "TargetsHold")
+        after = turned(status, to, reason, start + 60 * minute)
+        told += [notice.key for notice in events.transitions(status, after)]
+        status = after
+    assert len(told) == 39
+    assert len(set(told)) == 8  # each way, in each of four times ten minutes
+
+
 def test_unknown_turning_good_is_no_news() -> None:
     before = build(_report(), {}, NOW)
     after = json.loads(json.dumps(before))
