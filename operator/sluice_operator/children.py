@@ -68,6 +68,15 @@ def is_ours(service: InferenceService, live: Object) -> bool:
     return (live["metadata"].get("labels") or {}).items() >= labels(service).items()
 
 
+def is_of_former(service: InferenceService, live: Object) -> bool:
+    """Whether `live` was of a deleted object of the same name: it is on its way out."""
+    return any(
+        owner.get("controller") and (owner["kind"], owner["name"]) == (KIND, service.name)
+        for owner in live["metadata"].get("ownerReferences") or ()
+        if owner["uid"] != service.uid
+    )
+
+
 def configmap(service: InferenceService, settings: Settings, runtime: Runtime) -> Manifest:
     """Cap, epoch, targets and the tuner's memory; mounted into the pods, which read it once, when
     they start: an edit of the targets restarts none."""

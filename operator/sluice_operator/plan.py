@@ -4,7 +4,7 @@ The order of `Plan.apply` is binding: the ConfigMap with cap and epoch comes fir
 ever hears of an epoch that would be lost with the operator.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sluice_worker.contract import Evidence, RuntimeConfig, RuntimePatch
@@ -26,6 +26,8 @@ PAST_SAVE_SECONDS = 30.0
 """The tuner's memory alone is saved this rarely: losing it costs caution, not correctness."""
 
 _TOLD_AGAIN_S = 600.0
+_FORMER_S = 1.0
+"""Until a look whether the children of a deleted object are gone: not all of them are watched."""
 _MEMORY_ONLY = {"data.past.json", f"metadata.annotations.{children.MANIFEST_ANNOTATION}"}
 
 
@@ -97,9 +99,13 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
     rollout = _rollout(written, observed)
     report = _report(service, observed, tuned, ceiling, rollout, is_withheld=withheld)
     new_status = status.build(report, observed.previous, now)
-    taken = "; ".join(_taken(service, wanted, observed))
+    taken = tuple(_taken(wanted, observed, service))
+    if taken and all(children.is_of_former(service, child) for child in taken):
+        waiting = status.wait_for_deletion(new_status, observed.previous, _names(taken), now)
+        return Plan((), (), (), (), waiting, observed.runtime, _FORMER_S)
     if taken:
-        failed = status.fail(new_status, observed.previous, Reason.NAME_TAKEN, taken, now)
+        message = f"{_names(taken)}: there, and not of this InferenceService"
+        failed = status.fail(new_status, observed.previous, Reason.NAME_TAKEN, message, now)
         notices = tuple(events.transitions(observed.previous, failed))
         return Plan((), (), (), notices, failed, observed.runtime, settings.resync_s)
     restored = _restorations(wanted, observed, now)
@@ -370,14 +376,17 @@ def _children(
 
 
 def _taken(
-    service: InferenceService, wanted: tuple[Object, ...], observed: Observed
-) -> Iterator[str]:
-    """Children whose names somebody else's objects have: those are never written over."""
+    wanted: tuple[Object, ...], observed: Observed, service: InferenceService
+) -> Iterator[Object]:
+    """Objects of others that have our children's names: those are never written over."""
     for manifest in wanted:
         live = observed.live.get(manifest["kind"])
         if live is not None and not children.is_ours(service, live):
-            name = manifest["metadata"]["name"]
-            yield f"{manifest['kind']} {name} is there and is not of this InferenceService"
+            yield {**live, "kind": manifest["kind"]}
+
+
+def _names(objects: Iterable[Object]) -> str:
+    return ", ".join(f"{found['kind']} {found['metadata']['name']}" for found in objects)
 
 
 def _to_apply(wanted: tuple[Object, ...], observed: Observed) -> Iterator[Object]:

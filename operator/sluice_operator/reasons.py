@@ -42,6 +42,10 @@ class Reason(StrEnum):
         "Fields of the spec that this operator does not know, as a newer one does, are left out.",
     )
     NAME_TAKEN = "NameTaken", "An object of this name is somebody else's; it is left alone."
+    AWAITING_DELETION = (
+        "AwaitingDeletion",
+        "Children of a deleted object of this name are still going; its own are made after them.",
+    )
     OTHER_OPERATOR = (
         "OtherOperator",
         "Two installations of the operator watch the object; one cares for it.",

@@ -97,6 +97,19 @@ def fail(
     return {**status, "conditions": _stamped(conditions, previous, generation, now)}
 
 
+def wait_for_deletion(
+    status: dict[str, Any], previous: Object, names: str, now: float
+) -> dict[str, Any]:
+    """`status` while children of a deleted object of this name, `names`, are there."""
+    reason, message = Reason.AWAITING_DELETION, f"{names}: of a deleted object of this name"
+    conditions = _kept(status)
+    conditions["Ready"] = Condition(False, reason, message)
+    conditions["Reconciling"] = Condition(True, reason, message)
+    conditions["Stalled"] = Condition(False, Reason.NOT_STALLED, "")
+    generation = status["observedGeneration"]
+    return {**status, "conditions": _stamped(conditions, previous, generation, now)}
+
+
 def _kept(previous: Object) -> dict[str, Condition]:
     answers = {"True": True, "False": False}
     return {

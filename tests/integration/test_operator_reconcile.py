@@ -261,6 +261,34 @@ def test_a_deleted_object_is_forgotten(operator: OperatorProcess, space: Namespa
     operator.wait("it to be forgotten", only_the_others_are_left)
 
 
+def test_an_object_made_anew_waits_for_the_children_of_the_former_to_go(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    """As after `kubectl replace --force`; the test deletes them, in the collector's place."""
+    create_demo(space)
+    settle(operator, space)
+    space.delete("inferenceservices", "demo")
+    uid = create_demo(space)["metadata"]["uid"]
+
+    def waits() -> bool:
+        return space.condition("Reconciling").get("reason") == "AwaitingDeletion"
+
+    operator.wait("it to wait", waits)
+    assert space.condition("Stalled")["status"] == "False"
+    assert space.events("NameTaken") == []
+    for plural, name in CHILDREN.items():
+        space.delete(plural, name)
+
+    def are_its_own() -> bool:
+        found = [space.find(plural, name) for plural, name in CHILDREN.items()]
+        return all(
+            child and child["metadata"]["ownerReferences"][0]["uid"] == uid for child in found
+        )
+
+    operator.wait("its own", are_its_own)
+    settle(operator, space)
+
+
 def test_writes_that_the_api_server_refuses_are_told_and_not_hammered(
     operator: OperatorProcess, space: Namespace
 ) -> None:

@@ -70,9 +70,6 @@ class Listener(Protocol):
     def state(self, message: Finished | Heartbeat) -> None:
         """A message with a newer snapshot."""
 
-    def died(self) -> None:
-        """The engine process ended; all sinks have been told."""
-
 
 def request_error(message: Finished) -> SluiceError | None:
     """Why a request ended without a token; None for an abort that was asked for."""
@@ -290,7 +287,6 @@ class EngineClient:
                 answer.set_exception(died)
         if not self._is_leaving:
             log.error("engine died", extra={"reason": reason, "open_requests": len(sinks)})
-        self._listener.died()
 
 
 class _Wire(asyncio.Protocol):

@@ -5,7 +5,7 @@ Penalties count tokens as they come, so that a step costs what is new and not th
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,6 @@ Ids = NDArray[np.int64]
 Values = NDArray[np.float32]
 
 
-def _no_ids() -> Ids:
-    return np.zeros(0, dtype=np.int64)
-
-
-def _no_values() -> Values:
-    return np.zeros(0, dtype=np.float32)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Edits:
     """The edits of one row, token ids within the vocabulary and each at most once per array.
@@ -32,12 +24,12 @@ class Edits:
     `repetition` where positive and multiplied where not, then lowered by `charge`.
     """
 
-    allowed: Ids | None = None
-    bias_ids: Ids = field(default_factory=_no_ids)
-    bias: Values = field(default_factory=_no_values)
-    seen: Ids = field(default_factory=_no_ids)
-    repetition: float = 1.0
-    charge: Values = field(default_factory=_no_values)
+    allowed: Ids | None
+    bias_ids: Ids
+    bias: Values
+    seen: Ids
+    repetition: float
+    charge: Values
 
 
 class Editor:

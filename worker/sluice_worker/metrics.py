@@ -17,7 +17,6 @@ from prometheus_client import (
     GCCollector,
     PlatformCollector,
     ProcessCollector,
-    generate_latest,
 )
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -467,15 +466,12 @@ def _coefficients(model: StepModel) -> Values:
     return {(name,): value for name, value in values.items()}
 
 
-class Exposition:
-    """The registry of one worker."""
-
-    def __init__(self, model_name: str, stats: Statistics, view: Callable[[], View]) -> None:
-        self._registry = CollectorRegistry()
-        for kind in (ProcessCollector, PlatformCollector, GCCollector):
-            kind(registry=self._registry)
-        self._registry.register(WorkerCollector(model_name, stats, view))
-
-    def text(self) -> bytes:
-        """All families in the text format."""
-        return generate_latest(self._registry)
+def create_registry(
+    model_name: str, stats: Statistics, view: Callable[[], View]
+) -> CollectorRegistry:
+    """All families of one worker."""
+    registry = CollectorRegistry()
+    for kind in (ProcessCollector, PlatformCollector, GCCollector):
+        kind(registry=registry)
+    registry.register(WorkerCollector(model_name, stats, view))
+    return registry

@@ -91,7 +91,8 @@ class Resources:
     def _directories(self, controller: str) -> Iterator[Path]:
         """Cgroup directories that may hold the controller's limits."""
         for base, path in self._groups(controller):
-            yield from _up(base, path)
+            here = base / path.lstrip("/")
+            yield from (each for each in (here, *here.parents) if each.is_relative_to(base))
 
     def _groups(self, controller: str) -> Iterator[tuple[Path, str]]:
         """Where our cgroup may lie, v2 and v1: the root of a hierarchy, and the path below it."""
@@ -136,15 +137,6 @@ def release_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _up(base: Path, path: str) -> Iterator[Path]:
-    here = base / path.lstrip("/")
-    if here != base:
-        yield here
-        yield from (parent for parent in here.parents if parent.is_relative_to(base))
-    else:
-        yield base
 
 
 def _lines(path: Path) -> list[str]:

@@ -8,7 +8,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -65,14 +64,6 @@ def start(config: EngineConfig, progress: Progress) -> tuple[Engine, Ready]:
     return _Start(config, Resources()).run(progress)
 
 
-@dataclass(slots=True)
-class _Measured:
-    """What the profile found."""
-
-    activation_bytes: int
-    records: list[StepRecord]
-
-
 class _Start:
     """One start; the attributes are what its later phases need of the earlier."""
 
@@ -83,8 +74,8 @@ class _Start:
         config_json = read_json(self.directory, "config.json")
         self.decoder = DecoderConfig.from_json(config_json, config.max_model_len)
         self.eos = eos_token_ids(self.directory, config_json)
-        self.device = torch.device(_pick_device(config.device))
-        self.kind: Literal["cpu", "cuda"] = "cuda" if self.device.type == "cuda" else "cpu"
+        self.kind = _pick_device(config.device)
+        self.device = torch.device(self.kind)
         if config.gpu_memory_bytes and self.kind == "cpu":
             raise ConfigError(["--gpu-memory-bytes is of a GPU, and the model runs on the CPU"])
         self.dtype_name = _run_dtype(config.dtype, self.decoder, self.kind)
@@ -104,14 +95,14 @@ class _Start:
         source.finish(self.decoder.shape.tie_word_embeddings)
         release_freed()
         progress("profile", 60)
-        measured = self._profile(model, planned)
+        activation_bytes, records = self._profile(model, planned)
         torch.cuda.empty_cache()  # the profile's pages, which the KV cache is too large to reuse
-        plan = self._plan(model.num_bytes, measured.activation_bytes, model.in_a_row)
+        plan = self._plan(model.num_bytes, activation_bytes, model.in_a_row)
         _refuse_unless_fits(plan, self.decoder)
         progress("memory", 90)
         runner = self._runner(model, plan.num_blocks, plan)
         times = StepTimes()
-        times.set_profile(measured.records)
+        times.set_profile(records)
         predicted = self._predicted_cap(times, plan.ceiling)
         limits = self._limits(plan.ceiling, predicted)
         engine = Engine(
@@ -126,7 +117,7 @@ class _Start:
             measured={
                 "total_bytes": planned.total_bytes,
                 "weights_bytes": model.num_bytes,
-                "activation_bytes": measured.activation_bytes,
+                "activation_bytes": activation_bytes,
                 "reserve_bytes": base_bytes,
                 "kv_cache_bytes": runner.num_bytes,
             },
@@ -222,8 +213,8 @@ class _Start:
 
     # Profile
 
-    def _profile(self, model: Decoder, plan: MemoryPlan) -> _Measured:
-        """Time a few dummy steps, cheap ones first, and take the peak of a large one."""
+    def _profile(self, model: Decoder, plan: MemoryPlan) -> tuple[int, list[StepRecord]]:
+        """Time a few dummy steps, cheap ones first, and take the peak of a large one, in bytes."""
         budget = self.config.max_num_batched_tokens
         largest = max(min(budget, self.max_model_len), 1)
         num_blocks = blocks_for(self.max_model_len, self.block_size)
@@ -240,7 +231,7 @@ class _Start:
         rate_ms = min((r.step_ms / r.num_prefill_tokens for r in prefills), default=1.0)
         affordable = min(budget, max(int(1000 * MAX_STEP_S / rate_ms), MIN_CHUNK_TOKENS))
         peak = self._peak_bytes(dummy, affordable)
-        return _Measured(math.ceil(peak * budget / affordable), records)
+        return math.ceil(peak * budget / affordable), records
 
     def _profile_steps(self, dummy: "_Dummy", ceiling: int, largest: int) -> Iterator[list[Work]]:
         short, long = min(32, self.max_model_len), min(512, self.max_model_len)
@@ -376,7 +367,7 @@ class _Dummy:
         return sequence
 
 
-def _pick_device(asked: str) -> str:
+def _pick_device(asked: str) -> Literal["cpu", "cuda"]:
     if asked == "cuda" and not torch.cuda.is_available():
         torch_here = f"torch {torch.__version__}"
         raise ConfigError([f"--device cuda: no GPU that {torch_here} can use: {_why_no_gpu()}."])

@@ -377,7 +377,16 @@ def test_children_of_a_former_object_of_that_name_are_not_adopted() -> None:
     observed = _serving(service)
     live = json.loads(json.dumps(observed.live))
     live["Deployment"]["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-former"
-    assert _plan(service, replace(observed, live=live)).apply == ()
+    planned = _plan(service, replace(observed, live=live))
+    assert planned.apply == ()
+    assert planned.requeue_s == 1
+    assert _notices(planned) == ()
+    assert _condition(planned, "Reconciling")["reason"] == "AwaitingDeletion"
+    assert _condition(planned, "Stalled")["status"] == "False"
+    assert _condition(planned, "Ready")["status"] == "False"
+    live["Deployment"]["metadata"]["ownerReferences"][0]["name"] = "another"
+    theirs = _plan(service, replace(observed, live=live))
+    assert _condition(theirs, "Stalled")["reason"] == "NameTaken"
 
 
 def test_a_pod_without_metrics_is_named() -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from fastapi import FastAPI, Request
 from msgspec import Struct
+from prometheus_client import generate_latest
 from starlette.responses import Response
 
 from ..chat import parse_chat
@@ -162,7 +163,7 @@ def add_probes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.exposition.text(), media_type=CONTENT_TYPE)
+        return Response(generate_latest(service.registry), media_type=CONTENT_TYPE)
 
 
 def answer(body: Struct, status: int = 200) -> Response:

@@ -201,7 +201,7 @@ async def _live(
     stop = asyncio.Event()
     _on_signals(stop.set)
     await service.client.attach(engine or await spawn(service.config.engine))
-    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(service.ended.wait())]
+    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(service.client.closed.wait())]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():

@@ -34,7 +34,7 @@ from ..errors import (
 from ..evidence import Recorder
 from ..files import GENERATION_CONFIG, read_json
 from ..health import Pulse, Verdict
-from ..metrics import Exposition, Statistics, View
+from ..metrics import Statistics, View, create_registry
 from ..protocol import Completion
 from ..resources import Resources
 from ..sampling_params import (
@@ -95,13 +95,10 @@ class Service:
         self.client = EngineClient(self.pulse, self)
         self.recorder = Recorder(self.boot_id, now_s, self.created_s)
         self.engine: Ready | None = None
-        self.is_draining = False
-        self.started = asyncio.Event()
-        self.ended = asyncio.Event()
         self._ids = count(1)
         self._resources = Resources()
         self.stats = Statistics(config.server.flag_slo, self.created_s)
-        self.exposition = Exposition(config.model_name, self.stats, self.view)
+        self.registry = create_registry(config.model_name, self.stats, self.view)
         self.ledger = Ledger(self.recorder, self.stats)
 
     # -- what the engine says (client.Listener)
@@ -114,7 +111,6 @@ class Service:
         self.recorder.memory = ready.memory
         self.recorder.step_model = ready.step_model
         self.recorder.start(self.live.epoch, ready.max_num_seqs, self.live.slo)
-        self.started.set()
         log.info(
             "ready",
             extra={
@@ -138,11 +134,6 @@ class Service:
     def state(self, message: Finished | Heartbeat) -> None:
         """A newer snapshot."""
         self.recorder.observe(message.snapshot)
-
-    def died(self) -> None:
-        """The engine process ended."""
-        self.started.set()
-        self.ended.set()
 
     # -- requests
 
@@ -229,7 +220,7 @@ class Service:
         problem: SluiceError | None = None
         if self.client.closed.is_set():
             problem = EngineDied(self.pulse.death or "the engine process ended", retry_after_s=1)
-        elif self.is_draining:
+        elif self.pulse.is_draining:
             problem = Draining("this worker is shutting down", retry_after_s=1)
         elif self.engine is None:
             text = f"the model is being loaded: {self.pulse.phase} ({self.pulse.percent} %)"
@@ -392,13 +383,13 @@ class Service:
 
     def lifetime(self) -> float:
         """The part of its age limit that a connection may reach: another pod may have room."""
-        if self.is_draining:
+        if self.pulse.is_draining:
             return 0.0
         return CROWDED_LIFETIME if self.recorder.snapshot.waiting else 1.0
 
     def drain(self) -> None:
         """Take no new request from now on."""
-        self.is_draining = self.pulse.is_draining = True
+        self.pulse.is_draining = True
 
     def view(self) -> View:
         """What a scrape shows."""

@@ -7,14 +7,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from sluice_worker.contract import MemoryReport, Slo, StepModel
 from sluice_worker.metrics import (
     ITL_EDGES,
-    Exposition,
     Histogram,
     Statistics,
     View,
+    create_registry,
     one_two_five,
     with_target,
 )
@@ -55,7 +56,7 @@ def test_token_edges_reach_to_the_window() -> None:
 
 
 def scrape(stats: Statistics, view: View) -> dict[tuple[object, ...], float]:
-    text = Exposition("m", stats, lambda: view).text().decode()
+    text = generate_latest(create_registry("m", stats, lambda: view)).decode()
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -145,7 +146,9 @@ def test_the_families_are_vllms_by_name_type_labels_and_buckets(has_targets: boo
     stats = Statistics(Slo(333, 42, 9000) if has_targets else Slo(), 0.0)
     stats.set_window(2048)
     totals = SpeculationTotals(1, 1, [1])
-    text = Exposition("m", stats, lambda: view_of(speculation=totals)).text().decode()
+    text = generate_latest(
+        create_registry("m", stats, lambda: view_of(speculation=totals))
+    ).decode()
     found = {
         family.name.removeprefix("vllm:"): family
         for family in text_string_to_metric_families(text)
