@@ -5,34 +5,20 @@ import json
 import sys
 from pathlib import Path
 
-from sluice_operator import checkpoint
+from sluice_operator import checkpoint, kinds
 from sluice_operator.resources import bytes_quantity
 from sluice_worker import sizing
 
 from sluice.numbers import count
 
-UNITS = {
-    "Ki": 1 << 10,
-    "Mi": 1 << 20,
-    "Gi": 1 << 30,
-    "Ti": 1 << 40,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-}
-
 
 def memory(text: str) -> int:
-    """Bytes of a quantity such as 24Gi, 1500M or 2000000000."""
-    suffix = next((unit for unit in UNITS if text.endswith(unit)), "")
-    number, unit = text.removesuffix(suffix), UNITS.get(suffix, 1)
-    try:
-        if (value := int(float(number) * unit)) > 0:
-            return value
-    except (ValueError, OverflowError):
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not a quantity of memory such as 24Gi or 1500Mi")
+    """Bytes of a quantity such as 24Gi, 1500M or 2000000000, as the CRD reads it."""
+    problems: list[str] = []
+    found = kinds.MEMORY.read(text, repr(text), problems)
+    if problems:
+        raise argparse.ArgumentTypeError(problems[0])
+    return int(found)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

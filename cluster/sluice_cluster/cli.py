@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 from sluice_cluster import binaries, docker, images, kind, local
@@ -44,12 +45,12 @@ def up(settings: Settings, with_images: bool) -> None:
     say(choice.reason)
     paths = settings.paths
     aside = with_images and choice.kind == "local"
-    building = _Aside(lambda: images.prepare(paths)) if aside else None
+    building = _aside(lambda: images.prepare(paths)) if aside else None
     with locked(paths.cache / "cluster.lock"):
         state = _up(settings, choice)
         state.write(paths.state_file)
     if building is not None:
-        building.join()
+        building.result()
     if with_images:
         make_images(settings)
 
@@ -72,25 +73,19 @@ def _up(settings: Settings, choice: Choice) -> State:
     return State("local", str(paths.kubeconfig), bin_dir, REGISTRY, known)
 
 
-class _Aside:
-    """A thread whose error is raised where it is joined."""
+def _aside(work: Callable[[], None]) -> Future[None]:
+    """`work` in a thread that an exit does not wait for, as those of an executor."""
+    done: Future[None] = Future()
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-        self._error: ClusterError | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._work()
-        except ClusterError as error:
-            self._error = error
+            work()
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
 
-    def join(self) -> None:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+    threading.Thread(target=run, daemon=True).start()
+    return done
 
 
 def make_images(settings: Settings) -> None:

@@ -201,7 +201,9 @@ class Cluster:
         self._metrics.api_requests.labels(verb, kind, str(response.status)).inc()
         if not 200 <= response.status < 300:
             raise _refusal(response.status, data, response.getheader("Retry-After"))
-        return _decoded(data)
+        if (answer := _object_of(data)) is None:
+            raise ClusterError(0, "BadAnswer", "the API server did not answer with a JSON object")
+        return answer
 
 
 def _is_worth_retrying(error: ClusterError) -> bool:
@@ -209,23 +211,18 @@ def _is_worth_retrying(error: ClusterError) -> bool:
     return error.status in (0, 429) or error.status >= 500
 
 
-def _decoded(data: bytes) -> Object:
+def _object_of(data: bytes) -> Object | None:
+    """`data` as a JSON object; None where it is none, such as the page of a proxy."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ClusterError(0, "BadAnswer", "the API server did not answer with a JSON object")
-    return value
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _refusal(status: int, data: bytes, retry_after: str | None) -> ClusterError:
     """The API server's own words; its Status objects never repeat what we sent of a Secret."""
-    try:
-        answer = json.loads(data)
-    except ValueError:
-        answer = {}
-    said = answer if isinstance(answer, dict) else {}
+    said = _object_of(data) or {}
     wait_s = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
     message = str(said.get("message") or f"the API server answered {status}")
     return ClusterError(status, str(said.get("reason") or "Unknown"), message, wait_s)

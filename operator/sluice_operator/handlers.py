@@ -217,8 +217,7 @@ def _register_objects(registry: kopf.OperatorRegistry, operator: Operator) -> No
     async def changed(
         body: kopf.Body, type: str, namespace: str | None, name: str, **others: Any
     ) -> None:
-        if operator.context is None:
-            raise kopf.TemporaryError("not started yet", delay=1)
+        assert operator.context is not None  # kopf watches only once its start-up handlers are done
         operator.indices.update({kind: others[kind] for kind in CHILDREN})
         key = (namespace or "", name)
         if type == "DELETED":
