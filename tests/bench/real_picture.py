@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-import matplotlib
 from bench.real_rows import OURS, Row, best_fixed, by_contender, runs
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 SHADES = {"smooth": "#1f6fb4", "good": "#a9c8e6"}
 MARK = "#c2417c"
@@ -18,7 +16,8 @@ def real_png(rows: Sequence[Row], path: Path) -> None:
     """A column for each trace: shares by contender, and the caps that ours took."""
     traces = list(dict.fromkeys(row.trace for row in rows))
     size = (5.5 * len(traces), 7)
-    figure, axes = plt.subplots(2, len(traces), figsize=size, squeeze=False, layout="constrained")
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(2, len(traces), squeeze=False)
     for (shares, caps), trace in zip(axes.T, traces, strict=True):
         _shares(shares, by_contender(rows, trace))
         shares.set_title(trace)
@@ -27,10 +26,9 @@ def real_png(rows: Sequence[Row], path: Path) -> None:
     axes[1][0].set_ylabel("cap")
     figure.suptitle("One real worker: fixed caps and ours")
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
-def _shares(axis: plt.Axes, found: dict[str, list[Row]]) -> None:
+def _shares(axis: Axes, found: dict[str, list[Row]]) -> None:
     """Bars are medians over the repeats, which are the dots."""
     for shift, (name, colour) in zip((-0.2, 0.2), SHADES.items(), strict=True):
         for place, done in enumerate(found.values()):
@@ -40,11 +38,11 @@ def _shares(axis: plt.Axes, found: dict[str, list[Row]]) -> None:
             if len(values) > 1:
                 axis.plot([place + shift] * len(values), values, ".", color=MARK, markersize=4)
     axis.set_xticks(range(len(found)), list(found), rotation=30)
-    axis.set_ylim(0, 103)
-    axis.legend(fontsize=8)
+    axis.set_ylim(0, 118)
+    axis.legend(fontsize=8, loc="upper left", ncols=2)
 
 
-def _caps(axis: plt.Axes, rows: Sequence[Row], trace: str) -> None:
+def _caps(axis: Axes, rows: Sequence[Row], trace: str) -> None:
     for row in runs(rows, trace, OURS):
         times, caps = zip(*row.cap_path, strict=True)
         axis.step([*times, row.seconds], [*caps, caps[-1]], where="post", color=MARK, alpha=0.7)
