@@ -66,7 +66,6 @@ def main(args: argparse.Namespace) -> int:
             block_size=args.block_size or sizing.DEFAULT_BLOCK_SIZE[args.device],
             dtype_bytes=dtype_bytes,
             max_num_seqs=args.max_num_seqs,
-            lengths=None,
             device=args.device,
         )
     except (checkpoint.CheckpointError, sizing.SizingError) as e:

@@ -106,7 +106,6 @@ def _plan(spec: Spec, found: Checkpoint) -> MemoryPlan:
         block_size=_number(spec, "block-size") or DEFAULT_BLOCK_SIZE[device],
         dtype_bytes=DTYPE_BYTES[found.dtype],
         max_num_seqs=spec.batching.max_num_seqs,
-        lengths=None,  # a ceiling is fixed at start, so it must not move with the traffic
         device=device,
         num_blocks=_number(spec, "num-gpu-blocks-override"),
     )

@@ -185,13 +185,13 @@ def serve(link: Link) -> int:
         gc.freeze()
         Loop(link, engine).run(frames)
     except StartupError as error:
-        link.send(Failed(error.code, error.message))
+        link.send(Failed(error.message))
         return error.exit_status
     except Disconnected:
         raise
     except Exception as error:
         traceback.print_exc()  # before anybody hears of it: a pod's status quotes the log's end
-        link.send(Failed("engine_failed", told(error)))
+        link.send(Failed(told(error)))
         return 1
     return 0
 

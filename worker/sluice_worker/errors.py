@@ -56,14 +56,11 @@ class SluiceError(Exception):
 class StartupError(SluiceError):
     """The worker cannot start; the process says why and exits with `exit_status`."""
 
-    code = "startup_failed"
     exit_status: ClassVar[int] = 2
 
 
 class ConfigError(StartupError):
     """Flags or files that contradict; `problems` holds one sentence each."""
-
-    code = "invalid_config"
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -73,25 +70,17 @@ class ConfigError(StartupError):
 class CheckpointError(StartupError):
     """The checkpoint directory is missing, incomplete, malformed or not safetensors."""
 
-    code = "invalid_checkpoint"
-
 
 class DownloadError(StartupError):
     """The model could not be brought from the hub; what has come is kept for the next start."""
-
-    code = "download_failed"
 
 
 class UnsupportedModel(StartupError):
     """The checkpoint is sound, but this engine cannot run it."""
 
-    code = "unsupported_model"
-
 
 class DoesNotFit(StartupError):
     """Weights, activations and one sequence of KV cache need more memory than there is."""
-
-    code = "does_not_fit"
 
 
 class RequestError(SluiceError):

@@ -85,23 +85,13 @@ def _tensor_bytes(name: str, entry: object, dtype_bytes: int | None) -> int:
     return math.prod(dims) * bits // 8
 
 
-def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int = 1) -> int:
-    """Bytes of keys and values of one token on one rank.
+def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
+    """Bytes of keys and values of one token.
 
     All layers keep every token: one table of blocks serves them all, so that a layer with a sliding
     window reads less but holds no less.
     """
-    if tensor_parallel < 1 or shape.num_kv_heads % tensor_parallel:
-        raise SizingError(
-            f"tensor_parallel {tensor_parallel} does not divide the model's "
-            f"{shape.num_kv_heads} key/value heads."
-        )
-    return (
-        2
-        * shape.num_layers
-        * (shape.num_kv_heads // tensor_parallel)
-        * (shape.head_dim * dtype_bytes)
-    )
+    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype_bytes
 
 
 def activation_bytes(
@@ -150,7 +140,7 @@ def _mlp_bytes(shape: ModelShape, dtype_bytes: int) -> int:
 class MemoryPlan:
     """Where the bytes of one pod (CPU) or device (CUDA) go, and how many sequences that carries.
 
-    `guaranteed_seqs`: sequences of max_model_len. `statistical_seqs`: of the lengths observed.
+    `guaranteed_seqs`: sequences of max_model_len.
     """
 
     total_bytes: int
@@ -163,7 +153,6 @@ class MemoryPlan:
     block_size: int
     num_blocks: int
     max_model_len: int
-    statistical_seqs: int
     ceiling: int
     device: Literal["cpu", "cuda"] = "cpu"
 
@@ -233,17 +222,14 @@ def plan_memory(
     block_size: int,
     dtype_bytes: int,
     max_num_seqs: int | None,
-    lengths: tuple[float, float] | None,
     device: Literal["cpu", "cuda"],
     gathers: bool | None = None,
-    tensor_parallel: int = 1,
     measured_activation_bytes: int = 0,
     in_a_row: bool = False,
     num_blocks: int | None = None,
 ) -> MemoryPlan:
-    """The plan for one rank. A model that does not fit is a plan with `fits` False, not an error.
+    """The plan. A model that does not fit is a plan with `fits` False, not an error.
 
-    `lengths`: mean and standard deviation of observed lengths in tokens, None before any traffic.
     `gathers`: attention brings pages together and writes masks out, as plain torch does; None until
     a worker has chosen its kernels: on a CPU it may, on a GPU Triton's do not.
     `measured_activation_bytes`: counted where they are more than the formula's. `in_a_row`: the
@@ -257,7 +243,7 @@ def plan_memory(
     formula = activation_bytes(shape, budget, asked, dtype_bytes, in_a_row=in_a_row)
     activations = max(formula, measured_activation_bytes)
     reserve = CPU_RESERVE_BYTES if device == "cpu" else 0
-    per_token = kv_bytes_per_token(shape, dtype_bytes, tensor_parallel)
+    per_token = kv_bytes_per_token(shape, dtype_bytes)
     attention = _attention_bytes(shape, budget, max_model_len, dtype_bytes, per_token)
     gathers = device == "cpu" if gathers is None else gathers
     workspace = WORKSPACE_BYTES[device] + (attention if gathers else 0)
@@ -265,7 +251,7 @@ def plan_memory(
     if num_blocks is None:
         num_blocks = max(left // (per_token * block_size), 0)
     guaranteed = num_blocks // blocks_for(max_model_len, block_size)
-    statistical = max(guaranteed, _statistical_seqs(num_blocks, block_size, max_model_len, lengths))
+    carried = max(guaranteed, _usual_sequences(num_blocks, block_size, max_model_len))
     # A number of blocks that a person fixed takes what it takes.
     fits = guaranteed >= 1 and num_blocks * block_size * per_token <= left
     return MemoryPlan(
@@ -279,8 +265,7 @@ def plan_memory(
         block_size=block_size,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
-        statistical_seqs=statistical,
-        ceiling=min(statistical, asked) if fits else 0,
+        ceiling=min(carried, asked) if fits else 0,
         device=device,
     )
 
@@ -326,13 +311,11 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def _statistical_seqs(
-    num_blocks: int, block_size: int, max_model_len: int, lengths: tuple[float, float] | None
-) -> int:
-    default = min(max_model_len / 2, DEFAULT_MEAN_LENGTH)
-    mean, sigma = lengths if lengths else (default, default / 2)
-    mean = max(mean, 1.0) + (block_size - 1) / 2  # the last block of a sequence is half empty
-    return carried_sequences(num_blocks * block_size, mean, sigma)
+def _usual_sequences(num_blocks: int, block_size: int, max_model_len: int) -> int:
+    """Sequences of usual lengths: a ceiling is fixed at start, and must not move with traffic."""
+    usual = min(max_model_len / 2, DEFAULT_MEAN_LENGTH)
+    mean = max(usual, 1.0) + (block_size - 1) / 2  # the last block of a sequence is half empty
+    return carried_sequences(num_blocks * block_size, mean, usual / 2)
 
 
 def carried_sequences(kv_tokens: int, mean: float, sigma: float) -> int:

@@ -155,7 +155,6 @@ class _Start:
                 block_size=self.block_size,
                 dtype_bytes=DTYPE_BYTES[self.dtype_name],
                 max_num_seqs=config.max_num_seqs,
-                lengths=None,
                 device=self.kind,
                 gathers=self.kernels.name != "triton" and not in_a_row,
                 measured_activation_bytes=activation,

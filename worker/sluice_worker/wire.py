@@ -292,9 +292,8 @@ class Integrity(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The engine cannot start or go on; it exits non-zero after this. `code` as in `errors`."""
+    """The engine cannot start or go on; it exits non-zero after this."""
 
-    code: str
     message: str
 
 

@@ -55,7 +55,7 @@ async def test_a_panic_is_told_to_everybody_with_its_reason_and_ends_readiness_a
     for i, sink in enumerate(sinks):
         client.submit(Submit(str(i), packed([1]), 1, 0.0, 0, False, [], 0, 0.0), sink)
     assert pulse.readiness(time.monotonic(), 1e9).ok
-    client.receive(msgspec.msgpack.encode(Failed("engine_failed", "IndexError: oops")))
+    client.receive(msgspec.msgpack.encode(Failed("IndexError: oops")))
     client.lost(None)
     assert [str(sink.error) for sink in sinks] == [
         "the engine process failed: IndexError: oops"

@@ -117,20 +117,18 @@ def test_engine_ends_itself_when_the_api_process_is_gone(checkpoint: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "sentence"),
+    ("changes", "sentence"),
     [
-        ({"model": "/nowhere"}, "invalid_checkpoint", "not a directory"),
-        ({"max_model_len": 4096}, "invalid_config", "max_position_embeddings 512"),
-        ({"num_gpu_blocks_override": 3}, "does_not_fit", "max_model_len 48"),
+        ({"model": "/nowhere"}, "not a directory"),
+        ({"max_model_len": 4096}, "max_position_embeddings 512"),
+        ({"num_gpu_blocks_override": 3}, "max_model_len 48"),
     ],
 )
 def test_failed_start_says_why_and_exits_with_2(
-    checkpoint: Path, changes: dict[str, object], code: str, sentence: str
+    checkpoint: Path, changes: dict[str, object], sentence: str
 ) -> None:
     with engine_process(config(checkpoint, **changes)) as engine:
-        failed = engine.wait_for(Failed)
-        assert failed.code == code
-        assert sentence in failed.message
+        assert sentence in engine.wait_for(Failed).message
         assert engine.exit_status() == 2
 
 
@@ -174,9 +172,7 @@ def test_a_failure_is_told_in_one_line_after_its_traceback(
     link = Hearer(config(checkpoint), capsys)
     assert serve(link) == 1
     message, said = link.heard[-1]
-    assert message == Failed(
-        "engine_failed", "RuntimeError: CUDA error: unspecified launch failure"
-    )
+    assert message == Failed("RuntimeError: CUDA error: unspecified launch failure")
     assert said.endswith("Compile with advice.\n\n")
     assert len(told(MemoryError("x" * 1000))) == MAX_TOLD
     assert told(MemoryError()) == "MemoryError: "
@@ -208,5 +204,5 @@ def test_dummy_weights_need_a_config_only_and_a_panic_is_told_before_the_end(
         tokens, _ = engine.outputs({"a"})
         assert len(tokens["a"]) == 4
         engine.send_raw(b"\xc1")  # what msgpack never uses: nothing that the loop could go on from
-        assert engine.wait_for(Failed).code == "engine_failed"
+        assert "MessagePack" in engine.wait_for(Failed).message
         assert engine.exit_status() == 1

@@ -224,7 +224,7 @@ def test_half_precision_strays_from_float32_no_further_than_transformers(
     theirs.to(dtype).save_pretrained(half)
     if dtype == torch.float16 and name.startswith("gemma"):
         with pytest.raises(UnsupportedModel, match="float16 overflows"):
-            start(EngineConfig(model=str(half)), lambda phase, percent: None)
+            start(EngineConfig(model=str(half), dtype="float16"), lambda phase, percent: None)
         return
     assert getattr(torch, resolve_dtype("auto", shape_of(half))) == dtype
     ours, fast = (load_decoder(half, dtype=dtype, kernels=k) for k in (PLAIN, best_kernels(dtype)))

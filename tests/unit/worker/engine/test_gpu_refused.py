@@ -72,7 +72,6 @@ def filled(total_bytes: int, utilization: float) -> MemoryPlan:
         block_size=16,
         num_blocks=(int(utilization * total_bytes) - weights - activations - workspace) >> 21,
         max_model_len=4096,
-        statistical_seqs=8,
         ceiling=8,
         device="cuda",
     )

@@ -20,6 +20,7 @@ from sluice_worker.sizing import (
     advice,
     carried_sequences,
     kv_bytes_per_token,
+    most_sequences,
     overflow_share,
     plan_memory,
     resolve_dtype,
@@ -47,7 +48,6 @@ def plan(
     weights: int = 16_060_522_496,
     max_model_len: int = 8192,
     max_num_seqs: int | None = None,
-    lengths: tuple[float, float] | None = None,
     device: Literal["cpu", "cuda"] = "cuda",
     shape: ModelShape = SHAPE,
     dtype_bytes: int = 2,
@@ -67,7 +67,6 @@ def plan(
         block_size=16,
         dtype_bytes=dtype_bytes,
         max_num_seqs=max_num_seqs,
-        lengths=lengths,
         device=device,
         gathers=gathers,
         num_blocks=num_blocks,
@@ -79,7 +78,6 @@ def plan(
 def test_llama_8b_has_the_published_kv_bytes_and_weights() -> None:
     assert kv_bytes_per_token(SHAPE, 2) == 128 << 10
     assert weights_bytes(SHAPE, 2) == 16_060_522_496  # total_size of the published index
-    assert kv_bytes_per_token(SHAPE, 2, tensor_parallel=8) == 16 << 10
 
 
 def test_llama_8b_on_80_gib_carries_about_440k_tokens() -> None:
@@ -177,29 +175,28 @@ def test_measured_activations_count_where_they_are_more() -> None:
     assert plan(measured_activations=formula + GIB).kv_tokens < plan().kv_tokens
 
 
-def test_users_maximum_and_observed_lengths_bound_the_ceiling() -> None:
+def test_users_maximum_bounds_the_ceiling() -> None:
     assert plan(max_num_seqs=7).ceiling == 7
-    assert plan(lengths=(8000.0, 10.0)).ceiling < 60
-    assert plan(lengths=(8000.0, 10.0)).ceiling >= plan().guaranteed_seqs
 
 
-@given(
-    total=st.integers(1, 200 * GIB),
-    mean=st.floats(1, 8192),
-    sigma=st.floats(0, 8192),
-    asked=st.one_of(st.none(), st.integers(1, 4096)),
-)
-def test_no_plan_spends_more_than_it_has(
-    total: int, mean: float, sigma: float, asked: int | None
-) -> None:
-    made = plan(total=total, lengths=(mean, sigma), max_num_seqs=asked)
+@given(total=st.integers(1, 200 * GIB), asked=st.one_of(st.none(), st.integers(1, 4096)))
+def test_no_plan_spends_more_than_it_has(total: int, asked: int | None) -> None:
+    made = plan(total=total, max_num_seqs=asked)
     kv_bytes = made.kv_tokens * made.kv_bytes_per_token
     assert made.kv_tokens == 0 or made.fixed_bytes + kv_bytes <= made.usable_bytes
     assert made.fits == (made.ceiling >= 1)
-    n = made.statistical_seqs
-    enough = n * mean + STATISTICAL_Z * sigma * n**0.5 <= made.kv_tokens * (1 + 1e-9)
-    assert enough or n == made.guaranteed_seqs
+    assert made.ceiling >= min(made.guaranteed_seqs, most_sequences(asked, 2048)) or not made.fits
     assert made.explain()
+
+
+@given(tokens=st.integers(1, 1 << 24), mean=st.floats(1, 8192), sigma=st.floats(0, 8192))
+def test_what_is_carried_fits_with_its_spread_and_one_more_does_not(
+    tokens: int, mean: float, sigma: float
+) -> None:
+    n = carried_sequences(tokens, mean, sigma)
+    assert n * mean + STATISTICAL_Z * sigma * n**0.5 <= tokens * (1 + 1e-9)
+    n += 1
+    assert n * mean + STATISTICAL_Z * sigma * n**0.5 > tokens * (1 - 1e-9)
 
 
 def test_as_many_sequences_are_carried_as_overflow_in_one_percent_of_the_moments() -> None:
@@ -233,8 +230,6 @@ def test_config_that_cannot_be_sized_gets_one_sentence(
 def test_impossible_numbers_are_refused() -> None:
     with pytest.raises(SizingError, match="max_position_embeddings 131072"):
         plan(max_model_len=131073)
-    with pytest.raises(SizingError, match="does not divide"):
-        kv_bytes_per_token(SHAPE, 2, tensor_parallel=3)
     with pytest.raises(SizingError, match="dtype int8"):
         resolve_dtype("int8", SHAPE)
 
