@@ -184,18 +184,20 @@ class Cluster:
         content_type: str,
     ) -> Object:
         headers = {"Accept": "application/json", "Content-Type": content_type}
-        request = self._api.param_serialize(
-            verb,
-            path,
-            query_params=query,
-            header_params=headers,
-            body=body,
-            auth_settings=["BearerToken"],
-        )
         try:
+            request = self._api.param_serialize(
+                verb,
+                path,
+                query_params=query,
+                header_params=headers,
+                body=body,
+                auth_settings=[
+                    "BearerToken"
+                ],  # read anew, from a file that a moment may be without
+            )
             response = self._api.call_api(*request, _request_timeout=_DEADLINE_S)
             data = response.read()
-        except (urllib3.exceptions.HTTPError, ApiException, OSError) as e:  # ApiException: of TLS
+        except _UNREACHABLE as e:
             self._metrics.api_requests.labels(verb, kind, "0").inc()
             raise ClusterError(0, "Unreachable", f"the API server cannot be reached: {e}") from e
         self._metrics.api_requests.labels(verb, kind, str(response.status)).inc()
@@ -204,6 +206,10 @@ class Cluster:
         if (answer := _object_of(data)) is None:
             raise ClusterError(0, "BadAnswer", "the API server did not answer with a JSON object")
         return answer
+
+
+_UNREACHABLE = (urllib3.exceptions.HTTPError, ApiException, ConfigException, OSError)
+"""Of a connection and what it needs; ApiException is of TLS, ConfigException of an empty token."""
 
 
 def _is_worth_retrying(error: ClusterError) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from kubernetes.client import ApiClient, Configuration
+from kubernetes.config.config_exception import ConfigException
 from sluice_operator import cluster
 from sluice_operator.cluster import Cluster, ClusterError, Ref
 from sluice_operator.metrics import create_metrics
@@ -38,3 +39,22 @@ async def test_a_handshake_that_is_cut_is_an_api_server_that_cannot_be_reached(
     with pytest.raises(ClusterError, match="cannot be reached") as refused:
         await api.get(Ref("ConfigMap", "default", "demo"))
     assert refused.value.reason == "Unreachable"
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("token"), ConfigException("empty")])
+async def test_a_token_that_is_missing_for_a_moment_is_one_more_reason_to_try_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refresh(_: Configuration) -> None:
+        tried.append(error)
+        raise error
+
+    tried: list[Exception] = []
+    monkeypatch.setattr(cluster, "_MAX_WAIT_S", 0.0)
+    configuration = Configuration(host="https://127.0.0.1:1")
+    configuration.api_key["BearerToken"] = "bearer stale"
+    configuration.refresh_api_key_hook = refresh
+    api = Cluster(ApiClient(configuration), create_metrics())
+    with pytest.raises(ClusterError, match="cannot be reached"):
+        await api.get(Ref("ConfigMap", "default", "demo"))
+    assert len(tried) == cluster._ATTEMPTS
