@@ -4,7 +4,7 @@ The order of `Plan.apply` is binding: the ConfigMap with cap and epoch comes fir
 ever hears of an epoch that would be lost with the operator.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sluice_worker.contract import Evidence, RuntimeConfig, RuntimePatch
@@ -99,12 +99,13 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
     rollout = _rollout(written, observed)
     report = _report(service, observed, tuned, ceiling, rollout, is_withheld=withheld)
     new_status = status.build(report, observed.previous, now)
-    taken = tuple(_taken(wanted, observed, service))
-    if taken and all(children.is_of_former(service, child) for child in taken):
-        waiting = status.wait_for_deletion(new_status, observed.previous, _names(taken), now)
+    taken = _taken(service, wanted, observed)
+    names = ", ".join(f"{kind} {live['metadata']['name']}" for kind, live in taken.items())
+    if taken and all(children.is_of_former(service, live) for live in taken.values()):
+        waiting = status.wait_for_deletion(new_status, observed.previous, names, now)
         return Plan((), (), (), (), waiting, observed.runtime, _FORMER_S)
     if taken:
-        message = f"{_names(taken)}: there, and not of this InferenceService"
+        message = f"{names}: there, and not of this InferenceService"
         failed = status.fail(new_status, observed.previous, Reason.NAME_TAKEN, message, now)
         notices = tuple(events.transitions(observed.previous, failed))
         return Plan((), (), (), notices, failed, observed.runtime, settings.resync_s)
@@ -376,17 +377,13 @@ def _children(
 
 
 def _taken(
-    wanted: tuple[Object, ...], observed: Observed, service: InferenceService
-) -> Iterator[Object]:
-    """Objects of others that have our children's names: those are never written over."""
-    for manifest in wanted:
-        live = observed.live.get(manifest["kind"])
-        if live is not None and not children.is_ours(service, live):
-            yield {**live, "kind": manifest["kind"]}
-
-
-def _names(objects: Iterable[Object]) -> str:
-    return ", ".join(f"{found['kind']} {found['metadata']['name']}" for found in objects)
+    service: InferenceService, wanted: tuple[Object, ...], observed: Observed
+) -> dict[str, Object]:
+    """Objects of others that have our children's names, by kind: those are never written over."""
+    found = {kind: observed.live.get(kind) for kind in (manifest["kind"] for manifest in wanted)}
+    return {
+        kind: live for kind, live in found.items() if live and not children.is_ours(service, live)
+    }
 
 
 def _to_apply(wanted: tuple[Object, ...], observed: Observed) -> Iterator[Object]:

@@ -93,8 +93,7 @@ def fail(
     conditions.setdefault("Ready", Condition(False, reason, message))
     conditions["Reconciling"] = Condition(False, reason, "")
     conditions["Stalled"] = Condition(True, reason, message)
-    generation = status["observedGeneration"]
-    return {**status, "conditions": _stamped(conditions, previous, generation, now)}
+    return _with(status, conditions, previous, now)
 
 
 def wait_for_deletion(
@@ -106,6 +105,12 @@ def wait_for_deletion(
     conditions["Ready"] = Condition(False, reason, message)
     conditions["Reconciling"] = Condition(True, reason, message)
     conditions["Stalled"] = Condition(False, Reason.NOT_STALLED, "")
+    return _with(status, conditions, previous, now)
+
+
+def _with(
+    status: dict[str, Any], conditions: Mapping[str, Condition], previous: Object, now: float
+) -> dict[str, Any]:
     generation = status["observedGeneration"]
     return {**status, "conditions": _stamped(conditions, previous, generation, now)}
 

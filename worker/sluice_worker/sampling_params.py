@@ -7,7 +7,7 @@ meanings are vLLM's.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -158,13 +158,11 @@ def resolve(
         )
     asked = [n for n in (fields.prompt_logprobs, prompt_logprobs) if n is not None]
     allowed = fields.allowed_token_ids
-    temperature = _first(fields.temperature, defaults.temperature, 1.0)
-    is_drawn = temperature >= GREEDY_BELOW  # else the likeliest is left whatever is cut
-    return SamplingParams(
-        temperature=temperature if is_drawn else 0.0,
-        top_k=max(_first(fields.top_k, defaults.top_k, 0), 0) if is_drawn else 0,
-        top_p=_first(fields.top_p, defaults.top_p, 1.0) if is_drawn else 1.0,
-        min_p=_first(fields.min_p, defaults.min_p, 0.0) if is_drawn else 0.0,
+    params = SamplingParams(
+        temperature=_first(fields.temperature, defaults.temperature, 1.0),
+        top_k=max(_first(fields.top_k, defaults.top_k, 0), 0),
+        top_p=_first(fields.top_p, defaults.top_p, 1.0),
+        min_p=_first(fields.min_p, defaults.min_p, 0.0),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
@@ -185,6 +183,10 @@ def resolve(
         tokens_as_ids=bool(fields.return_tokens_as_token_ids),
         truncate_prompt_tokens=fields.truncate_prompt_tokens,
     )
+    if params.temperature >= GREEDY_BELOW:
+        return params
+    # The likeliest is left whatever is cut.
+    return replace(params, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:

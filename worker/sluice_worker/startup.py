@@ -46,7 +46,7 @@ from .sizing import (
 from .static_batch import StaticBatching
 from .step import Limits, Work
 from .steptime import StepRecord, StepTimes, predicted_cap
-from .tokenizer_config import eos_token_ids
+from .tokenizer_config import TokenizerConfig, eos_token_ids
 from .weights import Checkpoint, RandomWeights, TensorSource
 from .wire import Ready, Submit, packed
 
@@ -73,7 +73,7 @@ class _Start:
         self.directory: Path = checkpoint_dir(config.model)
         config_json = read_json(self.directory, "config.json")
         self.decoder = DecoderConfig.from_json(config_json, config.max_model_len)
-        self.eos = eos_token_ids(self.directory, config_json)
+        self.eos = eos_token_ids(self.directory, config_json, TokenizerConfig(self.directory))
         self.kind = _pick_device(config.device)
         self.device = torch.device(self.kind)
         if config.gpu_memory_bytes and self.kind == "cpu":

@@ -35,7 +35,8 @@ class Tokenizer:
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._put_around(TokenizerConfig(directory))
+        self.config = TokenizerConfig(directory)
+        self._put_around(self.config)
         self._decoder = self._tokenizer
         self._added = {
             token_id: added.content

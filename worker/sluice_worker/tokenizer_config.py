@@ -72,7 +72,9 @@ class TokenizerConfig:
         return _id_in_tokenizer(self._directory, text)
 
 
-def eos_token_ids(directory: Path, config: Mapping[str, object]) -> frozenset[int]:
+def eos_token_ids(
+    directory: Path, config: Mapping[str, object], tokenizer: TokenizerConfig
+) -> frozenset[int]:
     """End-of-sequence ids: generation_config.json's if it names any, else those of `config`
     (config.json); and the tokenizer's own."""
     values = None
@@ -81,7 +83,7 @@ def eos_token_ids(directory: Path, config: Mapping[str, object]) -> frozenset[in
     if values is None:
         values = config.get("eos_token_id")
     ids = values if isinstance(values, list) else [values]
-    found = [*ids, TokenizerConfig(directory).eos_token_id]
+    found = [*ids, tokenizer.eos_token_id]
     return frozenset(i for i in found if isinstance(i, int) and not isinstance(i, bool))
 
 

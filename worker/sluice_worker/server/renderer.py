@@ -30,7 +30,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._templates: dict[str, ChatTemplate] = {}
         self._problem = "this model has no chat template; start the worker with --chat-template"
-        config = TokenizerConfig(directory)
+        config = tokenizer.config
         sources = _flag(flag) or _checkpoint(directory, config)
         names, control = config.special_tokens, tokenizer.serve_templates(sources.values())
         try:

@@ -84,7 +84,7 @@ class Service:
         self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
         config_json = read_json(directory, "config.json")
         self.prompts = Prompts(self.tokenizer, config_json)
-        self.eos_token_ids = eos_token_ids(directory, config_json)
+        self.eos_token_ids = eos_token_ids(directory, config_json, self.tokenizer.config)
         self.defaults = OPENAI
         if config.server.generation_config == "auto" and (directory / GENERATION_CONFIG).exists():
             self.defaults = defaults_of(read_json(directory, GENERATION_CONFIG))

@@ -14,7 +14,7 @@ from sluice_worker.errors import CheckpointError, StartupError, UnsupportedModel
 from sluice_worker.files import checkpoint_dir, inside, read_json
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
-from sluice_worker.tokenizer_config import eos_token_ids
+from sluice_worker.tokenizer_config import TokenizerConfig, eos_token_ids
 from sluice_worker.weights import RandomWeights
 
 from .factories import PLAIN, load_decoder, save_llama
@@ -173,11 +173,15 @@ def test_bad_json_and_missing_directory_are_named(tmp_path: Path) -> None:
     assert checkpoint_dir(f"file://{tmp_path}") == inside(tmp_path, "config.json").parent
 
 
+def eos_of(directory: Path, config: dict[str, object]) -> frozenset[int]:
+    return eos_token_ids(directory, config, TokenizerConfig(directory))
+
+
 def test_eos_of_the_generation_config_wins(tmp_path: Path) -> None:
-    assert eos_token_ids(tmp_path, {"eos_token_id": 5}) == {5}
-    assert eos_token_ids(tmp_path, {"eos_token_id": None}) == frozenset()
+    assert eos_of(tmp_path, {"eos_token_id": 5}) == {5}
+    assert eos_of(tmp_path, {"eos_token_id": None}) == frozenset()
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
-    assert eos_token_ids(tmp_path, {"eos_token_id": 5}) == {1, 2}
+    assert eos_of(tmp_path, {"eos_token_id": 5}) == {1, 2}
 
 
 def test_the_tokenizers_own_eos_ends_an_output_too(tmp_path: Path) -> None:
@@ -185,12 +189,12 @@ def test_the_tokenizers_own_eos_ends_an_output_too(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1}')
     listed = {"eos_token": "<e>", "added_tokens_decoder": {"7": {"content": "<e>"}}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(listed))
-    assert eos_token_ids(tmp_path, {}) == {1, 7}
+    assert eos_of(tmp_path, {}) == {1, 7}
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<e>"}}')
-    assert eos_token_ids(tmp_path, {}) == {1}
+    assert eos_of(tmp_path, {}) == {1}
     added = [{"id": 3, "content": "<a>"}, {"id": 9, "content": "<e>"}]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
-    assert eos_token_ids(tmp_path, {}) == {1, 9}
+    assert eos_of(tmp_path, {}) == {1, 9}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
