@@ -84,11 +84,6 @@ class Kube:
         except ValueError as e:
             raise KubeError(f"kubectl get {' '.join(argv)} gave no JSON: {text[:80]!r}") from e
 
-    def find(self, *argv: str) -> Any | None:
-        """As `get`, or None where there is no such object."""
-        text = self.kubectl("get", *argv, "--ignore-not-found", "-o", "json")
-        return json.loads(text) if text.strip() else None
-
     def patch(self, kind: str, name: str, body: Mapping[str, object]) -> None:
         """A merge patch."""
         self.kubectl("patch", kind, name, "--type=merge", "-p", json.dumps(body))

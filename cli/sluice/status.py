@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from textwrap import indent
 from typing import Any
 
 from sluice.kube import KubeError, add_object_arguments, find_object
@@ -42,11 +43,7 @@ def describe(body: Object, events: Sequence[Object]) -> str:
         "Conditions": _conditions(status),
         "Events": _events(events),
     }
-    return "\n\n".join(f"{title}\n{_indent(text)}" for title, text in parts.items() if text)
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
+    return "\n\n".join(f"{title}\n{indent(text, '  ')}" for title, text in parts.items() if text)
 
 
 def _head(body: Object, status: Object) -> str:

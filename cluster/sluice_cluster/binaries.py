@@ -1,7 +1,5 @@
 """Kubernetes' own programs, etcd and helm, built from Go modules once per machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Which cluster to use. Pure: what was found comes in, the choice and its sentence go out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

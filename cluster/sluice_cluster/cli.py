@@ -1,7 +1,5 @@
 """The commands: up, down, status, binaries, images, env."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

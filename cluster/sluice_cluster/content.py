@@ -1,7 +1,5 @@
 """Names made from content: what has not changed is not built again. Pure but for reading files."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path

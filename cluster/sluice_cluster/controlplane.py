@@ -3,8 +3,6 @@
 The local cluster runs them at the node's address; tests run them alone on loopback ports.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the local cluster takes from Debian or Ubuntu."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

@@ -1,7 +1,5 @@
 """A Docker engine's part: building and pushing our images, where there is one."""
 
-from __future__ import annotations
-
 from sluice_cluster.settings import Paths
 from sluice_cluster.shell import run_visibly, succeeds
 

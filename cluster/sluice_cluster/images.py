@@ -1,7 +1,5 @@
 """Container images: a base from Debian, ours from the Dockerfiles that everybody uses."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """A kind cluster, where a Docker engine answers. Written from kind's manual and tried nowhere."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

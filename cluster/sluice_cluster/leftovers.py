@@ -1,19 +1,18 @@
 """Undo everything that a local cluster did to the machine, whether it ended well or was killed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 from sluice_cluster import network, processes
 from sluice_cluster.settings import ClusterError, Paths
-from sluice_cluster.shell import run, say, wait_until
+from sluice_cluster.shell import run, say, wait_until, write_whole
 
 # programs of a cluster, of which those that name our folder in their arguments are ours
 PROGRAMS = (
@@ -50,17 +49,14 @@ class Before:
     present: list[str]
 
     @classmethod
-    def observe(cls) -> Before:
+    def observe(cls) -> Self:
         return cls(network.read_sysctls(), [path for path in FOREIGN if os.path.exists(path)])
 
     def write(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        whole = file.with_suffix(".new")  # a start that is killed here leaves no half of one
-        whole.write_text(json.dumps({"sysctls": self.sysctls, "present": self.present}))
-        whole.replace(file)
+        write_whole(file, json.dumps(asdict(self)))
 
     @classmethod
-    def read(cls, file: Path) -> Before | None:
+    def read(cls, file: Path) -> Self | None:
         return cls(**json.loads(file.read_text())) if file.exists() else None
 
 

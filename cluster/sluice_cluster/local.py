@@ -1,7 +1,5 @@
 """Kubernetes on this machine: one node, its own containerd, an image registry on loopback."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -24,7 +22,7 @@ from sluice_cluster.settings import (
     ClusterError,
     Paths,
 )
-from sluice_cluster.shell import Word, run, say, tail, wait_until
+from sluice_cluster.shell import Word, run, say, succeeds, tail, wait_until
 
 SERVER = f"https://{NODE_IP}:{API_PORT}"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -67,10 +65,14 @@ class Node:
             self.binaries, self.authority, self.paths.var, NODE_IP, API_PORT, 2379, 2380
         )
 
-    def kubectl(self, *arguments: str, timeout: float = 20.0) -> str:
-        """Output of kubectl as administrator, without any proxy of the user's environment."""
+    def kubectl(self, *arguments: str, timeout: float = 5.0) -> str:
+        """What kubectl as administrator says, without any proxy of the user's environment; "" where
+        it fails."""
         command: list[Word] = [self.binaries / "kubectl", f"--kubeconfig={self.admin_config}"]
-        return run([*command, *arguments], env=self.environment(), timeout=timeout)
+        try:
+            return run([*command, *arguments], env=self.environment(), timeout=timeout)
+        except ClusterError:
+            return ""
 
     def environment(self) -> dict[str, str]:
         path = f"{self.binaries}:{SYSTEM_PATH}"
@@ -202,7 +204,7 @@ def _start_control_plane(node: Node) -> None:
 def _start_controllers(node: Node) -> None:
     def ready() -> bool:
         node.require_alive()
-        return _answers_readyz(node)
+        return node.kubectl("get", "--raw=/readyz") == "ok"
 
     log = node.paths.logs / "kube-apiserver.log"
     wait_until("the API server to be ready", ready, 60.0, why_not=lambda: tail(log))
@@ -235,7 +237,8 @@ def _controllers(node: Node) -> list[Word]:
 def _start_containers(node: Node) -> None:
     def answers() -> bool:
         node.require_alive()
-        return _containerd_answers(node)
+        socket = node.paths.run / "containerd.sock"
+        return succeeds(["ctr", "--address", socket, "version"], timeout=5.0)
 
     say("starting containerd")
     images.push_pause(node.paths, node.binaries / "pause")
@@ -246,15 +249,6 @@ def _start_containers(node: Node) -> None:
         stop(node.register.read()["containerd"])
         node.start("containerd", command)
         wait_until("containerd to answer", answers, 30.0)
-
-
-def _containerd_answers(node: Node) -> bool:
-    socket = node.paths.run / "containerd.sock"
-    try:
-        run(["ctr", "--address", socket, "version"], timeout=5.0)
-    except ClusterError:
-        return False
-    return True
 
 
 def _start_node(node: Node) -> None:
@@ -277,29 +271,13 @@ def _start_node(node: Node) -> None:
 
     def ready() -> bool:
         node.require_alive()
-        return _node_is_ready(node) and _has_default_account(node)
+        account = ("get", "serviceaccount", "default", "-o=name")
+        return _node_is_ready(node) and bool(node.kubectl(*account, timeout=20.0))
 
     log = node.paths.logs / "kubelet.log"
     wait_until("the node to be Ready", ready, 90.0, why_not=lambda: tail(log))
 
 
-def _answers_readyz(node: Node) -> bool:
-    try:
-        return node.kubectl("get", "--raw=/readyz", timeout=5.0) == "ok"
-    except ClusterError:
-        return False
-
-
 def _node_is_ready(node: Node) -> bool:
     path = '{.status.conditions[?(@.type=="Ready")].status}'
-    try:
-        return node.kubectl("get", "node", NODE_NAME, f"-o=jsonpath={path}", timeout=5.0) == "True"
-    except ClusterError:
-        return False
-
-
-def _has_default_account(node: Node) -> bool:
-    try:
-        return bool(node.kubectl("get", "serviceaccount", "default", "-o=name"))
-    except ClusterError:
-        return False
+    return node.kubectl("get", "node", NODE_NAME, f"-o=jsonpath={path}") == "True"

@@ -1,7 +1,5 @@
 """The node's address, its firewall table and the kernel settings that a node changes."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Keys and certificates of a cluster, by openssl. Nothing here is used twice: they last 30 days."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass

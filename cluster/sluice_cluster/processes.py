@@ -1,18 +1,16 @@
 """Programs that outlive the shell that started them, known by pid *and* start time."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sluice_cluster.settings import ClusterError
-from sluice_cluster.shell import Word, wait_until
+from sluice_cluster.shell import Word, wait_until, write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +88,5 @@ class Register:
 
     def add(self, name: str, process: Process) -> None:
         entries = self.read() | {name: process}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        plain = {n: {"pid": p.pid, "started": p.started} for n, p in entries.items()}
-        staging = self.file.with_suffix(".new")
-        staging.write_text(json.dumps(plain, indent=1))
-        staging.replace(self.file)
+        plain = {name: asdict(process) for name, process in entries.items()}
+        write_whole(self.file, json.dumps(plain, indent=1))

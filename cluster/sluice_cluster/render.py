@@ -1,7 +1,5 @@
 """Configuration files of the local cluster, as text. Pure: the templates and values come in."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

@@ -1,11 +1,10 @@
 """Where things live, and the few things about the cluster that are ours to choose."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 KUBERNETES_VERSION = "v1.35.4"
 HELM_VERSION = "v4.1.4"
@@ -84,7 +83,7 @@ class Settings:
     is_root: bool
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         cache_home = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         given = environment.get("SLUICE_KUBECONFIG")
         wanted = environment.get("SLUICE_CLUSTER") or ""

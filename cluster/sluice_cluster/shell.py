@@ -1,7 +1,5 @@
 """Commands, waiting, locks and what is printed while they run."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import subprocess
@@ -132,6 +130,14 @@ def locked(path: Path) -> Iterator[None]:
             say(f"waiting for another run of this command ({path})")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Whoever is killed meanwhile leaves the file as it was."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    staging = file.with_suffix(".new")
+    staging.write_text(text)
+    staging.replace(file)
 
 
 def tail(path: Path) -> str:

@@ -1,10 +1,11 @@
 """build/cluster/cluster.json: which cluster is in use, for the demo and the tests."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Self
+
+from sluice_cluster.shell import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +22,11 @@ class State:
     images: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, file: Path) -> State | None:
+    def read(cls, file: Path) -> Self | None:
         try:
             return cls(**json.loads(file.read_text()))
         except (FileNotFoundError, ValueError, TypeError):
             return None  # none yet, cut short, or of another version: `up` writes it anew
 
     def write(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        staging = file.with_suffix(".new")
-        staging.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        staging.replace(file)
+        write_whole(file, json.dumps(asdict(self), indent=1) + "\n")

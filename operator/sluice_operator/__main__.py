@@ -10,7 +10,7 @@ import kopf
 from .address import in_url
 from .cluster import Cluster, ClusterError
 from .handlers import Operator, create_registry
-from .metrics import create_metrics
+from .metrics import Metrics
 from .namespaces import Namespaces, look
 from .settings import Settings, parse
 
@@ -42,7 +42,7 @@ def _first_look(settings: Settings) -> Namespaces:
         return wanted
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # a container's first process has none
     try:
-        cluster = Cluster.connect(create_metrics())
+        cluster = Cluster.connect(Metrics())
     except ClusterError:
         return wanted  # kopf waits for it, and says so
     return asyncio.run(look(cluster, settings.namespaces, wanted))

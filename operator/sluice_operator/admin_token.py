@@ -1,16 +1,10 @@
 """Tokens in Secrets, never logged: an object's admin ports' (made once), and a hub's."""
 
 import base64
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from .children import MANAGED_BY, MANAGED_BY_LABEL
-
-
-def new_token() -> str:
-    """A fresh token of 256 bits."""
-    return secrets.token_urlsafe(32)
 
 
 def token_of(secret: Mapping[str, Any]) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from sluice_worker.sizing import (
     DTYPE_BYTES,
@@ -104,6 +104,8 @@ def examine(source: Source, dtype: str, commit: str = "") -> Checkpoint:
     shape = ModelShape.from_config(source.json_object("config.json", MAX_CONFIG_BYTES))
     runs_as = resolve_dtype(dtype, shape)
     stored, converted = _weights(source, DTYPE_BYTES[shape.dtype], DTYPE_BYTES[runs_as])
+    if max(stored, converted) > _MOST_BYTES:
+        raise CheckpointError(f"{source.title} claims tensors of over {_MOST_BYTES >> 50} PiB.")
     return Checkpoint(shape, runs_as, converted, stored // DTYPE_BYTES[shape.dtype], commit)
 
 
@@ -119,26 +121,18 @@ def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
         files = _shards(index)
         if not set(files) <= set(present):
             total = _total_size(index)
-            return _possible(source, total), _possible(source, total * wanted // stored)
+            return total, total * wanted // stored
     else:
         files = (WEIGHTS,) if WEIGHTS in present else ()
     if not files:
         others = sorted(name for name in present if name.endswith(_PICKLES))
         found = f"; {others[0]} is a pickle and is never opened" if others else ""
         raise CheckpointError(f"{source.title} holds no {WEIGHTS}, and no index of others{found}.")
-    sizes = [_sizes(source.header(name), stored, wanted) for name in files]
-    stored_bytes, wanted_bytes = map(sum, zip(*sizes, strict=True))
-    return _possible(source, stored_bytes), _possible(source, wanted_bytes)
-
-
-def _possible(source: Source, num_bytes: int) -> int:
-    if num_bytes > _MOST_BYTES:
-        raise CheckpointError(f"{source.title} claims tensors of over {_MOST_BYTES >> 50} PiB.")
-    return num_bytes
-
-
-def _sizes(header: Mapping[str, object], stored: int, wanted: int) -> tuple[int, int]:
-    return safetensors_header_bytes(header, stored), safetensors_header_bytes(header, wanted)
+    totals = [0, 0]
+    for header in map(source.header, files):
+        totals[0] += safetensors_header_bytes(header, stored)
+        totals[1] += safetensors_header_bytes(header, wanted)
+    return totals[0], totals[1]
 
 
 def _shards(index: Mapping[str, object]) -> tuple[str, ...]:
@@ -151,7 +145,7 @@ def _shards(index: Mapping[str, object]) -> tuple[str, ...]:
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{INDEX} points to {name[:128]}, outside its directory.")
-    return tuple(names) or ("model.safetensors",)
+    return tuple(names) or (WEIGHTS,)
 
 
 def _total_size(index: Mapping[str, object]) -> int:
@@ -201,31 +195,33 @@ class _Directory:
         return {path.name for path in self.directory.iterdir() if path.exists()}
 
     def json_object(self, name: str, most: int) -> Mapping[str, object]:
-        with _opened(self.root, self.directory / name) as fd:
-            if os.fstat(fd).st_size > most:
+        with _opened(self.root, self.directory / name) as (file, size):
+            if size > most:
                 raise CheckpointError(f"{name} is larger than {most >> 20} MiB.")
-            return json_object(_read_exactly(fd, os.fstat(fd).st_size), name)
+            return json_object(file.read(size), name)
 
     def header(self, name: str) -> Mapping[str, object]:
-        with _opened(self.root, self.directory / name) as fd:
-            size = os.fstat(fd).st_size
-            (length,) = struct.unpack("<Q", os.read(fd, 8).ljust(8, b"\xff"))
+        with _opened(self.root, self.directory / name) as (file, size):
+            (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
             check_header(name, length, size - 8)
-            return json_object(_read_exactly(fd, length), name)
+            return json_object(file.read(length), name)
 
 
 @contextmanager
-def _opened(root: Path, path: Path) -> Iterator[int]:
-    """A regular file under `root`, opened without waiting (a pipe would block for ever)."""
+def _opened(root: Path, path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A regular file under `root`, opened without waiting (a pipe would block for ever), and its
+    size."""
     inside = _inside(root, os.path.relpath(path, root))
     try:
         fd = os.open(inside, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
         raise CheckpointError(f"{path.name} cannot be read: {e.strerror}.") from e
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
             raise CheckpointError(f"{path.name} is not a regular file.")
-        yield fd
+        with open(fd, "rb", closefd=False) as file:
+            yield file, found.st_size
     finally:
         os.close(fd)
 
@@ -239,11 +235,3 @@ def _inside(root: Path, relative: str) -> Path:
     if not resolved.is_relative_to(root.resolve()):
         raise CheckpointError(f"{relative[:128]} leads outside of the models' directory.")
     return resolved
-
-
-def _read_exactly(fd: int, length: int) -> bytes:
-    parts = []
-    while length and (part := os.read(fd, length)):
-        parts.append(part)
-        length -= len(part)
-    return b"".join(parts)

@@ -8,18 +8,15 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from sluice_worker.sizing import HOST_BYTES, MAX_CEILING
 
 from . import pod
-from .observed import controller_of
+from .observed import Object, controller_of
 from .pod import Manifest, secret_name
 from .runtime import OWNER_ANNOTATION, Runtime, runtime_name
 from .settings import Settings
 from .spec import API_VERSION, KIND, InferenceService, Rollout
-
-Object = Mapping[str, Any]
 
 SERVICE_PORT = 80
 MANAGED_BY = "sluice-operator"
@@ -38,6 +35,9 @@ MODEL_ANNOTATION = "sluice.dev/model"
 """Hash of which model the template is of."""
 COMMIT_ANNOTATION = "sluice.dev/commit"
 """What the revision of a hub's model stood for when the template was made; "" where not known."""
+WATCHED = ("ConfigMap", "Service", "Deployment")
+UNWATCHED = ("Secret", "PodDisruptionBudget")
+"""Children that no watch shows: the operator has no right to list secrets, for one."""
 _AUTO = "auto"
 _ROLLING: Mapping[Rollout, Manifest] = {
     "Surge": {"maxUnavailable": 0, "maxSurge": 1},
@@ -45,9 +45,10 @@ _ROLLING: Mapping[Rollout, Manifest] = {
 }
 
 
-def deployment_name(service: InferenceService) -> str:
-    """Also the Service's and the PodDisruptionBudget's."""
-    return service.name
+def name_of(service: InferenceService, kind: str) -> str:
+    """Of the child of a kind."""
+    names = {"ConfigMap": runtime_name(service.name), "Secret": secret_name(service)}
+    return names.get(kind, service.name)
 
 
 def selector(service: InferenceService) -> dict[str, str]:
@@ -104,7 +105,7 @@ def kube_service(service: InferenceService) -> Manifest:
     """Where clients go. The admin port is not in it."""
     port = {"name": "http", "port": SERVICE_PORT, "targetPort": "http", "protocol": "TCP"}
     body = {"spec": {"type": "ClusterIP", "selector": selector(service), "ports": [port]}}
-    return _child(service, "v1", "Service", deployment_name(service), body)
+    return _child(service, "v1", "Service", service.name, body)
 
 
 def disruption_budget(service: InferenceService) -> Manifest:
@@ -114,8 +115,7 @@ def disruption_budget(service: InferenceService) -> Manifest:
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": selector(service)},
     }
-    name = deployment_name(service)
-    return _child(service, "policy/v1", "PodDisruptionBudget", name, {"spec": spec})
+    return _child(service, "policy/v1", "PodDisruptionBudget", service.name, {"spec": spec})
 
 
 def deployment(
@@ -143,17 +143,17 @@ def deployment(
     `commit`: what the revision of a hub's model stands for, so that all replicas run the same;
     where it cannot be asked now, the one of `live`.
     """
-    inputs = _inputs_of(service, settings)
-    started = _annotation(live, CEILING_ANNOTATION)
+    inputs = digest(pod.inputs(service, settings))
+    started = annotation(live, CEILING_ANNOTATION)
     asked = f"{service.spec.batching.max_num_seqs or _AUTO}/{service.spec.hardware.memory_bytes}"
     model = model_of(service)
     if is_pending:
-        model = _annotation(live, MODEL_ANNOTATION) or model
-        inputs = _annotation(live, TEMPLATE_INPUTS_ANNOTATION) or inputs
-        asked = _annotation(live, ASKED_ANNOTATION) or asked
-    is_as_asked = _annotation(live, ASKED_ANNOTATION) == asked
+        model = annotation(live, MODEL_ANNOTATION) or model
+        inputs = annotation(live, TEMPLATE_INPUTS_ANNOTATION) or inputs
+        asked = annotation(live, ASKED_ANNOTATION) or asked
+    is_as_asked = annotation(live, ASKED_ANNOTATION) == asked
     kept = _kept_template(live, inputs) if is_as_asked or _suffices(started, ceiling) else None
-    if kept or (is_unread and _annotation(live, MODEL_ANNOTATION) == model):
+    if kept or (is_unread and annotation(live, MODEL_ANNOTATION) == model):
         commit = pinned_commit(live)
     template = kept or {
         "metadata": {"labels": labels(service)},
@@ -175,18 +175,12 @@ def deployment(
         COMMIT_ANNOTATION: commit,
         TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
     }
-    name = deployment_name(service)
-    return _child(service, "apps/v1", "Deployment", name, {"spec": spec}, annotations)
+    return _child(service, "apps/v1", "Deployment", service.name, {"spec": spec}, annotations)
 
 
 def pinned_commit(live: Object | None) -> str:
     """The commit that the pods of the Deployment `live` are pinned to, "" where none is known."""
-    return _annotation(live, COMMIT_ANNOTATION) or ""
-
-
-def _inputs_of(service: InferenceService, settings: Settings) -> str:
-    """Hash of what the pod template is made from."""
-    return digest(pod.inputs(service, settings))
+    return annotation(live, COMMIT_ANNOTATION) or ""
 
 
 def model_of(service: InferenceService) -> str:
@@ -198,7 +192,7 @@ def model_of(service: InferenceService) -> str:
 
 def is_of_model(service: InferenceService, live: Object | None) -> bool:
     """Whether the pod template of `live` is of the model that is asked for now."""
-    return _annotation(live, MODEL_ANNOTATION) == model_of(service)
+    return annotation(live, MODEL_ANNOTATION) == model_of(service)
 
 
 def digest(value: object) -> str:
@@ -243,7 +237,8 @@ def _owner(service: InferenceService) -> Manifest:
     }
 
 
-def _annotation(live: Object | None, name: str) -> str | None:
+def annotation(live: Object | None, name: str) -> str | None:
+    """Of a live object, or of none."""
     annotations = (live or {}).get("metadata", {}).get("annotations") or {}
     value = annotations.get(name)
     return value if isinstance(value, str) else None
@@ -261,10 +256,10 @@ def _suffices(started: str | None, ceiling: int | None) -> bool:
 
 
 def _kept_template(live: Object | None, inputs: str) -> Manifest | None:
-    if _annotation(live, TEMPLATE_INPUTS_ANNOTATION) != inputs:
+    if annotation(live, TEMPLATE_INPUTS_ANNOTATION) != inputs:
         return None
     try:
-        template = json.loads(_annotation(live, TEMPLATE_ANNOTATION) or "")
+        template = json.loads(annotation(live, TEMPLATE_ANNOTATION) or "")
     except ValueError:
         return None
     return template if isinstance(template, dict) else None

@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import urllib3
@@ -18,26 +18,26 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
 from .metrics import Metrics
+from .observed import Object
 from .settings import FIELD_MANAGER
-from .spec import API_VERSION, KIND, PLURAL
-
-Object = Mapping[str, Any]
+from .spec import API_VERSION, GROUP, KIND, PLURAL, VERSION
 
 _log = logging.getLogger(__name__)
 _DEADLINE_S = 30
 _APPLY = "application/apply-patch+yaml"
 _ATTEMPTS = 4
 _MAX_WAIT_S = 10.0
-_COLLECTIONS: Mapping[str, tuple[str, str]] = {
-    KIND: (f"/apis/{API_VERSION}", PLURAL),
-    "ConfigMap": ("/api/v1", "configmaps"),
-    "Secret": ("/api/v1", "secrets"),
-    "Service": ("/api/v1", "services"),
-    "Event": ("/api/v1", "events"),
-    "Pod": ("/api/v1", "pods"),
-    "Deployment": ("/apis/apps/v1", "deployments"),
-    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+RESOURCES: Mapping[str, tuple[str, str, str]] = {
+    KIND: (GROUP, VERSION, PLURAL),
+    "ConfigMap": ("", "v1", "configmaps"),
+    "Secret": ("", "v1", "secrets"),
+    "Service": ("", "v1", "services"),
+    "Event": ("", "v1", "events"),
+    "Pod": ("", "v1", "pods"),
+    "Deployment": ("apps", "v1", "deployments"),
+    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
 }
+"""Group, version and plural of each kind."""
 
 
 class ClusterError(Exception):
@@ -59,8 +59,9 @@ class Ref:
     @property
     def path(self) -> str:
         """Its path at the API server; the collection's without a name."""
-        prefix, plural = _COLLECTIONS[self.kind]
-        collection = f"{prefix}/namespaces/{self.namespace}/{plural}"
+        group, version, plural = RESOURCES[self.kind]
+        prefix = f"apis/{group}" if group else "api"
+        collection = f"/{prefix}/{version}/namespaces/{self.namespace}/{plural}"
         return f"{collection}/{self.name}" if self.name else collection
 
 
@@ -92,12 +93,7 @@ class Cluster:
 
     async def get(self, ref: Ref) -> Object | None:
         """The live object, or None if there is none."""
-        try:
-            return await self._call("GET", ref.kind, ref.path)
-        except ClusterError as e:
-            if e.status == 404:
-                return None
-            raise
+        return await self._unless(404, "GET", ref.kind, ref.path)
 
     async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
         """Of the live objects that `ref` names, or of those of its kind and namespace with the
@@ -120,12 +116,7 @@ class Cluster:
 
     async def serves_objects(self) -> bool:
         """Whether the API server knows our kind: the CRD is installed."""
-        try:
-            known = await self._call("GET", KIND, f"/apis/{API_VERSION}")
-        except ClusterError as e:
-            if e.status == 404:
-                return False
-            raise
+        known = await self._unless(404, "GET", KIND, f"/apis/{API_VERSION}") or {}
         return any(resource.get("name") == PLURAL for resource in known.get("resources", ()))
 
     async def apply(
@@ -140,16 +131,19 @@ class Cluster:
         query = [("fieldManager", manager), ("force", "true")]
         return await self._call("PATCH", ref.kind, path, query, manifest, _APPLY)
 
-    async def create_once(self, manifest: Object) -> bool:
-        """Create `manifest`; False if an object of that name is there already."""
+    async def create_once(self, manifest: Object) -> None:
+        """Create `manifest`, unless an object of that name is there already."""
         ref = ref_of(manifest)
+        await self._unless(409, "POST", ref.kind, replace(ref, name="").path, body=manifest)
+
+    async def _unless(self, status: int, *call: Any, **more: Any) -> Object | None:
+        """What `_call` answers; None where it is refused with `status`."""
         try:
-            await self._call("POST", ref.kind, Ref(ref.kind, ref.namespace).path, body=manifest)
+            return await self._call(*call, **more)
         except ClusterError as e:
-            if e.status == 409:
-                return False
+            if e.status == status:
+                return None
             raise
-        return True
 
     async def _call(
         self,

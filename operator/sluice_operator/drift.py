@@ -7,9 +7,8 @@ left alone, as server-side apply leaves them.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .children import MANIFEST_ANNOTATION, digest
-
-Object = Mapping[str, Any]
+from .children import MANIFEST_ANNOTATION, annotation, digest
+from .observed import Object
 
 _ESSENCE = ("labels", "annotations", "ownerReferences")
 
@@ -41,9 +40,7 @@ def _list_differences(wanted: Sequence[Any], live: Sequence[Any], path: str) -> 
 
 def manifest_hash(thing: Object | None) -> str | None:
     """The hash that our manifest carries, in it and on the live object."""
-    annotations = (thing or {}).get("metadata", {}).get("annotations") or {}
-    found = annotations.get(MANIFEST_ANNOTATION)
-    return found if isinstance(found, str) else None
+    return annotation(thing, MANIFEST_ANNOTATION)
 
 
 def version(thing: Object) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeGuard, get_args
 
 Problems = list[str]
 Schema = dict[str, Any]
@@ -137,8 +137,9 @@ def text(*rules: Rule, min_length: int = 1, max_length: int = 253) -> Kind:
     return Kind(_with_rules(schema, rules), read)
 
 
-def choice(values: Sequence[str]) -> Kind:
-    """One of `values`, spelled exactly."""
+def choice(literal: Any) -> Kind:
+    """One of the texts of a `Literal`, spelled exactly."""
+    values = get_args(literal)
 
     def read(value: object, path: str, problems: Problems) -> Any:
         if isinstance(value, str) and value in values:
@@ -165,20 +166,16 @@ def integer(low: int, high: int) -> Kind:
     def read(value: object, path: str, problems: Problems) -> Any:
         if not _is_integer(value):
             return _refuse(problems, path, "must be a whole number")
-        return _in_range(value, low, high, path, problems)
+        if not low <= value <= high:
+            return _refuse(problems, path, f"must be between {low} and {high}")
+        return value
 
     width = "int32" if high < 2**31 else "int64"
     return Kind({"type": "integer", "format": width, "minimum": low, "maximum": high}, read)
 
 
-def _is_integer(value: object) -> bool:
+def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _in_range(value: Any, low: int, high: int, path: str, problems: Problems) -> Any:
-    if low <= value <= high:
-        return value
-    return _refuse(problems, path, f"must be between {low} and {high}")
 
 
 def auto_or_integer(low: int, high: int) -> Kind:
@@ -189,7 +186,7 @@ def auto_or_integer(low: int, high: int) -> Kind:
     def read(value: object, path: str, problems: Problems) -> Any:
         if value == "Auto":
             return None
-        if isinstance(value, int) and _is_integer(value) and low <= value <= high:
+        if _is_integer(value) and low <= value <= high:
             return value
         return _refuse(problems, path, message)
 
@@ -246,7 +243,7 @@ def quantity(suffixes: Sequence[str], *, scale: int, least: str, most: str, mess
         amount: Decimal | None = None
         if isinstance(value, str) and compiled.fullmatch(value):
             amount = _amount(value)
-        elif isinstance(value, int) and _is_integer(value):
+        elif _is_integer(value):
             amount = Decimal(value)
         if amount is not None and low <= amount <= high:
             return int(amount * scale)

@@ -112,13 +112,11 @@ def _plan(spec: Spec, found: Checkpoint) -> MemoryPlan:
 
 
 def _argument(spec: Spec, flag: str) -> str | None:
-    """What `spec.engine.args` says of a flag, the last time."""
-    given = [arg.partition("=")[2] for arg in spec.engine.args if arg.startswith(f"--{flag}=")]
-    return given[-1] if given else None
+    """What `spec.engine.args` says of a flag."""
+    given = dict(arg.removeprefix("--").split("=", 1) for arg in spec.engine.args)
+    return given.get(flag)
 
 
 def _number(spec: Spec, flag: str) -> int | None:
     given = _argument(spec, flag)
-    if given is not None and not given.isdigit():
-        raise SizingError(f"--{flag}={given} is not a number.")
     return int(given) if given else None

@@ -18,26 +18,21 @@ import kopf
 from prometheus_client import start_http_server
 
 from .address import in_url
-from .children import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL
-from .cluster import Cluster, ClusterError
-from .metrics import create_metrics
+from .children import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, WATCHED
+from .cluster import RESOURCES, Cluster, ClusterError
+from .metrics import Metrics
 from .namespaces import MOST_BETWEEN_LOOKS_S, Namespaces, await_change
+from .observed import Object
 from .reconcile import Context, Reconciler
 from .scrape import create_client
 from .settings import Settings
 from .spec import GROUP, KIND, PLURAL, VERSION
 
-Object = Mapping[str, Any]
 Key = tuple[str, str]
 
 _log = logging.getLogger(__name__)
 
-CHILDREN: Mapping[str, tuple[str, str, str]] = {
-    "Pod": ("", "v1", "pods"),
-    "Deployment": ("apps", "v1", "deployments"),
-    "Service": ("", "v1", "services"),
-    "ConfigMap": ("", "v1", "configmaps"),
-}
+CHILDREN = {kind: RESOURCES[kind] for kind in ("Pod", *WATCHED)}
 """What is watched, and only with our label; the other children are read by name."""
 
 
@@ -175,7 +170,7 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
 
 async def connect(operator: Operator) -> Context:
     """What the reconcilers share. kopf tries again where waiting can help, with one line each."""
-    settings, metrics = operator.settings, create_metrics()
+    settings, metrics = operator.settings, Metrics()
     try:
         cluster = Cluster.connect(metrics)
         if not await cluster.serves_objects():
@@ -237,14 +232,11 @@ def _owner_of(body: kopf.Body) -> Key:
 def configure(settings: kopf.OperatorSettings) -> None:
     """kopf's settings: measured values, and no trace of kopf on the objects."""
     settings.posting.enabled = False  # our events are our own, deduplicated
-    settings.posting.level = logging.WARNING
     settings.watching.server_timeout = 600  # an int: the API server refuses 600.0
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
     settings.networking.enforce_retry_after = True
     settings.scanning.disabled = True  # needs rights on CRDs and namespaces that we do without
     settings.persistence.finalizer = f"{GROUP}/operator"
-    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
     for resource in CHILDREN.values():
         settings.watching.label_selectors[resource] = f"{MANAGED_BY_LABEL}={MANAGED_BY}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from . import kinds
 from .fields import Rule, SpecObject, choice, integer, list_of, object_of, spec_field
@@ -34,7 +34,7 @@ class Hardware(SpecObject):
     )
 
     accelerator: Accelerator = spec_field(
-        "accelerator", choice(get_args(Accelerator)), "nvidia or cpu.", default="nvidia"
+        "accelerator", choice(Accelerator), "nvidia or cpu.", default="nvidia"
     )
     gpus: int | None = spec_field(
         "gpus", integer(0, 8), "GPUs of a pod; left out, 1 with nvidia and 0 with cpu."

@@ -70,14 +70,14 @@ def read(model: HubModel, dtype: str) -> Checkpoint | Unread:
         return Unread(f"{model.repo} cannot be read from {model.endpoint}: {said}")
 
 
+@dataclass(frozen=True, slots=True)
 class _Files:
     """The files of one commit, as a `checkpoint.Source`."""
 
-    def __init__(
-        self, hub: Redirects, model: HubModel, commit: str, names: Collection[str]
-    ) -> None:
-        self._hub, self._model, self._names = hub, model, names
-        self.commit = commit
+    _hub: Redirects
+    _model: HubModel
+    commit: str
+    _names: Collection[str]
 
     @classmethod
     def listed(cls, hub: Redirects, model: HubModel) -> "_Files":

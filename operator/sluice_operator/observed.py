@@ -142,11 +142,8 @@ def timestamp(now: float) -> str:
 
 
 def _condition(status: Object, kind: str) -> Object:
-    found: Object = {}
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == kind:
-            found = condition
-    return found
+    found: dict[str, Object] = {c.get("type"): c for c in status.get("conditions") or ()}
+    return found.get(kind, {})
 
 
 def _rollout_trouble(status: Object) -> Trouble | None:

@@ -6,16 +6,14 @@ it stays, the owner is gone and the object is taken over. So nobody beats a hear
 nobody contests is written by nobody.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
 from .events import Notice
+from .observed import Object
 from .reasons import Reason
 from .runtime import OWNER_ANNOTATION
-
-Object = Mapping[str, Any]
 
 ASKING_MANAGER = "sluice-operator-asking"
 """Of the question only: whoever applies without it takes it away, and nothing else."""

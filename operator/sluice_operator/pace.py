@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-Object = Mapping[str, Any]
+from .observed import Object
+
 Clock = Callable[[], float]
 
 PERIOD_S = 10.0

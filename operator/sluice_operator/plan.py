@@ -6,8 +6,9 @@ ever hears of an epoch that would be lost with the operator.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from sluice_worker.contract import Evidence, RuntimeConfig, RuntimePatch
+from sluice_worker.contract import RuntimeConfig, RuntimePatch
 from sluice_worker.contract import Slo as WireSlo
 from sluice_worker.sizing import MAX_CEILING
 
@@ -165,7 +166,7 @@ def _report(
         desired=tuned.runtime.replicas,
         ceiling=ceiling,
         decision=tuned.decision,
-        evidence=tuple(_evidence(observed)),
+        evidence=tuple(s.evidence for s in _serving(observed) if s.evidence is not None),
         configs=tuple(_configs(observed)),
         problems=tuple(_problems(observed)),
         is_withheld=is_withheld,
@@ -185,18 +186,13 @@ def _scrape_of(observed: Observed, pod: Pod) -> Scrape:
     return observed.scrapes.get(pod.uid, Scrape())
 
 
-def _configs(observed: Observed) -> Iterator[RuntimeConfig]:
-    for pod in observed.pods:
-        config = _scrape_of(observed, pod).config
-        if pod.serving and config is not None:
-            yield config
+def _serving(observed: Observed) -> list[Scrape]:
+    """What is held of each pod that serves."""
+    return [_scrape_of(observed, pod) for pod in observed.pods if pod.serving]
 
 
-def _evidence(observed: Observed) -> Iterator[Evidence]:
-    for pod in observed.pods:
-        evidence = _scrape_of(observed, pod).evidence
-        if pod.serving and evidence is not None:
-            yield evidence
+def _configs(observed: Observed) -> list[RuntimeConfig]:
+    return [scrape.config for scrape in _serving(observed) if scrape.config is not None]
 
 
 def _problems(observed: Observed) -> Iterator[str]:
@@ -257,15 +253,8 @@ def _limits(spec: Spec, ceiling: int) -> Limits:
 
 def _targets(spec: Spec) -> Targets:
     slo = spec.slo
-    return Targets(
-        slo.percentile,
-        slo.ttft_ms,
-        slo.itl_ms,
-        slo.e2e_ms,
-        slo.window_s,
-        slo.told_overload,
-        slo.mode,
-    )
+    targets = slo.ttft_ms, slo.itl_ms, slo.e2e_ms
+    return Targets(slo.percentile, *targets, slo.window_s, slo.told_overload, slo.mode)
 
 
 def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
@@ -452,20 +441,19 @@ def _patches(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPa
     """For every pod that is not as it should be: late, new, or with targets since edited."""
     if runtime.cap is None:
         return
-    slo, targets = _wire_slo(spec), _targets(spec)
+    slo = _wire_slo(spec)
     for pod in observed.pods:
         config = _scrape_of(observed, pod).config
         if config is None or pod.terminating:
             continue
-        cap = min(runtime.cap, config.ceiling)
-        wanted = (runtime.epoch, cap, slo, targets.overload)
-        if wanted != (config.epoch, config.max_num_seqs, config.slo, config.overload):
-            yield PodPatch(
-                pod,
-                RuntimePatch(
-                    epoch=runtime.epoch, max_num_seqs=cap, slo=slo, overload=targets.overload
-                ),
-            )
+        wanted: dict[str, Any] = {
+            "epoch": runtime.epoch,
+            "max_num_seqs": min(runtime.cap, config.ceiling),
+            "slo": slo,
+            "overload": spec.slo.told_overload,
+        }
+        if any(getattr(config, name) != value for name, value in wanted.items()):
+            yield PodPatch(pod, RuntimePatch(**wanted))
 
 
 def _wire_slo(spec: Spec) -> WireSlo:

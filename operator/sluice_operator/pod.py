@@ -6,7 +6,7 @@ from typing import Any
 from . import resources
 from .runtime import runtime_name
 from .settings import Settings
-from .spec import InferenceService
+from .spec import InferenceService, Model
 
 Manifest = dict[str, Any]
 
@@ -41,7 +41,8 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
     spec = service.spec
     return {
         **_hub_inputs(service, settings),
-        **_gpu_inputs(service),
+        # Of a CPU's pod it is the container's limit.
+        **({"gpu": spec.hardware.memory_bytes} if spec.hardware.accelerator == "nvidia" else {}),
         **({"keys": spec.api_key_secret_ref.name} if spec.api_key_secret_ref else {}),
         "image": [spec.engine.image or settings.worker_image, settings.image_pull_policy],
         "model": [spec.model.uri, spec.model.name, spec.model.dtype, spec.model.max_model_len],
@@ -56,12 +57,6 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         "runtime": spec.hardware.runtime_class_name,
         "drain": spec.drain.timeout_s,
     }
-
-
-def _gpu_inputs(service: InferenceService) -> dict[str, object]:
-    """What the worker may use of its GPU; of a CPU's pod it is the container's limit."""
-    hardware = service.spec.hardware
-    return {"gpu": hardware.memory_bytes} if hardware.accelerator == "nvidia" else {}
 
 
 def _hub_inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
@@ -97,7 +92,7 @@ def pod_spec(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(service, settings, ceiling, commit, loading_bytes)],
-        "volumes": _volumes(service),
+        "volumes": [{"name": name, **source} for name, source, _ in _storage(service)],
     }
     if hardware.node_selector:
         spec["nodeSelector"] = dict(hardware.node_selector)
@@ -141,7 +136,7 @@ def _container(
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
         # The worker's last line names what is wrong; it becomes the reason in our status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _mounts(service),
+        "volumeMounts": [{"name": name, **mount} for name, _, mount in _storage(service)],
     }
 
 
@@ -178,41 +173,30 @@ def _hub_environment(service: InferenceService, settings: Settings) -> list[Mani
     return environment
 
 
-def _mounts(service: InferenceService) -> list[Manifest]:
-    mounts: list[Manifest] = [
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
-        {"name": "admin", "mountPath": _ADMIN_DIR, "readOnly": True},
-        {"name": "runtime", "mountPath": _RUNTIME_DIR, "readOnly": True},
+def _storage(service: InferenceService) -> list[tuple[str, Manifest, Manifest]]:
+    """Name, source and mount of each volume."""
+    keys, (claim, _) = service.spec.api_key_secret_ref, _claim(service.spec.model)
+    storage: list[tuple[str, Manifest, Manifest]] = [
+        ("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"}),  # noqa: S108
+        ("admin", {"secret": {"secretName": secret_name(service)}}, _read_only(_ADMIN_DIR)),
+        ("runtime", {"configMap": {"name": runtime_name(service.name)}}, _read_only(_RUNTIME_DIR)),
     ]
-    if service.spec.api_key_secret_ref:
-        mounts.append({"name": "keys", "mountPath": _KEYS_DIR, "readOnly": True})
-    if _claim(service):
-        mounts.append({"name": "models", "mountPath": _CLAIM_MOUNT, "readOnly": True})
-    if service.spec.model.repo:
-        mounts.append({"name": "cache", "mountPath": _CACHE_MOUNT})
-    return mounts
-
-
-def _volumes(service: InferenceService) -> list[Manifest]:
-    volumes: list[Manifest] = [
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "admin", "secret": {"secretName": secret_name(service)}},
-        {"name": "runtime", "configMap": {"name": runtime_name(service.name)}},
-    ]
-    keys = service.spec.api_key_secret_ref
     if keys:
         # Without the Secret the worker starts, and ends with a sentence that the status shows; the
         # kubelet would wait for it in an event of the pod's. Other keys are not for the image.
         items = [{"key": _KEYS, "path": _KEYS}]
         source = {"secretName": keys.name, "optional": True, "items": items}
-        volumes.append({"name": "keys", "secret": source})
-    claim = _claim(service)
+        storage.append(("keys", {"secret": source}, _read_only(_KEYS_DIR)))
     if claim:
         source = {"claimName": claim, "readOnly": True}
-        volumes.append({"name": "models", "persistentVolumeClaim": source})
+        storage.append(("models", {"persistentVolumeClaim": source}, _read_only(_CLAIM_MOUNT)))
     if service.spec.model.repo:
-        volumes.append({"name": "cache", **_cache(service)})
-    return volumes
+        storage.append(("cache", _cache(service), {"mountPath": _CACHE_MOUNT}))
+    return storage
+
+
+def _read_only(path: str) -> Manifest:
+    return {"mountPath": path, "readOnly": True}
 
 
 def _cache(service: InferenceService) -> Manifest:
@@ -223,17 +207,15 @@ def _cache(service: InferenceService) -> Manifest:
     return {"persistentVolumeClaim": {"claimName": cache.pvc}}
 
 
-def _claim(service: InferenceService) -> str | None:
-    model = service.spec.model
-    if model.scheme != "pvc":
-        return None
-    return model.uri.removeprefix("pvc://").partition("/")[0]
+def _claim(model: Model) -> tuple[str, str]:
+    """Claim and path of a pvc:// model, empty for others."""
+    claim, _, path = model.uri.removeprefix("pvc://").partition("/")
+    return (claim, path.rstrip("/")) if model.scheme == "pvc" else ("", "")
 
 
-def _model_directory(service: InferenceService) -> str:
-    model = service.spec.model
-    if model.scheme == "pvc":
-        path = model.uri.removeprefix("pvc://").partition("/")[2].rstrip("/")
+def _model_directory(model: Model) -> str:
+    claim, path = _claim(model)
+    if claim:
         return f"{_CLAIM_MOUNT}/{path}" if path else _CLAIM_MOUNT
     return model.directory or model.uri
 
@@ -243,7 +225,7 @@ def _arguments(service: InferenceService, ceiling: int | None, commit: str) -> l
     spec = service.spec
     is_hub, has_gpu = spec.model.repo is not None, spec.hardware.accelerator == "nvidia"
     chosen: dict[str, object] = {
-        "model": _model_directory(service),
+        "model": _model_directory(spec.model),
         "revision": commit or spec.model.revision if is_hub else None,
         "download-dir": _CACHE_MOUNT if is_hub else None,
         "served-model-name": spec.model.name,

@@ -10,10 +10,9 @@ from typing import Any
 from .children import digest
 from .events import Notice
 from .fields import Schema, object_schema
+from .observed import Object
 from .reasons import Reason
 from .spec import Spec
-
-Object = Mapping[str, Any]
 
 _SCHEMA = object_schema(Spec)
 

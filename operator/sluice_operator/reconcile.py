@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 import random
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,14 +18,13 @@ from typing import Any
 import httpx
 
 from . import children, drift, events, ownership, prune, runtime, status
-from .admin_token import new_token, token_of
-from .child_refs import unwatched_refs, watched_refs
+from .admin_token import token_of
 from .cluster import Cluster, ClusterError, Ref
 from .events import Notice
 from .fit import Fit, judge
 from .metrics import Metrics
 from .model_reader import ModelReader
-from .observed import Pod, controller_of, failure_of, has_ended, pod_of
+from .observed import Object, Pod, controller_of, failure_of, has_ended, pod_of
 from .ownership import Claim, Move
 from .pace import Pace, Turns
 from .plan import Observed, Plan, plan
@@ -34,8 +34,6 @@ from .scrape import Scrape, ScrapeError, Scraper, Target
 from .settings import Settings
 from .spec import API_VERSION, KIND, InferenceService, SpecError, parse
 from .tuner.replicas import wanting_none
-
-Object = Mapping[str, Any]
 
 _log = logging.getLogger(__name__)
 _MIN_SPACING_S = 0.5
@@ -89,9 +87,7 @@ class Reconciler:
 
     def __init__(self, context: Context, namespace: str, name: str) -> None:
         self._context, self._namespace, self._name = context, namespace, name
-        self._scraper = Scraper(context.client, context.metrics)
-        self._memory = _Memory()
-        self._model = ModelReader(context.cluster, context.settings)
+        self._forget()
         self._pace = Pace(context.turns)
         self._body: Object = {}
         self._serves = False
@@ -110,10 +106,13 @@ class Reconciler:
         if _asked(body) != _asked(before):
             self.wake()
         if body["metadata"]["uid"] != before.get("metadata", {}).get("uid"):
-            self._memory = _Memory()  # another object of the same name
-            self._model = ModelReader(self._context.cluster, self._context.settings)
-            self._scraper = Scraper(self._context.client, self._context.metrics)
+            self._forget()  # another object of the same name
         self._body = body
+
+    def _forget(self) -> None:
+        context, self._memory = self._context, _Memory()
+        self._model = ModelReader(context.cluster, context.settings)
+        self._scraper = Scraper(context.client, context.metrics)
 
     def child_seen(self, uid: str) -> None:
         """A child is there, though it may have left the watch before, by an edit of its labels."""
@@ -269,23 +268,20 @@ class Reconciler:
 
     async def _is_served(self, service: InferenceService) -> bool:
         """Whether the Deployment is of the model that is asked for now."""
-        ref = Ref("Deployment", service.namespace, children.deployment_name(service))
+        ref = Ref("Deployment", service.namespace, service.name)
         live = self._child(ref) or await self._context.cluster.get(ref)
         return children.is_of_model(service, live)
 
     async def _live(self, service: InferenceService, fit: Fit) -> dict[str, Object]:
-        live = {}
+        refs = _refs(service, children.WATCHED)
+        live = {ref.kind: child for ref in refs if (child := self._child(ref)) is not None}
         self._memory.unread = {}
-        for ref in watched_refs(service):
-            child = self._child(ref)
-            if child is not None:
-                live[ref.kind] = child
         if fit.status == "False" and "Deployment" not in live:
             return live
-        for ref in watched_refs(service):
+        for ref in refs:
             # The watch shows only labelled ones; others of that name must not be written over.
-            found = None if ref.kind in live else await self._context.cluster.get(ref)
-            live.update({ref.kind: found} if found else {})
+            if ref.kind not in live and (found := await self._context.cluster.get(ref)):
+                live[ref.kind] = found
         live.update(await self._by_name(service))
         secret = live.get("Secret")
         # Pods read theirs when they start: an edited Secret is put back, not believed.
@@ -293,7 +289,7 @@ class Reconciler:
         known = self._memory.token or (token_of(secret) if secret and is_ours else None)
         if not known and "Secret" in self._memory.unread:
             raise self._memory.unread["Secret"]
-        self._memory.token = known or new_token()
+        self._memory.token = known or secrets.token_urlsafe(32)
         return live
 
     def _child(self, ref: Ref) -> Object | None:
@@ -324,7 +320,7 @@ class Reconciler:
         if now_s - memory.swept_s < _SWEEP_RESYNCS * self._context.settings.resync_s:
             return True
         own = f"{children.INSTANCE_LABEL}={self._name},{children.MANAGED_BY_LABEL}"
-        for kind in ("Pod", *(ref.kind for ref in watched_refs(service))):
+        for kind in ("Pod", *children.WATCHED):
             known = (*self._seen(kind), *filter(None, [self._written(kind)]))
             there = await self._context.cluster.uids(Ref(kind, self._namespace), label=own)
             missed = [body for body in known if _uid(body) not in there]
@@ -337,9 +333,8 @@ class Reconciler:
         return is_there
 
     async def _by_name(self, service: InferenceService) -> dict[str, Object]:
-        """Children that no watch shows: the operator has no right to list secrets, for one."""
         memory, now_s = self._memory, time.monotonic()
-        refs = unwatched_refs(service)
+        refs = _refs(service, children.UNWATCHED)
         if now_s - memory.read_by_name_s >= self._context.settings.resync_s:
             memory.unread = await self._read(refs)
             memory.read_by_name_s = -math.inf if memory.unread else now_s
@@ -490,9 +485,13 @@ def _asked(body: Object) -> tuple[Any, ...]:
     return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp")
 
 
+def _refs(service: InferenceService, kinds: Iterable[str]) -> list[Ref]:
+    return [Ref(kind, service.namespace, children.name_of(service, kind)) for kind in kinds]
+
+
 def _uid(child: Object | None) -> str:
     return str(child["metadata"]["uid"]) if child else ""
 
 
 def _target(pod: Pod) -> Target:
-    return Target(pod.name, pod.uid, pod.ip)
+    return Target(pod.uid, pod.ip)

@@ -46,9 +46,8 @@ class ScrapeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One pod to ask: its name, which is unique in its namespace, its uid and its address."""
+    """One pod to ask."""
 
-    name: str
     uid: str
     ip: str
     port: int = ADMIN_PORT

@@ -6,7 +6,7 @@ quantities end in `_bytes` or `_millis` and are ints, `Auto` is None.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from sluice_worker.contract import Overload
 
@@ -106,9 +106,9 @@ class Model(SpecObject):
         "The `model` of the OpenAI API; left out, the object's name.",
         absent="",
     )
-    task: Task = spec_field("task", choice(get_args(Task)), "What it does.", default="Generate")
+    task: Task = spec_field("task", choice(Task), "What it does.", default="Generate")
     dtype: DType = spec_field(
-        "dtype", choice(get_args(DType)), "Type of weights and KV cache.", default="auto"
+        "dtype", choice(DType), "Type of weights and KV cache.", default="auto"
     )
     max_model_len: int | None = spec_field(
         "maxModelLen",
@@ -150,9 +150,7 @@ class Engine(SpecObject):
         ),
     )
 
-    name: EngineName = spec_field(
-        "name", choice(get_args(EngineName)), "Which engine.", default="Sluice"
-    )
+    name: EngineName = spec_field("name", choice(EngineName), "Which engine.", default="Sluice")
     image: str | None = spec_field(
         "image",
         kinds.IMAGE,
@@ -195,7 +193,7 @@ class Batching(SpecObject):
     )
 
     mode: BatchingMode = spec_field(
-        "mode", choice(get_args(BatchingMode)), "How batches are formed.", default="Continuous"
+        "mode", choice(BatchingMode), "How batches are formed.", default="Continuous"
     )
     max_num_seqs: int | None = spec_field(
         "maxNumSeqs",
@@ -233,7 +231,7 @@ class Batching(SpecObject):
     )
     speculation: Speculation = spec_field(
         "speculation",
-        choice(get_args(Speculation)),
+        choice(Speculation),
         "Auto: n-gram drafts for greedy requests, while over 80 % of them are right.",
         default="Auto",
     )
@@ -282,13 +280,13 @@ class Slo(SpecObject):
     )
     overload: Overload = spec_field(
         "overload",
-        choice(get_args(Overload)),
+        choice(Overload),
         "Shed refuses what can no longer meet timeToFirstToken; in mode Advisory nothing is.",
         default="Queue",
     )
     mode: SloMode = spec_field(
         "mode",
-        choice(get_args(SloMode)),
+        choice(SloMode),
         "Advisory decides and reports, and changes neither the cap nor the replicas.",
         default="Enforce",
     )
@@ -400,7 +398,7 @@ class Spec(SpecObject):
     )
     rollout: Rollout = spec_field(
         "rollout",
-        choice(get_args(Rollout)),
+        choice(Rollout),
         "How an edit reaches the pods, one by one. Surge: a new pod is ready before an old one "
         "leaves, which takes room for one more. Replace: an old pod drains first and leaves its "
         "room to a new one; a single replica serves nothing until that is ready.",

@@ -62,17 +62,17 @@ def healthy_pods(pods: Sequence[Pod]) -> int:
 
 def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
     """The whole status of an object whose spec could be read."""
-    service, rollout = report.service, report.rollout
-    # spec.slo may have been taken out; then there is nothing to say about it.
+    service, rollout, decision = report.service, report.rollout, report.decision
     parts = {
         "model": _model(report),
         "memory": _memory(report),
         "batching": _batching(report),
-        "slo": _slo(report.decision) if service.spec.slo.has_target else {},
         "scaling": _scaling(report),
-        "load": _load(report),
-        "pods": _pods(report.decision),
     }
+    if decision is not None:
+        # spec.slo may have been taken out; then there is nothing to say about it.
+        parts["slo"] = _slo(decision) if service.spec.slo.has_target else {}
+        parts |= {"load": _load(report, decision), "pods": _pods(decision)}
     return {
         "observedGeneration": service.generation,
         "url": f"http://{service.name}.{service.namespace}.svc",
@@ -333,9 +333,7 @@ def _why(move: Move, now: int) -> dict[str, Any]:
     return why if move.to == now else {**why, "proposed": move.to}
 
 
-def _slo(decision: Decision | None) -> dict[str, Any]:
-    if decision is None:
-        return {}
+def _slo(decision: Decision) -> dict[str, Any]:
     part: dict[str, Any] = {name: _target(verdict) for name, verdict in decision.verdicts.items()}
     if decision.slo_met.holds is not None:
         part["met"] = decision.slo_met.holds
@@ -385,21 +383,17 @@ def _replica_change(change: ReplicaChange) -> dict[str, Any]:
     }
 
 
-def _load(report: Report) -> dict[str, Any]:
-    if report.decision is None:
-        return {}
+def _load(report: Report, decision: Decision) -> dict[str, Any]:
     part: dict[str, Any] = {
-        "arrivalsPerSecond": f"{report.decision.arrivals_per_s:.2f}",
+        "arrivalsPerSecond": f"{decision.arrivals_per_s:.2f}",
         "running": sum(config.running for config in report.configs),
         "waiting": sum(config.waiting.total for config in report.configs),
         **work(report.evidence, report.service.spec.slo.window_s),
     }
-    return {**part, "cause": report.decision.cause} if report.decision.cause != "none" else part
+    return {**part, "cause": decision.cause} if decision.cause != "none" else part
 
 
-def _pods(decision: Decision | None) -> dict[str, Any]:
-    if decision is None:
-        return {}
+def _pods(decision: Decision) -> dict[str, Any]:
     named = {"silent": sorted(decision.silent_pods), "noisy": sorted(decision.noisy_pods)}
     return {key: names for key, names in named.items() if names}
 

@@ -41,18 +41,49 @@ def one_of(description: str, *values: str) -> Schema:
     return {"description": description, "type": "string", "enum": list(values)}
 
 
-def _model() -> Schema:
+def _target(name: str) -> Schema:
     return group(
+        f"Evidence on {name} in the window.",
+        target=say(TEXT, "The target, as a duration."),
+        p99=say(TEXT, "Measured at the percentile of the object, as a duration."),
+        over=say(COUNT, "Samples over target."),
+        samples=say(COUNT, "Samples in the window."),
+        allowedPercent=say(TEXT, "Share that may be over."),
+        usedPercent=say(TEXT, "Share that was over."),
+        verdict=one_of("What the evidence says.", "Breach", "Headroom", "Hold", "NoTraffic"),
+        samplesNeeded=say(COUNT, "Clean samples until headroom is shown."),
+        verifiable=say(FLAG, "False where they would take over an hour at this traffic."),
+    )
+
+
+_DECISION: Schema = {"time": TIME, "reason": TEXT, "from": COUNT, "to": COUNT}
+_HISTORY: Schema = {"type": "array", "maxItems": MAX_HISTORY, "items": group("One.", **_DECISION)}
+_CONDITION = group(
+    "As everywhere in Kubernetes.",
+    type={"type": "string", "maxLength": 64},
+    status={"type": "string", "enum": ["True", "False", "Unknown"]},
+    reason=TEXT,
+    message=MESSAGE,
+    lastTransitionTime=TIME,
+    observedGeneration=SIGNED,
+)
+
+
+STATUS = group(
+    "What was seen and decided; written by the operator only.",
+    observedGeneration=say(SIGNED, "The generation that this status is about."),
+    url=say(TEXT, "Where the Service answers, inside the cluster."),
+    replicas=say(COUNT, "Pods there are."),
+    readyReplicas=say(COUNT, "Pods that serve."),
+    selector=say(TEXT, "Label selector of the pods, for /scale."),
+    model=group(
         "The checkpoint, as its headers say.",
         name=say(TEXT, "The `model` of the OpenAI API."),
         resolvedRevision=say(TEXT, "Commit of an hf:// model."),
         parameters=say(COUNT, "Number of weights."),
         bytes=say(COUNT, "Bytes of the weights."),
-    )
-
-
-def _memory() -> Schema:
-    return group(
+    ),
+    memory=group(
         "Bytes by class.",
         planned=say(BYTES_BY_CLASS, "By the formula."),
         measured=say(BYTES_BY_CLASS, "By a worker at its start."),
@@ -64,11 +95,8 @@ def _memory() -> Schema:
         expectedPreemptions=say(
             TEXT, "Percent of the time that a full cap of such lengths outgrows the KV cache."
         ),
-    )
-
-
-def _batching() -> Schema:
-    return group(
+    ),
+    batching=group(
         "The cap on concurrent sequences of a pod.",
         ceiling=say(COUNT, "Most that memory and the user allow; fixed at start."),
         maxNumSeqs=say(COUNT, "The cap in force."),
@@ -104,26 +132,8 @@ def _batching() -> Schema:
                 "reason": TEXT,
             },
         ),
-    )
-
-
-def _target(name: str) -> Schema:
-    return group(
-        f"Evidence on {name} in the window.",
-        target=say(TEXT, "The target, as a duration."),
-        p99=say(TEXT, "Measured at the percentile of the object, as a duration."),
-        over=say(COUNT, "Samples over target."),
-        samples=say(COUNT, "Samples in the window."),
-        allowedPercent=say(TEXT, "Share that may be over."),
-        usedPercent=say(TEXT, "Share that was over."),
-        verdict=one_of("What the evidence says.", "Breach", "Headroom", "Hold", "NoTraffic"),
-        samplesNeeded=say(COUNT, "Clean samples until headroom is shown."),
-        verifiable=say(FLAG, "False where they would take over an hour at this traffic."),
-    )
-
-
-def _slo() -> Schema:
-    return group(
+    ),
+    slo=group(
         "The promise against what was measured.",
         timeToFirstToken=_target("the first token"),
         interTokenLatency=_target("the gaps between tokens"),
@@ -131,13 +141,8 @@ def _slo() -> Schema:
         met=say(FLAG, "Whether every target holds over the window."),
         goodPercent=say(TEXT, "Requests whose first token and mean gap held."),
         smoothPercent=say(TEXT, "Requests whose first token held and hardly any gap was over."),
-    )
-
-
-def _scaling() -> Schema:
-    decision = {"time": TIME, "reason": TEXT, "from": COUNT, "to": COUNT}
-    history = {"type": "array", "maxItems": MAX_HISTORY, "items": group("One.", **decision)}
-    return group(
+    ),
+    scaling=group(
         "Replicas, and why.",
         reason=say(TEXT, "Why the replicas are what they are, at the last look."),
         message=say(MESSAGE, "The same with its evidence."),
@@ -145,17 +150,14 @@ def _scaling() -> Schema:
         desired=say(COUNT, "Replicas wanted now."),
         pending=say(COUNT, "Pods that are not ready yet."),
         replicasOwner=one_of("Who sets the replicas.", "Sluice", "External"),
-        lastDecision=group("The last decision.", **decision),
+        lastDecision=group("The last decision.", **_DECISION),
         history={
             "description": "Last changes, newest first.",
-            **history,
+            **_HISTORY,
             "x-kubernetes-list-type": "atomic",
         },
-    )
-
-
-def _load() -> Schema:
-    return group(
+    ),
+    load=group(
         "What arrives.",
         arrivalsPerSecond=say(TEXT, "Requests a second."),
         running=say(COUNT, "Sequences that run, over all pods."),
@@ -179,49 +181,20 @@ def _load() -> Schema:
             mean=say(TEXT, "Their mean."),
             sigma=say(TEXT, "Their standard deviation."),
         ),
-    )
-
-
-def _conditions() -> Schema:
-    condition = group(
-        "As everywhere in Kubernetes.",
-        type={"type": "string", "maxLength": 64},
-        status={"type": "string", "enum": ["True", "False", "Unknown"]},
-        reason=TEXT,
-        message=MESSAGE,
-        lastTransitionTime=TIME,
-        observedGeneration=SIGNED,
-    )
-    return {
+    ),
+    pods=group(
+        "Pods that stand out.",
+        silent=names("Without metrics; left out of the sums."),
+        noisy=names("Alone over target; named, not averaged."),
+    ),
+    conditions={
         "description": "Ready, Reconciling, Stalled, ModelFits, SLOMet, SLOFeasible, "
         "MetricsAvailable.",
         "type": "array",
         "maxItems": 16,
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
-        "items": {**condition, "required": ["type", "status"]},
-    }
-
-
-def status_schema() -> Schema:
-    """The structural schema of `status`."""
-    return group(
-        "What was seen and decided; written by the operator only.",
-        observedGeneration=say(SIGNED, "The generation that this status is about."),
-        url=say(TEXT, "Where the Service answers, inside the cluster."),
-        replicas=say(COUNT, "Pods there are."),
-        readyReplicas=say(COUNT, "Pods that serve."),
-        selector=say(TEXT, "Label selector of the pods, for /scale."),
-        model=_model(),
-        memory=_memory(),
-        batching=_batching(),
-        slo=_slo(),
-        scaling=_scaling(),
-        load=_load(),
-        pods=group(
-            "Pods that stand out.",
-            silent=names("Without metrics; left out of the sums."),
-            noisy=names("Alone over target; named, not averaged."),
-        ),
-        conditions=_conditions(),
-    )
+        "items": {**_CONDITION, "required": ["type", "status"]},
+    },
+)
+"""The structural schema of `status`."""

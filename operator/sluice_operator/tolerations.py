@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from . import kinds
-from .fields import Rule, SpecObject, choice, integer, spec_field
+from .fields import Rule, SpecObject, choice, integer, spec_field, wire_fields
+
+Operator = Literal["Exists", "Equal"]
+Effect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,24 +33,16 @@ class Toleration(SpecObject):
     )
 
     key: str | None = spec_field("key", kinds.LABEL_KEY, "Taint key; left out, all keys.")
-    operator: Literal["Exists", "Equal"] | None = spec_field(
-        "operator", choice(("Exists", "Equal")), "How key and value are compared."
+    operator: Operator | None = spec_field(
+        "operator", choice(Operator), "How key and value are compared."
     )
     value: str | None = spec_field("value", kinds.LABEL_VALUE, "Taint value.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = spec_field(
-        "effect", choice(("NoSchedule", "PreferNoSchedule", "NoExecute")), "Taint effect."
-    )
+    effect: Effect | None = spec_field("effect", choice(Effect), "Taint effect.")
     toleration_seconds: int | None = spec_field(
         "tolerationSeconds", integer(0, 2**31 - 1), "How long NoExecute is tolerated."
     )
 
     def manifest(self) -> dict[str, object]:
         """As a pod spec wants it."""
-        wire = {
-            "key": self.key,
-            "operator": self.operator,
-            "value": self.value,
-            "effect": self.effect,
-            "tolerationSeconds": self.toleration_seconds,
-        }
-        return {name: value for name, value in wire.items() if value is not None}
+        given = {field.wire: getattr(self, name) for name, field in wire_fields(type(self))}
+        return {wire: value for wire, value in given.items() if value is not None}

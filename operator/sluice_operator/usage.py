@@ -1,9 +1,9 @@
 """What the serving pods did in the window: work, lengths, misses, and what a step costs. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sluice_worker.contract import TICK_SECONDS, Evidence, Lengths, StepModel
+from sluice_worker.contract import TICK_SECONDS, Evidence, Lengths
 
 from .tuner.evidence import misses_by_cause, pooled
 
@@ -41,16 +41,11 @@ def step_times(evidence: Sequence[Evidence]) -> dict[str, str]:
     """`status.batching.step`: the pods' fitted models, weighted by their records."""
     models = [pod.step_model for pod in evidence if pod.step_model and pod.step_model.n]
     total = sum(model.n for model in models)
-    parts: dict[str, Callable[[StepModel], float]] = {
-        "fixedMs": lambda model: model.a,
-        "sequenceMs": lambda model: model.b,
-        "kvTokenMs": lambda model: model.c,
-        "promptTokenMs": lambda model: model.d,
-    }
+    parts = {"fixedMs": "a", "sequenceMs": "b", "kvTokenMs": "c", "promptTokenMs": "d"}
     if not total:
         return {}
     return {
-        name: digits(sum(part(model) * model.n for model in models) / total)
+        name: digits(sum(getattr(model, part) * model.n for model in models) / total)
         for name, part in parts.items()
     }
 

@@ -53,7 +53,7 @@ from sluice.machine import processor
 from sluice.numbers import count
 from sluice.simulate.generate import TRACES
 from sluice.simulate.trace import Request
-from sluice_operator.metrics import create_metrics
+from sluice_operator.metrics import Metrics
 from sluice_operator.scrape import ScrapeError, Scraper, Target, create_client
 from sluice_operator.tuner import Limits, Observation, Past, PodView, Targets, decide
 from sluice_worker.contract import (
@@ -92,8 +92,8 @@ class Steered:
     @classmethod
     def of(cls, worker: Worker, client: httpx.AsyncClient) -> "Steered":
         """That of `worker`."""
-        target = Target(POD, POD, "127.0.0.1", urlsplit(worker.admin_url).port or 0)
-        return cls(Scraper(client, create_metrics()), target)
+        target = Target(POD, "127.0.0.1", urlsplit(worker.admin_url).port or 0)
+        return cls(Scraper(client, Metrics()), target)
 
     async def seen(self) -> tuple[Evidence, RuntimeConfig, float]:
         """What is held of the worker after one more look, and when it was read."""

@@ -39,7 +39,7 @@ def test_model_that_cannot_fit_is_told_so_and_gets_no_pod(cluster: Cluster) -> N
     fits = cluster.wait_condition("e2e-too-large", "ModelFits", "False", 30)
     assert "GiB" in fits["message"]
     assert cluster.kube.pods("e2e-too-large") == []
-    assert cluster.kube.find("deployment", "e2e-too-large") is None
+    assert not cluster.kube.kubectl("get", "deployment", "e2e-too-large", "--ignore-not-found")
     cluster.delete("e2e-too-large")
 
 

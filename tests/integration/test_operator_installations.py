@@ -20,7 +20,7 @@ from integration.operator_runs import (
     settle,
 )
 from sluice_operator.cluster import Cluster, ClusterError
-from sluice_operator.metrics import create_metrics
+from sluice_operator.metrics import Metrics
 from sluice_operator.ownership import ASKING_MANAGER, question
 
 _numbers = itertools.count()
@@ -37,7 +37,7 @@ async def test_a_question_never_makes_a_configmap(
 ) -> None:
     space = create_namespace(client, f"installations-{next(_numbers)}")
     made = space.create("configmaps", {"metadata": {"name": "demo-runtime"}})
-    cluster = Cluster(api_client(apiserver), create_metrics())
+    cluster = Cluster(api_client(apiserver), Metrics())
     made |= {"kind": "ConfigMap"}
     await cluster.apply(question(made, "two"), manager=ASKING_MANAGER)
     assert "two" in space.get("configmaps", "demo-runtime")["metadata"]["annotations"].values()

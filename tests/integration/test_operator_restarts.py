@@ -22,7 +22,7 @@ from integration.operator_runs import (
     settle,
 )
 from sluice_operator.cluster import Cluster
-from sluice_operator.metrics import create_metrics
+from sluice_operator.metrics import Metrics
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.scrape import create_client
 from sluice_operator.settings import FIELD_MANAGER, Settings
@@ -69,7 +69,7 @@ async def a_reconciler(
     resync_s: float = 30.0,
 ) -> AsyncIterator[Reconciler]:
     """A new operator's, of demo; it is killed after `writes` writes."""
-    metrics = create_metrics()
+    metrics = Metrics()
     cluster = DyingCluster(api_client(server), metrics)
     cluster.writes_left = writes
     settings = Settings("registry.invalid/worker:1", models_dir=models, resync_s=resync_s)

@@ -1,7 +1,8 @@
 """Traces made to measure: a share of what one pod can do, in the shapes that traffic takes."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from math import exp, log, pi, sin
 from random import Random
 
@@ -44,6 +45,11 @@ class Recipe:
     random: Random
 
 
+Curve = Callable[[float], float]
+"""Of how much of the trace is over."""
+Make = Callable[[Recipe], Iterator[Request]]
+
+
 def make_trace(
     name: str, params: Params, itl_ms: float | None, lengths: Lengths, num: int, seed: int
 ) -> list[Request]:
@@ -53,7 +59,7 @@ def make_trace(
     return list(make(Recipe(num, per_s, lengths, Random(seed))))  # noqa: S311 - a simulation
 
 
-def _arrivals(recipe: Recipe, share: Callable[[float], float]) -> Iterator[tuple[float, float]]:
+def _arrivals(recipe: Recipe, share: Curve) -> Iterator[tuple[float, float]]:
     """(time, how much of the trace is over) of Poisson arrivals; `share` of the capacity."""
     now_s = 0.0
     for index in range(recipe.num):
@@ -62,13 +68,14 @@ def _arrivals(recipe: Recipe, share: Callable[[float], float]) -> Iterator[tuple
         yield now_s, done
 
 
-def _plain(recipe: Recipe, share: Callable[[float], float]) -> Iterator[Request]:
-    for now_s, _ in _arrivals(recipe, share):
-        yield Request(now_s, *recipe.lengths.draw(recipe.random))
+def _plain(recipe: Recipe, share: Curve, scale: Curve = lambda _: 1.0) -> Iterator[Request]:
+    """`scale`: of the lengths."""
+    for now_s, done in _arrivals(recipe, share):
+        yield Request(now_s, *recipe.lengths.draw(recipe.random, scale(done)))
 
 
-def _steady(share: float) -> Callable[[Recipe], Iterator[Request]]:
-    return lambda recipe: _plain(recipe, lambda _: share)
+def _steady(share: float, scale: Curve = lambda _: 1.0) -> Make:
+    return lambda recipe: _plain(recipe, lambda _: share, scale)
 
 
 def _steps(recipe: Recipe) -> Iterator[Request]:
@@ -90,29 +97,16 @@ def _bursts(recipe: Recipe) -> Iterator[Request]:
         yield Request(1.0 + SILENCE_S * (index // size), *recipe.lengths.draw(recipe.random))
 
 
-def _mixed(scales: Sequence[tuple[float, float]], share: float) -> Callable[..., Iterator[Request]]:
-    def make(recipe: Recipe) -> Iterator[Request]:
-        weights = [weight for weight, _ in scales]
-        for now_s, _ in _arrivals(recipe, lambda _: share):
-            ((_, scale),) = recipe.random.choices(scales, weights)
-            yield Request(now_s, *recipe.lengths.draw(recipe.random, scale))
-
-    return make
+def _bimodal(recipe: Recipe) -> Iterator[Request]:
+    """Four short ones to a long one."""
+    draw = partial(recipe.random.choices, (0.4, 3.4), (0.8, 0.2))
+    return _plain(recipe, lambda _: 0.7, lambda _: draw()[0])
 
 
 def _heavy_tail(recipe: Recipe) -> Iterator[Request]:
     """Log-normal lengths with a sigma of 1.2: one in a hundred is eight times the mean."""
-    heavy = Lengths(recipe.lengths.prompt, recipe.lengths.output, 1.2)
-    for now_s, _ in _arrivals(recipe, lambda _: 0.7):
-        yield Request(now_s, *heavy.draw(recipe.random))
-
-
-def _scaled(scale: Callable[[float], float], share: float) -> Callable[..., Iterator[Request]]:
-    def make(recipe: Recipe) -> Iterator[Request]:
-        for now_s, done in _arrivals(recipe, lambda _: share):
-            yield Request(now_s, *recipe.lengths.draw(recipe.random, scale(done)))
-
-    return make
+    heavy = replace(recipe.lengths, sigma=1.2)
+    return _plain(replace(recipe, lengths=heavy), lambda _: 0.7)
 
 
 def _prefix_drop(recipe: Recipe) -> Iterator[Request]:
@@ -127,16 +121,16 @@ def _prefix_drop(recipe: Recipe) -> Iterator[Request]:
             yield Request(now_s, prompt, output)
 
 
-TRACES: dict[str, Callable[[Recipe], Iterator[Request]]] = {
+TRACES: dict[str, Make] = {
     "steady-50": _steady(0.5),
     "steady-80": _steady(0.8),
     "steady-95": _steady(0.95),
     "steps": _steps,
     "diurnal": _diurnal,
     "bursts": _bursts,
-    "bimodal": _mixed(((0.8, 0.4), (0.2, 3.4)), 0.7),
+    "bimodal": _bimodal,
     "heavy-tail": _heavy_tail,
-    "length-shift": _scaled(lambda done: 2.0 if done >= 0.5 else 1.0, 0.42),
+    "length-shift": _steady(0.42, lambda done: 2.0 if done >= 0.5 else 1.0),
     "prefix-drop": _prefix_drop,
-    "slow-leak": _scaled(lambda done: 1.0 + done, 0.45),
+    "slow-leak": _steady(0.45, lambda done: 1.0 + done),
 }

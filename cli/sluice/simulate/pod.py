@@ -30,6 +30,8 @@ BEAT_S = 0.1
 class Pod(Scraped):
     """Steps one by one, around the worker's own recorder and step fit."""
 
+    num_refused = num_preemptions = 0
+
     def _prepare(self, start_s: float) -> None:
         params = self.params
         self.pages = Pages(
@@ -38,7 +40,6 @@ class Pod(Scraped):
             caching=params.prefix_caching,
         )
         self.done: list[Job] = []
-        self._num_refused = self._num_preemptions = 0
         self.num_steps = 1
         self.now = self.last_end = start_s
         self.step: Step | None = None
@@ -64,14 +65,6 @@ class Pod(Scraped):
     @property
     def is_idle(self) -> bool:
         return not self._open
-
-    @property
-    def num_refused(self) -> int:
-        return self._num_refused
-
-    @property
-    def num_preemptions(self) -> int:
-        return self._num_preemptions
 
     def outcomes(self) -> tuple[list[Outcome], list[Outcome]]:
         return [_outcome(job) for job in self.done], [_outcome(j) for j in self._open.values()]
@@ -111,7 +104,7 @@ class Pod(Scraped):
             1, num_open, self.cap, state, params.max_num_queued
         ):
             self.recorder.refuse()
-            self._num_refused += 1
+            self.num_refused += 1
             return
         if params.overload == "Shed" and self._refuse_if_late(request):
             return
@@ -139,7 +132,7 @@ class Pod(Scraped):
         if problem is None:
             return False
         recorder.refuse_for_deadline(1e3 * forecast.wait_s(1), prefill_ms)
-        self._num_refused += 1
+        self.num_refused += 1
         return True
 
     def _advance(self, now_s: float) -> None:
@@ -156,11 +149,11 @@ class Pod(Scraped):
         self.inbox.clear()
         if self.params.overload == "Shed" and now_s >= self._shed_at:
             self._shed(now_s)
-        before = self._num_preemptions
+        before = self.num_preemptions
         singles = [job for job in self.prefilling if job.tokens - job.computed == 1]
         if self.num_decoding:
             self._grow()
-        if self._num_preemptions > before:
+        if self.num_preemptions > before:
             singles = [job for job in singles if job.holding.num]
         elif self.waiting:
             self._admit(now_s)
@@ -183,7 +176,7 @@ class Pod(Scraped):
             else:
                 prefill += num_tokens
         mean_ms = self.params.step_ms(decodes, kv_tokens, prefill)
-        step_ms = self.noise.step_ms(mean_ms, now_s)
+        step_ms = mean_ms * self.noise.factor(now_s)
         num_running = len(self.running)
         at_cap = num_running >= AT_CAP_SHARE * self.cap
         return Step(
@@ -215,20 +208,10 @@ class Pod(Scraped):
         self.last_end = now_s
         self.num_steps += 1
         self._learn(step)
-        waiting, by_kv = len(self.waiting), self._blocked_by == "kv"
-        self.recorder.stepped(
-            step.epoch,
-            step.num_running,
-            step.num_decodes,
-            step.num_prefill_tokens,
-            num_tokens,
-            step.step_ms / 1e3,
-            now_s,
-            self.times.is_slow,
-            len(self.running),
-            0 if by_kv else waiting,
-            waiting if by_kv else 0,
-        )
+        waits = len(self.waiting)
+        by_cap, by_kv = (0, waits) if self._blocked_by == "kv" else (waits, 0)
+        after = len(self.running), by_cap, by_kv
+        self.recorder.stepped(step, num_tokens, after, is_slow=self.times.is_slow)
 
     def _book_decodes(self, step: Step, joined: list[Job]) -> None:
         """One more token for each that decodes; those that have all of theirs leave."""
@@ -345,7 +328,7 @@ class Pod(Scraped):
 
     def _preempt(self, victim: Job, grown: set[int]) -> None:
         del self.running[victim.order]
-        self._num_preemptions += 1
+        self.num_preemptions += 1
         if victim.is_decoding:
             self._leave_decoding(victim, self.num_steps)
             victim.holding.num += victim.order in grown
@@ -436,7 +419,7 @@ class Pod(Scraped):
                 self.recorder.drop(flight, now_s, by_server=True, refused=True)
                 self.waiting.remove(job)
                 del self._open[flight.request_id]
-                self._num_refused += 1
+                self.num_refused += 1
 
     # What it learns
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sluice_operator.tuner import Decision, Limits, Observation, Past, decide
+from sluice_operator.tuner import Limits, Observation, Past, decide
 from sluice_worker.contract import TICK_SECONDS
 
 from .world import World
@@ -19,7 +19,6 @@ class Tuner:
         self, limits: Limits, cap: int | None = None, every_s: float = TICK_SECONDS
     ) -> None:
         self.first_cap, self.every_s = cap, every_s
-        self.decisions: list[tuple[float, Decision]] = []
         self._limits = limits if cap is None else replace(limits, ceiling=cap, min_num_seqs=cap)
         self._is_idle = cap is not None and limits.min_replicas == limits.max_replicas
         self._past = Past()
@@ -38,8 +37,6 @@ class Tuner:
             pods=tuple(pod.view(world.now) for pod in world.pods),
         )
         self._past, decision = decide(self._past, seen)
-        if decision.cap_reason or decision.replicas_reason:
-            self.decisions.append((world.now, decision))
         world.set_cap(decision.cap)
         world.set_replicas(decision.replicas)
 
@@ -47,11 +44,10 @@ class Tuner:
 class Replay:
     """A fixed cap with the replicas of another run, moment by moment."""
 
-    def __init__(
-        self, cap: int, replica_changes: Sequence[tuple[float, int]], every_s: float = TICK_SECONDS
-    ) -> None:
+    every_s = TICK_SECONDS
+
+    def __init__(self, cap: int, replica_changes: Sequence[tuple[float, int]]) -> None:
         self.first_cap: int | None = cap
-        self.every_s = every_s
         self._changes = list(reversed(replica_changes))
 
     def decide(self, world: World) -> None:

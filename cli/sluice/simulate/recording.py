@@ -8,6 +8,8 @@ from sluice_worker.evidence import Recorder
 from sluice_worker.open_tick import bucket
 from sluice_worker.wire import Snapshot
 
+from .job import Step
+
 
 @dataclass(slots=True)
 class Totals:
@@ -80,33 +82,21 @@ class Recording(Recorder):
         return is_over
 
     def stepped(
-        self,
-        epoch: int,
-        num_running: int,
-        num_decodes: int,
-        prefill_tokens: int,
-        num_tokens: int,
-        step_s: float,
-        now_s: float,
-        is_slow: bool,
-        running: int,
-        waiting_cap: int,
-        waiting_kv: int,
+        self, step: Step, num_tokens: int, after: tuple[int, int, int], *, is_slow: bool
     ) -> None:
-        """A step, as `Recorder.step`; the last three are the state after it."""
-        tick = self._tick
+        """A step, as `Recorder.step`; `after`: what runs then, and waits for the cap or for KV."""
+        tick, step_s = self._tick, step.step_ms / 1e3
         tick.steps += 1
-        tick.decodes += num_decodes
-        tick.prefill_tokens += prefill_tokens
+        tick.decodes += step.num_decodes
+        tick.prefill_tokens += step.num_prefill_tokens
         tick.generated_tokens += num_tokens
         tick.busy_s += step_s
-        tick.max_running = max(tick.max_running, num_running)
+        tick.max_running = max(tick.max_running, step.num_running)
         tick.slow_steps += is_slow
         state = self.snapshot
-        now = (running, waiting_cap, waiting_kv)
-        if (state.running, state.waiting_cap, state.waiting_kv) != now:
-            self.snapshot = Snapshot(*now, 0, 0, 0, 0, 0, 0, 0)
+        if (state.running, state.waiting_cap, state.waiting_kv) != after:
+            self.snapshot = Snapshot(*after, 0, 0, 0, 0, 0, 0, 0)
         if self._waiting:
-            self._admit(now_s - step_s, now_s)
-        if epoch == self.epoch:
-            self._settle(num_running)
+            self._admit(step.ends_s - step_s, step.ends_s)
+        if step.epoch == self.epoch:
+            self._settle(step.num_running)

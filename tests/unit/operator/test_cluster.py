@@ -11,7 +11,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.config.config_exception import ConfigException
 from sluice_operator import cluster
 from sluice_operator.cluster import Cluster, ClusterError, Ref
-from sluice_operator.metrics import create_metrics
+from sluice_operator.metrics import Metrics
 
 
 class HangUp(socketserver.BaseRequestHandler):
@@ -35,7 +35,7 @@ async def test_a_handshake_that_is_cut_is_an_api_server_that_cannot_be_reached(
     monkeypatch.setattr(cluster, "_ATTEMPTS", 1)
     configuration = Configuration(host=f"https://127.0.0.1:{port}")
     configuration.retries = False
-    api = Cluster(ApiClient(configuration), create_metrics())
+    api = Cluster(ApiClient(configuration), Metrics())
     with pytest.raises(ClusterError, match="cannot be reached") as refused:
         await api.get(Ref("ConfigMap", "default", "demo"))
     assert refused.value.reason == "Unreachable"
@@ -54,7 +54,7 @@ async def test_a_token_that_is_missing_for_a_moment_is_one_more_reason_to_try_ag
     configuration = Configuration(host="https://127.0.0.1:1")
     configuration.api_key["BearerToken"] = "bearer stale"
     configuration.refresh_api_key_hook = refresh
-    api = Cluster(ApiClient(configuration), create_metrics())
+    api = Cluster(ApiClient(configuration), Metrics())
     with pytest.raises(ClusterError, match="cannot be reached"):
         await api.get(Ref("ConfigMap", "default", "demo"))
     assert len(tried) == cluster._ATTEMPTS

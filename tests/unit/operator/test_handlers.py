@@ -10,7 +10,7 @@ from typing import Any, cast
 import kopf
 import pytest
 from sluice_operator.handlers import Operator
-from sluice_operator.metrics import create_metrics
+from sluice_operator.metrics import Metrics
 from sluice_operator.namespaces import Namespaces
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.runtime import OWNER_ANNOTATION
@@ -23,7 +23,7 @@ KEY = ("default", "demo")
 
 def create_context(store: Store, instance: str = "one") -> Context:
     settings = replace(SETTINGS, instance=instance)
-    return Context(settings, store, create_client(), create_metrics(), store.watched)
+    return Context(settings, store, create_client(), Metrics(), store.watched)
 
 
 @pytest.fixture

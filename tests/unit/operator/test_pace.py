@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from sluice_operator.metrics import create_metrics
+from sluice_operator.metrics import Metrics
 from sluice_operator.pace import MEASURED, PERIOD_S, WRITES_PER_S, Pace, Turns, acted_on
 from sluice_operator.plan import plan
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.runtime import Runtime
 from sluice_operator.settings import FIELD_MANAGER
-from sluice_operator.status_schema import status_schema
+from sluice_operator.status_schema import STATUS as STATUS_SCHEMA
 from sluice_worker.contract import FirstTokens, encode
 from unit.operator.objects import changed, valid_object
 from unit.operator.observations import (
@@ -134,7 +134,7 @@ def test_every_measured_field_is_in_the_schema() -> None:
             if below:
                 check(below, schema["properties"][name])
 
-    check(MEASURED, status_schema())
+    check(MEASURED, STATUS_SCHEMA)
 
 
 def test_a_pass_reads_nothing_of_its_own_status_but_what_was_written_at_once() -> None:
@@ -189,7 +189,7 @@ async def test_a_reconciler_writes_the_traffic_of_a_minute_six_times(
         return httpx.Response(200, stream=httpx.ByteStream(encode(create_evidence(ticks=ticks))))
 
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    context = Context(SETTINGS, store, client, create_metrics(), store.watched, turns=Turns(clock))
+    context = Context(SETTINGS, store, client, Metrics(), store.watched, turns=Turns(clock))
     reconciler = Reconciler(context, "default", "demo")
     reconciler.see(pace_object())
     for _ in range(3):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_operator.plan import plan
 from sluice_operator.spec import parse
-from sluice_operator.status_schema import status_schema
+from sluice_operator.status_schema import STATUS as STATUS_SCHEMA
 from unit.operator.objects import Object, valid_objects
 from unit.operator.observations import (
     NOW,
@@ -36,7 +36,7 @@ def _strict(schema: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-STATUS = jsonschema.Draft202012Validator(_strict(status_schema()))
+STATUS = jsonschema.Draft202012Validator(_strict(STATUS_SCHEMA))
 
 
 def _body(body: Object) -> Object:

@@ -16,7 +16,7 @@ import pytest
 from sluice_operator import model_reader, reconcile
 from sluice_operator.checkpoint import Unread
 from sluice_operator.cluster import Cluster, ClusterError, Ref
-from sluice_operator.metrics import create_metrics
+from sluice_operator.metrics import Metrics
 from sluice_operator.model_reader import Found
 from sluice_operator.observed import timestamp
 from sluice_operator.ownership import ASKING_MANAGER
@@ -61,9 +61,8 @@ class Store(Cluster):
             body["metadata"]["uid"] for (kind, _), body in self.objects.items() if kind == ref.kind
         )
 
-    async def create_once(self, manifest: Any) -> bool:
+    async def create_once(self, manifest: Any) -> None:
         self.events.append(manifest)
-        return True
 
     async def apply(
         self, manifest: Any, subresource: str = "", manager: str = FIELD_MANAGER
@@ -149,7 +148,7 @@ def ports() -> AdminPorts:
 @pytest.fixture
 def context(store: Store, ports: AdminPorts) -> Context:
     client = httpx.AsyncClient(transport=httpx.MockTransport(ports.answer))
-    return Context(SETTINGS, store, client, create_metrics(), store.watched)
+    return Context(SETTINGS, store, client, Metrics(), store.watched)
 
 
 @pytest.fixture

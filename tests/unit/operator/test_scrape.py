@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sluice_operator import scrape
-from sluice_operator.metrics import create_metrics
+from sluice_operator.metrics import Metrics
 from sluice_operator.scrape import (
     MAX_GONE,
     Scrape,
@@ -70,12 +70,12 @@ async def _admin_port(answer: Answer) -> AsyncIterator[Target]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        yield Target("demo-1", "uid-demo-1", "127.0.0.1", port)
+        yield Target("uid-demo-1", "127.0.0.1", port)
 
 
 async def _scrape(target: Target, times: int = 1) -> Scrape:
     async with create_client() as client:
-        scraper = Scraper(client, create_metrics())
+        scraper = Scraper(client, Metrics())
         for _ in range(times):
             held = await scraper.scrape((target,), "token", NOW)
     return held[target.uid]
@@ -162,7 +162,7 @@ def test_a_restarted_pod_keeps_what_it_served_before() -> None:
 
 async def test_a_pod_that_is_gone_is_held_while_its_ticks_count() -> None:
     async with _admin_port(_healthy) as target, create_client() as client:
-        scraper = Scraper(client, create_metrics())
+        scraper = Scraper(client, Metrics())
         await scraper.scrape((target,), "token", NOW + 5)
         soon = (await scraper.scrape((), "token", NOW + 60))[target.uid]
         assert soon.evidence is not None
@@ -176,7 +176,7 @@ async def test_a_pod_that_is_gone_is_held_while_its_ticks_count() -> None:
 
 async def test_a_pod_that_is_gone_is_held_for_as_long_whatever_its_clock_said() -> None:
     async with _admin_port(_healthy) as target, create_client() as client:
-        scraper, later = Scraper(client, create_metrics()), NOW + 700
+        scraper, later = Scraper(client, Metrics()), NOW + 700
         await scraper.scrape((target,), "token", later)
         gone = (await scraper.scrape((), "token", later + 1))[target.uid]
         assert gone.evidence is not None
@@ -186,7 +186,7 @@ async def test_a_pod_that_is_gone_is_held_for_as_long_whatever_its_clock_said() 
 
 async def test_of_pods_that_come_and_go_only_some_are_held() -> None:
     async with _admin_port(_healthy) as target, create_client() as client:
-        scraper = Scraper(client, create_metrics())
+        scraper = Scraper(client, Metrics())
         for number in range(MAX_GONE + 5):
             held = await scraper.scrape((replace(target, uid=str(number)),), "token", NOW)
     assert len(held) == MAX_GONE + 1
@@ -272,7 +272,7 @@ async def test_a_pod_that_misbehaves_is_named_and_its_evidence_kept(
 
 
 async def test_an_absent_pod_is_named() -> None:
-    held = await _scrape(Target("gone", "uid-gone", "127.0.0.1", 1))
+    held = await _scrape(Target("uid-gone", "127.0.0.1", 1))
     assert held.problem is not None
     assert "ConnectError" in held.problem
 
@@ -281,7 +281,7 @@ async def test_one_bad_pod_does_not_delay_the_others(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(scrape, "DEADLINE_S", 3.0)
     async with _admin_port(_hang) as bad, _admin_port(_healthy) as good, create_client() as client:
         good = replace(good, uid="uid-good")
-        held = await Scraper(client, create_metrics()).scrape((bad, good), "token", NOW)
+        held = await Scraper(client, Metrics()).scrape((bad, good), "token", NOW)
     assert held["uid-good"].problem is None
     assert held[bad.uid].problem is not None
 
@@ -292,12 +292,12 @@ async def test_a_refused_patch_is_an_error_that_names_the_status() -> None:
 
     async with _admin_port(refuse) as target, create_client() as client:
         with pytest.raises(ScrapeError, match="409"):
-            await Scraper(client, create_metrics()).patch(target, "t", RuntimePatch(epoch=1))
+            await Scraper(client, Metrics()).patch(target, "t", RuntimePatch(epoch=1))
 
 
 async def test_an_accepted_patch_is_remembered_as_the_pods_configuration() -> None:
     async with _admin_port(_healthy) as target, create_client() as client:
-        scraper = Scraper(client, create_metrics())
+        scraper = Scraper(client, Metrics())
         config = await scraper.patch(target, "t", RuntimePatch(epoch=1, max_num_seqs=4))
         assert config.max_num_seqs == 4
         assert scraper.knows(target.uid)

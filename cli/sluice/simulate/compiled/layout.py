@@ -55,7 +55,7 @@ class View(Structure):
         *_fields(
             "",
             "num_open running waiting_cap waiting_kv num_refused num_preemptions num_ticks "
-            "num_lengths num_free num_cached",
+            "num_lengths",
         ),
         ("model", Model),
     ]

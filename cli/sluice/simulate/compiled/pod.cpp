@@ -16,7 +16,7 @@ enum Need : int64_t { NOTHING, FACTORS, SPELLS };
 
 struct View {  // what is read after each `run`
   int64_t num_open, running, waiting_cap, waiting_kv, num_refused, num_preemptions, num_ticks;
-  int64_t num_lengths, num_free, num_cached;
+  int64_t num_lengths;
   StepModel model;
 };
 
@@ -81,7 +81,6 @@ struct Pod {
   View view{};
   double now, last_end, clock_at, refitted_at;
   int64_t cap, epoch, num_steps = 1, num_decoding = 0, kv_tokens = 0, num_slow = 0;
-  int64_t num_preemptions = 0;
   bool last_was_slow = false;
   Cause blocked_by = NONE;
   Clocks clocks;
@@ -153,13 +152,13 @@ struct Pod {
       waiting.push_back(id);
     }
     inbox.clear();
-    int64_t before = num_preemptions;
+    int64_t before = view.num_preemptions;
     std::vector<Chunk>& chunks = step.chunks;
     chunks.clear();
     for (int id : prefilling)
       if (jobs[id].tokens - jobs[id].computed == 1) chunks.push_back({id, 1});
     if (num_decoding) grow();
-    if (num_preemptions > before) {
+    if (view.num_preemptions > before) {
       auto is_gone = [&](const Chunk& chunk) { return !jobs[chunk.id].num_blocks; };
       chunks.erase(std::remove_if(chunks.begin(), chunks.end(), is_gone), chunks.end());
     } else if (!waiting.empty()) {
@@ -315,7 +314,6 @@ struct Pod {
     recorder.finish(jobs[id], now_s);
     running.erase(id);
     pages.release(jobs[id]);
-    jobs[id].is_open = false;
     view.num_open--;
     done.push_back(id);
   }
@@ -349,7 +347,7 @@ struct Pod {
   void preempt(int id, const std::set<int>& grown) {
     Job& job = jobs[id];
     running.erase(id);
-    num_preemptions++;
+    view.num_preemptions++;
     if (job.is_decoding) {
       leave_decoding(job, num_steps);
       job.num_blocks += grown.count(id);
@@ -375,7 +373,7 @@ struct Pod {
       double cap_s = clocks.cap_s - job.queued_at.cap_s, kv_s = clocks.kv_s - job.queued_at.kv_s;
       job.wait_cap_s += cap_s, job.wait_kv_s += kv_s;
       if (std::isnan(job.admitted_s)) {
-        job.admitted_s = now_s, job.cached = job.computed;
+        job.admitted_s = now_s;
       } else {
         job.admitted_s += cap_s + kv_s;
       }
@@ -393,9 +391,7 @@ struct Pod {
   const View* look() {
     view.running = recorder.running;
     view.waiting_cap = recorder.waiting_cap, view.waiting_kv = recorder.waiting_kv;
-    view.num_preemptions = num_preemptions;
     view.num_ticks = recorder.ticks.size(), view.num_lengths = recorder.lengths.size();
-    view.num_free = pages.num_free, view.num_cached = pages.num_cached;
     view.model = times.fit.model;
     return &view;
   }
@@ -445,7 +441,7 @@ int64_t pod_gaps(Pod* pod, Totals* totals, int64_t* pairs) {
 void pod_jobs(Pod* pod, Ended* out) {
   std::vector<int> ids = pod->done;
   for (size_t id = 0; id < pod->jobs.size(); id++)
-    if (pod->jobs[id].is_open) ids.push_back(id);
+    if (!pod->jobs[id].has_ended) ids.push_back(id);
   for (int id : ids) {
     const Job& job = pod->jobs[id];
     *out++ = {job.t_s, job.first_s, job.last_s, job.num_tokens, job.num_gaps_over};

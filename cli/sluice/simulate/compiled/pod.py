@@ -175,26 +175,9 @@ def _config(params: Params, slo: Slo, cap: int, epoch: int, start_s: float) -> l
 
 
 def _fit(times: StepTimes) -> layout.Fit:
-    model = times.model
-    return layout.Fit(
-        layout.Model() if model is None else layout.Model(*msgspec.structs.astuple(model)),
-        times.tail.ms,
-        times.tail.stretch,
-        steptime.MAX_AGE_S,
-        steptime.ANCHOR_WEIGHT,
-        steptime.MODEL_QUANTILE,
-        steptime.TAIL_QUANTILE,
-        steptime.STRETCH_QUANTILE,
-        steptime.SPELL_SHIFT,
-        steptime.REGIME_S,
-        steptime.NORMAL_TAIL,
-        steptime.MAX_STEP_MS,
-        steptime.BUCKET_RECORDS,
-        steptime.MIN_JUDGED,
-        steptime.LEAST_CHUNK,
-        steptime.SPELL_STEPS,
-        steptime.NO_LIMIT,
-    )
+    model = layout.Model(*msgspec.structs.astuple(times.model)) if times.model else layout.Model()
+    constants = [getattr(steptime, name.upper()) for name, *_ in layout.Fit._fields_[3:]]
+    return layout.Fit(model, times.tail.ms, times.tail.stretch, *constants)
 
 
 def _sketch(pairs: list[int]) -> dict[int, int]:
@@ -207,18 +190,11 @@ def _tick(
     gaps_at = start + 2 * row.num_ttft
     e2e_at = gaps_at + 2 * row.num_itl
     by = Causes(cap=row.by_cap, kv=row.by_kv, prefill=row.by_prefill, cold=row.by_cold)
+    same = {n: getattr(row, n) for n in Tick.__struct_fields__ if hasattr(row, n)}
     return Tick(
+        **{**same, "settled": bool(row.settled)},
         seq=seq,
-        t_s=row.t_s,
-        epoch=row.epoch,
         boot_id=boot_id,
-        settled=bool(row.settled),
-        max_num_seqs=row.max_num_seqs,
-        arrivals=row.arrivals,
-        refused=row.refused,
-        finished=row.finished,
-        good=row.good,
-        smooth=row.smooth,
         ttft=FirstTokens(row.ttft_n, row.ttft_over, by, _sketch(pairs[start:gaps_at])),
         itl=TokenGaps(
             row.itl_n,
@@ -229,14 +205,6 @@ def _tick(
             _sketch(pairs[gaps_at:e2e_at]),
         ),
         e2e=Requests(row.e2e_n, row.e2e_over, _sketch(pairs[e2e_at : e2e_at + 2 * row.num_e2e])),
-        steps=row.steps,
-        decodes=row.decodes,
-        prefill_tokens=row.prefill_tokens,
-        generated_tokens=row.generated_tokens,
-        busy_s=row.busy_s,
         throttled_s=0.0,
-        running=row.running,
-        max_running=row.max_running,
         waiting=Waiting(cap=row.waiting_cap, kv=row.waiting_kv),
-        slow_steps=row.slow_steps,
     )

@@ -62,13 +62,13 @@ struct Clocks {
 
 struct Job {  // with its flight and its holding
   double t_s, first_s = INFINITY, last_s = 0, admitted_s = NAN, flight_admitted_s = NAN;
-  int64_t prompt, max_tokens, tokens, computed = 0, trusted = 0, generated = 0, cached = 0;
+  int64_t prompt, max_tokens, tokens, computed = 0, trusted = 0, generated = 0;
   int64_t num_blocks = 0, run = -1;  // run: of its own sealed blocks, among `runs`
   int64_t base = 0, joined_at = 0, ends_at = 0, first_growth = 0, slow_before = 0;
   int64_t num_tokens = 0, num_gaps_over = 0;
   double wait_cap_s = 0, wait_kv_s = 0;
   Clocks queued_at;
-  bool is_decoding = false, is_open = true, is_waiting = true, is_pending = true;
+  bool is_decoding = false, is_waiting = true, is_pending = true;
   bool decided = false, whole_decided = false, has_ended = false;
   bool held_first = false, last_was_over = false;
 };
