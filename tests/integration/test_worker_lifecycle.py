@@ -200,9 +200,10 @@ def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
     assert f"--port {port}" in told
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("program", ["sluice_worker --model", "sluice serve"])
-def test_sigterm_while_the_flags_are_read_is_a_leave_like_any_other(
-    tmp_path: Path, program: str
+def test_a_signal_while_the_flags_are_read_is_a_leave_like_any_other(
+    tmp_path: Path, program: str, number: int
 ) -> None:
     """As process 1 of a container, one that installed no handler yet would not even end."""
     model = write_checkpoint(tmp_path / "model")
@@ -211,9 +212,10 @@ def test_sigterm_while_the_flags_are_read_is_a_leave_like_any_other(
     line = [sys.executable, "-m", *program.split(), str(model), "--api-key-file", str(held)]
     with subprocess.Popen(line, stderr=subprocess.PIPE) as process:
         writer = os.open(held, os.O_WRONLY)  # once it is opened for reading
-        process.terminate()
-        assert process.wait(20) == 0
+        process.send_signal(number)
+        told = process.communicate(timeout=20)[1]
         os.close(writer)
+    assert (process.returncode, told) == (0, b"")
 
 
 @pytest.mark.parametrize("content", ["", "many", "-1", "0"])

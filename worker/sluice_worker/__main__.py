@@ -1,6 +1,6 @@
 """`sluice-worker`: one model over HTTP, with or without Kubernetes.
 
-What takes time to import is imported where it is needed: SIGTERM is to be heard before.
+What takes time to import is imported where it is needed: signals are to be heard before.
 """
 
 import os
@@ -50,16 +50,18 @@ def run(
 
 @contextmanager
 def _leaving_at_once() -> Iterator[None]:
-    """SIGTERM ends the process until the event loop handles it: nothing is open yet.
+    """SIGTERM and Ctrl-C end the process until the event loop handles them: nothing is open yet.
 
     The kernel drops a signal that process 1, as in a container, has no handler for. Not by an
     exception, which an import may swallow; the engine process ends with the socket to it.
     """
-    before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: os._exit(0)) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def _serve(config: "WorkerConfig") -> int:
