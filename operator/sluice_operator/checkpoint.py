@@ -95,7 +95,7 @@ def read(uri: str, dtype: str, root: Path) -> Checkpoint | Unread:
         return Unread(f"{uri} is not read by the operator: the worker sizes itself")
     directory = _inside(root, uri.removeprefix(ROOT_URI))
     if not directory.is_dir():
-        return Unread(f"the operator's image has no {uri}: the worker sizes itself")
+        return Unread(f"the operator has no {uri}: the worker sizes itself")
     return examine(_Directory(root, directory), dtype)
 
 

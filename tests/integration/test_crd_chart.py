@@ -64,6 +64,16 @@ def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
     return [body for body in manifests if body["kind"] == kind]
 
 
+def test_notes_name_each_namespace_and_the_crd_only_where_it_is_the_chart_s(helm: Path) -> None:
+    install: list[Word] = [helm, "install", "sluice", str(CHART), "--dry-run=client", *IMAGES]
+    mine = run([*install, "--set", "watchNamespaces={a,b}"])
+    assert "\n  kubectl delete infs --all -n a\n  kubectl delete infs --all -n b\n" in mine
+    assert "kubectl delete crd" in mine
+    other = run([*install, "--set", "crds.install=false"])
+    assert "kubectl delete infs --all --all-namespaces" in other
+    assert "kubectl delete crd" not in other
+
+
 def test_lint_has_nothing_to_say(helm: Path) -> None:
     assert "0 chart(s) failed" in run([helm, "lint", "--strict", CHART, *IMAGES])
 
