@@ -2,44 +2,82 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 COMMANDS = {
-    "bench": "the same bursts at several caps of one running server",
-    "demo": "see the whole promise on a real cluster",
-    "load": "closed- and open-loop load on an OpenAI endpoint",
-    "report": "what one service promised, held and cost, and what would help",
-    "serve": "one model on this machine, without Kubernetes",
-    "simulate": "a model of pods under a trace, tuned by the operator's own code",
-    "status": "one service's plan, cap, evidence, conditions and history",
-    "plan": "the memory arithmetic of a checkpoint, without a pod",
+    "bench": "Send one running server the same bursts at several caps, and say what each brings.",
+    "demo": "See the whole promise on a real cluster: a load that is too much, and what is done.",
+    "load": "Send an OpenAI endpoint closed- or open-loop load or bursts; one JSON object a line.",
+    "report": "Say what one service promised, held and cost, and what would help.",
+    "serve": "Serve one model on this machine, without Kubernetes.",
+    "simulate": "Run the operator's tuner, or another policy, on a model of pods under a trace.",
+    "status": "Show one service's plan, cap, evidence, conditions and history.",
+    "plan": "Work out whether a checkpoint fits, and for how many sequences, without a pod.",
 }
+EXIT_SIGPIPE = 141
+"""As a shell tells of a program that wrote to a reader who had left."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run its command; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="sluice", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    chosen = next((a for a in arguments if a in COMMANDS), None)
+    chosen = next((a for a in arguments if a in COMMANDS), "")
+    program = f"sluice {chosen}".rstrip()
+    try:
+        try:
+            return _run(arguments, chosen)
+        finally:
+            print(end="", flush=True)
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        _discard_output()
+        return EXIT_SIGPIPE
+    except OSError as e:
+        print(f"{program}: {e}", file=sys.stderr)
+        _discard_output()
+        return 1
+
+
+def _run(arguments: list[str], chosen: str) -> int:
+    parser = argparse.ArgumentParser(
+        prog="sluice",
+        description="Serve models, measure what serves them, and look at InferenceServices.",
+        epilog="`sluice COMMAND --help` says more of each.",
+    )
+    parser.add_argument("--version", action="version", version=version("sluice"))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text)
+        command = commands.add_parser(name, help=text, description=text, formatter_class=_Help)
         if name == chosen:
             _imported(name).add_arguments(command)
     args = parser.parse_args(arguments)
-    try:
-        return int(_imported(args.command).main(args))
-    except KeyboardInterrupt:
-        print(f"sluice {args.command}: interrupted", file=sys.stderr)
-        return 130
+    return int(_imported(args.command).main(args))
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Tells the default of each flag that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        has_default = not isinstance(action.default, bool | None)
+        return super()._get_help_string(action) if has_default else action.help
+
+
+def _discard_output() -> None:
+    """What is still buffered would fail once more at the end of the process."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _imported(command: str) -> Any:
     try:
         return importlib.import_module(f"sluice.{command}")
-    except ModuleNotFoundError as e:
+    except ImportError as e:  # or only a part of a package is
         sys.exit(f"sluice {command}: {e.name} is not installed here, as in the operator's image")
 
 

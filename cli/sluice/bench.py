@@ -27,7 +27,15 @@ from sluice_worker.contract import Slo
 from sluice import curve
 from sluice.client import COMPLETIONS, ROUTES, Outcome, Shape, request
 from sluice.curve import Tally
-from sluice.endpoint import Cap, ClientLimit, EndpointError, find_live, served_model
+from sluice.endpoint import (
+    Cap,
+    ClientLimit,
+    EndpointError,
+    base_url,
+    bearer_headers,
+    find_live,
+    served_model,
+)
 from sluice.machine import processor
 from sluice.numbers import count, not_negative, positive, vocabulary
 from sluice.page import page, picture, section, table, text_table
@@ -54,28 +62,38 @@ def caps(text: str) -> list[int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `sluice bench`."""
-    parser.add_argument("--url", required=True, help="of the API, without a route")
+    parser.add_argument("--url", type=base_url, required=True, help="of the API, without a route")
     parser.add_argument("--max-num-seqs", type=caps, default=CAPS, metavar="1,4,8", help="the caps")
-    parser.add_argument("--admin-url", help="default: port 8001 of the same host, if it answers")
+    parser.add_argument(
+        "--admin-url", type=base_url, help="default: port 8001 of the same host, if it answers"
+    )
     parser.add_argument("--admin-token-file", type=Path, help="bearer of the admin port")
     parser.add_argument("--client-side", action="store_true", help="leave the server's cap alone")
     parser.add_argument("--api-key-file", type=Path, help="bearer of the API")
     parser.add_argument("--model", help="default: the first of /v1/models")
-    parser.add_argument("--route", choices=ROUTES, default=COMPLETIONS)
+    parser.add_argument("--route", choices=ROUTES, default=COMPLETIONS, help="of the API")
     parser.add_argument("--wave", type=count, default=200, help="requests at once")
     parser.add_argument("--waves", type=count, default=100, help="at each cap")
     parser.add_argument(
         "--silence", type=not_negative, default=30.0, help="seconds from wave to wave"
     )
-    parser.add_argument("--prompt-tokens", type=count, nargs=2, default=[1024, 3072])
-    parser.add_argument("--max-tokens", type=count, nargs=2, default=[64, 256])
-    parser.add_argument("--scale", type=positive, default=1.0, help="of the five above: 0.1")
+    parser.add_argument(
+        "--prompt-tokens", type=count, nargs=2, default=[1024, 3072], metavar=("A", "B"),
+        help="least and most of a prompt",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-tokens", type=count, nargs=2, default=[64, 256], metavar=("A", "B"),
+        help="least and most of an output",
+    )  # fmt: skip
+    parser.add_argument(
+        "--scale", type=positive, default=1.0, help="a factor on the five above, such as 0.1"
+    )
     parser.add_argument(
         "--vocab-size", type=vocabulary, default=1000, help="token ids are drawn below it"
     )
     parser.add_argument("--slo", type=read_targets, help=HELP)
     parser.add_argument("--timeout", type=positive, default=600.0, help="seconds for one request")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of lengths, tokens and turns")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="a folder")
 
 
@@ -191,14 +209,6 @@ class Bench:
         }  # fmt: skip
 
 
-def _bearer(path: Path | None) -> str | None:
-    """The first line of a file of bearers; raises EndpointError."""
-    try:
-        return path.read_text().split()[0] if path else None
-    except (OSError, ValueError, IndexError) as e:
-        raise EndpointError(f"{path} holds no bearer: {e}") from e
-
-
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The whole measurement; raises EndpointError where there is nothing to measure."""
     traffic = Traffic.of(args)
@@ -234,11 +244,10 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def _session(args: argparse.Namespace, bearer: Path | None) -> aiohttp.ClientSession:
     """Connections that show the bearer of that file and no other."""
-    token = _bearer(bearer)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=args.timeout, sock_connect=CONNECT_SECONDS),
-        headers={"Authorization": f"Bearer {token}"} if token else {},
+        headers=bearer_headers(bearer),
     )
 
 
@@ -322,7 +331,6 @@ async def _ended_by_signals(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[s
 
 def main(args: argparse.Namespace) -> int:
     """Entry of `sluice bench`: 0 if all was measured, 2 if it cannot be."""
-    args.url = args.url.rstrip("/")
     try:
         import matplotlib  # noqa: F401 - told before minutes of measuring, not after them
     except ImportError:
@@ -331,6 +339,8 @@ def main(args: argparse.Namespace) -> int:
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         result = asyncio.run(_ended_by_signals(measure(args)))
+    except BrokenPipeError:
+        raise
     except (EndpointError, aiohttp.ClientError, TimeoutError, OSError) as e:
         print(f"sluice bench: {e or type(e).__name__}", file=sys.stderr)
         return 2

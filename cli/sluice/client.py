@@ -148,7 +148,7 @@ async def attempt(
     except (TimeoutError, aiohttp.ClientError, ConnectionError) as e:
         is_closed = isinstance(e, aiohttp.ClientConnectionError | ConnectionError)
         if is_closed and not has_begun and not isinstance(e, TimeoutError):
-            raise Retry(0.5, type(e).__name__) from e
+            raise Retry(0.5, f"{type(e).__name__}: {e}"[:200]) from e
         detail = f"{type(e).__name__}: {e}"[:200]
         return Outcome("cut", "", 0.0, time.monotonic() - start, 0, (), 0, detail)
 

@@ -1,8 +1,10 @@
 """A server under test: how a cap is put in force on it, and what its own counters say."""
 
+import argparse
 import asyncio
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +27,32 @@ CLIENT_SIDE = (
 
 class EndpointError(Exception):
     """The server cannot be measured as asked; the message says why."""
+
+
+def base_url(text: str) -> str:
+    """The URL of an API without a route: argparse's `type=`."""
+    try:
+        parts = urlsplit(text)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL like http://localhost:8000")
+    return text.rstrip("/")
+
+
+def bearer_headers(path: Path | None) -> dict[str, str]:
+    """Headers that show the first of a file of bearers, none without one; raises EndpointError."""
+    if path is None:
+        return {}
+    try:
+        bearers = path.read_text().split()
+    except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) else "it is no text"
+        raise EndpointError(f"{path} cannot be read: {why}") from e
+    if not bearers:
+        raise EndpointError(f"{path} is empty: it is to hold a bearer")
+    return {"Authorization": f"Bearer {bearers[0]}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +214,8 @@ async def served_model(session: aiohttp.ClientSession, url: str) -> ServedModel:
     """The first model that `url` lists."""
     try:
         async with session.get(f"{url}/v1/models") as response:
+            if response.status == 401:
+                raise EndpointError(f"{url} wants its bearer: --api-key-file")
             response.raise_for_status()
             card = (await response.json(content_type=None))["data"][0]
             owner = card.get("owned_by")

@@ -14,15 +14,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import aiohttp
 from sluice_operator.tuner import Targets
 
 from sluice import targets
 from sluice.client import COMPLETIONS, REQUEST_TIMEOUT_SECONDS, Outcome, Shape, quantile, request
+from sluice.endpoint import EndpointError, base_url, bearer_headers
 from sluice.numbers import count, positive, vocabulary
 
 KINDS = ("closed", "open", "burst")
+CAPACITY = "capacity"
+"""The closed phase of this name measures what shares are of."""
+PHASES = (
+    "NAME:closed:CONCURRENCY:SECONDS, NAME:open:FRACTION:SECONDS of the capacity, or "
+    "NAME:burst:FRACTION:SECONDS, at once as many requests as the capacity brings in FRACTION s. "
+    "The capacity is what the closed phase named `capacity` brings, or --capacity"
+)
 
 
 @dataclass
@@ -116,14 +125,20 @@ async def report_progress(ledgers: list[Ledger]) -> None:
 
 
 async def run(args: argparse.Namespace) -> int:
-    """All phases of the command line in order; 0 if requests were sent and all ended ok."""
+    """All phases of the command line in order; 0 if requests were sent and all ended ok.
+
+    Raises EndpointError where they cannot be.
+    """
     rng = random.Random(args.seed)  # noqa: S311 - a load, not a secret
     (prompt, longest), (least, most) = sorted(args.prompt_tokens), sorted(args.max_tokens)
     shape = Shape((prompt, longest), (least, most), args.vocab_size, args.model)
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
     connector = aiohttp.TCPConnector(limit=0)
     ledgers: list[Ledger] = []
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    headers = bearer_headers(args.api_key_file)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, headers=headers
+    ) as session:
 
         def send(ledger: Ledger) -> asyncio.Task[None]:
             ledger.sent += 1
@@ -135,7 +150,9 @@ async def run(args: argparse.Namespace) -> int:
             return asyncio.create_task(one())
 
         progress = asyncio.create_task(report_progress(ledgers))
-        capacity = args.capacity
+        # What ends it, as a reader who has left, ends the next phase's line as well.
+        progress.add_done_callback(lambda task: task.cancelled() or task.exception())
+        capacity = args.capacity or 1.0
         for name, kind, amount, seconds in args.phases:
             ledgers.append(Ledger(name, args.slo))
             start = time.monotonic()
@@ -151,7 +168,7 @@ async def run(args: argparse.Namespace) -> int:
             else:
                 await open_loop(send, ledgers[-1], amount * capacity, seconds, rng)
             summary = ledgers[-1].summary(time.monotonic() - start)
-            if kind == "closed" and name == "capacity":
+            if kind == "closed" and name == CAPACITY:
                 capacity = float(str(summary["requests_per_s"]))
             emit(summary | {"t_s": time.time(), "capacity": capacity})
         progress.cancel()
@@ -162,8 +179,7 @@ async def run(args: argparse.Namespace) -> int:
 
 
 def phase(text: str) -> tuple[str, str, float, float]:
-    """`NAME:closed:CONCURRENCY:SECONDS`, `NAME:open:FRACTION:SECONDS` of the capacity, or
-    `NAME:burst:FRACTION:SECONDS`, at once as many requests as capacity brings in FRACTION s."""
+    """Name, kind, amount and seconds of a text like `PHASES`; raises ArgumentTypeError."""
     try:
         name, kind, amount, seconds = text.split(":")
         least = 1.0 if kind == "closed" else 0.0
@@ -177,28 +193,46 @@ def phase(text: str) -> tuple[str, str, float, float]:
         ) from e
 
 
+def misses_capacity(phases: Sequence[tuple[str, str, float, float]]) -> bool:
+    """Whether what a closed phase measured is not what the shares after it are of."""
+    closed = [name for name, kind, _, _ in phases if kind == "closed"]
+    return bool(closed) and CAPACITY not in closed and len(closed) < len(phases)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `sluice load`."""
-    parser.add_argument("--url", required=True, help="base URL of the service")
+    parser.add_argument("--url", type=base_url, required=True, help="base URL of the service")
     parser.add_argument("--model", required=True, help="served model name")
+    parser.add_argument("--api-key-file", type=Path, help="bearer of the API")
     parser.add_argument(
-        "--phases", type=phase, nargs="+", required=True, help=phase.__doc__, metavar="PHASE"
+        "--phases", type=phase, nargs="+", required=True, help=PHASES, metavar="PHASE"
     )
     parser.add_argument(
-        "--capacity", type=positive, default=1.0, help="requests/s that a fraction of 1 stands for"
+        "--capacity", type=positive, help="requests/s that a fraction of 1 stands for; default: 1"
     )
     parser.add_argument(
-        "--prompt-tokens", type=count, nargs=2, default=[64, 192], metavar=("A", "B")
-    )
-    parser.add_argument("--max-tokens", type=count, nargs=2, default=[32, 96], metavar=("A", "B"))
+        "--prompt-tokens", type=count, nargs=2, default=[64, 192], metavar=("A", "B"),
+        help="least and most of a prompt",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-tokens", type=count, nargs=2, default=[32, 96], metavar=("A", "B"),
+        help="least and most of an output",
+    )  # fmt: skip
     parser.add_argument(
         "--vocab-size", type=vocabulary, default=1000, help="token ids are drawn below it"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of lengths, tokens and arrivals")
     parser.add_argument("--slo", type=targets.read_targets, help=f"count good ones: {targets.HELP}")
 
 
 def main(args: argparse.Namespace) -> int:
     """Entry of `sluice load`."""
-    args.url = args.url.rstrip("/")
-    return asyncio.run(run(args))
+    if args.capacity is None and misses_capacity(args.phases):
+        told = "no closed phase is named `capacity`, so that shares are of nothing measured"
+        print(f"sluice load: {told}; name one so, or give --capacity", file=sys.stderr)
+        return 2
+    try:
+        return asyncio.run(run(args))
+    except EndpointError as e:
+        print(f"sluice load: {e}", file=sys.stderr)
+        return 2

@@ -29,15 +29,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", type=memory, required=True, help="of one GPU, or of the pod: 24Gi"
     )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--dtype", default="auto", choices=("auto", *sizing.DTYPE_BYTES))
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="what the pod runs on"
+    )
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", *sizing.DTYPE_BYTES),
+        help="of weights and KV cache; auto: the checkpoint's",
+    )  # fmt: skip
     parser.add_argument("--quantization", choices=("w8a8",), help="as the worker is told")
     parser.add_argument("--max-model-len", type=count, help="default: the checkpoint's own")
     parser.add_argument("--max-num-seqs", type=count, help="the user's maximum")
     parser.add_argument(
-        "--max-num-batched-tokens", type=count, default=sizing.DEFAULT_BATCHED_TOKENS
+        "--max-num-batched-tokens", type=count, default=sizing.DEFAULT_BATCHED_TOKENS,
+        help="token budget of one step",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gpu-memory-utilization", type=float, default=0.9, help="share of the memory to use"
     )
-    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
     parser.add_argument("--block-size", type=count, help="default: 16 on a GPU, 64 on a CPU")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

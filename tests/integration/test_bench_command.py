@@ -130,7 +130,7 @@ async def test_only_an_admin_port_of_ours_is_taken_for_one(worker: Worker) -> No
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--admin-token-file", "/nowhere"), "/nowhere holds no bearer"),
+        (("--admin-token-file", "/nowhere"), "/nowhere cannot be read"),
         (("--admin-url", "http://127.0.0.1:9"), "no admin port answers at http://127.0.0.1:9"),
         (("--max-num-seqs", "5,6"), "every cap is over the server's ceiling of 4"),
         (("--prompt-tokens", "9000", "9000"), "over the window of 4096; give --scale"),
@@ -157,3 +157,15 @@ def test_a_wrong_bearer_is_told_and_nothing_of_it_is_shown(
     shown = capsys.readouterr()
     assert "--admin-token-file" in shown.err
     assert "canary" not in shown.out + shown.err
+
+
+def test_an_api_that_wants_a_key_gets_that_of_the_file_or_names_the_flag(
+    worker: Worker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--url", worker.url]) == 2
+    assert f"{worker.url} wants its bearer: --api-key-file" in capsys.readouterr().err
+    load = ["load", "--url", worker.url + "/", "--model", "tiny", "--phases", "a:burst:1:0.01"]
+    load += ["--vocab-size", "300", "--prompt-tokens", "8", "9", "--max-tokens", "2", "4"]
+    assert main(load) == 1
+    assert "HTTP 401" in capsys.readouterr().out
+    assert main([*load, "--api-key-file", str(worker.log.parent / "keys")]) == 0

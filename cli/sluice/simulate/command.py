@@ -74,6 +74,8 @@ def main(args: argparse.Namespace) -> int:
         return _make(args) if args.make else _simulate(args)
     except argparse.ArgumentTypeError as e:
         print(f"sluice simulate: --slo: {e}", file=sys.stderr)
+    except BrokenPipeError:
+        raise
     except (ParamsError, TraceError, OSError) as e:
         print(f"sluice simulate: {e}", file=sys.stderr)
     return 2

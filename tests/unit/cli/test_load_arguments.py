@@ -3,11 +3,12 @@
 import argparse
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from sluice.__main__ import main
 from sluice.client import Outcome
-from sluice.load import Ledger, burst, phase, quantile_ms
+from sluice.load import Ledger, burst, misses_capacity, phase, quantile_ms
 from sluice.targets import read_targets
 
 
@@ -30,6 +31,48 @@ def test_phase_names_its_kind_amount_and_seconds() -> None:
 def test_phase_that_cannot_be_read_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="NAME:closed"):
         phase(text)
+
+
+@pytest.mark.parametrize(
+    ("texts", "misses"),
+    [
+        (["full:closed:8:1", "half:open:0.5:1"], True),
+        (["full:closed:8:1", "capacity:closed:8:1", "half:open:0.5:1"], False),
+        (["full:closed:8:1"], False),
+        (["half:open:0.5:1"], False),
+    ],
+)
+def test_shares_after_a_closed_phase_that_measures_no_capacity_are_refused(
+    texts: list[str], misses: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert misses_capacity([phase(text) for text in texts]) == misses
+    if misses:
+        where = ["--url", "http://127.0.0.1:1", "--model", "m"]
+        assert main(["load", *where, "--phases", *texts]) == 2
+        assert "name one so, or give --capacity" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["localhost:8000", "ftp://a", "http://", "http://[", "http://a:b"])
+@pytest.mark.parametrize("command", ["load", "bench"])
+def test_an_address_that_is_no_url_is_refused(
+    command: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--url", text])
+    assert stop.value.code == 2
+    assert f"--url: {text!r} is not a URL like" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["load", "bench"])
+def test_a_file_without_a_bearer_is_told_in_one_sentence(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").touch()
+    more = ["--model", "m", "--phases", "a:closed:1:1"] if command == "load" else []
+    for name, why in (("empty", "is empty"), ("none", "cannot be read: No such file")):
+        key = ["--api-key-file", str(tmp_path / name)]
+        assert main([command, "--url", "http://127.0.0.1:1", *key, *more]) == 2
+        assert f"sluice {command}: {tmp_path / name} {why}" in capsys.readouterr().err
 
 
 def test_quantile_is_a_value_that_occurred() -> None:
@@ -79,6 +122,8 @@ def test_lengths_are_a_range_whichever_comes_first_and_nothing_sent_is_no_succes
 ) -> None:
     where = ["--url", "http://127.0.0.1:1", "--model", "m", "--max-tokens", "96", "32"]
     assert main(["load", *where, "--phases", "one:burst:1:0.01"]) == 1
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["results"] == {"failed": 1}
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["results"] == {"failed": 1}
+    assert "Connect call failed" in next(iter(told["details"]))
     assert main(["load", *where, "--phases", "none:open:0.001:0.01"]) == 1
     assert "no request was sent" in capsys.readouterr().out.splitlines()[-1]
