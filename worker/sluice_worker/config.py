@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
@@ -128,12 +129,14 @@ class Flag(NamedTuple):
     name: str
     convert: Callable[[str], object]
     help: str
+    metavar: str = "X"
 
 
 def _number(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], object]:
     """A converter to `kind` within [low, high]."""
     noun = "a whole number" if kind is int else "a number"
-    limits = f"from {low:g} on" if math.isinf(high) else f"from {low:g} to {high:g}"
+    most = high if isinstance(high, int) else f"{high:g}"
+    limits = f"from {low:g} on" if math.isinf(high) else f"from {low:g} to {most}"
 
     def convert(text: str) -> int | float:
         try:
@@ -147,15 +150,15 @@ def _number(kind: type[int] | type[float], low: float, high: float) -> Callable[
     return convert
 
 
-def _choice(*choices: str) -> Callable[[str], object]:
-    """A converter that accepts `choices` only."""
+def _choice(name: str, choices: Sequence[str], text: str) -> Flag:
+    """A flag that takes one of `choices`."""
 
     def convert(text: str) -> str:
         if text not in choices:
             raise ValueError(f"must be one of {', '.join(choices)}, not {text!r}")
         return text
 
-    return convert
+    return Flag(name, convert, text, f"{{{','.join(choices)}}}")
 
 
 def _speculation(text: str) -> object:
@@ -186,31 +189,31 @@ _interval = _number(float, 0, math.inf)
 
 ENGINE_FLAGS = (
     Flag("model", str, "directory of a checkpoint, or hf://ORG/NAME[@REVISION] (required)"),
-    Flag("dtype", _choice(*get_args(DType)), "type of weights and KV cache"),
-    Flag(
-        "quantization",
-        _choice(*get_args(Quantization)),
-        "int8 weights and rows in linear layers, on CPUs",
+    _choice("dtype", get_args(DType), "type of weights and KV cache"),
+    _choice(
+        "quantization", get_args(Quantization), "int8 weights and rows in linear layers, on CPUs"
     ),
-    Flag("load-format", _choice("auto", "safetensors", "dummy"), "dummy: random weights"),
+    _choice("load-format", ("auto", "safetensors", "dummy"), "dummy: random weights"),
     Flag("seed", _number(int, 0, 2**63 - 1), "seed of random weights and unseeded sampling"),
-    Flag("max-model-len", _positive, "window in tokens, prompt plus output"),
-    Flag("max-num-seqs", _positive, "the ceiling of concurrent sequences; live changes stay below"),
+    Flag("max-model-len", _positive, "window in tokens, prompt plus output; default: the model's"),
+    Flag(
+        "max-num-seqs",
+        _positive,
+        "the ceiling of concurrent sequences; live changes stay below; default: what memory holds",
+    ),
     Flag("initial-num-seqs", _positive, "the first cap; default: what the start profile predicts"),
     Flag("max-num-batched-tokens", _positive, "token budget of one step"),
-    Flag("block-size", _positive, "tokens of one KV block"),
+    Flag("block-size", _positive, "tokens of one KV block; default: 16 on a GPU, 64 on a CPU"),
     Flag("gpu-memory-utilization", _number(float, 0.01, 1), "share of the memory to use"),
     Flag("gpu-memory-bytes", _positive, "the GPU's memory to plan with, where it has more"),
     Flag("num-gpu-blocks-override", _positive, "KV blocks, instead of what the memory gives"),
-    Flag("batching-mode", _choice("continuous", "static"), "static: one padded batch at a time"),
+    _choice("batching-mode", ("continuous", "static"), "static: one padded batch at a time"),
     Flag("static-batch-size", _positive, "sequences of a static batch"),
     Flag("static-batch-timeout-ms", _milliseconds, "wait for a full static batch, at most"),
     Flag("speculative-config", _speculation, 'JSON; {"method": "ngram", ...} drafts by lookup'),
-    Flag("device", _choice("auto", "cpu", "cuda"), "where the model runs"),
+    _choice("device", ("auto", "cpu", "cuda"), "where the model runs"),
 )
-OVERLOAD = Flag(
-    "overload", _choice(*get_args(Overload)), "Shed drops what cannot meet --slo-ttft-ms"
-)
+OVERLOAD = _choice("overload", get_args(Overload), "Shed drops what cannot meet --slo-ttft-ms")
 SERVER_FLAGS = (
     Flag("host", str, "address of the API port; all of IPv4 and IPv6 if empty"),
     Flag("port", _port, "API port; 0 picks a free one"),
@@ -237,7 +240,7 @@ SERVER_FLAGS = (
         "seconds after which an answer closes its connection; a tenth while requests wait",
     ),
     Flag("chat-template", Path, "file of a Jinja template, instead of the checkpoint's own"),
-    Flag("generation-config", _choice("auto", "vllm"), "sampling defaults; auto: the checkpoint's"),
+    _choice("generation-config", ("auto", "vllm"), "sampling defaults; auto: the checkpoint's"),
     Flag("sse-keep-alive-interval", _interval, "seconds of silence until a comment; 0: never"),
     Flag("allowed-origins", _origins, 'JSON list of pages that may ask from a browser; ["*"]: all'),
 )
@@ -267,17 +270,32 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError([message])
 
 
+def _help(flag: Flag, fields: Mapping[str, object]) -> str:
+    """Its text, with the default that its field has."""
+    default = fields.get(flag.name.replace("-", "_"))
+    if default == "" or not isinstance(default, str | int | float):
+        return flag.help
+    return f"{flag.help}; default: {default if isinstance(default, str | int) else f'{default:g}'}"
+
+
 def _parser() -> argparse.ArgumentParser:
+    structures = (EngineConfig, ServerConfig)
+    fields = {f.name: f.default for struct in structures for f in structs.fields(struct)}
+    fields["gpu_memory_utilization"] = fields["memory_utilization"]
     parser = _Parser(
         prog="sluice-worker",
         description="Serves one model over the OpenAI API, with a live max_num_seqs.",
         allow_abbrev=False,
     )
     for flag in (*ENGINE_FLAGS, *HUB_FLAGS, *SERVER_FLAGS, *SLO_FLAGS):
-        parser.add_argument(f"--{flag.name}", help=flag.help, metavar="X")
+        parser.add_argument(f"--{flag.name}", help=_help(flag, fields), metavar=flag.metavar)
     parser.add_argument(
-        "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compute once what several prompts begin with; default: on",
     )
+    parser.add_argument("--version", action="version", version=version("sluice"))
     # Known, so that it is refused without what follows it.
     parser.add_argument("--api-key", nargs="*", help=argparse.SUPPRESS)
     return parser
@@ -415,9 +433,10 @@ def _static_problems(engine: dict[str, Any], server: dict[str, Any]) -> list[str
 
 def _checkpoint_problems(model: str | None, load_format: str) -> list[str]:
     """Why `model` cannot be a checkpoint directory, as far as a look at its names tells."""
-    if model is None:
+    path = (model or "").removeprefix(FILE)
+    if not path:
         return ["--model is required: a checkpoint's directory, or hf://ORG/NAME"]
-    directory = Path(model.removeprefix(FILE))
+    directory = Path(path)
     if not directory.is_dir():
         return [f"--model {model} is not a directory, nor hf://ORG/NAME"]
     problems = [

@@ -44,10 +44,35 @@ def test_every_problem_is_named_in_a_sentence_of_its_own(model: Path) -> None:
     assert len(problems) == len(expected)
 
 
+def test_help_tells_choices_and_the_defaults_of_the_configurations(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(["--help"])
+    assert stop.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "--device {auto,cpu,cuda} where the model runs; default: auto",
+        "share of the memory to use; default: 0.9",
+        "request bodies over it get 413; default: 4194304",
+        "default: HF_HUB_CACHE --host",
+        "begin with; default: on",
+    ):
+        assert part in told, told
+
+
+@pytest.mark.parametrize("name", ["", "file://"])
+def test_an_empty_name_is_no_model_of_the_working_directory(name: str) -> None:
+    assert problems_of("--model", name) == (
+        "--model is required: a checkpoint's directory, or hf://ORG/NAME",
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
         (("--port", "8001"), "different ports"),
+        (("--seed", "-1"), "from 0 to 9223372036854775807, not -1"),
         (("--max-num-seqs", "4", "--initial-num-seqs", "5"), "--initial-num-seqs"),
         (("--max-num-seqs", "4", "--max-num-batched-tokens", "3"), "--max-num-batched-tokens"),
         (("--runtime-config-dir", "/nowhere/at/all"), "--runtime-config-dir"),
