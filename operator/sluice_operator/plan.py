@@ -278,6 +278,8 @@ def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
         pods=(*(_pod_view(observed, pod) for pod in observed.pods), *_gone_views(observed)),
     )
     past, decision = decide(settled.runtime.past, observation)
+    if decision.limited_by == "VRAM" and not (observed.fit.memory or _configs(observed)):
+        decision = replace(decision, limited_by=None)  # no memory is known yet
     after = _decided(spec, replace(settled.runtime, past=past), decision)
     told = events.decided(settled.runtime, after, decision)
     return _Tuned(after, decision, (*settled.notices, *told))

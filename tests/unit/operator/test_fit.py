@@ -52,6 +52,13 @@ def test_a_ceiling_is_memorys_only_where_memory_is_what_ends_it(
     assert (batching["ceiling"], batching["limitedBy"]) == (ceiling, limited_by)
 
 
+def test_what_limits_a_model_that_nobody_has_read_is_not_known() -> None:
+    service = create_service()
+    seen = create_observed(service, fit=judge(service.spec, UNREAD))
+    batching: Any = plan(service, seen, SETTINGS, NOW).status["batching"]
+    assert (batching["maxNumSeqs"], "limitedBy" in batching) == (4, False)
+
+
 def test_a_model_that_cannot_be_read_gets_no_more_sequences_than_a_step_has_tokens() -> None:
     spec = create_service(batching__maxNumSeqs=4096).spec
     assert ceiling_of(spec, judge(spec, UNREAD)) == 2048
