@@ -56,7 +56,11 @@ def _run(arguments: list[str], chosen: str) -> int:
         command = commands.add_parser(name, help=text, description=text, formatter_class=_Help)
         if name == chosen:
             _imported(name).add_arguments(command)
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        order = "; flags go after MODEL" if args.command == "serve" else ""
+        told = f"unrecognized arguments: {' '.join(unknown)}{order}"
+        commands.choices[args.command].error(told)
     return int(_imported(args.command).main(args))
 
 

@@ -75,11 +75,12 @@ class Narration(logging.Formatter):
 
     def _ready(self, event: dict[str, Any]) -> str:
         parts = {name: size / GIB for name, size in event["memory"].items()}
+        share, total = self._config.engine.memory_utilization, parts["total_bytes"]
         return (
             f"Memory: {parts['weights_bytes']:.2f} GiB of weights, "
             f"{parts['activation_bytes']:.2f} of activations, {parts['reserve_bytes']:.2f} taken "
             f"before, {parts['kv_cache_bytes']:.2f} for the KV cache of {event['kv_tokens']:,} "
-            f"tokens; of {parts['total_bytes']:.2f} GiB.\n"
+            f"tokens; of {share * total:.2f} GiB, {share:g} of the {total:.2f} that there are.\n"
             f"Ready: at most {event['max_num_seqs']} requests at once, each of at most "
             f"{event['max_model_len']:,} tokens. Try it:\n  {self._curl()}"
         )

@@ -48,7 +48,8 @@ def test_the_curl_line_asks_the_model_that_is_served_with_the_key_that_it_wants(
 ) -> None:
     (tmp_path / "keys").write_text("secret-canary\n")
     keys = f"--api-key-file={tmp_path / 'keys'}"
-    told = narration(model, "--served-model-name=it's", keys)
+    share = "--gpu-memory-utilization=0.75"
+    told = narration(model, "--served-model-name=it's", keys, share)
     assert "on port 8000 of all addresses" in said(
         told, "listening", port=8000, admin_port=8001, model="it's"
     )
@@ -58,7 +59,7 @@ def test_the_curl_line_asks_the_model_that_is_served_with_the_key_that_it_wants(
     )
     ready = said(told, "ready", memory=memory, kv_tokens=4096, max_num_seqs=1, max_model_len=512)
     assert "at most 1 requests at once" in ready
-    assert "4,096 tokens; of 1.00 GiB" in ready
+    assert "4,096 tokens; of 0.75 GiB, 0.75 of the 1.00 that there are." in ready
     words = shlex.split(ready.splitlines()[-1])
     assert words[:2] == ["curl", "http://localhost:8000/v1/completions"]
     assert json.loads(words[-1])["model"] == "it's"
@@ -85,6 +86,13 @@ def test_an_address_of_ipv6_is_a_url_that_can_be_asked(model: Path) -> None:
 
 def test_an_event_without_a_sentence_is_told_with_its_fields(model: Path) -> None:
     assert said(narration(model), "engine died", reason="x") == "Info: engine died (reason=x)"
+
+
+def test_flags_before_the_model_are_told_their_place(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", "--max-num-seqs", "1", "/nowhere"])
+    assert stop.value.code == 2
+    assert "--max-num-seqs; flags go after MODEL" in capsys.readouterr().err
 
 
 def test_what_cannot_be_served_is_one_sentence_and_code_2(
