@@ -89,5 +89,12 @@ def main(args: argparse.Namespace) -> int:
         print(plan.explain())
         for num_bytes in host.values():
             print(f"host memory: {bytes_quantity(num_bytes)} requested (spec.hardware.hostMemory)")
-        print(f"max_num_seqs: {plan.ceiling}" if plan.fits else sizing.advice(plan, found.shape))
+        print(_ceiling(plan) if plan.fits else sizing.advice(plan, found.shape))
     return 0 if plan.fits else 1
+
+
+def _ceiling(plan: sizing.MemoryPlan) -> str:
+    """What is carried of usual lengths may be more than of the longest, which `explain` counts."""
+    longest = min(plan.guaranteed_seqs, plan.ceiling)
+    lengths = f" (of usual length; {longest} of the longest)" if longest < plan.ceiling else ""
+    return f"max_num_seqs: {plan.ceiling}{lengths}"

@@ -41,6 +41,8 @@ From 32 MiB on, glibc takes fresh memory from the system for each, at 1.5 GB/s (
 """
 MAX_SCORES_BYTES = 16 * MIB
 """Float32 scores that attention with a soft cap writes out at once."""
+MOST_UTILIZATION = 0.95
+"""Of what is advised: allocators and the machine take some as well."""
 DEFAULT_MEAN_LENGTH = 1024
 """Mean length (prompt and output) assumed before any traffic, at most half of max_model_len."""
 STATISTICAL_Z = 2.326
@@ -339,19 +341,23 @@ def advice(plan: MemoryPlan, shape: ModelShape) -> str:
     """What would make a plan fit, in one sentence with numbers; empty if it fits."""
     if plan.fits:
         return ""
-    sequence = blocks_for(plan.max_model_len, plan.block_size) * plan.block_size
+    least = blocks_for(plan.max_model_len, plan.block_size)
+    left = (plan.usable_bytes - plan.fixed_bytes) // plan.kv_bytes_per_token // plan.block_size
+    if plan.num_blocks < left:  # a person fixed their number: more memory would bring no more
+        enough = [f"{least} blocks"] if least <= left else []
+        return f"It would fit with {' or '.join([*_shorter_window(plan), *enough])}."
     # More than one sequence only where a person fixed the number of blocks.
-    kv_bytes = max(sequence, plan.kv_tokens) * plan.kv_bytes_per_token
-    needed = math.ceil((plan.fixed_bytes + kv_bytes) / plan.utilization)
+    kv_bytes = max(least, plan.num_blocks) * plan.block_size * plan.kv_bytes_per_token
+    needed = plan.fixed_bytes + kv_bytes
     options = [*_smaller_dtype(plan, shape, kv_bytes), *_shorter_window(plan)]
-    options += [*_fewer_blocks(plan, sequence), _more_memory(plan, needed)]
+    options += [f"{left} blocks"] if plan.num_blocks >= least and left >= least else []
+    options += [*_larger_share(plan, needed), _more_memory(plan, needed)]
     return f"It would fit with {' or '.join(options)}."
 
 
-def _fewer_blocks(plan: MemoryPlan, sequence: int) -> list[str]:
-    left = (plan.usable_bytes - plan.fixed_bytes) // plan.kv_bytes_per_token
-    is_fixed = plan.kv_tokens >= sequence
-    return [f"{left // plan.block_size} blocks"] if is_fixed and left >= sequence else []
+def _larger_share(plan: MemoryPlan, needed: int) -> list[str]:
+    share = math.ceil(100 * needed / plan.total_bytes) / 100
+    return [f"gpu_memory_utilization {share:g}"] if share <= MOST_UTILIZATION else []
 
 
 def _smaller_dtype(plan: MemoryPlan, shape: ModelShape, kv_bytes: int) -> list[str]:
@@ -368,9 +374,10 @@ def _shorter_window(plan: MemoryPlan) -> list[str]:
 
 
 def _more_memory(plan: MemoryPlan, needed: int) -> str:
+    total = math.ceil(needed / plan.utilization)
     if plan.device == "cpu":
-        return f"{_at_least(needed)} of memory instead of {_size(plan.total_bytes)}"
-    return f"a GPU of {_at_least(needed)}"
+        return f"{_at_least(total)} of memory instead of {_size(plan.total_bytes)}"
+    return f"a GPU of {_at_least(total)}"
 
 
 def _size(num_bytes: int) -> str:

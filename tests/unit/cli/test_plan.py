@@ -26,6 +26,17 @@ def test_same_model_fits_where_there_is_enough_memory(capsys: pytest.CaptureFixt
     assert 1 <= seen["ceiling"] <= 256
 
 
+def test_the_ceiling_says_of_which_lengths_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", TOO_LARGE, "--memory", "170Gi"])
+    said = capsys.readouterr().out
+    longest = int(said.split(" tokens.")[0].rpartition(" sequences of")[0].split()[-1])
+    ceiling = said.splitlines()[-1]
+    assert ceiling.endswith(f" (of usual length; {longest} of the longest)")
+    assert int(ceiling.split()[1]) > longest
+    main(["plan", TOO_LARGE, "--memory", "170Gi", "--max-num-seqs", "1"])
+    assert capsys.readouterr().out.splitlines()[-1] == "max_num_seqs: 1"
+
+
 def test_plan_for_a_gpu_says_what_the_pod_asks_of_its_node(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -45,6 +45,7 @@ SHAPE = ModelShape.from_config(LLAMA_8B)
 def plan(
     *,
     total: int = 80 * GIB,
+    utilization: float = 0.9,
     weights: int = 16_060_522_496,
     max_model_len: int = 8192,
     max_num_seqs: int | None = None,
@@ -60,7 +61,7 @@ def plan(
     return plan_memory(
         shape,
         total_bytes=total,
-        utilization=0.9,
+        utilization=utilization,
         weights_bytes=weights,
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
@@ -127,6 +128,26 @@ def test_a_fixed_number_of_blocks_must_fit_too() -> None:
     size = ceil(10 * bytes_needed / GIB) / 10
     assert f"with {most} blocks or a GPU of {size:.1f} GiB" in advice(over, SHAPE)
     assert not plan(total=4 * GIB, num_blocks=most).fits
+
+
+def test_where_too_few_blocks_were_fixed_no_memory_is_advised() -> None:
+    few = plan(num_blocks=100, max_model_len=8192)
+    assert not few.fits
+    assert advice(few, SHAPE) == "It would fit with max_model_len 1600 or 512 blocks."
+    assert plan(num_blocks=512).fits
+
+
+@pytest.mark.parametrize("utilization", [0.05, 0.1, 0.2])
+def test_the_share_that_is_advised_is_enough_and_no_more(utilization: float) -> None:
+    said = advice(plan(utilization=utilization), SHAPE)
+    found = re.search(r"gpu_memory_utilization ([\d.]+) or a GPU", said)
+    assert found, said
+    assert plan(utilization=float(found[1])).fits
+    assert not plan(utilization=float(found[1]) - 0.01).fits
+
+
+def test_no_share_is_advised_that_leaves_the_machine_nothing() -> None:
+    assert "utilization" not in advice(plan(total=4 * GIB), SHAPE)
 
 
 def test_advice_names_bfloat16_only_where_it_helps() -> None:
