@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import socket
 import subprocess
 import time
@@ -16,6 +17,8 @@ from sluice_operator.address import in_url
 
 COMMAND_TIMEOUT_SECONDS = 180.0
 NAMESPACE = "default"
+_KLOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:")
+"""What kubectl logs of each of its tries, before it says what went wrong."""
 T = TypeVar("T")
 
 
@@ -69,7 +72,9 @@ class Kube:
         except (OSError, subprocess.TimeoutExpired) as e:
             raise KubeError(f"{' '.join(argv)}: {e}") from e
         if done.returncode:
-            raise KubeError(f"{' '.join(argv)}: {(done.stderr or done.stdout).strip()}")
+            said = (done.stderr or done.stdout).splitlines()
+            told = [line for line in said if not _KLOG.match(line)] or said
+            raise KubeError(f"{' '.join(argv)}: {' '.join(told).strip()}")
         return done.stdout
 
     def kubectl(self, *argv: str, stdin: str | None = None) -> str:
@@ -101,9 +106,12 @@ class Kube:
         path = f"/apis/sluice.dev/v1alpha1/namespaces/{NAMESPACE}/inferenceservices/{name}"
         return dict(json.loads(self.kubectl("get", "--raw", path)))
 
-    def events(self, name: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
-        """Events of the named InferenceService, oldest first."""
+    def events(
+        self, name: str, namespace: str = NAMESPACE, uid: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Events of the named InferenceService, oldest first. `uid`: of no other that had its name."""
         chosen = f"involvedObject.name={name},involvedObject.kind=InferenceService"
+        chosen += f",involvedObject.uid={uid}" if uid else ""
         items = self.get("events", "-n", namespace, "--field-selector", chosen)["items"]
         return sorted(items, key=lambda event: event.get("lastTimestamp") or "")
 
@@ -166,6 +174,8 @@ def add_object_arguments(parser: argparse.ArgumentParser) -> None:
 
 def find_object(args: argparse.Namespace) -> tuple[Kube, dict[str, Any]]:
     """The cluster and the InferenceService that the flags name; raises `KubeError`."""
+    if args.kubeconfig and not args.kubeconfig.is_file():
+        raise KubeError(f"--kubeconfig {args.kubeconfig} is not a file")
     kube = Kube(args.kubeconfig)
     where = ("-n", args.namespace) if args.namespace else ()
     return kube, dict(kube.get("inferenceservices.sluice.dev", args.name, *where))

@@ -10,6 +10,7 @@ from sluice.kube import KubeError, add_object_arguments, find_object
 from sluice.page import text_table
 
 GIB = 2**30
+UNSEEN = "no operator has looked at it yet; is one running, and does it serve this namespace?"
 MAX_EVENTS = 12
 Object = Mapping[str, Any]
 
@@ -23,7 +24,8 @@ def main(args: argparse.Namespace) -> int:
     """Entry of `sluice status`: 0, or 2 if the object cannot be read."""
     try:
         kube, body = find_object(args)
-        events = kube.events(args.name, body["metadata"]["namespace"])
+        meta = body["metadata"]
+        events = kube.events(args.name, meta["namespace"], meta["uid"])
     except KubeError as e:
         print(f"sluice status: {e}", file=sys.stderr)
         return 2
@@ -39,7 +41,7 @@ def describe(body: Object, events: Sequence[Object]) -> str:
         "Plan": _plan(status),
         "Cap": _cap(status.get("batching") or {}),
         "Evidence": _evidence(status),
-        "Replicas": _replicas(status),
+        "Replicas": _replicas(status) if status else "",
         "Conditions": _conditions(status),
         "Events": _events(events),
     }
@@ -47,6 +49,8 @@ def describe(body: Object, events: Sequence[Object]) -> str:
 
 
 def _head(body: Object, status: Object) -> str:
+    if not status:
+        return f"{body['spec']['model']['uri']}: {UNSEEN}"
     generation = body["metadata"].get("generation", 0)
     seen = status.get("observedGeneration", 0)
     late = "" if seen == generation else f" (of generation {seen}; the spec is at {generation})"

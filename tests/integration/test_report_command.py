@@ -34,6 +34,9 @@ def demo(apiserver: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Name
         assert stored["status"] == body["status"], "the schema keeps every field of the status"
         notice = events.Notice(False, Reason.HEADROOM, "epoch 1: cap 2 -> 4", "epoch/1")
         space.create("events", events.manifest(made["metadata"], notice, NOW))
+        earlier = made["metadata"] | {"uid": "of-an-object-that-is-gone"}
+        notice = events.Notice(False, Reason.HEADROOM, "of an earlier object", "epoch/1")
+        space.create("events", events.manifest(earlier, notice, NOW))
         yield space
 
 
@@ -44,6 +47,7 @@ def test_status_is_one_page_from_the_object_and_its_events(
     said = capsys.readouterr().out
     assert said.startswith(f"{demo.name}/demo\n")
     assert "Headroom: epoch 1: cap 2 -> 4" in said
+    assert "of an earlier object" not in said
     assert "SLOMet=False" in said
 
 

@@ -1,6 +1,6 @@
 """`sluice status`: one page from the object and its events."""
 
-from sluice.status import MAX_EVENTS, describe
+from sluice.status import MAX_EVENTS, UNSEEN, describe
 from unit.cli.served import service_under_traffic
 
 
@@ -27,9 +27,15 @@ def test_page_tells_plan_cap_evidence_conditions_and_history() -> None:
     assert [rows[0][1], *rows[0][3:5]] == ["500ms", "240", "6"]
 
 
-def test_object_without_a_status_is_told_without_a_guess() -> None:
+def test_object_that_no_operator_has_seen_is_told_without_a_guess() -> None:
     body = service_under_traffic()
     del body["status"]
+    assert describe(body, []) == f"default/demo\n  file:///models/demo: {UNSEEN}"
+
+
+def test_object_whose_address_is_not_known_is_told_with_its_generation() -> None:
+    body = service_under_traffic()
+    body["status"] = {"conditions": []}
     said = describe(body, [])
     assert "no address yet (of generation 0; the spec is at 3)" in said
     assert "0 of 0 ready" in said
