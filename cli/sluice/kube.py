@@ -109,7 +109,7 @@ class Kube:
     def events(
         self, name: str, namespace: str = NAMESPACE, uid: str | None = None
     ) -> list[dict[str, Any]]:
-        """Events of the named InferenceService, oldest first. `uid`: of no other that had its name."""
+        """Events of the named InferenceService, oldest first; with `uid` only of that one."""
         chosen = f"involvedObject.name={name},involvedObject.kind=InferenceService"
         chosen += f",involvedObject.uid={uid}" if uid else ""
         items = self.get("events", "-n", namespace, "--field-selector", chosen)["items"]

@@ -57,7 +57,7 @@ ENGINE_ARGUMENT = text(
 
 
 def _names_each_flag_once(arguments: tuple[str, ...]) -> bool:
-    names = [argument.split("=")[0] for argument in arguments]
+    names = [argument.split("=")[0] for argument in arguments if "=" in argument]
     return len(set(names)) == len(names)
 
 
@@ -65,7 +65,7 @@ ENGINE_ARGUMENTS = list_of(
     ENGINE_ARGUMENT,
     len(ENGINE_FLAGS),
     Rule(
-        "self.all(a, self.exists_one(b, b.startsWith(a.split('=')[0] + '=')))",
+        "self.all(a, !a.contains('=') || self.exists_one(b, b.startsWith(a.split('=')[0] + '=')))",
         "must not give a flag twice",
         _names_each_flag_once,
     ),

@@ -337,7 +337,7 @@ class Scaling(SpecObject):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "self.minReplicas <= self.maxReplicas",
-            "minReplicas must not be over maxReplicas",
+            "minReplicas must not be over maxReplicas (1 where left out)",
             lambda scaling: scaling.min_replicas <= scaling.max_replicas,
         ),
     )

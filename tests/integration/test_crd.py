@@ -83,6 +83,14 @@ def test_an_invalid_object_is_refused_with_its_message(api: httpx.Client, case: 
     assert case.server_says in answer.json()["message"]
 
 
+def test_an_argument_without_a_value_is_not_called_one_that_is_given_twice(
+    api: httpx.Client,
+) -> None:
+    answer = send(api, changed(valid_object(), "spec.engine.args", ["--seed 1"]))
+    assert "must be --FLAG=VALUE" in answer.json()["message"]
+    assert "twice" not in answer.json()["message"]
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
 def test_every_example_is_accepted(api: httpx.Client, path: Path) -> None:
     answer = send(api, yaml.safe_load(path.read_text()))

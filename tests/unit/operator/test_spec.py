@@ -98,6 +98,12 @@ def test_an_invalid_object_is_refused_with_a_sentence(case: Invalid) -> None:
     assert any(case.says in problem for problem in said), said
 
 
+def test_an_argument_without_a_value_is_not_called_one_that_is_given_twice() -> None:
+    said = problems(changed(valid_object(), "spec.engine.args", ["--seed 1", "--block-size=16"]))
+    assert len(said) == 1
+    assert "must be --FLAG=VALUE" in said[0]
+
+
 def test_all_problems_are_named_at_once() -> None:
     body = valid_object("Demo")
     for path, value in (
