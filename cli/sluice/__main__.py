@@ -5,7 +5,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 COMMANDS = {
@@ -45,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], chosen: str) -> int:
+    from importlib.metadata import version  # takes time, in which a Ctrl-C may come
+
     parser = argparse.ArgumentParser(
         prog="sluice",
         description="Serve models, measure what serves them, and look at InferenceServices.",

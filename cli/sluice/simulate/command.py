@@ -55,12 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     made = parser.add_argument_group("with --make")
     made.add_argument(
-        "--prompt-tokens", type=positive, help=f"their mean; default: {DEFAULTS['prompt_tokens']:g}"
+        "--prompt-tokens", type=_mean, help=f"their mean; default: {DEFAULTS['prompt_tokens']:g}"
     )
     made.add_argument(
-        "--output-tokens", type=positive, help=f"their mean; default: {DEFAULTS['output_tokens']:g}"
+        "--output-tokens", type=_mean, help=f"their mean; default: {DEFAULTS['output_tokens']:g}"
     )
     compare.add_arguments(parser)
+
+
+def _mean(text: str) -> float:
+    """Of lengths in tokens."""
+    if 1 <= (number := positive(text)) <= generate.MAX_TOKENS:
+        return number
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {generate.MAX_TOKENS}")
 
 
 def main(args: argparse.Namespace) -> int:

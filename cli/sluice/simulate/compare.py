@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -122,7 +123,9 @@ def main(args: argparse.Namespace) -> int:
     rows = _whole_rows(path)
     jobs = _left(_jobs(args), rows, args.again)
     started_s = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool, path.open("a") as file:
+    ignored = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for this process
+    spawned = multiprocessing.get_context("spawn").Pool(args.jobs, *ignored)
+    with spawned as pool, path.open("a") as file:
         for number, row in enumerate(pool.imap_unordered(run_job, jobs), 1):
             rows.append(row)
             print(json.dumps(row), file=file, flush=True)
@@ -206,6 +209,10 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
 def _jobs(args: argparse.Namespace) -> list[Job]:
     services = _chosen(args.services, SERVICES)
     caps = _caps(args.caps)
+    for service in services:
+        ceiling = SERVICES[service][0].ceiling
+        if caps and min(caps) > ceiling:
+            raise ParamsError(f"--caps {args.caps!r}: the ceiling of {service} is {ceiling}.")
     return [
         Job(Cell(service, target, noise, trace), seed, args.requests, caps, args.every)
         for seed in range(1, args.seeds + 1)

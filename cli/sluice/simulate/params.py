@@ -10,8 +10,11 @@ from sluice_operator.tuner import Limits
 from sluice_worker.contract import MIN_CHUNK_TOKENS, Overload
 from sluice_worker.sizing import DEFAULT_BATCHED_TOKENS
 
-NonNegative = Annotated[float, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
+MOST = 1e9
+"""Of every number: sums and products of such stay finite."""
+NonNegative = Annotated[float, Meta(ge=0, le=MOST)]
+Positive = Annotated[float, Meta(gt=0, le=MOST)]
+Sigma = Annotated[float, Meta(ge=0, le=5)]
 Count = Annotated[int, Meta(ge=1)]
 
 
@@ -41,7 +44,7 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
     max_num_queued: Count = 1024
     prefix_caching: bool = True
     between_ms: NonNegative = 0.0
-    noise: NonNegative = 0.05
+    noise: Sigma = 0.05
     spell_every_s: NonNegative = 0.0
     spell_mean_s: Positive = 5.0
     spell_factor: Positive = 3.0

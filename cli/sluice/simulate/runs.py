@@ -47,9 +47,11 @@ def simulate(
     if policy == "oracle":
         return best_of(case.replayed, caps_to_try(params.ceiling))
     kind, _, number = policy.partition(":")
-    cap = params.ceiling if number == "max" else int(number) if number.isdecimal() else 0
+    is_number = number.isdecimal() and len(number) <= len(str(params.ceiling))
+    cap = params.ceiling if number == "max" else int(number) if is_number else 0
     if kind != "fixed" or not 1 <= cap <= params.ceiling:
-        raise ParamsError(f"--policy {policy} is none of {POLICIES} with N in 1..{params.ceiling}.")
+        known = f"{POLICIES} with N in 1..{params.ceiling}"
+        raise ParamsError(f"--policy {policy[:40]} is none of {known}.")
     return case.fixed(cap)
 
 

@@ -64,7 +64,17 @@ def _json(lines: Iterable[str]) -> Iterator[Request]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             with _at(number):
-                yield from _parse(json.loads(line))
+                yield from _parse(_object(line))
+
+
+def _object(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError("it is no JSON object")
+    return row
 
 
 def _csv(lines: Iterable[str]) -> Iterator[Request]:

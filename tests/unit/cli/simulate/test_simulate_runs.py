@@ -1,6 +1,10 @@
 """`sluice simulate`: what it prints, that it is reproducible, and what the tuner does in it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from argparse import ArgumentTypeError
 from dataclasses import replace
 from math import sqrt
@@ -71,14 +75,65 @@ def test_every_policy_prints_the_same_keys_twice_alike(
 
 @pytest.mark.parametrize(
     "wrong",
-    [["--policy", "fixed:0"], ["--policy", "fixed:257"], ["--policy", "best"], ["--slo", "ttft=1"]],
+    [
+        ["--policy", "fixed:0"],
+        ["--policy", "fixed:257"],
+        ["--policy", "fixed:" + "9" * 5000],
+        ["--policy", "best"],
+        ["--slo", "ttft=1"],
+    ],
 )
 def test_what_cannot_be_run_is_refused_with_a_sentence(
     files: tuple[str, str], wrong: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, params = files
     assert main(["simulate", "--trace", trace, "--params", params, *wrong]) == 2
-    assert "sluice simulate: --" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "sluice simulate: --" in told
+    assert len(told) < 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("noise", 1000), ("a", 1e300), ("spell_every_s", 1e99)]
+)
+def test_a_parameter_that_no_service_has_is_named(
+    name: str, value: float, files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, params = files
+    Path(params).write_text(json.dumps(PARAMS | {name: value}))
+    assert main(["simulate", "--trace", trace, "--params", params]) == 2
+    assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mean", ["1e-320", "0.5", "1e300"])
+def test_a_mean_length_of_no_tokens_is_refused(
+    mean: str, files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = ["--make", "steps", "--params", files[1], "--out", files[0]]
+    with pytest.raises(SystemExit):
+        main(["simulate", *made, "--output-tokens", mean])
+    assert f"--output-tokens: {mean!r} is not a number from 1" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_comparison_and_its_processes_in_one_line(tmp_path: Path) -> None:
+    what = ["--compare", "--jobs", "2", "--services", "gpu", "--requests", "300", "--seeds", "99"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "sluice", "simulate", *what, "--out", str(tmp_path)],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stderr
+        assert process.stderr.readline().startswith("1/")
+        os.killpg(process.pid, signal.SIGINT)
+        told = [line for line in process.stderr if "seed" not in line]
+    assert (process.returncode, told) == (130, ["sluice simulate: interrupted\n"])
+
+
+def test_caps_that_are_all_over_the_ceiling_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare = ["--compare", "--out", str(tmp_path), "--caps", "300,400"]
+    assert main(["simulate", *compare]) == 2
+    assert "--caps '300,400': the ceiling of gpu is 256." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def test_our_lines_share_the_whole_prompt_unless_told_less(tmp_path: Path) -> No
         ('{"t_s": 0, "prompt_tokens": 1, "max_tokens": 1}\n{"t_s": 1}', "line 2: 'prompt_tokens'"),
         ('{"t_s": -1, "prompt_tokens": 1, "max_tokens": 1}', "line 1: t_s"),
         ('{"t_s": 0, "prompt_tokens": 1.5, "max_tokens": 1}', "prompt_tokens 1.5"),
-        ("nonsense", "line 1"),
-        ("[]", "line 1"),
+        ("nonsense", "line 1: it is no JSON object"),
+        ("[]", "line 1: it is no JSON object"),
         ("", "no request"),
     ],
 )
