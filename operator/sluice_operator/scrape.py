@@ -30,8 +30,12 @@ from .tuner.evidence import clock_shift
 
 T = TypeVar("T")
 DEADLINE_S = 2.0
-MAX_BODY_BYTES = 16 << 20
-"""A full ring of a pod with 300 short requests/s is 4 MiB."""
+MAX_BODY_BYTES = 8 << 20
+"""A full ring of a pod with 300 short requests/s is 4 MiB, and 6 where each tick's lengths differ a
+hundredfold."""
+MAX_ENTRIES = 1 << 19
+"""Of sketches, held of one pod: a full ring has 230,000 at 30 requests/s and 480,000 at 300; the
+oldest ticks beyond it are let go. Any image may stand for the worker's: its own take 120 bytes."""
 MAX_GONE = 16
 """Pods that are gone and still held: of a rollout that loops, the newest."""
 
@@ -61,8 +65,8 @@ class Target:
 class Scrape:
     """What is held of one pod. `problem`: why its last answer is missing, None if it is there.
 
-    `evidence` keeps at most TICK_RING ticks, those of earlier boots as well: what they served
-    belongs to the promise. `seen_s`: when it was last read.
+    `evidence` keeps at most TICK_RING ticks and MAX_ENTRIES of their sketches, those of earlier
+    boots as well: what they served belongs to the promise. `seen_s`: when it was last read.
     """
 
     evidence: Evidence | None = None
@@ -73,15 +77,13 @@ class Scrape:
 
 def merge(held: Evidence | None, fresh: Evidence) -> Evidence:
     """`fresh` with the ticks already held before it, also those of another boot."""
-    if held is None:
-        return fresh
     first = fresh.ticks[0].seq if fresh.ticks else None
     before = [
         tick
-        for tick in held.ticks
+        for tick in (held.ticks if held else [])
         if tick.boot_id != fresh.boot_id or first is None or tick.seq < first
     ]
-    return msgspec.structs.replace(fresh, ticks=(before + fresh.ticks)[-TICK_RING:])
+    return msgspec.structs.replace(fresh, ticks=_newest(before + fresh.ticks))
 
 
 def last_seq(held: Evidence | None) -> int | None:
@@ -169,6 +171,18 @@ def create_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(
         trust_env=False, follow_redirects=False, limits=limits, timeout=DEADLINE_S
     )
+
+
+def _newest(ticks: list[Tick]) -> list[Tick]:
+    """As many as may be held."""
+    kept: list[Tick] = []
+    num_entries = 0
+    for tick in reversed(ticks[-TICK_RING:]):
+        num_entries += sum(len(part.sketch) for part in (tick.ttft, tick.itl, tick.e2e))
+        if num_entries > MAX_ENTRIES:
+            break
+        kept.append(tick)
+    return kept[::-1]
 
 
 def _since(held: Scrape, time_s: float, now: float) -> Scrape:

@@ -12,6 +12,7 @@ import pytest
 from sluice_operator import scrape
 from sluice_operator.metrics import Metrics
 from sluice_operator.scrape import (
+    MAX_ENTRIES,
     MAX_GONE,
     Scrape,
     ScrapeError,
@@ -28,6 +29,7 @@ from sluice_worker.contract import (
     FirstTokens,
     Lengths,
     MemoryReport,
+    Requests,
     RuntimePatch,
     TokenGaps,
     encode,
@@ -200,6 +202,27 @@ def test_at_most_half_an_hour_is_held() -> None:
     assert merged.ticks[-1].seq == TICK_RING + 1
 
 
+def test_of_ticks_with_long_sketches_the_newest_are_held() -> None:
+    sketch = {index: 1 for index in range(1024)}
+    first, itl, e2e = FirstTokens(sketch=sketch), TokenGaps(sketch=sketch), Requests(sketch=sketch)
+    full = [create_tick(seq, ttft=first, itl=itl, e2e=e2e) for seq in range(TICK_RING)]
+    num_fitting = MAX_ENTRIES // (3 * 1024)
+    at_once = merge(None, create_evidence(ticks=full))
+    one_by_one = None
+    for tick in full:
+        one_by_one = merge(one_by_one, create_evidence(ticks=[tick]))
+    assert at_once == one_by_one
+    assert at_once.ticks == full[-num_fitting:]
+
+
+def test_a_busy_pod_s_half_hour_is_held_whole() -> None:
+    """300 requests/s, whose times are lognormal, fill 528 buckets a tick."""
+    sketch = {index: 1 for index in range(528 // 3)}
+    first, itl, e2e = FirstTokens(sketch=sketch), TokenGaps(sketch=sketch), Requests(sketch=sketch)
+    full = [create_tick(seq, ttft=first, itl=itl, e2e=e2e) for seq in range(TICK_RING)]
+    assert merge(None, create_evidence(ticks=full)).ticks == full
+
+
 def test_ticks_that_are_sent_twice_are_held_once() -> None:
     merged = merge(_evidence(0, 1, 2), _evidence(1, 2, 3))
     assert [tick.seq for tick in merged.ticks] == [0, 1, 2, 3]
@@ -252,7 +275,7 @@ async def _nonsense(head: str, writer: asyncio.StreamWriter) -> None:
     [
         (_hang, "no answer within"),
         (_drip, "no answer within"),
-        (_huge, "over 16 MiB"),
+        (_huge, "over 8 MiB"),
         (_redirect, "answered 302"),
         (_not_a_number, "not a valid RuntimeConfig"),
         (_negative, "not a valid RuntimeConfig"),
