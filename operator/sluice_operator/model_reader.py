@@ -88,17 +88,23 @@ class ModelReader:
         return Unread(f"{late}: the worker sizes itself")
 
     async def _token(self, service: InferenceService) -> str | Refused | None:
-        """What the Secret that the object names holds; None without one, or without its key."""
+        """What the Secret that the object names holds; None without one, or without its key.
+
+        One that is not there yet could become anybody's, after the model was read and when pods get
+        its token.
+        """
         ref = service.spec.model.secret_ref
         if ref is None:
             return None
         secret = await self._cluster.get(Ref("Secret", service.namespace, ref.name))
-        if secret and not may_be_sent(secret):
+        if secret is None:
+            return Refused(f"spec.model.secretRef: there is no Secret {ref.name}.")
+        if not may_be_sent(secret):
             return Refused(
                 f"spec.model.secretRef: {ref.name} must be a Secret of type Opaque that "
                 "the operator did not create."
             )
-        return token_of(secret) if secret else None
+        return token_of(secret)
 
 
 def _read(model: Model, settings: Settings, token: str | None) -> Found:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sluice_operator import children, model_reader
 from sluice_operator.checkpoint import Checkpoint, Unread
-from sluice_operator.cluster import Cluster
+from sluice_operator.cluster import Cluster, Ref
 from sluice_operator.fit import Refused
 from sluice_operator.model_reader import Found, ModelReader
 from sluice_operator.spec import InferenceService
@@ -45,18 +45,22 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     return made
 
 
-class NoCluster(Cluster):
-    """Without a Secret."""
+class Secrets(Cluster):
+    """With nothing but Secrets, by name."""
 
     def __init__(self) -> None:
-        pass
+        self.held: dict[str, dict[str, Any]] = {}
+
+    async def get(self, ref: Ref) -> dict[str, Any] | None:
+        return self.held.get(ref.name)
 
 
 class Reader:
     """A new operator's; the Deployment is of `rolled_out`."""
 
     def __init__(self, rolled_out: InferenceService) -> None:
-        self.reader = ModelReader(NoCluster(), SETTINGS)
+        self.secrets = Secrets()
+        self.reader = ModelReader(self.secrets, SETTINGS)
         self.live = children.deployment(rolled_out, SETTINGS, ceiling=8, replicas=1, live=None)
 
     async def found(self, service: InferenceService, *, serving: bool, now: float = NOW) -> Found:
@@ -149,3 +153,30 @@ async def test_what_serves_is_looked_after_though_its_model_is_refused_now(model
     assert isinstance(await by.found(upgraded, serving=True, now=NOW + 4 * 3600), Unread)
     model.found = CHECKPOINT
     assert await by.found(upgraded, serving=True, now=NOW + 5 * 3600) == CHECKPOINT
+
+
+async def test_a_secret_that_is_named_before_it_is_there_is_looked_at_when_it_is(
+    model: Model,
+) -> None:
+    """Else a public model is read without it, and pods get whatever it becomes."""
+    asked = create_service(model={"uri": "hf://org/open", "secretRef": {"name": "other-admin"}})
+    by = Reader(create_service())
+    absent = "spec.model.secretRef: there is no Secret other-admin."
+    assert await by.found(asked, serving=False) == Refused(absent)
+    labels = {children.MANAGED_BY_LABEL: children.MANAGED_BY}
+    by.secrets.held["other-admin"] = {"metadata": {"labels": labels}, "data": {"token": "YWRtaW4="}}
+    refused = await by.found(asked, serving=False, now=NOW + 100)
+    assert isinstance(refused, Refused)
+    assert "that the operator did not create" in refused.message
+    by.secrets.held["other-admin"] = {"metadata": {}, "data": {"token": "aGY="}}
+    assert await by.found(asked, serving=False, now=NOW + 200) == CHECKPOINT
+
+
+async def test_what_serves_is_left_as_it_is_while_its_secret_is_away(model: Model) -> None:
+    asked = create_service(model={"uri": "hf://org/gated", "secretRef": {"name": "hf"}})
+    by = Reader(asked)
+    seen = await by.found(asked, serving=True)
+    assert isinstance(seen, Unread)
+    assert seen.is_pending
+    by.secrets.held["hf"] = {"metadata": {}, "data": {"token": "aGY="}}
+    assert await by.found(asked, serving=True, now=NOW + 100) == CHECKPOINT
