@@ -96,6 +96,9 @@ def _all_of_family(text: str) -> str:
 
 
 def _url(text: str) -> str:
+    """Without credentials: it is in flags, manifests and messages, for all tenants to see."""
+    if "@" in text:
+        raise argparse.ArgumentTypeError("a URL here is seen by all, so it may hold no credentials")
     if not text.startswith(("https://", "http://")):
         raise argparse.ArgumentTypeError(f"{text} does not start with https:// or http://")
     return text.rstrip("/")

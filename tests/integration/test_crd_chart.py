@@ -130,6 +130,7 @@ def test_a_namespaces_admins_editors_and_viewers_have_the_same_for_its_objects(h
         ((*IMAGES, "--set", "replicas=2"), "replicas"),
         ((*IMAGES, "--set", "logFormat=xml"), "logFormat"),
         ((*IMAGES, "--set", "watchNamespaces={A_b}"), "watchNamespaces"),
+        ((*IMAGES, "--set", "hub.proxy=http://somebody:word@proxy"), "hub.proxy"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(

@@ -26,3 +26,18 @@ def test_a_wrong_address_is_refused(flags: list[str], capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         parse([WORKER, *flags])
     assert "--pod-ip" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--hub-proxy", "--hub-endpoint"])
+@pytest.mark.parametrize(
+    "url", ["http://me:canary@proxy:3128", "me:canary@proxy", "https://canary@h"]
+)
+def test_credentials_in_a_url_are_refused_and_not_shown(
+    flag: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All tenants see it in their pods and conditions."""
+    with pytest.raises(SystemExit):
+        parse([WORKER, f"{flag}={url}"])
+    said = capsys.readouterr().err
+    assert f"{flag}: a URL here is seen by all, so it may hold no credentials" in said
+    assert "canary" not in said
