@@ -14,7 +14,8 @@ T = TypeVar("T")
 Overload = Literal["Queue", "Shed"]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
-NonNegative = Annotated[float, Meta(ge=0)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e12)]
+"""Far above all that is measured, and sums and differences of it stay numbers."""
 Seconds = NonNegative
 BootId = Annotated[str, Meta(max_length=64)]
 Sketch = Annotated[
@@ -24,7 +25,7 @@ Sketch = Annotated[
 """Bucket index i -> number of values in (GAMMA**(i-1), GAMMA**i] ms; some 900 make a day.
 
 What a pod says is held by the operator of all: nothing in it can be as long as a pod likes."""
-ByClass = Annotated[dict[str, Count], Meta(max_length=64)]
+ByClass = Annotated[dict[Annotated[str, Meta(max_length=64)], Count], Meta(max_length=64)]
 MAX_MS = 86_400_000.0
 """Nobody waits for more than a day."""
 Milliseconds = Annotated[float, Meta(gt=0, le=MAX_MS)]
@@ -207,8 +208,8 @@ class StepModel(Struct, frozen=True):
 class Lengths(Struct, frozen=True):
     """Lengths of finished requests, prompt plus output, in tokens."""
 
-    mean: Annotated[float, Meta(ge=0, le=1e12)]
-    sigma: Annotated[float, Meta(ge=0, le=1e12)]
+    mean: NonNegative
+    sigma: NonNegative
     n: Count
 
 

@@ -31,6 +31,7 @@ from sluice_worker.contract import (
     MemoryReport,
     Requests,
     RuntimePatch,
+    StepModel,
     TokenGaps,
     encode,
 )
@@ -119,7 +120,10 @@ async def test_an_answer_that_cannot_be_decoded_names_the_pod_and_harms_nobody(
         {"ticks": [create_tick(seq) for seq in range(TICK_RING + 1)]},
         {"ticks": [create_tick(0, boot_id="x" * 65)]},
         {"lengths": Lengths(1e308, 0, 1)},
+        {"ticks": [create_tick(0, busy_s=1e308)]},
+        {"step_model": StepModel(1e308, 0.0, 0.0, 0.0, 1, 1.0)},
         {"memory": MemoryReport({str(i): 1 for i in range(65)}, {}, 1)},
+        {"memory": MemoryReport({"x" * 65: 1}, {}, 1)},
     ],
 )
 async def test_evidence_that_would_take_the_operators_memory_or_numbers_is_refused(
