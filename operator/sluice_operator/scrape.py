@@ -36,6 +36,10 @@ hundredfold."""
 MAX_ENTRIES = 1 << 19
 """Of sketches, held of one pod: a full ring has 230,000 at 30 requests/s and 480,000 at 300; the
 oldest ticks beyond it are let go. Any image may stand for the worker's: its own take 120 bytes."""
+MAX_OPEN = 64
+"""Exchanges of one object at once: pods that never answer hold a connection each for all of the
+deadline, and all objects share `MAX_CONNECTIONS`."""
+MAX_CONNECTIONS = 256
 MAX_GONE = 16
 """Pods that are gone and still held: of a rollout that loops, the newest."""
 
@@ -99,6 +103,7 @@ class Scraper:
     def __init__(self, client: httpx.AsyncClient, metrics: Metrics) -> None:
         self._client, self._metrics = client, metrics
         self._held: dict[str, Scrape] = {}
+        self._turns = asyncio.Semaphore(MAX_OPEN)
 
     def knows(self, uid: str) -> bool:
         """Whether that pod has been asked before."""
@@ -119,7 +124,7 @@ class Scraper:
 
     async def patch(self, target: Target, token: str, patch: RuntimePatch) -> RuntimeConfig:
         """Send `patch`; the pod's effective configuration. ScrapeError if it is refused."""
-        async with _deadline():
+        async with self._turns, _deadline():
             body = await self._call("PATCH", target, "/v1/runtime_config", token, encode(patch))
         config = _decoded(body, RuntimeConfig)
         held = self._held.get(target.uid, Scrape())
@@ -129,7 +134,7 @@ class Scraper:
     async def _scrape_one(self, target: Target, token: str, now: float) -> Scrape:
         held = self._held.get(target.uid, Scrape())
         try:
-            async with _deadline():
+            async with self._turns, _deadline():
                 config = _decoded(
                     await self._call("GET", target, "/v1/runtime_config", token), RuntimeConfig
                 )
@@ -167,7 +172,7 @@ class Scraper:
 
 def create_client() -> httpx.AsyncClient:
     """A client for pods only: no proxy from the environment, no redirects."""
-    limits = httpx.Limits(max_connections=256, max_keepalive_connections=128)
+    limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=128)
     return httpx.AsyncClient(
         trust_env=False, follow_redirects=False, limits=limits, timeout=DEADLINE_S
     )

@@ -12,6 +12,7 @@ import pytest
 from sluice_operator import scrape
 from sluice_operator.metrics import Metrics
 from sluice_operator.scrape import (
+    MAX_CONNECTIONS,
     MAX_ENTRIES,
     MAX_GONE,
     Scrape,
@@ -311,6 +312,18 @@ async def test_one_bad_pod_does_not_delay_the_others(monkeypatch: pytest.MonkeyP
         held = await Scraper(client, Metrics()).scrape((bad, good), "token", NOW)
     assert held["uid-good"].problem is None
     assert held[bad.uid].problem is not None
+
+
+async def test_pods_of_one_object_that_never_answer_do_not_hold_all_connections() -> None:
+    async with _admin_port(_hang) as bad, _admin_port(_healthy) as good, create_client() as client:
+        silent = tuple(replace(bad, uid=str(number)) for number in range(MAX_CONNECTIONS))
+        one, other = (Scraper(client, create_metrics()) for _ in range(2))
+        waiting = asyncio.create_task(one.scrape(silent, "token", NOW))
+        await asyncio.sleep(0.5)  # all that may be open is
+        held = await other.scrape((good,), "token", NOW)
+        assert not waiting.done()
+        waiting.cancel()
+    assert held[good.uid].problem is None
 
 
 async def test_a_refused_patch_is_an_error_that_names_the_status() -> None:
