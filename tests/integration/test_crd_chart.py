@@ -106,6 +106,25 @@ def test_the_crd_can_be_left_out(helm: Path) -> None:
     assert len(of_kind(template(helm, *IMAGES), "CustomResourceDefinition")) == 1
 
 
+def test_a_network_policy_lets_in_nobody_but_who_reads_the_metrics(
+    helm: Path, installed: ApiServer
+) -> None:
+    assert not of_kind(template(helm, *IMAGES), "NetworkPolicy")
+    on = (*IMAGES, "--set", "networkPolicy.enabled=true")
+    monitoring = "namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring"
+    [closed] = of_kind(template(helm, *on), "NetworkPolicy")
+    some = template(helm, *on, "--set", f"networkPolicy.metricsFrom[0].{monitoring}")
+    [ajar] = of_kind(some, "NetworkPolicy")
+    [deployment] = of_kind(some, "Deployment")
+    pod = deployment["spec"]["template"]
+    assert ajar["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert (closed["spec"]["policyTypes"], "ingress" in closed["spec"]) == (["Ingress"], False)
+    [rule] = ajar["spec"]["ingress"]
+    assert [port["port"] for port in rule["ports"]] == ["metrics"]
+    for policy in (closed, ajar):
+        kubectl(installed, "apply", "--dry-run=server", "-f", "-", stdin=json.dumps(policy))
+
+
 def test_a_namespaces_admins_editors_and_viewers_have_the_same_for_its_objects(helm: Path) -> None:
     rendered = of_kind(template(helm, *IMAGES), "ClusterRole")
     roles = {body["metadata"]["name"]: body for body in rendered}
