@@ -7,9 +7,12 @@ in a user's text are wrapped in markers here, and stay text (see `Tokenizer.enco
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from os.path import commonprefix
 from typing import Any
 
 from jinja2 import TemplateError, meta, nodes
@@ -52,7 +55,7 @@ class ChatTemplate:
         tree = environment.parse(source)
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
-        self._control = _any_of(control_tokens)
+        self._control = any_of(control_tokens)
         self._begun = frozenset(t[:end] for t in control_tokens for end in range(1, len(t)))
         self._longest = max(map(len, control_tokens), default=0)
         self.variables = frozenset(meta.find_undeclared_variables(tree))
@@ -136,9 +139,21 @@ class ChatTemplate:
         return text
 
 
-def _any_of(texts: Collection[str]) -> re.Pattern[str]:
-    longest_first = sorted((text for text in texts if text), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+def any_of(texts: Collection[str]) -> re.Pattern[str]:
+    """What finds the longest of `texts` at each place, however many there are: as one alternation
+    a thousand control tokens took 64 s for 4 MB of "<"."""
+    return re.compile(_branches(sorted({text for text in texts if text})) or "(?!)")
+
+
+def _branches(texts: Sequence[str]) -> str:
+    """A pattern of sorted `texts`: what all begin with, then a branch for each character."""
+    head = commonprefix(texts)
+    rests = [text[len(head) :] for text in texts]
+    longer = groupby(filter(None, rests), itemgetter(0))
+    tails = "|".join(_branches(list(group)) for _, group in longer)
+    if not tails:
+        return re.escape(head)
+    return f"{re.escape(head)}(?:{tails}){'' if all(rests) else '?'}"
 
 
 def _or_none(values: tuple[dict[str, Any], ...]) -> list[dict[str, Any]] | None:

@@ -1,5 +1,7 @@
 """Templates render as transformers renders them, in a sandbox, and users write no control token."""
 
+import re
+import time
 from datetime import datetime
 from typing import Any
 
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 from sluice_worker.chat import Conversation
 from sluice_worker.errors import RequestError, UnsupportedParameter
-from sluice_worker.server.template import ChatTemplate
+from sluice_worker.server.template import ChatTemplate, any_of
 from transformers.utils.chat_template_utils import render_jinja_template
 
 NOW = datetime(2026, 11, 21, 12, 0)
@@ -221,3 +223,31 @@ def test_a_marker_in_a_text_is_refused(marker: str) -> None:
     for chat in (conversation(marker), conversation("x", tools=({"a": [{marker: 1}]},))):
         with pytest.raises(RequestError, match="U.FDD"):
             text_of(CHATML, chat)
+
+
+PIECES = st.lists(st.sampled_from(["<", "<|", "|>", "a", "ab", "b", ".", "é"]), max_size=5)
+TOKENS = PIECES.map("".join)
+
+
+def flat(texts: list[str]) -> re.Pattern[str]:
+    """The longest of `texts` first, each tried at each place."""
+    longest_first = sorted(filter(None, texts), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+@given(st.lists(TOKENS, max_size=12), st.lists(TOKENS, max_size=12).map("".join))
+def test_control_tokens_are_found_as_if_each_was_tried_longest_first(
+    texts: list[str], text: str
+) -> None:
+    assert any_of(texts).findall(text) == flat(texts).findall(text)
+
+
+def test_a_thousand_control_tokens_do_not_make_a_text_slow() -> None:
+    texts, text = [f"<SPECIAL_{i}>" for i in range(1000)] + ["<s>"], "<" * 20_000
+
+    def cpu_s(pattern: re.Pattern[str]) -> float:
+        began_s = time.process_time()
+        assert not pattern.search(text)
+        return time.process_time() - began_s
+
+    assert 10 * cpu_s(any_of(texts)) < cpu_s(flat(texts))
