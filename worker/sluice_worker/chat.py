@@ -181,6 +181,9 @@ def parse_chat(body: bytes, defaults: Defaults = OPENAI) -> Chat:
         Completion(
             prompts=(),
             prompt_field="messages",
+            length_field="max_tokens"
+            if typed.max_completion_tokens is None
+            else "max_completion_tokens",
             max_tokens=max_tokens,
             has_default_length=max_tokens is None,
             sampling=sampling,

@@ -171,8 +171,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 class Completion:
     """One validated request; lengths are not checked against the model here.
 
-    `prompts`: text, or token ids, from the field `prompt_field`. `max_tokens` None: as many as the
-    window leaves.
+    `prompts`: text, or token ids, from the field `prompt_field`. `max_tokens`, from the field
+    `length_field`: None for as many as the window leaves.
     `has_default_length`: the caller did not name a length, so that it may be cut to the window.
     `prompt_logprobs`: how many to tell in a field of their own (echo tells them with the text).
     `echo`: the reply begins with the prompt. `is_scoring`: it is nothing else (max_tokens was 0,
@@ -197,6 +197,7 @@ class Completion:
     request_id: str | None = None
     cache_salt: str = ""
     prompt_field: str = "prompt"
+    length_field: str = "max_tokens"
     deadlines: Deadlines = Deadlines()
 
 

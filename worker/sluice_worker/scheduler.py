@@ -36,6 +36,7 @@ from .speculation import (
 from .static_batch import StaticBatch, StaticBatching
 from .step import Counters, Limits, Outcome, Refusal, Step, Work
 from .waiting import Lack, WaitClocks
+from .window import over_window
 from .wire import Submit
 
 ChunkLimit = Callable[[int, int], int]
@@ -113,13 +114,9 @@ class Scheduler:
             return Refusal(
                 "invalid_request", f"a prompt token is not in the vocabulary of {self.vocab_size}."
             )
+        if sentence := over_window(len(prompt), request.max_tokens, self.max_model_len):
+            return Refusal("context_length_exceeded", sentence)
         num_tokens = len(prompt) + request.max_tokens
-        if num_tokens > self.max_model_len:
-            return Refusal(
-                "context_length_exceeded",
-                f"{len(prompt)} prompt tokens and {request.max_tokens} new ones are over the "
-                f"window of {self.max_model_len}.",
-            )
         needs = blocks_for(num_tokens, self.pool.block_size)
         if needs > self.pool.num_total:
             return Refusal(

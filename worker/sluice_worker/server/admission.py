@@ -3,6 +3,7 @@
 from ..deadlines import Deadlines
 from ..errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
 from ..protocol import Completion
+from ..window import over_window
 from ..wire import Snapshot
 from .forecast import Forecast
 
@@ -29,26 +30,17 @@ def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int
     if num_prompt == 0:
         raise RequestError("the prompt holds no token", param=request.prompt_field)
     room = window - num_prompt
-    if room < 1:
-        raise ContextLengthExceeded(
-            f"the prompt has {num_prompt} tokens; the model's window of {window} tokens must "
-            "hold at least one more",
-            param=request.prompt_field,
-        )
     max_tokens = request.max_tokens
     if max_tokens is None or (request.has_default_length and max_tokens > room):
-        max_tokens = min(room, max(1, pool - num_prompt))
-    if max_tokens > room:
-        raise ContextLengthExceeded(
-            f"the prompt's {num_prompt} tokens and max_tokens {max_tokens} are over the model's "
-            f"window of {window} tokens",
-            param="max_tokens",
-        )
+        max_tokens = max(1, min(room, pool - num_prompt))
+    if sentence := over_window(num_prompt, max_tokens, window):
+        field = request.prompt_field if room < 1 else request.length_field
+        raise ContextLengthExceeded(sentence, param=field)
     if num_prompt + max_tokens > pool:
         raise KvCapacityExceeded(
-            f"the prompt's {num_prompt} tokens and max_tokens {max_tokens} are over the KV pool "
-            f"of {pool} tokens and could never run",
-            param=request.prompt_field if num_prompt >= pool else "max_tokens",
+            f"the prompt's {num_prompt} tokens and {request.length_field} {max_tokens} are over "
+            f"the KV pool of {pool} tokens and could never run",
+            param=request.prompt_field if num_prompt >= pool else request.length_field,
         )
     return max_tokens
 

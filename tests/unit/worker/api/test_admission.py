@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_worker.chat import parse_chat
 from sluice_worker.errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
 from sluice_worker.protocol import Completion, parse_completion
 from sluice_worker.server.admission import is_full, num_waiting, token_budget
@@ -36,6 +37,30 @@ def test_what_can_never_fit_is_refused_by_its_field(
     with pytest.raises(error) as refused:
         token_budget(num_prompt, create_request(max_tokens=max_tokens), window=100, pool=80)
     assert (refused.value.http_status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_chats_length_is_refused_by_the_field_that_was_sent(field: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], field: 11}
+    chat = parse_chat(json.dumps(body).encode())
+    for window, error in ((100, ContextLengthExceeded), (200, KvCapacityExceeded)):
+        with pytest.raises(error) as refused:
+            token_budget(90, chat.completion, window=window, pool=100)
+        assert refused.value.param == field
+
+
+def test_clients_know_by_the_words_that_a_longer_window_would_help() -> None:
+    with pytest.raises(ContextLengthExceeded) as refused:
+        token_budget(100, create_request(), window=100, pool=80)
+    sentence = str(refused.value)
+    assert "prompt is too long" in sentence  # LangChain
+    assert "this model's maximum context length is 100 tokens" in sentence  # litellm
+    with pytest.raises(ContextLengthExceeded) as refused:
+        token_budget(90, create_request(max_tokens=11), window=100, pool=80)
+    assert str(refused.value).startswith(  # vLLM
+        "This model's maximum context length is 100 tokens. However, you requested 11 output "
+        "tokens and your prompt contains at least 90 input tokens, for a total of at least 101 "
+    )
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 200))

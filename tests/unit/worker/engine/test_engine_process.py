@@ -98,7 +98,7 @@ def test_life_of_an_engine_process(checkpoint: Path) -> None:
         engine.send(create_request("huge", 500, max_tokens=100))
         refused = engine.wait_for(Finished)
         assert refused.finish_reason == "error"
-        assert "over the window of 512" in str(refused.error)
+        assert "maximum context length is 512 tokens" in str(refused.error)
         # Shutdown lets running work finish.
         engine.send(create_request("last", 5, max_tokens=30))
         engine.send(Shutdown())
