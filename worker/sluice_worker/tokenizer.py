@@ -12,11 +12,14 @@ from tokenizers.processors import TemplateProcessing
 from .errors import CheckpointError
 from .files import inside
 from .tokenizer_config import TokenizerConfig
+from .vocabulary import longest_token
 
 REPLACEMENT = "\ufffd"
 BYTES_OF_A_CHARACTER = 4
 MAX_PENDING = 16
 """Tokens without a whole character, more than any has: from there on they are told in parts."""
+SLACK = 4096
+"""Characters before a cut text's last tokens, which are as in the whole where no word is longer."""
 SHORT = 1024
 """Characters or tokens that may hold the interpreter: a batch, which lets go, wakes threads."""
 _DELIMITER = re.compile("<[|\uff5c].*[|\uff5c]>")
@@ -37,6 +40,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self.config = TokenizerConfig(directory)
         self._put_around(self.config)
+        self._longest = longest_token(self._tokenizer)
         self._decoder = self._tokenizer
         self._added = {
             token_id: added.content
@@ -84,6 +88,10 @@ class Tokenizer:
         self._tokenizer.add_special_tokens(delimiters)
         return [*self.control_tokens.values(), *delimiters]
 
+    def fewest(self, num_chars: int) -> int:
+        """Tokens that a text of so many characters has at least; 0 where nothing is known."""
+        return -(-num_chars // self._longest) if self._longest else 0
+
     def encode(
         self,
         text: str,
@@ -98,6 +106,8 @@ class Tokenizer:
         the text's first are left out, what is put around it is not.
         """
         tokenizer = self._with_control if parse_special else self._tokenizer
+        if keep is not None and self._longest:
+            text = text[-(keep * self._longest + SLACK) :]
         encoding = _encode(tokenizer, text, add_special_tokens)
         ids: list[int] = encoding.ids
         if keep is None or len(ids) <= keep:

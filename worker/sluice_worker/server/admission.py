@@ -3,7 +3,7 @@
 from ..deadlines import Deadlines
 from ..errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
 from ..protocol import Completion
-from ..window import over_window
+from ..window import over_window, prompt_too_long
 from ..wire import Snapshot
 from .forecast import Forecast
 
@@ -19,6 +19,13 @@ def prompt_limit(request: Completion, window: int) -> int | None:
             param="truncate_prompt_tokens",
         )
     return keep if keep > 0 else max(window - (request.max_tokens or 1), 1)
+
+
+def check_length(num_at_least: int, window: int, field: str) -> None:
+    """Raise for a text that is too long whatever its tokens are, before it is tokenised."""
+    if num_at_least >= window:
+        sentence = prompt_too_long(f"at least {num_at_least}", window)
+        raise ContextLengthExceeded(sentence, param=field)
 
 
 def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int) -> int:

@@ -11,6 +11,7 @@ from ..errors import ConfigError, RequestError
 from ..files import inside
 from ..tokenizer import Tokenizer
 from ..tokenizer_config import TokenizerConfig
+from .admission import check_length
 from .template import ChatTemplate
 
 log = logging.getLogger(__name__)
@@ -46,14 +47,18 @@ class Renderer:
             self._problem = f"the chat template of this model is not a valid template: {error}"
             log.warning("chat template unusable", extra={"reason": str(error)})
 
-    def token_ids(self, conversation: Conversation) -> list[int]:
-        """The prompt of a conversation. Raises RequestError; may take milliseconds per 100 kB."""
+    def token_ids(self, conversation: Conversation, window: int | None = None) -> list[int]:
+        """The prompt of a conversation. Raises RequestError, also for what is surely over `window`
+        tokens; may take milliseconds per 100 kB."""
         template = self._templates.get("tool_use") if conversation.tools else None
         template = template or self._templates.get("default")
         if template is None:
             raise RequestError(self._problem, param="messages")
         try:
             pieces = template.render(conversation, datetime.now())
+            if window is not None:
+                num_at_least = self._tokenizer.fewest(sum(len(piece) for piece, _ in pieces))
+                check_length(num_at_least, window, "messages")
             return self._tokenizer.encode_rendered(pieces)
         except UnicodeEncodeError as error:
             raise RequestError(

@@ -51,12 +51,12 @@ from ..sampling_params import (
 from ..tokenizer import Tokenizer
 from ..tokenizer_config import eos_token_ids
 from ..wire import Configure, Finished, Heartbeat, Ready, Sampling, StepReport, Submit, packed
-from .admission import is_full, num_waiting, prompt_limit, token_budget, unreachable
+from .admission import check_length, is_full, num_waiting, prompt_limit, token_budget, unreachable
 from .forecast import Forecast
 from .generation import Choice, Generation
 from .ledger import Ledger
 from .live import Live
-from .off_loop import off_loop
+from .off_loop import Texts, off_loop
 from .prompts import Prompts
 from .renderer import Renderer
 from .text import Transcript
@@ -84,6 +84,7 @@ class Service:
         self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
         config_json = read_json(directory, "config.json")
         self.prompts = Prompts(self.tokenizer, config_json)
+        self.texts = Texts()
         self.eos_token_ids = eos_token_ids(directory, config_json, self.tokenizer.config)
         self.defaults = OPENAI
         if config.server.generation_config == "auto" and (directory / GENERATION_CONFIG).exists():
@@ -146,8 +147,11 @@ class Service:
         size = sum(map(len, request.sampling.bad_words))
         sampling = await off_loop(size, lambda: self._sampling(request.sampling))
         keep = prompt_limit(request, window)
+        for prompt in request.prompts:
+            if keep is None and isinstance(prompt, str):
+                check_length(self.tokenizer.fewest(len(prompt)), window, request.prompt_field)
         size = sum(map(len, request.prompts))
-        prompts, echoes = await off_loop(size, lambda: self.prompts.read(request, keep))
+        prompts, echoes = await self.texts.tokenized(size, lambda: self.prompts.read(request, keep))
         engine = self._check_open()
         pool = engine.num_blocks * engine.block_size
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
@@ -234,14 +238,21 @@ class Service:
 
     async def open_chat(self, chat: Chat, num_bytes: int, arrival_s: float) -> Generation:
         """As `open`, for a conversation of `num_bytes`."""
-        self._check_open()
+        window = self._check_open().max_model_len
         self.check_model(chat.completion.model)
-        prompt = tuple(await self.render(chat.conversation, num_bytes))
+        is_cut = chat.completion.sampling.truncate_prompt_tokens is not None
+        ids = await self.render(chat.conversation, num_bytes, None if is_cut else window)
+        prompt = tuple(ids)
         return await self.open(replace(chat.completion, prompts=(prompt,)), arrival_s, "chatcmpl")
 
-    async def render(self, conversation: Conversation, num_bytes: int) -> list[int]:
-        """The token ids of a conversation, as its template writes it. Raises RequestError."""
-        return await off_loop(num_bytes, lambda: self._renderer.token_ids(conversation))
+    async def render(
+        self, conversation: Conversation, num_bytes: int, window: int | None = None
+    ) -> list[int]:
+        """The token ids of a conversation, as its template writes it. Raises RequestError, also
+        for what is surely over `window` tokens."""
+        return await self.texts.tokenized(
+            num_bytes, lambda: self._renderer.token_ids(conversation, window)
+        )
 
     def check_model(self, asked: str | None) -> None:
         """Raise ModelNotFound if `asked` is given and not what is served."""

@@ -80,4 +80,4 @@ async def _token_ids(service: Service, asked: Tokenize, num_bytes: int) -> list[
         add_special_tokens=asked.add_special_tokens,
         parse_special=asked.parse_special,
     )
-    return await off_loop(num_bytes, encoded)
+    return await service.texts.tokenized(num_bytes, encoded)
