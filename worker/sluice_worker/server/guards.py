@@ -201,10 +201,16 @@ def _is_old(scope: Scope, lifetime: float) -> bool:
     return bool(asyncio.get_running_loop().time() >= made_s + lifetime * max_age_s)
 
 
-async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+async def read_body(
+    request: Request,
+    max_bytes: int,
+    timeout_s: float,
+    count: Callable[[int], None] = lambda num_bytes: None,
+) -> bytes:
     """The body, refused as soon as it is known to be over `max_bytes`.
 
-    Raises RequestError (framing, encoding), BodyTooLarge, RequestTimeout.
+    `count` is told how much has come, and may refuse more. Raises RequestError (framing, encoding),
+    BodyTooLarge, RequestTimeout.
     """
     length = header(request.scope, b"content-length")
     if length is not None and header(request.scope, b"transfer-encoding") is not None:
@@ -221,6 +227,7 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
                 body += chunk
                 if len(body) > max_bytes:
                     raise too_large
+                count(len(body))
     except TimeoutError as error:
         raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s") from error
     return bytes(body)

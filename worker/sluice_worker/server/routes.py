@@ -19,7 +19,7 @@ from ..sampling_params import Defaults
 from . import shapes
 from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
 from .generation import Generation
-from .guards import JSON, PROBE_PATHS, read_body
+from .guards import JSON, PROBE_PATHS
 from .off_loop import parsed
 from .openapi import document
 from .operations import OPERATIONS
@@ -38,10 +38,11 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        body, arrival_s = await _read(request, service)
-        asked = await parsed(body, lambda body: parse_chat(body, service.defaults))
-        asked = replace(asked, completion=_with_deadlines(asked.completion, request))
-        generation = await service.open_chat(asked, len(body), arrival_s)
+        async with service.bodies.read(request) as body:
+            arrival_s = time.monotonic()
+            asked = await parsed(body, lambda body: parse_chat(body, service.defaults))
+            asked = replace(asked, completion=_with_deadlines(asked.completion, request))
+            generation = await service.open_chat(asked, len(body), arrival_s)
         return _reply(generation, service, ChatFormat)
 
     @app.post("/generate")
@@ -70,23 +71,17 @@ def add_routes(app: FastAPI, service: Service) -> None:
         return Response(found, media_type=JSON)
 
 
-async def _read(request: Request, service: Service) -> tuple[bytes, float]:
-    """A body and when it was whole: a request's clock starts with the last byte of its body."""
-    limits = service.config.server
-    body = await read_body(request, limits.max_body_bytes, limits.receive_timeout)
-    return body, time.monotonic()
-
-
 async def _generated(
     request: Request,
     service: Service,
     parse: Callable[[bytes, Defaults], Completion],
     kind: type[Format],
 ) -> Response:
-    """Read, parse and submit."""
-    body, arrival_s = await _read(request, service)
-    asked = await parsed(body, lambda body: parse(body, service.defaults))
-    generation = await service.open(_with_deadlines(asked, request), arrival_s)
+    """Read, parse and submit. A request's clock starts with the last byte of its body."""
+    async with service.bodies.read(request) as body:
+        arrival_s = time.monotonic()
+        asked = await parsed(body, lambda body: parse(body, service.defaults))
+        generation = await service.open(_with_deadlines(asked, request), arrival_s)
     return _reply(generation, service, kind)
 
 

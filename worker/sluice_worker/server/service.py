@@ -52,6 +52,7 @@ from ..tokenizer import Tokenizer
 from ..tokenizer_config import eos_token_ids
 from ..wire import Configure, Finished, Heartbeat, Ready, Sampling, StepReport, Submit, packed
 from .admission import check_length, is_full, num_waiting, prompt_limit, token_budget, unreachable
+from .bodies import Bodies
 from .forecast import Forecast
 from .generation import Choice, Generation
 from .ledger import Ledger
@@ -84,6 +85,7 @@ class Service:
         self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
         config_json = read_json(directory, "config.json")
         self.prompts = Prompts(self.tokenizer, config_json)
+        self.bodies = Bodies(config.server)
         self.texts = Texts()
         self.eos_token_ids = eos_token_ids(directory, config_json, self.tokenizer.config)
         self.defaults = OPENAI

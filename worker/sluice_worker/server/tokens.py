@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ..errors import TooManyOpen
 from ..tokenize import Tokenize, parse_detokenize, parse_tokenize
 from . import shapes
-from .guards import JSON, Inflight, read_body
+from .guards import JSON, Inflight
 from .off_loop import off_loop, parsed
 from .replies import encode
 from .service import MAX_ON_THEIR_WAY, Service
@@ -23,12 +23,14 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         with _turn(open_ones):
-            return await _tokenize(request, service)
+            async with service.bodies.read(request) as body:
+                return await _tokenize(body, service)
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         with _turn(open_ones):
-            return await _detokenize(request, service)
+            async with service.bodies.read(request) as body:
+                return await _detokenize(body, service)
 
 
 @contextmanager
@@ -41,8 +43,7 @@ def _turn(open_ones: Inflight) -> Iterator[None]:
         yield
 
 
-async def _tokenize(request: Request, service: Service) -> Response:
-    body = await _read(request, service)
+async def _tokenize(body: bytes, service: Service) -> Response:
     asked = await parsed(body, parse_tokenize)
     service.check_model(asked.model)
     window = service.limits().max_model_len
@@ -54,8 +55,8 @@ async def _tokenize(request: Request, service: Service) -> Response:
     return Response(encode(reply), media_type=JSON)
 
 
-async def _detokenize(request: Request, service: Service) -> Response:
-    asked = await parsed(await _read(request, service), parse_detokenize)
+async def _detokenize(body: bytes, service: Service) -> Response:
+    asked = await parsed(body, parse_detokenize)
     service.check_model(asked.model)
     service.prompts.check_ids(asked.tokens, "tokens")
     text = await off_loop(
@@ -63,11 +64,6 @@ async def _detokenize(request: Request, service: Service) -> Response:
         lambda: service.tokenizer.decode(asked.tokens, skip_special_tokens=False),
     )
     return Response(encode(shapes.DetokenizeReply(text)), media_type=JSON)
-
-
-async def _read(request: Request, service: Service) -> bytes:
-    limits = service.config.server
-    return await read_body(request, limits.max_body_bytes, limits.receive_timeout)
 
 
 async def _token_ids(service: Service, asked: Tokenize, num_bytes: int) -> list[int]:
