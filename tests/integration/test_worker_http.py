@@ -212,6 +212,18 @@ def test_a_chunked_body_over_the_cap_is_answered_413(worker: Worker) -> None:
     assert answer.headers["connection"] == "close"
 
 
+def test_a_body_in_tiny_chunks_is_refused_and_others_are_served(worker: Worker) -> None:
+    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", httpx.URL(worker.url).port or 0)) as client:
+        client.sendall(head + b"1\r\n \r\n" * 10_000)
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += client.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"the body's chunks are smaller than 64 bytes on average" in answer
+    assert post(worker).status_code == 200
+
+
 def test_contradicting_lengths_and_encodings_are_refused(worker: Worker) -> None:
     headers = {"content-encoding": "gzip"}
     answer = httpx.post(worker.url + "/v1/completions", content=b"{}", headers=headers)

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that the client closes first."""
-MAX_HEADER_BYTES = 64 << 10
 BACKLOG = 2048
 ANSWER_S = 2.0
 """After the engine died: seconds in which open requests get their error."""
@@ -101,7 +100,6 @@ def _server(door: _Door, limits: ServerConfig) -> _Server:
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=LAST_BYTES_S,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
     )
 

@@ -5,9 +5,17 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import h11
 import pytest
 import uvloop
-from sluice_worker.server.connection import Connection, ConnectionLimits, connection_class
+from sluice_worker.server.connection import (
+    MIN_CHUNK_BYTES,
+    NUM_CHUNKS,
+    Connection,
+    ConnectionLimits,
+    Incoming,
+    connection_class,
+)
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -97,3 +105,34 @@ def test_a_slow_reader_of_a_last_answer_gets_all_of_it() -> None:
     size, missed = uvloop.run(read())
     assert size > len(ANSWER)
     assert missed == []
+
+
+def taken(sizes: list[int], header: str = "Transfer-Encoding: chunked") -> int:
+    """How much is taken of a body in chunks of these sizes, after another one on a connection."""
+    incoming, num_bytes = Incoming(h11.SERVER), 0
+    incoming.receive_data(f"POST / HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode())
+    incoming.next_event()
+    for size in sizes:
+        body = bytes(size)
+        is_chunked = "chunked" in header
+        incoming.receive_data(b"%x\r\n%s\r\n" % (size, body) if is_chunked else body)
+        event = incoming.next_event()
+        assert isinstance(event, h11.Data)
+        num_bytes += len(event.data)
+    return num_bytes
+
+
+@pytest.mark.parametrize("sizes", [[1], [MIN_CHUNK_BYTES - 1], [1 << 16] * NUM_CHUNKS + [1]])
+def test_a_body_in_tiny_chunks_is_ended(sizes: list[int]) -> None:
+    sizes = sizes[:-1] + sizes[-1:] * NUM_CHUNKS
+    with pytest.raises(h11.RemoteProtocolError, match="smaller than 64 bytes on average"):
+        taken(sizes)
+    assert taken(sizes[:-1]) == sum(sizes[:-1])
+
+
+@pytest.mark.parametrize(
+    ("size", "header"),
+    [(MIN_CHUNK_BYTES, "Transfer-Encoding: chunked"), (1, f"Content-Length: {3 * NUM_CHUNKS}")],
+)
+def test_other_bodies_are_taken_whole(size: int, header: str) -> None:
+    assert taken([size] * 3 * NUM_CHUNKS, header) == size * 3 * NUM_CHUNKS
