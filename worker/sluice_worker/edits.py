@@ -69,7 +69,10 @@ class Editor:
 
     def bad_words(self, token_ids: Sequence[int]) -> Iterable[int]:
         """Tokens that would complete a bad word whose beginning ends the output."""
+        last = token_ids[-1] if len(token_ids) else None
         for word in self._sampling.bad_words:
+            if len(word) > 1 and word[-2] != last:
+                continue  # nearly all: 256 words with a slice for each made steps of 100 ms
             start = len(token_ids) - len(word) + 1
             if start >= self._num_prompt and tuple(token_ids[start:]) == word[:-1]:
                 yield word[-1]

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -279,6 +280,24 @@ def test_bad_words_forbid_the_token_that_completes_them(
 ) -> None:
     editor = Editor(Sampling(bad_words=((8,), (6, 7), (5, 6, 9))), [5, 6], VOCAB)
     assert set(editor.bad_words(token_ids)) == ends
+
+
+class Sliced(list[int]):
+    """A list that counts what is cut out of it."""
+
+    num_slices = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        self.num_slices += isinstance(at, slice)
+        return super().__getitem__(at)
+
+
+def test_a_text_is_cut_only_where_its_last_token_is_within_a_bad_word() -> None:
+    words = tuple((i, 200) for i in range(100))
+    token_ids = Sliced([1, 2, 3])
+    assert list(Editor(Sampling(bad_words=words), [1], VOCAB).bad_words(token_ids)) == [200]
+    assert token_ids.num_slices == 1
+    assert not list(Editor(Sampling(bad_words=words), [], VOCAB).bad_words([]))
 
 
 def reference_bad_words(words: list[list[int]], output: list[int]) -> set[int]:
