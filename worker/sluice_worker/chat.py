@@ -117,7 +117,7 @@ CHAT_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "media_io_kwargs": (None, {}),
     "mm_processor_kwargs": (None, {}),
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True),
+    "parallel_tool_calls": (None, True, False),  # no call is parsed: at most one is none
     "prediction": (None,),
     "return_prompt_text": (None, False),
     "store": (None, False),

@@ -150,3 +150,8 @@ def test_log_probabilities_are_asked_for_in_two_fields() -> None:
 def test_a_lone_surrogate_is_refused_however_deep_it_is() -> None:
     with pytest.raises(RequestError, match="surrogate"):
         parse_chat(body_of(messages=[{**HELLO, "x": [[["\ud800"]]]}]))
+
+
+@pytest.mark.parametrize("value", [None, True, False])
+def test_at_most_one_call_may_be_asked_for(value: bool | None) -> None:
+    parse_chat(body_of(tools=[TOOL], parallel_tool_calls=value))
