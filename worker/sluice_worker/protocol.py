@@ -235,7 +235,7 @@ def parse_completion(body: bytes, defaults: Defaults = OPENAI) -> Completion:
     """The request in the body of POST /v1/completions; raises RequestError naming the field."""
     fields = parse_object(body)
     refuse_unsupported(fields, (*CompletionBody.__struct_fields__, "best_of"))
-    if fields.get("best_of") not in (None, fields.get("n", 1)):
+    if fields.get("best_of") not in (None, 1 if fields.get("n") is None else fields["n"]):
         raise UnsupportedParameter("best_of other than n is not supported", param="best_of")
     typed = convert(fields, CompletionBody)
     prompts = _prompts(typed.prompt, "prompt")

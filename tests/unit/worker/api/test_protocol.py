@@ -259,3 +259,9 @@ def test_to_narrow_the_choice_is_to_ask_generate_for_one(
 def test_generate_keeps_the_salt_of_its_prefix_cache() -> None:
     assert parse_generate(b'{"prompt": "x", "cache_salt": "tenant-a"}').cache_salt == "tenant-a"
     assert parse_generate(b'{"prompt": "x"}').cache_salt == ""
+
+
+def test_one_best_of_no_named_number_is_accepted() -> None:
+    assert parse_completion(body_of(best_of=1, n=None)).sampling.n == 1
+    with pytest.raises(UnsupportedParameter):
+        parse_completion(body_of(best_of=2, n=None))
