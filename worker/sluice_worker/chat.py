@@ -121,7 +121,7 @@ CHAT_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "prediction": (None,),
     "return_prompt_text": (None, False),
     "store": (None, False),
-    "verbosity": (None,),
+    "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
 """As NEUTRAL, for chats. Sources: OpenAI's and vLLM's chat body."""

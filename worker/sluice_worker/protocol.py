@@ -70,6 +70,7 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True):
     request_id: RequestId | None = None
     cache_salt: Name | None = None
     user: str | None = None
+    service_tier: str | None = None  # a provider's prices: here all requests are of one
     slo_ttft_ms: DeadlineMs | None = None
     slo_tpot_ms: DeadlineMs | None = None
 
@@ -152,7 +153,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "return_full_text": (None, False),
     "return_token_offsets": (None, False),
     "routed_experts_prompt_start": (None, 0),
-    "service_tier": (None, "auto", "default"),
     "stream_interval": (None, 1),
     "structured_outputs": (None,),
     "suffix": (None, ""),

@@ -155,3 +155,12 @@ def test_a_lone_surrogate_is_refused_however_deep_it_is() -> None:
 @pytest.mark.parametrize("value", [None, True, False])
 def test_at_most_one_call_may_be_asked_for(value: bool | None) -> None:
     parse_chat(body_of(tools=[TOOL], parallel_tool_calls=value))
+
+
+def test_what_a_provider_sells_is_accepted_and_asks_for_nothing() -> None:
+    plain = parse_chat(body_of())
+    for tier in ("auto", "flex", "priority", None):
+        assert parse_chat(body_of(service_tier=tier, verbosity="medium")) == plain
+    for asked in ({"verbosity": "low"}, {"store": True}):
+        with pytest.raises(UnsupportedParameter):
+            parse_chat(body_of(**asked))
