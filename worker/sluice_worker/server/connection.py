@@ -5,6 +5,7 @@ nothing per token: a stalled reader is noticed by the transport's own write buff
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from uvicorn.server import ServerState
 from ..errors import RequestError
 from .replies import error_body
 
+log = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 << 10
 NUM_CHUNKS = 1000
 MIN_CHUNK_BYTES = 64
@@ -151,6 +153,11 @@ class Connection(H11Protocol):
         """Close between two requests; a request under way gets its answer."""
         if self._is_idle():
             self.shutdown()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Clients offer HTTP/2 and are answered in HTTP/1.1: nothing is amiss, so nobody is told
+        to install anything."""
+        log.debug("an upgrade was offered and not taken")
 
     def send_400_response(self, msg: str) -> None:
         """A request that is no HTTP, or in tiny chunks, gets our error body, if an answer can still

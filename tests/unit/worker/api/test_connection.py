@@ -136,3 +136,12 @@ def test_a_body_in_tiny_chunks_is_ended(sizes: list[int]) -> None:
 )
 def test_other_bodies_are_taken_whole(size: int, header: str) -> None:
     assert taken([size] * 3 * NUM_CHUNKS, header) == size * 3 * NUM_CHUNKS
+
+
+def test_who_offers_http_2_is_answered_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask() -> bytes:
+        async with asked("Connection: Upgrade, close\r\nUpgrade: h2c\r\n") as (client, _):
+            return await asyncio.get_running_loop().sock_recv(client, 12)
+
+    assert uvloop.run(ask()) == b"HTTP/1.1 200"
+    assert not [entry for entry in caplog.records if entry.levelname == "WARNING"]
