@@ -24,6 +24,8 @@ from .protocol import (
 )
 from .sampling_params import OPENAI, Defaults, NumLogprobs, resolve
 
+MAX_MESSAGES = 4096
+"""A template that joins texts in a loop takes time by their square: 7.6 s for 60,000 messages."""
 Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
 
@@ -85,7 +87,7 @@ class Tool(Struct, frozen=True):
 class ConversationFields(Struct, frozen=True, kw_only=True):
     """What a chat template reads: in the bodies of /v1/chat/completions and of /tokenize."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     documents: list[dict[str, Any]] | None = None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice_worker.chat import CHAT_FIELDS, CHAT_NEUTRAL, parse_chat
+from sluice_worker.chat import CHAT_FIELDS, CHAT_NEUTRAL, MAX_MESSAGES, parse_chat
 from sluice_worker.errors import RequestError, UnsupportedParameter
 
 HELLO = {"role": "user", "content": "hello"}
@@ -164,3 +164,10 @@ def test_what_a_provider_sells_is_accepted_and_asks_for_nothing() -> None:
     for asked in ({"verbosity": "low"}, {"store": True}):
         with pytest.raises(UnsupportedParameter):
             parse_chat(body_of(**asked))
+
+
+def test_a_conversation_is_bounded_in_messages() -> None:
+    assert parse_chat(body_of(messages=[HELLO] * MAX_MESSAGES))
+    with pytest.raises(RequestError, match="4096") as refused:
+        parse_chat(body_of(messages=[HELLO] * (MAX_MESSAGES + 1)))
+    assert refused.value.param == "messages"
