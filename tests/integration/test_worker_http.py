@@ -421,6 +421,12 @@ def test_an_answer_carries_the_load_for_a_gateway_that_asks(worker: Worker) -> N
     assert "endpoint-load-metrics" not in httpx.get(worker.url + "/load").headers
 
 
+def test_models_are_listed_with_a_slash_behind_too(worker: Worker) -> None:
+    plain = httpx.get(worker.url + "/v1/models").json()
+    assert plain["object"] == "list"
+    assert httpx.get(worker.url + "/v1/models/").json() == plain
+
+
 def test_models_load_and_health_answer_as_vllm_does(worker: Worker) -> None:
     card = httpx.get(worker.url + "/v1/models").json()["data"][0]
     assert (card["id"], card["max_model_len"]) == ("tiny", 2048)

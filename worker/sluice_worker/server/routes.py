@@ -111,6 +111,8 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str) -> Response:
+        if not model:  # /v1/models/
+            return await models()
         service.check_model(model)
         return answer(card())
 
