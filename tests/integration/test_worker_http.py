@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import json
 import shutil
 import socket
@@ -186,6 +187,18 @@ def test_a_prompt_over_the_window_is_refused_and_the_next_one_runs(worker: Worke
         answer = post(worker, prompt=[5] * length, max_tokens=1)
         assert answer.status_code == status, answer.text
     assert post(worker, max_tokens=1).status_code == 200
+
+
+def test_a_target_may_be_a_whole_url(worker: Worker) -> None:
+    url = httpx.URL(worker.url)
+
+    def status(target: str) -> int:
+        with contextlib.closing(http.client.HTTPConnection(url.host, url.port)) as connection:
+            connection.request("GET", target)
+            return connection.getresponse().status
+
+    assert status("http://somewhere/v1/models") == status("HTTPS://x:1/v1/models?a=b") == 200
+    assert status("http://somewhere") == status("ftp://somewhere/v1/models") == 404
 
 
 def test_unknown_routes_and_methods_get_the_same_error_body(worker: Worker) -> None:

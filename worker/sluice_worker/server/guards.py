@@ -9,6 +9,7 @@ import socket
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from urllib.parse import unquote
 
 from fastapi import FastAPI, HTTPException, Request
 from starlette.requests import ClientDisconnect
@@ -159,6 +160,7 @@ class Edge:
         """Serve one request."""
         if scope["type"] != "http":
             return
+        scope = _origin_form(scope)
         given = header(scope, b"x-request-id")
         request_id = given if given and REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
 
@@ -194,6 +196,15 @@ class Edge:
         known: str = scope["path"] if self._is_bounded(scope) else "none"
         path: str = getattr(scope.get("route"), "path", known)
         return path
+
+
+def _origin_form(scope: Scope) -> Scope:
+    """A request whose target is a whole URL, as some proxies send it, as one for its path."""
+    scheme, found, rest = scope["raw_path"].partition(b"://")
+    if not found or scheme.lower() not in (b"http", b"https"):
+        return scope
+    raw_path = b"/" + rest.partition(b"/")[2]
+    return {**scope, "raw_path": raw_path, "path": unquote(raw_path.decode("ascii"))}
 
 
 def _is_old(scope: Scope, lifetime: float) -> bool:
