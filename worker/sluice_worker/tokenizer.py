@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from .errors import CheckpointError
 from .files import inside
 from .tokenizer_config import TokenizerConfig
-from .vocabulary import longest_token
+from .vocabulary import byte_of_letter, bytes_of_spelling, longest_token
 
 REPLACEMENT = "\ufffd"
 BYTES_OF_A_CHARACTER = 4
@@ -40,6 +40,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self.config = TokenizerConfig(directory)
         self._put_around(self.config)
+        self._letters = byte_of_letter()
         self._longest = longest_token(self._tokenizer)
         self._decoder = self._tokenizer
         self._added = {
@@ -128,6 +129,15 @@ class Tokenizer:
             whole = self.decode([*self._anchor, token_id], skip_special_tokens=False)
             text = self._texts[token_id] = whole[len(before) :]
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's own bytes: of a part of a character too, so that they join to the text's."""
+        text = self.token_text(token_id)
+        if REPLACEMENT not in text or token_id in self._added:
+            return text.encode()
+        (spelling,) = self.token_strs([token_id])
+        known = bytes_of_spelling(spelling, self._letters)
+        return text.encode() if known is None else known
 
     def added_text(self, token_id: int) -> str | None:
         """The text of an added token, such as a control token; None for all others."""

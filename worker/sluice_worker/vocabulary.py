@@ -1,11 +1,13 @@
-"""What the tokens of a tokenizer.json stand for: how much of a text one can hold. Pure."""
+"""What the tokens of a tokenizer.json stand for: their bytes, and how much of a text. Pure."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
 COMPOSED = {"NFC": 4, "NFKC": 4}
 """Characters that a normaliser makes one of at most (UAX #15, the longest decompositions)."""
 KEEPS_ALL = {"ByteLevel", "Digits", "Lowercase", "Metaspace", "NFD", "NFKD", "Prepend", *COMPOSED}
@@ -28,6 +30,23 @@ def longest_token(tokenizer: Tokenizer) -> int | None:
     if letters is None or not vocabulary.keys() >= set(letters):
         return None
     return max(map(len, vocabulary)) * max((COMPOSED.get(s["type"], 1) for s in steps), default=1)
+
+
+def byte_of_letter() -> dict[str, int]:
+    """What the letters of byte-level BPE stand for: the printable ones for their own byte, those
+    from U+0100 on for the others in order (GPT-2's `bytes_to_unicode`)."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    own = {letter: ord(letter) for letter in letters if ord(letter) < 256}
+    others = sorted({*range(256)} - {*own.values()})
+    return own | dict(zip(letters[len(own) :], others, strict=True))
+
+
+def bytes_of_spelling(spelling: str, letters: Mapping[str, int]) -> bytes | None:
+    """The bytes of a part of a character, as the vocabulary spells it; None if it is none."""
+    if found := _BYTE.fullmatch(spelling):
+        return bytes.fromhex(found[1])
+    known = [letters[letter] for letter in spelling if letter in letters]
+    return bytes(known) if len(known) == len(spelling) else None
 
 
 def _steps(component: Any) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from ..protocol import Completion
 from ..tokenizer import Tokenizer
 from . import shapes
 from .generation import Arrived, Choice, Generation
-from .logprobs import Scored, TextOf, as_token_id, of_chat, of_completion, of_prompt, unpack_prompt
+from .logprobs import Scored, as_token_id, of_chat, of_completion, of_prompt, unpack_prompt
 from .replies import DONE, Chunks, encode, event
 
 
@@ -22,7 +22,7 @@ class Format(ABC):
     def __init__(self, generation: Generation, model: str, tokenizer: Tokenizer) -> None:
         self.generation = generation
         self._model = model
-        self._told = TokenLogprobs(generation.request, tokenizer.token_text)
+        self._told = TokenLogprobs(generation.request, tokenizer)
 
     @abstractmethod
     def event(self, item: Arrived) -> bytes:
@@ -242,10 +242,10 @@ class GenerateFormat(Format):
 class TokenLogprobs:
     """The log-probabilities that one request asked for, as its replies tell them."""
 
-    def __init__(self, request: Completion, text_of: TextOf) -> None:
+    def __init__(self, request: Completion, tokenizer: Tokenizer) -> None:
         self._request = request
-        self._plain = text_of
-        self._text_of = as_token_id if request.sampling.tokens_as_ids else text_of
+        self._plain, self._bytes_of = tokenizer.token_text, tokenizer.token_bytes
+        self._text_of = as_token_id if request.sampling.tokens_as_ids else self._plain
 
     def of_completion(self, picked: Choice, known: int, *, with_prompt: bool) -> Any:
         """Those of the output's tokens from the `known`-th on, behind an echoed prompt's."""
@@ -258,7 +258,9 @@ class TokenLogprobs:
     def of_chat(self, picked: Choice, known: int) -> Any:
         """Those of the output's tokens from the `known`-th on."""
         num = self._request.sampling.logprobs
-        return None if num is None else of_chat(picked.scored[known:], num, self._text_of)
+        if num is None:
+            return None
+        return of_chat(picked.scored[known:], num, self._text_of, self._bytes_of)
 
     def of_prompt(self, picked: Choice) -> Any:
         """The field `prompt_logprobs`."""

@@ -9,6 +9,8 @@ from ..wire import Scores
 
 TextOf = Callable[[int], str]
 """A token id's name in a reply."""
+BytesOf = Callable[[int], bytes]
+"""A token id's own bytes, of which some are no whole character."""
 
 LOWEST = -9999.0
 """Told in place of minus infinity, which JSON does not have (OpenAI's choice, and vLLM's)."""
@@ -90,12 +92,14 @@ def _by_name(token: Scored, num: int, text_of: TextOf) -> dict[str, float] | Non
     return named
 
 
-def of_chat(tokens: Sequence[Scored], num: int, text_of: TextOf) -> dict[str, Any]:
+def of_chat(
+    tokens: Sequence[Scored], num: int, text_of: TextOf, bytes_of: BytesOf
+) -> dict[str, Any]:
     """`logprobs` of a chat's choice: each token with the `num` likeliest in its place."""
 
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
-        text = text_of(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        name, own = text_of(token_id), bytes_of(token_id)
+        return {"token": name, "logprob": logprob, "bytes": list(own)}
 
     return {
         "content": [

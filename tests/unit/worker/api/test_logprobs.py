@@ -59,7 +59,8 @@ def test_completions_tell_the_token_itself_and_the_likeliest() -> None:
 
 
 def test_chats_tell_the_likeliest_in_order_with_their_bytes() -> None:
-    told = of_chat(scored[:1], 1, lambda token_id: "é" if token_id == 3 else "a")
+    texts = {3: "é"}
+    told = of_chat(scored[:1], 1, lambda i: texts.get(i, "a"), lambda i: texts.get(i, "a").encode())
     assert told == {
         "content": [
             {

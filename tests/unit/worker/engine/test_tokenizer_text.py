@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sluice_worker.errors import CheckpointError
 from sluice_worker.tokenizer import SHORT, Tokenizer
 from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     path = tmp_path_factory.mktemp("tokenizer")
     library.save(str(path / "tokenizer.json"))
     return Tokenizer(path)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return fallback(tmp_path_factory.mktemp("sentencepiece"))
 
 
 def pieces(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
@@ -97,6 +102,33 @@ def test_the_texts_of_special_tokens_are_control_tokens_where_asked(tokenizer: T
     bare = partial(tokenizer.encode, add_special_tokens=False)
     assert 1 not in bare("a<eos>cat")
     assert bare("a<eos>cat", parse_special=True) == [*bare("a"), 1, *bare("cat")]
+
+
+def fallback(directory: Path) -> Tokenizer:
+    """Words and a space's mark, and bytes for all else, as sentencepiece has it."""
+    words = [*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581a", "\ufffd"]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    library = Library(models.BPE(vocabulary, [("\u2581", "a")], byte_fallback=True))
+    library.normalizer = normalizers.Replace(" ", "\u2581")
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    library.save(str(directory / "tokenizer.json"))
+    return Tokenizer(directory)
+
+
+NO_MARK = st.characters(exclude_categories=["Cs"], exclude_characters="\u2581")
+
+
+@given(text=st.text(NO_MARK, max_size=20) | st.text("a é☃👩\ufffd", max_size=20))
+def test_the_bytes_of_tokens_join_to_those_of_the_text(
+    tokenizer: Tokenizer, sentencepiece: Tokenizer, text: str
+) -> None:
+    for each in (tokenizer, sentencepiece):
+        token_ids = each.encode(text, add_special_tokens=False)
+        assert b"".join(map(each.token_bytes, token_ids)) == text.encode()
+        for token_id in token_ids:
+            assert each.token_bytes(token_id).decode(errors="replace") == each.token_text(token_id)
 
 
 def test_special_tokens_are_shown_and_joined_as_asked(tmp_path: Path) -> None:
