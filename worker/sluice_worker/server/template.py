@@ -27,6 +27,7 @@ from ..errors import RequestError, UnsupportedParameter
 
 # Noncharacters, which Unicode reserves for such use: a text that holds one is refused.
 OPEN, CLOSE, END = "\ufdd0", "\ufdd1", "\ufdd2"
+_READ_AS = {"reasoning_effort": ("reasoning_effort", "enable_thinking")}
 _MARKERS = re.compile(f"[{OPEN}{CLOSE}{END}]")
 _MARKED = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}|[{OPEN}{CLOSE}]")
 _NOT_ASCII = re.compile(f"[^\x00-\x7f{OPEN}{CLOSE}{END}]")
@@ -78,6 +79,7 @@ class ChatTemplate:
         }
         if conversation.reasoning_effort is not None:  # templates ask whether it is defined
             names["reasoning_effort"] = self._marked(conversation.reasoning_effort)
+            names.setdefault("enable_thinking", conversation.reasoning_effort != "none")  # as vLLM
         try:
             text = self._template.render(names)
         except TemplateError as error:
@@ -97,7 +99,7 @@ class ChatTemplate:
         given = {name: "chat_template_kwargs" for name in conversation.variables}
         given |= {name: name for name in conversation.fields}
         for name, param in given.items():
-            if name not in self.variables:
+            if self.variables.isdisjoint(_READ_AS.get(name, (name,))):
                 raise UnsupportedParameter(
                     f"the chat template of this model does not read {name}", param=param
                 )

@@ -251,3 +251,19 @@ def test_a_thousand_control_tokens_do_not_make_a_text_slow() -> None:
         return time.process_time() - began_s
 
     assert 10 * cpu_s(any_of(texts)) < cpu_s(flat(texts))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "unsaid"),
+        ({"reasoning_effort": "low"}, "True"),
+        ({"reasoning_effort": "none"}, "False"),
+        ({"reasoning_effort": "none", "variables": {"enable_thinking": True}}, "True"),
+    ],
+)
+def test_an_effort_says_whether_to_think_where_the_caller_does_not(
+    fields: dict[str, Any], text: str
+) -> None:
+    source = "{{ enable_thinking if enable_thinking is defined else 'unsaid' }}"
+    assert text_of(source, conversation("x", **fields)) == text
