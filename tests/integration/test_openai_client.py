@@ -156,7 +156,7 @@ def test_content_may_be_a_list_of_text_parts(client: OpenAI, worker: Worker) -> 
         == chat(client).choices[0].message.content
     )
     picture = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    with pytest.raises(openai.BadRequestError, match="type"):
+    with pytest.raises(openai.BadRequestError, match="image_url"):
         chat(client, [{"role": "user", "content": picture}])
 
 

@@ -29,11 +29,16 @@ MAX_MESSAGES = 4096
 Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
 
-class TextPart(Struct, frozen=True):
+class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
     """One part of a message's content; other kinds (image_url, input_audio) are not built."""
 
-    type: Literal["text"]
     text: str
+
+
+class RefusalPart(Struct, frozen=True, tag_field="type", tag="refusal"):
+    """What an assistant said in place of an answer: a text to the template."""
+
+    refusal: str
 
 
 class FunctionCall(Struct, frozen=True):
@@ -58,12 +63,12 @@ class Message(Struct, frozen=True):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Meta(min_length=1)] | None = None
+    content: str | list[str | TextPart | RefusalPart] | None = None
     name: Name | None = None
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
-    refusal: None = None
+    refusal: str | None = None
     audio: None = None
     function_call: None = None
     annotations: Nothing = None
@@ -212,6 +217,7 @@ def parse_conversation(fields: Mapping[str, Any]) -> Conversation:
             "tool_choice other than none and auto is not supported: output is not constrained",
             param="tool_choice",
         )
+    _refuse_media(fields.get("messages"))
     typed = convert(fields, ConversationFields)
     has_prompt = typed.add_generation_prompt
     if typed.continue_final_message and has_prompt:
@@ -243,13 +249,40 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _refuse_media(messages: object) -> None:
+    """Raise for parts of other kinds in what may be no list of messages yet."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type", "text") if isinstance(part, dict) else "text"
+            if kind not in ("text", "refusal"):
+                raise UnsupportedParameter(
+                    f"messages: only text parts are supported, and not {json.dumps(kind)[:64]}",
+                    param="messages",
+                )
+
+
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked message as templates want it: no nulls, a content, arguments as objects."""
+    """A checked message as templates want it: no nulls, a content, arguments as objects.
+
+    A content is a text or a list of text parts, and a refusal is a part of it.
+    """
     message = {name: value for name, value in given.items() if value is not None}
-    message.setdefault("content", "")  # templates print a missing one as None
+    content = message.get("content") or ""  # templates print a missing one as None
+    if refusal := message.pop("refusal", ""):
+        parts = [content] if isinstance(content, str) else content
+        content = [*filter(None, parts), refusal] if content else refusal
+    message["content"] = content if isinstance(content, str) else [_part(part) for part in content]
     if calls := message.pop("tool_calls", None):
         message["tool_calls"] = [_call(call) for call in calls]
     return message
+
+
+def _part(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    """A checked part as a text part, which all templates know."""
+    if isinstance(given, str):
+        return {"type": "text", "text": given}
+    return given if given["type"] == "text" else {"type": "text", "text": given["refusal"]}
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

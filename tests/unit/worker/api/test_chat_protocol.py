@@ -52,7 +52,8 @@ def test_a_neutral_value_is_accepted_and_any_other_is_refused_by_name(name: str)
         {"role": "stranger", "content": "x"},
         {"content": "x"},
         {"role": "user", "content": 1},
-        {"role": "user", "content": []},
+        {"role": "user", "content": [1]},
+        {"role": "user", "content": [{"type": "refusal"}]},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         {"role": "user", "content": [{"type": "text"}]},
         {"role": "assistant", "tool_calls": [{}]},
@@ -171,3 +172,35 @@ def test_a_conversation_is_bounded_in_messages() -> None:
     with pytest.raises(RequestError, match="4096") as refused:
         parse_chat(body_of(messages=[HELLO] * (MAX_MESSAGES + 1)))
     assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        ({"content": []}, ""),
+        ({"content": ["a", {"type": "text", "text": "b", "x": 1}]}, ["a", "b"]),
+        ({"content": [{"type": "refusal", "refusal": "no"}]}, ["no"]),
+        ({"content": None, "refusal": "no"}, "no"),
+        ({"content": "a", "refusal": "no"}, ["a", "no"]),
+        ({"content": [{"type": "text", "text": "a"}], "refusal": "no"}, ["a", "no"]),
+        ({"content": "a", "refusal": None}, "a"),
+    ],
+)
+def test_texts_and_refusals_are_the_text_of_a_message(message: Any, content: Any) -> None:
+    chat = parse_chat(body_of(messages=[{"role": "assistant", **message}]))
+    (found,) = chat.conversation.messages
+    assert "refusal" not in found
+    if isinstance(found["content"], list):
+        assert all(part["type"] == "text" for part in found["content"])
+        assert [part["text"] for part in found["content"]] == content
+    else:
+        assert found["content"] == content
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", 1, None, ["text"]])
+def test_parts_that_are_no_text_are_refused_by_their_kind(kind: Any) -> None:
+    part = {"type": kind, "image_url": {"url": "x"}}
+    with pytest.raises(UnsupportedParameter, match="only text parts are supported") as refused:
+        parse_chat(body_of(messages=[HELLO, {"role": "user", "content": [part]}]))
+    assert refused.value.param == "messages"
+    assert json.dumps(kind) in refused.value.message
