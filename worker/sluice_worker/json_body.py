@@ -4,10 +4,11 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.inspect import ListType, LiteralType, StructType, Type, UnionType, type_info
 
 from .errors import RequestError
 
@@ -111,7 +112,7 @@ def convert(fields: Mapping[str, Any], kind: type[T]) -> T:
         steps = [found[1].removeprefix(".") for found in (path, missing) if found]
         param = ".".join(steps) or "body"
         name = re.split(r"\W", param)[0]
-        raise RequestError(f"{param}: {_sentence(error)}", param=name) from error
+        raise RequestError(f"{param}: {_sentence(error, kind)}", param=name) from error
 
 
 def checked(value: object, kind: type[T], param: str) -> T:
@@ -119,7 +120,7 @@ def checked(value: object, kind: type[T], param: str) -> T:
     try:
         return _typed(value, kind)
     except msgspec.ValidationError as error:
-        raise RequestError(f"{param}: {_sentence(error)}", param=param) from error
+        raise RequestError(f"{param}: {_sentence(error, kind)}", param=param) from error
 
 
 def _typed(value: object, kind: type[T]) -> T:
@@ -144,7 +145,29 @@ def _whole(value: object, depth: int = 2) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _sentence(error: msgspec.ValidationError) -> str:
-    """msgspec's message without its path, which the caller puts in front."""
-    text = _PATH.sub("", str(error))
-    return "this field is required" if "missing required field" in text else text
+def _sentence(error: msgspec.ValidationError, kind: object) -> str:
+    """msgspec's message without its path, which the caller puts in front; with the values that a
+    field of `kind` may have, where these are few."""
+    text, path = _PATH.sub("", str(error)), _PATH.search(str(error))
+    if "missing required field" in text:
+        return "this field is required"
+    if path is not None and text.startswith("Invalid enum value"):
+        steps = re.findall(r"[^\W\d]\w*|\[", path[1])
+        text += f"; it may be {' or '.join(map(json.dumps, _values(type_info(kind), steps)))}"
+    return text
+
+
+def _values(kind: Type, steps: list[str]) -> Iterator[object]:
+    """The values that a type allows for what is at `steps` in it: names of fields, [ for items."""
+    match kind:
+        case UnionType():
+            for each in kind.types:
+                yield from _values(each, steps)
+        case StructType():
+            for field in kind.fields:
+                if [field.encode_name] == steps[:1]:
+                    yield from _values(field.type, steps[1:])
+        case ListType():
+            yield from _values(kind.item_type, steps[1:])
+        case LiteralType():
+            yield from kind.values

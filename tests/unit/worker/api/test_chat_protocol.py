@@ -204,3 +204,21 @@ def test_parts_that_are_no_text_are_refused_by_their_kind(kind: Any) -> None:
         parse_chat(body_of(messages=[HELLO, {"role": "user", "content": [part]}]))
     assert refused.value.param == "messages"
     assert json.dumps(kind) in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"messages": [HELLO, {"role": "function"}]},
+            'may be "assistant" or "developer" or "system" or "tool" or "user"',
+        ),
+        ({"tools": [{**TOOL, "type": "custom"}]}, 'it may be "function"'),
+    ],
+)
+def test_a_word_that_is_not_known_is_refused_with_those_that_are(
+    fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_chat(body_of(**fields))
+    assert words in refused.value.message
