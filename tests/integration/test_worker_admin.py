@@ -149,6 +149,20 @@ def test_evidence_counts_every_arrival_once(worker: Worker) -> None:
     assert evidence.memory.kv_tokens > 0
 
 
+def test_what_one_keys_requests_left_in_the_prefix_cache_is_not_found_by_anothers(
+    worker: Worker,
+) -> None:
+    def cached(headers: dict[str, str], **fields: str) -> int:
+        body = {"prompt": [7] * 200, "max_tokens": 1, **fields}
+        answer = httpx.post(worker.url + "/v1/completions", json=body, headers=headers, timeout=60)
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    other = {"authorization": "Bearer other-key"}
+    assert [cached(CLIENT), cached(CLIENT), cached(other), cached(other)] == [0, 192, 0, 192]
+    shared = [cached(each, cache_salt="ours") for each in (CLIENT, other)]
+    assert shared == [0, 192]
+
+
 def test_only_the_open_list_answers_without_the_right_bearer(worker: Worker) -> None:
     wrong = {"authorization": "Bearer client-canary-91bd"}
     for headers in ({}, wrong, {"authorization": "Basic Og=="}):

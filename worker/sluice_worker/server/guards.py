@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import logging
 import re
@@ -33,6 +34,8 @@ from .shapes import ErrorInfo, ErrorReply
 
 PROBE_PATHS = ("/health", "/healthz", "/readyz", "/version")
 """What answers without a bearer."""
+SALT = "salt"
+"""Key in the ASGI scope's state: whose share of the prefix cache a request has of itself."""
 log = logging.getLogger(__name__)
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 LINGER_S = 1.0
@@ -57,14 +60,18 @@ class Bearer:
     def __repr__(self) -> str:
         return f"Bearer({len(self._tokens)} tokens)"
 
-    def check(self, authorization: bytes) -> None:
-        """Raise Unauthorized unless the header's value is one of the tokens."""
+    def check(self, authorization: bytes) -> str:
+        """The salt of whose token the header's value is; "" where there is one token for all.
+
+        Raises Unauthorized.
+        """
         self._read_again()
         scheme, _, token = authorization.partition(b" ")
         # Compared with every token, each in constant time, so that time tells nothing.
-        matches = [hmac.compare_digest(token.strip(), known) for known in self._tokens]
-        if scheme.lower() != b"bearer" or not any(matches):
+        found = [known for known in self._tokens if hmac.compare_digest(token.strip(), known)]
+        if scheme.lower() != b"bearer" or not found:
             raise Unauthorized("a valid bearer token is required")
+        return hashlib.sha256(found[0]).hexdigest() if len(self._tokens) > 1 else ""
 
     def _read_again(self) -> None:
         """A Secret that was rotated reaches its volume within a minute; one that was spoilt is left
@@ -77,7 +84,7 @@ class Bearer:
             self._take(read_secrets(self._path))
 
     def _take(self, tokens: Collection[str]) -> None:
-        self._tokens = tuple(token.encode() for token in tokens)
+        self._tokens = frozenset(token.encode() for token in tokens)
 
 
 def _version(path: Path | None) -> tuple[int, int] | None:
@@ -175,7 +182,7 @@ class Edge:
             await send(message)
 
         try:
-            self._authorize(scope)
+            scope["state"][SALT] = self._authorize(scope)
             if self._is_bounded(scope):
                 self._check_room(self._inflight.num_open)
         except SluiceError as error:
@@ -184,9 +191,10 @@ class Edge:
         with self._inflight:
             await self._app(scope, receive, send_with_headers)
 
-    def _authorize(self, scope: Scope) -> None:
-        if self._bearer is not None and scope["path"] not in self._open_paths:
-            self._bearer.check(header(scope, b"authorization") or b"")
+    def _authorize(self, scope: Scope) -> str:
+        if self._bearer is None or scope["path"] in self._open_paths:
+            return ""
+        return self._bearer.check(header(scope, b"authorization") or b"")
 
     def _is_bounded(self, scope: Scope) -> bool:
         return scope["path"] in self._bounded_paths and scope["method"] == "POST"

@@ -19,7 +19,7 @@ from ..sampling_params import Defaults
 from . import shapes
 from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
 from .generation import Generation
-from .guards import JSON, PROBE_PATHS
+from .guards import JSON, PROBE_PATHS, SALT
 from .off_loop import parsed
 from .openapi import document
 from .operations import OPERATIONS
@@ -41,7 +41,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
         async with service.bodies.read(request) as body:
             arrival_s = time.monotonic()
             asked = await parsed(body, lambda body: parse_chat(body, service.defaults))
-            asked = replace(asked, completion=_with_deadlines(asked.completion, request))
+            asked = replace(asked, completion=_with_headers(asked.completion, request))
             generation = await service.open_chat(asked, len(body), arrival_s)
         return _reply(generation, service, ChatFormat)
 
@@ -81,12 +81,16 @@ async def _generated(
     async with service.bodies.read(request) as body:
         arrival_s = time.monotonic()
         asked = await parsed(body, lambda body: parse(body, service.defaults))
-        generation = await service.open(_with_deadlines(asked, request), arrival_s)
+        generation = await service.open(_with_headers(asked, request), arrival_s)
     return _reply(generation, service, kind)
 
 
-def _with_deadlines(asked: Completion, request: Request) -> Completion:
-    return replace(asked, deadlines=asked.deadlines.with_headers(request.headers))
+def _with_headers(asked: Completion, request: Request) -> Completion:
+    """With the deadlines that headers tell, and the salt of the caller's key: what one caches,
+    another one's usage and first token are not to tell."""
+    deadlines = asked.deadlines.with_headers(request.headers)
+    salt = asked.cache_salt or request.scope["state"][SALT]
+    return replace(asked, deadlines=deadlines, cache_salt=salt)
 
 
 def _reply(generation: Generation, service: Service, kind: type[Format]) -> Response:

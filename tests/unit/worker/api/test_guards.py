@@ -46,3 +46,12 @@ def test_a_rotated_token_is_taken_and_a_spoilt_file_is_not(tmp_path: Path) -> No
     bearer.check(b"Bearer two")
     path.unlink()
     bearer.check(b"Bearer two")
+
+
+def test_each_of_several_tokens_has_a_salt_of_its_own_that_does_not_show_it() -> None:
+    bearer = Bearer(["one", "two"])
+    salts = {bearer.check(sent) for sent in (b"Bearer one", b"bearer one ", b"Bearer two")}
+    assert len(salts) == 2
+    assert not any(token in salt for salt in salts for token in ("one", "two"))
+    assert Bearer(["three", "two", "one"]).check(b"Bearer one") in salts  # a file may grow
+    assert Bearer(["one", "one"]).check(b"Bearer one") == ""
