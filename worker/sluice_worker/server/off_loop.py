@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 INLINE_CHARS = 4096
@@ -24,14 +25,14 @@ async def parsed(body: bytes, parse: Callable[[bytes], T]) -> T:
 
 
 class Texts:
-    """What is tokenised, large texts in turn."""
+    """What is tokenised, large texts in turn. In one thread: what each takes the next one takes
+    again, while every thread of a pool would keep as much to itself (glibc's arenas)."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "large-texts")
 
     async def tokenized(self, size: int, work: Callable[[], T]) -> T:
         """The result of `work`, which tokenises `size` characters; raises what it raises."""
         if size <= LARGE_CHARS:
             return await off_loop(size, work)
-        async with self._turn:
-            return await asyncio.to_thread(work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
