@@ -137,9 +137,11 @@ def test_a_conversation_has_no_window_of_its_own(tmp_path: Path) -> None:
 
 async def test_large_texts_are_tokenised_one_at_a_time_and_small_ones_beside_them() -> None:
     texts, begun, may_end = Texts(), [], threading.Event()
+    threads = set()
 
     def work(name: str) -> None:
         begun.append(name)
+        threads.add(threading.get_ident())
         may_end.wait(10)
 
     large = [
@@ -152,3 +154,4 @@ async def test_large_texts_are_tokenised_one_at_a_time_and_small_ones_beside_the
     may_end.set()
     await asyncio.gather(*large)
     assert begun == ["first", "second"]
+    assert len(threads) == 1  # each thread that had one would keep its memory
