@@ -317,7 +317,7 @@ async def test_one_bad_pod_does_not_delay_the_others(monkeypatch: pytest.MonkeyP
 async def test_pods_of_one_object_that_never_answer_do_not_hold_all_connections() -> None:
     async with _admin_port(_hang) as bad, _admin_port(_healthy) as good, create_client() as client:
         silent = tuple(replace(bad, uid=str(number)) for number in range(MAX_CONNECTIONS))
-        one, other = (Scraper(client, create_metrics()) for _ in range(2))
+        one, other = (Scraper(client, Metrics()) for _ in range(2))
         waiting = asyncio.create_task(one.scrape(silent, "token", NOW))
         await asyncio.sleep(0.5)  # all that may be open is
         held = await other.scrape((good,), "token", NOW)
