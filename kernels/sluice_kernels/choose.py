@@ -65,7 +65,6 @@ def choose(
         if quantization is not None or asked == "cpp":
             raise CannotChoose(f"{quantization or 'SLUICE_KERNELS=cpp'} is built for CPUs only.")
         return plain() if asked == "torch" else _on_gpu(device, group)
-    packed = partial(_projection, quantization, packed_projection)
     cpuinfo = Path("/proc/cpuinfo").read_text()
     is_exact = _onednn_int8_is_exact(cpuinfo)
     round_rows = rounded_rows if quantization or can_pack(dtype) else int
@@ -80,19 +79,21 @@ def choose(
     if library is None:
         if quantization is not None and not is_exact:
             raise CannotChoose(f"{quantization} needs a processor with VNNI, or the C++ kernels.")
-        return plain(packed(onednn_int8(PlainByteRows())), name, round_rows)
+        make = _projection(quantization, packed_projection, onednn_int8(PlainByteRows()))
+        return plain(make, name, round_rows)
     target, built = library
     own_bytes = target.has_byte_products or not is_exact
     # Faster than oneDNN's where it was measured (AVX2, AVX512-BF16, AMX): five times on AVX2.
-    if dtype == torch.bfloat16:
+    is_own = dtype == torch.bfloat16
 
-        def own(activation: Activation | None = None) -> MakeProjection:
-            wide = panel_projection(built, activation)
-            return _projection(quantization, wide, _int8(built, own_bytes, activation))
+    def making(activation: Activation | None) -> MakeProjection:
+        if is_own:
+            wide, narrow = panel_projection(built, activation), _int8(built, own_bytes, activation)
+            return _projection(quantization, wide, narrow)
+        narrow = _int8(built, not is_exact, None)
+        return built.gating(_projection(quantization, packed_projection, narrow), activation)
 
-        return CppKernels(built, own(), f"cpp {target.name}", make_gated=own)
-    narrow = _int8(built, not is_exact)
-    return CppKernels(built, packed(narrow), f"cpp {target.name}", round_rows)
+    return CppKernels(built, making, f"cpp {target.name}", int if is_own else round_rows)
 
 
 def _on_gpu(device: torch.device, group: int) -> Kernels:
@@ -132,11 +133,10 @@ def _onednn_int8_is_exact(cpuinfo: str) -> bool:
     return platform.machine() != "x86_64" or has_vnni(cpuinfo)
 
 
-def _int8(built: Library, own: bool, activation: Activation | None = None) -> MakeProjection:
+def _int8(built: Library, own: bool, activation: Activation | None) -> MakeProjection:
     if own:
         return panel_int8_projection(built, activation)
-    theirs = onednn_int8(built)
-    return lambda weight, bias, narrow: built.gated(theirs(weight, bias, narrow), activation)
+    return built.gating(onednn_int8(built), activation)
 
 
 def _library(

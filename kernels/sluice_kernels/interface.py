@@ -42,16 +42,13 @@ class Heads:
     norm_eps: float
 
 
-class Projection(Protocol):
-    """A linear layer."""
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """rows [num_rows, in] -> [num_rows, out]."""
+Projection = Callable[[Tensor], Tensor]
+"""A linear layer: rows [num_rows, in] -> [num_rows, out]."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatedLinear:
-    """activation(gate) * up of a layer that gives both, as `Kernels.gated_projection` says."""
+    """activation(gate) * up of a layer that gives both, as `Kernels.projection` says."""
 
     linear: Projection
     activation: Activation
@@ -118,17 +115,14 @@ class Kernels(Protocol):
     def name(self) -> str:
         """What runs, for the log."""
 
-    def projection(self, weight: Tensor, bias: Tensor | None, *, narrow: bool) -> Projection:
+    def projection(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation | None, *, narrow: bool
+    ) -> Projection:
         """The layer of weight [out, in] and bias [out], which it takes over.
 
-        narrow: it may be quantised, if these kernels quantise.
+        activation: the first half of the outputs are gates of the second: activation(gate) * up,
+        [num_rows, out / 2]. narrow: it may be quantised, if these kernels quantise.
         """
-
-    def gated_projection(
-        self, weight: Tensor, bias: Tensor | None, activation: Activation, *, narrow: bool
-    ) -> Projection:
-        """activation(gate) * up, [num_rows, in] -> [num_rows, width], of the layer of weight
-        [2 * width, in] and bias, whose first outputs are the gate's; else as `projection`."""
 
     def round_rows(self, num_rows: int) -> int:
         """How many rows a step of `num_rows` shall be given: those behind are thrown away."""

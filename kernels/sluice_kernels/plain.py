@@ -16,8 +16,6 @@ from .gather_kv import page_rows
 from .interface import Activation, GatedLinear, Heads, MakeProjection, Projection, Spans
 from .linear import plain_projection
 from .prefill_attention import capped_prefill_attention, causal_bias, prefill_attention
-from .rotate import rotate_
-from .store_kv import store_kv
 
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "silu": silu,
@@ -59,8 +57,11 @@ class PlainKernels:
     name: str = "torch"
     round_rows: Callable[[int], int] = int
 
-    def projection(self, weight: Tensor, bias: Tensor | None, *, narrow: bool) -> Projection:
-        return self.make_projection(weight, bias, narrow)
+    def projection(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation | None, *, narrow: bool
+    ) -> Projection:
+        linear = self.make_projection(weight, bias, narrow)
+        return linear if activation is None else GatedLinear(linear, activation, gate)
 
     def plan(
         self, spans: Spans, cache: Tensor, windows: tuple[int | None, ...]
@@ -85,8 +86,13 @@ class PlainKernels:
         if heads.norm is not None:
             normed = rms_norm(turning.float(), (heads.head_dim,), None, heads.norm_eps)
             turning.copy_(normed.mul_(heads.norm))
-        rotate_(turning, turns)
-        store_kv(cache, _kv(rows, heads), *places)
+        # Neighbours are one complex number. A copy only where the dtype is not float32.
+        pairs = turning.float().view(*turning.shape[:-1], -1, 2)
+        turned = torch.view_as_complex(pairs).mul_(turns)
+        if turning.dtype != torch.float32:
+            turning.copy_(torch.view_as_real(turned).flatten(-2))
+        blocks, slots = places
+        cache[blocks, :, :, slots] = _kv(rows, heads)
 
     def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
         assert isinstance(plan, tuple)
@@ -105,12 +111,6 @@ class PlainKernels:
         if heads.softcap is None:
             return prefill_attention(*given)
         return capped_prefill_attention(*given, heads.softcap, self.max_scores_bytes)
-
-    def gated_projection(
-        self, weight: Tensor, bias: Tensor | None, activation: Activation, *, narrow: bool
-    ) -> Projection:
-        linear = self.projection(weight, bias, narrow=narrow)
-        return GatedLinear(linear, activation, gate)
 
 
 def gate(gate_up: Tensor, activation: Activation) -> Tensor:

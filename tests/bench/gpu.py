@@ -40,10 +40,9 @@ from sluice_worker.gpu.runner import GpuRunner
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.scheduler import Scheduler
-from sluice_worker.step import Limits
 from sluice_worker.steptime import StepTimes
-from sluice_worker.weights import RandomWeights
-from sluice_worker.wire import Submit, packed
+from sluice_worker.weights import random_weights
+from sluice_worker.wire import Limits, Submit, packed
 
 EIGHT_B: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -86,9 +85,9 @@ def load(largest: int) -> Machine:
     """An 8B of random weights, with pages for `largest` sequences and all graphs captured."""
     config = DecoderConfig.from_json(EIGHT_B)
     with torch.inference_mode():
-        source = RandomWeights(0, torch.bfloat16, torch.device("cuda"))
+        source = random_weights(0, torch.bfloat16, torch.device("cuda"))
         processors = torch.cuda.get_device_properties(0).multi_processor_count
-        model = Decoder(config, source.read, TritonKernels(HEADS // KV_HEADS, processors))
+        model = Decoder(config, source, TritonKernels(HEADS // KV_HEADS, processors))
     longest = CONTEXT + NEW_TOKENS
     num_blocks = largest * (-(-longest // PAGE) + 2)
     torch.cuda.empty_cache()

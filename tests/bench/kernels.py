@@ -39,7 +39,7 @@ from sluice_worker.runner import Runner
 from sluice_worker.sequence import Sequence
 from sluice_worker.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, blocks_for
 from sluice_worker.step import Work
-from sluice_worker.weights import RandomWeights
+from sluice_worker.weights import random_weights
 from sluice_worker.wire import Submit, packed
 
 CPU = torch.device("cpu")
@@ -149,7 +149,7 @@ class Bench:
         num_blocks = max(shape.batch * blocks_for(shape.context, BLOCK_SIZE) for shape in SHAPES)
         self.runners: dict[str, Runner] = {}
         for name, kernels in variants(dtype).items():
-            model = Decoder(self.config, RandomWeights(0, dtype, CPU).read, kernels)
+            model = Decoder(self.config, random_weights(0, dtype, CPU), kernels)
             self.runners[name] = Runner(model, num_blocks, BLOCK_SIZE, frozenset())
             print(f"{name:7} {kernels.name}, weights {model.num_bytes / 2**20:.1f} MiB", flush=True)
 

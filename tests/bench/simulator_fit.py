@@ -39,9 +39,8 @@ from sluice_worker.engine import Engine
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.runner import Runner
 from sluice_worker.scheduler import Scheduler
-from sluice_worker.step import Limits
 from sluice_worker.steptime import StepRecord, StepTimes, non_negative_fit
-from sluice_worker.wire import StepReport, Submit, packed
+from sluice_worker.wire import Limits, StepReport, Submit, packed
 
 TARGETS = Targets("99", 1000, 30, None)
 NUM_BLOCKS, BLOCK_SIZE, BUDGET = 256, 64, 512

@@ -36,11 +36,11 @@ from sluice_worker.runner import Runner
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, resolve_dtype
 from sluice_worker.speculation import NgramSpeculation
-from sluice_worker.step import Limits, Work
+from sluice_worker.step import Work
 from sluice_worker.steptime import StepTimes
 from sluice_worker.tokenizer import Tokenizer
 from sluice_worker.weights import Checkpoint
-from sluice_worker.wire import Submit, packed
+from sluice_worker.wire import Limits, Submit, packed
 
 HELD_OUT = (
     "textwrap.py",

@@ -11,10 +11,9 @@ from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.runner import Runner
 from sluice_worker.scheduler import Scheduler
-from sluice_worker.step import Limits
 from sluice_worker.steptime import StepTimes
-from sluice_worker.weights import RandomWeights
-from sluice_worker.wire import Sampling, Submit, packed
+from sluice_worker.weights import random_weights
+from sluice_worker.wire import Limits, Sampling, Submit, packed
 
 from .paged import DEVICE
 
@@ -65,9 +64,9 @@ def outputs(engine: Engine) -> dict[str, list[int]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_engine_on_triton_writes_the_plain_engines_tokens(name: str) -> None:
     config = DecoderConfig.from_json({**SMALL, **MODELS[name]})
-    read = RandomWeights(3, torch.float32, DEVICE).read
+    read = random_weights(3, torch.float32, DEVICE)
     plain = Runner(Decoder(config, read, PlainKernels(1 << 20, 1 << 20)), 16, 16, frozenset())
-    read = RandomWeights(3, torch.float32, DEVICE).read
+    read = random_weights(3, torch.float32, DEVICE)
     on_triton = Decoder(config, read, TritonKernels(2, 1))
     sizes = {"ceiling": 4, "max_model_len": 128, "activation_bytes": 1 << 20}
     triton = GpuRunner(on_triton, 16, 16, frozenset(), **sizes)

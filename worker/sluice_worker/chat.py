@@ -19,7 +19,7 @@ from .protocol import (
     Completion,
     Name,
     Tokens,
-    answer_of,
+    answered,
     refuse_unsupported,
 )
 from .sampling_params import OPENAI, Defaults, NumLogprobs, resolve
@@ -183,21 +183,17 @@ def parse_chat(body: bytes, defaults: Defaults = OPENAI) -> Chat:
         logprobs=(typed.top_logprobs or 0) if typed.logprobs else None,
         defaults=defaults,
     )
-    return Chat(
-        conversation,
-        Completion(
-            prompts=(),
-            prompt_field="messages",
-            length_field="max_tokens"
-            if typed.max_completion_tokens is None
-            else "max_completion_tokens",
-            max_tokens=max_tokens,
-            has_default_length=max_tokens is None,
-            sampling=sampling,
-            prompt_logprobs=typed.prompt_logprobs,
-            **answer_of(typed),
-        ),
+    completion = Completion(
+        prompts=(),
+        prompt_field="messages",
+        length_field="max_tokens"
+        if typed.max_completion_tokens is None
+        else "max_completion_tokens",
+        max_tokens=max_tokens,
+        has_default_length=max_tokens is None,
+        sampling=sampling,
     )
+    return Chat(conversation, answered(completion, typed))
 
 
 def _max_tokens(body: ChatFields) -> int | None:

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 import sys
 import time
 from dataclasses import dataclass
@@ -20,13 +19,12 @@ from .resources import engine_environment
 from .wire import (
     Abort,
     CheckIntegrity,
-    Configure,
     Failed,
     Finished,
-    FinishReason,
     FromEngine,
     Heartbeat,
     Integrity,
+    Limits,
     Ready,
     Scores,
     Shutdown,
@@ -54,7 +52,7 @@ class Sink(Protocol):
     def prompt(self, scores: Scores) -> None:
         """Log-probabilities of the prompt's next tokens; all come before the first token."""
 
-    def ended(self, reason: FinishReason, error: SluiceError | None) -> None:
+    def ended(self, error: SluiceError) -> None:
         """The sequence ended without a token; nothing follows."""
 
 
@@ -69,13 +67,6 @@ class Listener(Protocol):
 
     def state(self, message: Finished | Heartbeat) -> None:
         """A message with a newer snapshot."""
-
-
-def request_error(message: Finished) -> SluiceError | None:
-    """Why a request ended without a token; None for an abort that was asked for."""
-    if message.finish_reason != "error" and message.error is None:
-        return None
-    return RequestFailed(message.error or "the engine could not finish this request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +95,8 @@ async def spawn(config: EngineConfig) -> EngineProcess:
             env=engine_environment(os.environ),
             start_new_session=True,  # a Ctrl-C is for the API process, which drains
         )
-    body = msgspec.msgpack.encode(config)
     with contextlib.suppress(ConnectionError):  # it has ended: whoever reads will see
-        ours.sendall(struct.pack("<I", len(body)) + body)
+        ours.sendall(encode_frame(config))
     ours.setblocking(False)
     return EngineProcess(process, ours)
 
@@ -154,7 +144,7 @@ class EngineClient:
         sink = self._forget(request_id)
         if sink is not None:
             self._send(Abort(request_id))
-            sink.ended("error", error)
+            sink.ended(error)
 
     def drop(self, request_id: str, error: SluiceError) -> None:
         """End a sequence that has not begun; one that has goes on. The engine knows which it is."""
@@ -171,7 +161,7 @@ class EngineClient:
         self._dropped.pop(request_id, None)
         return self._sinks.pop(request_id, None)
 
-    def configure(self, limits: Configure) -> None:
+    def configure(self, limits: Limits) -> None:
         """Change the live limits from the next step on."""
         self._send(limits)
 
@@ -263,9 +253,9 @@ class EngineClient:
         self._listener.state(message)
         dropped = self._dropped.get(message.request_id)
         sink = self._forget(message.request_id)
-        if sink is not None:
-            error = dropped if message.finish_reason == "abort" else request_error(message)
-            sink.ended("error" if error else message.finish_reason, error)
+        error = dropped if message.error is None else RequestFailed(message.error)
+        if sink is not None and error is not None:
+            sink.ended(error)
 
     def lost(self, error: Exception | None) -> None:
         """The socket closed: the engine is gone, and everybody who waits is told."""
@@ -281,7 +271,7 @@ class EngineClient:
         died = EngineDied(reason, retry_after_s=1)
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
-            sink.ended("error", died)
+            sink.ended(died)
         for answer in self._integrity:
             if not answer.done():
                 answer.set_exception(died)

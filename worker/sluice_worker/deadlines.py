@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from .contract import MAX_MS
 from .errors import RequestError
 
-HEADERS: Mapping[str, str] = {"ttft_ms": "x-slo-ttft-ms", "tpot_ms": "x-slo-tpot-ms"}
-
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
@@ -22,8 +20,8 @@ class Deadlines:
     def with_headers(self, headers: Mapping[str, str]) -> "Deadlines":
         """These and those of `headers`; raises RequestError naming the header that is wrong."""
         return Deadlines(
-            _merged(self.ttft_ms, headers, HEADERS["ttft_ms"]),
-            _merged(self.tpot_ms, headers, HEADERS["tpot_ms"]),
+            _merged(self.ttft_ms, headers, "x-slo-ttft-ms"),
+            _merged(self.tpot_ms, headers, "x-slo-tpot-ms"),
         )
 
 

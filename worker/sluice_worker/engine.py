@@ -9,14 +9,14 @@ from .runner import Runner
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .speculation import few_decodes
-from .step import Limits, Outcome, Step
+from .step import Outcome, Step
 from .steptime import StepRecord, StepTimes, predict_ms
 from .wire import (
     Abort,
-    Configure,
     Finished,
     FinishReason,
     FirstToken,
+    Limits,
     PromptScores,
     Snapshot,
     SpeculationTotals,
@@ -69,7 +69,7 @@ class Engine:
         """Queue a request, or say why it can never run."""
         refusal = self.scheduler.can_admit(request)
         if refusal is not None:
-            return self._finished(request.request_id, "error", refusal.sentence)
+            return self._finished(request.request_id, "error", refusal)
         seed = self._seeds.getrandbits(63) if request.seed is None else request.seed
         self.scheduler.add(Sequence(request, seed), now)
         return None
@@ -80,14 +80,9 @@ class Engine:
             return None
         return self._finished(message.request_id, "abort", None)
 
-    def configure(self, message: Configure) -> None:
+    def configure(self, limits: Limits) -> None:
         """New limits from the next step on. Lowering the cap ends no running sequence."""
-        self.scheduler.limits = Limits(
-            epoch=message.epoch,
-            max_num_seqs=message.max_num_seqs,
-            max_num_batched_tokens=message.max_num_batched_tokens,
-            itl_ms=message.itl_ms,
-        )
+        self.scheduler.limits = limits
 
     def step(self) -> tuple[StepReport | None, list[Finished]]:
         """One step: its report (None where nothing could run), and the requests that it failed."""

@@ -25,10 +25,10 @@ from .resources import Resources
 from .wire import (
     Abort,
     CheckIntegrity,
-    Configure,
     Failed,
     Heartbeat,
     Integrity,
+    Limits,
     Message,
     Shutdown,
     Starting,
@@ -63,7 +63,6 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._buffer = bytearray()
-        self._frames: list[bytes] = []
 
     def send(self, message: Message) -> None:
         """Send one message; raises Disconnected."""
@@ -75,7 +74,7 @@ class Link:
     def receive(self, timeout_s: float) -> list[bytes]:
         """Frames that are there, waiting at most `timeout_s` for the first; raises Disconnected.
 
-        The socket holds a part of a burst only, and what is behind it, an `Abort` or a `Configure`,
+        The socket holds a part of a burst only, and what is behind it, an `Abort` or a `Limits`,
         is not to wait for as many steps as there are parts.
         """
         if self._read(timeout_s) >= LARGE_BYTES:
@@ -142,19 +141,17 @@ class Loop:
             self._link.send(report)
 
     def _handle(self, message: ToEngine) -> None:
+        answer: Message | None = None
         match message:
             case Submit():
                 answer = self._engine.submit(message, time.monotonic())
             case Abort():
                 answer = self._engine.abort(message)
-            case Configure():
-                answer = None
+            case Limits():
                 self._engine.configure(message)
             case CheckIntegrity():
-                answer = None
-                self._link.send(Integrity(self._engine.scheduler.check_integrity()))
+                answer = Integrity(self._engine.scheduler.check_integrity())
             case Shutdown():
-                answer = None
                 self._is_draining = True
         if answer is not None:
             self._link.send(answer)

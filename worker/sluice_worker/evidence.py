@@ -7,9 +7,9 @@ socket, so that HTTP, tokenising and a busy event loop count as what they are: w
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 
 from .contract import (
     SMOOTH_SHARE,
@@ -335,17 +335,14 @@ class Recorder:
         tick.slow_steps += report.is_slow
         if report.step_model is not None:
             self.step_model = report.step_model
-        self.observe(report.snapshot)
+        self.snapshot = report.snapshot
         self._admit(now_s - report.step_s, now_s)
         if report.epoch == self.epoch:
             self._settle(report.num_running)
 
-    def observe(self, snapshot: Snapshot) -> None:
-        """The engine's state, from a step, a heartbeat or the end of a request."""
-        self.snapshot = snapshot
-
     def _admit(self, step_start_s: float, now_s: float) -> None:
-        unseen = _count_while_later(reversed(self._waiting.values()), step_start_s)
+        newest = reversed(self._waiting.values())
+        unseen = sum(1 for _ in takewhile(lambda f: f.submitted_s > step_start_s, newest))
         while len(self._waiting) - unseen > self.snapshot.waiting:
             # Of a burst, some may have come as the step began: no more were admitted than run.
             if len(self._pending) - len(self._waiting) >= self.snapshot.running:
@@ -486,13 +483,3 @@ class Recorder:
         self._waiting.pop(flight.request_id, None)
         if self._pending.pop(flight.request_id, None) is not None:
             self.num_pending_tokens -= flight.num_prompt_tokens
-
-
-def _count_while_later(flights: Iterable[Flight], moment_s: float) -> int:
-    """How many of `flights`, newest first, were submitted after `moment_s`."""
-    count = 0
-    for flight in flights:
-        if flight.submitted_s <= moment_s:
-            break
-        count += 1
-    return count

@@ -8,8 +8,8 @@ log, as vLLM does, because some clients depend on that.
 import json
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -180,11 +180,11 @@ class Completion:
     the texts of special tokens in a text are control tokens.
     """
 
-    model: str | None
     prompts: tuple[str | tuple[int, ...], ...]
     max_tokens: int | None
     has_default_length: bool
     sampling: SamplingParams
+    model: str | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
     is_scoring: bool = False
@@ -201,34 +201,25 @@ class Completion:
     deadlines: Deadlines = Deadlines()
 
 
-class _Answer(TypedDict):
-    model: str | None
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    return_token_ids: bool
-    request_id: str | None
-    cache_salt: str
-    deadlines: Deadlines
-
-
-def answer_of(body: AnswerFields) -> _Answer:
-    """What the shared fields say of a Completion; raises RequestError."""
+def answered(request: Completion, body: AnswerFields) -> Completion:
+    """`request` with what the shared fields say of it; raises RequestError."""
     options = body.stream_options
     if options is not None and not body.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
     has_usage = options is not None and bool(options.include_usage)
     is_continuous = options is not None and bool(options.continuous_usage_stats)
-    return {
-        "model": body.model,
-        "stream": bool(body.stream),
-        "include_usage": has_usage,
-        "continuous_usage": has_usage and is_continuous,
-        "return_token_ids": bool(body.return_token_ids),
-        "request_id": body.request_id,
-        "cache_salt": body.cache_salt or "",
-        "deadlines": Deadlines(body.slo_ttft_ms, body.slo_tpot_ms),
-    }
+    return replace(
+        request,
+        model=body.model,
+        prompt_logprobs=body.prompt_logprobs,
+        stream=bool(body.stream),
+        include_usage=has_usage,
+        continuous_usage=has_usage and is_continuous,
+        return_token_ids=bool(body.return_token_ids),
+        request_id=body.request_id,
+        cache_salt=body.cache_salt or "",
+        deadlines=Deadlines(body.slo_ttft_ms, body.slo_tpot_ms),
+    )
 
 
 def parse_completion(body: bytes, defaults: Defaults = OPENAI) -> Completion:
@@ -246,18 +237,17 @@ def parse_completion(body: bytes, defaults: Defaults = OPENAI) -> Completion:
             "sequences",
             param="n" if len(prompts) == 1 else "prompt",
         )
-    return Completion(
+    request = Completion(
         prompts=prompts,
         max_tokens=1 if typed.max_tokens == 0 else typed.max_tokens,
         has_default_length="max_tokens" not in fields,
         sampling=sampling,
-        prompt_logprobs=typed.prompt_logprobs,
         echo=bool(typed.echo),
         is_scoring=typed.max_tokens == 0,
         add_special_tokens=typed.add_special_tokens is not False,
         parse_special=bool(typed.parse_special),
-        **answer_of(typed),
     )
+    return answered(request, typed)
 
 
 def _completion_sampling(body: CompletionBody, defaults: Defaults) -> SamplingParams:

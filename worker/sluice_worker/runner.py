@@ -22,6 +22,8 @@ from .sizing import blocks_for
 from .step import Work
 
 Indices = NDArray[np.int64]
+Tokens = dict[int, list[int | None]]
+"""What was sampled for a work, by its identity."""
 CACHE_LINE = 64
 PROMPT_ROWS = 32
 """Prompt positions scored at once: logits of a whole chunk would need memory that is not planned.
@@ -61,23 +63,34 @@ class Runner:
 
         Scores that requests ask for are left in their sequences.
         """
-        ordered = sorted(works, key=by_length)
-        step = self.build(ordered)
+        found = self._run(sorted(works, key=by_length))
+        return [token for work in works for token in found[id(work)]]
+
+    def _run(self, works: Seq[Work]) -> Tokens:
+        """The same of `works` in the order of their lengths."""
+        places = [(work, ahead) for work in works for ahead in range(work.num_samples)]
+        draws = [self._draw(work.sequence, ahead) for work, ahead in places]
+        logits, hidden = self._forward(works, draws)
+        tokens = self._sample(logits, draws)
+        self._score(logits, [work.sequence for work, _ in places], tokens)
+        if hidden is not None:
+            self._score_prompts(hidden, works)
+        drawn = iter(tokens)
+        return {id(work): [next(drawn) for _ in range(work.num_samples)] for work in works}
+
+    def _forward(self, works: Seq[Work], draws: Seq[Draw]) -> tuple[Tensor, Tensor | None]:
+        """Logits of all `draws`; and the last layer's output, where prompts may be scored."""
+        step = self.build(works)
         num_sampled = len(step.sampled_rows)
         sampled = pad(step.sampled_rows, (0, self._num_more(num_sampled)))
-        is_partial = num_sampled < len(step.positions)
         scores_prompts = any(work.sequence.needs_prompt_scores for work in works)
-        wanted = sampled if is_partial and not scores_prompts else None
-        hidden = self.model.hidden(step, self.caches, wanted)
-        logits = self.model.logits(hidden if wanted is not None else hidden[sampled])[:num_sampled]
-        places = [(work, ahead) for work in ordered for ahead in range(work.num_samples)]
-        tokens = sample(logits, [self._draw(work.sequence, ahead) for work, ahead in places])
-        self._score(logits, [work.sequence for work, _ in places], tokens)
-        if scores_prompts:
-            self._score_prompts(hidden, ordered)
-        drawn = iter(tokens)
-        found = {id(work): [next(drawn) for _ in range(work.num_samples)] for work in ordered}
-        return [token for work in works for token in found[id(work)]]
+        is_partial = num_sampled < len(step.positions) and not scores_prompts
+        hidden = self.model.hidden(step, self.caches, sampled if is_partial else None)
+        logits = self.model.logits(hidden if is_partial else hidden[sampled])[:num_sampled]
+        return logits, hidden if scores_prompts else None
+
+    def _sample(self, logits: Tensor, draws: Seq[Draw]) -> list[int | None]:
+        return sample(logits, draws)
 
     def use_idle_time(self) -> bool:
         """Prepare something, in a fraction of a second; False where nothing is left to prepare."""

@@ -33,11 +33,11 @@ from .speculation import (
     num_right,
     show,
 )
-from .static_batch import StaticBatch, StaticBatching
-from .step import Counters, Limits, Outcome, Refusal, Step, Work
+from .static_batch import StaticBatching
+from .step import Counters, Outcome, Step, Work
 from .waiting import Lack, WaitClocks
 from .window import over_window
-from .wire import Submit
+from .wire import Limits, Submit
 
 ChunkLimit = Callable[[int, int], int]
 """(decodes, kv_tokens) of a step -> prefill tokens that keep it within the inter-token target."""
@@ -64,7 +64,8 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
-        self.static = StaticBatch(static) if static else None
+        self.static = static
+        self._ended: list[Sequence] = []  # of a static batch, whose rows are padding
         self.speculation = speculation
         self.num_ahead = num_ahead
         # Both in order of arrival: a preempted sequence takes its old place again.
@@ -105,24 +106,19 @@ class Scheduler:
         is_due = self.static.may_start(self.waiting, self.running, now)
         return now if is_due else self.static.starts_at(self.waiting)
 
-    def can_admit(self, request: Submit) -> Refusal | None:
-        """Why `request` can never run, or None. Asking changes nothing."""
+    def can_admit(self, request: Submit) -> str | None:
+        """The sentence why `request` can never run, or None. Asking changes nothing."""
         prompt = np.frombuffer(request.prompt, dtype=np.int32)
         if not len(prompt) or request.max_tokens < 1:
-            return Refusal("invalid_request", "a request needs at least one token in and one out.")
+            return "a request needs at least one token in and one out."
         if prompt.min() < 0 or prompt.max() >= self.vocab_size:
-            return Refusal(
-                "invalid_request", f"a prompt token is not in the vocabulary of {self.vocab_size}."
-            )
+            return f"a prompt token is not in the vocabulary of {self.vocab_size}."
         if sentence := over_window(len(prompt), request.max_tokens, self.max_model_len):
-            return Refusal("context_length_exceeded", sentence)
+            return sentence
         num_tokens = len(prompt) + request.max_tokens
         needs = blocks_for(num_tokens, self.pool.block_size)
         if needs > self.pool.num_total:
-            return Refusal(
-                "kv_capacity_exceeded",
-                f"{num_tokens} tokens need {needs} KV blocks; there are {self.pool.num_total}.",
-            )
+            return f"{num_tokens} tokens need {needs} KV blocks; there are {self.pool.num_total}."
         return None
 
     def add(self, sequence: Sequence, now: float) -> None:
@@ -193,8 +189,8 @@ class Scheduler:
         """The first invariant that does not hold, or None."""
         if any(sequence.block_ids for sequence in self.waiting):
             return "a waiting sequence holds blocks"
-        held = [*self.running, *(self.static.ended if self.static else ())]
-        return self.pool.check_integrity([sequence.block_ids for sequence in held])
+        held = [sequence.block_ids for sequence in (*self.running, *self._ended)]
+        return self.pool.check_integrity(held)
 
     # Who continues
 
@@ -213,8 +209,8 @@ class Scheduler:
         while len(sequence.block_ids) * self.pool.block_size < sequence.num_tokens:
             if self.pool.num_available:
                 sequence.block_ids += self.pool.allocate(1)
-            elif self.static and self.static.ended:
-                self._free(self.static.ended.pop())
+            elif self._ended:
+                self._free(self._ended.pop())
             elif self._preempt(choose_victim(self.running, self.pool)) is sequence:
                 return False
         lacking = blocks_for(sequence.num_tokens + self.num_ahead, self.pool.block_size)
@@ -240,9 +236,9 @@ class Scheduler:
 
     def _padding(self) -> list[Work]:
         """Rows of a static batch that ended: their last computed token, over and over."""
-        ended = self.static.ended if self.static else []
         return [
-            Work(s, s.num_computed_tokens - 1, 1, samples=False, is_padding=True) for s in ended
+            Work(s, s.num_computed_tokens - 1, 1, samples=False, is_padding=True)
+            for s in self._ended
         ]
 
     def _with_drafts(
@@ -327,7 +323,7 @@ class Scheduler:
         cap = self.limits.max_num_seqs
         if self.static is not None:
             may_start = self.static.may_start(self.waiting, self.running, now)
-            cap = min(cap, self.static.policy.size) if may_start else 0
+            cap = min(cap, self.static.size) if may_start else 0
         while self.waiting and len(self.running) < cap:
             sequence = self.waiting[0]
             known, enough = self._lacking
@@ -426,13 +422,12 @@ class Scheduler:
         if self.static is None:
             self._free(sequence)
         else:
-            self.static.ended.append(sequence)
+            self._ended.append(sequence)
 
     def _end_batch(self) -> None:
         """Free the rows of a static batch whose last sequence has ended."""
-        if self.static is not None and not self.running:
-            while self.static.ended:
-                self._free(self.static.ended.pop())
+        while self._ended and not self.running:
+            self._free(self._ended.pop())
 
     def _free(self, sequence: Sequence) -> None:
         """Give the blocks back; if it runs again, it starts from what the prefix cache kept."""

@@ -44,11 +44,11 @@ from .sizing import (
     weights_bytes,
 )
 from .static_batch import StaticBatching
-from .step import Limits, Work
+from .step import Work
 from .steptime import StepRecord, StepTimes, predicted_cap
 from .tokenizer_config import TokenizerConfig, eos_token_ids
-from .weights import Checkpoint, RandomWeights, TensorSource
-from .wire import Ready, Submit, packed
+from .weights import Checkpoint, random_weights
+from .wire import Limits, Ready, Submit, packed
 
 Progress = Callable[[str, int], None]
 """(phase, percent) of the start."""
@@ -86,13 +86,19 @@ class _Start:
     def run(self, progress: Progress) -> tuple[Engine, Ready]:
         progress("weights", 0)
         base_bytes = self._base_bytes()
-        source = self._source()
-        planned = self._plan(self._weights_bytes(source))
+        dtype: torch.dtype = getattr(torch, self.dtype_name)
+        is_dummy = self.config.load_format == "dummy"
+        files = None if is_dummy else Checkpoint(self.directory, dtype, self.device)
+        planned = self._plan(self._weights_bytes(files))
         _refuse_unless_fits(planned, self.decoder)
         if self.kind == "cuda":
             refuse_unless_free(planned, *torch.cuda.mem_get_info(self.device))
-        model = Decoder(self.decoder, source.read, self.kernels)
-        source.finish(self.decoder.shape.tie_word_embeddings)
+        if files is None:
+            read = random_weights(self.config.seed or 0, dtype, self.device)
+            model = Decoder(self.decoder, read, self.kernels)
+        else:
+            model = Decoder(self.decoder, files.read, self.kernels)
+            files.finish(self.decoder.shape.tie_word_embeddings)
         release_freed()
         progress("profile", 60)
         activation_bytes, records = self._profile(model, planned)
@@ -180,18 +186,12 @@ class _Start:
         except CannotChoose as error:
             raise ConfigError([str(error)]) from error
 
-    def _source(self) -> TensorSource:
-        dtype: torch.dtype = getattr(torch, self.dtype_name)
-        if self.config.load_format == "dummy":
-            return RandomWeights(self.config.seed or 0, dtype, self.device)
-        return Checkpoint(self.directory, dtype, self.device)
-
-    def _weights_bytes(self, source: TensorSource) -> int:
+    def _weights_bytes(self, files: Checkpoint | None) -> int:
         dtype_bytes = DTYPE_BYTES[self.dtype_name]
         shape = self.decoder.shape
         saved = bytes_saved(shape, self.dtype_name, self.config.quantization)
-        if isinstance(source, Checkpoint):
-            return source.num_elements * dtype_bytes - saved
+        if files is not None:
+            return files.num_elements * dtype_bytes - saved
         return weights_bytes(shape, dtype_bytes) - saved
 
     def _runner(self, model: Decoder, num_blocks: int, plan: MemoryPlan) -> Runner:

@@ -6,7 +6,7 @@ not padded to the longest, so this baseline is kinder than most.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .sequence import Sequence
 
@@ -18,20 +18,12 @@ class StaticBatching:
     size: int
     timeout_s: float
 
-
-@dataclass(slots=True)
-class StaticBatch:
-    """The batch that runs: `ended` are its members whose rows are padding."""
-
-    policy: StaticBatching
-    ended: list[Sequence] = field(default_factory=list)
-
     def may_start(self, waiting: Seq[Sequence], running: Seq[Sequence], now: float) -> bool:
         """Whether the next batch starts with those that wait."""
         if running or not waiting:
             return False
-        return len(waiting) >= self.policy.size or now >= self.starts_at(waiting)
+        return len(waiting) >= self.size or now >= self.starts_at(waiting)
 
     def starts_at(self, waiting: Seq[Sequence]) -> float:
         """When a batch of those that wait starts, if no other comes."""
-        return waiting[0].queued_s + self.policy.timeout_s
+        return waiting[0].queued_s + self.timeout_s

@@ -1,28 +1,9 @@
-"""One step as values: its limits, its work and what came of it. Pure."""
+"""One step as values: its work and what came of it. Pure."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from .sequence import Sequence
-from .wire import FinishReason
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The live limits, in force from the next step on."""
-
-    epoch: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    itl_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request can never run. `code` is that of the error tree."""
-
-    code: Literal["context_length_exceeded", "kv_capacity_exceeded", "invalid_request"]
-    sentence: str
+from .wire import FinishReason, Limits
 
 
 @dataclass(frozen=True, slots=True)

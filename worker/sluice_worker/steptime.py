@@ -15,6 +15,7 @@ stands still for a spell made the model faster, until every step was slower than
 
 import itertools
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -121,7 +122,7 @@ class StepTimes:
     def __init__(self) -> None:
         # Rows: at_s, 1, decodes, kv_tokens, prefill_tokens, ms, slowdown; a ring for each shape.
         self._rows: Matrix = np.empty((0, 7))
-        self._rings: dict[tuple[int, int, int], _Ring] = {}
+        self._rings: dict[tuple[int, int, int], Iterator[int]] = {}
         self._anchor: Matrix = np.empty((0, 7))
         # The newest rows, each with its measured over its predicted time.
         self._newest: deque[tuple[int, float]] = deque(maxlen=SPELL_STEPS)
@@ -147,9 +148,10 @@ class StepTimes:
         )
         ring = self._rings.get(shape)
         if ring is None:
-            ring = self._rings[shape] = _Ring(len(self._rows))
+            first = len(self._rows)
+            ring = self._rings[shape] = itertools.cycle(range(first, first + BUCKET_RECORDS))
             self._rows = np.concatenate([self._rows, np.full((BUCKET_RECORDS, 7), -np.inf)])
-        place = ring.next_row()
+        place = next(ring)
         self._rows[place] = _row(record)
         if self.model is not None and record.at_s >= self._throttled_at + MAX_AGE_S:
             self._compare(place, record, self.model)
@@ -274,19 +276,6 @@ def _tail_ms(beyond: Matrix, prefill: Matrix) -> float:
     median, high = _quantile(chunks, 0.5), _quantile(chunks, 0.9)
     normal = median + NORMAL_TAIL * (high - median)
     return max(tail_ms, normal)
-
-
-@dataclass(slots=True)
-class _Ring:
-    """`BUCKET_RECORDS` rows from `first` on, written in turns."""
-
-    first: int
-    num_added: int = 0
-
-    def next_row(self) -> int:
-        row = self.first + self.num_added % BUCKET_RECORDS
-        self.num_added += 1
-        return row
 
 
 def _quantile(values: Matrix, quantile: float) -> float:

@@ -11,20 +11,11 @@ from torch import Tensor
 
 from .errors import CheckpointError
 from .files import INDEX, WEIGHTS, inside, read_json, shard_names
+from .models.linear import ReadTensor
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 # Written by older exporters, and computed here: reading them would change nothing.
 _IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
-
-
-class TensorSource(Protocol):
-    """Where a model's tensors come from."""
-
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor, on the device and in the dtype of the run; CheckpointError."""
-
-    def finish(self, tied: bool) -> None:
-        """Called when the model is built: CheckpointError if a tensor was left unread."""
 
 
 class Checkpoint:
@@ -79,26 +70,21 @@ class Checkpoint:
             )
 
 
-class RandomWeights:
-    """Seeded random weights (`--load-format dummy`), scaled so that activations stay of order 1."""
+def random_weights(seed: int, dtype: torch.dtype, device: torch.device) -> ReadTensor:
+    """Reads seeded random weights (`--load-format dummy`): ones for norms, zeros for biases, and
+    elsewhere uniform values of variance 1/in, so that activations stay of order 1."""
+    generator = torch.Generator(device).manual_seed(seed)
 
-    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._generator = torch.Generator(device).manual_seed(seed)
-        self._dtype = dtype
-        self._device = device
-
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Ones for norms, zeros for biases, uniform values of variance 1/in elsewhere."""
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+    def read(name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = torch.empty(shape, dtype=dtype, device=device)
         if name.endswith("norm.weight"):
             return tensor.fill_(1.0)
         if name.endswith(".bias"):
             return tensor.zero_()
         bound = float((3.0 / shape[-1]) ** 0.5)
-        return tensor.uniform_(-bound, bound, generator=self._generator)
+        return tensor.uniform_(-bound, bound, generator=generator)
 
-    def finish(self, tied: bool) -> None:
-        """Nothing can be left over."""
+    return read
 
 
 class _Slice(Protocol):

@@ -117,13 +117,13 @@ class Abort(Message, frozen=True):
     if_waiting: bool = False
 
 
-class Configure(Message, frozen=True):
-    """Live limits, in force from the next step on. The API process has checked them."""
+class Limits(Message, frozen=True):
+    """The live limits, in force from the next step on. The API process has checked them."""
 
     epoch: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    itl_ms: float | None
+    itl_ms: float | None = None
 
 
 class CheckIntegrity(Message, frozen=True):
@@ -134,7 +134,7 @@ class Shutdown(Message, frozen=True):
     """Leave the step loop once nothing runs or waits, then exit 0."""
 
 
-ToEngine = Submit | Abort | Configure | CheckIntegrity | Shutdown
+ToEngine = Submit | Abort | Limits | CheckIntegrity | Shutdown
 
 
 # engine process -> API process
@@ -304,7 +304,7 @@ to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)
 
 
-def encode_frame(message: Message) -> bytes:
+def encode_frame(message: Struct) -> bytes:
     """`message` as one frame."""
     body = _encoder.encode(message)
     return struct.pack("<I", len(body)) + body

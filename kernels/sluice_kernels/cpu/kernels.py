@@ -33,13 +33,14 @@ class CppKernels:
     """For float32 and bfloat16. All tensors are contiguous and on the CPU."""
 
     library: Library
-    make_projection: MakeProjection
+    making: Callable[[Activation | None], MakeProjection]
     name: str
     round_rows: Callable[[int], int] = int
-    make_gated: Callable[[Activation], MakeProjection] | None = None
 
-    def projection(self, weight: Tensor, bias: Tensor | None, *, narrow: bool) -> Projection:
-        return self.make_projection(weight, bias, narrow)
+    def projection(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation | None, *, narrow: bool
+    ) -> Projection:
+        return self.making(activation)(weight, bias, narrow)
 
     def shared_projection(self, weight: Tensor) -> Projection:
         if weight.shape[1] % 2:
@@ -89,10 +90,3 @@ class CppKernels:
     def stack(self, layers: Sequence[LayerParts]) -> LayerStack | None:
         # Rows that are added for oneDNN have no place in the cache.
         return stack_of(layers, self.library) if self.round_rows is int else None
-
-    def gated_projection(
-        self, weight: Tensor, bias: Tensor | None, activation: Activation, *, narrow: bool
-    ) -> Projection:
-        if self.make_gated is not None:
-            return self.make_gated(activation)(weight, bias, narrow)
-        return self.library.gated(self.projection(weight, bias, narrow=narrow), activation)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..interface import Activation, GatedLinear, Projection
+from ..interface import Activation, GatedLinear, MakeProjection, Projection
 
 _P, _I, _F = c_void_p, c_int, c_float
 # After is_bf16 and num_threads, as the sources declare them.
@@ -55,6 +55,10 @@ class Library:
     def gated(self, linear: Projection, activation: Activation | None) -> Projection:
         """`linear`, with its outputs gated by `activation` if there is one."""
         return linear if activation is None else GatedLinear(linear, activation, self.gate)
+
+    def gating(self, make: MakeProjection, activation: Activation | None) -> MakeProjection:
+        """`make`, of layers that are `gated`."""
+        return lambda weight, bias, narrow: self.gated(make(weight, bias, narrow), activation)
 
     # Kernels of one row each, which int8 products need too
 

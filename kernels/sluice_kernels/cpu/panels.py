@@ -47,19 +47,14 @@ class PanelLinear:
         out = torch.empty(len(rows), self.outputs, dtype=rows.dtype)
         panels, scales, shifts, bias, *sizes = self.fields()
         addresses = (rows.data_ptr(), panels, bias, out.data_ptr())
-        if scales is None:
-            self.library.call("linear", rows.dtype, *addresses, len(rows), *sizes)
-        else:
-            columns = (scales, shifts)
-            self.library.call(
-                "linear_of_bytes", rows.dtype, *addresses, *columns, len(rows), *sizes
-            )
+        name, columns = ("linear", ()) if scales is None else ("linear_of_bytes", (scales, shifts))
+        self.library.call(name, rows.dtype, *addresses, *columns, len(rows), *sizes)
         return out
 
 
 def panel_projection(library: Library, activation: Activation | None = None) -> MakeProjection:
     """Makes linear layers of the library's own products, for bfloat16; gated ones of `activation`
-    as `Kernels.gated_projection` says."""
+    as `Kernels.projection` says."""
 
     def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
         if weight.shape[1] % 2:

@@ -88,8 +88,9 @@ def stack_of(layers: Sequence[LayerParts], library: Library) -> Stack | None:
 
 
 def _layer(part: LayerParts) -> _Layer | None:
-    linears = [_linear(each) for each in (part.qkv, part.output, part.gate_up, part.down)]
-    if None in linears:
+    parts = (part.qkv, part.output, part.gate_up, part.down)
+    linears = [_Linear(*each.fields()) for each in parts if isinstance(each, PanelLinear)]
+    if len(linears) < len(parts):
         return None
     heads = part.heads
     head_norm = None if heads.norm is None else heads.norm.data_ptr()
@@ -97,9 +98,3 @@ def _layer(part: LayerParts) -> _Layer | None:
     sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.window or 0)
     numbers = (part.norm[1], part.mlp_norm[1], heads.norm_eps, heads.scale, heads.softcap or 0.0)
     return _Layer(*linears, *norms, part.is_sliding, *sizes, *numbers)
-
-
-def _linear(projection: object) -> _Linear | None:
-    if isinstance(projection, PanelLinear):
-        return _Linear(*projection.fields())
-    return None

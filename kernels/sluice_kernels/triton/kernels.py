@@ -36,8 +36,11 @@ class TritonKernels:
     num_processors: int
     name: str = "triton"
 
-    def projection(self, weight: Tensor, bias: Tensor | None, *, narrow: bool) -> Projection:
-        return plain_projection(weight, bias, narrow)
+    def projection(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation | None, *, narrow: bool
+    ) -> Projection:
+        linear = plain_projection(weight, bias, narrow)
+        return linear if activation is None else GatedLinear(linear, activation, gated)
 
     def round_rows(self, num_rows: int) -> int:
         return num_rows
@@ -85,12 +88,6 @@ class TritonKernels:
             part = query[:num_decodes]
             out[:num_decodes] = decode(part, plan.lengths, *given, num_splits=plan.num_splits)
         return out
-
-    def gated_projection(
-        self, weight: Tensor, bias: Tensor | None, activation: Activation, *, narrow: bool
-    ) -> Projection:
-        linear = self.projection(weight, bias, narrow=narrow)
-        return GatedLinear(linear, activation, gated)
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:

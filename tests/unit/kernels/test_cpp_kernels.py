@@ -48,7 +48,7 @@ def cpp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         if shutil.which(COMPILER):
             raise
         pytest.skip(str(error))
-    return CppKernels(library, plain_projection, target.name)
+    return CppKernels(library, lambda _: plain_projection, target.name)
 
 
 @dataclass(frozen=True)
@@ -422,7 +422,7 @@ def test_layers_in_a_row_equal_their_operations(
 def test_layers_of_other_products_are_not_run_in_a_row(cpp: CppKernels) -> None:
     heads = Heads(2, 1, 4, 0.5, None, None, None, 1e-6)
     own = layer_parts(cpp, heads, 8, False, 0)
-    other = replace(own, down=cpp.projection(torch.randn(8, 36), None, narrow=True))
+    other = replace(own, down=cpp.projection(torch.randn(8, 36), None, None, narrow=True))
     assert cpp.stack([own]) is not None
     assert cpp.stack([own, other]) is None
     assert replace(cpp, round_rows=rounded_rows).stack([own]) is None

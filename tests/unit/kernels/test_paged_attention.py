@@ -14,7 +14,6 @@ from sluice_kernels.prefill_attention import (
     causal_bias,
     prefill_attention,
 )
-from sluice_kernels.store_kv import store_kv
 from torch import Tensor
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 6, 2, 8, 4
@@ -46,7 +45,7 @@ def paged(lengths: list[int], *, seed: int = 0) -> tuple[Tensor, Tensor, list[Te
     for table, length in zip(tables, lengths, strict=True):
         kv = torch.randn(length, 2, KV_HEADS, HEAD_DIM, generator=generator)
         positions = torch.arange(length)
-        store_kv(cache, kv, table[positions // PAGE], positions % PAGE)
+        cache[table[positions // PAGE], :, :, positions % PAGE] = kv
         contexts.append(kv)
     return cache, tables, contexts
 
@@ -142,7 +141,7 @@ def test_experts_see_the_tokens_that_chose_them_and_add_up_by_share() -> None:
     gate_up[3] = float("nan")
     shares = torch.rand(tokens, 2)
     plain = PlainKernels(1, 1)
-    first = [plain.gated_projection(weight, None, "silu", narrow=False) for weight in gate_up]
+    first = [plain.projection(weight, None, "silu", narrow=False) for weight in gate_up]
     last = [PlainLinear(weight, None) for weight in down]
     out = expert_mlp(rows, experts, shares, first, last)
     for token in range(tokens):

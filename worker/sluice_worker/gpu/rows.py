@@ -89,8 +89,7 @@ def rows_after(sampled: Iterable[tuple[int, Row]], block_size: int, draw_of: Dra
         request = sequence.request
         if position + 1 - sequence.num_prompt_tokens >= request.max_tokens:
             continue  # the token that is being sampled is its last
-        has_no_place = position // block_size >= len(sequence.block_ids)
-        if has_no_place or (sequence.drafter is not None and sequence.drafter.is_on):
+        if position // block_size >= len(sequence.block_ids) or sequence.is_drafting:
             return []
         next_row = _row(sequence, position, block_size, draw_of, source)
         if next_row is None:

@@ -9,15 +9,12 @@ from sluice_kernels.waiting import reached
 from torch import Tensor
 
 from ..models.decoder import Decoder
-from ..runner import Indices, Runner, by_length
+from ..runner import Indices, Runner, Tokens, by_length
 from ..sampler import Draw, row_seed, sample
 from ..sizing import blocks_for
 from ..step import Work
 from .decode_step import DecodeStep, PendingTokens
 from .rows import Row, decodes_of, is_plain, rows_after, rows_of
-
-Tokens = dict[int, list[int | None]]
-"""What was sampled for a work, by its identity."""
 
 
 class GpuRunner(Runner):
@@ -58,7 +55,7 @@ class GpuRunner(Runner):
             rest.sort(key=by_length)
             rows = rows_of(rest, self.block_size, self._draw)
             if rows is None or len(rows) > self._decodes.ceiling:
-                found = self._run_and_wait(rest)
+                found = self._run(rest)
             else:
                 flight = self._launch(rest, rows, len(ahead.rows) if ahead and claimed else 0)
                 sampling = (id(work) for work in rest if work.samples)
@@ -100,7 +97,8 @@ class GpuRunner(Runner):
         if rows:
             self._ahead = self._decodes.launch(rows)
 
-    # What was not ahead
+    # What was not ahead. Where sampling needs the host (edits, cut-offs, drafts, scores) it is
+    # waited for (`_run`).
 
     def _launch(self, works: Seq[Work], rows: Seq[Row], offset: int) -> PendingTokens:
         """Start `works`, whose samples are `rows`; `offset`: behind the rows that ran ahead."""
@@ -114,20 +112,6 @@ class GpuRunner(Runner):
         tokens = self._choose(logits, [row.draw for row in rows])
         return self._decodes.keep(rows, tokens, offset)
 
-    def _run_and_wait(self, works: Seq[Work]) -> Tokens:
-        """A step whose sampling needs the host: edits, cut-offs, drafts, log-probabilities."""
-        places = [(work, ahead) for work in works for ahead in range(work.num_samples)]
-        draws = [self._draw(work.sequence, ahead) for work, ahead in places]
-        logits, stream = self._forward(works, draws)
-        if self.device.type == "cuda":
-            reached().synchronize()  # not in the first of what follows, which would spin
-        tokens = self._sample(logits, draws)
-        self._score(logits, [work.sequence for work, _ in places], tokens)
-        if stream is not None:
-            self._score_prompts(stream, works)
-        drawn = iter(tokens)
-        return {id(work): [next(drawn) for _ in range(work.num_samples)] for work in works}
-
     def _forward(self, works: Seq[Work], draws: Seq[Draw]) -> tuple[Tensor, Tensor | None]:
         """Logits of all `draws`; and the last layer's output, None where `works` only decode, for
         which there are graphs."""
@@ -140,6 +124,8 @@ class GpuRunner(Runner):
 
     def _sample(self, logits: Tensor, draws: Seq[Draw]) -> list[int | None]:
         """Each row by the sampler that it has in every step, whatever its neighbours ask for."""
+        if self.device.type == "cuda":
+            reached().synchronize()  # not in the first of what follows, which would spin
         plain = [at for at, draw in enumerate(draws) if is_plain(draw)]
         others = [at for at, draw in enumerate(draws) if not is_plain(draw)]
         chosen: dict[int, int | None] = {}

@@ -10,7 +10,6 @@ A link is made when its blob is whole and verified, so a file that is there is a
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import threading
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError, DownloadError
-from ..files import INDEX, WEIGHTS, shard_names
+from ..files import INDEX, WEIGHTS, read_json, shard_names
 from .listing import REQUIRED, RemoteFile
 from .reference import HubModel
 
@@ -145,12 +144,9 @@ class Cache:
 
 def _weights(directory: Path) -> list[str]:
     """The safetensors files that must be in `directory`."""
-    index = directory / INDEX
-    if not index.is_file():
-        return [WEIGHTS]
     try:
-        return [INDEX, *shard_names(json.loads(index.read_bytes()))]
-    except (ValueError, AttributeError, CheckpointError):
+        return [INDEX, *shard_names(read_json(directory, INDEX))]
+    except CheckpointError:
         return [WEIGHTS]
 
 

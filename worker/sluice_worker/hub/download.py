@@ -6,14 +6,14 @@ Small files come first, so that what cannot be served is refused before its weig
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from ..errors import DownloadError
 from ..files import INDEX, read_json
 from .cache import Cache
-from .listing import Listing, RemoteFile, small_files, total_bytes, weight_files
+from .listing import RemoteFile, small_files, total_bytes, weight_files
 from .reference import Access, HubModel
 from .site import Site, Transient
 from .transfer import Patience, Transfer
@@ -59,76 +59,42 @@ def download(
             return known
         cache.prepare(listing.commit)
         transfer = Transfer(site, cache, listing.commit, access.retry_s, stop)
-        _Batch(site, cache, listing, transfer, access, stop).run(model, weights, check, progress)
-        cache.remember(model, listing.commit)
-    return cache.snapshot(listing.commit)
-
-
-class _Batch:
-    """The files of one commit; the attributes are what both rounds need."""
-
-    def __init__(
-        self,
-        site: Site,
-        cache: Cache,
-        listing: Listing,
-        transfer: Transfer,
-        access: Access,
-        stop: threading.Event,
-    ) -> None:
-        self._site, self._cache, self._listing = site, cache, listing
-        self._transfer, self._access, self._stop = transfer, access, stop
-
-    def run(
-        self, model: HubModel, weights: bool, check: Callable[[Path], None], progress: Progress
-    ) -> None:
-        small = self._described(small_files(model.repo, self._listing, weights=weights))
-        self._fetch(small, lambda done, total: None)
-        directory = self._cache.snapshot(self._listing.commit)
+        small = transfer.described(small_files(model.repo, listing, weights=weights))
+        _fetch(transfer, small, lambda done, total: None)
+        directory = cache.snapshot(listing.commit)
         check(directory)
-        if not weights:
-            return
-        has_index = INDEX in self._listing.files
-        index = read_json(directory, INDEX) if has_index else None
-        large = self._described(weight_files(model.repo, self._listing, index))
-        self._refuse_without_room(large)
-        self._fetch(large, progress)
+        if weights:
+            index = read_json(directory, INDEX) if INDEX in listing.files else None
+            large = transfer.described(weight_files(model.repo, listing, index))
+            _refuse_without_room(cache, large)
+            _fetch(transfer, large, progress)
+        cache.remember(model, listing.commit)
+    return directory
 
-    def _described(self, files: Iterable[RemoteFile]) -> list[RemoteFile]:
-        """`files` with size and etag: a mirror's listing may lack them."""
-        patience = Patience(self._access.retry_s, self._stop)
-        commit = self._listing.commit
 
-        def ask(file: RemoteFile) -> RemoteFile:
-            return patience.attempt(lambda: self._site.described(commit, file))
+def _refuse_without_room(cache: Cache, files: list[RemoteFile]) -> None:
+    needed = total_bytes(files) - sum(map(cache.num_bytes, files))
+    free = shutil.disk_usage(cache.root).free
+    if needed > free:
+        raise DownloadError(
+            f"{cache.repo} needs {needed / 2**30:.1f} GiB more in {cache.root}, "
+            f"where {free / 2**30:.1f} GiB are free."
+        )
 
-        return [file if file.etag and file.size is not None else ask(file) for file in files]
 
-    def _refuse_without_room(self, files: list[RemoteFile]) -> None:
-        needed = total_bytes(files) - self._num_bytes(files)
-        free = shutil.disk_usage(self._cache.root).free
-        if needed > free:
-            raise DownloadError(
-                f"{self._cache.repo} needs {needed / 2**30:.1f} GiB more in {self._cache.root}, "
-                f"where {free / 2**30:.1f} GiB are free."
-            )
-
-    def _num_bytes(self, files: list[RemoteFile]) -> int:
-        return sum(self._cache.num_bytes(file) for file in files)
-
-    def _fetch(self, files: list[RemoteFile], progress: Progress) -> None:
-        """All of `files`; the first failure stops the others."""
-        total = total_bytes(files)
-        with ThreadPoolExecutor(MAX_PARALLEL, "hub") as pool:
-            pending = {pool.submit(self._transfer.fetch, file) for file in files}
-            try:
-                while pending:
-                    progress(self._num_bytes(files), total)
-                    done, pending = wait(pending, POLL_S, FIRST_EXCEPTION)
-                    for future in done:
-                        future.result()
-            except BaseException:
-                self._stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
-        progress(total, total)
+def _fetch(transfer: Transfer, files: list[RemoteFile], progress: Progress) -> None:
+    """All of `files`; the first failure stops the others."""
+    total = total_bytes(files)
+    with ThreadPoolExecutor(MAX_PARALLEL, "hub") as pool:
+        pending = {pool.submit(transfer.fetch, file) for file in files}
+        try:
+            while pending:
+                progress(sum(map(transfer.cache.num_bytes, files)), total)
+                done, pending = wait(pending, POLL_S, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+        except BaseException:
+            transfer.stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    progress(total, total)

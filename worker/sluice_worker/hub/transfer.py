@@ -5,8 +5,8 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable
-from typing import BinaryIO, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import BinaryIO, TypeVar
 
 import httpx
 
@@ -20,27 +20,8 @@ ATTEMPTS = 6
 MAX_WAIT_S = 60.0
 READ_BYTES = 1 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 T = TypeVar("T")
-
-
-class _Digest(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-class _NoDigest:
-    """For an etag that is no hash we know: only the size is checked."""
-
-    def __init__(self, etag: str) -> None:
-        self._etag = etag
-
-    def update(self, data: bytes, /) -> None:
-        """Nothing is computed."""
-
-    def hexdigest(self) -> str:
-        """As if it were right."""
-        return self._etag
 
 
 class Patience:
@@ -78,24 +59,33 @@ class Transfer:
     def __init__(
         self, site: Site, cache: Cache, commit: str, retry_s: float, stop: threading.Event
     ) -> None:
-        self._site, self._cache, self._commit = site, cache, commit
-        self._retry_s, self._stop = retry_s, stop
+        self._site, self.cache, self._commit = site, cache, commit
+        self._retry_s, self.stop = retry_s, stop
+
+    def described(self, files: Iterable[RemoteFile]) -> list[RemoteFile]:
+        """`files` with size and etag: a mirror's listing may lack them."""
+        patience = Patience(self._retry_s, self.stop)
+
+        def ask(file: RemoteFile) -> RemoteFile:
+            return patience.attempt(lambda: self._site.described(self._commit, file))
+
+        return [file if file.etag and file.size is not None else ask(file) for file in files]
 
     def fetch(self, file: RemoteFile) -> None:
         """`file` whole, verified and in the snapshot. DownloadError, or Stopped."""
         try:
-            with self._cache.writing(file, self._stop):
-                if not self._cache.is_there(file):
+            with self.cache.writing(file, self.stop):
+                if not self.cache.is_there(file):
                     self._bring(file)
-                self._cache.link(self._commit, file)
+                self.cache.link(self._commit, file)
         except OSError as error:
-            where = self._cache.root
+            where = self.cache.root
             if error.errno in _FULL:
                 raise DownloadError(f"{where} is full; {file.name} does not fit in.") from error
             raise DownloadError(f"{where}: {file.name}: {error.strerror or error}.") from error
 
     def _bring(self, file: RemoteFile) -> None:
-        path, patience = self._cache.partial(file), Patience(self._retry_s, self._stop)
+        path, patience = self.cache.partial(file), Patience(self._retry_s, self.stop)
         while True:
             with path.open("ab+") as output:
                 partial = _Partial(output, file)
@@ -104,8 +94,9 @@ class Transfer:
                     self._receive(partial, patience)
                 output.flush()
                 os.fsync(output.fileno())
-            if partial.digest.hexdigest() == file.etag:
-                path.replace(self._cache.blob(file))
+            # Of an etag that is no hash we know, only the size is checked.
+            if not _HASH.fullmatch(file.etag) or partial.digest.hexdigest() == file.etag:
+                path.replace(self.cache.blob(file))
                 return
             path.unlink()
             if not was_resumed:
@@ -123,7 +114,7 @@ class Transfer:
                 if start and not _continues(response, start):
                     partial.restart()
                 for part in response.iter_bytes():  # as it comes: a cut loses none
-                    if self._stop.is_set():
+                    if self.stop.is_set():
                         raise Stopped
                     if partial.add(part):
                         patience.progress()
@@ -175,13 +166,11 @@ def _continues(response: httpx.Response, start: int) -> bool:
     return response.status_code == 206 and said is not None and int(said[1]) == start
 
 
-def _digest(file: RemoteFile) -> _Digest:
+def _digest(file: RemoteFile) -> "hashlib._Hash":
     """SHA-256 of a large file; of a small one git's blob id, SHA-1 over a header and the content.
 
     SHA-1 finds damage here, which is all it is asked for: git itself names the file so.
     """
-    if re.fullmatch("[0-9a-f]{64}", file.etag):
-        return hashlib.sha256()
-    if re.fullmatch("[0-9a-f]{40}", file.etag):
+    if len(file.etag) == 40:
         return hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
-    return _NoDigest(file.etag)
+    return hashlib.sha256()

@@ -96,7 +96,7 @@ class Decoder:
                 return self.kernels.shared_projection(self.embedding)
             return plain_projection(self.embedding, None, False)
         head = read("lm_head.weight", (shape.vocab_size, shape.hidden_size))
-        return self.kernels.projection(head, None, narrow=False)
+        return self.kernels.projection(head, None, None, narrow=False)
 
     def hidden(self, step: StepInput, caches: list[Tensor], wanted: Tensor | None = None) -> Tensor:
         """The last layer's output for the rows `wanted`, or of all tokens, [.., hidden_size].

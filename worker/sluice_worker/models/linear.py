@@ -39,17 +39,10 @@ def split(part: Linear, sizes: Sequence[int]) -> list[Linear]:
 
 def fuse(parts: Sequence[Linear]) -> Linear:
     """All of `parts` as one; either all have a bias or none has."""
-    if len(parts) == 1:
-        return parts[0]
     biases = [part.bias for part in parts if part.bias is not None]
     return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
 
 
-def made(kernels: Kernels, part: Linear) -> Projection:
+def made(kernels: Kernels, part: Linear, activation: Activation | None = None) -> Projection:
     """`part` as the kernels compute it, quantised where they quantise."""
-    return kernels.projection(part.weight, part.bias, narrow=True)
-
-
-def made_gated(kernels: Kernels, part: Linear, activation: Activation) -> Projection:
-    """The same for a gate and what it lets through, one behind the other."""
-    return kernels.gated_projection(part.weight, part.bias, activation, narrow=True)
+    return kernels.projection(part.weight, part.bias, activation, narrow=True)

@@ -8,7 +8,7 @@ from sluice_kernels.interface import Kernels, Projection
 from torch import Tensor
 
 from .config import DecoderConfig
-from .linear import Linear, ReadTensor, fuse, made, made_gated, read_linear
+from .linear import Linear, ReadTensor, fuse, made, read_linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def read_mlp(
         names = (name + "gate_proj", name + "up_proj")
         gate_up = fuse([read_linear(read, n, width, hidden, shape.mlp_bias) for n in names])
     down = read_linear(read, name + "down_proj", hidden, width, shape.mlp_bias)
-    return GatedMlp(made_gated(kernels, gate_up, config.activation), made(kernels, down))
+    return GatedMlp(made(kernels, gate_up, config.activation), made(kernels, down))
 
 
 def _read_experts(
@@ -78,12 +78,12 @@ def _read_experts(
     gate_up, down = [], []
     for expert in range(experts.count):
         parts = [layer(expert, part, width, hidden) for part in (names.gate, names.up)]
-        gate_up.append(made_gated(kernels, fuse(parts), config.activation))
+        gate_up.append(made(kernels, fuse(parts), config.activation))
         down.append(made(kernels, layer(expert, names.down, hidden, width)))
     router = read_linear(read, block + "gate", experts.count, hidden, False)
     return ExpertMlp(
         # Its choices decide which weights are used at all: it stays as precise as it is.
-        kernels.projection(router.weight, None, narrow=False),
+        kernels.projection(router.weight, None, None, narrow=False),
         gate_up,
         down,
         experts.per_token,

@@ -58,18 +58,14 @@ class Arrival:
     def _reason(self) -> str:
         return f"downloading {self._told.percent} %"
 
-    def liveness(self) -> Verdict:
-        """Alive, however long it takes."""
-        return Verdict(True, self._reason, "download", self._told.percent)
-
-    def readiness(self) -> Verdict:
-        """Not yet."""
-        return Verdict(False, self._reason, "download", self._told.percent)
+    def _verdict(self, ok: bool) -> Verdict:
+        """Alive, however long it takes; ready not yet."""
+        return Verdict(ok, self._reason, "download", self._told.percent)
 
     def app(self) -> ASGIApp:
         """The answers of a port: health, and 503 to everything else."""
         app: FastAPI = bare()
-        add_health(app, self)
+        add_health(app, lambda: self._verdict(True), lambda: self._verdict(False))
 
         @app.api_route("/{path:path}", methods=METHODS)
         async def refuse(path: str) -> None:

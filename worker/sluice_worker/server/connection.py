@@ -8,7 +8,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import h11
@@ -16,6 +15,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from ..config import ServerConfig
 from ..errors import RequestError
 from .replies import error_body
 
@@ -30,15 +30,6 @@ LIFE = "life"
 
 OnCut = Callable[[Literal["receive", "write"]], None]
 """Told of each connection that missed a deadline."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Seconds: for a request to arrive, for a reader to read on, and of a connection's age."""
-
-    receive_s: float
-    write_s: float
-    max_age_s: float
 
 
 class Incoming(h11.Connection):
@@ -73,7 +64,7 @@ class Incoming(h11.Connection):
 class Connection(H11Protocol):
     """One client connection."""
 
-    deadlines: ConnectionLimits
+    limits: ServerConfig
     on_cut: OnCut
 
     def __init__(
@@ -91,7 +82,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clocks. The age is jittered, or clients that came together leave together."""
         super().connection_made(transport)
-        age_s = self.deadlines.max_age_s * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+        age_s = self.limits.connection_max_age * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
         self.app_state = {**self.app_state, LIFE: (self.loop.time(), age_s)}
         self._arm_receive()
 
@@ -140,7 +131,7 @@ class Connection(H11Protocol):
 
     def _arm_write(self) -> None:
         left = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(self.deadlines.write_s, self._check_read, left)
+        self._write_timer = self.loop.call_later(self.limits.write_timeout, self._check_read, left)
 
     def _check_read(self, num_before: int) -> None:
         """A large answer may take its time, as long as some of it is read."""
@@ -183,7 +174,9 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _arm_receive(self) -> None:
-        self._receive_timer = self.loop.call_later(self.deadlines.receive_s, self._receive_is_late)
+        self._receive_timer = self.loop.call_later(
+            self.limits.receive_timeout, self._receive_is_late
+        )
 
     def _receive_is_late(self) -> None:
         """Headers that do not end are cut here; a body that does not end is answered 408."""
@@ -203,10 +196,10 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
     return None
 
 
-def connection_class(deadlines: ConnectionLimits, on_cut: OnCut) -> type[Connection]:
+def connection_class(limits: ServerConfig, on_cut: OnCut) -> type[Connection]:
     """A connection type with its deadlines, as uvicorn wants a class."""
     return type(
         "BoundConnection",
         (Connection,),
-        {"deadlines": deadlines, "on_cut": staticmethod(on_cut)},
+        {"limits": limits, "on_cut": staticmethod(on_cut)},
     )

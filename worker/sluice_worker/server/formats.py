@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from .. import wire
@@ -13,7 +13,8 @@ from ..tokenizer import Tokenizer
 from . import shapes
 from .generation import Arrived, Choice, Generation
 from .logprobs import Scored, as_token_id, of_chat, of_completion, of_prompt, unpack_prompt
-from .replies import DONE, Chunks, encode, event
+from .replies import DONE, encode, event
+from .shapes import Usage
 
 
 class Format(ABC):
@@ -36,58 +37,56 @@ class Format(ABC):
     def body(self, texts: Sequence[str]) -> bytes:
         """The answer in one piece; `texts` of all choices, whose tokens were all taken in."""
 
-    @property
-    def _has_ids(self) -> bool:
-        return self.generation.request.return_token_ids
+    def _ids(self, picked: Choice, known: int = 0) -> list[int] | UnsetType:
+        """Of the output's tokens, from the `known`-th on."""
+        asked = self.generation.request.return_token_ids
+        return picked.transcript.token_ids[known:] if asked else UNSET
 
-    def _ids(self, picked: Choice) -> list[int] | UnsetType:
-        return picked.transcript.token_ids if self._has_ids else UNSET
+    def _prompt_ids(self, picked: Choice, is_first: bool = True) -> list[int] | UnsetType:
+        asked = self.generation.request.return_token_ids and is_first
+        return picked.prompt_token_ids if asked else UNSET
 
 
 class _OpenAiFormat(Format):
     """What completions and chats have in common."""
 
-    kind: str
-
-    def __init__(self, generation: Generation, model: str, tokenizer: Tokenizer) -> None:
-        super().__init__(generation, model, tokenizer)
-        self._chunks = Chunks(generation.reply_id, generation.created, model, self.kind)
+    @abstractmethod
+    def _chunk(self, choices: list[Any], usage: Usage | UnsetType) -> Struct:
+        """The body of an event."""
 
     def tail(self) -> bytes:
         """The usage if it was asked for, and the end."""
         if not self.generation.request.include_usage:
             return DONE
-        return self._chunks.usage(self.generation.counts()) + DONE
+        return event(encode(self._chunk([], self.generation.counts()))) + DONE
 
-    def _usage(self, picked: Choice) -> bytes:
+    def _usage(self, picked: Choice) -> Usage | UnsetType:
         """What vLLM tells with each chunk: the counts of the choice that it is of."""
-        if not self.generation.request.continuous_usage:
-            return b""
-        return b',"usage":' + encode(picked.counts())
+        return picked.counts() if self.generation.request.continuous_usage else UNSET
 
 
 class CompletionFormat(_OpenAiFormat):
     """POST /v1/completions."""
 
-    kind = "text_completion"
-
     def event(self, item: Arrived) -> bytes:
         """One chunk."""
         picked = item.choice
         is_first, known = item.token.first is not None, len(picked.transcript.token_ids)
-        text, ids = picked.feed(item.token), b""
-        if self._has_ids:
-            ids = b',"token_ids":' + encode(picked.transcript.token_ids[known:])
-            if is_first:
-                ids += b',"prompt_token_ids":' + encode(picked.prompt_token_ids)
-        return self._chunks.token(
-            picked.index,
-            b'"text":' + encode(text),
-            picked.finish_reason,
-            picked.transcript.stop_reason,
+        choice = shapes.ChoiceChunk(
+            index=picked.index,
+            text=picked.feed(item.token),
             logprobs=self._told.of_completion(picked, known, with_prompt=is_first),
-            in_choice=ids,
-            behind=self._usage(picked),
+            finish_reason=picked.finish_reason and _reason(picked),
+            stop_reason=picked.transcript.stop_reason,
+            token_ids=self._ids(picked, known),
+            prompt_token_ids=self._prompt_ids(picked, is_first),
+        )
+        return event(encode(self._chunk([choice], self._usage(picked))))
+
+    def _chunk(self, choices: list[Any], usage: Usage | UnsetType) -> Struct:
+        told, model = self.generation, self._model
+        return shapes.CompletionChunk(
+            told.reply_id, "text_completion", told.created, model, choices, usage
         )
 
     def body(self, texts: Sequence[str]) -> bytes:
@@ -101,7 +100,7 @@ class CompletionFormat(_OpenAiFormat):
                 finish_reason=_reason(picked),
                 stop_reason=picked.transcript.stop_reason,
                 token_ids=self._ids(picked),
-                prompt_token_ids=picked.prompt_token_ids if self._has_ids else UNSET,
+                prompt_token_ids=self._prompt_ids(picked),
                 prompt_logprobs=self._told.of_prompt(picked),
             )
             for picked, text in zip(generation.choices, texts, strict=True)
@@ -121,26 +120,30 @@ class CompletionFormat(_OpenAiFormat):
 class ChatFormat(_OpenAiFormat):
     """POST /v1/chat/completions. The role comes with the first token: one event for each token."""
 
-    kind = "chat.completion.chunk"
-
     def event(self, item: Arrived) -> bytes:
         """One chunk."""
         picked = item.choice
         is_first, known = item.token.first is not None, len(picked.transcript.token_ids)
-        text, ids, behind = encode(picked.feed(item.token)), b"", self._usage(picked)
-        role = b'"role":"assistant",' if is_first else b""
-        if self._has_ids:
-            ids = b',"token_ids":' + encode(picked.transcript.token_ids[known:])
-            if is_first:
-                behind += b',"prompt_token_ids":' + encode(picked.prompt_token_ids)
-        return self._chunks.token(
-            picked.index,
-            b'"delta":{%s"content":%s}' % (role, text),
-            picked.finish_reason,
-            picked.transcript.stop_reason,
+        choice = shapes.ChatChoiceChunk(
+            index=picked.index,
+            delta=shapes.Delta(picked.feed(item.token), "assistant" if is_first else UNSET),
             logprobs=self._told.of_chat(picked, known),
-            in_choice=ids,
-            behind=behind,
+            finish_reason=picked.finish_reason and _reason(picked),
+            stop_reason=picked.transcript.stop_reason,
+            token_ids=self._ids(picked, known),
+        )
+        prompt_ids = self._prompt_ids(picked, is_first)
+        return event(encode(self._chunk([choice], self._usage(picked), prompt_ids)))
+
+    def _chunk(
+        self,
+        choices: list[Any],
+        usage: Usage | UnsetType,
+        prompt_ids: list[int] | UnsetType = UNSET,
+    ) -> Struct:
+        told, model = self.generation, self._model
+        return shapes.ChatChunk(
+            told.reply_id, "chat.completion.chunk", told.created, model, choices, prompt_ids, usage
         )
 
     def body(self, texts: Sequence[str]) -> bytes:
@@ -165,7 +168,7 @@ class ChatFormat(_OpenAiFormat):
                 model=self._model,
                 choices=choices,
                 usage=generation.counts(),
-                prompt_token_ids=first.prompt_token_ids if self._has_ids else UNSET,
+                prompt_token_ids=self._prompt_ids(first),
                 prompt_logprobs=self._told.of_prompt(first),
             )
         )
@@ -211,7 +214,7 @@ class GenerateFormat(Format):
                 stop_reason=picked.transcript.stop_reason,
                 usage=self.generation.counts(),
                 token_ids=self._ids(picked),
-                prompt_token_ids=picked.prompt_token_ids if self._has_ids else UNSET,
+                prompt_token_ids=self._prompt_ids(picked),
                 details=self._details_with_tokens(picked),
             )
         )
@@ -272,6 +275,6 @@ class TokenLogprobs:
 
 
 def _reason(picked: Choice) -> shapes.FinishReason:
-    """Of an answer that is told whole: its sequences have neither failed nor been aborted."""
+    """Of a sequence that is told to its end: it has neither failed nor been aborted."""
     reason: wire.FinishReason | None = picked.finish_reason
     return "stop" if reason == "stop" else "length"

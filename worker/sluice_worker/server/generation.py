@@ -209,7 +209,6 @@ class ChoiceSink:
         """Keep what is known of the prompt until the reply tells it."""
         self.choice.prompt_scores.append(scores)
 
-    def ended(self, reason: FinishReason, error: SluiceError | None) -> None:
-        """The sequence ended without a token; an abort is one that was asked for here."""
-        if error is not None:
-            self.generation.fail(self.choice, error)
+    def ended(self, error: SluiceError) -> None:
+        """The sequence ended without a token."""
+        self.generation.fail(self.choice, error)

@@ -6,6 +6,8 @@ overload and queue caps do not: they may change at any time.
 
 from dataclasses import dataclass, replace
 
+from msgspec.structs import asdict
+
 from ..config import WorkerConfig
 from ..contract import Overload, RuntimePatch, Slo
 from ..errors import OverCeiling, StaleEpoch
@@ -48,9 +50,8 @@ class Live:
         `ceiling` and `largest_budget`: what buffers were sized and memory was planned for. Raises
         StaleEpoch, OverCeiling; see `contract.RuntimePatch`.
         """
-        names = [name for name in RuntimePatch.__struct_fields__ if name != "epoch"]
-        given = {name: getattr(patch, name) for name in names}
-        new = replace(self, epoch=patch.epoch, **{k: v for k, v in given.items() if v is not None})
+        given = {name: value for name, value in asdict(patch).items() if value is not None}
+        new = replace(self, **given)
         if new.epoch < self.epoch:
             raise StaleEpoch(
                 f"epoch {new.epoch} is older than epoch {self.epoch}, which is in force",

@@ -1,8 +1,4 @@
-"""Reply bodies as bytes, in the shapes of `shapes`. Pure.
-
-Chunks of a stream are put together from encoded pieces: a worker with half a core sends a thousand
-of them a second, and all but the text is the same in each.
-"""
+"""Reply bodies as bytes, in the shapes of `shapes`. Pure."""
 
 import msgspec
 
@@ -34,38 +30,3 @@ def error_event(error: SluiceError) -> bytes:
 def event(data: bytes) -> bytes:
     """One server-sent event."""
     return b"data: %s\n\n" % data
-
-
-class Chunks:
-    """The events of one stream of `kind`, which is their `object`."""
-
-    def __init__(self, reply_id: str, created: int, model: str, kind: str) -> None:
-        head = encode({"id": reply_id, "object": kind, "created": created, "model": model})
-        self._head = b"data: " + head[:-1] + b',"choices":['
-
-    def token(
-        self,
-        index: int,
-        said: bytes,
-        finish_reason: str | None,
-        stop_reason: str | int | None,
-        *,
-        logprobs: object = None,
-        in_choice: bytes = b"",
-        behind: bytes = b"",
-    ) -> bytes:
-        """One event for one token. `said`, `in_choice`, `behind`: further fields, as JSON."""
-        return b'%s{"index":%d,%s,"logprobs":%s,"finish_reason":%s,"stop_reason":%s%s}]%s}\n\n' % (
-            self._head,
-            index,
-            said,
-            b"null" if logprobs is None else encode(logprobs),
-            b'"%s"' % finish_reason.encode() if finish_reason else b"null",
-            encode(stop_reason),
-            in_choice,
-            behind,
-        )
-
-    def usage(self, counts: Usage) -> bytes:
-        """The event with empty choices that `stream_options.include_usage` asks for."""
-        return self._head + b'],"usage":' + encode(counts) + b"}\n\n"

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Protocol
 
 from fastapi import FastAPI, Request
 from msgspec import Struct
@@ -125,29 +124,21 @@ def _add_models(app: FastAPI, service: Service) -> None:
         return answer(shapes.Load(service.client.num_open))
 
 
-class Health(Protocol):
-    """Who answers the probes."""
-
-    def liveness(self) -> Verdict:
-        """Whether a restart would help."""
-
-    def readiness(self) -> Verdict:
-        """Whether new requests are taken."""
-
-
-def add_health(app: FastAPI, service: Health) -> None:
+def add_health(
+    app: FastAPI, liveness: Callable[[], Verdict], readiness: Callable[[], Verdict]
+) -> None:
     """The probes and the version, which need no engine."""
 
     @app.get("/healthz")
     @app.get("/health")
     async def healthz() -> Response:
-        verdict = service.liveness()
+        verdict = liveness()
         body = shapes.Health("ok" if verdict.ok else "failed", verdict.reason)
         return answer(body, 200 if verdict.ok else 503)
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        verdict = service.readiness()
+        verdict = readiness()
         body = shapes.Readiness(
             "ready" if verdict.ok else "not ready", verdict.reason, verdict.phase, verdict.percent
         )
@@ -160,7 +151,7 @@ def add_health(app: FastAPI, service: Health) -> None:
 
 def add_probes(app: FastAPI, service: Service) -> None:
     """Health, version and metrics: on both ports."""
-    add_health(app, service)
+    add_health(app, service.liveness, service.readiness)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Literal
+from dataclasses import dataclass
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,7 +16,7 @@ from ..client import EngineProcess, spawn
 from ..config import ServerConfig, WorkerConfig
 from ..errors import ConfigError, Draining
 from .app import admin_app, api_app
-from .connection import Connection, ConnectionLimits, OnCut, connection_class
+from .connection import Connection, OnCut, connection_class
 from .guards import Inflight
 from .service import Service
 
@@ -60,39 +60,27 @@ def bind(flag: str, host: str, port: int) -> socket.socket:
         raise ConfigError([f"--{flag} {port}{on} cannot be used: {reason}"]) from error
 
 
+@dataclass(slots=True)
 class _Door:
     """The application of a port, changed once: when a model that was fetched is there.
 
     The connections stay, so that nobody who asks at that moment is cut off.
     """
 
-    def __init__(self) -> None:
-        self._app: ASGIApp | None = None
-        self._on_cut: OnCut | None = None
-
-    def lead_to(self, app: ASGIApp, on_cut: OnCut | None = None) -> None:
-        """`app` answers from now on; `on_cut` is told of connections that are too slow."""
-        self._app, self._on_cut = app, on_cut
+    app: ASGIApp | None = None
+    on_cut: OnCut = lambda reason: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        assert self._app is not None  # before its server accepts anybody
-        await self._app(scope, receive, send)
-
-    def cut(self, reason: Literal["receive", "write"]) -> None:
-        """A connection missed the deadline named."""
-        if self._on_cut is not None:
-            self._on_cut(reason)
+        assert self.app is not None  # before its server accepts anybody
+        await self.app(scope, receive, send)
 
 
 def _server(door: _Door, limits: ServerConfig) -> _Server:
-    deadlines = ConnectionLimits(
-        limits.receive_timeout, limits.write_timeout, limits.connection_max_age
-    )
     return _Server(
         uvicorn.Config(
             door,
-            http=connection_class(deadlines, door.cut),
+            http=connection_class(limits, lambda reason: door.on_cut(reason)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -152,7 +140,7 @@ async def _fetched(config: WorkerConfig, doors: tuple[_Door, ...]) -> WorkerConf
     arrival = Arrival(config, config.hub)
     _on_signals(arrival.stop)
     for door in doors:
-        door.lead_to(arrival.app())
+        door.app = arrival.app()
     directory = await arrival.fetch()
     return config.at(directory) if directory else None
 
@@ -166,8 +154,8 @@ async def _serve(
 ) -> int:
     service, inflight = Service(config), Inflight()
     _quieten_collections()
-    api_door.lead_to(api_app(service, inflight), service.stats.connection_cut)
-    admin_door.lead_to(admin_app(service), service.stats.connection_cut)
+    api_door.app, admin_door.app = api_app(service, inflight), admin_app(service)
+    api_door.on_cut = admin_door.on_cut = service.stats.connection_cut
     beat = asyncio.create_task(service.beat())
     try:
         return await _live(service, engine, api, inflight)

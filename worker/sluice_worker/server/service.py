@@ -50,7 +50,7 @@ from ..sampling_params import (
 )
 from ..tokenizer import Tokenizer
 from ..tokenizer_config import eos_token_ids
-from ..wire import Configure, Finished, Heartbeat, Ready, Sampling, StepReport, Submit, packed
+from ..wire import Finished, Heartbeat, Limits, Ready, Sampling, StepReport, Submit, packed
 from .admission import check_length, is_full, num_waiting, prompt_limit, token_budget, unreachable
 from .bodies import Bodies
 from .forecast import Forecast
@@ -136,7 +136,7 @@ class Service:
 
     def state(self, message: Finished | Heartbeat) -> None:
         """A newer snapshot."""
-        self.recorder.observe(message.snapshot)
+        self.recorder.snapshot = message.snapshot
 
     # -- requests
 
@@ -367,7 +367,7 @@ class Service:
         )
         if new != self.live:
             self.client.configure(
-                Configure(new.epoch, new.max_num_seqs, new.max_num_batched_tokens, new.slo.itl_ms)
+                Limits(new.epoch, new.max_num_seqs, new.max_num_batched_tokens, new.slo.itl_ms)
             )
             self.live = new
             self.recorder.configure(new.epoch, new.max_num_seqs, new.slo)

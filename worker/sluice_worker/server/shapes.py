@@ -1,7 +1,7 @@
 """What answers look like: the types that are encoded, and that the OpenAPI document shows.
 
 OpenAI's shapes with vLLM's additions. A field that is UNSET is left out: the request did not ask
-for it. Events of a stream are put together from bytes in `replies`; tests hold them to these types.
+for it.
 """
 
 from typing import Literal
@@ -83,16 +83,22 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Of a prompt: by token id, for each of its tokens; of the first nothing is known."""
 
 
-class Choice(Struct, frozen=True, kw_only=True):
-    """One answer to one prompt."""
+class ChoiceChunk(Struct, frozen=True, kw_only=True):
+    """What one event adds to one answer."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Choice(ChoiceChunk, frozen=True, kw_only=True):
+    """One answer to one prompt."""
+
+    finish_reason: FinishReason
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
@@ -105,18 +111,6 @@ class CompletionReply(Struct, frozen=True):
     model: str
     choices: list[Choice]
     usage: Usage
-
-
-class ChoiceChunk(Struct, frozen=True, kw_only=True):
-    """What one event adds to one answer."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: FinishReason | None
-    stop_reason: str | int | None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChunk(Struct, frozen=True):

@@ -13,9 +13,9 @@ from sluice_worker.contract import Slo, Tick
 from sluice_worker.evidence import Flight, Recorder
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
-from sluice_worker.step import Limits, Outcome, Step
+from sluice_worker.step import Outcome, Step
 from sluice_worker.steptime import StepRecord
-from sluice_worker.wire import FirstToken, Snapshot, StepReport, Submit, TokenOut, packed
+from sluice_worker.wire import FirstToken, Limits, Snapshot, StepReport, Submit, TokenOut, packed
 
 
 def tokens_of(request: Request, number: int) -> list[int]:

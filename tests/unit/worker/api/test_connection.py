@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import h11
 import pytest
 import uvloop
+from sluice_worker.config import ServerConfig
 from sluice_worker.server.connection import (
     MIN_CHUNK_BYTES,
     NUM_CHUNKS,
     Connection,
-    ConnectionLimits,
     Incoming,
     connection_class,
 )
@@ -41,7 +41,10 @@ async def asked(
     the server has let go of the connection.
     """
     missed: list[str] = []
-    bound = connection_class(ConnectionLimits(60.0, WRITE_S, 60.0), missed.append)
+    bound = connection_class(
+        ServerConfig(receive_timeout=60.0, write_timeout=WRITE_S, connection_max_age=60.0),
+        missed.append,
+    )
     config = Config(app, http=bound, lifespan="off", log_config=None, timeout_keep_alive=1)
     state, gone, loop = ServerState(), asyncio.Event(), asyncio.get_running_loop()
 

@@ -14,7 +14,6 @@ from sluice_worker.health import Pulse
 from sluice_worker.wire import (
     Failed,
     Finished,
-    FinishReason,
     Integrity,
     Message,
     StepReport,
@@ -41,8 +40,7 @@ class Sink(Silence):
 
     error: SluiceError | None = None
 
-    def ended(self, reason: FinishReason, error: SluiceError | None) -> None:
-        assert reason == "error"
+    def ended(self, error: SluiceError) -> None:
         self.error = error
 
 

@@ -354,7 +354,7 @@ def test_throttling_is_the_growth_within_the_tick() -> None:
 def test_hopeless_is_who_cannot_be_prefilled_in_time_any_more() -> None:
     recorder = create_recorder()
     recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
-    recorder.observe(Snapshot(4, 2, 0, 0, 0, 8, 0, 0, 0, 0))
+    recorder.snapshot = Snapshot(4, 2, 0, 0, 0, 8, 0, 0, 0, 0)
     recorder.arrive("long", 0.0, 0.0, 300)
     recorder.arrive("short", 0.0, 0.0, 10)
     assert [flight.request_id for flight in recorder.hopeless(0.1, 500)] == []
@@ -453,7 +453,7 @@ def test_hopeless_learns_that_prefills_take_longer_among_decodes() -> None:
     for _ in range(200):
         serve(recorder, 0.3, 1.0)  # three times the 100 ms predicted
     recorder.arrive("next", 1.0, 1.0, 90)
-    recorder.observe(BUSY)
+    recorder.snapshot = BUSY
     assert recorder.hopeless(1.19, 500) == []
     assert [flight.request_id for flight in recorder.hopeless(1.22, 500)] == ["next"]
 
@@ -505,7 +505,7 @@ def test_what_a_prefill_takes_is_asked_only_of_requests_with_a_deadline(
 ) -> None:
     """The whole queue is looked through after each step."""
     recorder, asked = create_recorder(), list[int]()
-    recorder.observe(Snapshot(4, 3, 0, 0, 0, 8, 0, 0, 0, 0))
+    recorder.snapshot = Snapshot(4, 3, 0, 0, 0, 8, 0, 0, 0, 0)
     for i in range(3):
         recorder.arrive(str(i), 0.0, 0.0, 10 + i, ttft_ms=100.0 if i == 2 else None)
 

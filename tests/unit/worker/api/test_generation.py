@@ -40,7 +40,7 @@ def left(directory: Path, dropped: SluiceError | None = None) -> Tick:
     choices = [Choice(i, f, text, packed([1]), counts_prompt=i == 0) for i, f in enumerate(flights)]
     sinks = [generation.add(choice) for choice in choices]
     if dropped is not None:
-        sinks[0].ended("error", dropped)
+        sinks[0].ended(dropped)
     generation.leave()
     generation.leave()
     assert aborted == ["0", "1", "2"]

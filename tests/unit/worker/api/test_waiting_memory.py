@@ -15,8 +15,15 @@ from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
 from sluice_worker.server.generation import Generation
 from sluice_worker.server.service import Service
-from sluice_worker.step import Limits
-from sluice_worker.wire import Ready, Submit, encode_frame, packed, split_frames, to_engine_decoder
+from sluice_worker.wire import (
+    Limits,
+    Ready,
+    Submit,
+    encode_frame,
+    packed,
+    split_frames,
+    to_engine_decoder,
+)
 
 from .tiny import VOCAB_SIZE, write_checkpoint
 

@@ -19,10 +19,9 @@ from sluice_worker.scheduler import Scheduler
 from sluice_worker.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES
 from sluice_worker.speculation import NgramSpeculation
 from sluice_worker.static_batch import StaticBatching
-from sluice_worker.step import Limits
 from sluice_worker.steptime import StepTimes
 from sluice_worker.weights import Checkpoint
-from sluice_worker.wire import Finished, Sampling, Submit, packed
+from sluice_worker.wire import Finished, Limits, Sampling, Submit, packed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 199

@@ -15,7 +15,7 @@ from sluice_worker.files import checkpoint_dir, inside, read_json
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.tokenizer_config import TokenizerConfig, eos_token_ids
-from sluice_worker.weights import RandomWeights
+from sluice_worker.weights import random_weights
 
 from .factories import PLAIN, load_decoder, save_llama
 
@@ -200,8 +200,8 @@ def test_the_tokenizers_own_eos_ends_an_output_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_random_weights_follow_their_seed(checkpoint: Path, dtype: torch.dtype) -> None:
     config = DecoderConfig.from_json(read_json(checkpoint, "config.json"))
-    first, again = (Decoder(config, RandomWeights(3, dtype, CPU).read, PLAIN) for _ in range(2))
-    other = Decoder(config, RandomWeights(4, dtype, CPU).read, PLAIN)
+    first, again = (Decoder(config, random_weights(3, dtype, CPU), PLAIN) for _ in range(2))
+    other = Decoder(config, random_weights(4, dtype, CPU), PLAIN)
     weights = [model.layers[0].attention.qkv for model in (first, again, other)]
     one, same, differing = (part.weight for part in weights if isinstance(part, PlainLinear))
     assert torch.equal(one, same)

@@ -13,11 +13,11 @@ from sluice_worker.engine_process import MAX_TOLD, Link, serve, told
 from sluice_worker.wire import (
     Abort,
     CheckIntegrity,
-    Configure,
     Failed,
     Finished,
     Heartbeat,
     Integrity,
+    Limits,
     Message,
     Ready,
     Shutdown,
@@ -81,7 +81,7 @@ def test_life_of_an_engine_process(checkpoint: Path) -> None:
         for request in long:
             engine.send(request)
         engine.wait_for(StepReport, lambda report: report.num_running == 3)
-        engine.send(Configure(epoch=4, max_num_seqs=1, max_num_batched_tokens=32, itl_ms=None))
+        engine.send(Limits(epoch=4, max_num_seqs=1, max_num_batched_tokens=32, itl_ms=None))
         changed = engine.wait_for(StepReport, lambda report: report.epoch == 4)
         assert changed.num_running == 3
         assert changed.at_cap

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from sluice_worker.contract import MIN_CHUNK_TOKENS
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
-from sluice_worker.step import Limits, Outcome, Step
-from sluice_worker.wire import Submit
+from sluice_worker.step import Outcome, Step
+from sluice_worker.wire import Limits, Submit
 
 from .factories import create_request, create_requests, create_scheduler
 
@@ -133,15 +133,13 @@ def test_out_of_blocks_preempts_the_newest_and_loses_no_token() -> None:
 
 def test_what_can_never_fit_is_refused_and_the_queue_moves_on() -> None:
     scheduler = create_scheduler(num_blocks=4, max_model_len=512)
-    codes = {
-        "context_length_exceeded": create_request("a", 500, max_tokens=13),
-        "kv_capacity_exceeded": create_request("b", 60, max_tokens=5),
-        "invalid_request": create_request("c", [1, 2, 99999]),
+    told = {
+        "maximum context length": create_request("a", 500, max_tokens=13),
+        "KV blocks": create_request("b", 60, max_tokens=5),
+        "not in the vocabulary": create_request("c", [1, 2, 99999]),
     }
-    for code, request in codes.items():
-        refusal = scheduler.can_admit(request)
-        assert refusal is not None
-        assert refusal.code == code
+    for words, request in told.items():
+        assert words in (scheduler.can_admit(request) or "")
     assert scheduler.can_admit(create_request("d", [])) is not None
     assert scheduler.can_admit(create_request("e", 60, max_tokens=4)) is None
 

@@ -12,7 +12,7 @@ from sluice_worker.engine import Engine
 from sluice_worker.speculation import NgramSpeculation
 from sluice_worker.static_batch import StaticBatching
 from sluice_worker.steptime import StepTimes
-from sluice_worker.wire import Configure, Submit
+from sluice_worker.wire import Limits, Submit
 
 from .factories import collect, create_engine, create_request, create_scheduler, run_all, save_llama
 
@@ -44,7 +44,7 @@ def test_100_random_changes_of_the_cap_under_load_lose_nothing_and_change_no_tok
         if num_changes < 100 and engine.has_work:
             num_changes += 1
             cap = chance.randint(1, 16)
-            engine.configure(Configure(num_changes, cap, chance.randint(cap, 96), None))
+            engine.configure(Limits(num_changes, cap, chance.randint(cap, 96), None))
         if engine.has_work:
             assert collect(engine, outputs) == []
     assert num_changes == 100

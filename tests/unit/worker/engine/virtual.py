@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
 from sluice_worker.speculation import Growth, few_decodes
-from sluice_worker.step import Limits, Outcome, Step, Work
-from sluice_worker.wire import Submit
+from sluice_worker.step import Outcome, Step, Work
+from sluice_worker.wire import Limits, Submit
 
 SEES = 3
 """Tokens that the next one depends on; few, so that texts run into loops that drafts can copy."""
