@@ -110,6 +110,10 @@ class Reason(StrEnum):
         "Cap or replicas were outside their limits: those of the spec, or of memory, have changed.",
     )
     HEADROOM = "Headroom", "The gaps at the full cap have shown room for more."
+    LOAD_NEEDS_CAP = (
+        "LoadNeedsCap",
+        "No more pods may come, and below this cap arrivals would wait for ever: the gaps pay.",
+    )
     QUEUE_STANDS = (
         "QueueStands",
         "Requests wait for the cap; some will be late, or the step model sees far more room.",

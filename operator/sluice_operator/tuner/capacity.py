@@ -28,7 +28,7 @@ def pod_capacity(case: Case, bound: Bound) -> Capacity | None:
     concurrency = _in_time(case.model, case, _reachable_concurrency(case, bound))
     service_ms = case.model.request_ms(concurrency, work.output_tokens, work.prompt_tokens)
     service_s = max(service_ms / 1000, k.MIN_SERVICE_S)
-    return Capacity(concurrency, service_s / _calibration(case.model, case))
+    return Capacity(concurrency, service_s / calibration(case.model, case))
 
 
 def _observed_capacity(case: Case) -> Capacity | None:
@@ -38,7 +38,7 @@ def _observed_capacity(case: Case) -> Capacity | None:
     if not finished_per_tick or not running:
         return None
     service_s = running * TICK_SECONDS / finished_per_tick
-    concurrency = _in_memory(case, float(case.seen.cap))
+    concurrency = in_memory(case, float(case.seen.cap))
     if case.cause == "kv":
         concurrency = min(concurrency, running)
     service_s = max(service_s, k.MIN_SERVICE_S)
@@ -52,7 +52,7 @@ def _reachable_concurrency(case: Case, bound: Bound) -> float:
         reach = float(min(cap, best) if best else k.LOWER * cap)
     else:
         reach = float(max(cap, bound.cap))
-    return max(1.0, _in_memory(case, reach))
+    return max(1.0, in_memory(case, reach))
 
 
 def _in_time(model: StepTime, case: Case, reach: float) -> float:
@@ -66,13 +66,13 @@ def _in_time(model: StepTime, case: Case, reach: float) -> float:
     return min(reach, room_ms / each_ms) if 0 < each_ms <= room_ms else reach
 
 
-def _in_memory(case: Case, reach: float) -> float:
+def in_memory(case: Case, reach: float) -> float:
     """`reach`, or as many sequences as the KV memory of one pod carries."""
     carried = sequences_in_memory(case)
     return reach if carried is None else min(reach, carried)
 
 
-def _calibration(model: StepTime, case: Case) -> float:
+def calibration(model: StepTime, case: Case) -> float:
     """Measured over predicted speed: what HTTP, a CPU quota and a bad fit cost; about 1.
 
     Of the newest ticks in which a pod was full, however long ago: a pod that is throttled when full

@@ -11,6 +11,7 @@ from ..reasons import Reason
 from . import constants as k
 from . import sketch, spells
 from .case import Case, effective_cap
+from .demand import Load
 from .evidence import cap_is_used, median_kv_tokens
 from .model import StepTime
 from .runs import series_of
@@ -33,17 +34,24 @@ class Bound:
         return self.cap > cap and self.cap >= k.MIN_RAISE * cap
 
 
-def cap_move(case: Case, feasible: Condition, bound: Bound) -> Move:
-    """What the cap shall be; `bound`: how far it can be raised."""
+def cap_move(case: Case, feasible: Condition, bound: Bound, load: Load) -> Move:
+    """What the cap shall be; `bound`: how far it can be raised; `load`: what it must be for what
+    arrives."""
     cap = case.seen.cap
     if (within := bounded_cap(case)) is not None:
         return within
     if 2 * len(case.acked) < len(case.pods):
         message = f"epoch {case.seen.epoch} is acknowledged by {len(case.acked)} of "
         return Move(cap, Reason.AWAITING_ACKNOWLEDGEMENT, message + f"{len(case.pods)} pods")
+    move = _by_evidence(case, feasible, bound, load.keep)
+    return _raise_for_load(case, load.raise_to, move.to) or move
+
+
+def _by_evidence(case: Case, feasible: Condition, bound: Bound, keep: int) -> Move:
+    cap = case.seen.cap
     if case.gaps_breached:
-        return _lower(case, feasible)
-    if (back := _raised_too_far(case)) is not None:
+        return _lower(case, feasible, keep)
+    if (back := _raised_too_far(case, keep)) is not None:
         return back
     late, in_spells = case.late_in_queue, case.verdict("interTokenLatency") == "Breach"
     # What may still prove to be a regime is no time to raise.
@@ -64,7 +72,18 @@ def bounded_cap(case: Case) -> Move | None:
     return Move(within, Reason.WITHIN_LIMITS, message)
 
 
-def _lower(case: Case, feasible: Condition) -> Move:
+def _raise_for_load(case: Case, least: int, otherwise: int) -> Move | None:
+    """The way up to the `least` that does what arrives; None where the cap goes that far
+    `otherwise`."""
+    cap, late = case.seen.cap, case.late_in_queue
+    to = min(least, _doubled(cap))
+    if late is None or to <= max(cap, otherwise) or to < k.MIN_RAISE * cap:
+        return None
+    message = f"{case.numbers(late)}; below {least} arrivals wait for ever; cap {cap} -> {to}"
+    return Move(to, Reason.LOAD_NEEDS_CAP, message)
+
+
+def _lower(case: Case, feasible: Condition, keep: int) -> Move:
     cap, minimum = case.seen.cap, case.seen.limits.min_num_seqs
     if feasible.holds is False:
         return Move(cap, feasible.reason, feasible.message)
@@ -78,6 +97,11 @@ def _lower(case: Case, feasible: Condition) -> Move:
     proven = _proven_before(case)
     if best < proven:
         best, source = proven, "which had shown headroom"
+    if best < keep:
+        best, source = keep, "the least that does what arrives"
+        if best > k.LOWER * cap:
+            message = f"{case.numbers('interTokenLatency')}; below {best} arrivals wait for ever"
+            return Move(cap, Reason.LOAD_NEEDS_CAP, message)
     lowered = max(minimum, min(cap - 1, best))
     if lowered == minimum > best:
         source = "the minimum"
@@ -95,7 +119,7 @@ def _proven_before(case: Case) -> int:
     return last.from_cap if case.seen.now - last.time_s < k.REMEMBER_S else 0
 
 
-def _raised_too_far(case: Case) -> Move | None:
+def _raised_too_far(case: Case, keep: int) -> Move | None:
     """The way back from a raise after which the gaps are over what is allowed, where the step model
     sees less room too: the two say together what gaps alone take minutes to show. None else."""
     cap, last, targets = case.seen.cap, case.past.last_change, case.seen.targets
@@ -112,7 +136,7 @@ def _raised_too_far(case: Case) -> Move | None:
     if num_over < max(k.STANDING_TICKS, k.TOO_FAR_SHARE * len(busy)):
         return None
     room = case.model.largest_batch(k.LATE_MARGIN * targets.itl_ms, cap)
-    back = case.seen.limits.bound_cap(max(last.from_cap, room))
+    back = case.seen.limits.bound_cap(max(last.from_cap, room, keep))
     if back > k.SAME_CAP * cap:
         return None
     message = f"{case.numbers('interTokenLatency')}, and the step model has room for {room}; "

@@ -200,6 +200,16 @@ SETTLE_COLD_STARTS: Final = 2
 LOAD_ROSE: Final = 1.2
 """A second scale-out before the first has settled only if arrivals rose by more than this
 (design)."""
+OVERLOADED: Final = 1.1
+"""More than this part of what the pods do at the cap must surely arrive before the gaps pay for it.
+At 1 a steady load of 95 % had caps of 10 to 15 where 8 is best (51 % smooth instead of 58)."""
+STARVED_TICKS: Final = 45
+"""... and for a minute and a half requests must have waited for the cap in nearly every tick: with
+40 s, bursts with spells had 12.6 % smooth instead of 15.0, with five minutes, services that
+could not hold their gaps let most first tokens be late for as long."""
+LOAD_FELL: Final = 0.6
+"""A cap that was raised for the load alone is given up early where less than this part of it comes.
+Chance moves the rate of a hundred arrivals in ten minutes by a tenth, a new pod halves it."""
 YOUNG_S: Final = 120.0
 """A pod this young may still owe its misses to its start: two default cold starts."""
 DEFAULT_COLD_START_S: Final = 60.0

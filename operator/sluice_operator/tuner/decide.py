@@ -10,6 +10,7 @@ from .caps import Bound, bounded_cap, cap_move, raise_bound, remember_breach
 from .case import Case, build_case
 from .conditions import feasible, limited_by, metrics_available, slo_met
 from .demand import Demand
+from .load import read_load, remember_load
 from .replicas import (
     given_replicas,
     measure_demand,
@@ -32,7 +33,7 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     demand = measure_demand(case, bound)
     metrics, can_hold = metrics_available(case), feasible(case, demand)
     if metrics.holds:
-        cap = cap_move(case, can_hold, bound)
+        cap = cap_move(case, can_hold, bound, read_load(case, demand, can_hold))
         past, replicas = replicas_move(case, demand, cap, bound, can_hold)
     else:
         cap, replicas = _held(case, metrics)
@@ -89,6 +90,8 @@ def _remember(past: Past, case: Case, demand: Demand, decision: Decision) -> Pas
     if cap < seen.cap and reason in (Reason.INTER_TOKEN_LATENCY_BREACHED, Reason.RAISED_TOO_FAR):
         kept = remember_breach(case).breached_caps
         past = msgspec.structs.replace(past, breached_caps=kept)
+    if cap > seen.cap and reason == Reason.LOAD_NEEDS_CAP:
+        past = msgspec.structs.replace(past, loaded_cap=remember_load(case, demand, cap))
     if cap != seen.cap:
         change = CapChange(seen.now, seen.cap, cap, seen.epoch + 1, reason)
         past = msgspec.structs.replace(past, last_change=change)

@@ -19,7 +19,8 @@ class Arrivals:
     """`per_s`: sustained rate; `dispersion`: variance over mean of the counts of ticks, at least 1.
 
     `burst`: the largest burst if bursts recur, else 0. `is_known`: seen for half a minute at least.
-    `newest_per_s`: what comes now, chance included, where a queue rises; else 0.
+    `newest_per_s`: what comes now, chance included, where a queue rises; else 0. `mean_per_s`: of
+    ten minutes; `surely_per_s`: what these show beyond chance.
     """
 
     per_s: float
@@ -27,6 +28,8 @@ class Arrivals:
     burst: int
     is_known: bool = True
     newest_per_s: float = 0.0
+    mean_per_s: float = 0.0
+    surely_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,19 @@ class Demand:
     for_prefill: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the cap must be where no more pods will come; 0 for anything.
+
+    `raise_to`: the least that does what arrives, where the present one is seen not to: the queue
+    grows without end, so that all first tokens are late. `keep`: it is not lowered below, as that
+    was too little not long ago.
+    """
+
+    raise_to: int = 0
+    keep: int = 0
+
+
 def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> Arrivals:
     """Arrivals at `pods` in the last ten minutes, scaled up for pods that are not heard."""
     counts = [count / heard_share for count in _counts(pods, now)]
@@ -71,9 +87,11 @@ def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> A
         per_s = max(per_s, fmean(counts) / TICK_SECONDS)
     elif _queue_rises([pod for pod in pods if is_fresh(pod, now)]):
         newest_per_s = median(counts[-k.RISING_TICKS :]) / TICK_SECONDS
-        per_s = max(per_s, _at_least(newest_per_s, dispersion))
+        per_s = max(per_s, _at_least(newest_per_s, dispersion, k.RISING_TICKS))
     is_known = len(counts) >= k.RECENT_TICKS
-    return Arrivals(per_s, dispersion, burst, is_known, newest_per_s)
+    mean_per_s = fmean(counts) / TICK_SECONDS
+    surely_per_s = _at_least(mean_per_s, dispersion, len(counts))
+    return Arrivals(per_s, dispersion, burst, is_known, newest_per_s, mean_per_s, surely_per_s)
 
 
 def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
@@ -90,6 +108,7 @@ def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
     # A pod that is gone or dead has closed its last tick: it would stop the clock for all.
     speaking = [pod for pod in pods if is_fresh(pod, now)] or pods
     last = min(round(pod.end_s(pod.ticks[-1]) / TICK_SECONDS) for pod in speaking)
+    last = min(last, round(now / TICK_SECONDS) + 1)  # no clock is believed of the future
     return [by_time.get(index, 0) for index in range(max(oldest, min(by_time)), last + 1)]
 
 
@@ -115,9 +134,9 @@ def _queue_rises(pods: Sequence[HeardPod]) -> bool:
     return rises >= k.RISES
 
 
-def _at_least(per_s: float, dispersion: float) -> float:
-    """The rate that `per_s`, seen over the newest ticks, shows beyond chance."""
-    span_s = k.RISING_TICKS * TICK_SECONDS
+def _at_least(per_s: float, dispersion: float, num_ticks: int) -> float:
+    """The rate that `per_s`, seen over so many ticks, shows beyond chance."""
+    span_s = num_ticks * TICK_SECONDS
     return per_s - k.RATE_DOUBT * sqrt(per_s * dispersion / span_s)
 
 

@@ -112,6 +112,16 @@ class BreachedCap(Struct, frozen=True):
     tail_ms: float = 0.0
 
 
+class LoadedCap(Struct, frozen=True):
+    """A cap that was raised to because a pod could not do `per_s` arrivals below it. None below
+    it for 10 min * 2**times."""
+
+    cap: int
+    time_s: float
+    times: int
+    per_s: float
+
+
 class CapChange(Struct, frozen=True):
     """The last change of the cap. `epoch` is the one that this change opened."""
 
@@ -149,6 +159,7 @@ class Past(Struct, frozen=True):
     scale_out_since_s: float | None = None
     scale_in_since_s: float | None = None
     cold_start_s: float | None = None
+    loaded_cap: LoadedCap | None = None
 
     @property
     def last_scale(self) -> ReplicaChange | None:

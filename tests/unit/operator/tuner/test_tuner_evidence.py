@@ -312,3 +312,11 @@ def test_measured_at_one_sequence_the_target_is_infeasible() -> None:
     _, decision = decide(Past(), observation(pod("a", ticks), cap=1))
     assert (decision.cap, decision.replicas) == (1, 1)
     assert decision.slo_feasible.reason == "InterTokenLatencyInfeasible"
+
+
+def test_ticks_of_the_far_future_are_no_arrivals_of_as_long() -> None:
+    """A pod says whatever its image wants; of a boot that is over, its clock is not put right."""
+    ticks = [tick(seq, boot_id="before") for seq in range(1, 20)]
+    ticks.append(tick(20, boot_id="before", t_s=1e12))
+    _, decision = decide(Past(), observation(pod("a", ticks), now=40.0))
+    assert decision.arrivals_per_s <= 5

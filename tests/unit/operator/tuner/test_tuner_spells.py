@@ -96,11 +96,13 @@ def test_a_cap_that_was_lowered_in_a_spell_goes_back_at_once_when_it_is_over() -
     assert after_a_spell("SlowSpellLasts", MODEL, slow_steps=125) <= 16
 
 
-@pytest.mark.parametrize(("slow_steps", "cap"), [(125, 2), (0, 1)])
+@pytest.mark.parametrize(
+    ("slow_steps", "reason"), [(125, "FirstTokenBreached"), (0, "LoadNeedsCap")]
+)
 def test_a_spell_at_the_smallest_cap_keeps_it_from_being_raised_only_if_it_is_none(
-    slow_steps: int, cap: int
+    slow_steps: int, reason: str
 ) -> None:
-    """Below one there is no cap that would have held them."""
+    """Below one there is no cap that would have held them; for the load alone it is raised."""
     ticks = [
         tick(
             seq,
@@ -115,7 +117,7 @@ def test_a_spell_at_the_smallest_cap_keeps_it_from_being_raised_only_if_it_is_no
         for seq in range(1, 92)
     ]
     _, decision = decide(Past(), observation(pod("a", ticks, model=MODEL), cap=1))
-    assert decision.cap == cap
+    assert (decision.cap, decision.cap_reason) == (2, reason)
 
 
 def in_spells(random: Random, seq: int, cap: int, epoch: int) -> Tick:
