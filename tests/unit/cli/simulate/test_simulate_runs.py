@@ -115,11 +115,16 @@ def test_a_mean_length_of_no_tokens_is_refused(
     assert f"--output-tokens: {mean!r} is not a number from 1" in capsys.readouterr().err
 
 
+def hear_ctrl_c() -> None:
+    """Where the tests run in the background, SIGINT is ignored, and so it would be in the child."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_ctrl_c_ends_a_comparison_and_its_processes_in_one_line(tmp_path: Path) -> None:
     what = ["--compare", "--jobs", "2", "--services", "gpu", "--requests", "300", "--seeds", "99"]
     with subprocess.Popen(
         [sys.executable, "-m", "sluice", "simulate", *what, "--out", str(tmp_path)],
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=hear_ctrl_c,
     ) as process:  # fmt: skip
         assert process.stderr
         assert process.stderr.readline().startswith("1/")
