@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from integration.apiserver import ApiServer
-from sluice_cluster.shell import Word, run
+from sluice_cluster.shell import Word, run, succeeds, wait_until
 from sluice_operator.spec import SpecError, parse
 from unit.operator.objects import (
     INVALID,
@@ -39,10 +39,10 @@ def kubectl(server: ApiServer, *arguments: str) -> str:
 
 @pytest.fixture(scope="session")
 def with_crd(apiserver: ApiServer) -> ApiServer:
-    """The API server with the committed CRD in force."""
+    """The API server with the committed CRD in force, also in what kubectl discovers."""
     kubectl(apiserver, "apply", "-f", str(ROOT / "crds/inferenceservices.yaml"))
-    crd = "crd/inferenceservices.sluice.dev"
-    kubectl(apiserver, "wait", "--for=condition=Established", "--timeout=60s", crd)
+    command: list[Word] = [apiserver.kubectl, f"--kubeconfig={apiserver.kubeconfig}"]
+    wait_until("infs to be known", lambda: succeeds([*command, "explain", "infs"]), 60.0)
     return apiserver
 
 
