@@ -67,7 +67,7 @@ def test_wrong_input_gets_one_sentence_and_the_right_code(demo: Cluster) -> None
     with demo.kube.service_url(DEMO) as url:
         for body, said in (
             ('{"prompt": ', "not JSON"),
-            (json.dumps({"prompt": [5] * 2000}), "window"),
+            (json.dumps({"prompt": [5] * 2000}), "maximum context length"),
             (json.dumps({"prompt": "a", "temperature": "hot"}), "temperature"),
         ):
             answer = httpx.post(f"{url}/v1/completions", content=body, timeout=30)
