@@ -25,7 +25,7 @@ from sluice_operator.tuner import Targets
 from sluice_worker.contract import Slo
 
 from sluice import curve
-from sluice.client import COMPLETIONS, ROUTES, Outcome, Shape, request
+from sluice.client import COMPLETIONS, ROUTES, Outcome, Shape, add_length_arguments, request
 from sluice.curve import Tally
 from sluice.endpoint import (
     Cap,
@@ -77,14 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--silence", type=not_negative, default=30.0, help="seconds from wave to wave"
     )
-    parser.add_argument(
-        "--prompt-tokens", type=count, nargs=2, default=[1024, 3072], metavar=("A", "B"),
-        help="least and most of a prompt",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-tokens", type=count, nargs=2, default=[64, 256], metavar=("A", "B"),
-        help="least and most of an output",
-    )  # fmt: skip
+    add_length_arguments(parser, prompt=(1024, 3072), output=(64, 256))
     parser.add_argument(
         "--scale", type=positive, default=1.0, help="a factor on the five above, such as 0.1"
     )

@@ -4,6 +4,7 @@ Clients keep connections alive and come again after 429, 503 or a connection tha
 byte of the answer, as the openai client does. A request's clock starts with its first try.
 """
 
+import argparse
 import asyncio
 import json
 import math
@@ -17,13 +18,27 @@ from typing import Any
 
 import aiohttp
 
-from sluice.numbers import FIRST_TOKEN_ID
+from sluice.numbers import FIRST_TOKEN_ID, count
 
 MAX_RETRIES = 2  # openai-python's default
 REQUEST_TIMEOUT_SECONDS = 300.0
 COMPLETIONS = "/v1/completions"
 ROUTES = (COMPLETIONS, "/generate")
 _USAGE = re.compile(rb'"usage": ?\{')
+
+
+def add_length_arguments(
+    parser: argparse.ArgumentParser, *, prompt: tuple[int, int], output: tuple[int, int]
+) -> None:
+    """The flags of a Shape's lengths, with their defaults."""
+    for flag, default, of in (
+        ("--prompt-tokens", prompt, "a prompt"),
+        ("--max-tokens", output, "an output"),
+    ):
+        parser.add_argument(
+            flag, type=count, nargs=2, default=list(default), metavar=("A", "B"),
+            help=f"least and most of {of}",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,17 @@ import aiohttp
 from sluice_operator.tuner import Targets
 
 from sluice import targets
-from sluice.client import COMPLETIONS, REQUEST_TIMEOUT_SECONDS, Outcome, Shape, quantile, request
+from sluice.client import (
+    COMPLETIONS,
+    REQUEST_TIMEOUT_SECONDS,
+    Outcome,
+    Shape,
+    add_length_arguments,
+    quantile,
+    request,
+)
 from sluice.endpoint import EndpointError, base_url, bearer_headers
-from sluice.numbers import count, positive, vocabulary
+from sluice.numbers import positive, vocabulary
 
 KINDS = ("closed", "open", "burst")
 CAPACITY = "capacity"
@@ -210,14 +218,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity", type=positive, help="requests/s that a fraction of 1 stands for; default: 1"
     )
-    parser.add_argument(
-        "--prompt-tokens", type=count, nargs=2, default=[64, 192], metavar=("A", "B"),
-        help="least and most of a prompt",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-tokens", type=count, nargs=2, default=[32, 96], metavar=("A", "B"),
-        help="least and most of an output",
-    )  # fmt: skip
+    add_length_arguments(parser, prompt=(64, 192), output=(32, 96))
     parser.add_argument(
         "--vocab-size", type=vocabulary, default=1000, help="token ids are drawn below it"
     )
