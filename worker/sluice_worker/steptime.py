@@ -8,7 +8,10 @@ shows one shape only cannot make the other coefficients zero.
 Slow steps come alone (a hiccup: the tail of all steps) or in a row (a spell: a noisy neighbour, a
 clock that fell). Model and tail are read from steps rid of their spell, or a few slow seconds would
 leave no room for prefill, and none for a batch, in the two minutes after; what a spell does is
-known while it lasts. One that lasts is how fast the pod now is, until it ends. A pod that its CPU
+known while it lasts. One that lasts is how fast the pod now is, until it ends. Nor is a batch a
+spell that is larger than those the model was fitted on: from few sequences, and noise, it may have
+learned that a sequence costs nothing, and would keep that if what larger ones show were taken off
+as a spell. A pod that its CPU
 quota holds back has no spells: it runs and stands still in turns, and each look that took what it
 stands still for a spell made the model faster, until every step was slower than it.
 """
@@ -45,6 +48,8 @@ SPELL_STEPS = 5
 """The median of so many steps' measured over predicted times: two hiccups are no spell."""
 SPELL_SHIFT = 0.3
 """A median within this of 1 is noise: to follow it would hide the tail."""
+KNOWN_STEPS = 16
+"""From so many steps of a size the fit knows what that size takes."""
 REGIME_S = 30.0
 """A spell that lasts so long is no spell: as the tuner has it (`REGIME_TICKS`)."""
 
@@ -129,6 +134,7 @@ class StepTimes:
         self._spell: _Spell | None = None
         self._throttled_at = -np.inf
         self._is_fitted = False
+        self._known_size = 0
         self.model: StepModel | None = None
         self.tail = Tail()
         self.slowdown = 1.0
@@ -138,6 +144,7 @@ class StepTimes:
         self._anchor = np.array([_row(record) for record in records]).reshape(-1, 7)
         if records:
             self._fit(self._anchor[:0])
+            self._known_size = int(_sizes(self._anchor).max())
 
     def add(self, record: StepRecord) -> None:
         """Remember one step, in the place of the oldest of its shape."""
@@ -153,7 +160,9 @@ class StepTimes:
             self._rows = np.concatenate([self._rows, np.full((BUCKET_RECORDS, 7), -np.inf)])
         place = next(ring)
         self._rows[place] = _row(record)
-        if self.model is not None and record.at_s >= self._throttled_at + MAX_AGE_S:
+        if self.model is None or record.at_s < self._throttled_at + MAX_AGE_S:
+            return
+        if record.num_decodes.bit_length() <= self._known_size:
             self._compare(place, record, self.model)
 
     def _compare(self, place: int, record: StepRecord, model: StepModel) -> None:
@@ -203,7 +212,16 @@ class StepTimes:
         if len(recent):
             self._fit(self._of_now(recent, now))
             self._is_fitted = len(recent) >= MIN_JUDGED
+            self._learn_size(recent)
         return self.model
+
+    def _learn_size(self, recent: Matrix) -> None:
+        """What was slower than the model before it knew larger batches may not be now."""
+        known = int(np.sort(_sizes(recent))[-KNOWN_STEPS:][0])
+        if known > self._known_size:
+            self._spell, self.slowdown = None, 1.0
+            self._newest.clear()
+        self._known_size = known
 
     def _of_now(self, recent: Matrix, now: float) -> Matrix:
         """Steps as they would be now: rid of spells; in one that lasts, those before it as slow."""
@@ -285,6 +303,11 @@ def _quantile(values: Matrix, quantile: float) -> float:
     below = int(place)
     low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
     return float(low + (high - low) * (place - below))
+
+
+def _sizes(rows: Matrix) -> NDArray[np.int32]:
+    """The bit length of each row's decodes."""
+    return np.frexp(rows[:, 2])[1]
 
 
 def _row(record: StepRecord) -> tuple[float, ...]:

@@ -41,7 +41,7 @@ class Fit(Structure):
         *_fields(
             "tail_ms stretch max_age_s anchor_weight model_quantile tail_quantile stretch_quantile "
             "spell_shift regime_s normal_tail max_step_ms",
-            "bucket_records min_judged least_chunk spell_steps no_limit",
+            "bucket_records min_judged least_chunk spell_steps known_steps no_limit",
         ),
     ]
 

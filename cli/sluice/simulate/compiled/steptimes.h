@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -21,7 +22,7 @@ struct Fit {  // a step model and its `steptime.Tail`, and the constants of step
   double tail_ms, stretch;
   double max_age_s, anchor_weight, model_quantile, tail_quantile, stretch_quantile, spell_shift,
       regime_s, normal_tail, max_step_ms;
-  int64_t bucket_records, min_judged, least_chunk, spell_steps, no_limit;
+  int64_t bucket_records, min_judged, least_chunk, spell_steps, known_steps, no_limit;
 };
 
 struct Row {
@@ -34,6 +35,7 @@ class StepTimes {
 
   StepTimes(const Row* rows, int64_t num, const Fit& first) : fit(first) {
     anchor_.assign(rows, rows + num);
+    for (const Row& row : anchor_) known_size_ = std::max(known_size_, bits(row.decodes));
   }
 
   void add(Row row) {
@@ -43,7 +45,7 @@ class StepTimes {
     if (is_new) rows_.resize(rows_.size() + fit.bucket_records, Row{-INFINITY, 0, 0, 0, 1, 1});
     size_t place = ring->second.first + ring->second.num_added++ % fit.bucket_records;
     rows_[place] = row;
-    compare(place, row);
+    if (bits(row.decodes) <= known_size_) compare(place, row);
   }
 
   bool is_slow() const { return slowdown_ > 1; }
@@ -54,8 +56,15 @@ class StepTimes {
       if (row.at_s >= now_s - fit.max_age_s) recent_.push_back(row);
     if (recent_.empty()) return;
     is_fitted_ = (int64_t)recent_.size() >= fit.min_judged;
+    const int64_t known = size_of_recent();
     as_of_now(now_s);
     fit_recent();
+    if (known > known_size_) {  // what was slower than the model before it knew these may not be
+      spell_ = {};
+      slowdown_ = 1.0;
+      newest_.clear();
+    }
+    known_size_ = known;
   }
 
   int64_t chunk_limit(double itl_ms, int64_t decodes, int64_t kv_tokens) const {
@@ -79,6 +88,7 @@ class StepTimes {
   std::map<int64_t, Ring> rings_;
   std::deque<std::pair<size_t, double>> newest_;  // a row, and its measured over predicted time
   std::vector<double> ratios_, beyond_, taken_;
+  std::vector<int64_t> sizes_;
   double slowdown_ = 1.0;
   struct Spell {
     bool is_on = false, is_regime = false;
@@ -86,6 +96,16 @@ class StepTimes {
     StepModel before{};
   } spell_;
   bool is_fitted_ = false;
+  int64_t known_size_ = 0;
+
+  // The size of the recent steps, of which the largest are as many as make one known.
+  int64_t size_of_recent() {
+    sizes_.clear();
+    for (const Row& row : recent_) sizes_.push_back(bits(row.decodes));
+    const size_t place = std::min((size_t)fit.known_steps, sizes_.size()) - 1;
+    std::nth_element(sizes_.begin(), sizes_.begin() + place, sizes_.end(), std::greater<>());
+    return sizes_[place];
+  }
 
   // Steps as they would be now: rid of spells; in one that lasts, those before it as slow.
   void as_of_now(double now_s) {

@@ -273,6 +273,24 @@ def test_steps_that_are_slower_than_the_profile_said_are_no_spell() -> None:
     assert predict_ms(model, 8, 1600, 64) == pytest.approx(2 * predict_ms(TRUTH, 8, 1600, 64), 0.05)
 
 
+def test_what_larger_batches_take_is_no_spell_where_small_ones_said_that_it_costs_nothing() -> None:
+    times, at_s, num_slow = StepTimes(), 0.0, 0
+    times.set_profile([record(0.0, n, 100 * n, 0) for n in (1, 2, 4, 8, 16, 32)])
+    # Noise has it that two sequences take no longer than one; then bursts fill 8, 16, 32.
+    for n in (1, 1, 2, 1, 8, 16, 32, 2, 32, 1, 32):
+        for _ in range(50):
+            work = n, 100 * n, 0
+            step_ms = predict_ms(TRUTH, *work) if n > 2 else 2.4
+            times.add(StepRecord(at_s, *work, step_ms))
+            num_slow += times.is_slow
+            if (at_s := at_s + 0.1) % 1 < 0.1:
+                times.refit(at_s)
+    model = times.model
+    assert model is not None
+    assert predict_ms(model, 32, 3200, 0) == pytest.approx(predict_ms(TRUTH, 32, 3200, 0), 0.1)
+    assert num_slow == 0
+
+
 PERIOD_MS, QUOTA_MS = 10.0, 5.0
 """Of a pod with half a CPU: so much it may run in each period."""
 
