@@ -120,6 +120,10 @@ class Reason(StrEnum):
     )
     FIRST_TOKEN_BREACHED = "FirstTokenBreached", "First tokens are late for want of a larger cap."
     END_TO_END_BREACHED = "EndToEndBreached", "Requests end late for want of a larger cap."
+    TOO_MANY_TO_END = (
+        "TooManyToEnd",
+        "So many run at once that none of them ends in time: lowered.",
+    )
     INTER_TOKEN_LATENCY_BREACHED = "InterTokenLatencyBreached", "Gaps are over target: lowered."
     RAISED_TOO_FAR = (
         "RaisedTooFar",
@@ -142,6 +146,7 @@ class Reason(StrEnum):
     OUTSIDE_ENGINE = "OutsideEngine", "The time went into tokenising, HTTP, or a busy CPU."
     INTER_TOKEN_LATENCY_AT_TARGET = "InterTokenLatencyAtTarget", "The gaps leave no room."
     AT_CEILING = "AtCeiling", "The cap is what memory or the user allows."
+    ENDS_AT_TARGET = "EndsAtTarget", "Of more at once, each would end too late."
     AT_PREDICTED_CAP = "AtPredictedCap", "The step model sees no room above."
     KV_MEMORY = "KVMemory", "The KV memory carries no more sequences of the observed lengths."
     CAP_REMEMBERED = "CapRemembered", "A higher cap has broken the target and is not retried yet."

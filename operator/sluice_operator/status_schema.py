@@ -119,6 +119,7 @@ STATUS = group(
             "default.",
             "VRAM",
             "InterTokenLatency",
+            "EndToEnd",
             "User",
             "Minimum",
         ),

@@ -5,10 +5,10 @@ from heapq import merge
 from itertools import islice
 from operator import itemgetter
 
-from sluice_worker.contract import TARGET_MARGIN, TICK_SECONDS, Tick
+from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
-from .caps import Bound, sequences_in_memory
+from .caps import Bound, sequences_in_memory, sequences_in_time
 from .case import Case
 from .demand import Capacity
 from .evidence import HeardPod, Work, recent
@@ -25,7 +25,7 @@ def pod_capacity(case: Case, bound: Bound) -> Capacity | None:
         return None
     if case.model is None:
         return _observed_capacity(case)
-    concurrency = _in_time(case.model, case, _reachable_concurrency(case, bound))
+    concurrency = min(_reachable_concurrency(case, bound), sequences_in_time(case))
     service_ms = case.model.request_ms(concurrency, work.output_tokens, work.prompt_tokens)
     service_s = max(service_ms / 1000, k.MIN_SERVICE_S)
     return Capacity(concurrency, service_s / calibration(case.model, case))
@@ -53,17 +53,6 @@ def _reachable_concurrency(case: Case, bound: Bound) -> float:
     else:
         reach = float(max(cap, bound.cap))
     return max(1.0, in_memory(case, reach))
-
-
-def _in_time(model: StepTime, case: Case, reach: float) -> float:
-    """`reach`, or as many sequences as end within the target together, where one alone does."""
-    due_ms, work = case.seen.targets.e2e_ms, case.work
-    if due_ms is None:
-        return reach
-    lengths = work.output_tokens, work.prompt_tokens
-    fixed_ms, alone_ms = model.request_ms(0, *lengths), model.request_ms(1, *lengths)
-    room_ms, each_ms = TARGET_MARGIN * due_ms - fixed_ms, alone_ms - fixed_ms
-    return min(reach, room_ms / each_ms) if 0 < each_ms <= room_ms else reach
 
 
 def in_memory(case: Case, reach: float) -> float:

@@ -1,10 +1,10 @@
 """Where the cap may go: the decision table's left half, bounded steps, and caps that breached."""
 
 from dataclasses import dataclass
-from math import ceil, floor, sqrt
+from math import ceil, floor, inf, sqrt
 
 import msgspec
-from sluice_worker.contract import TICK_SECONDS
+from sluice_worker.contract import TARGET_MARGIN, TICK_SECONDS
 from sluice_worker.sizing import carried_sequences
 
 from ..reasons import Reason
@@ -43,16 +43,18 @@ def cap_move(case: Case, feasible: Condition, bound: Bound, load: Load) -> Move:
     if 2 * len(case.acked) < len(case.pods):
         message = f"epoch {case.seen.epoch} is acknowledged by {len(case.acked)} of "
         return Move(cap, Reason.AWAITING_ACKNOWLEDGEMENT, message + f"{len(case.pods)} pods")
-    move = _by_evidence(case, feasible, bound, load.keep)
+    move = _by_evidence(case, feasible, _to_end(case, bound, load.enough), load)
     return _raise_for_load(case, load.raise_to, move.to) or move
 
 
-def _by_evidence(case: Case, feasible: Condition, bound: Bound, keep: int) -> Move:
-    cap = case.seen.cap
+def _by_evidence(case: Case, feasible: Condition, bound: Bound, load: Load) -> Move:
+    cap, keep = case.seen.cap, load.keep
     if case.gaps_breached:
         return _lower(case, feasible, keep)
     if (back := _raised_too_far(case, keep)) is not None:
         return back
+    if (fewer := _ends_too_late(case, max(load.keep, load.enough))) is not None:
+        return fewer
     late, in_spells = case.late_in_queue, case.verdict("interTokenLatency") == "Breach"
     # What may still prove to be a regime is no time to raise.
     if in_spells and (late is None or len(case.epoch) < k.REGIME_WINDOW):
@@ -141,6 +143,19 @@ def _raised_too_far(case: Case, keep: int) -> Move | None:
         return None
     message = f"{case.numbers('interTokenLatency')}, and the step model has room for {room}; "
     return Move(back, Reason.RAISED_TOO_FAR, f"{message}cap {cap} -> {back}")
+
+
+def _ends_too_late(case: Case, enough: int) -> Move | None:
+    """The way down to as many as end in time together, where so many more ran that none of them
+    does: their batch is what takes too long, not their queue. None else, and where it would not be
+    `enough` for what arrives: then the queue would take what the batch gives."""
+    cap, ran = case.seen.cap, effective_cap(case.seen.cap, case.recent_ticks)
+    in_time = sequences_in_time(case)
+    if case.verdict("endToEnd") != "Breach" or not enough <= in_time < k.SAME_CAP * ran:
+        return None
+    lowered = case.seen.limits.bound_cap(floor(in_time))
+    message = f"{case.numbers('endToEnd')}; of {lowered} at once each ends in time; "
+    return Move(lowered, Reason.TOO_MANY_TO_END, f"{message}cap {cap} -> {lowered}")
 
 
 def _raise_for_queue(case: Case, late: TargetName, bound: Bound) -> Move:
@@ -303,9 +318,18 @@ def raise_bound(case: Case) -> Bound:
         bound = Bound(carried, Reason.KV_MEMORY, message)
     blocked = blocked_from(case)
     if blocked is not None and blocked <= bound.cap:
-        message = f"caps from {blocked} on breached the inter-token target and are not retried yet"
+        message = f"caps from {blocked} on breached a target and are not retried yet"
         bound = Bound(blocked - 1, Reason.CAP_REMEMBERED, message)
     return bound
+
+
+def _to_end(case: Case, bound: Bound, enough: int) -> Bound:
+    """`bound`, or as many as end in time together, where that is `enough` for what arrives."""
+    in_time = sequences_in_time(case)
+    if in_time >= bound.cap or in_time < enough:
+        return bound
+    message = f"of more than {floor(in_time)} at once each would end too late"
+    return Bound(floor(in_time), Reason.ENDS_AT_TARGET, message)
 
 
 def sequences_in_memory(case: Case) -> int | None:
@@ -321,6 +345,17 @@ def sequences_in_memory(case: Case) -> int | None:
         return None
     work = case.work
     return max(1, carried_sequences(int(kv_tokens), work.total_tokens, work.total_sigma))
+
+
+def sequences_in_time(case: Case) -> float:
+    """How many sequences of the mean lengths end within their target if they run together, by the
+    step model; infinite without one, without a target, or where not even one does."""
+    due_ms, work = case.seen.targets.e2e_ms, case.work
+    if case.model is None or due_ms is None or not work.lengths_known:
+        return inf
+    due_ms *= TARGET_MARGIN
+    most = case.model.most_within(due_ms, work.output_tokens, work.prompt_tokens)
+    return most if most >= 1 else inf
 
 
 def believed_cap(case: Case) -> int | None:

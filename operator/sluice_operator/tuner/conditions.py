@@ -2,7 +2,7 @@
 
 from ..reasons import Reason
 from . import constants as k
-from .caps import Bound, blocked_from
+from .caps import Bound, blocked_from, sequences_in_time
 from .case import Case, effective_cap
 from .demand import Demand
 from .types import Condition, LimitedBy, Move
@@ -136,4 +136,7 @@ def limited_by(case: Case, bound: Bound) -> LimitedBy | None:
         return "VRAM"
     if case.predicted_cap is not None and case.predicted_cap <= cap:
         return "InterTokenLatency"
-    return "InterTokenLatency" if blocked is not None and blocked <= cap + 1 else None
+    if sequences_in_time(case) < cap + 1:
+        return "EndToEnd"
+    breaks: LimitedBy = "EndToEnd" if case.seen.targets.itl_ms is None else "InterTokenLatency"
+    return breaks if blocked is not None and blocked <= cap + 1 else None

@@ -22,6 +22,12 @@ from .replicas import (
 from .types import CapChange, Condition, Decision, Move, Observation, Past, Targets
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
+_BREACHES = (
+    Reason.INTER_TOKEN_LATENCY_BREACHED,
+    Reason.RAISED_TOO_FAR,
+    Reason.TOO_MANY_TO_END,
+)
+"""Of a lowering whose cap is remembered."""
 
 
 def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
@@ -87,7 +93,7 @@ def _with_targets(past: Past, targets: Targets, now: float) -> Past:
 
 def _remember(past: Past, case: Case, demand: Demand, decision: Decision) -> Past:
     seen, cap, reason = case.seen, decision.cap, decision.cap_move.reason
-    if cap < seen.cap and reason in (Reason.INTER_TOKEN_LATENCY_BREACHED, Reason.RAISED_TOO_FAR):
+    if cap < seen.cap and reason in _BREACHES:
         kept = remember_breach(case).breached_caps
         past = msgspec.structs.replace(past, breached_caps=kept)
     if cap > seen.cap and reason == Reason.LOAD_NEEDS_CAP:

@@ -69,11 +69,13 @@ class Load:
 
     `raise_to`: the least that does what arrives, where the present one is seen not to: the queue
     grows without end, so that all first tokens are late. `keep`: it is not lowered below, as that
-    was too little not long ago.
+    was too little not long ago. `enough`: with a tenth to spare, so that fewer may run in order to
+    end in time.
     """
 
     raise_to: int = 0
     keep: int = 0
+    enough: int = 0
 
 
 def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> Arrivals:

@@ -15,13 +15,15 @@ def read_load(case: Case, demand: Demand, feasible: Condition) -> Load:
     seen, limits, known = case.seen, case.seen.limits, case.past.loaded_cap
     are_all = limits.replicas_external or seen.replicas >= limits.max_replicas
     may_wait = seen.targets.ttft_ms is None and seen.targets.e2e_ms is None
+    enough = _enough(case, demand)
     if may_wait or seen.targets.overload == "Shed" or not (are_all or feasible.holds is False):
-        return Load()
-    needed = _needed(case, demand)
+        return Load(enough=enough)
+    waiting_per_s = case.work.waiting_cap / seen.targets.window_s
+    needed = _needed(case, demand.arrivals.mean_per_s + waiting_per_s)
     keep = needed if known is not None else 0
     if known is not None and _still_holds(known, case, demand):
         keep = max(needed, min(known.cap, limits.ceiling))
-    return Load(needed if _is_starved(case, demand) else 0, keep)
+    return Load(needed if _is_starved(case, demand) else 0, keep, enough)
 
 
 def _is_starved(case: Case, demand: Demand) -> bool:
@@ -48,13 +50,20 @@ def _queues_on(case: Case) -> bool:
     return min(queued, default=0) >= k.USED_SHARE * k.STARVED_TICKS
 
 
-def _needed(case: Case, demand: Demand) -> int:
-    """The least cap for what arrives and for what waits, within the window; 0 where none would do,
-    or nobody knows."""
+def _enough(case: Case, demand: Demand) -> int:
+    """The least cap with a tenth to spare for what arrives; the ceiling where none has."""
+    if case.seen.targets.e2e_ms is None:
+        return 0
+    needed = _needed(case, k.OVERLOADED * demand.arrivals.mean_per_s)
+    return needed or case.seen.limits.ceiling
+
+
+def _needed(case: Case, all_per_s: float) -> int:
+    """The least cap at which the pods do so many requests; 0 where none would do, or nobody
+    knows."""
     model, work, seen = case.model, case.work, case.seen
     if model is None or not work.lengths_known:
         return 0
-    all_per_s = demand.arrivals.mean_per_s + work.waiting_cap / seen.targets.window_s
     per_s = _of_one(case, all_per_s) / calibration(model, case)
     lengths = work.output_tokens, work.prompt_tokens
     fixed_s = model.request_ms(0, *lengths) / 1000

@@ -69,6 +69,13 @@ class StepTime:
         decode = output_tokens * self.mean_ms(concurrency, 0)
         return decode + concurrency * self.d * prompt_tokens
 
+    def most_within(self, due_ms: float, output_tokens: float, prompt_tokens: float) -> float:
+        """How many run at once such that each ends within `due_ms`; infinite where one more costs
+        nothing, under 1 where not even one does."""
+        fixed_ms = self.request_ms(0, output_tokens, prompt_tokens)
+        each_ms = self.request_ms(1, output_tokens, prompt_tokens) - fixed_ms
+        return (due_ms - fixed_ms) / each_ms if each_ms > 0 else inf
+
     def prefill_s(self, prompt_tokens: float) -> float:
         """For how long one prompt keeps the prefill to itself."""
         return self.d * prompt_tokens / 1000

@@ -16,7 +16,7 @@ from ..reasons import Foreign, Reason
 TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]
 Verdict = Literal["Breach", "Headroom", "Hold", "NoTraffic"]
 Cause = Literal["cap", "kv", "prefill", "cold", "none"]
-LimitedBy = Literal["VRAM", "User", "InterTokenLatency", "Minimum"]
+LimitedBy = Literal["VRAM", "User", "InterTokenLatency", "EndToEnd", "Minimum"]
 
 
 @dataclass(frozen=True, slots=True)
