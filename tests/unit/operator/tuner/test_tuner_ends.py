@@ -48,7 +48,7 @@ def test_it_stays_where_fewer_at_once_would_not_help(changes: dict[str, Any]) ->
 
 
 def test_whoever_waits_then_raises_it_no_further() -> None:
-    waits = {"max_num_seqs": 22, "max_running": 22, "waiting": Waiting(cap=40)}
+    waits: dict[str, Any] = {"max_num_seqs": 22, "max_running": 22, "waiting": Waiting(cap=40)}
     _, decision = decided(22, **waits)
     assert (decision.cap, decision.cap_move.reason) == (22, "EndsAtTarget")
     assert decision.limited_by == "EndToEnd"
