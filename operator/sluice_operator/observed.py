@@ -24,6 +24,8 @@ _SAME_TROUBLE = {"ErrImagePull": "ImagePullBackOff"}
 """The kubelet alternates between the two; one that flaps would be told at every turn."""
 _RECENT_S = 600.0
 """A pod whose container was killed for memory this recently is not called healthy (kaito#1493)."""
+_UNMOUNTED_S = 120.0
+"""A pod has no volumes and no network for so long before it is called trouble."""
 _LATE_S = 10.0
 """A pod that is not gone so long after its grace period is stuck, and so is its room."""
 _MAX_MESSAGE = 300
@@ -164,7 +166,21 @@ def _pod_trouble(status: Object, now: float) -> Trouble | None:
         return _trouble(scheduled.get("reason") or "Unschedulable", scheduled.get("message"))
     initial = status.get("initContainerStatuses") or ()  # of a webhook's, say
     containers = (*initial, *(status.get("containerStatuses") or ()))
-    return next(_container_troubles(containers, now), None)
+    return next(_container_troubles(containers, now), None) or _sandbox_trouble(status, now)
+
+
+def _sandbox_trouble(status: Object, now: float) -> Trouble | None:
+    """Where volumes or the network are not there. Images are pulled only after that."""
+    sandbox = _condition(status, "PodReadyToStartContainers")
+    since_s = _turned_s(sandbox)
+    if sandbox.get("status") != "False" or now - since_s < _UNMOUNTED_S:
+        return None
+    said = f"without its volumes or its network since {timestamp(since_s)}"
+    return _trouble("ContainerCreating", f"{said}; its events in `kubectl describe pod` say why")
+
+
+def _turned_s(condition: Object) -> float:
+    return unix_time(condition.get("lastTransitionTime"))
 
 
 def _is_failure(body: Object) -> bool:

@@ -261,6 +261,30 @@ def test_a_new_pod_without_room_beside_the_old_ones_says_what_to_do() -> None:
     assert _condition(replacing, "Reconciling")["reason"] == "RollingOut"
 
 
+def _starting(seconds: float, sandbox: str = "False") -> dict[str, Any]:
+    """The body of a pod on a node, without its volumes or network for so long."""
+    turned = {"lastTransitionTime": timestamp(NOW - seconds)}
+    conditions = [
+        {"type": "PodScheduled", "status": "True", **turned},
+        {"type": "PodReadyToStartContainers", "status": sandbox, **turned},
+    ]
+    return pod_body(**{**_waiting("ContainerCreating"), "conditions": conditions})
+
+
+def test_a_pod_that_gets_no_volume_or_no_network_is_named() -> None:
+    pod = pod_of(_starting(130), NOW)
+    assert pod.trouble
+    assert pod.trouble.reason == "ContainerCreating"
+    assert "without its volumes or its network since 2025-10-09T08:51:10Z" in pod.trouble.message
+    assert _condition(_report(pods=(pod,)), "Stalled")["reason"] == "ContainerCreating"
+    assert pod_of(_starting(130), NOW + 60) == pod  # or its status would change at each look
+    assert pod_of(_starting(60), NOW).trouble is None
+    assert pod_of(_starting(130, "True"), NOW).trouble is None  # its image is being pulled
+    older_kubelet = _starting(130)
+    del older_kubelet["status"]["conditions"][1]
+    assert pod_of(older_kubelet, NOW).trouble is None
+
+
 def test_a_pod_that_waits_for_one_that_drains_is_no_trouble() -> None:
     """A replaced pod's GPU is free when it has drained; until then no other is to be looked for."""
     pods, rollout = (_leaving(NOW + 60), _pending()), Rollout(True, 1, 1, 0)
