@@ -23,6 +23,8 @@ from .tuner.types import Move, ReplicaChange
 from .usage import digits, step_times, work
 
 _MAX_MESSAGE = 2048
+_OF_THE_NODES = frozenset({"Unschedulable", "SchedulingGated"})
+"""Troubles of a new pod that say nothing of what it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,15 +199,25 @@ def _ready(report: Report) -> Condition:
 def _first_trouble(report: Report) -> tuple[Foreign, str] | None:
     """Reason and sentence of the first pod, by name, that makes no progress. One that waits for
     the room of a pod that drains will. Pods that have failed count while none is healthy."""
-    for pod in sorted(report.pods, key=lambda pod: pod.name):
-        if pod.trouble and not pod.terminating and not (report.drains and pod.has_no_room):
-            return pod.trouble.reason, _sentence(f"pod {pod.name}", pod.trouble)
+    pods = [pod for pod in report.pods if not (report.drains and pod.has_no_room)]
+    if told := _first_of(pods):
+        return told
     if report.failed and report.desired and not healthy_pods(report.pods):
         # Not its name: where each is refused by its node, another one fails every second.
         return report.failed.reason, _sentence("a pod that failed", report.failed)
-    if report.rollout.trouble:
-        return report.rollout.trouble.reason, _sentence("the Deployment", report.rollout.trouble)
+    return _of_deployment(report)
+
+
+def _first_of(pods: Sequence[Pod]) -> tuple[Foreign, str] | None:
+    for pod in sorted(pods, key=lambda pod: pod.name):
+        if pod.trouble and not pod.terminating:
+            return pod.trouble.reason, _sentence(f"pod {pod.name}", pod.trouble)
     return None
+
+
+def _of_deployment(report: Report) -> tuple[Foreign, str] | None:
+    trouble = report.rollout.trouble
+    return (trouble.reason, _sentence("the Deployment", trouble)) if trouble else None
 
 
 def _sentence(who: str, trouble: Trouble) -> str:
@@ -215,10 +227,21 @@ def _sentence(who: str, trouble: Trouble) -> str:
 def _stalled(report: Report, ready: Condition) -> Condition:
     if report.fit.status == "False":
         return Condition(True, report.fit.reason, report.fit.message)
-    trouble = _first_trouble(report)
-    if trouble and not ready.holds:
+    trouble = _stuck_rollout(report) if ready.holds else _first_trouble(report)
+    if trouble:
         return Condition(True, *trouble)
     return Condition(False, Reason.NOT_STALLED, "")
+
+
+def _stuck_rollout(report: Report) -> tuple[Foreign, str] | None:
+    """Why the newest spec cannot take over, where pods of an older one go on serving. A pod that
+    is ready does not stand in its way, and of nodes without room `_rolling_out` tells."""
+    if not report.rollout.outdated:
+        return None
+    starting = [pod for pod in report.pods if not pod.ready and not pod.terminating]
+    waiting = [p for p in starting if p.trouble and p.trouble.reason in _OF_THE_NODES]
+    told = _first_of([pod for pod in starting if pod not in waiting])
+    return told or (None if waiting else _of_deployment(report))
 
 
 def _reconciling(report: Report, stalled: Condition) -> Condition:

@@ -11,13 +11,14 @@ from sluice_operator import events, status
 from sluice_operator.observed import (
     Pod,
     Rollout,
+    Trouble,
     failure_of,
     has_ended,
     pod_of,
     rollout_of,
     timestamp,
 )
-from sluice_operator.reasons import Reason
+from sluice_operator.reasons import Foreign, Reason
 from sluice_operator.runtime import Runtime
 from sluice_operator.status import Report, build, milliseconds
 from sluice_operator.tuner.types import CapChange, Past, ReplicaChange
@@ -259,6 +260,47 @@ def test_a_new_pod_without_room_beside_the_old_ones_says_what_to_do() -> None:
     assert list(events.transitions(after, after)) == []
     replacing = replace(report, service=create_service(rollout="Replace"))
     assert _condition(replacing, "Reconciling")["reason"] == "RollingOut"
+
+
+_DEADLINE = Trouble(Foreign("ProgressDeadlineExceeded"), "it has timed out progressing")
+
+
+@pytest.mark.parametrize(
+    ("new", "trouble", "reason"),
+    [
+        (_waiting("ErrImagePull"), None, "ImagePullBackOff"),
+        (_waiting("CrashLoopBackOff"), None, "CrashLoopBackOff"),
+        (_oom("2025-10-09T08:52:00Z", ready="False"), None, "OOMKilled"),
+        ({"conditions": []}, _DEADLINE, "ProgressDeadlineExceeded"),
+    ],
+)
+def test_a_rollout_that_cannot_succeed_is_told_while_older_pods_serve(
+    new: dict[str, Any], trouble: Trouble | None, reason: str
+) -> None:
+    pods = (create_pod("demo-old"), create_pod("demo-new", **new))
+    report = _report(pods=pods, rollout=replace(_SURGES, trouble=trouble))
+    assert _condition(report, "Ready")["status"] == "True"
+    stalled, reconciling = (_condition(report, kind) for kind in ("Stalled", "Reconciling"))
+    assert (stalled["status"], stalled["reason"]) == ("True", reason)
+    assert (reconciling["status"], reconciling["reason"]) == ("False", reason)
+    before, after = build(_report(), {}, NOW), build(report, {}, NOW + 5)
+    told = list(events.transitions(before, after))
+    assert [(notice.warning, notice.reason) for notice in told] == [(True, reason)]
+    assert list(events.transitions(after, after)) == []
+
+
+def test_what_is_no_fault_of_the_newest_spec_does_not_stall_its_rollout() -> None:
+    old, killed = create_pod("demo-a"), create_pod("demo-b", **_oom("2025-10-09T08:52:00Z"))
+    pods = (old, killed, create_pod("demo-new", conditions=[]))
+    report = _report(pods=pods, desired=2, rollout=Rollout(True, 3, 1, 2))
+    assert _condition(report, "Reconciling")["reason"] == "RollingOut"
+    waits = _report(pods=(old, _pending()), rollout=replace(_SURGES, trouble=_DEADLINE))
+    assert _condition(waits, "Reconciling")["reason"] == "NoRoomToSurge"
+    crashing = create_pod("demo-c", **_waiting("CrashLoopBackOff"))
+    all_new = _report(pods=(old, crashing), desired=2, rollout=Rollout(True, 2, 2, 1))
+    assert _condition(all_new, "Reconciling")["reason"] == "Scaling"
+    for one in (report, waits, all_new):
+        assert _condition(one, "Stalled")["status"] == "False"
 
 
 def _starting(seconds: float, sandbox: str = "False") -> dict[str, Any]:
