@@ -16,7 +16,7 @@ from .observed import Object, controller_of
 from .pod import Manifest, secret_name
 from .runtime import OWNER_ANNOTATION, Runtime, runtime_name
 from .settings import Settings
-from .spec import API_VERSION, KIND, InferenceService, Rollout
+from .spec import API_VERSION, KIND, InferenceService
 
 SERVICE_PORT = 80
 MANAGED_BY = "sluice-operator"
@@ -39,10 +39,6 @@ WATCHED = ("ConfigMap", "Service", "Deployment")
 UNWATCHED = ("Secret", "PodDisruptionBudget")
 """Children that no watch shows: the operator has no right to list secrets, for one."""
 _AUTO = "auto"
-_ROLLING: Mapping[Rollout, Manifest] = {
-    "Surge": {"maxUnavailable": 0, "maxSurge": 1},
-    "Replace": {"maxUnavailable": 1, "maxSurge": 0},
-}
 
 
 def name_of(service: InferenceService, kind: str) -> str:
@@ -108,10 +104,11 @@ def kube_service(service: InferenceService) -> Manifest:
     return _child(service, "v1", "Service", service.name, body)
 
 
-def disruption_budget(service: InferenceService) -> Manifest:
-    """A drained node takes one pod at a time; one that cannot serve anyway never holds it up."""
+def disruption_budget(service: InferenceService, unplaced: int = 0) -> Manifest:
+    """A drained node takes one pod at a time; one that cannot serve anyway never holds it up, nor
+    do those that are `unplaced`, which count as disrupted."""
     spec = {
-        "maxUnavailable": 1,
+        "maxUnavailable": 1 + unplaced,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": selector(service)},
     }
@@ -129,6 +126,7 @@ def deployment(
     commit: str = "",
     is_unread: bool = False,
     is_pending: bool = False,
+    unplaced: int = 0,
 ) -> Manifest:
     """The pods. A template made from the same inputs stays as `live` has it.
 
@@ -142,6 +140,7 @@ def deployment(
     `live` stays, whatever was asked for since.
     `commit`: what the revision of a hub's model stands for, so that all replicas run the same;
     where it cannot be asked now, the one of `live`.
+    `unplaced`: of `replicas`, those that no node takes.
     """
     inputs = digest(pod.inputs(service, settings))
     started = annotation(live, CEILING_ANNOTATION)
@@ -164,7 +163,7 @@ def deployment(
         "revisionHistoryLimit": 3,
         "progressDeadlineSeconds": 1800,  # a large checkpoint loads for minutes
         "selector": {"matchLabels": selector(service)},
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": _ROLLING[service.spec.rollout]},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling(service, unplaced)},
         "template": template,
     }
     annotations = {
@@ -176,6 +175,12 @@ def deployment(
         TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
     }
     return _child(service, "apps/v1", "Deployment", service.name, {"spec": spec}, annotations)
+def _rolling(service: InferenceService, unplaced: int) -> Manifest:
+    """With Replace, a pod that serves nothing for want of a node must not be the one that may be
+    away: nothing would ever be replaced."""
+    if service.spec.rollout == "Surge":
+        return {"maxUnavailable": 0, "maxSurge": 1}
+    return {"maxUnavailable": 1 + unplaced, "maxSurge": 0}
 
 
 def pinned_commit(live: Object | None) -> str:

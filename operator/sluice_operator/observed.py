@@ -42,7 +42,8 @@ class Trouble:
 @dataclass(frozen=True, slots=True)
 class Pod:
     """One pod of an object. `started_s`: Unix time of its start, 0 before it has one. `drains`: it
-    leaves, and its grace period is not over: its room will be free."""
+    leaves, and its grace period is not over: its room will be free. `roomless_s`: Unix time since
+    when no node takes it, 0 where one does."""
 
     name: str
     uid: str
@@ -52,6 +53,7 @@ class Pod:
     started_s: float
     trouble: Trouble | None
     drains: bool = False
+    roomless_s: float = 0.0
 
     @property
     def has_no_room(self) -> bool:
@@ -83,6 +85,7 @@ class Rollout:
 def pod_of(body: Object, now: float) -> Pod:
     """Read a live pod."""
     meta, status = body["metadata"], body.get("status") or {}
+    scheduled = _condition(status, "PodScheduled")
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
@@ -93,7 +96,19 @@ def pod_of(body: Object, now: float) -> Pod:
         trouble=_pod_trouble(status, now),
         # The API server writes when the grace period ends, not when it began.
         drains=now < unix_time(meta.get("deletionTimestamp")) + _LATE_S,
+        roomless_s=_turned_s(scheduled) if scheduled.get("status") == "False" else 0.0,
     )
+
+
+def unplaced(pods: Sequence[Pod], wanted: int, now: float, patience_s: float) -> int:
+    """How many of the pods that are wanted no node has taken for `patience_s`. Those that wait for
+    the room of one that drains are none."""
+    waiting = [pod for pod in pods if pod.has_no_room and not pod.terminating]
+    placed = sum(not pod.has_no_room and (pod.drains or not pod.terminating) for pod in pods)
+    too_long = sum(now - pod.roomless_s >= patience_s for pod in waiting)
+    return max(0, min(too_long, wanted - placed))
+
+
 
 
 def has_ended(body: Object) -> bool:

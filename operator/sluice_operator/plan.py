@@ -15,7 +15,8 @@ from sluice_worker.sizing import MAX_CEILING
 from . import children, drift, events, status
 from .events import Notice
 from .fit import UNREAD_CAP, Fit, ceiling_of, initial_cap, loading_bytes, most_num_seqs
-from .observed import Object, Pod, Rollout, Trouble, rollout_of
+from .observed import Object, Pod, Rollout, Trouble, rollout_of, unplaced
+from .pod import grace_seconds
 from .reasons import Reason
 from .runtime import Runtime
 from .scrape import Scrape
@@ -27,6 +28,11 @@ PAST_SAVE_SECONDS = 30.0
 """The tuner's memory alone is saved this rarely: losing it costs caution, not correctness."""
 
 _TOLD_AGAIN_S = 600.0
+_NODE_S = 600.0
+"""A pod that no node takes for so long counts as one that will not come: a node that restarts, or
+that an autoscaler adds, is there by then."""
+_ROOM_S = 60.0
+"""What a pod leaves is taken within this time: the scheduler looks again after 10 s at most."""
 _FORMER_S = 1.0
 """Until a look whether the children of a deleted object are gone: not all of them are watched."""
 _MEMORY_ONLY = {"data.past.json", f"metadata.annotations.{children.MANIFEST_ANNOTATION}"}
@@ -95,7 +101,10 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
     tuned = _tune(service.spec, observed, ceiling, now)
     withheld = _is_withheld(service, observed)
     is_pending = observed.fit.status == "False" or withheld
-    wanted = _children(service, observed, settings, tuned.runtime, is_pending=is_pending)
+    num_unplaced = _num_unplaced(service, observed, tuned.runtime.replicas, now)
+    wanted = _children(
+        service, observed, settings, tuned.runtime, num_unplaced, is_pending=is_pending
+    )
     written = tuple(_to_apply(wanted, observed))
     rollout = _rollout(written, observed)
     report = _report(service, observed, tuned, ceiling, rollout, is_withheld=withheld)
@@ -339,11 +348,19 @@ def _adopt(observed: Observed, runtime: Runtime) -> _Tuned:
 # What to write and to send
 
 
+def _num_unplaced(service: InferenceService, observed: Observed, replicas: int, now: float) -> int:
+    """Of the pods that are wanted, those that no node will take. For a pod that is made as another
+    begins to leave, there is room only after the other's grace period."""
+    patience_s = max(_NODE_S, grace_seconds(service) + _ROOM_S)
+    return unplaced(observed.pods, replicas, now, patience_s)
+
+
 def _children(
     service: InferenceService,
     observed: Observed,
     settings: Settings,
     runtime: Runtime,
+    num_unplaced: int,
     *,
     is_pending: bool,
 ) -> tuple[Object, ...]:
@@ -357,12 +374,13 @@ def _children(
         live=observed.live.get("Deployment"),
         is_unread=observed.fit.checkpoint is None,
         is_pending=is_pending,
+        unplaced=num_unplaced,
     )
     return (
         children.configmap(service, settings, runtime),
         children.secret(service, observed.token),
         children.kube_service(service),
-        children.disruption_budget(service),
+        children.disruption_budget(service, num_unplaced),
         pods,
     )
 

@@ -78,11 +78,11 @@ def pod_spec(
 ) -> Manifest:
     """`spec` of the template. `ceiling`, `commit` and `loading_bytes` as `children.deployment`
     takes them."""
-    hardware, drain_s = service.spec.hardware, math.ceil(service.spec.drain.timeout_s)
+    hardware = service.spec.hardware
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": PRE_STOP_SECONDS + drain_s + GRACE_MARGIN_SECONDS,
+        "terminationGracePeriodSeconds": grace_seconds(service),
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _USER,
@@ -101,6 +101,9 @@ def pod_spec(
     if hardware.runtime_class_name:
         spec["runtimeClassName"] = hardware.runtime_class_name
     return spec
+def grace_seconds(service: InferenceService) -> int:
+    """How long a pod may take to leave."""
+    return PRE_STOP_SECONDS + math.ceil(service.spec.drain.timeout_s) + GRACE_MARGIN_SECONDS
 
 
 def _container(

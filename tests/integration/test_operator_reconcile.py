@@ -97,6 +97,32 @@ def test_the_way_of_a_rollout_is_edited_without_one(
     assert space.versions() == versions
 
 
+def test_a_pod_that_no_node_takes_holds_up_no_eviction(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    create_demo(space)
+    settle(operator, space)
+    labels = space.get("deployments", "demo")["spec"]["template"]["metadata"]["labels"]
+    spec = {"containers": [{"name": "worker", "image": "none"}]}
+    pod = {"metadata": {"name": "waits", "labels": labels}, "spec": spec}
+    space.create("pods", {"apiVersion": "v1", "kind": "Pod", **pod})
+    since = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", **since}
+    space.patch("pods", "waits", {"status": {"conditions": [why]}}, "status")
+
+    def allowed() -> int:
+        number: int = space.get("poddisruptionbudgets", "demo")["spec"]["maxUnavailable"]
+        return number
+
+    operator.wait("the budget", lambda: allowed() == 2)
+    operator.await_passes(2)
+    versions = space.versions()
+    operator.await_passes(3)
+    assert space.versions() == versions
+    space.delete("pods", "waits")
+    operator.wait("the budget of before", lambda: allowed() == 1)
+
+
 def test_kopf_leaves_no_trace_on_the_object(operator: OperatorProcess, space: Namespace) -> None:
     create_demo(space)
     settle(operator, space)

@@ -1,0 +1,129 @@
+"""Claims on pods that no node has room for: they hold up neither a rollout nor a drained node."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sluice_operator.observed import Pod, pod_of, timestamp, unplaced
+from sluice_operator.plan import Observed, Plan, plan
+from sluice_operator.runtime import Runtime
+from sluice_operator.spec import InferenceService
+from unit.operator.observations import (
+    NOW,
+    SETTINGS,
+    create_observed,
+    create_pod,
+    create_service,
+    pod_body,
+)
+
+_HOUR_S = 3600.0
+
+
+def _roomless(name: str, seconds: float = _HOUR_S) -> Pod:
+    """A pod that no node has taken for so long."""
+    scheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+        "lastTransitionTime": timestamp(NOW - seconds),
+    }
+    return create_pod(name, conditions=[scheduled])
+
+
+def _draining(name: str) -> Pod:
+    body = pod_body(name)
+    body["metadata"]["deletionTimestamp"] = timestamp(NOW + 30)
+    return pod_of(body, NOW)
+
+
+def _placed(*names: str) -> list[Pod]:
+    return [create_pod(name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("pods", "wanted", "number"),
+    [
+        (_placed("a", "b"), 2, 0),
+        ([*_placed("a", "b"), _roomless("c")], 3, 1),
+        ([*_placed("a"), _roomless("b"), _roomless("c")], 3, 2),
+        ([*_placed("a", "b"), _roomless("surge")], 2, 0),
+        ([*_placed("a", "b"), _roomless("surge"), _roomless("c")], 3, 1),
+        ([*_placed("a"), _draining("b"), _roomless("b-new"), _roomless("c")], 3, 1),
+        ([*_placed("a", "b"), _roomless("c", seconds=30)], 3, 0),
+        ([], 3, 0),
+    ],
+)
+def test_pods_are_unplaced_where_no_node_will_take_them(
+    pods: list[Pod], wanted: int, number: int
+) -> None:
+    """Not those of a surge, which are one too many, nor those that wait for one that drains."""
+    assert unplaced(pods, wanted, NOW, 600.0) == number
+
+
+def _observed(service: InferenceService, *pods: Pod) -> Observed:
+    return create_observed(service, pods=pods, runtime=Runtime(1, 4, 3))
+
+
+def _service(**changes: Any) -> InferenceService:
+    return create_service(rollout="Replace", replicas=3, **changes)
+
+
+def _planned(service: InferenceService, observed: Observed) -> dict[str, Any]:
+    planned = plan(service, observed, SETTINGS, NOW)
+    return {manifest["kind"]: manifest["spec"] for manifest in planned.apply if "spec" in manifest}
+
+
+def _after(planned: Plan, observed: Observed) -> Observed:
+    """What the next pass sees once everything was written."""
+    made = json.loads(json.dumps([*planned.apply]))
+    live = {body["kind"]: body | {"metadata": {**body["metadata"], "resourceVersion": "5"}}
+            for body in made}  # fmt: skip
+    return replace(
+        observed,
+        live={**observed.live, **live},
+        runtime=planned.runtime,
+        previous=planned.status,
+        unsaved_s=0.0,
+    )
+
+
+def test_a_replica_without_a_node_holds_up_neither_a_rollout_nor_a_drained_node() -> None:
+    """The Deployment would take the one that may be away for the one that is away already."""
+    pods = (*_placed("a", "b"), _roomless("c"))
+    made = _planned(_service(), _observed(_service(), *pods))
+    rolling = made["Deployment"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxUnavailable": 2, "maxSurge": 0}
+    assert made["PodDisruptionBudget"]["maxUnavailable"] == 2
+    surging = create_service(replicas=3)
+    made = _planned(surging, _observed(surging, *pods))
+    assert made["Deployment"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    assert made["PodDisruptionBudget"]["maxUnavailable"] == 2
+
+
+def test_it_is_written_once_and_taken_back_and_restarts_no_pod() -> None:
+    service = _service()
+    calm = _observed(service, *_placed("a", "b", "c"))
+    first = plan(service, calm, SETTINGS, NOW)
+    template = _planned(service, calm)["Deployment"]["template"]
+    without_room = replace(_after(first, calm), pods=(*_placed("a", "b"), _roomless("c")))
+    changed = plan(service, without_room, SETTINGS, NOW + 30)
+    assert [body["kind"] for body in changed.apply] == ["PodDisruptionBudget", "Deployment"]
+    assert changed.apply[1]["spec"]["template"] == template
+    after = _after(changed, without_room)
+    assert plan(service, after, SETTINGS, NOW + 60).apply == ()
+    again = replace(after, pods=calm.pods)
+    assert _planned(service, again)["PodDisruptionBudget"]["maxUnavailable"] == 1
+
+
+def test_a_pod_whose_room_another_is_leaving_is_given_the_time_that_this_takes() -> None:
+    """Or, the moment that the other is gone, one more would have to go."""
+    pods = (*_placed("a"), _roomless("b", seconds=1500), _roomless("c", seconds=1500))
+    slow = _service(drain__timeout="30m")
+    assert _planned(slow, _observed(slow, *pods))["PodDisruptionBudget"]["maxUnavailable"] == 1
+    quick = _service()
+    assert _planned(quick, _observed(quick, *pods))["PodDisruptionBudget"]["maxUnavailable"] == 3
