@@ -27,6 +27,10 @@ _DEADLINE_S = 30
 _APPLY = "application/apply-patch+yaml"
 _ATTEMPTS = 4
 _MAX_WAIT_S = 10.0
+_JSON = {"Accept": "application/json", "Content-Type": "application/json"}
+_METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+"""Of each object only its metadata."""
+_LIVE_PODS = ("fieldSelector", "status.phase!=Failed,status.phase!=Succeeded")
 RESOURCES: Mapping[str, tuple[str, str, str]] = {
     KIND: (GROUP, VERSION, PLURAL),
     "ConfigMap": ("", "v1", "configmaps"),
@@ -97,11 +101,13 @@ class Cluster:
 
     async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
         """Of the live objects that `ref` names, or of those of its kind and namespace with the
-        label: as they are now, which a watch may have missed."""
-        query = (
-            ("labelSelector", label) if label else ("fieldSelector", f"metadata.name={ref.name}")
-        )
-        answer = await self._call("GET", ref.kind, Ref(ref.kind, ref.namespace).path, [query])
+        label: as they are now, which a watch may have missed. Pods that have ended are left out."""
+        named = ("fieldSelector", f"metadata.name={ref.name}")
+        query = [("labelSelector", label) if label else named]
+        if ref.kind == "Pod":
+            query.append(_LIVE_PODS)
+        path, headers = Ref(ref.kind, ref.namespace).path, {**_JSON, "Accept": _METADATA}
+        answer = await self._call("GET", ref.kind, path, query, headers=headers)
         return frozenset(item["metadata"]["uid"] for item in answer.get("items") or ())
 
     async def refusal(self, ref: Ref) -> str:
@@ -129,7 +135,8 @@ class Cluster:
         ref = ref_of(manifest)
         path = f"{ref.path}/{subresource}" if subresource else ref.path
         query = [("fieldManager", manager), ("force", "true")]
-        return await self._call("PATCH", ref.kind, path, query, manifest, _APPLY)
+        headers = {**_JSON, "Content-Type": _APPLY}
+        return await self._call("PATCH", ref.kind, path, query, manifest, headers)
 
     async def create_once(self, manifest: Object) -> None:
         """Create `manifest`, unless an object of that name is there already."""
@@ -152,13 +159,13 @@ class Cluster:
         path: str,
         query: Sequence[tuple[str, str]] = (),
         body: Object | None = None,
-        content_type: str = "application/json",
+        headers: Mapping[str, str] = _JSON,
     ) -> Object:
         """One request with its retries."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await asyncio.to_thread(
-                    self._send, verb, kind, path, list(query), body, content_type
+                    self._send, verb, kind, path, list(query), body, headers
                 )
             except ClusterError as e:
                 if attempt == _ATTEMPTS or not _is_worth_retrying(e):
@@ -175,15 +182,14 @@ class Cluster:
         path: str,
         query: list[tuple[str, str]],
         body: Object | None,
-        content_type: str,
+        headers: Mapping[str, str],
     ) -> Object:
-        headers = {"Accept": "application/json", "Content-Type": content_type}
         try:
             request = self._api.param_serialize(
                 verb,
                 path,
                 query_params=query,
-                header_params=headers,
+                header_params=dict(headers),
                 body=body,
                 auth_settings=[
                     "BearerToken"

@@ -22,7 +22,7 @@ from .children import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, WATCHED
 from .cluster import RESOURCES, Cluster, ClusterError
 from .metrics import Metrics
 from .namespaces import MOST_BETWEEN_LOOKS_S, Namespaces, await_change
-from .observed import Object
+from .observed import Object, essence_of
 from .reconcile import Context, Reconciler
 from .scrape import create_client
 from .settings import Settings
@@ -200,7 +200,7 @@ def _register_child(
 
     @kopf.index(*resource, id=kind, labels=selector, registry=registry)
     async def index(body: kopf.Body, **_: Any) -> dict[Key, Object]:
-        return {_owner_of(body): dict(body)}
+        return {_owner_of(body): essence_of(body) if kind == "Pod" else dict(body)}
 
     @kopf.on.event(*resource, id=f"{kind}-changed", labels=selector, registry=registry)
     async def changed(body: kopf.Body, type: str, **_: Any) -> None:
@@ -233,6 +233,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     """kopf's settings: measured values, and no trace of kopf on the objects."""
     settings.posting.enabled = False  # our events are our own, deduplicated
     settings.watching.server_timeout = 600  # an int: the API server refuses 600.0
+    settings.watching.chunk_size = 500  # of a list; pods that failed may be thousands
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
     settings.networking.enforce_retry_after = True

@@ -29,6 +29,8 @@ _UNMOUNTED_S = 120.0
 _LATE_S = 10.0
 """A pod that is not gone so long after its grace period is stuck, and so is its room."""
 _MAX_MESSAGE = 300
+_POD_META = ("name", "uid", "creationTimestamp", "deletionTimestamp")
+_ENDED_STATUS = ("phase", "reason", "message", "conditions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,14 @@ def unplaced(pods: Sequence[Pod], wanted: int, now: float, patience_s: float) ->
     return max(0, min(too_long, wanted - placed))
 
 
+def essence_of(body: Object) -> Object:
+    """What is read of a live pod. Where a node refuses every pod there may be 12,500 that ended."""
+    meta, status = body["metadata"], body.get("status") or {}
+    kept = _ENDED_STATUS if has_ended(body) else tuple(status)
+    return {
+        "metadata": {key: meta[key] for key in _POD_META if key in meta},
+        "status": {key: status[key] for key in kept if key in status},
+    }
 
 
 def has_ended(body: Object) -> bool:

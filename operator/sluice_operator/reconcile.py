@@ -321,7 +321,9 @@ class Reconciler:
             return True
         own = f"{children.INSTANCE_LABEL}={self._name},{children.MANAGED_BY_LABEL}"
         for kind in ("Pod", *children.WATCHED):
-            known = (*self._seen(kind), *filter(None, [self._written(kind)]))
+            # Pods that have ended are not looked for: they are nothing but what is told of them.
+            seen = (body for body in self._seen(kind) if kind != "Pod" or not has_ended(body))
+            known = (*seen, *filter(None, [self._written(kind)]))
             there = await self._context.cluster.uids(Ref(kind, self._namespace), label=own)
             missed = [body for body in known if _uid(body) not in there]
             memory.ghosts = memory.ghosts - there | {_uid(body) for body in missed}

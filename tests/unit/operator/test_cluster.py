@@ -5,6 +5,9 @@ from __future__ import annotations
 import socketserver
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+from urllib.parse import unquote
 
 import pytest
 from kubernetes.client import ApiClient, Configuration
@@ -39,6 +42,39 @@ async def test_a_handshake_that_is_cut_is_an_api_server_that_cannot_be_reached(
     with pytest.raises(ClusterError, match="cannot be reached") as refused:
         await api.get(Ref("ConfigMap", "default", "demo"))
     assert refused.value.reason == "Unreachable"
+
+
+class OneOfEach(BaseHTTPRequestHandler):
+    """Answers any list with one object, and notes what it was asked."""
+
+    asked: ClassVar[list[tuple[str, str]]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append((unquote(self.path), self.headers["Accept"]))
+        answer = b'{"items": [{"metadata": {"uid": "uid-1"}}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+async def test_looking_for_missed_deletions_reads_no_spec_and_no_pod_that_has_ended() -> None:
+    """There may be thousands."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), OneOfEach) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        host = f"http://127.0.0.1:{server.server_address[1]}"
+        api = Cluster(ApiClient(Configuration(host=host)), Metrics())
+        for kind in ("Pod", "Service"):
+            assert await api.uids(Ref(kind, "default"), label="a=b") == {"uid-1"}
+        server.shutdown()
+    [(pods, accept), (services, _)] = OneOfEach.asked
+    assert "fieldSelector=status.phase!=Failed,status.phase!=Succeeded" in pods
+    assert "labelSelector=a=b" in pods
+    assert "as=PartialObjectMetadataList" in accept
+    assert "fieldSelector" not in services
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("token"), ConfigException("empty")])

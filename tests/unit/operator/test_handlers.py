@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import kopf
 import pytest
-from sluice_operator.handlers import Operator
+from sluice_operator.handlers import Operator, create_registry
 from sluice_operator.metrics import Metrics
 from sluice_operator.namespaces import Namespaces
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.runtime import OWNER_ANNOTATION
 from sluice_operator.scrape import create_client
-from unit.operator.observations import SETTINGS
+from unit.operator.observations import SETTINGS, pod_body
 from unit.operator.test_reconciler import Store, body
 
 KEY = ("default", "demo")
@@ -76,6 +76,15 @@ async def test_a_task_that_has_ended_is_told_and_replaced(
     operator.see(context, KEY, body(2))
     assert not operator.tasks[KEY].done()
     await operator.forget(KEY, "uid-1")
+
+
+async def test_of_a_pod_the_watch_keeps_no_more_than_is_read(operator: Operator) -> None:
+    [index] = [h for h in create_registry(operator)._indexing.get_all_handlers() if h.id == "Pod"]
+    pod: dict[str, Any] = {**pod_body(phase="Failed", reason="OutOfcpu"), "spec": {"volumes": []}}
+    pod["metadata"] |= {"namespace": "default", "managedFields": [{}]}
+    kept = await cast(Any, index.fn)(body=child_body(pod))
+    assert kept[KEY].keys() == {"metadata", "status"}
+    assert "managedFields" not in kept[KEY]["metadata"]
 
 
 async def test_a_child_whose_label_is_put_back_is_seen_again(operator: Operator) -> None:

@@ -189,6 +189,18 @@ async def test_a_child_that_went_unseen_right_after_it_was_written_is_found_miss
     assert ("Deployment", "demo") in store.objects
 
 
+async def test_a_pod_that_has_ended_is_not_looked_for(
+    store: Store, reconciler: Reconciler, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a node refuses every pod there are thousands; the API server is not asked for them."""
+    monkeypatch.setattr(reconcile, "_SWEEP_RESYNCS", 0)
+    refused = pod_body(phase="Failed", reason="OutOfcpu", message="none left")
+    refused["metadata"]["creationTimestamp"] = timestamp(clock.wall_s)
+    store.pods = [refused]
+    await reconciler.reconcile()
+    assert _condition(store, "Ready") == ("False", "OutOfcpu")
+
+
 async def test_the_token_of_another_s_secret_is_not_ours(
     store: Store, reconciler: Reconciler, clock: Clock
 ) -> None:

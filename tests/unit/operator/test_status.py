@@ -12,6 +12,7 @@ from sluice_operator.observed import (
     Pod,
     Rollout,
     Trouble,
+    essence_of,
     failure_of,
     has_ended,
     pod_of,
@@ -325,6 +326,24 @@ def test_a_pod_that_gets_no_volume_or_no_network_is_named() -> None:
     older_kubelet = _starting(130)
     del older_kubelet["status"]["conditions"][1]
     assert pod_of(older_kubelet, NOW).trouble is None
+
+
+def test_of_a_pod_all_is_kept_that_is_read() -> None:
+    conditions = [{"type": "Ready", "status": "False", "lastTransitionTime": timestamp(NOW - 9)}]
+    failed = pod_body(phase="Failed", reason="Evicted", message="disk", conditions=conditions)
+    leaving = pod_body(**_waiting("ErrImagePull"))
+    leaving["metadata"]["deletionTimestamp"] = timestamp(NOW + 9)
+    for body in (failed, leaving, pod_body(), {"metadata": pod_body()["metadata"]}):
+        body["metadata"] |= {"creationTimestamp": timestamp(NOW - 99), "managedFields": [{}]}
+        body |= {"spec": {"containers": [{}]}}
+        kept = essence_of(body)
+        assert has_ended(kept) == has_ended(body)
+        assert has_ended(body) or pod_of(kept, NOW) == pod_of(body, NOW)
+        assert failure_of([kept], NOW) == failure_of([body], NOW)
+        assert "spec" not in kept
+        assert "managedFields" not in kept["metadata"]
+    failed["status"]["containerStatuses"] = [{}]
+    assert "containerStatuses" not in essence_of(failed)["status"]
 
 
 def test_a_pod_that_waits_for_one_that_drains_is_no_trouble() -> None:
