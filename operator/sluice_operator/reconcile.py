@@ -255,14 +255,15 @@ class Reconciler:
         )
 
     def _take(self, held: Object) -> None:
-        """The stored state, where we know none, or another operator is ahead: to go on from what we
-        know would be a fight. A person's edit leaves our hash, and is put back."""
+        """The stored state, where we know none, or another process has written since, which is not
+        behind: to go on from what we know would be a fight. A person's edit leaves our hash, and is
+        put back."""
         memory = self._memory
         is_ours = drift.manifest_hash(held) == drift.manifest_hash(memory.written.get("ConfigMap"))
         if memory.runtime is not None and is_ours:
             return
         stored = runtime.parse(held.get("data") or {})
-        if memory.runtime is None or (stored and stored.epoch > memory.runtime.epoch):
+        if memory.runtime is None or (stored and stored.epoch >= memory.runtime.epoch):
             # That other replicas were wanted then, nobody has seen to hold since.
             memory.runtime = stored and replace(stored, past=wanting_none(stored.past))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sluice_operator import model_reader, reconcile
+from sluice_operator import children, model_reader, reconcile, runtime
 from sluice_operator.checkpoint import Unread
 from sluice_operator.cluster import Cluster, ClusterError, Ref
 from sluice_operator.metrics import Metrics
@@ -22,6 +22,7 @@ from sluice_operator.observed import timestamp
 from sluice_operator.ownership import ASKING_MANAGER
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.settings import FIELD_MANAGER
+from sluice_operator.spec import parse
 from sluice_worker.contract import encode
 from unit.operator.objects import changed, valid_object
 from unit.operator.observations import (
@@ -187,6 +188,27 @@ async def test_a_child_that_went_unseen_right_after_it_was_written_is_found_miss
     monkeypatch.setattr(reconcile, "_SWEEP_RESYNCS", 0)
     await reconciler.reconcile()
     assert ("Deployment", "demo") in store.objects
+
+
+@pytest.mark.parametrize("is_persons", [False, True])
+async def test_what_another_process_has_written_is_gone_on_from(
+    store: Store, reconciler: Reconciler, is_persons: bool
+) -> None:
+    """Two of one installation would undo each other's replicas at every pass; a person's edit
+    leaves our hash, and is put back."""
+    held = "ConfigMap", "demo-runtime"
+    await reconciler.reconcile()
+    written = store.objects[held]
+    mine = runtime.parse(written["data"])
+    assert mine
+    other = runtime.Runtime(mine.epoch, mine.cap, 3)
+    manifest = children.configmap(parse(body()), SETTINGS, other)
+    meta = {**(written if is_persons else manifest)["metadata"], "resourceVersion": "900"}
+    store.objects[held] = {**manifest, "metadata": {**written["metadata"], **meta}}
+    await reconciler.reconcile()
+    replicas = 1 if is_persons else 3
+    assert store.objects[held]["data"]["replicas"] == str(replicas)
+    assert store.objects["Deployment", "demo"]["spec"]["replicas"] == replicas
 
 
 async def test_a_pod_that_has_ended_is_not_looked_for(
