@@ -41,6 +41,7 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
     spec = service.spec
     return {
         **_hub_inputs(service, settings),
+        **({"user": "assigned"} if settings.assigned_user else {}),
         # Of a CPU's pod it is the container's limit.
         **({"gpu": spec.hardware.memory_bytes} if spec.hardware.accelerator == "nvidia" else {}),
         **({"keys": spec.api_key_secret_ref.name} if spec.api_key_secret_ref else {}),
@@ -85,9 +86,7 @@ def pod_spec(
         "terminationGracePeriodSeconds": grace_seconds(service),
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
+            **_user(settings),
             "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -101,6 +100,13 @@ def pod_spec(
     if hardware.runtime_class_name:
         spec["runtimeClassName"] = hardware.runtime_class_name
     return spec
+def _user(settings: Settings) -> dict[str, int]:
+    """OpenShift's `restricted-v2` gives each namespace a range, and refuses any other user."""
+    if settings.assigned_user:
+        return {}
+    return {"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER}
+
+
 def grace_seconds(service: InferenceService) -> int:
     """How long a pod may take to leave."""
     return PRE_STOP_SECONDS + math.ceil(service.spec.drain.timeout_s) + GRACE_MARGIN_SECONDS

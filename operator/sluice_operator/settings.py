@@ -16,10 +16,11 @@ class Settings:
     """Start-up settings of one operator process.
 
     `instance`: the name of this installation. `hub_endpoint`: of hf:// models, for this process and
-    for the pods; `hub_proxy`: the HTTP proxy on both ways there. `models_dir`: where this process
-    reads checkpoints for `file:///models/...`. `namespaces`: those that are served; empty means
-    all. `tick_s`: seconds between two looks at the evidence of one object; `resync_s`: seconds
-    between two passes when nothing asks for one.
+    for the pods; `hub_proxy`: the HTTP proxy on both ways there. `assigned_user`: who admits the
+    pods gives them user and groups. `models_dir`: where this process reads checkpoints for
+    `file:///models/...`. `namespaces`: those that are served; empty means all. `tick_s`: seconds
+    between two looks at the evidence of one object; `resync_s`: seconds between two passes when
+    nothing asks for one.
     """
 
     worker_image: str
@@ -27,6 +28,7 @@ class Settings:
     image_pull_policy: str = "IfNotPresent"
     hub_endpoint: str = DEFAULT_ENDPOINT
     hub_proxy: str | None = None
+    assigned_user: bool = False
     models_dir: Path = Path("/models")
     namespaces: tuple[str, ...] = ()
     address: str = ALL_OF_IPV4
@@ -61,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--hub-endpoint", type=_url, help="of hf:// models")
     add("--hub-proxy", type=_url, help="HTTP proxy on the way there, of this process and the pods")
+    add(
+        "--assigned-user",
+        action="store_true",
+        help="leave user and groups of the pods to the cluster (OpenShift) instead of 65532",
+    )
     add("--models-dir", type=Path, help="checkpoints of file:// URIs")
     add(
         "--namespace",

@@ -74,6 +74,19 @@ def test_notes_name_each_namespace_and_the_crd_only_where_it_is_the_chart_s(helm
     assert "kubectl delete crd" not in other
 
 
+def test_on_openshift_user_and_groups_are_left_to_the_namespace(helm: Path) -> None:
+    def rendered(*more: str) -> tuple[set[str], list[str]]:
+        [pods] = of_kind(template(helm, *IMAGES, *more), "Deployment")
+        spec = pods["spec"]["template"]["spec"]
+        fixed = {"runAsUser", "runAsGroup", "fsGroup"} & spec["securityContext"].keys()
+        return fixed, spec["containers"][0]["args"]
+
+    fixed, arguments = rendered()
+    assert (len(fixed), "--assigned-user" in arguments) == (3, False)
+    fixed, arguments = rendered("--set", "openshift=true")
+    assert (len(fixed), "--assigned-user" in arguments) == (0, True)
+
+
 def test_lint_has_nothing_to_say(helm: Path) -> None:
     assert "0 chart(s) failed" in run([helm, "lint", "--strict", CHART, *IMAGES])
 

@@ -80,6 +80,16 @@ def test_where_all_room_is_taken_a_pod_goes_first() -> None:
     replace = _deployment(surge, rollout="Replace")
     assert replace["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
     assert replace["spec"]["template"] == surge["spec"]["template"]
+def test_user_and_groups_are_left_to_the_cluster_where_it_assigns_them() -> None:
+    """New pods then, as those of before are refused; and none for who does not ask for it."""
+    assigned = dataclasses.replace(SETTINGS, assigned_user=True)
+    live, service = _deployment(), create_service()
+    made = children.deployment(service, assigned, ceiling=32, replicas=1, live=live)
+    context = made["spec"]["template"]["spec"]["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert not {"runAsUser", "runAsGroup", "fsGroup"} & context.keys()
+    ours = live["spec"]["template"]["spec"]["securityContext"]
+    assert {ours[name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {65532}
 
 
 def test_cpu_pod_is_limited_to_what_the_model_was_planned_into() -> None:
