@@ -39,6 +39,9 @@ WATCHED = ("ConfigMap", "Service", "Deployment")
 UNWATCHED = ("Secret", "PodDisruptionBudget")
 """Children that no watch shows: the operator has no right to list secrets, for one."""
 _AUTO = "auto"
+_LOAD_S, _FETCH_S = 1800, 6 * 3600
+"""A large checkpoint loads for minutes, and comes from a hub for hours; a pod that crashes or has
+no room is told of long before."""
 
 
 def name_of(service: InferenceService, kind: str) -> str:
@@ -161,7 +164,7 @@ def deployment(
     spec = {
         "replicas": replicas,
         "revisionHistoryLimit": 3,
-        "progressDeadlineSeconds": 1800,  # a large checkpoint loads for minutes
+        "progressDeadlineSeconds": _progress_seconds(template),
         "selector": {"matchLabels": selector(service)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling(service, unplaced)},
         "template": template,
@@ -175,6 +178,13 @@ def deployment(
         TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
     }
     return _child(service, "apps/v1", "Deployment", service.name, {"spec": spec}, annotations)
+
+
+def _progress_seconds(template: Manifest) -> int:
+    """Until pods that are not ready are called stuck."""
+    return _FETCH_S if "--model=hf://" in json.dumps(template) else _LOAD_S
+
+
 def _rolling(service: InferenceService, unplaced: int) -> Manifest:
     """With Replace, a pod that serves nothing for want of a node must not be the one that may be
     away: nothing would ever be replaced."""

@@ -80,6 +80,14 @@ def test_where_all_room_is_taken_a_pod_goes_first() -> None:
     replace = _deployment(surge, rollout="Replace")
     assert replace["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
     assert replace["spec"]["template"] == surge["spec"]["template"]
+
+
+def test_a_model_of_the_hub_may_take_hours_to_come() -> None:
+    ours, hub = _deployment(), _deployment(model=HUB)
+    assert ours["spec"]["progressDeadlineSeconds"] == 1800
+    assert hub["spec"]["progressDeadlineSeconds"] == 6 * 3600
+
+
 def test_user_and_groups_are_left_to_the_cluster_where_it_assigns_them() -> None:
     """New pods then, as those of before are refused; and none for who does not ask for it."""
     assigned = dataclasses.replace(SETTINGS, assigned_user=True)
