@@ -158,7 +158,7 @@ def deployment(
     if kept or (is_unread and annotation(live, MODEL_ANNOTATION) == model):
         commit = pinned_commit(live)
     template = kept or {
-        "metadata": {"labels": labels(service)},
+        "metadata": {"labels": labels(service), "annotations": pod.metadata_annotations(service)},
         "spec": pod.pod_spec(service, settings, ceiling, commit, loading_bytes),
     }
     spec = {

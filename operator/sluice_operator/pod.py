@@ -100,6 +100,18 @@ def pod_spec(
     if hardware.runtime_class_name:
         spec["runtimeClassName"] = hardware.runtime_class_name
     return spec
+
+
+def metadata_annotations(service: InferenceService) -> dict[str, str]:
+    """For those who handle pods: an autoscaler of nodes would keep a node for our scratch files,
+    and a mesh that asks for its own certificates would keep the operator from the admin port."""
+    scratch = [name for name, source, _ in _storage(service) if "emptyDir" in source]
+    return {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": ",".join(scratch),
+        "traffic.sidecar.istio.io/excludeInboundPorts": str(ADMIN_PORT),
+    }
+
+
 def _user(settings: Settings) -> dict[str, int]:
     """OpenShift's `restricted-v2` gives each namespace a range, and refuses any other user."""
     if settings.assigned_user:

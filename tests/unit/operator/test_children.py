@@ -88,6 +88,22 @@ def test_a_model_of_the_hub_may_take_hours_to_come() -> None:
     assert hub["spec"]["progressDeadlineSeconds"] == 6 * 3600
 
 
+def test_autoscalers_and_meshes_are_told_what_a_pod_allows_and_older_pods_stay() -> None:
+    def told(made: dict[str, Any]) -> dict[str, str]:
+        annotations: dict[str, str] = made["spec"]["template"]["metadata"]["annotations"]
+        return {name.rpartition("/")[2]: text for name, text in annotations.items()}
+
+    made = _deployment(model=HUB)
+    scratch = "safe-to-evict-local-volumes"
+    assert told(made) == {scratch: "tmp,cache", "excludeInboundPorts": "8001"}
+    assert told(_deployment(model={**HUB, "cache": {"pvc": "models"}}))[scratch] == "tmp"
+    before = json.loads(json.dumps(made))
+    template = before["spec"]["template"]
+    del template["metadata"]["annotations"]
+    before["metadata"]["annotations"][children.TEMPLATE_ANNOTATION] = json.dumps(template)
+    assert _deployment(before, model=HUB)["spec"]["template"] == template
+
+
 def test_user_and_groups_are_left_to_the_cluster_where_it_assigns_them() -> None:
     """New pods then, as those of before are refused; and none for who does not ask for it."""
     assigned = dataclasses.replace(SETTINGS, assigned_user=True)
