@@ -1,6 +1,7 @@
 """What the operator is started with: flags only, read once. One source, so `ps` shows the truth."""
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -9,6 +10,11 @@ from pathlib import Path
 FIELD_MANAGER = "sluice-operator"
 ALL_OF_IPV4, ALL_OF_IPV6 = "0.0.0.0", "::"  # noqa: S104 - the kubelet probes from outside
 DEFAULT_ENDPOINT = "https://huggingface.co"
+_DESCRIPTION = (
+    "Serves the InferenceServices of a cluster: makes their pods, moves their caps and replicas "
+    "by the latencies that it measures. The chart starts it; by hand it takes the cluster of "
+    "KUBECONFIG."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "sluice-operator", description=__doc__, argument_default=argparse.SUPPRESS
+        "sluice-operator", description=_DESCRIPTION, argument_default=argparse.SUPPRESS
     )
     add = parser.add_argument
     add("--worker-image", required=True, help="worker image for objects that name none")
@@ -83,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         dest="address",
         help="the pod's own address: serve them on all addresses of its family",
     )
-    add("--metrics-port", type=int)
-    add("--liveness-port", type=int)
+    add("--metrics-port", type=_port, help="of /metrics")
+    add("--liveness-port", type=_port, help="of /healthz")
     add("--tick-seconds", type=_positive, dest="tick_s", help="between two looks at the evidence")
     add("--resync-seconds", type=_positive, dest="resync_s", help="between two passes when idle")
     add("--log-format", choices=("plain", "json"))
@@ -112,7 +118,13 @@ def _url(text: str) -> str:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+
+
+def _port(text: str) -> int:
+    if text.isascii() and text.isdigit() and 0 < int(text) < 65536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a port, from 1 to 65535")

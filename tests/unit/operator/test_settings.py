@@ -28,6 +28,29 @@ def test_a_wrong_address_is_refused(flags: list[str], capsys: pytest.CaptureFixt
     assert "--pod-ip" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--tick-seconds=2s", "2s is not a positive number of seconds"),
+        ("--resync-seconds=nan", "nan is not a positive number of seconds"),
+        ("--metrics-port=http", "http is not a port, from 1 to 65535"),
+        ("--liveness-port=70000", "70000 is not a port, from 1 to 65535"),
+    ],
+)
+def test_a_wrong_number_is_refused_with_what_is_wanted(
+    flag: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse([WORKER, flag])
+    assert says in capsys.readouterr().err
+
+
+def test_help_says_what_the_program_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    assert "InferenceService" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("flag", ["--hub-proxy", "--hub-endpoint"])
 @pytest.mark.parametrize(
     "url", ["http://me:canary@proxy:3128", "me:canary@proxy", "https://canary@h"]
