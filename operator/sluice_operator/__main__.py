@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import socket
 import sys
 
 import kopf
@@ -25,6 +26,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
+    _try_port(settings.address, "--metrics-port", settings.metrics_port)
+    _try_port(settings.address, "--liveness-port", settings.liveness_port)
     log_format = kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.FULL
     kopf.configure(verbose=settings.verbose, log_format=log_format)
     if not settings.verbose:
@@ -33,6 +36,15 @@ def run(settings: Settings) -> None:
     known, seen = None, _first_look(settings)
     while seen != known:
         known, seen = seen, _serve(settings, seen)
+
+
+def _try_port(address: str, flag: str, port: int) -> None:
+    """Exit with a sentence where nobody can listen on it; kopf does with a hundred lines."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.create_server((address, port), family=family).close()
+    except OSError as e:
+        sys.exit(f"sluice-operator: {flag} {port} cannot be used: {e.strerror}")
 
 
 def _first_look(settings: Settings) -> Namespaces:

@@ -179,11 +179,7 @@ async def connect(operator: Operator) -> Context:
             )
     except ClusterError as e:
         raise kopf.TemporaryError(str(e), delay=5) from e
-    try:
-        server, _ = start_http_server(settings.metrics_port, settings.address, metrics.registry)
-    except OSError as e:
-        problem = f"--metrics-port {settings.metrics_port} cannot be used: {e.strerror}"
-        raise kopf.PermanentError(problem) from e
+    server, _ = start_http_server(settings.metrics_port, settings.address, metrics.registry)
     operator.close_metrics = partial(_close, server)
     return Context(settings, cluster, create_client(), metrics, operator.children)
 

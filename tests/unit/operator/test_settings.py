@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
-from sluice_operator.settings import ALL_OF_IPV4, ALL_OF_IPV6, parse
+from sluice_operator.__main__ import run
+from sluice_operator.settings import ALL_OF_IPV4, ALL_OF_IPV6, Settings, parse
 
 WORKER = "--worker-image=registry/worker:1"
 
@@ -64,3 +67,15 @@ def test_credentials_in_a_url_are_refused_and_not_shown(
     said = capsys.readouterr().err
     assert f"{flag}: a URL here is seen by all, so it may hold no credentials" in said
     assert "canary" not in said
+
+
+def test_a_port_that_is_taken_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        for name, ports in (("metrics", (taken, 0)), ("liveness", (0, taken))):
+            metrics, liveness = ports
+            settings = Settings(
+                WORKER, address="127.0.0.1", metrics_port=metrics, liveness_port=liveness
+            )
+            with pytest.raises(SystemExit, match=f"--{name}-port {taken} cannot be used: Address "):
+                run(settings)
