@@ -19,7 +19,7 @@ from prometheus_client import start_http_server
 
 from .address import in_url
 from .children import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, WATCHED
-from .cluster import RESOURCES, Cluster, ClusterError
+from .cluster import LIVE_PODS, RESOURCES, Cluster, ClusterError
 from .metrics import Metrics
 from .namespaces import MOST_BETWEEN_LOOKS_S, Namespaces, await_change
 from .observed import Object, essence_of
@@ -229,11 +229,11 @@ def configure(settings: kopf.OperatorSettings) -> None:
     """kopf's settings: measured values, and no trace of kopf on the objects."""
     settings.posting.enabled = False  # our events are our own, deduplicated
     settings.watching.server_timeout = 600  # an int: the API server refuses 600.0
-    settings.watching.chunk_size = 500  # of a list; pods that failed may be thousands
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
     settings.networking.enforce_retry_after = True
     settings.scanning.disabled = True  # needs rights on CRDs and namespaces that we do without
     settings.persistence.finalizer = f"{GROUP}/operator"
+    settings.watching.field_selectors[CHILDREN["Pod"]] = LIVE_PODS
     for resource in CHILDREN.values():
         settings.watching.label_selectors[resource] = f"{MANAGED_BY_LABEL}={MANAGED_BY}"

@@ -30,7 +30,6 @@ _LATE_S = 10.0
 """A pod that is not gone so long after its grace period is stuck, and so is its room."""
 _MAX_MESSAGE = 300
 _POD_META = ("name", "uid", "creationTimestamp", "deletionTimestamp")
-_ENDED_STATUS = ("phase", "reason", "message", "conditions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +111,9 @@ def unplaced(pods: Sequence[Pod], wanted: int, now: float, patience_s: float) ->
 
 
 def essence_of(body: Object) -> Object:
-    """What is read of a live pod. Where a node refuses every pod there may be 12,500 that ended."""
-    meta, status = body["metadata"], body.get("status") or {}
-    kept = _ENDED_STATUS if has_ended(body) else tuple(status)
-    return {
-        "metadata": {key: meta[key] for key in _POD_META if key in meta},
-        "status": {key: status[key] for key in kept if key in status},
-    }
+    """What is read of a live pod: no spec, and not who wrote which field."""
+    meta = {key: body["metadata"][key] for key in _POD_META if key in body["metadata"]}
+    return {"metadata": meta, "status": body.get("status") or {}}
 
 
 def has_ended(body: Object) -> bool:

@@ -21,10 +21,11 @@ from . import children, drift, events, ownership, prune, runtime, status
 from .admin_token import token_of
 from .cluster import Cluster, ClusterError, Ref
 from .events import Notice
+from .failures import Failures
 from .fit import Fit, judge
 from .metrics import Metrics
 from .model_reader import ModelReader
-from .observed import Object, Pod, controller_of, failure_of, has_ended, pod_of
+from .observed import Object, Pod, controller_of, has_ended, pod_of
 from .ownership import Claim, Move
 from .pace import Pace, Turns
 from .plan import Observed, Plan, plan
@@ -87,6 +88,7 @@ class Reconciler:
 
     def __init__(self, context: Context, namespace: str, name: str) -> None:
         self._context, self._namespace, self._name = context, namespace, name
+        self._own = f"{children.INSTANCE_LABEL}={name},{children.MANAGED_BY_LABEL}"
         self._forget()
         self._pace = Pace(context.turns)
         self._body: Object = {}
@@ -113,6 +115,8 @@ class Reconciler:
         context, self._memory = self._context, _Memory()
         self._model = ModelReader(context.cluster, context.settings)
         self._scraper = Scraper(context.client, context.metrics)
+        cluster, every_s = context.cluster, context.settings.resync_s
+        self._failures = Failures(cluster, self._namespace, self._own, every_s)
 
     def child_seen(self, uid: str) -> None:
         """A child is there, though it may have left the watch before, by an edit of its labels."""
@@ -251,13 +255,12 @@ class Reconciler:
             accepted=dict(memory.accepted),
             deleted={k: uid for k, uid in memory.deleted.items() if uid != _uid(live.get(k))},
             unsaved_s=time.monotonic() - memory.saved_s,
-            failed=failure_of(self._seen("Pod"), now),
+            failed=await self._failures.newest(pods, now),
         )
 
     def _take(self, held: Object) -> None:
-        """The stored state, where we know none, or another process has written since, which is not
-        behind: to go on from what we know would be a fight. A person's edit leaves our hash, and is
-        put back."""
+        """The stored state, where we know none or another process has written since: to go on from
+        what we know would be a fight. A person's edit leaves our hash, and is put back."""
         memory = self._memory
         is_ours = drift.manifest_hash(held) == drift.manifest_hash(memory.written.get("ConfigMap"))
         if memory.runtime is not None and is_ours:
@@ -320,12 +323,9 @@ class Reconciler:
         memory, now_s = self._memory, time.monotonic()
         if now_s - memory.swept_s < _SWEEP_RESYNCS * self._context.settings.resync_s:
             return True
-        own = f"{children.INSTANCE_LABEL}={self._name},{children.MANAGED_BY_LABEL}"
         for kind in ("Pod", *children.WATCHED):
-            # Pods that have ended are not looked for: they are nothing but what is told of them.
-            seen = (body for body in self._seen(kind) if kind != "Pod" or not has_ended(body))
-            known = (*seen, *filter(None, [self._written(kind)]))
-            there = await self._context.cluster.uids(Ref(kind, self._namespace), label=own)
+            known = (*self._seen(kind), *filter(None, [self._written(kind)]))
+            there = await self._context.cluster.uids(Ref(kind, self._namespace), label=self._own)
             missed = [body for body in known if _uid(body) not in there]
             memory.ghosts = memory.ghosts - there | {_uid(body) for body in missed}
             for body in missed if kind != "Pod" else ():

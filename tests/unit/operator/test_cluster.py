@@ -69,12 +69,14 @@ async def test_looking_for_missed_deletions_reads_no_spec_and_no_pod_that_has_en
         api = Cluster(ApiClient(Configuration(host=host)), Metrics())
         for kind in ("Pod", "Service"):
             assert await api.uids(Ref(kind, "default"), label="a=b") == {"uid-1"}
+        assert len(await api.failed_pods("default", "a=b")) == 1
         server.shutdown()
-    [(pods, accept), (services, _)] = OneOfEach.asked
+    [(pods, accept), (services, _), (failed, _)] = OneOfEach.asked
     assert "fieldSelector=status.phase!=Failed,status.phase!=Succeeded" in pods
     assert "labelSelector=a=b" in pods
     assert "as=PartialObjectMetadataList" in accept
     assert "fieldSelector" not in services
+    assert "fieldSelector=status.phase=Failed&limit=500" in failed
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("token"), ConfigException("empty")])

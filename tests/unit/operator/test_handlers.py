@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import kopf
 import pytest
-from sluice_operator.handlers import Operator, create_registry
+from sluice_operator.cluster import LIVE_PODS
+from sluice_operator.handlers import Operator, configure, create_registry
 from sluice_operator.metrics import Metrics
 from sluice_operator.namespaces import Namespaces
 from sluice_operator.reconcile import Context, Reconciler
@@ -85,6 +86,13 @@ async def test_of_a_pod_the_watch_keeps_no_more_than_is_read(operator: Operator)
     kept = await cast(Any, index.fn)(body=child_body(pod))
     assert kept[KEY].keys() == {"metadata", "status"}
     assert "managedFields" not in kept[KEY]["metadata"]
+
+
+def test_pods_that_have_ended_are_not_watched() -> None:
+    """Of 12,500 that a node has refused, kopf's start would take half an hour and a gigabyte."""
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    assert settings.watching.field_selectors["v1", "pods"] == LIVE_PODS
 
 
 async def test_a_child_whose_label_is_put_back_is_seen_again(operator: Operator) -> None:
