@@ -11,7 +11,9 @@ from .capacity import pod_capacity
 from .caps import Bound
 from .case import Case
 from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
-from .types import Condition, Move, Observation, Past, ReplicaChange
+from .evidence import recent
+from .types import Condition, Move, Observation, Past, ReplicaChange, TargetName
+from .verdicts import READERS
 
 
 def measure_demand(case: Case, bound: Bound) -> Demand:
@@ -64,9 +66,11 @@ def replicas_move(
     wanted = _wanted(case, demand, cap, bound, feasible)
     if wanted > replicas:
         return _scale_out(case, demand, wanted)
-    if _may_shrink(case, demand):
-        return _scale_in(case, demand)
     message = f"{_rate(demand)} needs {demand.needed}"
+    if _may_shrink(case, demand):
+        if (missed := _still_missed(case, feasible)) is None:
+            return _scale_in(case, demand)
+        message += f"; {missed} still comes too late"
     return wanting_none(case.past), Move(replicas, Reason.STEADY, message)
 
 
@@ -212,6 +216,17 @@ def _may_shrink(case: Case, demand: Demand) -> bool:
     return case.seen.now - last.time_s >= max(
         k.SETTLE_COLD_STARTS * _cold_start_s(case.past), k.MAX_DRAIN_S
     )
+
+
+def _still_missed(case: Case, feasible: Condition) -> TargetName | None:
+    """A target in breach that the newest half minute missed as well, so that no pod is taken from
+    it; None where none is, nobody comes any more, or no number of pods would hold it."""
+    newest = recent(case.pods)
+    if feasible.holds is False or not any(tick.arrivals for tick in newest):
+        return None
+    queued: tuple[TargetName, ...] = ("timeToFirstToken", "endToEnd")
+    breached = (name for name in queued if case.verdict(name) == "Breach")
+    return next((n for n in breached if any(READERS[n].seen(t)[1] for t in newest)), None)
 
 
 def _scale_in(case: Case, demand: Demand) -> tuple[Past, Move]:

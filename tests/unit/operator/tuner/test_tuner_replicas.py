@@ -7,10 +7,11 @@ from itertools import chain
 from math import inf
 from random import Random
 from statistics import median
+from typing import Any
 
 import msgspec
 import pytest
-from sluice_operator.tuner import Past, decide
+from sluice_operator.tuner import Past, Targets, decide
 from sluice_operator.tuner.demand import Arrivals, Capacity, Queue, plan_demand, read_arrivals
 from sluice_operator.tuner.evidence import HeardPod
 from sluice_operator.tuner.types import ReplicaChange
@@ -442,3 +443,32 @@ def test_what_was_wanted_before_a_silence_has_to_be_wanted_anew() -> None:
     past, held = decide(wanted, silent)
     assert (held.replicas, held.replicas_move.reason) == (2, "MetricsUnavailable")
     assert decide(past, heard)[1].replicas_move.reason == "ScaleDownWindow"
+
+
+FEW: dict[str, Any] = {"arrivals": 1, "finished": 1, "running": 1, "max_running": 1}
+FEW |= {"generated_tokens": 100, "decodes": 100, "steps": 100, "prefill_tokens": 64}
+LATE_OUTSIDE = FEW | {"ttft": late(10, 3, "cold")}
+ENDS_LATE = FEW | {"e2e": Requests(10, 3, {400: 7, 500: 3})}
+ENDS = replace(MADE_TARGETS, ttft_ms=None, e2e_ms=8000.0)
+
+
+@pytest.mark.parametrize(
+    ("work", "newest", "targets", "left"),
+    [
+        (LATE_OUTSIDE, LATE_OUTSIDE, MADE_TARGETS, 3),
+        (ENDS_LATE, ENDS_LATE, ENDS, 3),
+        (LATE_OUTSIDE, FEW, MADE_TARGETS, 2),
+        (LATE_OUTSIDE, LATE_OUTSIDE | {"arrivals": 0}, MADE_TARGETS, 2),
+        (ENDS_LATE, ENDS_LATE, replace(ENDS, e2e_ms=1.0), 2),
+    ],
+    ids=["first tokens", "ends", "no longer", "nobody comes", "out of reach"],
+)
+def test_no_pod_is_taken_away_while_a_target_breaks_that_pods_can_hold(
+    work: dict[str, Any], newest: dict[str, Any], targets: Targets, left: int
+) -> None:
+    ticks = [tick(seq, **(work if seq <= 285 else newest)) for seq in range(1, 301)]
+    model = StepModel(5.0, 0.5, 0.0, 0.02, 1000, 1.05)
+    pods = [pod(name, ticks, model=model) for name in "abc"]
+    seen = observation(*pods, targets=targets)
+    _, decision = decide(Past(scale_in_since_s=0.0), seen)
+    assert decision.replicas == left
