@@ -8,6 +8,7 @@ from math import inf, sqrt
 from operator import lt
 from statistics import median
 
+import msgspec
 from sluice_worker.contract import TICK_SECONDS, Evidence, Lengths, Tick
 
 from . import constants as k
@@ -95,11 +96,31 @@ def _aligned(view: PodView, now: float) -> HeardPod:
     ticks: Sequence[Tick] = view.evidence.ticks
     ends_s = [tick.t_s for tick in ticks]
     if not all(map(lt, ends_s, islice(ends_s, 1, None))):
-        unique = {(tick.boot_id, tick.seq): tick for tick in ticks}
-        ticks = sorted(unique.values(), key=lambda tick: tick.t_s)
+        ticks = _in_order(view.evidence)
     if ticks[-1].boot_id != view.evidence.boot_id:  # it has just begun anew: how late is not known
         return HeardPod(view, ticks)
     return HeardPod(view, ticks, clock_shift(ticks[-1].t_s, view.seen_s, now))
+
+
+def _in_order(evidence: Evidence) -> list[Tick]:
+    """Its ticks, each once, boot after boot as they began. Those of before its clock was put back
+    are timed back from the first one after it: the ticks of a boot are `TICK_SECONDS` apart."""
+    earlier = [tick.boot_id for tick in evidence.ticks if tick.boot_id != evidence.boot_id]
+    boots = [*dict.fromkeys(earlier), evidence.boot_id]
+    rank = {boot_id: number for number, boot_id in enumerate(boots)}
+    unique = {(rank[tick.boot_id], tick.seq): tick for tick in evidence.ticks}
+    newest_first: list[Tick] = []
+    is_off = False
+    for key in sorted(unique, reverse=True):
+        tick, after = unique[key], newest_first[-1] if newest_first else None
+        if after is not None:
+            is_same_boot = after.boot_id == tick.boot_id
+            is_off = tick.t_s >= after.t_s or (is_off and is_same_boot)
+            if is_off:
+                num = after.seq - tick.seq if is_same_boot else 1
+                tick = msgspec.structs.replace(tick, t_s=after.t_s - num * TICK_SECONDS)
+        newest_first.append(tick)
+    return newest_first[::-1]
 
 
 def clock_shift(newest_s: float, seen_s: float | None, now: float) -> float:

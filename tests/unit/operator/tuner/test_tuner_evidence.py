@@ -172,6 +172,29 @@ def test_a_pod_with_another_clock_is_heard(skew_s: float) -> None:
     assert decision.cap == 6
 
 
+@pytest.mark.parametrize("back_s", [0.0, 3.0, 60.0, 3600.0])
+@pytest.mark.parametrize("boot_id", ["boot", "before"])
+def test_a_pod_whose_clock_was_put_back_is_heard_at_once(back_s: float, boot_id: str) -> None:
+    """Five minutes of calm, and half a minute of breach since the step, of this boot or a new
+    one."""
+    calm = [tick(seq, t_s=10_000 + 2.0 * seq, boot_id=boot_id) for seq in range(1, 151)]
+    broken = [tick(seq, t_s=10_000 + 2.0 * seq - back_s, itl=BROKEN) for seq in range(151, 166)]
+    now = 10_000 + 2.0 * 165
+    view = pod("a", calm + broken, seen_s=now)
+    _, decision = decide(Past(), observation(view, now=now))
+    judged = decision.verdicts["interTokenLatency"]
+    assert (judged.n, judged.over, judged.verdict) == (165_000, 7_500, "Breach")
+    assert (decision.cap_reason, decision.silent_pods) == ("InterTokenLatencyBreached", ())
+    assert decision.arrivals_per_s == 5.0
+
+
+def test_a_tick_of_another_clock_among_all_others_is_where_it_was() -> None:
+    usual = [tick(seq) for seq in range(1, 31)]
+    odd = [*usual[:20], tick(21, t_s=1e12), *usual[21:]]
+    (pod_,) = survey(observation(pod("a", odd))).heard
+    assert [t.t_s for t in pod_.ticks] == [t.t_s for t in usual]
+
+
 def test_a_tick_that_was_read_twice_counts_once() -> None:
     ticks = [tick(seq) for seq in range(1, 10)]
     _, decision = decide(Past(), observation(pod("a", ticks + ticks)))
