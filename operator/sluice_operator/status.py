@@ -74,7 +74,7 @@ def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
     if decision is not None:
         # spec.slo may have been taken out; then there is nothing to say about it.
         parts["slo"] = _slo(decision) if service.spec.slo.has_target else {}
-        parts |= {"load": _load(report, decision), "pods": _pods(decision)}
+        parts |= {"load": _load(report, decision, now), "pods": _pods(decision)}
     return {
         "observedGeneration": service.generation,
         "url": f"http://{service.name}.{service.namespace}.svc",
@@ -406,12 +406,13 @@ def _replica_change(change: ReplicaChange) -> dict[str, Any]:
     }
 
 
-def _load(report: Report, decision: Decision) -> dict[str, Any]:
+def _load(report: Report, decision: Decision, now: float) -> dict[str, Any]:
+    same_targets_s = now - report.runtime.past.targets_since_s
     part: dict[str, Any] = {
         "arrivalsPerSecond": f"{decision.arrivals_per_s:.2f}",
         "running": sum(config.running for config in report.configs),
         "waiting": sum(config.waiting.total for config in report.configs),
-        **work(report.evidence, report.service.spec.slo.window_s),
+        **work(report.evidence, report.service.spec.slo.window_s, same_targets_s),
     }
     return {**part, "cause": decision.cause} if decision.cause != "none" else part
 

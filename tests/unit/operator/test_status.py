@@ -22,6 +22,7 @@ from sluice_operator.observed import (
 from sluice_operator.reasons import Foreign, Reason
 from sluice_operator.runtime import Runtime
 from sluice_operator.status import Report, build, milliseconds
+from sluice_operator.tuner import decide
 from sluice_operator.tuner.types import CapChange, Past, ReplicaChange
 from sluice_worker.contract import Lengths
 from unit.operator.observations import (
@@ -33,6 +34,7 @@ from unit.operator.observations import (
     create_service,
     pod_body,
 )
+from unit.operator.tuner import made
 
 
 def _report(**changes: Any) -> Report:
@@ -508,3 +510,18 @@ def test_an_evicted_pod_has_ended_though_its_address_is_still_told(
     body = pod_body(**({"phase": phase} if phase else {}))
     assert body["status"]["podIP"]
     assert has_ended(body) == ended
+
+
+def test_misses_of_before_the_targets_were_edited_are_not_told() -> None:
+    """Ten ticks, of which three are of these targets. The newest might be a tick old, so two are
+    counted."""
+    ticks = [made.tick(seq, ttft=made.late(10, 4)) for seq in range(1, 11)]
+    view = made.pod("a", ticks)
+    _, decision = decide(Past(), made.observation(view))
+    assert view.evidence is not None
+    report = _report(decision=decision, evidence=(view.evidence,))
+    told = [
+        build(replace(report, runtime=Runtime(1, 4, 1, past)), {}, NOW)["load"]["misses"]["cap"]
+        for past in (Past(), Past(targets_since_s=NOW - 6))
+    ]
+    assert told == [40, 8]

@@ -16,6 +16,14 @@ def test_only_the_window_counts_and_misses_keep_their_cause() -> None:
     assert found["misses"] == {"cap": 0, "kv": 6, "prefill": 12, "cold": 0, "other": 6}
 
 
+@pytest.mark.parametrize(("same_targets_s", "num"), [(0.0, 0), (1.9, 0), (8.0, 3), (1e9, 4)])
+def test_misses_of_other_targets_do_not_count(same_targets_s: float, num: int) -> None:
+    """Of four ticks in the window; the newest may be a tick old."""
+    ticks = [create_tick(seq, steps=1, ttft=FirstTokens(5, 4)) for seq in range(1, 11)]
+    found = work([create_evidence(ticks=ticks)], 8.0, same_targets_s)
+    assert found["misses"]["other"] == 4 * num
+
+
 def test_idle_pods_say_nothing_that_could_change() -> None:
     ticks = [create_tick(seq) for seq in range(1, 5)]
     assert work([create_evidence(ticks=ticks, lengths=Lengths(80, 9, 5))], 600.0) == {}
