@@ -114,9 +114,12 @@ def _lower(case: Case, feasible: Condition, keep: int) -> Move:
 
 
 def _proven_before(case: Case) -> int:
-    """The cap that this epoch was raised from on measured headroom a short while ago, or 0."""
+    """The cap that this epoch was raised from on measured headroom a short while ago, or 0: what
+    held other targets proves nothing of these."""
     last = case.past.last_change
     if last is None or last.epoch != case.seen.epoch or last.reason != Reason.HEADROOM:
+        return 0
+    if last.time_s < case.past.targets_since_s:
         return 0
     return last.from_cap if case.seen.now - last.time_s < k.REMEMBER_S else 0
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 from sluice_operator.tuner import Decision, Past, decide
-from sluice_operator.tuner.types import BreachedCap, ReplicaChange
-from sluice_worker.contract import Lengths, Waiting
-from unit.operator.tuner.made import LIMITS, gaps, late, observation, pod, tick
+from sluice_operator.tuner.types import BreachedCap, CapChange, ReplicaChange
+from sluice_worker.contract import Lengths, StepModel, Waiting
+from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
 
-QUEUED = [tick(seq, ttft=late(10, 10), waiting=Waiting(cap=9)) for seq in range(1, 31)]
+FIRST_30 = range(1, 31)
+QUEUED = [tick(seq, ttft=late(10, 10), waiting=Waiting(cap=9)) for seq in FIRST_30]
 NOW = 60.0
 
 
@@ -56,6 +57,17 @@ def test_a_cap_that_broke_in_a_spell_that_lasts_is_not_remembered() -> None:
     past, decision = decide(Past(), observation(pod("a", broken)))
     assert decision.cap < 8
     assert not past.breached_caps
+
+
+@pytest.mark.parametrize(("edited_s", "cap"), [(0.0, 8), (20.0, 4)])
+def test_headroom_under_other_targets_proves_nothing(edited_s: float, cap: int) -> None:
+    """The model sees 4 hold 12 ms; 8 had shown headroom, under these targets or under others."""
+    targets = replace(TARGETS, itl_ms=12.0)
+    raised = CapChange(10.0, 8, 16, epoch=1, reason="Headroom")
+    past = Past(targets="99|500|12.0|None", targets_since_s=edited_s, last_change=raised)
+    broken = [tick(seq, max_num_seqs=16, max_running=16, itl=gaps(1000, 900)) for seq in FIRST_30]
+    view = pod("a", broken, model=StepModel(5.0, 1.0, 0.0, 0.02, 1000, 1.05))
+    assert decide(past, observation(view, cap=16, targets=targets))[1].cap == cap
 
 
 def overloaded(past: Past, num_starting: int = 0) -> Decision:
