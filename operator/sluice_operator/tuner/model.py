@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import floor, inf
 from statistics import NormalDist
+from typing import TypeGuard
 
 from sluice_worker.contract import MIN_CHUNK_TOKENS, StepModel
 
@@ -87,12 +88,8 @@ def step_time(pods: Sequence[HeardPod], work: Work, quantile: float) -> StepTime
     The tail is the residual's P99, moved to `quantile` as a log-normal would be. On a throttled
     pod it is a stall.
     """
-    models = [
-        pod.view.evidence.step_model
-        for pod in pods
-        if pod.view.evidence and _is_fitted(pod.view.evidence.step_model)
-    ]
-    fitted = [model for model in models if model is not None]
+    models = [pod.view.evidence.step_model for pod in pods if pod.view.evidence]
+    fitted = [model for model in models if _is_fitted(model)]
     if not fitted:
         return None
     stretch = _mean(fitted, "resid_q") ** _tail_power(quantile)
@@ -106,7 +103,7 @@ def step_time(pods: Sequence[HeardPod], work: Work, quantile: float) -> StepTime
     return _with_tail(plain, max(1.0, stretch), work)
 
 
-def _is_fitted(model: StepModel | None) -> bool:
+def _is_fitted(model: StepModel | None) -> TypeGuard[StepModel]:
     return model is not None and model.n >= k.MIN_MODEL_RECORDS and model.a + model.b > 0
 
 
