@@ -20,15 +20,19 @@ def pod_capacity(case: Case, bound: Bound) -> Capacity | None:
 
     `bound`: how far the cap can be raised.
     """
-    work = case.work
-    if not work.lengths_known:
+    if not case.work.lengths_known:
         return None
     if case.model is None:
         return _observed_capacity(case)
     concurrency = min(_reachable_concurrency(case, bound), sequences_in_time(case))
-    service_ms = case.model.request_ms(concurrency, work.output_tokens, work.prompt_tokens)
+    return modelled_capacity(case, case.model, concurrency)
+
+
+def modelled_capacity(case: Case, model: StepTime, concurrency: float) -> Capacity:
+    """What the step model sees one pod do with so many sequences at once."""
+    service_ms = model.request_ms(concurrency, case.work.output_tokens, case.work.prompt_tokens)
     service_s = max(service_ms / 1000, k.MIN_SERVICE_S)
-    return Capacity(concurrency, service_s / calibration(case.model, case))
+    return Capacity(concurrency, service_s / calibration(model, case))
 
 
 def _observed_capacity(case: Case) -> Capacity | None:

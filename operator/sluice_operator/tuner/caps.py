@@ -15,7 +15,7 @@ from .demand import Load
 from .evidence import cap_is_used, median_kv_tokens
 from .model import StepTime
 from .runs import series_of
-from .types import BreachedCap, Condition, Move, Past, TargetName, Targets
+from .types import BreachedCap, Condition, LoadedCap, Move, Past, TargetName, Targets
 from .verdicts import READERS
 
 GAPS = READERS["interTokenLatency"]
@@ -77,9 +77,11 @@ def bounded_cap(case: Case) -> Move | None:
 def _raise_for_load(case: Case, least: int, otherwise: int) -> Move | None:
     """The way up to the `least` that does what arrives; None where the cap goes that far
     `otherwise`."""
-    cap, late = case.seen.cap, case.late_in_queue
-    to = min(least, _doubled(cap))
-    if late is None or to <= max(cap, otherwise) or to < k.MIN_RAISE * cap:
+    cap, ceiling, late = case.seen.cap, case.seen.limits.ceiling, case.late_in_queue
+    room = min(ceiling, sequences_in_memory(case) or ceiling)
+    # Each raise is a new epoch: it is worth one, also where less would do.
+    to = min(max(least, ceil(k.MIN_RAISE * cap)), _doubled(cap), room)
+    if late is None or least <= cap or to <= max(cap, otherwise):
         return None
     message = f"{case.numbers(late)}; below {least} arrivals wait for ever; cap {cap} -> {to}"
     return Move(to, Reason.LOAD_NEEDS_CAP, message)
@@ -411,17 +413,18 @@ def blocked_from(case: Case) -> int | None:
         max(1, floor(k.SAME_CAP * known.cap))
         for known in case.past.breached_caps
         if case.seen.now < known.time_s + k.REMEMBER_S * 2**known.times
-        and not _is_another_time(known, case)
+        and not is_another_time(known, case)
     ]
     return max(min(blocked), case.seen.limits.min_num_seqs + 1) if blocked else None
 
 
-def _is_another_time(known: BreachedCap, case: Case) -> bool:
-    """Whether requests have other lengths, or steps have become faster, than when it breached."""
+def is_another_time(known: BreachedCap | LoadedCap, case: Case) -> bool:
+    """Whether requests have other lengths, or steps have become faster, than when it was learnt."""
     work = case.work
     chance = k.LENGTHS_DOUBT * work.total_sigma / sqrt(max(work.num_totals, 1))
     shift = abs(work.total_tokens - known.mean_tokens)
-    if work.num_totals >= k.MIN_FINISHED and shift > k.LENGTHS_SHIFTED * known.mean_tokens + chance:
+    is_known = known.mean_tokens > 0 and work.num_totals >= k.MIN_FINISHED
+    if is_known and shift > k.LENGTHS_SHIFTED * known.mean_tokens + chance:
         return True
     if case.model is None:
         return False

@@ -72,10 +72,11 @@ def _until(now: float, past: Past) -> Past:
         times = {name: earlier(getattr(change, name)) for name in names}
         return msgspec.structs.replace(change, **times)
 
-    last = past.last_change
+    last, loaded = past.last_change, past.loaded_cap
     return msgspec.structs.replace(
         changed(past, "targets_since_s", "scale_out_since_s", "scale_in_since_s"),
         breached_caps=tuple(changed(known, "time_s") for known in past.breached_caps),
+        loaded_cap=loaded and changed(loaded, "time_s"),
         last_change=last and changed(last, "time_s"),
         scale_history=tuple(changed(c, "time_s", "settled_s") for c in past.scale_history),
     )

@@ -3,7 +3,8 @@
 from math import ceil
 
 from . import constants as k
-from .capacity import calibration, in_memory
+from .capacity import calibration, in_memory, modelled_capacity
+from .caps import is_another_time
 from .case import Case
 from .demand import Demand, Load
 from .types import Condition, LoadedCap
@@ -18,30 +19,27 @@ def read_load(case: Case, demand: Demand, feasible: Condition) -> Load:
     enough = _enough(case, demand)
     if may_wait or seen.targets.overload == "Shed" or not (are_all or feasible.holds is False):
         return Load(enough=enough)
-    waiting_per_s = case.work.waiting_cap / seen.targets.window_s
-    needed = _needed(case, demand.arrivals.mean_per_s + waiting_per_s)
-    keep = needed if known is not None else 0
-    if known is not None and _still_holds(known, case, demand):
-        keep = max(needed, min(known.cap, limits.ceiling))
-    return Load(needed if _is_starved(case, demand) else 0, keep, enough)
+    is_starved = _is_starved(case, demand)
+    waiting_per_s = case.work.waiting_cap / max(1, len(case.pods)) / seen.targets.window_s
+    per_s = _of_one(case, demand.arrivals.mean_per_s) + waiting_per_s
+    needed = _needed(case, per_s) if is_starved or known else 0
+    keep = max(needed, _kept(known, case, demand)) if known else 0
+    return Load(needed if is_starved else 0, keep, enough)
 
 
 def _is_starved(case: Case, demand: Demand) -> bool:
     """Whether far more arrives than the cap lets the pods do: of a burst, a slow spell or chance
     the queue is gone again."""
-    if case.late_in_queue is None or case.cause != "cap":
+    if case.late_in_queue is None or case.cause != "cap" or not _queues_on(case):
         return False
     arrives = _of_one(case, demand.arrivals.surely_per_s)
-    return arrives > k.OVERLOADED * _does_per_s(case) and _queues_on(case)
+    return arrives > k.OVERLOADED * _does_per_s(case)
 
 
 def _does_per_s(case: Case) -> float:
     """What the step model sees one pod do at the present cap; 0 where nobody knows."""
-    model, work, cap = case.model, case.work, case.seen.cap
-    if model is None:
-        return 0.0
-    request_ms = model.request_ms(cap, work.output_tokens, work.prompt_tokens)
-    return 1000 * cap * calibration(model, case) / request_ms
+    done = None if case.model is None else modelled_capacity(case, case.model, case.seen.cap)
+    return done.per_s if done else 0.0
 
 
 def _queues_on(case: Case) -> bool:
@@ -54,17 +52,18 @@ def _enough(case: Case, demand: Demand) -> int:
     """The least cap with a tenth to spare for what arrives; the ceiling where none has."""
     if case.seen.targets.e2e_ms is None:
         return 0
-    needed = _needed(case, k.OVERLOADED * demand.arrivals.mean_per_s)
+    per_s = _of_one(case, demand.arrivals.mean_per_s)
+    needed = _needed(case, k.OVERLOADED * per_s)
     return needed or case.seen.limits.ceiling
 
 
-def _needed(case: Case, all_per_s: float) -> int:
-    """The least cap at which the pods do so many requests; 0 where none would do, or nobody
+def _needed(case: Case, of_one_per_s: float) -> int:
+    """The least cap at which a pod does so many requests; 0 where none would do, or nobody
     knows."""
     model, work, seen = case.model, case.work, case.seen
     if model is None or not work.lengths_known:
         return 0
-    per_s = _of_one(case, all_per_s) / calibration(model, case)
+    per_s = of_one_per_s / calibration(model, case)
     lengths = work.output_tokens, work.prompt_tokens
     fixed_s = model.request_ms(0, *lengths) / 1000
     each_s = model.request_ms(1, *lengths) / 1000 - fixed_s
@@ -75,14 +74,17 @@ def _needed(case: Case, all_per_s: float) -> int:
 
 
 def _of_one(case: Case, per_s: float) -> float:
-    """One pod's part of what arrives at all."""
-    return per_s / max(1, len(case.pods))
+    """One pod's part of what arrives at all: at those that are not heard, too."""
+    return per_s / max(1, len(case.fleet.heard) + len(case.fleet.silent))
 
 
-def _still_holds(known: LoadedCap, case: Case, demand: Demand) -> bool:
-    """Whether it is not long ago, and not far less arrives at a pod than then."""
+def _kept(known: LoadedCap, case: Case, demand: Demand) -> int:
+    """The cap that was raised to for the load, where that is not long ago, requests and steps are
+    as they were, and not far less arrives at a pod; else 0."""
+    if _is_over(known, case) or is_another_time(known, case):
+        return 0
     per_s = _of_one(case, demand.arrivals.mean_per_s)
-    return not _is_over(known, case) and per_s >= k.LOAD_FELL * known.per_s
+    return min(known.cap, case.seen.limits.ceiling) if per_s >= k.LOAD_FELL * known.per_s else 0
 
 
 def _is_over(known: LoadedCap, case: Case) -> bool:
@@ -92,6 +94,8 @@ def _is_over(known: LoadedCap, case: Case) -> bool:
 def remember_load(case: Case, demand: Demand, cap: int) -> LoadedCap:
     """What to remember of a raise to `cap` for the load alone: for longer at each repetition."""
     known, times = case.past.loaded_cap, 0
-    if known is not None:
+    if known is not None and not is_another_time(known, case):
         times = min(known.times + _is_over(known, case), k.MAX_DOUBLINGS)
-    return LoadedCap(cap, case.seen.now, times, _of_one(case, demand.arrivals.mean_per_s))
+    tail_ms = case.model.fitted_tail_ms(cap) if case.model else 0.0
+    per_s = _of_one(case, demand.arrivals.mean_per_s)
+    return LoadedCap(cap, case.seen.now, times, per_s, case.work.total_tokens, tail_ms)

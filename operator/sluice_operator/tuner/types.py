@@ -114,12 +114,17 @@ class BreachedCap(Struct, frozen=True):
 
 class LoadedCap(Struct, frozen=True):
     """A cap that was raised to because a pod could not do `per_s` arrivals below it. None below
-    it for 10 min * 2**times."""
+    it for 10 min * 2**times at these lengths, which are 0 where nobody kept them.
+
+    `tail_ms`: what the step model said of that cap then; 0 without one.
+    """
 
     cap: int
     time_s: float
     times: int
     per_s: float
+    mean_tokens: float = 0.0
+    tail_ms: float = 0.0
 
 
 class CapChange(Struct, frozen=True):

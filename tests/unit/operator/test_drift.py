@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sluice_operator import children, drift
 from sluice_operator.runtime import Runtime
+from sluice_operator.tuner.types import LoadedCap
 from unit.operator.observations import SETTINGS, create_service
 
 
@@ -74,6 +75,15 @@ def test_the_runtime_survives_its_configmap() -> None:
     for runtime in (Runtime(0, None, 1), Runtime(7, 12, 3)):
         manifest = children.configmap(create_service(), SETTINGS, runtime)
         assert parse(manifest["data"]) == runtime
+
+
+def test_a_memory_that_an_earlier_operator_wrote_is_read() -> None:
+    from sluice_operator.runtime import parse
+
+    loaded = '{"loaded_cap": {"cap": 18, "time_s": 500.0, "times": 2, "per_s": 1.5}}'
+    runtime = parse({"epoch": "1", "replicas": "1", "past.json": loaded})
+    assert runtime is not None
+    assert runtime.past.loaded_cap == LoadedCap(18, 500.0, 2, 1.5)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ MODEL = StepModel(40.0, 2.0, 0.0, 0.05, 1000, 1.05)
 even a cap of 64 does five a second."""
 SLOW = StepModel(50.0, 2.0, 0.0, 0.05, 1000, 1.05)
 """One sequence alone is over the target of 50 ms, and six do what arrives."""
+TAIL_MS = (40 + 2 * 5) * 1.05
+"""Of a full cap of 5."""
 ONE_POD = replace(LIMITS, max_replicas=1)
 SNUG = TokenGaps(1000, 0, 0, 1000, 0, {sketch.bucket_of(49.0): 1000})
 """All in time, with no room for more."""
@@ -48,7 +50,7 @@ def test_the_cap_is_raised_to_the_least_that_does_what_arrives() -> None:
     past, decision = looked_at(**STARVED)
     assert (decision.cap, decision.cap_reason) == (5, "LoadNeedsCap")
     assert decision.cap_move.message.endswith("below 5 arrivals wait for ever; cap 3 -> 5")
-    assert past.loaded_cap == LoadedCap(5, 600.0, 0, 1.0)
+    assert past.loaded_cap == LoadedCap(5, 600.0, 0, 1.0, 164.0, TAIL_MS)
 
 
 def test_it_is_raised_though_the_gaps_are_broken_and_no_cap_holds_them() -> None:
@@ -123,13 +125,48 @@ def test_what_was_raised_to_is_kept_for_longer_each_time_while_as_much_comes() -
     assert lowered_to(LoadedCap(18, 0.0, 1, 1.0)) == 20, "the second time"
     assert lowered_to(LoadedCap(18, 500.0, 0, 2.0)) < 18, "half of it comes"
     assert lowered_to(LoadedCap(18, 500.0, 0, 1.0), arrivals=1, pods=2) < 18, "shared by two"
+    assert lowered_to(LoadedCap(18, 500.0, 0, 1.0, 164.0, 80.0)) == 20, "of the same requests"
+    assert lowered_to(LoadedCap(18, 500.0, 0, 1.0, 500.0, 80.0)) < 18, "of much longer ones"
+    assert lowered_to(LoadedCap(18, 500.0, 0, 1.0, 164.0, 150.0)) < 18, "of much slower steps"
+
+
+def test_a_raise_of_a_clock_that_was_put_back_a_week_is_kept_no_longer_than_any() -> None:
+    of_next_week = Past(loaded_cap=LoadedCap(18, 600.0 + 7 * 24 * 3600, 0, 1.0))
+    past, _ = looked_at(of_next_week, **(STEADY | BROKEN | {"cap": 20}))
+    assert past.loaded_cap == LoadedCap(18, 600.0, 0, 1.0)
+
+
+@pytest.mark.parametrize(("heard", "silent"), [(3, 0), (2, 1), (3, 2)])
+def test_what_arrives_is_shared_by_pods_that_are_silent_as_well(heard: int, silent: int) -> None:
+    ticks = [tick(seq, **STARVED) for seq in range(1, 301)]
+    names = [str(number) for number in range(heard + silent)]
+    views = [pod(name, ticks, model=MODEL) for name in names[:heard]]
+    views += [pod(name, ticks[:200], model=MODEL) for name in names[heard:]]
+    seen = observation(*views, cap=3, limits=replace(LIMITS, max_replicas=len(views)))
+    assert decide(Past(), seen)[1].cap == 5
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "cap"), [(64, 40), (38, 38), (36, 32)], ids=["a quarter", "the ceiling", "too low"]
+)
+def test_a_load_that_needs_a_little_more_gets_a_whole_step(ceiling: int, cap: int) -> None:
+    """37 do what arrives, an eighth more than 32 do."""
+    gpu = StepModel(40.0, 0.1, 0.0, 0.01, 1000, 1.05)
+    full = {"cap": 32, "arrivals": 17, "steps": 48, "decodes": 1536, "generated_tokens": 1536}
+    full |= {"finished": 15, "running": 32, "max_running": 32, "max_num_seqs": 32}
+    targets, limits = replace(TARGETS, itl_ms=47.0), replace(ONE_POD, ceiling=ceiling)
+    _, decision = looked_at(model=gpu, targets=targets, limits=limits, **(STARVED | full))
+    assert decision.cap == cap
 
 
 def test_a_raise_after_it_was_given_up_is_remembered_for_twice_as_long() -> None:
     again, _ = looked_at(Past(loaded_cap=LoadedCap(4, 0.0, 0, 1.0)), **STARVED)
     further, _ = looked_at(Past(loaded_cap=LoadedCap(4, 100.0, 0, 1.0)), **STARVED)
-    assert again.loaded_cap == LoadedCap(5, 600.0, 1, 1.0)
-    assert further.loaded_cap == LoadedCap(5, 600.0, 0, 1.0)
+    assert again.loaded_cap == LoadedCap(5, 600.0, 1, 1.0, 164.0, TAIL_MS)
+    assert further.loaded_cap == LoadedCap(5, 600.0, 0, 1.0, 164.0, TAIL_MS)
+    first_time = further.loaded_cap
+    other, _ = looked_at(Past(loaded_cap=LoadedCap(4, 0.0, 3, 1.0, 800.0)), **STARVED)
+    assert other.loaded_cap == first_time, "of requests of another length it is the first one"
 
 
 def test_a_service_whose_gaps_cannot_be_held_still_answers() -> None:
