@@ -2,9 +2,9 @@
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from sluice_worker.config import EngineConfig
 from sluice_worker.startup import start
@@ -39,7 +39,8 @@ def test_no_kernel_is_compiled_once_a_worker_is_ready(
     engine, ready = start(config, lambda *_: None)
     assert compiled
     compiled.clear()
-    engine.scheduler.limits = replace(engine.scheduler.limits, max_num_seqs=ready.ceiling)
+    limits = engine.scheduler.limits
+    engine.scheduler.limits = msgspec.structs.replace(limits, max_num_seqs=ready.ceiling)
     chance = random.Random(1)
     for number in range(400):
         prompt = [chance.randrange(512) for _ in range(chance.randint(1, 700))]
