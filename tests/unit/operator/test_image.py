@@ -1,4 +1,4 @@
-"""The operator's image holds what the operator imports of the worker."""
+"""The images hold what their programs need."""
 
 import os
 import re
@@ -22,3 +22,8 @@ def test_the_operator_starts_from_the_files_that_its_image_copies(tmp_path: Path
     command = [sys.executable, "-c", "import sluice_operator.__main__, sluice_operator.handlers"]
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr.splitlines()[-1]
+
+
+def test_the_workers_image_finds_the_driver_where_gke_mounts_it() -> None:
+    lines = (ROOT / "worker" / "Dockerfile").read_text().splitlines()
+    assert "ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64" in lines
