@@ -55,6 +55,9 @@ Progress = Callable[[str, int], None]
 
 PROFILE_CPU_S = 1.5
 """CPU seconds that the profile may take: in a pod of half a core they are three of waiting."""
+PREPARE_S = 5.0
+"""How long a worker prepares before it is ready what else waits for idle time: on a GPU the CUDA
+graphs of large steps, some tenths of a second each."""
 MAX_STEP_S = 0.25
 """Longest dummy step; the activations of a larger one are extrapolated."""
 
@@ -107,6 +110,7 @@ class _Start:
         _refuse_unless_fits(plan, self.decoder)
         progress("memory", 90)
         runner = self._runner(model, plan.num_blocks, plan)
+        _prepare(runner)
         times = StepTimes()
         times.set_profile(records)
         predicted = self._predicted_cap(times, plan.ceiling)
@@ -364,6 +368,13 @@ class _Dummy:
         num_blocks = blocks_for(num_tokens, self._runner.block_size)
         sequence.block_ids = list(range(num_blocks))
         return sequence
+
+
+def _prepare(runner: Runner) -> None:
+    """Do now what would wait for idle time: under load from its first second a worker has none."""
+    deadline = time.monotonic() + PREPARE_S
+    while time.monotonic() < deadline and runner.use_idle_time():
+        pass
 
 
 def _pick_device(asked: str) -> Literal["cpu", "cuda"]:

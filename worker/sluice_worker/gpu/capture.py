@@ -8,10 +8,10 @@ and few graphs cost little memory and time.
 from collections.abc import Callable, Collection
 
 FIRST_SIZES = 32
-"""Graphs up to this size are captured before the worker is ready, the rest while it is idle."""
+"""Graphs up to this size are captured first, for the profile as well: it runs no larger step."""
 MIN_FREE_BYTES = 512 << 20
-"""Memory that must be left beside a step's own for anything to be captured while idle: a graph
-keeps some tens of MiB."""
+"""Memory that must be left beside a step's own for one of the rest to be captured: a graph keeps
+some tens of MiB."""
 
 
 def graph_sizes(ceiling: int) -> list[int]:
@@ -27,7 +27,7 @@ def graph_sizes(ceiling: int) -> list[int]:
 
 
 def first_sizes(ceiling: int) -> list[int]:
-    """Those that a worker needs from its first request on."""
+    """Those that are captured first."""
     return [size for size in graph_sizes(ceiling) if size <= FIRST_SIZES]
 
 

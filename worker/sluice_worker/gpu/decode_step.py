@@ -111,7 +111,7 @@ class DecodeStep:
 
     def warm_up(self) -> None:
         """Compile what a step of any size needs, which takes a second for each kind, and capture
-        the small sizes; a worker does so before it is ready."""
+        the small sizes, which is what the profile runs."""
         for size in kinds_of_steps(self.ceiling, self._num_splits):
             self._rehearse(size)
         for size in first_sizes(self.ceiling):
@@ -127,27 +127,29 @@ class DecodeStep:
         torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info(self._device)
         if not has_room(free_bytes, self._activation_bytes):
-            self._go_without()
+            self._go_without("memory is short")
             return False
         self._capture(size)
         return self._may_capture
 
     def _capture(self, size: int) -> None:
-        """Capture `size`, or nothing more where memory is too short for it."""
+        """Capture `size`, or nothing more where that fails: steps run without a graph as well."""
         graph = torch.cuda.CUDAGraph()
         try:
             self._rehearse(size)  # loads the libraries' kernels, which a capture may not
             with torch.cuda.graph(graph, pool=self._pool):
                 self._run(size)
         except torch.OutOfMemoryError:
-            self._go_without()
+            self._go_without("memory is short")
+        except RuntimeError as error:  # the driver's own: instantiating a graph takes memory too
+            self._go_without(str(error).partition("\n")[0])
         else:
             self._graphs[size] = graph
 
-    def _go_without(self) -> None:
+    def _go_without(self, why: str) -> None:
         self._may_capture = False
         largest = max(self._graphs, default=0)
-        log.warning("no CUDA graphs for steps of over %d sequences: memory is short", largest)
+        log.warning("no CUDA graphs for steps of over %d sequences: %s", largest, why)
 
     def _rehearse(self, size: int) -> None:
         """A step of rows of no sequence: they read nothing and write to no page."""

@@ -256,12 +256,25 @@ def no_memory(graph: object, pool: object) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("is_told", [True, False])
+@contextmanager
+def no_driver_memory(graph: object, pool: object) -> Iterator[None]:
+    yield
+    raise torch.AcceleratorError("CUDA error: out of memory\nCompile with ...")
+
+
+SHORT = "memory is short"
+
+
+@pytest.mark.parametrize(
+    ("fail", "why"),
+    [(None, SHORT), (no_memory, SHORT), (no_driver_memory, "CUDA error: out of memory")],
+)
 def test_where_memory_is_short_no_more_is_captured_and_the_log_says_so_once(
     model: Decoder,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    is_told: bool,
+    fail: Any,
+    why: str,
 ) -> None:
     """By what is free beside a step's own, which the factory says is a MiB, or by an error."""
     engine = create_gpu_engine_of(model, create_scheduler())
@@ -274,13 +287,13 @@ def test_where_memory_is_short_no_more_is_captured_and_the_log_says_so_once(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free_bytes[0], 0))
     assert engine.use_idle_time()
     assert engine.use_idle_time()
-    if is_told:
+    if fail is None:
         free_bytes[0] -= 1
     else:
-        monkeypatch.setattr(torch.cuda, "graph", no_memory)
+        monkeypatch.setattr(torch.cuda, "graph", fail)
     assert [engine.use_idle_time() for _ in range(3)] == [False] * 3
     assert [*decodes._graphs] == [1, 2]
-    assert caplog.messages == ["no CUDA graphs for steps of over 2 sequences: memory is short"]
+    assert caplog.messages == [f"no CUDA graphs for steps of over 2 sequences: {why}"]
     requests = create_requests((5, 6, 7), max_tokens=6)
     expected = run_all(create_engine_of(model, create_scheduler()), requests)
     assert run_all(engine, requests) == expected
