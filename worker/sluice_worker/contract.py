@@ -215,7 +215,9 @@ class Lengths(Struct, frozen=True):
 
 class MemoryReport(Struct, frozen=True):
     """Bytes by class: planned by the formula before anything is loaded, measured at start, and the
-    plan that the KV cache was made by, corrected by what was measured and what the kernels need."""
+    plan that the KV cache was made by, corrected by what was measured and what the kernels need.
+
+    Measured weights are their tensors; corrected ones, on a GPU, all that torch holds for them."""
 
     planned: ByClass
     measured: ByClass

@@ -105,8 +105,7 @@ class _Start:
         release_freed()
         progress("profile", 60)
         activation_bytes, records = self._profile(model, planned)
-        torch.cuda.empty_cache()  # the profile's pages, which the KV cache is too large to reuse
-        plan = self._plan(model.num_bytes, activation_bytes, model.in_a_row)
+        plan = self._plan(self._held_bytes(model), activation_bytes, model.in_a_row)
         _refuse_unless_fits(plan, self.decoder)
         progress("memory", 90)
         runner = self._runner(model, plan.num_blocks, plan)
@@ -173,6 +172,14 @@ class _Start:
             )
         except SizingError as error:
             raise ConfigError([str(error)]) from error
+
+    def _held_bytes(self, model: Decoder) -> int:
+        """What the weights take. On a GPU it is what torch holds for them: segments of 20 MiB or
+        more, in which the gaps between tensors are too small for a layer's KV cache."""
+        if self.kind != "cuda":
+            return model.num_bytes
+        torch.cuda.empty_cache()  # the profile's pages, which the KV cache is too large to reuse
+        return max(model.num_bytes, torch.cuda.memory_reserved(self.device))
 
     # Weights
 

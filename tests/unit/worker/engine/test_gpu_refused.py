@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from sluice_kernels.choose import CannotChoose, choose
 from sluice_kernels.interface import Kernels
 from sluice_worker.config import EngineConfig
 from sluice_worker.errors import ConfigError, DoesNotFit
+from sluice_worker.models.decoder import Decoder
 from sluice_worker.resources import Resources
 from sluice_worker.sizing import CONTEXT_BYTES, WORKSPACE_BYTES, MemoryPlan
 from sluice_worker.startup import _Start, refuse_unless_free, start
@@ -111,6 +113,22 @@ def test_a_worker_plans_with_no_more_of_a_gpu_than_it_is_told(
     told = None if given is None else given * GIB
     config = EngineConfig(str(MODEL), device="cuda", gpu_memory_bytes=told)
     assert _Start(config, Resources())._plan(GIB).total_bytes == planned * GIB
+
+
+@pytest.mark.parametrize(("reserved", "held"), [(7, 7), (5, 6)])
+def test_the_kv_cache_gets_nothing_that_the_allocator_holds_beside_the_weights(
+    monkeypatch: pytest.MonkeyPatch, reserved: int, held: int
+) -> None:
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: (reserved if emptied else 9) * GIB)
+    monkeypatch.setenv("SLUICE_KERNELS", "torch")
+    model = cast(Decoder, SimpleNamespace(num_bytes=6 * GIB))
+    started = _Start(EngineConfig(str(MODEL), device="cuda"), Resources())
+    assert started._held_bytes(model) == held * GIB
+    started.kind = "cpu"
+    assert started._held_bytes(model) == 6 * GIB
 
 
 @pytest.mark.parametrize(("asked", "gathers"), [("torch", True), ("auto", False)])
