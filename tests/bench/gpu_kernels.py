@@ -1,17 +1,20 @@
 """What one GPU can do, and what the Triton kernels reach of it: the parts of `bench.gpu`."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from sluice_kernels.triton import add_norm, attend, choose, decode, gated, prefill, rotate_store
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 HEADS, KV_HEADS, DIM, PAGE, HIDDEN, LAYERS = 32, 8, 128, 16, 4096, 32
 KV_BYTES = 2 * KV_HEADS * DIM * 2  # of one token in one layer
 SCALE = DIM**-0.5
+Batch = Sequence[tuple[int, int]]
+"""How many sequences of which context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,10 @@ def ceilings(repeats: int) -> tuple[Point, Point]:
 # Kernels
 
 
-def tables_of(num_seqs: int, num_pages: int) -> Tensor:
-    """Pages in no order, each used once."""
-    order = torch.randperm(num_seqs * num_pages, device="cuda", dtype=torch.int32)
-    return order.view(num_seqs, num_pages)
+def tables_of(num_pages: Sequence[int]) -> Tensor:
+    """So many pages for each sequence, in no order, each used once."""
+    order = torch.randperm(sum(num_pages), device="cuda", dtype=torch.int32)
+    return pad_sequence([*torch.split(order, [*num_pages])], batch_first=True)
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
@@ -109,6 +112,7 @@ def errors() -> Iterator[tuple[str, float]]:
         variant = f"window {window}, cap {softcap}"
         for num in splits:
             yield f"decode, {num} splits, {variant}", decode_error(num, window, softcap)
+        yield f"decode, 8 splits of 4 blocks, {variant}", decode_error(8, window, softcap, 4)
         yield f"prefill, {variant}", prefill_error(window, softcap)
     stream, added, weight = random(33, HIDDEN), random(33, HIDDEN), random(HIDDEN)
     expected = add_norm.reference(stream + added, weight, 1e-5)
@@ -119,14 +123,16 @@ def errors() -> Iterator[tuple[str, float]]:
     yield from choose_errors()
 
 
-def decode_error(splits: int, window: int | None, softcap: float | None) -> float:
+def decode_error(
+    num_splits: int, window: int | None, softcap: float | None, min_blocks: int = 1
+) -> float:
     """Eight sequences, some of them a slot before or after a page's end."""
-    cache, tables = random(520, 2, KV_HEADS, PAGE, DIM), tables_of(8, 65)
+    cache, tables = random(520, 2, KV_HEADS, PAGE, DIM), tables_of([65] * 8)
     lengths = [1, 16, 17, 500, 999, 1024, 1033, 1040]
     query = random(8, HEADS + 2 * KV_HEADS, DIM)[:, :HEADS]
     found = decode.decode(
         query, torch.tensor(lengths, device="cuda", dtype=torch.int32), cache, tables, SCALE,
-        num_splits=splits, window=window, softcap=softcap,
+        splits=decode.Splits(num_splits, min_blocks), window=window, softcap=softcap,
     )  # fmt: skip
     expected = [
         attend.reference(query[i : i + 1], cache, tables[i], n - 1, SCALE, window, softcap)
@@ -137,7 +143,7 @@ def decode_error(splits: int, window: int | None, softcap: float | None) -> floa
 
 def prefill_error(window: int | None, softcap: float | None) -> float:
     """A long chunk behind a past, and a prompt's beginning."""
-    cache, tables = random(520, 2, KV_HEADS, PAGE, DIM), tables_of(8, 65)
+    cache, tables = random(520, 2, KV_HEADS, PAGE, DIM), tables_of([65] * 8)
     query = random(700, HEADS + 2 * KV_HEADS, DIM)[:, :HEADS]
     chunks = [(0, 0, 300, 600), (1, 600, 0, 100)]
     found = prefill.prefill(query, tiles_of(chunks, cache), cache, tables, SCALE, window, softcap)
@@ -178,37 +184,49 @@ def choose_errors() -> Iterator[tuple[str, float]]:
     yield "choose: shares of draws", ((shares - weights).abs() / weights).max().item() / 10
 
 
-def decode_points(copy: Point, repeats: int, sizes: list[tuple[int, int]]) -> Iterator[Point]:
+def decode_points(copy: Point, repeats: int, batches: Iterable[Batch]) -> Iterator[Point]:
     """The decode kernel over the caches of many layers; its bytes are keys and values, once."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    for batch, context in sizes:
-        num_pages = -(-context // PAGE)
-        layers = min(LAYERS, max(2, (16 << 30) // (batch * context * KV_BYTES)))
-        caches = [random(batch * num_pages, 2, KV_HEADS, PAGE, DIM) for _ in range(layers)]
-        lengths = torch.full((batch,), context, device="cuda", dtype=torch.int32)
-        query, tables = random(batch, HEADS, DIM), tables_of(batch, num_pages)
-        splits = decode.choose_splits(batch, KV_HEADS, processors)
+    for batch in batches:
+        contexts = [context for count, context in batch for _ in range(count)]
+        num_pages = [-(-context // PAGE) for context in contexts]
+        num_bytes = sum(contexts) * KV_BYTES
+        layers = min(LAYERS, max(2, (16 << 30) // num_bytes))
+        caches = [random(sum(num_pages), 2, KV_HEADS, PAGE, DIM) for _ in range(layers)]
+        lengths = torch.tensor(contexts, device="cuda", dtype=torch.int32)
+        query, tables = random(len(contexts), HEADS, DIM), tables_of(num_pages)
+        splits = decode.choose_splits(len(contexts), KV_HEADS, processors)
         step = partial(_decode_all, query, caches, tables, lengths, splits)
         time_ms = timed(graphed(step), repeats, layers)
-        rate = batch * context * KV_BYTES / time_ms.median / 1e9
-        yield Point(f"decode {batch} x {context}", time_ms, rate, "TB/s", rate / copy.rate)
+        rate = num_bytes / time_ms.median / 1e9
+        yield Point(decode_name(batch), time_ms, rate, "TB/s", rate / copy.rate)
+
+
+def decode_name(batch: Batch) -> str:
+    """As reports call it: "decode 1 x 32768 + 63 x 1024"."""
+    return "decode " + " + ".join(f"{count} x {context}" for count, context in batch)
 
 
 def _decode_all(
-    query: Tensor, caches: list[Tensor], tables: Tensor, lengths: Tensor, splits: int
+    query: Tensor, caches: list[Tensor], tables: Tensor, lengths: Tensor, splits: decode.Splits
 ) -> None:
     for cache in caches:
-        decode.decode(query, lengths, cache, tables, SCALE, num_splits=splits)
+        decode.decode(query, lengths, cache, tables, SCALE, splits=splits)
 
 
 def prefill_points(matmul: Point, repeats: int, sizes: list[tuple[int, int]]) -> Iterator[Point]:
     """The prefill kernel; only the products that causality asks for are counted."""
     for start, count in sizes:
         num_pages = -(-(start + count) // PAGE)
-        cache, tables = random(num_pages, 2, KV_HEADS, PAGE, DIM), tables_of(1, num_pages)
+        cache, tables = random(num_pages, 2, KV_HEADS, PAGE, DIM), tables_of([num_pages])
         query, tiles = random(count, HEADS, DIM), tiles_of([(0, 0, start, count)], cache)
         step = partial(prefill.prefill, query, tiles, cache, tables, SCALE)
         time_ms = timed(graphed(step), repeats)
         seen = count * start + count * (count + 1) // 2
         rate = 4 * seen * HEADS * DIM / time_ms.median / 1e9
-        yield Point(f"prefill {count} at {start}", time_ms, rate, "TFLOP/s", rate / matmul.rate)
+        yield Point(prefill_name(start, count), time_ms, rate, "TFLOP/s", rate / matmul.rate)
+
+
+def prefill_name(start: int, count: int) -> str:
+    """As reports call it."""
+    return f"prefill {count} at {start}"

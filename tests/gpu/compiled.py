@@ -40,10 +40,10 @@ POINTERS = {
 }
 POINTERS |= dict.fromkeys(("parts", "sums", "turns", "temperatures", "best"), "fp32")
 POINTERS |= {"tokens": "i64"}
-UNKNOWN = ("table_stride",)  # what is not specialised
+UNKNOWN = ("table_stride", "min_blocks")  # what is not specialised
 SCALARS = {"scale": "fp32", "eps": "fp32", "softcap": "fp32"}
 SCALARS |= dict.fromkeys(("query_stride", "table_stride", "row_stride"), "i32")
-SCALARS |= {"width": "i32"}
+SCALARS |= {"width": "i32", "min_blocks": "i32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,9 @@ def cases() -> Iterator[Case]:
     wide = torch.empty(1, 2, 4, PAGE, 256, dtype=torch.bfloat16, device="meta")
     many = decode.decode_constants(HEADS, cache, 32, None, None)
     yield Case("decode, 32 splits", decode._decode, many)
-    gemma = decode.decode_constants(8, wide, 1, 4096, 50.0)
+    gemma = decode.decode_constants(8, wide, 8, 4096, 50.0)
     yield Case("decode, dim 256, window, cap", decode._decode, gemma)
-    join = {"HEAD_DIM": DIM, "DIMS": DIM, "NUM_SPLITS": 32}
-    yield Case("join", decode._join, join)
+    yield Case("join", decode._join, decode.join_constants(HEADS, many))
     plain = {"WINDOW": 0, "SOFTCAP": 0.0}
     yield Case(
         "prefill", prefill._prefill, prefill.prefill_constants(HEADS // KV_HEADS, cache) | plain
@@ -83,8 +82,8 @@ def cases() -> Iterator[Case]:
     yield Case("prefill, dim 256, window, cap", prefill._prefill, gemma)
     for dim in (64, 256):
         full = torch.empty(1, 2, 4, PAGE, dim, dtype=torch.float32, device="meta")
-        one = decode.decode_constants(8, full, 1, None, None)
-        yield Case(f"decode, dim {dim}, float32", decode._decode, one, "fp32")
+        few = decode.decode_constants(8, full, 8, None, None)
+        yield Case(f"decode, dim {dim}, float32", decode._decode, few, "fp32")
         whole = prefill.prefill_constants(2, full) | plain
         yield Case(f"prefill, dim {dim}, float32", prefill._prefill, whole, "fp32")
     turn = rotate_store.rotate_constants(HEADS, cache, has_norm=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench import gpu
+from bench import gpu, gpu_kernels
 from bench.gpu_kernels import Point, Timing
 
 
@@ -34,3 +34,16 @@ def test_the_report_is_json_and_a_picture(tmp_path: Path) -> None:
     assert written["points"][1]["time_ms"] == {"median": 2.0, "smallest": 1.0, "largest": 5.0}
     assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
     assert "83.0% of its ceiling" in gpu.told(points[1])
+
+
+def test_only_what_can_fill_a_gpu_has_an_aim() -> None:
+    decodes = {name for name in gpu.AIMS if name.startswith("decode")}
+    sizes = ("32 x 1024", "32 x 4096", "128 x 1024", "1 x 32768")
+    assert decodes == {f"decode {size}" for size in sizes}
+    assert "prefill 64 at 32768" not in gpu.AIMS
+    assert gpu.AIMS["prefill 8192 at 0"] == 0.5
+
+
+def test_tables_name_each_page_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "randperm", lambda count, **_: torch.arange(count))
+    assert gpu_kernels.tables_of([3, 1, 2]).tolist() == [[0, 1, 2], [3, 0, 0], [4, 5, 0]]

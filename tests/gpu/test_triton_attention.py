@@ -1,10 +1,14 @@
 """Paged attention in Triton against attention written out in torch, on scattered pages."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from sluice_kernels.triton import decode as decode_module
 from sluice_kernels.triton.attend import reference
-from sluice_kernels.triton.decode import choose_splits, decode
+from sluice_kernels.triton.decode import Splits, choose_splits, decode
 from sluice_kernels.triton.prefill import cut_tiles, prefill, tile_tokens
+from torch import Tensor
 
 from .paged import DEVICE, Heads, close, on_device, paged_cache, queries
 
@@ -16,25 +20,33 @@ SINGLE = Heads(num_heads=2, num_kv_heads=2, dim=64, page=64)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [GROUPED, SEVEN, SINGLE])
-@pytest.mark.parametrize(("lengths", "num_splits"), [([1, 0, 64, 65], 1), ([3, 0, 200], 4)])
+@pytest.mark.parametrize(
+    ("lengths", "splits"),
+    [
+        ([1, 0, 64, 65], Splits(1, 1)),
+        ([3, 0, 200], Splits(4, 1)),
+        ([520, 64, 65, 0, 130, 129], Splits(8, 2)),  # two blocks each, but for the last
+        ([700, 30], Splits(2, 16)),
+    ],
+)
 def test_decode_equals_attention_written_out(
-    heads: Heads, lengths: list[int], num_splits: int, dtype: torch.dtype
+    heads: Heads, lengths: list[int], splits: Splits, dtype: torch.dtype
 ) -> None:
-    check_decode(heads, lengths, num_splits, dtype, None, None)
+    check_decode(heads, lengths, splits, dtype, None, None)
 
 
-@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("splits", [Splits(1, 1), Splits(4, 1), Splits(8, 2)])
 @pytest.mark.parametrize(("window", "softcap"), [(70, None), (None, 1.5), (9, 0.7)])
 def test_decode_honours_windows_and_caps(
-    window: int | None, softcap: float | None, num_splits: int
+    window: int | None, softcap: float | None, splits: Splits
 ) -> None:
-    check_decode(GROUPED, [9, 10, 70, 200], num_splits, torch.float32, window, softcap)
+    check_decode(GROUPED, [9, 10, 70, 200, 330], splits, torch.float32, window, softcap)
 
 
 def check_decode(
     heads: Heads,
     lengths: list[int],
-    num_splits: int,
+    splits: Splits,
     dtype: torch.dtype,
     window: int | None,
     softcap: float | None,
@@ -43,7 +55,7 @@ def check_decode(
     query, scale = queries(heads, len(lengths), dtype), heads.dim**-0.5
     found = decode(
         query, on_device(lengths, torch.int32), cache, tables, scale, window, softcap,
-        num_splits=num_splits,
+        splits=splits,
     )  # fmt: skip
     for row, length in enumerate(lengths):
         expected = torch.zeros_like(query[row])
@@ -92,12 +104,39 @@ def test_tiles_cover_each_chunk_once_and_the_longest_past_comes_first() -> None:
     assert cut_tiles([], 16).shape == (0, 4)
 
 
-def test_splits_fill_the_processors_and_no_more() -> None:
-    assert [choose_splits(n, 8, 132) for n in (1, 8, 32, 256)] == [32, 16, 4, 1]
+def test_splits_fill_the_processors_and_a_long_context_has_eight_in_any_batch() -> None:
+    found = [choose_splits(n, 8, 132) for n in (1, 8, 16, 32, 64, 256)]
+    numbers = [(32, 1), (16, 1), (8, 2), (8, 4), (8, 8), (8, 16)]
+    assert found == [Splits(*both) for both in numbers]
+
+
+def test_beside_short_contexts_a_long_one_is_read_by_eight_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a split finds, it writes; those that the length does not need write nothing."""
+    written: list[int] = []
+
+    class Joined:
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            def note(parts: Tensor, sums: Tensor, *_: object, **constants: object) -> None:
+                written.extend((~sums[:, 0].isnan()).view(-1, 8).sum(1).tolist())
+
+            return note
+
+    lengths, heads = [1, 1024, 1025, 32768], Heads(num_heads=1, num_kv_heads=1, dim=16, page=16)
+    cache, tables = paged_cache(heads, lengths, torch.float32)
+    given = on_device(lengths, torch.int32), cache, tables, 0.25
+    monkeypatch.setattr(decode_module, "_join", Joined())
+    torch.use_deterministic_algorithms(True)  # fills what is not written with NaN
+    try:
+        decode(queries(heads, 4, torch.float32), *given, splits=choose_splits(128, 8, 132))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert written == [1, 1, 2, 8]
 
 
 def test_a_query_that_is_no_row_of_heads_is_refused() -> None:
     cache, tables = paged_cache(GROUPED, [4], torch.float32)
     query = torch.zeros(1, 16, 8, device=DEVICE).transpose(1, 2)
     with pytest.raises(ValueError, match="heads must be contiguous"):
-        decode(query, on_device([4], torch.int32), cache, tables, 1.0)
+        decode(query, on_device([4], torch.int32), cache, tables, 1.0, splits=Splits(1, 1))

@@ -39,6 +39,9 @@ MAX_GATHER_BYTES = 16 * MIB
 
 From 32 MiB on, glibc takes fresh memory from the system for each, at 1.5 GB/s (measured).
 """
+FULL_BATCH_SPLITS = 8
+"""Parts of a context whose results decoding on a GPU keeps until they are joined, in a full batch.
+"""
 MAX_SCORES_BYTES = 16 * MIB
 """Float32 scores that attention with a soft cap writes out at once."""
 MOST_UTILIZATION = 0.95
@@ -248,7 +251,11 @@ def plan_memory(
     per_token = kv_bytes_per_token(shape, dtype_bytes)
     attention = _attention_bytes(shape, budget, max_model_len, dtype_bytes, per_token)
     gathers = device == "cpu" if gathers is None else gathers
-    workspace = WORKSPACE_BYTES[device] + (attention if gathers else 0)
+    workspace = WORKSPACE_BYTES[device]
+    if gathers:
+        workspace += attention
+    elif device == "cuda":
+        workspace += asked * shape.num_heads * FULL_BATCH_SPLITS * (shape.head_dim + 2) * 4
     left = int(utilization * total_bytes) - weights_bytes - activations - workspace - reserve
     if num_blocks is None:
         num_blocks = max(left // (per_token * block_size), 0)

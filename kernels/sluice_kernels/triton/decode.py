@@ -2,8 +2,11 @@
 
 A program takes one sequence, one key/value head with all its query heads, and one split of the
 slots (Flash-Decoding); a second kernel joins the splits. Their number is fixed by the grid, not by
-the lengths, so that a CUDA graph serves all lengths; a split without slots ends at once.
+the lengths, so that a CUDA graph serves all lengths. How many of them a sequence uses is found from
+its length: a long one among short ones is read by more, and a split without slots ends at once.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -13,25 +16,47 @@ from torch import Tensor
 from .attend import LOG2E, attend, constants, reference
 from .common import padded, require, runs_kernel
 
-MAX_SPLITS = 32
+MIN_SPLITS, MAX_SPLITS = 8, 32
+"""In a large batch, too, a sequence that is longer than the others may use so many."""
+USUAL_BLOCKS = 16
+"""Blocks (of 64 slots) that are read by no more programs than fill the GPU."""
 PROGRAMS_PER_SM = 4
 """Three fit by shared memory at head_dim 128; some more even out lengths."""
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """In how many parts contexts are read at most, and the least number of blocks of a part."""
+
+    num: int
+    min_blocks: int
+
+
+@triton.jit
+def _shared(
+    length, min_blocks, BLOCK: tl.constexpr, NUM_SPLITS: tl.constexpr, WINDOW: tl.constexpr
+):
+    """The first slot that a sequence's new token sees, and how many a split reads from there on."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(length - WINDOW, 0) // BLOCK * BLOCK
+    blocks = tl.cdiv(tl.cdiv(length - first, BLOCK), NUM_SPLITS)
+    return first, tl.maximum(blocks, min_blocks) * BLOCK
+
+
+@triton.jit(do_not_specialize=["table_stride", "min_blocks"])
 def _decode(
-    query, pages, tables, lengths, out, parts, sums, scale, query_stride, table_stride,
+    query, pages, tables, lengths, parts, sums, scale, query_stride, table_stride, min_blocks,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
     ROWS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr, NUM_SPLITS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     sequence, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + sequence)
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(length - WINDOW, 0) // BLOCK * BLOCK
-    share = tl.cdiv(tl.cdiv(length - first, BLOCK), NUM_SPLITS) * BLOCK
+    first, share = _shared(length, min_blocks, BLOCK, NUM_SPLITS, WINDOW)
     begin = first + split * share
+    if begin >= length:
+        return
     end = tl.minimum(begin + share, length)
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
     heads = head * GROUP + rows
@@ -46,37 +71,39 @@ def _decode(
         tables + sequence.to(tl.int64) * table_stride, head, begin, end, scale,
         NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK, WINDOW, SOFTCAP, True,
     )  # fmt: skip
-    row = sequence * NUM_KV_HEADS * GROUP
-    if NUM_SPLITS == 1:
-        found = acc / tl.maximum(total, 1.0e-30)[:, None]
-        tl.store(out + row * HEAD_DIM + at, found.to(out.dtype.element_ty), mask=inside)
-    else:
-        place = (row + heads) * NUM_SPLITS + split
-        tl.store(parts + place[:, None] * HEAD_DIM + dims[None, :], acc, mask=inside)
-        tl.store(sums + place * 2, total, mask=rows < GROUP)
-        tl.store(sums + place * 2 + 1, peak, mask=rows < GROUP)
+    place = (sequence * NUM_KV_HEADS * GROUP + heads) * NUM_SPLITS + split
+    tl.store(parts + place[:, None] * HEAD_DIM + dims[None, :], acc, mask=inside)
+    tl.store(sums + place * 2, total, mask=rows < GROUP)
+    tl.store(sums + place * 2 + 1, peak, mask=rows < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["min_blocks"])
 def _join(
-    parts, sums, out,
-    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    parts, sums, lengths, out, min_blocks, NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    splits, dims = row * NUM_SPLITS + tl.arange(0, NUM_SPLITS), tl.arange(0, DIMS)
-    peaks = tl.load(sums + splits * 2 + 1)
+    length = tl.load(lengths + row // NUM_HEADS)
+    first, share = _shared(length, min_blocks, BLOCK, NUM_SPLITS, WINDOW)
+    splits, dims = tl.arange(0, NUM_SPLITS), tl.arange(0, DIMS)
+    is_used = first + splits * share < length
+    places = row * NUM_SPLITS + splits
+    peaks = tl.load(sums + places * 2 + 1, mask=is_used, other=-1.0e30)
     weights = tl.exp2(peaks - tl.max(peaks, 0))
-    total = tl.sum(tl.load(sums + splits * 2) * weights, 0)
-    inside = (dims < HEAD_DIM)[None, :]
-    part = tl.load(parts + splits[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
+    total = tl.sum(tl.load(sums + places * 2, mask=is_used, other=0.0) * weights, 0)
+    inside = is_used[:, None] & (dims < HEAD_DIM)[None, :]
+    part = tl.load(parts + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
     found = tl.sum(part * weights[:, None], 0) / tl.maximum(total, 1.0e-30)
     tl.store(out + row * HEAD_DIM + dims, found.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
-def choose_splits(num_seqs: int, num_kv_heads: int, num_processors: int) -> int:
-    """Splits that give every processor of the GPU enough programs: 1, 2, 4 ... 32."""
-    wanted = -(-PROGRAMS_PER_SM * num_processors // (num_seqs * num_kv_heads))
-    return min(padded(max(wanted, 1)), MAX_SPLITS)
+def choose_splits(num_seqs: int, num_kv_heads: int, num_processors: int) -> Splits:
+    """Splits, 8, 16 or 32, of which usual contexts use as many as give each of the GPU's processors
+    enough programs, and longer ones more."""
+    programs = num_seqs * num_kv_heads
+    wanted = min(padded(-(-PROGRAMS_PER_SM * num_processors // programs)), MAX_SPLITS)
+    return Splits(max(wanted, MIN_SPLITS), max(USUAL_BLOCKS // wanted, 1))
 
 
 def decode(
@@ -88,13 +115,13 @@ def decode(
     window: int | None = None,
     softcap: float | None = None,
     *,
-    num_splits: int = 1,
+    splits: Splits,
 ) -> Tensor:
     """Returns [num_seqs, num_heads * head_dim]; zeros for a row of length 0.
 
     query [num_seqs, num_heads, head_dim], rows of any stride; lengths [num_seqs] int32, the new
     token included; cache [num_blocks, 2, num_kv_heads, block_size, head_dim]; tables [num_seqs or
-    more, num_pages] int32, of which only what `lengths` cover is read. num_splits: a power of two.
+    more, num_pages] int32, of which only what `lengths` cover is read. splits.num: a power of two.
     """
     num_seqs, num_heads, dim = query.shape
     require(query.stride(1) == dim and query.stride(2) == 1, "decode: heads must be contiguous.")
@@ -105,18 +132,18 @@ def decode(
             given = (cache, tables[row], length - 1, scale, window, softcap)
             out[row] = reference(query[row : row + 1], *given).flatten() if length else 0.0
         return out
-    kept = num_seqs * num_heads * num_splits if num_splits > 1 else 0
+    kept = num_seqs * num_heads * splits.num
     parts = query.new_empty(kept, dim, dtype=torch.float32)
     sums = query.new_empty(kept, 2, dtype=torch.float32)
-    _decode[num_seqs, cache.shape[2], num_splits](
-        query, cache, tables, lengths, out, parts, sums,
-        scale if softcap else scale * LOG2E, query.stride(0), tables.stride(0),
-        **decode_constants(num_heads, cache, num_splits, window, softcap),
+    compiled_for = decode_constants(num_heads, cache, splits.num, window, softcap)
+    _decode[num_seqs, cache.shape[2], splits.num](
+        query, cache, tables, lengths, parts, sums,
+        scale if softcap else scale * LOG2E, query.stride(0), tables.stride(0), splits.min_blocks,
+        **compiled_for,
     )  # fmt: skip
-    if num_splits > 1:
-        _join[num_seqs * num_heads,](
-            parts, sums, out, HEAD_DIM=dim, DIMS=padded(dim), NUM_SPLITS=num_splits
-        )
+    _join[num_seqs * num_heads,](
+        parts, sums, lengths, out, splits.min_blocks, **join_constants(num_heads, compiled_for)
+    )
     return out
 
 
@@ -133,3 +160,9 @@ def decode_constants(
         "num_warps": 4,
         "num_stages": 5,  # two blocks in flight: a page is loaded after its number
     }
+
+
+def join_constants(num_heads: int, decoded: dict[str, int | float]) -> dict[str, int | float]:
+    """The same of the joining kernel, from what the other is compiled for."""
+    shared = ("HEAD_DIM", "DIMS", "BLOCK", "NUM_SPLITS", "WINDOW")
+    return {"NUM_HEADS": num_heads} | {name: decoded[name] for name in shared}

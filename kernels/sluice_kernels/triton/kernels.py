@@ -8,7 +8,7 @@ from torch import Tensor
 from ..interface import Activation, GatedLinear, Heads, Projection, Spans
 from ..linear import plain_projection
 from .add_norm import add_norm
-from .decode import choose_splits, decode
+from .decode import Splits, choose_splits, decode
 from .gated import gated
 from .prefill import cut_tiles, prefill, tile_tokens
 from .rotate_store import rotate_store
@@ -19,13 +19,13 @@ class Plan:
     """A step's attention on the device, all int32: of the first `len(lengths)` rows one token each.
 
     tables [num_seqs, num_pages]; lengths [num_decodes], contexts with the new token; tiles
-    [num_tiles, 4] of `cut_tiles`; num_splits: in how many parts a decode's context is read.
+    [num_tiles, 4] of `cut_tiles`; splits: in which parts a decode's context is read.
     """
 
     tables: Tensor
     lengths: Tensor
     tiles: Tensor
-    num_splits: int
+    splits: Splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class TritonKernels:
             tables=upload(spans.tables.int(), device),
             lengths=upload((starts[:num_decodes] + 1).int(), device),
             tiles=upload(tiles, device),
-            num_splits=self.splits(num_decodes, cache),
+            splits=self.splits(num_decodes, cache),
         )
 
-    def splits(self, num_decodes: int, cache: Tensor) -> int:
-        """In how many parts the contexts of so many decodes are read."""
+    def splits(self, num_decodes: int, cache: Tensor) -> Splits:
+        """In which parts the contexts of so many decodes are read."""
         return choose_splits(max(num_decodes, 1), cache.shape[2], self.num_processors)
 
     def norm(self, stream: Tensor, mixed: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -82,11 +82,11 @@ class TritonKernels:
         query, num_decodes = rows[:, : heads.num_heads], len(plan.lengths)
         given = (cache, plan.tables, heads.scale, heads.window, heads.softcap)
         if not len(plan.tiles):
-            return decode(query, plan.lengths, *given, num_splits=plan.num_splits)
+            return decode(query, plan.lengths, *given, splits=plan.splits)
         out = prefill(query, plan.tiles, *given)
         if num_decodes:
             part = query[:num_decodes]
-            out[:num_decodes] = decode(part, plan.lengths, *given, num_splits=plan.num_splits)
+            out[:num_decodes] = decode(part, plan.lengths, *given, splits=plan.splits)
         return out
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from sluice_kernels.linear import PlainLinear
 from sluice_kernels.triton.choose import choose
+from sluice_kernels.triton.decode import Splits
 from sluice_kernels.triton.kernels import Plan, TritonKernels, upload
 from sluice_kernels.waiting import reached
 from torch import Tensor
@@ -112,7 +113,7 @@ class DecodeStep:
     def warm_up(self) -> None:
         """Compile what a step of any size needs, which takes a second for each kind, and capture
         the small sizes, which is what the profile runs."""
-        for size in kinds_of_steps(self.ceiling, self._num_splits):
+        for size in kinds_of_steps(self.ceiling, lambda size: self._splits(size).num):
             self._rehearse(size)
         for size in first_sizes(self.ceiling):
             if self._may_capture:
@@ -157,7 +158,7 @@ class DecodeStep:
         self._lengths.zero_()
         self._run(size)
 
-    def _num_splits(self, size: int) -> int:
+    def _splits(self, size: int) -> Splits:
         return self._kernels.splits(size, self._caches[0])
 
     # One step
@@ -185,7 +186,7 @@ class DecodeStep:
                 tables=self._tables,
                 lengths=self._lengths[:size],
                 tiles=self._no_tiles,
-                num_splits=self._num_splits(size),
+                splits=self._splits(size),
             ),
             sampled_rows=sources,  # every row is
         )

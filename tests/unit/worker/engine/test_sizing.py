@@ -8,12 +8,14 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_kernels.triton.decode import MIN_SPLITS, choose_splits
 from sluice_worker.sizing import (
     CPU_RESERVE_BYTES,
     GIB,
     MAX_CEILING,
     MIB,
     STATISTICAL_Z,
+    WORKSPACE_BYTES,
     MemoryPlan,
     ModelShape,
     SizingError,
@@ -87,6 +89,17 @@ def test_llama_8b_on_80_gib_carries_about_440k_tokens() -> None:
     assert 420_000 < fitted.kv_tokens < 480_000
     assert fitted.guaranteed_seqs == fitted.kv_tokens // 8192
     assert fitted.ceiling == MAX_CEILING
+
+
+def test_a_gpu_has_room_for_what_the_splits_of_a_full_batch_find() -> None:
+    one, full = (plan(max_num_seqs=count).workspace_bytes for count in (1, 256))
+    row_bytes = 32 * (128 + 2) * 4  # float32: each head's values, weight and peak
+    for count in (1, 8, 64, 256):
+        kept = count * choose_splits(count, 8, 132).num * row_bytes
+        assert kept <= plan(max_num_seqs=count).workspace_bytes - WORKSPACE_BYTES["cuda"] + 2 * MIB
+    assert full - one == 255 * MIN_SPLITS * row_bytes
+    on_cpu = plan(device="cpu", gathers=False)
+    assert on_cpu.workspace_bytes == WORKSPACE_BYTES["cpu"]
 
 
 def test_70b_on_4_gib_does_not_fit_and_says_what_would() -> None:
@@ -185,8 +198,10 @@ def test_kernels_that_read_pages_where_they_lie_leave_more_for_the_kv_cache() ->
     # A sequence's keys and values of one of 32 layers, and a chunk's mask over all its past.
     taken = (131072 << 17) // 32 + 2048 * 131072 * 2
     assert taken == GIB
-    assert gathering.workspace_bytes - reading.workspace_bytes == taken
-    assert reading.kv_tokens - gathering.kv_tokens == GIB >> 17
+    splits = MAX_CEILING * 32 * MIN_SPLITS * (128 + 2) * 4  # which plain torch has none of
+    assert gathering.workspace_bytes - reading.workspace_bytes == taken - splits
+    more = (taken - splits) >> 17
+    assert more - 16 < reading.kv_tokens - gathering.kv_tokens <= more + 16
 
 
 def test_measured_activations_count_where_they_are_more() -> None:
