@@ -140,8 +140,8 @@ STATUS = group(
         interTokenLatency=_target("the gaps between tokens"),
         endToEnd=_target("whole requests"),
         met=say(FLAG, "Whether every target holds over the window."),
-        goodPercent=say(TEXT, "Requests whose first token and mean gap held."),
-        smoothPercent=say(TEXT, "Requests whose first token held and hardly any gap was over."),
+        goodPercent=say(TEXT, "Requests whose first token, mean gap and end held."),
+        smoothPercent=say(TEXT, "Requests whose first token and end held, with hardly a gap over."),
     ),
     scaling=group(
         "Replicas, and why.",

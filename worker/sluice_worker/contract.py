@@ -157,8 +157,8 @@ class Tick(Struct, frozen=True):
     `t_s`: wall-clock end of the tick (Unix time). `epoch`: the one in force at its end; a tick in
     which the epoch changed has `settled` False, as has one before running <= the new, lower cap.
     `running`, `waiting`: at its end; `max_running`: the largest number in one of its steps.
-    `good`, `smooth`: finished requests whose first token held and whose mean gap held / at most 1 %
-    of whose gaps were over. `prefill_tokens`: prompt tokens computed (cached ones left out).
+    `good`, `smooth`: finished requests whose first token and whole held, and whose mean gap held /
+    at most 1 % of whose gaps were over. `prefill_tokens`: prompt tokens computed (not cached ones).
     `finished` and `generated_tokens` make the mean output length. `throttled_s`: CPU quota
     throttling of the cgroup. `slow_steps`: of `steps`, those in a slow spell of the pod
     (`StepTimes.slowdown`).

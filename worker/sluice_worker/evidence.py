@@ -283,14 +283,15 @@ class Recorder:
         self._end(flight)
         tick, e2e_s = self._tick, now_s - flight.arrival_s
         tick.finished += 1
+        is_late = flight.e2e_decided
         if flight.e2e_decided:
             tick.e2e.note(e2e_s * 1e3)
         else:
-            tick.e2e.add(e2e_s * 1e3, self.slo.e2e_ms)
+            is_late = tick.e2e.add(e2e_s * 1e3, self.slo.e2e_ms)
         self._lengths.add(flight.num_prompt_tokens + flight.num_tokens)
         if flight.admitted_s is not None:
             self._service_s.append(now_s - flight.admitted_s)
-        if flight.held_first:
+        if flight.held_first and not is_late:
             target = self.slo.itl_ms
             tick.good += target is None or flight.mean_gap_ms <= target
             tick.smooth += flight.num_gaps_over <= math.floor(flight.num_gaps * SMOOTH_SHARE)

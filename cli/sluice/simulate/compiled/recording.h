@@ -182,9 +182,10 @@ struct Recorder {
     tick.finished++;
     job.has_ended = true;
     e2e.add(bucket(e2e_ms), 1);
-    if (!job.whole_decided) tick.e2e_n++, tick.e2e_over += e2e_ms > config.e2e_ms;
+    bool is_late = job.whole_decided || e2e_ms > config.e2e_ms;
+    if (!job.whole_decided) tick.e2e_n++, tick.e2e_over += is_late;
     lengths.push_back(job.prompt + job.num_tokens);
-    if (!job.held_first) return;
+    if (!job.held_first || is_late) return;
     int64_t num_gaps = job.num_tokens - 1;
     double mean_ms = num_gaps < 1 ? 0.0 : (job.last_s - job.first_s) * 1e3 / num_gaps;
     tick.good += mean_ms <= config.itl_ms;

@@ -9,7 +9,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from math import ceil, exp, log, sqrt
+from math import ceil, exp, inf, log, sqrt
 from random import Random
 
 from sluice_operator.tuner.types import PodView, Targets
@@ -316,13 +316,15 @@ class Pod:
         request, tick = sequence.request, self.tick
         self.kv_reserved -= self._kv_needed(sequence)
         self.kv_used -= request.prompt_tokens + request.max_tokens - 1
-        tick.e2e.add((now - sequence.arrived_s) * 1000, self.targets.e2e_ms)
+        whole_ms = (now - sequence.arrived_s) * 1000
+        tick.e2e.add(whole_ms, self.targets.e2e_ms)
         tick.finished += 1
         self.tokens_finished += request.max_tokens + request.prompt_tokens
         self.squares_finished += (request.max_tokens + request.prompt_tokens) ** 2
         gaps = max(1, request.max_tokens - 1)
-        in_time = (sequence.first_token_s - sequence.arrived_s) * 1000 <= (
-            self.targets.ttft_ms or 1e12
+        first_ms = (sequence.first_token_s - sequence.arrived_s) * 1000
+        in_time = first_ms <= (self.targets.ttft_ms or inf) and whole_ms <= (
+            self.targets.e2e_ms or inf
         )
         mean_gap_ms = (now - sequence.first_token_s) * 1000 / gaps
         slow = self.num_slow_steps - sequence.slow_steps_before

@@ -243,7 +243,7 @@ def test_steps_of_a_slow_spell_are_counted_apart() -> None:
 
 
 def test_good_and_smooth_judge_a_request_by_its_own_gaps() -> None:
-    recorder = create_recorder()
+    recorder = create_recorder(slo=Slo(ttft_ms=500, itl_ms=50))
     smooth = recorder.arrive("smooth", 0.0, 0.0, 10)
     recorder.first_token(smooth, 0.0, NO_WAIT)
     for i in range(100):
@@ -256,7 +256,20 @@ def test_good_and_smooth_judge_a_request_by_its_own_gaps() -> None:
     recorder.finish(stalled, 1.3)
     (tick,) = close(recorder, 2.0)
     assert (tick.finished, tick.good, tick.smooth) == (2, 1, 1)
-    assert (tick.e2e.n, tick.e2e.over) == (2, 1)
+    assert (tick.e2e.n, tick.e2e.over) == (2, 0)
+
+
+def test_a_request_that_ended_too_late_is_neither_good_nor_smooth() -> None:
+    recorder = create_recorder()
+    flights = [recorder.arrive(name, 0.0, 0.0, 10) for name in ("held", "late", "seen late")]
+    for flight, seconds in zip(flights, (0.9, 1.9, 2.5), strict=True):
+        recorder.first_token(flight, 0.1, NO_WAIT)
+        if seconds > TICK_SECONDS:
+            close(recorder, TICK_SECONDS)
+        recorder.finish(flight, seconds)
+    first, second = close(recorder, 2 * TICK_SECONDS)
+    assert (first.finished, first.good, first.smooth, first.e2e.over) == (2, 1, 1, 2)
+    assert (second.finished, second.good, second.smooth, second.e2e.over) == (1, 0, 0, 0)
 
 
 def test_a_tick_in_which_the_epoch_changed_is_not_settled() -> None:
