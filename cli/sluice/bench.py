@@ -186,7 +186,10 @@ class Bench:
 
     def result(self, left_out: list[int]) -> dict[str, Any]:
         """Everything that was found, ready for JSON."""
-        points = [curve.point(tally, self.targets, self.costs) for tally in self.tallies.values()]
+        points = [
+            curve.point(tally, self.targets, self.costs, self.traffic.silence_s)
+            for tally in self.tallies.values()
+        ]
         has_targets = self.args.slo is not None
         return {
             "url": self.args.url, "route": self.args.route, "model": self.shape.model,

@@ -20,8 +20,8 @@ TIE_SHARE = 0.97
 RULES = {
     "knee": f"the smallest cap that brings {KNEE_SHARE:.0%} of the best throughput",
     "recommended": "of the caps that hold every target (of all, if none does) the smallest whose "
-    f"goodput is at least {TIE_SHARE:.0%} of the best one's; without targets, or where no request "
-    "held them, the knee",
+    f"goodput is at least {TIE_SHARE:.0%} of the best one's, silence between waves included; "
+    "without targets, or where no request held them, the knee",
     "static": "a formula, no run: batches of the cap's size in order of arrival, each as long as "
     "its longest, and the time of its steps by the worker's own step model, against the time of "
     "the steps that the continuous run took, by the same model",
@@ -104,8 +104,14 @@ class Tally:
         return wave
 
 
-def point(tally: Tally, targets: Targets, costs: StepCosts | None) -> dict[str, Any]:
-    """One cap of the curve, ready for JSON: times in ms, shares 0..1, rates a second."""
+def point(
+    tally: Tally, targets: Targets, costs: StepCosts | None, silence_s: float = 0.0
+) -> dict[str, Any]:
+    """One cap of the curve, ready for JSON: times in ms, shares 0..1, rates a second.
+
+    Rates are of the time in which a wave was being answered, the goodput's of that from wave to
+    wave, `silence_s` or longer: who is done sooner is given no more requests.
+    """
     waves, sent = tally.waves, len(tally.ttft_s)
     seconds = sum(wave.seconds for wave in waves)
     answered = sum(len(wave.lengths) for wave in waves)
@@ -123,7 +129,7 @@ def point(tally: Tally, targets: Targets, costs: StepCosts | None) -> dict[str, 
         "tokens_per_s": sum(wave.tokens for wave in waves) / seconds,
         "tokens_per_s_quartiles": _quartiles([wave.tokens / wave.seconds for wave in waves]),
         "requests_per_s": answered / seconds,
-        "goodput_rps": good / seconds,
+        "goodput_rps": good / sum(max(wave.seconds, silence_s) for wave in waves),
         "good_share": good / sent,
         "good_share_interval": wilson(good, sent),
         "smooth_share": sum(wave.smooth for wave in waves) / sent,

@@ -66,6 +66,19 @@ def test_recommended_cap_holds_the_targets_and_the_smallest_of_equals_is_taken()
     assert curve.recommend(nothing_good, has_targets=True) == curve.knee(points)
 
 
+def test_a_cap_that_is_done_sooner_and_holds_fewer_is_not_recommended() -> None:
+    """Waves come every 30 s: 120 good of 200 in 28 s are more than 95 in 20."""
+    points = []
+    for cap, good, seconds in ((8, 120, 28.0), (32, 95, 20.0)):
+        found = Tally(cap)
+        outcomes = [answered()] * good + [answered(2.0)] * (200 - good)
+        found.add(outcomes, [100] * 200, seconds, TARGETS, 100.0, 3.0)
+        points.append(curve.point(found, TARGETS, None, silence_s=30.0))
+    assert [p["goodput_rps"] for p in points] == [4.0, pytest.approx(95 / 30)]
+    assert points[0]["tokens_per_s"] < points[1]["tokens_per_s"]
+    assert curve.recommend(points, has_targets=True) == 8
+
+
 def continuous_steps(outputs: list[int], size: int) -> float:
     """Of perfect refilling: each sequence starts in the step in which another ended."""
     ends = [0] * size
