@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import log, sqrt
+from math import inf, log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +122,20 @@ def _attained(name: str, target: Object) -> dict[str, Any]:
 
 
 def _cap(status: Object, work: Work | None) -> dict[str, Any]:
-    """The cap and what it costs in throughput against the ceiling, by the step model."""
+    """The cap and what it costs in throughput, by the step model, against the ceiling or, where
+    that is less, what memory carries of the lengths that come."""
     batching = status.get("batching") or {}
     names = {"in_force": "maxNumSeqs", "ceiling": "ceiling", "limited_by": "limitedBy"}
     cap: dict[str, Any] = {name: batching.get(key) for name, key in names.items()}
     if work is None or not cap["in_force"] or not cap["ceiling"]:
-        return {**cap, "tokens_per_s": None, "ceiling_tokens_per_s": None, "costs_percent": None}
-    ours, most = work.tokens_per_s(cap["in_force"]), work.tokens_per_s(cap["ceiling"])
+        unknown = "most", "tokens_per_s", "ceiling_tokens_per_s", "costs_percent"
+        return cap | dict.fromkeys(unknown)
+    carried = max(1, (status.get("memory") or {}).get("sequences", cap["ceiling"]))
+    runs, can_run = min(cap["in_force"], carried), min(cap["ceiling"], carried)
+    ours, most = work.tokens_per_s(runs), work.tokens_per_s(can_run)
     return {
         **cap,
+        "most": can_run,
         "tokens_per_s": ours,
         "ceiling_tokens_per_s": most,
         "costs_percent": 100 * max(0.0, 1 - ours / most),
@@ -189,12 +194,14 @@ def _memory(status: Object, work: Work) -> Iterator[str]:
         return
     holds = memory["kvTokens"] / work.length
     each = kv_bytes / memory["kvTokens"] * work.length
-    ours, twice = work.tokens_per_s(max(holds, 1)), work.tokens_per_s(2 * max(holds, 1))
+    cap = inf if batching.get("limitedBy") == "VRAM" else batching.get("maxNumSeqs") or inf
+    ours, twice = (work.tokens_per_s(min(n * max(holds, 1), cap)) for n in (1, 2))
+    bound = f", of which the cap lets {cap} run" if cap < 2 * holds else ""
     yield (
         f"Memory: {memory['kvTokens']} KV tokens / {work.length:.0f} tokens a request = "
         f"{holds:.1f} sequences of {each / GIB:.3g} GiB each; {waits} late first tokens waited for "
-        f"KV. {kv_bytes / GIB:.3g} GiB more would hold twice as many: {ours:.0f} -> {twice:.0f} "
-        "tokens/s of a full pod by the step model."
+        f"KV. {kv_bytes / GIB:.3g} GiB more would hold twice as many{bound}: {ours:.0f} -> "
+        f"{twice:.0f} tokens/s of a full pod by the step model."
     )
 
 
@@ -215,12 +222,13 @@ def _dtype(status: Object) -> Iterator[str]:
 
 def _batching(status: Object, work: Work) -> Iterator[str]:
     cap = (status.get("batching") or {}).get("maxNumSeqs") or 1
-    longest = work.length + work.sigma * sqrt(2 * log(cap)) if cap > 1 else work.length
-    waste = 1 - work.length / longest
+    longest = work.output + work.sigma * sqrt(2 * log(cap))
+    waste = 1 - work.output / longest
     sums = (
-        f"lengths {work.length:.0f} +- {work.sigma:.0f} tokens: of {cap} the longest has about "
-        f"{work.length:.0f} + {work.sigma:.0f} sqrt(2 ln {cap}) = {longest:.0f}, so static batches "
-        f"would pad away {100 * waste:.0f} % of their rows"
+        f"outputs of {work.output:.0f} tokens, whose lengths vary by {work.sigma:.0f} at most (as "
+        f"those with their prompts do): of {cap} the longest has up to {work.output:.0f} + "
+        f"{work.sigma:.0f} sqrt(2 ln {cap}) = {longest:.0f}, so static batches would pad away up "
+        f"to {100 * waste:.0f} % of their rows"
     )
     if waste >= UNIFORM:
         yield f"Batching: continuous. {sums[0].upper()}{sums[1:]}."
@@ -260,9 +268,9 @@ def _sentences(report: Object) -> Iterator[str]:
     if cap["tokens_per_s"] is not None:
         yield (
             f"Cap {cap['in_force']} of {cap['ceiling']}: a full pod brings "
-            f"{cap['tokens_per_s']:.0f} tokens/s, at the ceiling "
-            f"{cap['ceiling_tokens_per_s']:.0f}: the cap costs {cap['costs_percent']:.0f} % (by "
-            f"the step model; limited by {cap['limited_by'] or 'nothing'})."
+            f"{cap['tokens_per_s']:.0f} tokens/s, at {cap['most']}, as many as can "
+            f"run, {cap['ceiling_tokens_per_s']:.0f}: the cap costs {cap['costs_percent']:.0f} % "
+            f"(by the step model; limited by {cap['limited_by'] or 'nothing'})."
         )
     if cost["unit_seconds_per_1k_tokens"] is not None:
         yield (

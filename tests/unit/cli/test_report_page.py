@@ -40,17 +40,19 @@ def test_cost_is_what_the_pods_held_by_what_they_generated() -> None:
     assert gpu["cost"]["price_per_1k_tokens"] is None
 
 
-def test_cap_costs_what_the_step_model_says_that_the_ceiling_would_bring() -> None:
-    cap = build(service_under_traffic())["cap"]
+def test_cap_costs_what_the_step_model_says_that_as_many_as_can_run_would_bring() -> None:
+    body = service_under_traffic()
+    cap = build(body)["cap"]
+    assert cap["most"] == body["status"]["memory"]["sequences"] < cap["ceiling"]
 
     def tokens_per_s(n: int) -> float:
         step_ms = MODEL.a + n * (MODEL.b + MODEL.c * 65)
         return 1000 * n * 30 / (30 * step_ms + n * MODEL.d * 50)
 
     assert cap["tokens_per_s"] == pytest.approx(tokens_per_s(4))
-    assert cap["ceiling_tokens_per_s"] == pytest.approx(tokens_per_s(cap["ceiling"]))
+    assert cap["ceiling_tokens_per_s"] == pytest.approx(tokens_per_s(cap["most"]))
     assert cap["costs_percent"] == pytest.approx(
-        100 * (1 - tokens_per_s(4) / tokens_per_s(cap["ceiling"]))
+        100 * (1 - tokens_per_s(4) / tokens_per_s(cap["most"]))
     )
 
 
@@ -78,8 +80,33 @@ def test_float32_weights_are_told_what_bfloat16_would_free() -> None:
 
 
 def test_mixed_lengths_speak_for_continuous_batches_and_equal_ones_do_not() -> None:
-    assert "Batching: continuous. L" in advice(service_under_traffic(sigma=60), "Batching")[0]
+    assert "Batching: continuous. O" in advice(service_under_traffic(sigma=60), "Batching")[0]
     assert "lose nothing" in advice(service_under_traffic(sigma=0.1), "Batching")[0]
+
+
+def test_only_outputs_are_padded_by_static_batches() -> None:
+    """Outputs of 30 +- 3 of 80 tokens: of 4 the longest has 35, 14 % more; of 80, 6 %."""
+    (said,) = advice(service_under_traffic(sigma=3), "Batching")
+    assert "30 + 3 sqrt(2 ln 4) = 35" in said
+    assert "up to 14 % of their rows" in said
+
+
+def test_the_cap_is_compared_with_what_memory_lets_run() -> None:
+    body = service_under_traffic()
+    body["status"]["memory"]["sequences"] = body["status"]["batching"]["maxNumSeqs"]
+    found = build(body)
+    assert found["cap"]["most"] == 4
+    assert found["cap"]["costs_percent"] == 0
+    assert "at 4, as many as can run" in report.as_text(found)
+
+
+def test_more_memory_brings_nothing_where_the_cap_is_what_limits() -> None:
+    body = service_under_traffic()
+    body["status"]["load"]["misses"]["kv"] = 3
+    (said,) = advice(body, "Memory")
+    assert "twice as many, of which the cap lets 4 run: " in said
+    before, after = said.split("run: ")[1].split(" tokens/s")[0].split(" -> ")
+    assert before == after == f"{build(body)['cap']['tokens_per_s']:.0f}"
 
 
 def test_without_traffic_it_says_so_and_divides_by_nothing() -> None:
