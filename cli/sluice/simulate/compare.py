@@ -166,10 +166,10 @@ def _replace(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _left(jobs: list[Job], rows: list[dict[str, Any]], again: bool) -> list[Job]:
-    """Those of which there is no row yet; `again`: none of this law. What one of another law or
-    with other caps says is not run anew."""
+    """Those of which there is no row yet, or one without AIMD, which is then run alone; `again`:
+    none of this law. What one of another law or with other caps says is not run anew."""
     current = [row for row in rows if not again or row.get("law") == _law()]
-    done = {_key(row) for row in current}
+    done = {_key(row) for row in current if "aimd" in row}
     tuned = {_run_key(row): row for row in current}
     fixed = {_key(row): row for row in rows}
     return [

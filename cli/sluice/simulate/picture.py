@@ -68,6 +68,7 @@ def _draw(axis: Axes, seeds: Sequence[dict[str, Any]], colour: str) -> None:
     bounds = [min(share) for share in shares], [max(share) for share in shares]
     axis.fill_between(caps, *bounds, color=colour, alpha=0.12, linewidth=0)
     for policy, mark in (("sluice", "o"), ("aimd", "x")):
-        ended = [row[policy] for row in seeds]
+        if not (ended := [row[policy] for row in seeds if policy in row]):
+            continue
         share = 100 * fmean(one["smooth_share"] for one in ended)
         axis.plot(median(one["last_cap"] for one in ended), share, mark, color=colour, markersize=5)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sluice_operator.tuner import Limits, Observation, Past, decide
-from sluice_worker.contract import TICK_SECONDS
+from sluice_operator.tuner import Limits, Observation, Past, Targets, decide
+from sluice_worker.contract import TICK_SECONDS, Tick
 
 from .world import World
 
@@ -46,8 +46,8 @@ class Replay:
 
     every_s = TICK_SECONDS
 
-    def __init__(self, cap: int, replica_changes: Sequence[tuple[float, int]]) -> None:
-        self.first_cap: int | None = cap
+    def __init__(self, cap: int | None, replica_changes: Sequence[tuple[float, int]]) -> None:
+        self.first_cap = cap
         self._changes = list(reversed(replica_changes))
 
     def decide(self, world: World) -> None:
@@ -57,13 +57,14 @@ class Replay:
 
 
 class Aimd(Replay):
-    """Additive increase, multiplicative decrease on every target's share, as limiters do.
+    """Additive increase, multiplicative decrease on what a lower cap mends, as limiters do.
 
-    Every ten seconds: over the allowed share of any target, 0.8 of the cap; else, if at least half
-    of the cap ran, one more. With the replicas of another run.
+    Every ten seconds: over the allowed share of gaps (of whole requests, where gaps have no
+    target), 0.8 of the cap; else, if at least half of the cap ran, one more. Late first tokens
+    lower nothing: a lower cap makes more of them. With the replicas of another run.
     """
 
-    def __init__(self, cap: int, replica_changes: Sequence[tuple[float, int]]) -> None:
+    def __init__(self, cap: int | None, replica_changes: Sequence[tuple[float, int]]) -> None:
         super().__init__(cap, replica_changes)
         self._next_s = AIMD_EVERY_S
 
@@ -75,12 +76,14 @@ class Aimd(Replay):
         self._next_s += AIMD_EVERY_S
         num = int(AIMD_EVERY_S / TICK_SECONDS)
         ticks = [tick for pod in world.pods for tick in pod.recorder.newest_ticks(num)]
-        allowed = world.targets.allowed_share
-        sums = [
-            (sum(part.over for part in parts), sum(part.n for part in parts))
-            for parts in zip(*((t.ttft, t.itl, t.e2e) for t in ticks), strict=True)
-        ]
-        if any(over > allowed * n for over, n in sums):
+        if _breaks(world.targets, ticks):
             world.set_cap(max(1, int(world.cap * AIMD_DECREASE)))
         elif any(2 * tick.max_running >= world.cap for tick in ticks):
             world.set_cap(min(world.params.ceiling, world.cap + 1))
+
+
+def _breaks(targets: Targets, ticks: Sequence[Tick]) -> bool:
+    if not (targets.itl_ms or targets.e2e_ms):
+        return False
+    parts = [tick.itl if targets.itl_ms else tick.e2e for tick in ticks]
+    return sum(part.over for part in parts) > targets.allowed_share * sum(part.n for part in parts)

@@ -103,8 +103,8 @@ class Case:
         return self._replayed[cap]
 
     def aimd(self) -> Result:
-        first = self.tuned().first_cap
-        return score(self._run(Aimd(first, self._replicas())))
+        """The limiters' law, from the cap that `sluice` begins at."""
+        return score(self._run(Aimd(None, self._replicas())))
 
     def _replicas(self) -> Sequence[tuple[float, int]]:
         if self.params.min_replicas == self.params.max_replicas:
@@ -119,26 +119,35 @@ def quality(result: Result) -> tuple[float, float, float]:
 
 def best_of(run: Callable[[int], Result], caps: Iterable[int]) -> Result:
     """The best result over `caps`, and over those between it and its neighbours."""
-    return _refined(run, {cap: run(cap) for cap in caps})
+    found = {cap: run(cap) for cap in caps}
+    _refine(run, found)
+    return _chosen(found)
 
 
 def best_near(run: Callable[[int], Result], start: int, ceiling: int) -> Result:
-    """The best result over `start`, its halves and doubles until both sides are worse, the ceiling,
-    and those between the best and its neighbours: a share has one peak over the caps."""
-    found = {cap: run(cap) for cap in {max(1, start // 2), start, min(2 * start, ceiling), ceiling}}
+    """The best result over `start`, its halves and doubles until both sides are worse, those
+    between the best and its neighbours, and then the ceiling: a share has one peak over the caps,
+    and where more comes than can be done another one there."""
+    found = {cap: run(cap) for cap in {max(1, start // 2), start, min(2 * start, ceiling)}}
     while True:
-        best = max(found, key=lambda cap: quality(found[cap]))
+        best = _best(found)
         beside = {max(1, best // 2), min(2 * best, ceiling)} - found.keys()
-        lower = any(cap < best for cap in found) or best == 1
-        higher = any(best < cap <= 2 * best for cap in found) or best == ceiling
+        lower = best == 1 or any(best // 2 <= cap < best for cap in found)
+        higher = best == ceiling or any(best < cap <= 2 * best for cap in found)
         if lower and higher or not beside:
-            return _refined(run, found)
+            break
         found |= {cap: run(cap) for cap in beside}
+    _refine(run, found)
+    if ceiling not in found:
+        found[ceiling] = run(ceiling)
+        if _best(found) == ceiling:
+            _refine(run, found)
+    return _chosen(found)
 
 
-def _refined(run: Callable[[int], Result], found: dict[int, Result]) -> Result:
-    best = max(found, key=lambda cap: quality(found[cap]))
-    tried = sorted(found)
+def _refine(run: Callable[[int], Result], found: dict[int, Result]) -> None:
+    """Run what lies between the best and its neighbours."""
+    best, tried = _best(found), sorted(found)
     place = tried.index(best)
     around = (tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)])
     for neighbour in around:
@@ -146,7 +155,12 @@ def _refined(run: Callable[[int], Result], found: dict[int, Result]) -> Result:
             cap = round(best + (neighbour - best) * part)
             if cap not in found:
                 found[cap] = run(cap)
-    best = max(found, key=lambda cap: quality(found[cap]))
-    return found[best] | {
-        "smooth_by_cap": {cap: found[cap]["smooth_share"] for cap in sorted(found)}
-    }
+
+
+def _best(found: dict[int, Result]) -> int:
+    return max(found, key=lambda cap: quality(found[cap]))
+
+
+def _chosen(found: dict[int, Result]) -> Result:
+    by_cap = {cap: found[cap]["smooth_share"] for cap in sorted(found)}
+    return found[_best(found)] | {"smooth_by_cap": by_cap}

@@ -32,18 +32,20 @@ def _by_cell(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, str], l
 
 def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]:
     def mean(policy: str, name: str) -> float:
-        return fmean(row[policy][name] or 0.0 for row in rows)
+        return fmean(row[policy][name] or 0.0 for row in rows if policy in row)
 
     def over(result: Result) -> float:
         return max(result["ttft_over_share"] or 0.0, result["itl_over_share"] or 0.0)
 
     def means(name: str) -> dict[str, float]:
-        return {policy: mean(policy, name) for policy in ("sluice", "oracle", "ceiling", "aimd")}
+        policies = ("sluice", "oracle", "ceiling", "aimd")
+        return {policy: mean(policy, name) for policy in policies if any(policy in r for r in rows)}
 
     smooth = means("smooth_share")
     return {
         **cell,
         "seeds": len(rows),
+        "aimd_seeds": sum("aimd" in row for row in rows),
         "smooth": smooth,
         "good": means("good_share"),
         "goodput_rps": means("goodput_rps"),
@@ -128,7 +130,7 @@ def table(summary: Sequence[dict[str, Any]]) -> str:
             f"| {cell['service']}, {cell['target']}, {cell['noise']} | {cell['trace']} "
             f"| {cell['seeds']} | {smooth['sluice']} "
             f"| {smooth['oracle']} ({caps[0]}-{caps[-1]}) | {reach} | {smooth['ceiling']} "
-            f"| {smooth['aimd']} | {', '.join(good.values())} "
+            f"| {smooth.get('aimd', '-')} | {', '.join(good.values())} "
             f"| {_goodput(cell['goodput_rps'])} "
             f"| {cell['gpu_seconds_per_1k_tokens']['sluice']:.3g} "
             f"| {cell['cap_changes']:.1f} | {cell['converged_s']:.0f} s |"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from argparse import ArgumentTypeError
 from dataclasses import replace
-from math import sqrt
+from math import log2, sqrt
 from pathlib import Path
 from statistics import stdev
 from typing import Any
@@ -206,6 +206,30 @@ def test_the_search_outward_finds_the_peak_wherever_it_starts(start: int) -> Non
     assert len(tried) <= 14
 
 
+@pytest.mark.parametrize("start", [1, 2])
+def test_the_search_outward_is_not_held_up_by_a_ceiling_that_is_better_than_low_caps(
+    start: int,
+) -> None:
+    def run_cap(cap: int) -> dict[str, Any]:
+        share = 0.65 if cap == 256 else 0.9 - 0.12 * abs(log2(cap / 24))
+        return {"cap": cap, "smooth_share": share, "good_share": 1, "gpu_seconds_per_1k_tokens": 1}
+
+    assert best_near(run_cap, start, 256)["cap"] in range(20, 29)
+
+
+def test_aimd_lowers_the_cap_for_gaps_and_not_for_late_first_tokens() -> None:
+    """More comes than the pod can do: each lower cap would make more first tokens late."""
+    trace = make_trace("steady-95", CPU, 100, Lengths(128, 48), 300, seed=1)
+    crowd = [replace(request, t_s=request.t_s / 3) for request in trace]
+    late = simulate(CPU, read_targets("ttft=1s,itl=10s"), crowd, "aimd", 1)
+    assert late["ttft_over_share"] > 0.5
+    assert late["last_cap"] >= late["first_cap"]
+    for tight in ("ttft=1s,itl=30ms", "e2e=1s"):
+        lowered = simulate(CPU, read_targets(tight), crowd, "aimd", 1)
+        assert lowered["last_cap"] < late["last_cap"]
+    assert simulate(CPU, read_targets("ttft=1s"), crowd, "aimd", 1)["last_cap"] >= 8
+
+
 @pytest.mark.parametrize("name", ["steady-80", "bursts"])
 def test_what_comes_of_a_cap_that_is_never_filled_comes_of_those_above_it(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -329,6 +353,10 @@ def test_with_another_law_ours_is_run_anew_and_fixed_caps_are_not(tmp_path: Path
     assert anew["sluice"] == first["sluice"]
     assert anew["oracle"]["marked"]
     assert anew["aimd"]["marked"]
+    del anew["aimd"]
+    path.write_text(json.dumps(anew) + "\n")
+    assert main(arguments) == 0
+    assert json.loads(path.read_text()) == anew | {"aimd": first["aimd"]}  # run alone
 
 
 @pytest.mark.parametrize(("num", "factor"), [(2, 12.706), (4, 3.182), (13, 2.179), (20, 2.093)])
