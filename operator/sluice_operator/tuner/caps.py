@@ -419,10 +419,15 @@ def blocked_from(case: Case) -> int | None:
 
 
 def is_another_time(known: BreachedCap | LoadedCap, case: Case) -> bool:
-    """Whether requests have other lengths, or steps have become faster, than when it was learnt."""
+    """Whether requests have other lengths, or steps have become faster, than when it was learnt.
+
+    Longer requests need a cap for their load all the more.
+    """
     work = case.work
     chance = k.LENGTHS_DOUBT * work.total_sigma / sqrt(max(work.num_totals, 1))
-    shift = abs(work.total_tokens - known.mean_tokens)
+    shift = known.mean_tokens - work.total_tokens
+    if isinstance(known, BreachedCap):
+        shift = abs(shift)
     is_known = known.mean_tokens > 0 and work.num_totals >= k.MIN_FINISHED
     if is_known and shift > k.LENGTHS_SHIFTED * known.mean_tokens + chance:
         return True

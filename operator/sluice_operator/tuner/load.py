@@ -79,8 +79,8 @@ def _of_one(case: Case, per_s: float) -> float:
 
 
 def _kept(known: LoadedCap, case: Case, demand: Demand) -> int:
-    """The cap that was raised to for the load, where that is not long ago, requests and steps are
-    as they were, and not far less arrives at a pod; else 0."""
+    """The cap that was raised to for the load, where that is not long ago, requests are no
+    shorter and steps no faster, and not far less arrives at a pod; else 0."""
     if _is_over(known, case) or is_another_time(known, case):
         return 0
     per_s = _of_one(case, demand.arrivals.mean_per_s)

@@ -114,7 +114,7 @@ class BreachedCap(Struct, frozen=True):
 
 class LoadedCap(Struct, frozen=True):
     """A cap that was raised to because a pod could not do `per_s` arrivals below it. None below
-    it for 10 min * 2**times at these lengths, which are 0 where nobody kept them.
+    it for 10 min * 2**times while requests are no shorter; their length is 0 where nobody kept it.
 
     `tail_ms`: what the step model said of that cap then; 0 without one.
     """

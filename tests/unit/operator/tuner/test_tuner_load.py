@@ -127,6 +127,7 @@ def test_what_was_raised_to_is_kept_for_longer_each_time_while_as_much_comes() -
     assert lowered_to(LoadedCap(18, 500.0, 0, 1.0), arrivals=1, pods=2) < 18, "shared by two"
     assert lowered_to(LoadedCap(18, 500.0, 0, 1.0, 164.0, 80.0)) == 20, "of the same requests"
     assert lowered_to(LoadedCap(18, 500.0, 0, 1.0, 500.0, 80.0)) < 18, "of much longer ones"
+    assert lowered_to(LoadedCap(18, 500.0, 0, 1.0, 80.0, 80.0)) == 20, "longer ones need it more"
     assert lowered_to(LoadedCap(18, 500.0, 0, 1.0, 164.0, 150.0)) < 18, "of much slower steps"
 
 
