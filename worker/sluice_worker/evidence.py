@@ -337,19 +337,20 @@ class Recorder:
         if report.step_model is not None:
             self.step_model = report.step_model
         self.snapshot = report.snapshot
-        self._admit(now_s - report.step_s, now_s)
+        self._admit(now_s - report.step_s, report.num_running)
         if report.epoch == self.epoch:
             self._settle(report.num_running)
 
-    def _admit(self, step_start_s: float, now_s: float) -> None:
+    def _admit(self, step_start_s: float, num_running: int) -> None:
         newest = reversed(self._waiting.values())
         unseen = sum(1 for _ in takewhile(lambda f: f.submitted_s > step_start_s, newest))
         while len(self._waiting) - unseen > self.snapshot.waiting:
             # Of a burst, some may have come as the step began: no more were admitted than run.
-            if len(self._pending) - len(self._waiting) >= self.snapshot.running:
+            if len(self._pending) - len(self._waiting) >= num_running:
                 break
             request_id = next(iter(self._waiting))
-            self._waiting.pop(request_id).admitted_s = now_s
+            flight = self._waiting.pop(request_id)
+            flight.admitted_s = max(flight.submitted_s, step_start_s)
 
     # -- ticks
 
@@ -472,7 +473,10 @@ class Recorder:
     def _cause_so_far(self, flight: Flight, now_s: float) -> Cause:
         """The largest part of the wait of a request that has no first token yet."""
         if flight.request_id in self._waiting or flight.admitted_s is None:
-            return self._waiting_cause()
+            state = self.snapshot  # behind those that wait nobody has begun
+            free = 0 if state.waiting else self.max_num_seqs - state.running
+            begun = islice(self._waiting, max(0, free))
+            return "prefill" if flight.request_id in begun else self._waiting_cause()
         waited_s, prefilling_s = flight.admitted_s - flight.arrival_s, now_s - flight.admitted_s
         return "prefill" if prefilling_s >= waited_s else self._waiting_cause()
 

@@ -18,7 +18,7 @@ def recompute_tokens(sequence: Sequence, pool: BlockPool) -> int:
     """
     own = set(sequence.block_ids)
     kept = 0
-    for block in pool.match(sequence.token_ids, sequence.request.cache_salt):
+    for block in pool.matching(sequence.token_ids, sequence.request.cache_salt):
         if pool.num_owners(block) == (block in own):
             break
         kept += pool.block_size

@@ -86,7 +86,7 @@ class Scheduler:
 
     @property
     def waiting_cap(self) -> int:
-        return 0 if self._clocks.blocked_by == "kv" else len(self.waiting)
+        return len(self.waiting) if self._clocks.blocked_by == "cap" else 0
 
     @property
     def waiting_kv(self) -> int:

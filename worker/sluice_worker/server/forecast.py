@@ -38,7 +38,8 @@ class Forecast:
         if self.num_waiting and 0 < self.num_running < self.cap:
             places = self.num_running
         departures = self.num_open + num_new - places
-        return max(departures, 0) * self.service_s / places
+        # Those above a cap that was lowered leave at the same time as the others.
+        return max(departures, 0) * self.service_s / max(places, self.num_running)
 
     def tpot_ms(self, num_new: int) -> float | None:
         """Time of a step that decodes everyone, newcomers included; None without a step model."""

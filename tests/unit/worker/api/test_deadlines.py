@@ -48,6 +48,10 @@ def test_who_waits_for_memory_below_the_cap_counts_the_places_that_there_are() -
     assert replace(BUSY, cap=16).wait_s(1) == 7 * 2.0 / 4
 
 
+def test_those_above_a_lowered_cap_leave_side_by_side() -> None:
+    assert replace(BUSY, num_open=64, num_running=64, num_waiting=0).wait_s(1) == 61 * 2.0 / 64
+
+
 def test_nothing_known_refuses_nobody() -> None:
     unknown = replace(BUSY, service_s=None, step_model=None)
     assert unknown.wait_s(5) == 0

@@ -198,6 +198,34 @@ def test_a_long_prefill_is_not_booked_to_the_cap_that_others_wait_for() -> None:
     assert close(recorder, 2.0)[0].ttft.by == Causes(cap=1, prefill=1)
 
 
+def test_what_still_runs_its_first_step_when_a_tick_closes_is_not_booked_to_the_cap() -> None:
+    recorder = create_recorder()
+    for name in "abcdef":
+        recorder.arrive(name, 0.0, 0.0, 10)
+    (tick,) = close(recorder, 2.0)
+    assert tick.ttft.by == Causes(cap=2, prefill=4)  # a cap of four
+
+
+def test_the_first_step_is_prefill_and_no_wait() -> None:
+    recorder = create_recorder()
+    recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.step(create_report(running=1, step_s=1.8), 1.9)
+    (tick,) = close(recorder, 2.0)
+    assert tick.ttft.by == Causes(prefill=1)
+
+
+def test_of_answers_of_one_token_it_is_known_how_long_they_take() -> None:
+    """Whoever ends with its first step runs no more when that is told."""
+    recorder = create_recorder()
+    flight = recorder.arrive("a", 0.0, 0.0, 10)
+    snapshot = Snapshot(0, 0, 0, 0, 0, 8, 0, 0, 0, 0)
+    report = msgspec.structs.replace(create_report(step_s=0.5), snapshot=snapshot)
+    recorder.step(report, 1.0)
+    recorder.first_token(flight, 1.0, NO_WAIT)
+    recorder.finish(flight, 1.0)
+    assert recorder.service_s() == pytest.approx(0.5)
+
+
 def test_a_burst_that_came_as_a_step_began_waited_for_the_cap_and_was_not_prefilled() -> None:
     recorder = create_recorder(cap=1)
     for number in range(17):
@@ -557,7 +585,7 @@ def test_service_time_is_that_of_the_requests_that_ended_lately() -> None:
         recorder.step(create_report(running=1), 1.0)
         recorder.first_token(flight, 1.5, NO_WAIT)
         recorder.finish(flight, 3.0 + i)
-    assert recorder.service_s() == 3.0
+    assert recorder.service_s() == pytest.approx(3.01)  # the first step is of it
 
 
 def test_every_arrival_counts_against_the_end_to_end_target_once() -> None:

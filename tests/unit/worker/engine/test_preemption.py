@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,6 +36,27 @@ class Watched:
             assert other is oldest or not useful or recompute_tokens(other, pool) >= cost
         self.num_chosen[victim.request_id] += 1
         return victim
+
+
+class Read(list[int]):
+    """Tokens, and how many slices of them were read."""
+
+    num_slices = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.num_slices += isinstance(index, slice)
+        return super().__getitem__(index)
+
+
+def test_only_as_much_of_a_text_is_matched_as_others_share() -> None:
+    scheduler = create_scheduler(num_blocks=64, block_size=4, prefix_caching=True)
+    sequence = add(scheduler, create_request("a", list(range(100)), max_tokens=4))
+    while sequence.num_computed_tokens <= 100:
+        step(scheduler)
+    sequence.token_ids = text = Read(sequence.token_ids)
+    assert recompute_tokens(sequence, scheduler.pool) == sequence.num_computed_tokens
+    assert text.num_slices == 1
+    assert len(scheduler.pool.match(text, "")) == 25
 
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=2, max_size=14)

@@ -87,6 +87,12 @@ def test_cap_bounds_admission_in_order_of_arrival() -> None:
     assert planned.at_cap
 
 
+def test_whom_no_step_has_looked_at_waits_for_nothing_yet() -> None:
+    scheduler = create_scheduler(cap=2)
+    add(scheduler, *create_requests((3, 4)))
+    assert (scheduler.waiting_cap, scheduler.waiting_kv) == (0, 0)
+
+
 def test_lowering_the_cap_drains_and_never_kills() -> None:
     scheduler = create_scheduler(cap=4)
     sequences = add(scheduler, *create_requests((3, 4, 5, 6, 9), max_tokens=4))
