@@ -97,6 +97,6 @@ class Recording(Recorder):
         if (state.running, state.waiting_cap, state.waiting_kv) != after:
             self.snapshot = Snapshot(*after, 0, 0, 0, 0, 0, 0, 0)
         if self._waiting:
-            self._admit(step.ends_s - step_s, step.ends_s)
+            self._admit(step.ends_s - step_s, step.num_running)
         if step.epoch == self.epoch:
             self._settle(step.num_running)

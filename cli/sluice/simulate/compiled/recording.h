@@ -131,9 +131,16 @@ struct Recorder {
     job.is_waiting = job.is_pending = false;
   }
   Cause cause_so_far(const Job& job, double now_s) const {
-    if (job.is_waiting || std::isnan(job.flight_admitted_s)) return waiting_cause();
+    if (job.is_waiting || std::isnan(job.flight_admitted_s))
+      return has_begun(job) ? PREFILL : waiting_cause();
     double waited_s = job.flight_admitted_s - job.t_s, prefill_s = now_s - job.flight_admitted_s;
     return prefill_s >= waited_s ? PREFILL : waiting_cause();
+  }
+  bool has_begun(const Job& job) const {  // its first step runs: behind those that wait nobody has
+    if (!job.is_waiting || waiting_cap + waiting_kv) return false;
+    int64_t before = 0;
+    for (size_t i = first_waiting; &jobs[i] != &job; i++) before += jobs[i].is_waiting;
+    return before < cap - running;
   }
   static Cause largest_part(const Job& job, double prefill_s, double ttft_s) {
     double cold_s = ttft_s - job.wait_cap_s - job.wait_kv_s - prefill_s;
@@ -200,18 +207,18 @@ struct Recorder {
     tick.busy_s += step_s;
     tick.max_running = std::max(tick.max_running, step.num_running);
     running = num_running, waiting_cap = by_cap, waiting_kv = by_kv;
-    if (num_waiting) admit(now_s - step_s, now_s);
+    if (num_waiting) admit(now_s - step_s, step.num_running);
     if (step.epoch == epoch) settle(step.num_running);
   }
-  void admit(double step_start_s, double now_s) {
+  void admit(double step_start_s, int64_t num_running) {
     size_t unseen = 0;
     for (size_t i = jobs.size(); i-- > first_waiting && jobs[i].t_s > step_start_s;)
       unseen += jobs[i].is_waiting;
     while ((int64_t)(num_waiting - unseen) > waiting_cap + waiting_kv) {
-      if ((int64_t)(num_pending - num_waiting) >= running) break;
+      if ((int64_t)(num_pending - num_waiting) >= num_running) break;
       while (!jobs[first_waiting].is_waiting) first_waiting++;
       jobs[first_waiting].is_waiting = false;
-      jobs[first_waiting].flight_admitted_s = now_s;
+      jobs[first_waiting].flight_admitted_s = std::max(jobs[first_waiting].t_s, step_start_s);
       num_waiting--;
     }
   }

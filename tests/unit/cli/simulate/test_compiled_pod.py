@@ -97,6 +97,20 @@ def test_it_equals_the_python_pod_where_a_step_would_take_too_long(itl_ms: float
     assert sum(t.prefill_tokens for t in busy) < 40 * sum(t.steps for t in busy)
 
 
+@pytest.mark.parametrize("together", [1, 9])
+def test_it_equals_the_python_pod_where_a_tick_closes_in_a_first_step(together: int) -> None:
+    """Of those that came as it began, as many as have a place are prefilled, the others wait."""
+    drawn = [(0.0 if i % together else 12.0, 90, 2) for i in range(18)]
+    params = msgspec.structs.replace(SMALL, d=30.0, kv_tokens=4096)
+    assert_equal(params, SLO, drawn, 4, [])
+    pod = CompiledPod("pod-1", params, SLO, 4, 1)
+    pod.run(400.0, deque(trace_of(drawn)))
+    evidence = pod.view(400.0).evidence
+    assert evidence is not None
+    assert sum(tick.ttft.by.prefill for tick in evidence.ticks) > 0
+    assert (sum(tick.ttft.by.cap for tick in evidence.ticks) > 0) == (together > 4)
+
+
 def test_it_equals_the_python_pod_where_memory_is_short() -> None:
     params = msgspec.structs.replace(SMALL, kv_tokens=256, max_num_queued=1024)
     drawn = [(0.05, 17 + 7 * i % 60, 40) for i in range(60)]
