@@ -1,6 +1,7 @@
 """How a real worker starts, drains and dies: every request gets exactly one outcome."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -187,8 +188,8 @@ def test_a_worker_serves_where_there_is_only_ipv6(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--host", "::1", ready=False) as worker:
         port = urlsplit(worker.url).port
         assert httpx.get(f"http://[::1]:{port}/healthz").status_code == 200
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"http://127.0.0.1:{port}/healthz")
+        with contextlib.suppress(httpx.TransportError):  # another process may have that port there
+            assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code != 200
 
 
 def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
