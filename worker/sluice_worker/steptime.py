@@ -11,9 +11,9 @@ leave no room for prefill, and none for a batch, in the two minutes after; what 
 known while it lasts. One that lasts is how fast the pod now is, until it ends. Nor is a batch a
 spell that is larger than those the model was fitted on: from few sequences, and noise, it may have
 learned that a sequence costs nothing, and would keep that if what larger ones show were taken off
-as a spell. A pod that its CPU
-quota holds back has no spells: it runs and stands still in turns, and each look that took what it
-stands still for a spell made the model faster, until every step was slower than it.
+as a spell. A pod that its CPU quota holds back has no spells: it runs and stands still in turns,
+and each look that took what it stands still for a spell made the model faster, until every step was
+slower than it.
 """
 
 import itertools

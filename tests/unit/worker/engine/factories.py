@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from sluice_kernels.choose import choose
@@ -181,3 +182,13 @@ def collect(engine: Engine, outputs: dict[str, list[int]]) -> list[Finished]:
     for token in report.tokens:
         outputs[token.request_id].append(token.token_id)
     return failed
+
+
+class Sliced(list[int]):
+    """A list that counts what is cut out of it."""
+
+    num_slices = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        self.num_slices += isinstance(at, slice)
+        return super().__getitem__(at)

@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ from sluice_worker.preemption import choose_victim, recompute_tokens
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
 
-from .factories import create_request, create_scheduler
+from .factories import Sliced, create_request, create_scheduler
 from .virtual import add, step, written
 
 
@@ -38,22 +37,12 @@ class Watched:
         return victim
 
 
-class Read(list[int]):
-    """Tokens, and how many slices of them were read."""
-
-    num_slices = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        self.num_slices += isinstance(index, slice)
-        return super().__getitem__(index)
-
-
 def test_only_as_much_of_a_text_is_matched_as_others_share() -> None:
     scheduler = create_scheduler(num_blocks=64, block_size=4, prefix_caching=True)
     sequence = add(scheduler, create_request("a", list(range(100)), max_tokens=4))
     while sequence.num_computed_tokens <= 100:
         step(scheduler)
-    sequence.token_ids = text = Read(sequence.token_ids)
+    sequence.token_ids = text = Sliced(sequence.token_ids)
     assert recompute_tokens(sequence, scheduler.pool) == sequence.num_computed_tokens
     assert text.num_slices == 1
     assert len(scheduler.pool.match(text, "")) == 25

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +19,8 @@ from transformers.generation.logits_process import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+
+from .factories import Sliced
 
 NO_IDS = torch.zeros(1, 0, dtype=torch.long)
 VOCAB = 40
@@ -280,16 +281,6 @@ def test_bad_words_forbid_the_token_that_completes_them(
 ) -> None:
     editor = Editor(Sampling(bad_words=((8,), (6, 7), (5, 6, 9))), [5, 6], VOCAB)
     assert set(editor.bad_words(token_ids)) == ends
-
-
-class Sliced(list[int]):
-    """A list that counts what is cut out of it."""
-
-    num_slices = 0
-
-    def __getitem__(self, at: Any) -> Any:
-        self.num_slices += isinstance(at, slice)
-        return super().__getitem__(at)
 
 
 def test_a_text_is_cut_only_where_its_last_token_is_within_a_bad_word() -> None:
