@@ -1,17 +1,12 @@
 """What one pod can do: from the step model, corrected by what full pods were seen to do."""
 
-from collections.abc import Iterator
-from heapq import merge
-from itertools import islice
-from operator import itemgetter
-
-from sluice_worker.contract import TICK_SECONDS, Tick
+from sluice_worker.contract import TICK_SECONDS
 
 from . import constants as k
 from .caps import Bound, sequences_in_memory, sequences_in_time
 from .case import Case
 from .demand import Capacity
-from .evidence import HeardPod, Work, recent
+from .evidence import recent
 from .model import StepTime
 
 
@@ -32,7 +27,7 @@ def modelled_capacity(case: Case, model: StepTime, concurrency: float) -> Capaci
     """What the step model sees one pod do with so many sequences at once."""
     service_ms = model.request_ms(concurrency, case.work.output_tokens, case.work.prompt_tokens)
     service_s = max(service_ms / 1000, k.MIN_SERVICE_S)
-    return Capacity(concurrency, service_s / calibration(model, case))
+    return Capacity(concurrency, service_s / case.calibration)
 
 
 def _observed_capacity(case: Case) -> Capacity | None:
@@ -63,39 +58,3 @@ def in_memory(case: Case, reach: float) -> float:
     """`reach`, or as many sequences as the KV memory of one pod carries."""
     carried = sequences_in_memory(case)
     return reach if carried is None else min(reach, carried)
-
-
-def calibration(model: StepTime, case: Case) -> float:
-    """Measured over predicted speed: what HTTP, a CPU quota and a bad fit cost; about 1.
-
-    Of the newest ticks in which a pod was full, however long ago: a pod that is throttled when full
-    runs freely when it is not, and would look able to take twice the load.
-    """
-    newest = merge(*map(_full_ticks, reversed(case.pods)), key=itemgetter(0), reverse=True)
-    full = [tick for _, tick in islice(newest, k.FULL_TICKS)]
-    if len(full) < k.MIN_FULL_TICKS:
-        return 1.0
-    predicted = sum(_predicted_tokens(model, case.work, tick) for tick in full)
-    measured = sum(tick.generated_tokens for tick in full)
-    lowest, highest = k.CALIBRATION
-    return min(max(measured / predicted, lowest), highest) if predicted > 0 else 1.0
-
-
-def _full_ticks(pod: HeardPod) -> Iterator[tuple[float, Tick]]:
-    """(end, tick) of those ticks in which the pod was full, newest first."""
-    return ((pod.end_s(tick), tick) for tick in reversed(pod.ticks) if _is_full(tick))
-
-
-def _is_full(tick: Tick) -> bool:
-    if tick.max_running < k.USED_SHARE * tick.max_num_seqs or not tick.steps:
-        return False
-    return tick.waiting.total > 0
-
-
-def _predicted_tokens(model: StepTime, work: Work, tick: Tick) -> float:
-    """Tokens that a tick of steps as large as this one's should have given."""
-    batch = max(tick.decodes / tick.steps, 1.0)
-    service_ms = model.request_ms(batch, work.output_tokens, work.prompt_tokens)
-    if service_ms <= 0:
-        return 0.0
-    return batch * work.output_tokens * TICK_SECONDS * 1000 / service_ms

@@ -413,20 +413,18 @@ def blocked_from(case: Case) -> int | None:
         max(1, floor(k.SAME_CAP * known.cap))
         for known in case.past.breached_caps
         if case.seen.now < known.time_s + k.REMEMBER_S * 2**known.times
-        and not is_another_time(known, case)
+        and not is_another_time(known, case, also_if_longer=True)
     ]
     return max(min(blocked), case.seen.limits.min_num_seqs + 1) if blocked else None
 
 
-def is_another_time(known: BreachedCap | LoadedCap, case: Case) -> bool:
-    """Whether requests have other lengths, or steps have become faster, than when it was learnt.
-
-    Longer requests need a cap for their load all the more.
-    """
+def is_another_time(known: BreachedCap | LoadedCap, case: Case, *, also_if_longer: bool) -> bool:
+    """Whether steps have become faster, or requests shorter, than when it was learnt; or longer,
+    `also_if_longer`: longer ones only need a cap for their load all the more."""
     work = case.work
     chance = k.LENGTHS_DOUBT * work.total_sigma / sqrt(max(work.num_totals, 1))
     shift = known.mean_tokens - work.total_tokens
-    if isinstance(known, BreachedCap):
+    if also_if_longer:
         shift = abs(shift)
     is_known = known.mean_tokens > 0 and work.num_totals >= k.MIN_FINISHED
     if is_known and shift > k.LENGTHS_SHIFTED * known.mean_tokens + chance:

@@ -8,6 +8,7 @@ from math import inf
 from sluice_worker.contract import TARGET_MARGIN, TICK_SECONDS, Tick
 
 from . import constants as k
+from .calibration import calibration
 from .evidence import (
     Accepts,
     Fleet,
@@ -36,6 +37,7 @@ class Case:
     `pods`: heard and not noisy; `acked`: those of them that run this epoch; `epoch`: their ticks
     that are evidence; `window`: all ticks of the promise. `predicted_cap`: the largest cap whose
     step holds the inter-token target, at most the ceiling; None without a model or a target.
+    `calibration`: how fast full pods are beside the model, 1 where nobody knows.
     `late_in_queue`: the target that breaks in the queue: the first token, or the end while some
     wait; `cause`: for what most of the late waited, `none` where the newest were not late.
     """
@@ -53,6 +55,7 @@ class Case:
     work: Work
     model: StepTime | None
     predicted_cap: int | None
+    calibration: float
     late_in_queue: TargetName | None
     misses_by: dict[Cause, int]
     cause: Cause
@@ -133,6 +136,7 @@ def build_case(past: Past, seen: Observation) -> Case:
         work=work,
         model=model,
         predicted_cap=_predicted_cap(model, seen),
+        calibration=calibration(model, pods, work),
         late_in_queue=late,
         misses_by=misses,
         cause=_main_cause(late, misses, work),

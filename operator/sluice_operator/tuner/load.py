@@ -3,7 +3,7 @@
 from math import ceil
 
 from . import constants as k
-from .capacity import calibration, in_memory, modelled_capacity
+from .capacity import in_memory, modelled_capacity
 from .caps import is_another_time
 from .case import Case
 from .demand import Demand, Load
@@ -63,7 +63,7 @@ def _needed(case: Case, of_one_per_s: float) -> int:
     model, work, seen = case.model, case.work, case.seen
     if model is None or not work.lengths_known:
         return 0
-    per_s = of_one_per_s / calibration(model, case)
+    per_s = of_one_per_s / case.calibration
     lengths = work.output_tokens, work.prompt_tokens
     fixed_s = model.request_ms(0, *lengths) / 1000
     each_s = model.request_ms(1, *lengths) / 1000 - fixed_s
@@ -81,7 +81,7 @@ def _of_one(case: Case, per_s: float) -> float:
 def _kept(known: LoadedCap, case: Case, demand: Demand) -> int:
     """The cap that was raised to for the load, where that is not long ago, requests are no
     shorter and steps no faster, and not far less arrives at a pod; else 0."""
-    if _is_over(known, case) or is_another_time(known, case):
+    if _is_over(known, case) or is_another_time(known, case, also_if_longer=False):
         return 0
     per_s = _of_one(case, demand.arrivals.mean_per_s)
     return min(known.cap, case.seen.limits.ceiling) if per_s >= k.LOAD_FELL * known.per_s else 0
@@ -94,7 +94,7 @@ def _is_over(known: LoadedCap, case: Case) -> bool:
 def remember_load(case: Case, demand: Demand, cap: int) -> LoadedCap:
     """What to remember of a raise to `cap` for the load alone: for longer at each repetition."""
     known, times = case.past.loaded_cap, 0
-    if known is not None and not is_another_time(known, case):
+    if known is not None and not is_another_time(known, case, also_if_longer=False):
         times = min(known.times + _is_over(known, case), k.MAX_DOUBLINGS)
     tail_ms = case.model.fitted_tail_ms(cap) if case.model else 0.0
     per_s = _of_one(case, demand.arrivals.mean_per_s)
