@@ -64,7 +64,7 @@ EIGHT_B: dict[str, object] = {
 CONTEXT, NEW_TOKENS = 1024, 128
 WORST_ERROR = 0.01
 CUT = Sampling(top_p=0.8, top_k=20)
-"""As many chat models have them in generation_config.json: the torch sampler's, with the host."""
+"""As many chat models have them in generation_config.json."""
 DECODES: list[Batch] = [
     *([size] for size in ((1, 1024), (8, 1024), (32, 1024), (32, 4096), (128, 1024), (1, 32768))),
     [(1, 32768), (63, 1024)],

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from sluice_kernels.triton import add_norm, attend, choose, decode, gated, prefill, rotate_store
+from sluice_kernels.triton import (
+    add_norm,
+    attend,
+    choose,
+    cut,
+    decode,
+    gated,
+    prefill,
+    rotate_store,
+)
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -173,14 +182,20 @@ def rotate_error() -> float:
 
 
 def choose_errors() -> Iterator[tuple[str, float]]:
-    """The likeliest tokens; and a tenth of the worst share of many draws, off by chance too."""
-    logits, zeros = random(33, 128256), torch.zeros(33, device="cuda")
-    found = choose.choose(logits, zeros, zeros.long())
+    """The likeliest tokens; edges of cut rows that are not where sorting finds them; and a tenth of
+    the worst share of many draws, off by chance too."""
+    logits, chance = random(33, 128256), torch.rand(3, 33, device="cuda")
+    zeros, top_k = torch.zeros(33, device="cuda"), torch.arange(33, device="cuda") * 3
+    found = choose.choose(logits, cut.Draws(zeros, zeros + 1, zeros, 0 * top_k, 0 * top_k))
     yield "choose: likeliest", 0.0 if torch.equal(found, logits.argmax(1)) else float("inf")
+    draws = cut.Draws(chance[0] + 0.2, chance[1], chance[2] / 10, top_k, 0 * top_k)
+    edges, expected = cut.cut(logits, draws), cut.reference(logits, draws, None)
+    # Weights are summed in another order: the edge may be its neighbour's, a thousandth away.
+    yield "cut: edges", ((edges - expected).abs() / expected.abs()).max().item()
     weights, count = torch.tensor([0.5, 0.3, 0.15, 0.05], device="cuda"), 1 << 18
-    seeds = torch.randint(1 << 62, (count,), device="cuda")
-    rows = weights.log().expand(count, -1)
-    shares = torch.bincount(choose.choose(rows, torch.ones(count, device="cuda"), seeds)) / count
+    ones, seeds = torch.ones(count, device="cuda"), torch.randint(1 << 62, (count,), device="cuda")
+    rows, draws = weights.log().expand(count, -1), cut.Draws(ones, ones, 0 * ones, 0 * seeds, seeds)
+    shares = torch.bincount(choose.choose(rows, draws)) / count
     yield "choose: shares of draws", ((shares - weights).abs() / weights).max().item() / 10
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import triton
-from sluice_kernels.triton import add_norm, choose, decode, gated, prefill, rotate_store
+from sluice_kernels.triton import add_norm, choose, cut, decode, gated, prefill, rotate_store
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -38,8 +38,9 @@ POINTERS = {
     "blocks": "i64",
     "seeds": "i64",
 }
-POINTERS |= dict.fromkeys(("parts", "sums", "turns", "temperatures", "best"), "fp32")
-POINTERS |= {"tokens": "i64"}
+POINTERS |= dict.fromkeys(("parts", "sums", "turns", "best", "floors"), "fp32")
+POINTERS |= dict.fromkeys(("temperatures", "top_ps", "min_ps"), "fp32")
+POINTERS |= dict.fromkeys(("tokens", "top_ks"), "i64")
 UNKNOWN = ("table_stride", "min_blocks")  # what is not specialised
 SCALARS = {"scale": "fp32", "eps": "fp32", "softcap": "fp32"}
 SCALARS |= dict.fromkeys(("query_stride", "table_stride", "row_stride"), "i32")
@@ -91,6 +92,9 @@ def cases() -> Iterator[Case]:
     yield Case("add, norm", add_norm._add_norm, add_norm.norm_constants(HIDDEN, adds=True))
     yield Case("silu, mul", gated._gated, {"IS_GELU": False, "BLOCK": gated.BLOCK})
     yield Case("choose", choose._choose, choose.choose_constants(has_softcap=False))
+    yield Case("cut", cut._cut, cut.cut_constants(torch.bfloat16, has_softcap=False))
+    bent = cut.cut_constants(torch.float32, has_softcap=True)
+    yield Case("cut, cap, float32", cut._cut, bent, "fp32")
 
 
 def compile_case(case: Case, arch: int) -> Usage:

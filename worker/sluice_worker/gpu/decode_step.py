@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from sluice_kernels.linear import PlainLinear
 from sluice_kernels.triton.choose import choose
+from sluice_kernels.triton.cut import Draws
 from sluice_kernels.triton.decode import Splits
 from sluice_kernels.triton.kernels import Plan, TritonKernels, upload
 from sluice_kernels.waiting import reached
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..models.decoder import Decoder
 from ..models.step import StepInput
-from .arrays import NUM_FIELDS, DecodeArrays, decode_arrays
+from .arrays import NUM_FIELDS, NUM_SHARES, DecodeArrays, decode_arrays
 from .capture import first_sizes, has_room, kinds_of_steps, next_size, padded_size
 from .rows import Row
 
@@ -65,7 +66,7 @@ class DecodeStep:
         rows = -(-ceiling // ROUND_ROWS) * ROUND_ROWS
         self._fields = torch.zeros(NUM_FIELDS, rows, dtype=torch.int64, device=self._device)
         self._lengths = torch.zeros(rows, dtype=torch.int32, device=self._device)
-        self._temperatures = torch.zeros(rows, device=self._device)
+        self._shares = torch.zeros(NUM_SHARES, rows, device=self._device)
         self._tables = torch.zeros(rows, max_pages, dtype=torch.int32, device=self._device)
         self._no_tiles = torch.zeros(0, 4, dtype=torch.int32, device=self._device)
         head = model.head
@@ -89,7 +90,7 @@ class DecodeStep:
         """What a step of `rows`, at most `ceiling`, says of their next tokens, for other samplers.
 
         Returns float32 [num_rows, vocab_size], good until the next step is launched. What this one
-        sampled itself means nothing where a row's draw is not plain.
+        sampled itself means nothing where a row's draw is edited.
         """
         self._start(rows)
         return self._model.bent(self._logits[: len(rows)])
@@ -168,13 +169,13 @@ class DecodeStep:
         for target, values in (
             (self._fields[:, :size], arrays.fields),
             (self._lengths[:size], arrays.lengths),
-            (self._temperatures[:size], arrays.temperatures),
+            (self._shares[:, :size], arrays.shares),
             (self._tables[:num_rows, :num_pages], arrays.tables),
         ):
             target.copy_(upload(torch.from_numpy(values), self._device))
 
     def _run(self, size: int) -> None:
-        token_ids, sources, positions, blocks, slots, seeds = self._fields[:, :size]
+        token_ids, sources, positions, blocks, slots, top_k, seeds = self._fields[:, :size]
         # A token of -1 had no finite logit: its sequence ends, and so does what comes of this.
         sampled_before = self._sampled[sources.clamp_min(0)].clamp_min_(0)
         step = StepInput(
@@ -192,8 +193,9 @@ class DecodeStep:
         )
         model, logits = self._model, self._logits[:size]
         self._head.into(logits, model.norm(model.hidden(step, self._caches)))
-        temperatures, softcap = self._temperatures[:size], model.config.logit_softcap
-        self._sampled[:size] = choose(logits, temperatures, seeds, softcap)
+        temperatures, top_p, min_p = self._shares[:, :size]
+        draws = Draws(temperatures, top_p, min_p, top_k, seeds)
+        self._sampled[:size] = choose(logits, draws, model.config.logit_softcap)
 
     def _fetch(self, rows: Seq[Row], offset: int) -> PendingTokens:
         kept = self._sampled[offset : offset + len(rows)]

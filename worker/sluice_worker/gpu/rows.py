@@ -41,11 +41,6 @@ class Row:
         )
 
 
-def is_plain(draw: Draw) -> bool:
-    """Whether the device's own sampler can draw it: greedy, or by temperature alone."""
-    return not draw.is_edited and not draw.is_cut
-
-
 def rows_of(works: Seq[Work], block_size: int, draw_of: DrawOf) -> list[Row] | None:
     """One row for each work that samples; None where one needs the host between the steps."""
     rows = []
@@ -102,6 +97,6 @@ def _row(
     sequence: Sequence, position: int, block_size: int, draw_of: DrawOf, source: int
 ) -> Row | None:
     draw = draw_of(sequence, position + 1 - sequence.num_tokens)
-    if not is_plain(draw) or sequence.request.sampling.logprobs is not None:
+    if draw.is_edited or sequence.request.sampling.logprobs is not None:
         return None
     return Row(sequence, position, sequence.block_ids[position // block_size], draw, source)

@@ -1,20 +1,24 @@
 """The runner on a GPU: mixed steps on Triton kernels, decode steps ahead of the host."""
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from sluice_kernels.triton.choose import choose
+from sluice_kernels.triton.cut import Draws
 from sluice_kernels.triton.kernels import TritonKernels, upload
 from sluice_kernels.waiting import reached
 from torch import Tensor
 
 from ..models.decoder import Decoder
-from ..runner import Indices, Runner, Tokens, by_length
-from ..sampler import Draw, row_seed, sample
+from ..runner import Runner, Tokens, by_length
+from ..sampler import Draw, sample
 from ..sizing import blocks_for
 from ..step import Work
+from .arrays import draw_arrays
 from .decode_step import DecodeStep, PendingTokens
-from .rows import Row, decodes_of, is_plain, rows_after, rows_of
+from .rows import Row, decodes_of, rows_after, rows_of
 
 
 class GpuRunner(Runner):
@@ -45,7 +49,7 @@ class GpuRunner(Runner):
 
     @torch.inference_mode()
     def execute(self, works: Seq[Work]) -> list[int | None]:
-        """As `Runner.execute`; draws by temperature alone have other noise than on a CPU."""
+        """As `Runner.execute`; draws have other noise than on a CPU, but for edited ones."""
         ahead, self._ahead = self._ahead, None
         claimed = self._claimed(ahead, works)
         rest = [work for work in works if id(work) not in claimed]
@@ -97,7 +101,7 @@ class GpuRunner(Runner):
         if rows:
             self._ahead = self._decodes.launch(rows)
 
-    # What was not ahead. Where sampling needs the host (edits, cut-offs, drafts, scores) it is
+    # What was not ahead. Where sampling needs the host (edits, drafts, scores) it is
     # waited for (`_run`).
 
     def _launch(self, works: Seq[Work], rows: Seq[Row], offset: int) -> PendingTokens:
@@ -126,25 +130,20 @@ class GpuRunner(Runner):
         """Each row by the sampler that it has in every step, whatever its neighbours ask for."""
         if self.device.type == "cuda":
             reached().synchronize()  # not in the first of what follows, which would spin
-        plain = [at for at, draw in enumerate(draws) if is_plain(draw)]
-        others = [at for at, draw in enumerate(draws) if not is_plain(draw)]
+        edited = [at for at, draw in enumerate(draws) if draw.is_edited]
+        others = [at for at, draw in enumerate(draws) if not draw.is_edited]
         chosen: dict[int, int | None] = {}
-        if plain:
-            tokens = self._choose(logits[plain], [draws[at] for at in plain]).tolist()
-            chosen |= zip(plain, (token if token >= 0 else None for token in tokens), strict=True)
         if others:
-            drawn = sample(logits[others], [draws[at] for at in others])
-            chosen |= zip(others, drawn, strict=True)
+            tokens = self._choose(logits[others], [draws[at] for at in others]).tolist()
+            chosen |= zip(others, (token if token >= 0 else None for token in tokens), strict=True)
+        if edited:
+            drawn = sample(logits[edited], [draws[at] for at in edited])
+            chosen |= zip(edited, drawn, strict=True)
         return [chosen[at] for at in range(len(draws))]
 
     def _choose(self, logits: Tensor, draws: Seq[Draw]) -> Tensor:
-        temperatures = [0.0 if draw.is_greedy else draw.temperature for draw in draws]
-        seeds = [row_seed(draw.seed, draw.index) for draw in draws]
-        return choose(
-            logits,
-            upload(torch.tensor(temperatures), self.device),
-            upload(torch.tensor(seeds), self.device),
-        )
+        shares, numbers = draw_arrays(draws, len(draws))
+        return choose(logits, Draws(*self._tensor(shares), *self._tensor(numbers)))
 
-    def _tensor(self, values: Indices) -> Tensor:
+    def _tensor(self, values: NDArray[Any]) -> Tensor:
         return upload(torch.from_numpy(values), self.device)

@@ -83,16 +83,25 @@ def draw(sequence: Sequence, ahead: int) -> Draw:
     return Draw(0.0, sequence.seed, sequence.num_tokens + ahead)
 
 
+CUT = Draw(0.5, 1, 10, top_k=20, top_p=0.75, min_p=0.25)
+
+
 def test_padding_has_no_tokens_and_writes_nowhere() -> None:
     first, second = sequence(4, [7]), sequence(9, [3, 5, 6])
-    rows = [Row(first, 3, 7, draw(first, 0)), Row(second, 9, 5, Draw(0.5, 1, 10), source=6)]
+    rows = [Row(first, 3, 7, draw(first, 0)), Row(second, 9, 5, CUT, source=6)]
     arrays = decode_arrays(rows, 4, block_size=8)
     assert arrays.fields[0].tolist() == [first.token_ids[3], -1, 0, 0]
     assert arrays.fields[1].tolist() == [0, 6, 0, 0]
     assert arrays.fields[2].tolist() == [3, 9, 0, 0]
     assert arrays.fields[3:5].tolist() == [[7, 5, -1, -1], [3, 1, 0, 0]]
     assert arrays.lengths.tolist() == [4, 10, 0, 0]
-    assert arrays.temperatures.tolist() == [0.0, 0.5, 0.0, 0.0]
+    assert arrays.shares.tolist() == [
+        [0.0, 0.5, 0.0, 0.0],
+        [1.0, 0.75, 0.0, 0.0],
+        [0.0, 0.25, 0.0, 0.0],
+    ]
+    assert arrays.fields[5].tolist() == [0, 20, 0, 0]
+    assert len({*arrays.fields[6, :2].tolist()}) == 2
     assert arrays.tables.tolist() == [[7, 0], [3, 5]]
 
 

@@ -94,8 +94,11 @@ def test_arrivals_ends_aborts_and_preemptions_change_no_token(model: Decoder, se
     assert sum(map(len, found.values())) > 300
 
 
+@pytest.mark.parametrize(
+    ("temperature", "sampling"), [(0.0, Sampling()), (0.8, Sampling(top_p=0.9, top_k=20))]
+)
 def test_a_decoding_batch_is_always_a_step_ahead_until_it_ends(
-    model: Decoder, monkeypatch: pytest.MonkeyPatch
+    model: Decoder, monkeypatch: pytest.MonkeyPatch, temperature: float, sampling: Sampling
 ) -> None:
     sizes: list[int] = []
     launch = DecodeStep.launch
@@ -106,7 +109,11 @@ def test_a_decoding_batch_is_always_a_step_ahead_until_it_ends(
 
     monkeypatch.setattr(DecodeStep, "launch", counted)
     engine = create_gpu_engine_of(model, create_scheduler(block_size=4, budget=64))
-    run_all(engine, create_requests((5, 6, 7), max_tokens=20))
+    requests = [
+        create_request(f"r{size}", size, max_tokens=20, temperature=temperature, sampling=sampling)
+        for size in (5, 6, 7)
+    ]
+    run_all(engine, requests)
     # One step of prefill, then each step of decodes is launched once: none is thrown away.
     assert sizes == [3] * 19
     assert engine.num_steps == 20
@@ -119,7 +126,8 @@ def test_draws_are_the_same_beside_others_that_need_the_host(model: Decoder) -> 
         return run_all(engine, [request, *others])["r"]
 
     alone = drawn()
-    other = create_request("o", 9, max_tokens=12, temperature=1.0, sampling=Sampling(top_p=0.9))
+    penalised = Sampling(top_p=0.9, repetition_penalty=1.2)
+    other = create_request("o", 9, max_tokens=12, temperature=1.0, sampling=penalised)
     assert drawn(other) == alone
     assert len(set(alone)) > 5
 
