@@ -13,7 +13,6 @@ from sluice.simulate.trace import Request
 from sluice.targets import is_good, is_smooth
 from sluice_operator.tuner import Targets
 from sluice_worker.contract import MIN_CHUNK_TOKENS, TARGET_MARGIN, StepModel
-from sluice_worker.steptime import predict_ms
 
 OURS = "ours"
 LENGTHS = Lengths(32, 64)
@@ -61,8 +60,8 @@ def itl_target_ms(model: StepModel, cap: int, tail: float) -> float:
     (`steptime.predicted_cap`) has `cap` for the largest that holds it at `LENGTHS`, if steps at
     P99 take `tail` times the mean: with the measured tail, a noisy minute would make it loose."""
     kv_tokens = LENGTHS.prompt + LENGTHS.output / 2
-    plain_ms = predict_ms(model, cap, cap * kv_tokens, 0)
-    beside_ms = predict_ms(model, cap - 1, (cap - 1) * kv_tokens, MIN_CHUNK_TOKENS)
+    plain_ms = model.step_ms(cap, cap * kv_tokens, 0)
+    beside_ms = model.step_ms(cap - 1, (cap - 1) * kv_tokens, MIN_CHUNK_TOKENS)
     longest_ms = tail * max(plain_ms, beside_ms) / TARGET_MARGIN
     return ceil(10 * longest_ms + 1e-6) / 10
 

@@ -204,6 +204,10 @@ class StepModel(Struct, frozen=True):
     n: Count
     resid_q: NonNegative
 
+    def step_ms(self, decodes: float, kv_tokens: float, prefill_tokens: float) -> float:
+        """Mean time of a step."""
+        return self.a + self.b * decodes + self.c * kv_tokens + self.d * prefill_tokens
+
 
 class Lengths(Struct, frozen=True):
     """Lengths of finished requests, prompt plus output, in tokens."""

@@ -10,7 +10,7 @@ from .scheduler import Scheduler
 from .sequence import Sequence
 from .speculation import few_decodes
 from .step import Outcome, Step
-from .steptime import StepRecord, StepTimes, predict_ms
+from .steptime import StepRecord, StepTimes
 from .wire import (
     Abort,
     Finished,
@@ -135,8 +135,8 @@ class Engine:
         model = self.times.model
         if model is None:
             return few_decodes(decodes, kv_tokens, drafted)
-        plain = predict_ms(model, decodes, kv_tokens, 0)
-        return predict_ms(model, decodes, kv_tokens, drafted) / plain if plain > 0 else 1.0
+        plain = model.step_ms(decodes, kv_tokens, 0)
+        return model.step_ms(decodes, kv_tokens, drafted) / plain if plain > 0 else 1.0
 
     def _learn(self, step: Step, started: float, ended: float) -> StepModel | None:
         """Record the step; the model where it was fitted anew."""

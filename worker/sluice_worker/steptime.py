@@ -67,11 +67,6 @@ class StepRecord:
     step_ms: float
 
 
-def predict_ms(model: StepModel, decodes: float, kv_tokens: float, prefill_tokens: float) -> float:
-    """Mean step time in ms."""
-    return model.a + model.b * decodes + model.c * kv_tokens + model.d * prefill_tokens
-
-
 def predicted_cap(
     model: StepModel, *, itl_ms: float, kv_per_seq: float, chunk_tokens: int, ceiling: int
 ) -> int:
@@ -112,7 +107,7 @@ def chunk_limit(
     slowdown: float = 1.0,
 ) -> int:
     """Prefill tokens that keep the step's tail within the target; may be negative."""
-    room_ms = itl_ms - max(tail.ms, 0.0) - slowdown * predict_ms(model, decodes, kv_tokens, 0)
+    room_ms = itl_ms - max(tail.ms, 0.0) - slowdown * model.step_ms(decodes, kv_tokens, 0)
     # A chunk's own context counts as well: at most itself, beside what came before it.
     per_token_ms = slowdown * (model.c + model.d * tail.stretch)
     return int(room_ms / per_token_ms) if per_token_ms > 0 else NO_LIMIT
@@ -169,7 +164,7 @@ class StepTimes:
         """A spell is told by the steps around it: the first one, too, gets its slowdown."""
         work = record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens
         usual = self._spell.before if self._spell else model
-        ratio = record.step_ms / max(predict_ms(usual, *work), 1e-6)
+        ratio = record.step_ms / max(usual.step_ms(*work), 1e-6)
         self._newest.append((place, ratio))
         if self._is_fitted:
             self._rows[place, 6] = min(self.slowdown, max(ratio, 1.0))  # the spell may be over

@@ -45,5 +45,5 @@ class Forecast:
         """Time of a step that decodes everyone, newcomers included; None without a step model."""
         if self.step_model is None:
             return None
-        model, decodes = self.step_model, min(self.num_open + num_new, self.cap)
-        return model.a + (model.b + model.c * self.kv_per_seq) * decodes
+        decodes = min(self.num_open + num_new, self.cap)
+        return self.step_model.step_ms(decodes, self.kv_per_seq * decodes, 0)

@@ -16,7 +16,6 @@ from sluice_worker.steptime import (
     StepTimes,
     Tail,
     chunk_limit,
-    predict_ms,
     predicted_cap,
 )
 
@@ -24,7 +23,7 @@ TRUTH = StepModel(a=2.0, b=0.3, c=0.001, d=0.1, n=0, resid_q=1.0)
 
 
 def record(at_s: float, decodes: int, kv: int, prefill: int, *, scale: float = 1.0) -> StepRecord:
-    step_ms = scale * predict_ms(TRUTH, decodes, kv, prefill)
+    step_ms = scale * TRUTH.step_ms(decodes, kv, prefill)
     return StepRecord(at_s, decodes, kv, prefill, step_ms)
 
 
@@ -65,7 +64,7 @@ def test_old_regime_is_forgotten_by_age() -> None:
     model = times.refit(MAX_AGE_S + 61)
     assert model is not None
     assert model.n == len(varied(0.0))
-    assert predict_ms(model, 4, 800, 32) == pytest.approx(3 * predict_ms(TRUTH, 4, 800, 32), 0.01)
+    assert model.step_ms(4, 800, 32) == pytest.approx(3 * TRUTH.step_ms(4, 800, 32), 0.01)
 
 
 def test_many_equal_steps_do_not_drown_the_few_others() -> None:
@@ -100,7 +99,7 @@ def test_tail_is_that_of_the_slowest_steps() -> None:
     for item in [*varied(0.0), record(0.0, 4, 800, 32, scale=4.0)]:
         times.add(item)
     times.refit(0.0)
-    slowest_ms = 3 * predict_ms(TRUTH, 4, 800, 32)
+    slowest_ms = 3 * TRUTH.step_ms(4, 800, 32)
     assert 0.7 * slowest_ms < times.tail.ms < slowest_ms
 
 
@@ -119,8 +118,8 @@ def test_predicted_cap_is_the_largest_within_the_target(
     def quantile_ms(batch: int) -> float:
         """All decode, or all but one beside that one's chunk."""
         others = batch - 1
-        beside_chunk = predict_ms(model, others, kv * others, 32) if others else 0.0
-        return resid * max(predict_ms(model, batch, kv * batch, 0), beside_chunk)
+        beside_chunk = model.step_ms(others, kv * others, 32) if others else 0.0
+        return resid * max(model.step_ms(batch, kv * batch, 0), beside_chunk)
 
     assert 1 <= cap <= ceiling
     assert cap == 1 or quantile_ms(cap) <= 0.85 * itl * (1 + 1e-9)
@@ -129,8 +128,8 @@ def test_predicted_cap_is_the_largest_within_the_target(
 
 def test_chunk_limit_keeps_the_tail_of_the_step_within_the_target() -> None:
     limit = chunk_limit(TRUTH, Tail(10.0), 30.0, 8, 1600)
-    assert 10.0 + predict_ms(TRUTH, 8, 1600 + limit, limit) <= 30.0
-    assert 10.0 + predict_ms(TRUTH, 8, 1602 + limit, limit + 2) > 30.0
+    assert 10.0 + TRUTH.step_ms(8, 1600 + limit, limit) <= 30.0
+    assert 10.0 + TRUTH.step_ms(8, 1602 + limit, limit + 2) > 30.0
     assert chunk_limit(TRUTH, Tail(10.0), 13.0, 8, 1600) <= 0
 
 
@@ -142,7 +141,7 @@ def test_chunks_that_take_longer_behind_much_context_are_made_shorter() -> None:
     model = times.refit(0.0)
     assert model is not None
     limit = chunk_limit(model, times.tail, 40.0, 0, 0)
-    assert 2 * predict_ms(TRUTH, 0, 800 + limit, limit) <= 1.2 * 40.0
+    assert 2 * TRUTH.step_ms(0, 800 + limit, limit) <= 1.2 * 40.0
 
 
 @pytest.mark.parametrize(("itl_ms", "decodes"), [(None, 0), (None, 8), (40.0, 0)])
@@ -186,7 +185,7 @@ def test_a_spell_that_is_over_leaves_room_for_prefill_and_a_hiccup_counts() -> N
 def test_within_a_spell_prefill_keeps_the_target_at_the_speed_of_the_spell() -> None:
     times = after_spells(every=400, spell_steps=20, scale=1.8)
     limit = times.chunk_limit(40.0, 8, 1600)
-    assert 1.8 * predict_ms(TRUTH, 8, 1600 + limit, limit) == pytest.approx(40.0, rel=0.15)
+    assert 1.8 * TRUTH.step_ms(8, 1600 + limit, limit) == pytest.approx(40.0, rel=0.15)
 
 
 def test_a_spell_that_is_over_leaves_the_model_as_it_was() -> None:
@@ -202,8 +201,8 @@ def test_a_spell_that_is_over_leaves_the_model_as_it_was() -> None:
         after = times.refit(24.1)
         assert after is not None
         for decodes, kv, prefill in STEPS:
-            usual_ms = predict_ms(before, decodes, kv, prefill)
-            assert predict_ms(after, decodes, kv, prefill) == pytest.approx(usual_ms, rel=0.1)
+            usual_ms = before.step_ms(decodes, kv, prefill)
+            assert after.step_ms(decodes, kv, prefill) == pytest.approx(usual_ms, rel=0.1)
     assert not times.is_slow
 
 
@@ -221,17 +220,17 @@ def slow_for(seconds: int, times: StepTimes) -> StepModel:
 @pytest.mark.parametrize("seconds", [40, 100, 160])
 def test_slowness_that_lasts_is_the_model_until_it_ends(seconds: int) -> None:
     times = after_spells(every=400, spell_steps=0, scale=1.0)
-    assert predict_ms(slow_for(20, times), 8, 1600, 64) < 1.1 * predict_ms(TRUTH, 8, 1600, 64)
+    assert slow_for(20, times).step_ms(8, 1600, 64) < 1.1 * TRUTH.step_ms(8, 1600, 64)
     slow = slow_for(seconds, times)
     assert not times.is_slow
-    assert predict_ms(slow, 8, 1600, 64) == pytest.approx(3 * predict_ms(TRUTH, 8, 1600, 64), 0.05)
+    assert slow.step_ms(8, 1600, 64) == pytest.approx(3 * TRUTH.step_ms(8, 1600, 64), 0.05)
     ended_s = 20.0 + seconds
     for i in range(1000):
         times.add(record(ended_s + 0.01 * i, *STEPS[i % len(STEPS)]))
     usual = times.refit(ended_s + 10.0)
     assert usual is not None
     longest = 1.1 if seconds < MAX_AGE_S else 3.0  # by then nobody remembers it otherwise
-    assert predict_ms(usual, 8, 1600, 64) <= longest * predict_ms(TRUTH, 8, 1600, 64)
+    assert usual.step_ms(8, 1600, 64) <= longest * TRUTH.step_ms(8, 1600, 64)
 
 
 def room_for_chunks(seed: int) -> float:
@@ -243,7 +242,7 @@ def room_for_chunks(seed: int) -> float:
         times.add(record(0.01 * i, *shape, scale=exp(random.gauss(0, 0.05))))
     times.refit(20.0)
     limit = times.chunk_limit(60.0, 8, 1600)
-    return predict_ms(TRUTH, 8, 1600 + limit, limit)
+    return TRUTH.step_ms(8, 1600 + limit, limit)
 
 
 def test_the_tail_of_chunks_is_told_from_a_few_dozen() -> None:
@@ -270,7 +269,7 @@ def test_steps_that_are_slower_than_the_profile_said_are_no_spell() -> None:
         times.add(record(0.1 * i, *STEPS[i % len(STEPS)], scale=2.0))
     model = times.refit(4.0)
     assert model is not None
-    assert predict_ms(model, 8, 1600, 64) == pytest.approx(2 * predict_ms(TRUTH, 8, 1600, 64), 0.05)
+    assert model.step_ms(8, 1600, 64) == pytest.approx(2 * TRUTH.step_ms(8, 1600, 64), 0.05)
 
 
 def test_what_larger_batches_take_is_no_spell_where_small_ones_said_that_it_costs_nothing() -> None:
@@ -280,14 +279,14 @@ def test_what_larger_batches_take_is_no_spell_where_small_ones_said_that_it_cost
     for n in (1, 1, 2, 1, 8, 16, 32, 2, 32, 1, 32):
         for _ in range(50):
             work = n, 100 * n, 0
-            step_ms = predict_ms(TRUTH, *work) if n > 2 else 2.4
+            step_ms = TRUTH.step_ms(*work) if n > 2 else 2.4
             times.add(StepRecord(at_s, *work, step_ms))
             num_slow += times.is_slow
             if (at_s := at_s + 0.1) % 1 < 0.1:
                 times.refit(at_s)
     model = times.model
     assert model is not None
-    assert predict_ms(model, 32, 3200, 0) == pytest.approx(predict_ms(TRUTH, 32, 3200, 0), 0.1)
+    assert model.step_ms(32, 3200, 0) == pytest.approx(TRUTH.step_ms(32, 3200, 0), 0.1)
     assert num_slow == 0
 
 
@@ -316,7 +315,7 @@ def test_a_throttled_pod_is_not_thought_faster_each_time_it_stands_still(scale: 
     now_ms, num_slow, num_steps = 0.0, 0, 0
     while now_ms < 120e3:
         shape = random.choice([(2, 300, 0), (3, 500, 0), (4, 700, 0), (3, 500, 64)])
-        ended_ms = throttled_ms(now_ms, scale * predict_ms(TRUTH, *shape), used_ms)
+        ended_ms = throttled_ms(now_ms, scale * TRUTH.step_ms(*shape), used_ms)
         times.add(StepRecord(ended_ms / 1000, *shape, ended_ms - now_ms))
         num_slow, num_steps = num_slow + times.is_slow, num_steps + 1
         if int(ended_ms / 1000) > int(now_ms / 1000):
@@ -325,5 +324,5 @@ def test_a_throttled_pod_is_not_thought_faster_each_time_it_stands_still(scale: 
     model = times.model
     assert model is not None
     for shape in ((3, 500, 0), (3, 500, 64)):
-        assert predict_ms(model, *shape) > 0.95 * scale * predict_ms(TRUTH, *shape)
+        assert model.step_ms(*shape) > 0.95 * scale * TRUTH.step_ms(*shape)
     assert num_slow < 0.02 * num_steps
