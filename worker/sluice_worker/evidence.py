@@ -21,6 +21,7 @@ from .contract import (
     Slo,
     StepModel,
     Tick,
+    Waiting,
 )
 from .open_tick import Cause, OpenTick
 from .prefill_time import PrefillTime
@@ -262,13 +263,13 @@ class Recorder:
         flight.last_s = now_s
         flight.num_tokens += 1
         flight.num_gaps += 1
-        tick = self._tick
-        is_over = tick.itl.add(gap_s * 1e3, self.slo.itl_ms)
-        tick.n_at_cap += at_cap
+        gaps = self._tick.itl
+        is_over = gaps.add(gap_s * 1e3, self.slo.itl_ms)
+        gaps.n_at_cap += at_cap
         if is_over:
             flight.num_gaps_over += 1
-            tick.over_at_cap += at_cap
-            tick.over_after_over += flight.last_was_over
+            gaps.over_at_cap += at_cap
+            gaps.over_after_over += flight.last_was_over
         flight.last_was_over = is_over
         return gap_s
 
@@ -429,8 +430,8 @@ class Recorder:
 
     def _close(self, wall_s: float, throttled_s: float) -> None:
         before_s = throttled_s if self._throttled_s is None else self._throttled_s
+        state = self.snapshot
         closed = self._tick.closed(
-            self.snapshot,
             seq=self._next_seq,
             t_s=max(0.0, wall_s),
             epoch=self.epoch,
@@ -438,6 +439,8 @@ class Recorder:
             settled=not self._is_mixed and self._settling is None,
             max_num_seqs=self.max_num_seqs,
             throttled_s=max(0.0, throttled_s - before_s),
+            running=state.running,
+            waiting=Waiting(state.waiting_cap, state.waiting_kv),
         )
         self._ticks.append(closed)
         self._throttled_s = throttled_s
@@ -457,9 +460,10 @@ class Recorder:
     # -- causes
 
     def _miss(self, cause: Cause) -> None:
-        self._tick.ttft.n += 1
-        self._tick.ttft.over += 1
-        self._tick.by[cause] = self._tick.by.get(cause, 0) + 1
+        first_tokens = self._tick.ttft
+        first_tokens.n += 1
+        first_tokens.over += 1
+        first_tokens.by[cause] = first_tokens.by.get(cause, 0) + 1
 
     def _count_whole(self, *, is_over: bool) -> None:
         """A request that did not finish, against the end-to-end target if there is one."""

@@ -1,19 +1,12 @@
 """The tick that is being filled, and the buckets of its sketches. Pure."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from .contract import (
-    SKETCH_GAMMA,
-    Causes,
-    FirstTokens,
-    Requests,
-    Tick,
-    TokenGaps,
-    Waiting,
-)
-from .wire import Snapshot
+import msgspec
+
+from .contract import SKETCH_GAMMA, Tick
 
 Cause = Literal["cap", "kv", "prefill", "cold"]
 
@@ -49,20 +42,35 @@ class Share:
 
 
 @dataclass(slots=True)
+class OpenFirstTokens(Share):
+    """As `contract.FirstTokens`."""
+
+    by: dict[Cause, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class OpenGaps(Share):
+    """As `contract.TokenGaps`."""
+
+    over_after_over: int = 0
+    n_at_cap: int = 0
+    over_at_cap: int = 0
+
+
+@dataclass(slots=True)
 class OpenTick:
-    """The tick that is being filled; the fields are those of `contract.Tick`."""
+    """The tick that is being filled: the fields of `contract.Tick` that are counted until it ends.
+
+    `msgspec` makes one of the other by their names.
+    """
 
     arrivals: int = 0
     refused: int = 0
     finished: int = 0
     good: int = 0
     smooth: int = 0
-    ttft: Share = field(default_factory=Share)
-    by: dict[Cause, int] = field(default_factory=dict)
-    itl: Share = field(default_factory=Share)
-    over_after_over: int = 0
-    n_at_cap: int = 0
-    over_at_cap: int = 0
+    ttft: OpenFirstTokens = field(default_factory=OpenFirstTokens)
+    itl: OpenGaps = field(default_factory=OpenGaps)
     e2e: Share = field(default_factory=Share)
     steps: int = 0
     slow_steps: int = 0
@@ -72,49 +80,7 @@ class OpenTick:
     busy_s: float = 0.0
     max_running: int = 0
 
-    def closed(
-        self,
-        state: Snapshot,
-        *,
-        seq: int,
-        t_s: float,
-        epoch: int,
-        boot_id: str,
-        settled: bool,
-        max_num_seqs: int,
-        throttled_s: float,
-    ) -> Tick:
-        """The tick as it ends; `state`: the engine's then."""
-        return Tick(
-            seq=seq,
-            t_s=t_s,
-            epoch=epoch,
-            boot_id=boot_id,
-            settled=settled,
-            max_num_seqs=max_num_seqs,
-            arrivals=self.arrivals,
-            refused=self.refused,
-            finished=self.finished,
-            good=self.good,
-            smooth=self.smooth,
-            ttft=FirstTokens(self.ttft.n, self.ttft.over, Causes(**self.by), self.ttft.sketch),
-            itl=TokenGaps(
-                n=self.itl.n,
-                over=self.itl.over,
-                over_after_over=self.over_after_over,
-                n_at_cap=self.n_at_cap,
-                over_at_cap=self.over_at_cap,
-                sketch=self.itl.sketch,
-            ),
-            e2e=Requests(self.e2e.n, self.e2e.over, self.e2e.sketch),
-            steps=self.steps,
-            decodes=self.decodes,
-            prefill_tokens=self.prefill_tokens,
-            generated_tokens=self.generated_tokens,
-            busy_s=self.busy_s,
-            throttled_s=throttled_s,
-            running=state.running,
-            max_running=self.max_running,
-            waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
-            slow_steps=self.slow_steps,
-        )
+    def closed(self, **at_end: object) -> Tick:
+        """The tick as it ends; `at_end`: the other fields, which are known then."""
+        counted = {each.name: getattr(self, each.name) for each in fields(self)}
+        return msgspec.convert({**counted, **at_end}, Tick, from_attributes=True)

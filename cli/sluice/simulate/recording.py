@@ -68,17 +68,17 @@ class Recording(Recorder):
 
         `after_over`: how many of them had a gap over target just before.
         """
-        tick, gap_ms = self._tick, gap_s * 1e3
-        share, index = tick.itl, bucket(gap_ms)
+        share, gap_ms = self._tick.itl, gap_s * 1e3
+        index = bucket(gap_ms)
         share.n += count
         share.sketch[index] = share.sketch.get(index, 0) + count
         if at_cap:
-            tick.n_at_cap += count
+            share.n_at_cap += count
         is_over = self.slo.itl_ms is not None and gap_ms > self.slo.itl_ms
         if is_over:
             share.over += count
-            tick.over_at_cap += count * at_cap
-            tick.over_after_over += after_over
+            share.over_at_cap += count * at_cap
+            share.over_after_over += after_over
         return is_over
 
     def stepped(
