@@ -4,17 +4,15 @@ The limits (cap and token budget) carry an epoch, because evidence is booked und
 overload and queue caps do not: they may change at any time.
 """
 
-from dataclasses import dataclass, replace
-
-from msgspec.structs import asdict
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from ..config import WorkerConfig
 from ..contract import Overload, RuntimePatch, Slo
 from ..errors import OverCeiling, StaleEpoch
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
+class Live(Struct, frozen=True):
     """The configuration that is in force. `max_num_queued_tokens` 0: no such cap."""
 
     epoch: int

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-import msgspec
+from msgspec import structs
 
 from ..chat import Chat, Conversation
 from ..client import EngineClient
@@ -109,7 +109,7 @@ class Service:
     def ready(self, ready: Ready) -> None:
         """The engine serves: its limits are known and in force."""
         self.engine = ready
-        self.live = replace(self.live, max_num_seqs=ready.max_num_seqs)
+        self.live = structs.replace(self.live, max_num_seqs=ready.max_num_seqs)
         self.stats.set_window(ready.max_model_len)
         self.recorder.memory = ready.memory
         self.recorder.step_model = ready.step_model
@@ -218,7 +218,7 @@ class Service:
             is_scoring=request.is_scoring,
         )
         seed = None if params.seed is None else params.seed + i
-        changed = msgspec.structs.replace(message, request_id=request_id, seed=seed)
+        changed = structs.replace(message, request_id=request_id, seed=seed)
         self.client.submit(changed, generation.add(choice))
 
     def _check_open(self) -> Ready:
@@ -343,19 +343,13 @@ class Service:
 
     def runtime_config(self) -> RuntimeConfig:
         """What is in force; raises NotReady before the engine serves."""
-        ceiling, state, live = self.limits().ceiling, self.recorder.snapshot, self.live
+        state = self.recorder.snapshot
         return RuntimeConfig(
-            epoch=live.epoch,
-            max_num_seqs=live.max_num_seqs,
-            max_num_batched_tokens=live.max_num_batched_tokens,
-            slo=live.slo,
-            overload=live.overload,
-            ceiling=ceiling,
+            **structs.asdict(self.live),
+            ceiling=self.limits().ceiling,
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
             boot_id=self.boot_id,
-            max_num_queued_reqs=live.max_num_queued_reqs,
-            max_num_queued_tokens=live.max_num_queued_tokens,
         )
 
     def patch(self, change: RuntimePatch) -> RuntimeConfig:

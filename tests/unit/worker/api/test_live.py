@@ -1,10 +1,9 @@
 """What a patch puts in force: all of it or nothing, and never behind the operator's back."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from sluice_worker.contract import RuntimePatch, Slo
 from sluice_worker.errors import OverCeiling, SluiceError, StaleEpoch
 from sluice_worker.server.live import Live
@@ -47,7 +46,7 @@ def test_what_cannot_be_in_force_is_refused_by_its_field(
 def test_targets_and_queue_caps_need_no_new_epoch() -> None:
     fields = {"slo": Slo(itl_ms=50), "overload": "Shed"}
     fields |= {"max_num_queued_reqs": 0, "max_num_queued_tokens": 99}
-    assert changed(**fields) == replace(LIVE, **fields)  # type: ignore[arg-type]
+    assert changed(**fields) == replace(LIVE, **fields)
 
 
 @given(st.integers(0, 20), st.integers(1, 20) | st.none(), st.integers(1, 2000) | st.none())
