@@ -7,11 +7,11 @@ meanings are vLLM's.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from .errors import CheckpointError, RequestError
 from .wire import Sampling
@@ -105,20 +105,13 @@ def defaults_of(generation_config: Mapping[str, object]) -> Defaults:
 class SamplingParams:
     """One request's sampling, checked. The defaults change nothing but draw at temperature 1.
 
-    `logprobs`, `prompt_logprobs`: how many of the likeliest are told beside each token; None: not
-    even the token's own. `truncate_prompt_tokens`: last tokens of the prompt that are kept, -1 for
-    as many as fit the window, None for all.
+    `engine`: what the engine process is told, `bad_words` excepted, which a tokenizer spells.
+    `truncate_prompt_tokens`: last tokens of the prompt that are kept, -1 for as many as fit the
+    window, None for all.
     """
 
+    engine: Sampling = Sampling()
     temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     seed: int | None = None
     n: int = 1
@@ -127,8 +120,6 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     tokens_as_ids: bool = False
@@ -158,16 +149,24 @@ def resolve(
         )
     asked = [n for n in (fields.prompt_logprobs, prompt_logprobs) if n is not None]
     allowed = fields.allowed_token_ids
-    params = SamplingParams(
-        temperature=_first(fields.temperature, defaults.temperature, 1.0),
+    engine = Sampling(
         top_k=max(_first(fields.top_k, defaults.top_k, 0), 0),
         top_p=_first(fields.top_p, defaults.top_p, 1.0),
         min_p=_first(fields.min_p, defaults.min_p, 0.0),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
-        logit_bias=tuple((fields.logit_bias or {}).items()),
+        logit_bias=fields.logit_bias or {},
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+        logprobs=logprobs,
+        prompt_logprobs=max(asked, default=None),
+    )
+    temperature = _first(fields.temperature, defaults.temperature, 1.0)
+    if temperature < GREEDY_BELOW:  # the likeliest is left whatever is cut
+        temperature, engine = 0.0, structs.replace(engine, top_k=0, top_p=1.0, min_p=0.0)
+    return SamplingParams(
+        engine=engine,
+        temperature=temperature,
         bad_words=tuple(fields.bad_words or ()),
         seed=None if fields.seed == -1 else fields.seed,
         n=fields.n or 1,
@@ -176,24 +175,18 @@ def resolve(
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         min_tokens=min_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=max(asked, default=None),
         skip_special_tokens=fields.skip_special_tokens is not False,
         spaces_between_special_tokens=fields.spaces_between_special_tokens is not False,
         tokens_as_ids=bool(fields.return_tokens_as_token_ids),
         truncate_prompt_tokens=fields.truncate_prompt_tokens,
     )
-    if params.temperature >= GREEDY_BELOW:
-        return params
-    # The likeliest is left whatever is cut.
-    return replace(params, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     """Raises RequestError if `params` name a token id that the model does not have."""
     named = {
-        "allowed_token_ids": params.allowed_token_ids or (),
-        "logit_bias": [token for token, _ in params.logit_bias],
+        "allowed_token_ids": params.engine.allowed_token_ids or (),
+        "logit_bias": params.engine.logit_bias,
         "stop_token_ids": params.stop_token_ids,
     }
     for name, tokens in named.items():
@@ -208,12 +201,12 @@ def check_something_left(
     params: SamplingParams, sampling: Sampling, eos_token_ids: Set[int]
 ) -> None:
     """Raises RequestError if no token can ever come first."""
-    if params.allowed_token_ids is None:
+    if sampling.allowed_token_ids is None:
         return
     excluded = {word[0] for word in sampling.bad_words if len(word) == 1}
     if params.min_tokens:
         excluded |= {*eos_token_ids, *params.stop_token_ids}
-    if excluded.issuperset(params.allowed_token_ids):
+    if excluded.issuperset(sampling.allowed_token_ids):
         raise RequestError(
             "allowed_token_ids holds no token that bad_words and min_tokens leave",
             param="allowed_token_ids",
@@ -223,20 +216,22 @@ def check_something_left(
 def check_logprobs(params: SamplingParams, num_output: int) -> None:
     """Raises RequestError if `num_output` tokens, all choices together, give too many to hold."""
     beside, remedy = f"up to {num_output} tokens", "; ask for fewer tokens (max_tokens, n)"
-    _check_held("logprobs", params.logprobs, num_output, MAX_OUTPUT_LOGPROBS, beside, remedy)
+    _check_held("logprobs", params.engine.logprobs, num_output, MAX_OUTPUT_LOGPROBS, beside, remedy)
 
 
 def longest_scored(params: SamplingParams, num_sequences: int) -> int:
     """The most tokens, at least 1, that each of `num_sequences` may have by `check_logprobs`."""
-    if params.logprobs is None:
+    logprobs = params.engine.logprobs
+    if logprobs is None:
         return sys.maxsize
-    return max(1, MAX_OUTPUT_LOGPROBS // ((params.logprobs + 1) * num_sequences))
+    return max(1, MAX_OUTPUT_LOGPROBS // ((logprobs + 1) * num_sequences))
 
 
 def check_prompt_logprobs(params: SamplingParams, num_prompt: int) -> None:
     """Raises RequestError if `num_prompt` tokens, all choices together, give too many to hold."""
     beside = f"{num_prompt} prompt tokens"
-    _check_held("prompt_logprobs", params.prompt_logprobs, num_prompt, MAX_PROMPT_LOGPROBS, beside)
+    asked = params.engine.prompt_logprobs
+    _check_held("prompt_logprobs", asked, num_prompt, MAX_PROMPT_LOGPROBS, beside)
 
 
 def _check_held(
@@ -256,21 +251,8 @@ Encode = Callable[[str], Sequence[int]]
 
 def for_engine(params: SamplingParams, encode: Encode) -> Sampling:
     """The part of `params` that the engine honours; bad words become token ids."""
-    return Sampling(
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=dict(params.logit_bias),
-        allowed_token_ids=params.allowed_token_ids,
-        bad_words=tuple(
-            spelling for word in params.bad_words for spelling in _spellings(word, encode)
-        ),
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-    )
+    spellings = (spelling for word in params.bad_words for spelling in _spellings(word, encode))
+    return structs.replace(params.engine, bad_words=tuple(spellings))
 
 
 def _spellings(word: str, encode: Encode) -> list[tuple[int, ...]]:

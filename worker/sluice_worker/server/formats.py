@@ -223,7 +223,7 @@ class GenerateFormat(Format):
         return shapes.GeneratedToken(token_id, text, logprob, token_id in self._control)
 
     def _details_with_tokens(self, picked: Choice) -> shapes.GenerateDetails | UnsetType:
-        if self.generation.request.sampling.logprobs is None:
+        if self.generation.request.sampling.engine.logprobs is None:
             return UNSET
         tokens = [
             self._token(token.token_id, self._text_of(token.token_id), token.logprob)
@@ -252,7 +252,7 @@ class TokenLogprobs:
 
     def of_completion(self, picked: Choice, known: int, *, with_prompt: bool) -> Any:
         """Those of the output's tokens from the `known`-th on, behind an echoed prompt's."""
-        num = self._request.sampling.logprobs
+        num = self._request.sampling.engine.logprobs
         if num is None:
             return None
         prompt = self._prompt(picked) if with_prompt and self._request.echo else []
@@ -260,7 +260,7 @@ class TokenLogprobs:
 
     def of_chat(self, picked: Choice, known: int) -> Any:
         """Those of the output's tokens from the `known`-th on."""
-        num = self._request.sampling.logprobs
+        num = self._request.sampling.engine.logprobs
         if num is None:
             return None
         return of_chat(picked.scored[known:], num, self._text_of, self._bytes_of)

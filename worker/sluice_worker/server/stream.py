@@ -116,7 +116,7 @@ class WholeReply(Response):
             texts = await self._collect()
             if any(choice.finish_reason == "abort" for choice in self._generation.choices):
                 return
-            sampling = self._generation.request.sampling
+            sampling = self._generation.request.sampling.engine
             if sampling.prompt_logprobs is None and sampling.logprobs is None:
                 body = self._form.body(texts)
             else:  # of many tokens, these take a while to write down

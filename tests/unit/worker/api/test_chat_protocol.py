@@ -144,7 +144,7 @@ def test_log_probabilities_are_asked_for_in_two_fields() -> None:
         {"logprobs": True},
         {"logprobs": True, "top_logprobs": 3},
     ]
-    found = [parse_chat(body_of(**fields)).completion.sampling.logprobs for fields in asked]
+    found = [parse_chat(body_of(**fields)).completion.sampling.engine.logprobs for fields in asked]
     assert found == [None, None, 0, 3]
 
 

@@ -69,9 +69,9 @@ def test_the_checkpoints_defaults_hold_where_a_request_says_nothing() -> None:
     own = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1]}
     defaults = defaults_of(own | {"min_p": None})
     silent = parse_completion(b'{"prompt": "x"}', defaults).sampling
-    assert (silent.temperature, silent.top_k, silent.top_p, silent.min_p) == (0.6, 20, 0.95, 0.0)
+    assert (silent.temperature, silent.engine) == (0.6, Sampling(top_k=20, top_p=0.95))
     asked = parse_completion(b'{"prompt": "x", "temperature": 1, "top_k": -1}', defaults).sampling
-    assert (asked.temperature, asked.top_k, asked.top_p) == (1.0, 0, 0.95)
+    assert (asked.temperature, asked.engine) == (1.0, Sampling(top_p=0.95))
     for body, temperature in (
         (b'{"prompt": "x"}', 0.0),
         (b'{"prompt": "x", "do_sample": true}', 0.6),
@@ -122,7 +122,7 @@ def test_vllms_two_ways_to_turn_top_k_off_are_read() -> None:
 def test_max_tokens_0_scores_the_prompt_and_needs_echo() -> None:
     request = parse_completion(b'{"prompt": "x", "max_tokens": 0, "echo": true, "logprobs": 2}')
     assert (request.is_scoring, request.max_tokens) == (True, 1)
-    assert (request.sampling.prompt_logprobs, request.prompt_logprobs) == (2, None)
+    assert (request.sampling.engine.prompt_logprobs, request.prompt_logprobs) == (2, None)
     with pytest.raises(RequestError) as refused:
         parse_completion(b'{"prompt": "x", "max_tokens": 0}')
     assert refused.value.param == "max_tokens"
@@ -131,7 +131,7 @@ def test_max_tokens_0_scores_the_prompt_and_needs_echo() -> None:
 def test_echo_with_logprobs_and_prompt_logprobs_scores_for_the_larger() -> None:
     body = {"prompt": "x", "echo": True, "logprobs": 2, "prompt_logprobs": 5}
     request = parse_completion(json.dumps(body).encode())
-    assert (request.sampling.prompt_logprobs, request.prompt_logprobs) == (5, 5)
+    assert (request.sampling.engine.prompt_logprobs, request.prompt_logprobs) == (5, 5)
 
 
 def test_prompt_logprobs_of_a_stream_are_refused() -> None:
@@ -143,8 +143,8 @@ def test_prompt_logprobs_of_a_stream_are_refused() -> None:
 def test_generate_takes_the_same_fields() -> None:
     body = b'{"inputs": "x", "parameters": {"top_k": 4, "truncate": 7, "repetition_penalty": 1.1}}'
     sampling = parse_generate(body).sampling
-    assert (sampling.top_k, sampling.truncate_prompt_tokens) == (4, 7)
-    assert (sampling.repetition_penalty, sampling.temperature) == (1.1, 1)
+    assert (sampling.engine.top_k, sampling.truncate_prompt_tokens) == (4, 7)
+    assert (sampling.engine.repetition_penalty, sampling.temperature) == (1.1, 1)
 
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "logit_bias", "stop_token_ids"])
@@ -224,7 +224,7 @@ def test_a_greedy_request_is_plain_whatever_the_checkpoint_cuts() -> None:
     body = b'{"prompt": "x", "temperature": 1e-7}'
     assert for_engine(parse_completion(body, defaults).sampling, letters).is_plain
     drawn = parse_completion(b'{"prompt": "x"}', defaults).sampling
-    assert (drawn.top_k, drawn.top_p, drawn.min_p) == (20, 0.8, 0.1)
+    assert drawn.engine == Sampling(top_k=20, top_p=0.8, min_p=0.1)
 
 
 def test_a_seed_of_minus_one_is_none() -> None:
