@@ -380,6 +380,11 @@ class Recorder:
             step_model=self.step_model,
         )
 
+    def newest_ticks(self, num: int) -> list[Tick]:
+        """The last `num` closed ticks, oldest first."""
+        num = min(num, len(self._ticks))
+        return [self._ticks[index] for index in range(-num, 0)]
+
     def hopeless(self, now_s: float, target_ms: float | None) -> list[Flight]:
         """Waiting requests that can no longer have their first token in time.
 

@@ -6,10 +6,9 @@ are the model's served name and the engine's index, never anything that a client
 
 import math
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Literal
 
 from prometheus_client import (
@@ -26,8 +25,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from .contract import MemoryReport, Slo, StepModel
-from .quantiles import Window
+from .contract import TICK_SECONDS, MemoryReport, Sketch, Slo, StepModel, Tick
+from .open_tick import quantile_ms
 from .wire import FinishReason, FirstToken, Snapshot, SpeculationTotals, StepReport
 
 Values = dict[tuple[str, ...], float]
@@ -42,12 +41,13 @@ NOT_HERE = ("host", "p2p", "disk", "external_unspecified")
 """Where vLLM may keep KV beside the device (its #56318)."""
 ROW_KINDS = ("decode", "prefill", "draft", "padding")
 
-LATENCIES = (
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "e2e_request_latency_seconds",
-)
-"""What targets are set for: shown also as exact quantiles of the last minute."""
+SKETCHES: Mapping[str, Callable[[Tick], Sketch]] = {
+    "time_to_first_token_seconds": lambda tick: tick.ttft.sketch,
+    "inter_token_latency_seconds": lambda tick: tick.itl.sketch,
+    "e2e_request_latency_seconds": lambda tick: tick.e2e.sketch,
+}
+"""What targets are set for, in the evidence: shown also as quantiles of the last minute."""
+MINUTE_TICKS = round(60 / TICK_SECONDS)
 QUANTILES = ("0.5", "0.9", "0.95", "0.99", "0.999")
 
 # vLLM's edges in seconds (v1/metrics/loggers.py).
@@ -163,7 +163,6 @@ class Statistics:
     rows: dict[str, int] = field(default_factory=dict)
     batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=BATCH_STEPS))
     histograms: dict[str, Histogram] = field(init=False)
-    windows: dict[str, Window] = field(default_factory=lambda: {n: Window() for n in LATENCIES})
 
     def __post_init__(self) -> None:
         self.histograms = _histograms(self.slo, 1)
@@ -175,11 +174,6 @@ class Statistics:
     def observe(self, name: str, value: float) -> None:
         """Count `value` in the histogram `name` (without its prefix)."""
         self.histograms[name].observe(value)
-
-    def observe_latency(self, name: str, seconds: float, now_s: float) -> None:
-        """Count one of LATENCIES, measured at `now_s`, in its histogram and in its window."""
-        self.observe(name, seconds)
-        self.windows[name].add(seconds, now_s)
 
     def step(self, report: StepReport) -> None:
         """One engine step."""
@@ -207,13 +201,11 @@ class Statistics:
         padding = sum(padding for _, padding in self.batches)
         return padding / max(sum(sum(batch) for batch in self.batches), 1)
 
-    def first_token(
-        self, ttft_s: float, parts: FirstToken, num_prompt_tokens: int, now_s: float
-    ) -> None:
+    def first_token(self, ttft_s: float, parts: FirstToken, num_prompt_tokens: int) -> None:
         """A request's first token was sent."""
         self.prompt_tokens += num_prompt_tokens
         self.prompt_tokens_cached += parts.cached_tokens
-        self.observe_latency("time_to_first_token_seconds", ttft_s, now_s)
+        self.observe("time_to_first_token_seconds", ttft_s)
         self.observe("request_queue_time_seconds", parts.wait_cap_s + parts.wait_kv_s)
         self.observe("request_prefill_time_seconds", parts.prefill_s)
         computed = num_prompt_tokens - parts.cached_tokens
@@ -239,9 +231,8 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is true at the moment of a scrape, `now_s` (monotonic seconds)."""
+    """What is true at the moment of a scrape. `last_minute`: its closed ticks."""
 
-    now_s: float
     is_ready: bool
     snapshot: Snapshot
     open_requests: int
@@ -251,6 +242,7 @@ class View:
     cache_config: dict[str, str]
     memory: MemoryReport
     step_model: StepModel | None
+    last_minute: Sequence[Tick]
 
 
 class WorkerCollector(Collector):
@@ -413,7 +405,7 @@ class WorkerCollector(Collector):
         yield self._gauge(
             "sluice_memory_bytes", "Memory by class.", _memory(view.memory), "class", "kind"
         )
-        yield from self._last_minute(view.now_s)
+        yield from self._last_minute(view.last_minute)
         if view.step_model is not None:
             yield self._gauge(
                 "sluice_step_model",
@@ -439,14 +431,17 @@ class WorkerCollector(Collector):
             "deadline",
         )
 
-    def _last_minute(self, now_s: float) -> Iterator[Metric]:
+    def _last_minute(self, ticks: Sequence[Tick]) -> Iterator[Metric]:
         counts: Values = {}
-        for name, window in self.stats.windows.items():
-            found = {(q,): window.quantile(Fraction(q), now_s) for q in QUANTILES}
-            values: Values = {q: value for q, value in found.items() if value is not None}
-            text = f"Exact quantiles of the last minute. {HELP[name]}"
+        for name, sketch_of in SKETCHES.items():
+            sketch = Counter[int]()
+            for tick in ticks:
+                sketch.update(sketch_of(tick))
+            quantiles = QUANTILES if sketch else ()
+            values: Values = {(q,): quantile_ms(sketch, float(q)) / 1e3 for q in quantiles}
+            text = f"Quantiles of the last minute, within 1 %. {HELP[name]}"
             yield self._gauge(f"sluice_last_minute_{name}", text, values, "quantile")
-            counts[name,] = window.count(now_s)
+            counts[name,] = sketch.total()
         yield self._gauge("sluice_last_minute_values", "Values behind these.", counts, "of")
 
 

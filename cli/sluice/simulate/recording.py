@@ -58,11 +58,6 @@ class Recording(Recorder):
         tick = self._ticks[-1]
         self.totals.add(tick.max_running, tick.itl.n, tick.itl.over, tick.itl.sketch)
 
-    def newest_ticks(self, num: int) -> list[Tick]:
-        """The last `num` closed ticks, oldest first."""
-        num = min(num, len(self._ticks))
-        return [self._ticks[index] for index in range(-num, 0)]
-
     def gaps(self, count: int, gap_s: float, *, at_cap: bool, after_over: int) -> bool:
         """`count` sequences each handed over a token after `gap_s`; whether that was over.
 

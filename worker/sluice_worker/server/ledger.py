@@ -30,13 +30,13 @@ class Ledger:
         if flight.first_s is None:
             parts = token.first or UNKNOWN_PARTS
             ttft_s = self.recorder.first_token(flight, now_s, parts)
-            self.stats.first_token(ttft_s, parts, flight.num_prompt_tokens, now_s)
+            self.stats.first_token(ttft_s, parts, flight.num_prompt_tokens)
             flight.queue_s = parts.wait_cap_s + parts.wait_kv_s
         elif is_drafted:
             self.recorder.drafted_token(flight, now_s)
         else:
             gap_s = self.recorder.next_token(flight, now_s, at_cap=at_cap)
-            self.stats.observe_latency("inter_token_latency_seconds", gap_s, now_s)
+            self.stats.observe("inter_token_latency_seconds", gap_s)
 
     def finish(
         self, flight: Flight, reason: FinishReason, num_preemptions: int, now_s: float
@@ -45,7 +45,7 @@ class Ledger:
         e2e_s = self.recorder.finish(flight, now_s)
         stats = self.stats
         stats.end(reason)
-        stats.observe_latency("e2e_request_latency_seconds", e2e_s, now_s)
+        stats.observe("e2e_request_latency_seconds", e2e_s)
         stats.observe("request_inference_time_seconds", max(0.0, e2e_s - flight.queue_s))
         stats.observe("request_prompt_tokens", flight.num_prompt_tokens)
         stats.observe("request_generation_tokens", flight.num_tokens)

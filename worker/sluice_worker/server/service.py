@@ -34,7 +34,7 @@ from ..errors import (
 from ..evidence import Recorder
 from ..files import GENERATION_CONFIG, read_json
 from ..health import Pulse, Verdict
-from ..metrics import Statistics, View, create_registry
+from ..metrics import MINUTE_TICKS, Statistics, View, create_registry
 from ..protocol import Completion
 from ..resources import Resources
 from ..sampling_params import (
@@ -402,7 +402,6 @@ class Service:
         """What a scrape shows."""
         engine, config = self.engine, self.config.engine
         return View(
-            now_s=time.monotonic(),
             is_ready=self.readiness().ok,
             snapshot=self.recorder.snapshot,
             open_requests=self.client.num_open,
@@ -418,6 +417,7 @@ class Service:
             },
             memory=self.recorder.memory,
             step_model=self.recorder.step_model,
+            last_minute=self.recorder.newest_ticks(MINUTE_TICKS),
         )
 
     async def beat(self) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from sluice_worker.contract import MemoryReport, Slo, StepModel
+from sluice_worker.evidence import Recorder
 from sluice_worker.metrics import (
     ITL_EDGES,
     Histogram,
@@ -22,7 +23,6 @@ from sluice_worker.metrics import (
 from sluice_worker.wire import FirstToken, Snapshot, SpeculationTotals, StepReport
 
 VIEW = View(
-    now_s=60.0,
     is_ready=True,
     snapshot=Snapshot(3, 2, 1, 10, 4, 40, 5, 6, 7, 8),
     open_requests=6,
@@ -32,6 +32,7 @@ VIEW = View(
     cache_config={"block_size": "16", "num_gpu_blocks": "40"},
     memory=MemoryReport({"weights": 10}, {"weights": 11}, 640, {"weights": 12}),
     step_model=StepModel(a=1.0, b=2.0, c=3.0, d=4.0, n=5, resid_q=1.2),
+    last_minute=[],
 )
 
 
@@ -67,7 +68,7 @@ def scrape(stats: Statistics, view: View) -> dict[tuple[object, ...], float]:
 def test_the_text_parses_and_shows_the_view() -> None:
     stats = Statistics(Slo(ttft_ms=300), 0.0)
     stats.set_window(512)
-    stats.first_token(0.25, FirstToken(0.1, 0.05, 0.1, 3), 7, 59.0)
+    stats.first_token(0.25, FirstToken(0.1, 0.05, 0.1, 3), 7)
     stats.end("stop")
     stats.reject("max_num_queued_reqs")
     seen = scrape(stats, VIEW)
@@ -175,16 +176,18 @@ TARGETED = {
 
 
 def test_quantiles_of_the_last_minute_are_shown_for_each_target() -> None:
-    stats = Statistics(Slo(), 0.0)
+    recorder = Recorder("boot", 0.0, 0.0)
+    flight = recorder.arrive("r", 0.0, 0.0, 1)
     for i in range(100):
-        stats.observe_latency("inter_token_latency_seconds", (i + 1) / 1000, i)
-    seen = scrape(stats, replace(VIEW, now_s=99.5))
+        recorder.next_token(flight, flight.last_s + (i + 1) / 1000, at_cap=False)
+        recorder.advance(flight.last_s, flight.last_s, 0.0)
+    seen = scrape(Statistics(Slo(), 0.0), replace(VIEW, last_minute=recorder.newest_ticks(30)))
     name = "sluice_last_minute_inter_token_latency_seconds"
     common = (("engine", "0"), ("model_name", "m"))
-    assert seen[name, *common, ("quantile", "0.5")] == 0.070  # of 0.041 to 0.100
-    assert seen[name, *common, ("quantile", "0.99")] == 0.1
+    assert seen[name, *common, ("quantile", "0.5")] == pytest.approx(0.045, rel=0.03)
+    assert seen[name, *common, ("quantile", "0.99")] == pytest.approx(0.089, rel=0.03)
     of = ("of", "inter_token_latency_seconds")
-    assert seen["sluice_last_minute_values", *common, of] == 60
+    assert seen["sluice_last_minute_values", *common, of] == 89  # 5.05 s are two ticks of 2 s
     assert not any("last_minute_time_to_first" in str(key[0]) for key in seen)
 
 
