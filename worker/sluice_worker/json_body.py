@@ -16,10 +16,6 @@ T = TypeVar("T")
 _PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 
 
-class _NotFinite:
-    """Stands for NaN or an infinity until the field that holds it is known."""
-
-
 def parse_object(body: bytes) -> dict[str, Any]:
     """`body` as a JSON object, strictly: UTF-8, no NaN, no infinity, no duplicate key, no lone
     surrogate, bounded depth and digits; raises RequestError naming the field where there is one.
@@ -28,22 +24,17 @@ def parse_object(body: bytes) -> dict[str, Any]:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8 (byte {error.start})") from error
-    strays: list[str] = []
+    is_sound = "\\u" not in text  # else there may be a lone surrogate
 
-    def stray(digits: str) -> object:
-        strays.append(digits)
-        return _NotFinite
-
-    def finite(digits: str) -> object:
+    def number(digits: str) -> float:
+        nonlocal is_sound
         value = float(digits)
-        return value if math.isfinite(value) else stray(digits)
+        is_sound = is_sound and math.isfinite(value)
+        return value
 
     try:
         value = json.loads(
-            text,
-            object_pairs_hook=_object_with_surrogates if "\\u" in text else _object,
-            parse_constant=stray,
-            parse_float=finite,
+            text, object_pairs_hook=_object, parse_constant=number, parse_float=number
         )
     except RecursionError as error:
         raise RequestError("the body is nested too deeply") from error
@@ -53,22 +44,27 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise RequestError("the body holds a number of more than 4,300 digits") from error
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
-    if strays:
-        name = printable(next(name for name, held in value.items() if _is_stray(held)))
-        raise RequestError(
-            f"{name} holds {strays[0][:32]}, which is not a finite number", param=name
-        )
+    if not is_sound:
+        _refuse_flaws(value)
     return value
 
 
-def _is_stray(value: object) -> bool:
-    """Whether it holds a number that is not finite, at any depth that could be parsed."""
-    held = [value]
-    for item in held:
-        if item is _NotFinite:
-            return True
-        held += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-    return False
+def _refuse_flaws(fields: Mapping[str, Any]) -> None:
+    """Raise for what is no finite number or no text, at any depth that could be parsed."""
+    for name, value in fields.items():
+        held: list[object] = [name, value]
+        while held:
+            item, problem = held.pop(), None
+            if isinstance(item, dict):
+                held += [*item, *item.values()]
+            elif isinstance(item, list):
+                held += item
+            elif isinstance(item, str) and any("\ud800" <= char <= "\udfff" for char in item):
+                problem = "a lone surrogate, which is no character"
+            elif isinstance(item, float) and not math.isfinite(item):
+                problem = f"{item}, which is not a finite number"
+            if problem is not None:
+                raise RequestError(f"{printable(name)} holds {problem}", param=printable(name))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -77,23 +73,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise RequestError(f"the field {printable(name)} is given twice", param=printable(name))
     return fields
-
-
-def _object_with_surrogates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """As `_object`, for texts with escapes: a lone surrogate is no text and cannot be encoded."""
-    for name, value in pairs:
-        if _has_surrogate(name) or _has_surrogate(value):
-            raise RequestError(
-                f"{printable(name)} holds a lone surrogate, which is no character",
-                param=printable(name),
-            )
-    return _object(pairs)
-
-
-def _has_surrogate(value: object) -> bool:
-    if isinstance(value, list):
-        return any(map(_has_surrogate, value))
-    return isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def printable(name: str) -> str:

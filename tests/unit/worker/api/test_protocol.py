@@ -61,8 +61,7 @@ def test_any_value_of_a_known_field_is_honoured_or_refused_by_its_name(
     name: str, value: Any
 ) -> None:
     refused = refusal(parse_completion, json.dumps({"prompt": "x", name: value}).encode())
-    if refused is not None and refused.param != name:
-        assert "finite" in refused.message or "surrogate" in refused.message
+    assert refused is None or refused.param == name
 
 
 @settings(max_examples=200)
