@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from fastapi import FastAPI, HTTPException, Request
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,7 +29,7 @@ from ..errors import (
     Unauthorized,
 )
 from .connection import LIFE
-from .orca import ASKED_BY, load_headers
+from .orca import ASKED_BY, HEADER, load_report
 from .replies import encode, error_body
 from .shapes import ErrorInfo, ErrorReply
 
@@ -37,7 +38,7 @@ PROBE_PATHS = ("/health", "/healthz", "/readyz", "/version")
 SALT = "salt"
 """Key in the ASGI scope's state: whose share of the prefix cache a request has of itself."""
 log = logging.getLogger(__name__)
-REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 LINGER_S = 1.0
 LINGER_BYTES = 16 << 20
 JSON = "application/json"
@@ -96,11 +97,6 @@ def _version(path: Path | None) -> tuple[int, int] | None:
     return (found.st_ino, found.st_mtime_ns) if found else None
 
 
-def header(scope: Scope, name: bytes) -> bytes | None:
-    """The first value of a header, by its lower-case name."""
-    return next((value for key, value in scope["headers"] if key == name), None)
-
-
 class Inflight:
     """HTTP requests between their headers and the end of their reply."""
 
@@ -127,7 +123,7 @@ class Inflight:
         return True
 
 
-POD = socket.gethostname().encode()
+POD = socket.gethostname()
 """In Kubernetes a pod's host name is its own name: clients can tell who answered."""
 
 
@@ -168,21 +164,23 @@ class Edge:
         if scope["type"] != "http":
             return
         scope = _origin_form(scope)
-        given = header(scope, b"x-request-id")
-        request_id = given if given and REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        asked = Headers(scope=scope)
+        given = asked.get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                extra = [(b"x-request-id", request_id), (b"x-sluice-pod", POD)]
-                extra += load_headers(header(scope, ASKED_BY), self._load())
+                told = MutableHeaders(scope=message)
+                told["x-request-id"], told["x-sluice-pod"] = request_id, POD
+                if report := load_report(asked.get(ASKED_BY, ""), self._load()):
+                    told[HEADER] = report
                 if _is_old(scope, self._lifetime()):
-                    extra.append((b"connection", b"close"))
-                message = {**message, "headers": [*message.get("headers", ()), *extra]}
+                    told["connection"] = "close"
                 self._on_answer(self._route(scope), scope["method"], message["status"])
             await send(message)
 
         try:
-            scope["state"][SALT] = self._authorize(scope)
+            scope["state"][SALT] = self._authorize(scope["path"], asked)
             if self._is_bounded(scope):
                 self._check_room(self._inflight.num_open)
         except SluiceError as error:
@@ -191,10 +189,10 @@ class Edge:
         with self._inflight:
             await self._app(scope, receive, send_with_headers)
 
-    def _authorize(self, scope: Scope) -> str:
-        if self._bearer is None or scope["path"] in self._open_paths:
+    def _authorize(self, path: str, asked: Headers) -> str:
+        if self._bearer is None or path in self._open_paths:
             return ""
-        return self._bearer.check(header(scope, b"authorization") or b"")
+        return self._bearer.check(asked.get("authorization", "").encode("latin-1"))
 
     def _is_bounded(self, scope: Scope) -> bool:
         return scope["path"] in self._bounded_paths and scope["method"] == "POST"
@@ -231,10 +229,10 @@ async def read_body(
     `count` is told how much has come, and may refuse more. Raises RequestError (framing, encoding),
     BodyTooLarge, RequestTimeout.
     """
-    length = header(request.scope, b"content-length")
-    if length is not None and header(request.scope, b"transfer-encoding") is not None:
+    length = request.headers.get("content-length")
+    if length is not None and "transfer-encoding" in request.headers:
         raise RequestError("Content-Length and Transfer-Encoding contradict each other")
-    if (header(request.scope, b"content-encoding") or b"identity").lower() != b"identity":
+    if (request.headers.get("content-encoding") or "identity").lower() != "identity":
         raise RequestError("Content-Encoding is not supported; send the body as it is")
     too_large = BodyTooLarge(f"the body is over the limit of {max_bytes} bytes")
     if length is not None and int(length) > max_bytes:

@@ -4,17 +4,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-ASKED_BY = b"endpoint-load-metrics-format"
+ASKED_BY = "endpoint-load-metrics-format"
+HEADER = "endpoint-load-metrics"
 
 
-def load_headers(wanted: bytes | None, load: Mapping[str, float]) -> list[tuple[bytes, bytes]]:
-    """The header with `load` as TEXT or JSON; none if nothing, or no known form, is `wanted`."""
-    match (wanted or b"").upper():
-        case b"TEXT":
+def load_report(wanted: str, load: Mapping[str, float]) -> str | None:
+    """`load` as TEXT or JSON; None if nothing, or no known form, is `wanted`."""
+    match wanted.upper():
+        case "TEXT":
             pairs = (f"named_metrics.{name}={value}" for name, value in load.items())
-            report = "TEXT " + ", ".join(pairs)
-        case b"JSON":
-            report = "JSON " + msgspec.json.encode({"named_metrics": dict(load)}).decode()
-        case _:
-            return []
-    return [(b"endpoint-load-metrics", report.encode())]
+            return "TEXT " + ", ".join(pairs)
+        case "JSON":
+            return "JSON " + msgspec.json.encode({"named_metrics": dict(load)}).decode()
+    return None
