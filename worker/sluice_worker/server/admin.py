@@ -3,10 +3,10 @@
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from ..contract import RuntimePatch, encode
+from ..contract import RuntimePatch
 from ..errors import RequestError
 from ..json_body import convert, parse_object
-from .guards import JSON, PROBE_PATHS, read_body
+from .guards import PROBE_PATHS, answer, read_body
 from .service import Service
 
 OPEN_PATHS = ("/metrics", *PROBE_PATHS)
@@ -19,23 +19,23 @@ def add_admin_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/runtime_config")
     async def runtime_config() -> Response:
-        return Response(encode(service.runtime_config()), media_type=JSON)
+        return answer(service.runtime_config())
 
     @app.patch("/v1/runtime_config")
     async def patch(request: Request) -> Response:
         timeout_s = service.config.server.receive_timeout
         body = await read_body(request, MAX_PATCH_BYTES, timeout_s)
         change = convert(parse_object(body), RuntimePatch)
-        return Response(encode(service.patch(change)), media_type=JSON)
+        return answer(service.patch(change))
 
     @app.get("/v1/evidence")
     async def evidence(request: Request) -> Response:
         after = request.query_params.get("after", "0")
         if not (after.isascii() and after.isdigit() and len(after) < 19):
             raise RequestError("after must be a whole number from 0 on", param="after")
-        return Response(encode(service.evidence(int(after))), media_type=JSON)
+        return answer(service.evidence(int(after)))
 
     @app.get("/v1/integrity")
     async def integrity() -> Response:
         problem = await service.client.check_integrity()
-        return Response(encode({"problem": problem}), 500 if problem else 200, media_type=JSON)
+        return answer({"problem": problem}, 500 if problem else 200)

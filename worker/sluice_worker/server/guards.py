@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, Request
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -250,6 +251,11 @@ async def read_body(
     return bytes(body)
 
 
+def answer(body: object, status: int = 200) -> Response:
+    """`body` as JSON."""
+    return Response(encode(body), status, media_type=JSON)
+
+
 def error_reply(error: SluiceError) -> Response:
     """`error` as a response, with Retry-After where waiting helps."""
     headers = {}
@@ -303,8 +309,6 @@ def install_errors(app: FastAPI) -> None:
         return Response(status_code=400)  # nobody reads it
 
     @app.exception_handler(HTTPException)
-    @app.exception_handler(404)
-    @app.exception_handler(405)
     async def http(request: Request, error: HTTPException) -> Response:
         kinds = {404: "NotFoundError", 405: "MethodNotAllowedError"}
         body = ErrorInfo(

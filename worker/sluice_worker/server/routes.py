@@ -6,7 +6,6 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
-from msgspec import Struct
 from prometheus_client import generate_latest
 from starlette.responses import Response
 
@@ -18,7 +17,7 @@ from ..sampling_params import Defaults
 from . import shapes
 from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
 from .generation import Generation
-from .guards import JSON, PROBE_PATHS, SALT
+from .guards import JSON, PROBE_PATHS, SALT, answer
 from .off_loop import parsed
 from .openapi import document
 from .operations import OPERATIONS
@@ -156,8 +155,3 @@ def add_probes(app: FastAPI, service: Service) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(generate_latest(service.registry), media_type=CONTENT_TYPE)
-
-
-def answer(body: Struct, status: int = 200) -> Response:
-    """`body` as JSON."""
-    return Response(encode(body), status, media_type=JSON)

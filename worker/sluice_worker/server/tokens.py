@@ -10,9 +10,8 @@ from starlette.responses import Response
 from ..errors import TooManyOpen
 from ..tokenize import Tokenize, parse_detokenize, parse_tokenize
 from . import shapes
-from .guards import JSON, Inflight
+from .guards import Inflight, answer
 from .off_loop import off_loop, parsed
-from .replies import encode
 from .service import MAX_ON_THEIR_WAY, Service
 
 
@@ -51,8 +50,7 @@ async def _tokenize(body: bytes, service: Service) -> Response:
     strs = None
     if asked.return_token_strs:
         strs = await off_loop(len(ids), lambda: service.tokenizer.token_strs(ids))
-    reply = shapes.TokenizeReply(len(ids), window, ids, strs)
-    return Response(encode(reply), media_type=JSON)
+    return answer(shapes.TokenizeReply(len(ids), window, ids, strs))
 
 
 async def _detokenize(body: bytes, service: Service) -> Response:
@@ -63,7 +61,7 @@ async def _detokenize(body: bytes, service: Service) -> Response:
         len(asked.tokens),
         lambda: service.tokenizer.decode(asked.tokens, skip_special_tokens=False),
     )
-    return Response(encode(shapes.DetokenizeReply(text)), media_type=JSON)
+    return answer(shapes.DetokenizeReply(text))
 
 
 async def _token_ids(service: Service, asked: Tokenize, num_bytes: int) -> list[int]:
