@@ -90,6 +90,13 @@ def decided(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Not
         yield Notice(False, decision.replicas_reason, message, key)
 
 
+def left_out(unknown: tuple[str, ...], generation: int) -> Notice:
+    """That the fields `unknown` are left out, told once for each edit."""
+    text = f"left out, as this operator does not know them: {', '.join(unknown)}"
+    key = f"unknown/{digest(unknown)}/{generation}"
+    return Notice(True, Reason.UNKNOWN_FIELDS, text, key)
+
+
 def _evidence_text(decision: Decision) -> str:
     parts = [
         f"{name} {milliseconds(v.target_ms)}: n={v.n}, over={v.over}, {v.verdict}"

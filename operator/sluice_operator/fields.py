@@ -17,7 +17,9 @@ Schema = dict[str, Any]
 Reader = Callable[[object, str, Problems], Any]
 
 INVALID: Final = object()
-"""What a reader returns after it has added a problem."""
+"""What a reader returns after it has added a problem that refuses the value."""
+UNKNOWN: Final = ": unknown field"
+"""How the one problem ends that refuses nothing: the field is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,15 +363,14 @@ def _read_object(cls: type[SpecObject], value: object, path: str, problems: Prob
     if not isinstance(value, Mapping):
         return _refuse(problems, path, "must be an object")
     known = wire_fields(cls)
-    before = len(problems)
     surplus = sorted(str(key) for key in set(value) - {spec.wire for _, spec in known})
-    problems.extend(f"{path}.{key}: unknown field" for key in surplus)
+    problems.extend(f"{path}.{key}{UNKNOWN}" for key in surplus)
     read = {
         name: _read_field(spec, value, path, problems)
         for name, spec in known
         if spec.required or value.get(spec.wire) is not None
     }
-    if len(problems) > before or any(v is INVALID for v in read.values()):
+    if any(v is INVALID for v in read.values()):
         return INVALID
     return _check(cls(**read), cls.rules, path, problems)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from . import children, drift, events, ownership, prune, runtime, status
+from . import children, drift, events, ownership, runtime, status
 from .admin_token import token_of
 from .cluster import Cluster, ClusterError, Ref
 from .events import Notice
@@ -188,18 +188,17 @@ class Reconciler:
             return _MAX_BACKOFF_S
         if not await self._is_to_care(now):
             return self._context.settings.resync_s
-        known, unknown = prune.prune(body)
-        if unknown and unknown != self._memory.unknown:
-            await self._tell(meta, [prune.notice(unknown, meta.get("generation", 0))], now)
-        self._memory.unknown = unknown
         last = {**previous, "observedGeneration": meta.get("generation", 0)}
         try:
-            service = parse(known)
+            service = parse(body)
         except SpecError as e:
             wanted = status.fail(last, previous, Reason.INVALID_SPEC, str(e), now)
             await self._tell(meta, events.transitions(previous, wanted), now)
             await self._write_status(wanted)
             return self._context.settings.resync_s
+        if service.unknown and service.unknown != self._memory.unknown:
+            await self._tell(meta, [events.left_out(service.unknown, service.generation)], now)
+        self._memory.unknown = service.unknown
         try:
             if not await self._drop_ghosts(service):
                 return self._context.settings.resync_s

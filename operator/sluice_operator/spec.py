@@ -13,6 +13,7 @@ from sluice_worker.contract import Overload
 from . import kinds
 from .fields import (
     INVALID,
+    UNKNOWN,
     Rule,
     SpecObject,
     auto_or_integer,
@@ -430,22 +431,29 @@ ROOT_RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceService:
-    """One parsed object; `spec.model.name` is the object's name if it was left out."""
+    """One parsed object; `spec.model.name` is the object's name if it was left out.
+
+    `unknown`: paths of fields that were left out, as this CRD has none of that name. A newer one
+    has them while the operator is the old one: during an upgrade, or rolled back. Whoever writes an
+    object by hand is told of them by the API server.
+    """
 
     name: str
     namespace: str
     uid: str
     generation: int
     spec: Spec
+    unknown: tuple[str, ...] = ()
 
 
 def parse(body: Mapping[str, Any]) -> InferenceService:
     """Read an object as the API server gives it; raises SpecError with all problems."""
     metadata = body.get("metadata") or {}
     name = str(metadata.get("name", ""))
-    problems = [rule.message for rule in ROOT_RULES if not rule.holds(name)]
+    of_name = [rule.message for rule in ROOT_RULES if not rule.holds(name)]
+    problems = [*of_name]
     spec = object_of(Spec).read(body.get("spec", {}), "spec", problems)
-    if problems or spec is INVALID:
+    if of_name or spec is INVALID:
         raise SpecError(tuple(problems))
     return InferenceService(
         name=name,
@@ -453,4 +461,5 @@ def parse(body: Mapping[str, Any]) -> InferenceService:
         uid=str(metadata.get("uid", "")),
         generation=int(metadata.get("generation", 0)),
         spec=replace(spec, model=replace(spec.model, name=spec.model.name or name)),
+        unknown=tuple(problem.removesuffix(UNKNOWN) for problem in problems),
     )

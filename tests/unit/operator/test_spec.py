@@ -124,11 +124,37 @@ def test_all_problems_are_named_at_once() -> None:
     ]
 
 
+NEWER = {
+    "spec.warmup": True,
+    "spec.model.weights": "x",
+    "spec.engine.env": [{"name": "LD_PRELOAD"}],
+    "spec.scaling.behavior.scaleUp.policies": [],
+}
+
+
+def test_fields_of_a_newer_crd_are_left_out_and_named() -> None:
+    body = valid_object()
+    for path, value in NEWER.items():
+        body = changed(body, path, value)
+    service = parse(body)
+    assert set(service.unknown) == set(NEWER)
+    assert service.spec == parse(changed(valid_object(), "spec.engine", {})).spec
+
+
+def test_they_are_left_out_of_lists_too() -> None:
+    known = {"key": "gpu", "operator": "Exists"}
+    body = changed(valid_object(), "spec.hardware.tolerations", [{**known, "since": "5m"}])
+    service = parse(body)
+    assert service.unknown == ("spec.hardware.tolerations[0].since",)
+    assert [t.manifest() for t in service.spec.hardware.tolerations] == [known]
+
+
 @given(valid_objects())
 @settings(max_examples=1000)
 def test_every_valid_object_is_read(body: Object) -> None:
     service = parse(body)
     spec = service.spec
+    assert service.unknown == ()
     assert service.name == "demo"
     assert spec.model.name
     assert spec.hardware.memory_bytes > 0
@@ -152,4 +178,5 @@ def test_an_object_without_a_body_is_refused(body: Object) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
 def test_every_example_is_valid(path: Path) -> None:
-    assert parse(yaml.safe_load(path.read_text())).name == path.stem
+    service = parse(yaml.safe_load(path.read_text()))
+    assert (service.name, service.unknown) == (path.stem, ())
