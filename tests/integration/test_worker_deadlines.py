@@ -1,4 +1,4 @@
-"""Deadlines, the live queue cap and speculation of a real worker with one place."""
+"""Deadlines, the caps of the queue and speculation of a real worker with one place."""
 
 import socket
 import time
@@ -100,38 +100,25 @@ def _ticks(worker: Worker, after: int) -> list[dict[str, Any]]:
     return ticks
 
 
-def test_a_lower_queue_cap_is_in_force_at_once(busy: Worker) -> None:
-    url = busy.admin_url + "/v1/runtime_config"
-    before = httpx.get(url).json()
-    assert before["max_num_queued_reqs"] == 1024
-    changed = httpx.patch(url, json={"epoch": before["epoch"], "max_num_queued_reqs": 0})
-    assert changed.status_code == 200
-    assert changed.json() == {**before, **_load(changed), "max_num_queued_reqs": 0}
-    refused = post(busy, SHORT)
-    assert (refused.status_code, refused.json()["error"]["reason"]) == (429, "queue_full")
-    assert int(refused.headers["retry-after"]) >= 1
-    httpx.patch(url, json={"epoch": before["epoch"], "max_num_queued_reqs": 1024})
-    assert post(busy, SHORT).status_code == 200
-
-
-def test_queued_prompt_tokens_are_bounded_live_and_by_name(busy: Worker) -> None:
-    url = busy.admin_url + "/v1/runtime_config"
-    epoch = httpx.get(url).json()["epoch"]
-    changed = httpx.patch(url, json={"epoch": epoch, "max_num_queued_tokens": 40}).json()
-    assert changed["max_num_queued_tokens"] == 40
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(post, busy, {**SHORT, "prompt": [1] * 40})
-        busy.until_metric("vllm:num_requests_waiting", 1)
-        refused = post(busy, SHORT)
+@pytest.mark.parametrize(
+    ("limit", "most"), [("max_num_queued_reqs", 1), ("max_num_queued_tokens", 40)]
+)
+def test_what_waits_is_bounded_and_the_refusal_names_the_bound(
+    tmp_path: Path, limit: str, most: int
+) -> None:
+    flags = ("--max-num-seqs", "1", f"--{limit.replace('_', '-')}={most}")
+    with running_worker(tmp_path, *flags) as worker, ThreadPoolExecutor(2) as pool:
+        running = pool.submit(post, worker, LONG)
+        worker.until_metric("vllm:num_requests_running", 1)
+        waiting = pool.submit(post, worker, {**SHORT, "prompt": [1] * 40})
+        worker.until_metric("vllm:num_requests_waiting", 1)
+        refused = post(worker, SHORT)
+        assert not running.done()
         assert (refused.status_code, refused.json()["error"]["reason"]) == (429, "queue_full")
-        assert "max_num_queued_tokens is 40" in refused.json()["error"]["message"]
-        httpx.patch(url, json={"epoch": epoch, "max_num_queued_tokens": 0})
-        assert post(busy, SHORT).status_code == 200
-        assert waiting.result().status_code == 200
-
-
-def _load(answer: httpx.Response) -> dict[str, Any]:
-    return {name: answer.json()[name] for name in ("running", "waiting")}
+        assert f"{limit} is {most}" in refused.json()["error"]["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+        assert [request.result().status_code for request in (running, waiting)] == [200, 200]
+        assert post(worker, SHORT).status_code == 200
 
 
 def test_speculation_shows_in_vllms_metrics_and_not_in_the_text(worker: Worker) -> None:

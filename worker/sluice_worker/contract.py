@@ -60,8 +60,8 @@ class RuntimePatch(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     Answers: 200 with the effective `RuntimeConfig`; 409 if `epoch` is older than the one in force;
     422 if `max_num_seqs` is over the ceiling. The same patch again is 200 and changes nothing. New
-    targets and new queue caps need no new epoch, as evidence is not booked under them; the other
-    limits do: at the epoch in force they are 409. `max_num_queued_tokens` 0: no such cap.
+    targets need no new epoch, as evidence is not booked under them; new limits do: at the epoch in
+    force they are 409.
     """
 
     epoch: Count
@@ -69,8 +69,6 @@ class RuntimePatch(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     max_num_batched_tokens: Positive | None = None
     slo: Slo | None = None
     overload: Overload | None = None
-    max_num_queued_reqs: Count | None = None
-    max_num_queued_tokens: Count | None = None
 
 
 class Waiting(Struct, frozen=True):
@@ -86,10 +84,7 @@ class Waiting(Struct, frozen=True):
 
 
 class RuntimeConfig(Struct, frozen=True):
-    """The whole effective configuration: answer of GET and PATCH /v1/runtime_config.
-
-    The queue caps are None only in the answer of a worker that does not know them yet.
-    """
+    """The whole effective configuration: answer of GET and PATCH /v1/runtime_config."""
 
     epoch: Count
     max_num_seqs: Positive
@@ -100,8 +95,6 @@ class RuntimeConfig(Struct, frozen=True):
     running: Count
     waiting: Waiting
     boot_id: BootId
-    max_num_queued_reqs: Count | None = None
-    max_num_queued_tokens: Count | None = None
 
 
 class Causes(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """What is in force and may change while the worker serves: one value, and what may follow it. Pure.
 
-The limits (cap and token budget) carry an epoch, because evidence is booked under them. Targets,
-overload and queue caps do not: they may change at any time.
+The limits (cap and token budget) carry an epoch, because evidence is booked under them. Targets and
+overload do not: they may change at any time.
 """
 
 from msgspec import Struct
@@ -13,15 +13,13 @@ from ..errors import OverCeiling, StaleEpoch
 
 
 class Live(Struct, frozen=True):
-    """The configuration that is in force. `max_num_queued_tokens` 0: no such cap."""
+    """The configuration that is in force."""
 
     epoch: int
     max_num_seqs: int
     max_num_batched_tokens: int
     slo: Slo
     overload: Overload
-    max_num_queued_reqs: int
-    max_num_queued_tokens: int
 
     @classmethod
     def at_start(cls, config: WorkerConfig) -> "Live":
@@ -33,8 +31,6 @@ class Live(Struct, frozen=True):
             max_num_batched_tokens=engine.max_num_batched_tokens,
             slo=server.slo,
             overload=server.overload,
-            max_num_queued_reqs=server.max_num_queued_reqs,
-            max_num_queued_tokens=server.max_num_queued_tokens,
         )
 
     @property

@@ -271,19 +271,19 @@ class Service:
         return self.engine
 
     def _check_queue(self, num_new: int) -> None:
-        live, num_open, state = self.live, self.client.num_open, self.recorder.snapshot
-        num_tokens, cap = self.recorder.num_pending_tokens, live.max_num_seqs
+        flags, num_open, state = self.config.server, self.client.num_open, self.recorder.snapshot
+        num_tokens, cap = self.recorder.num_pending_tokens, self.live.max_num_seqs
         ceiling = self.limits().ceiling
-        if num_new > ceiling + live.max_num_queued_reqs:
+        if num_new > ceiling + flags.max_num_queued_reqs:
             raise RequestError(
                 f"{num_new} sequences are more than may ever run ({ceiling}) and wait "
-                f"({live.max_num_queued_reqs}) together; send fewer prompts or a smaller n",
+                f"({flags.max_num_queued_reqs}) together; send fewer prompts or a smaller n",
                 param="n",
             )
-        if is_full(num_new, num_open, cap, state, live.max_num_queued_reqs):
+        if is_full(num_new, num_open, cap, state, flags.max_num_queued_reqs):
             limit = "max_num_queued_reqs"
             sentence = f"{num_waiting(num_open, cap, state)} requests wait already"
-        elif 0 < live.max_num_queued_tokens <= num_tokens:
+        elif 0 < flags.max_num_queued_tokens <= num_tokens:
             limit = "max_num_queued_tokens"
             sentence = f"{num_tokens} prompt tokens wait or are computed already"
         else:
@@ -293,7 +293,7 @@ class Service:
     def check_room(self, num_open: int) -> None:
         """Refuse an HTTP request before its body is read, if `num_open` others are more than may
         ever run and wait. How many sequences it asks for is not known: it counts as one."""
-        num_more = num_open - self.live.max_num_queued_reqs - MAX_ON_THEIR_WAY
+        num_more = num_open - self.config.server.max_num_queued_reqs - MAX_ON_THEIR_WAY
         if num_more >= 0 and num_more >= self._check_open().ceiling:
             sentence = f"{num_open} requests are open already"
             raise self._full(TooManyOpen, sentence, "max_num_queued_reqs", 1)
@@ -304,7 +304,7 @@ class Service:
             self.recorder.refuse()
         self.stats.reject(limit)
         return kind(
-            f"{sentence}, and {limit} is {getattr(self.live, limit)}",
+            f"{sentence}, and {limit} is {getattr(self.config.server, limit)}",
             retry_after_s=_retry_after_s(self._forecast().wait_s(num_new)),
         )
 

@@ -14,8 +14,6 @@ LIVE = Live(
     max_num_batched_tokens=512,
     slo=Slo(ttft_ms=500),
     overload="Queue",
-    max_num_queued_reqs=10,
-    max_num_queued_tokens=0,
 )
 
 
@@ -43,9 +41,8 @@ def test_what_cannot_be_in_force_is_refused_by_its_field(
     assert refused.value.param == param
 
 
-def test_targets_and_queue_caps_need_no_new_epoch() -> None:
+def test_targets_need_no_new_epoch() -> None:
     fields = {"slo": Slo(itl_ms=50), "overload": "Shed"}
-    fields |= {"max_num_queued_reqs": 0, "max_num_queued_tokens": 99}
     assert changed(**fields) == replace(LIVE, **fields)
 
 
