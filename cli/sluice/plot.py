@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from sluice.timeline import Row
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.ticker import LogLocator
 
 SHADES = {"warmup": "#eef3f8", "capacity": "#dce9f5", "low": "#f6f6f6", "high": "#fdeaea"}
 
@@ -21,7 +19,8 @@ def timeline_png(
     """Four panels over one time axis: arrivals, cap and batch, pods, P99 against targets."""
     start = rows[0].t_s
     t = [r.t_s - start for r in rows]
-    figure, axes = plt.subplots(4, 1, figsize=(11, 10), sharex=True, layout="constrained")
+    figure = Figure(figsize=(11, 10), layout="constrained")
+    axes = figure.subplots(4, 1, sharex=True)
     axes[0].plot(t, [r.arrivals_per_s or 0.0 for r in rows], color="#444")
     axes[0].set_ylabel("arrivals / s")
     axes[1].step(t, [r.cap for r in rows], where="post", label="max_num_seqs", color="#1f6fb4")
@@ -47,10 +46,9 @@ def timeline_png(
     _shade_phases(axes, rows, start)
     figure.suptitle("One InferenceService: load, cap, pods, P99")
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
-def _shade_phases(axes: Sequence[plt.Axes], rows: Sequence[Row], start: float) -> None:
+def _shade_phases(axes: Sequence[Axes], rows: Sequence[Row], start: float) -> None:
     begin, bands = 0, ("#ffffff", "#f2f2f2")
     for i in range(1, len(rows) + 1):
         if i < len(rows) and rows[i].phase == rows[begin].phase:
@@ -68,7 +66,8 @@ def caps_png(result: Mapping[str, Any], path: Path) -> None:
     """Four panels over the cap: throughput and goodput, first token, gap, effective batch."""
     points = result["points"]
     caps = [p["cap"] for p in points]
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), sharex=True, layout="constrained")
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True)
     rate, first, batch, gap = axes.flat
     _spread(rate, points)
     goodput = rate.twinx()
@@ -105,10 +104,9 @@ def caps_png(result: Mapping[str, Any], path: Path) -> None:
     figure.supxlabel("max_num_seqs (band: recommended; dotted line: knee)")
     figure.suptitle(f"{result['model']}: the same bursts at each cap")
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
-def _spread(axis: plt.Axes, points: Sequence[Mapping[str, Any]]) -> None:
+def _spread(axis: Axes, points: Sequence[Mapping[str, Any]]) -> None:
     """Throughput with the quartiles of its waves."""
     rates = [p["tokens_per_s"] for p in points]
     quartiles = [p["tokens_per_s_quartiles"] for p in points]

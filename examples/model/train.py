@@ -399,19 +399,16 @@ def write_json(path: Path, value: object) -> None:
 
 def plot(history: History, path: Path) -> None:
     """Draw both curves over the steps, in nats per token."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
     axes.plot(*zip(*history.train, strict=True), label="training", linewidth=1)
     axes.plot(*zip(*history.val, strict=True), label="held out", marker="o", markersize=4)
     axes.set(xlabel="step", ylabel="cross-entropy, nats per token", ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def steps_within(minutes: float, run: Run, measured: int = 8) -> int:

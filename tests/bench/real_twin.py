@@ -17,16 +17,13 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import matplotlib
 import msgspec
 from bench.real_rows import LENGTHS, scaled_trace
+from matplotlib.figure import Figure
 from sluice.numbers import count, positive
 from sluice.simulate.params import Params
 from sluice.simulate.runs import Case
 from sluice.targets import read_targets
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 WORKER = Params(
     a=4.86, b=0.514, c=0.0022, d=0.667, between_ms=0.4, noise=0.06,
@@ -110,7 +107,8 @@ def table(cells: Sequence[dict[str, Any]]) -> str:
 
 def picture(cells: Sequence[dict[str, Any]], path: Path) -> None:
     """Smooth share by fixed cap, a line for each noise; ours dashed, in the same colour."""
-    figure, axes = plt.subplots(1, len(TRACES), figsize=(12, 4.5), layout="constrained")
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    axes = figure.subplots(1, len(TRACES))
     for axis, trace in zip(axes, TRACES, strict=True):
         for shade, cell in enumerate(cell for cell in cells if cell["trace"] == trace):
             shares = [100 * cell["fixed"][cap] for cap in CAPS]
@@ -123,7 +121,6 @@ def picture(cells: Sequence[dict[str, Any]], path: Path) -> None:
     axes[0].legend(fontsize=8)
     figure.suptitle("The real worker's traces, simulated")
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def main() -> None:

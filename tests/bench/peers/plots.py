@@ -4,16 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.figure import Figure
 
 from .goals import between, first, speed
 from .results import TraceResult
 from .rounds import Run, Value, spread
 from .traces import TRACES
 from .variants import VARIANTS
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # after the choice of a backend without a screen
 
 COLOURS = {
     "sluice": "#2166ac",
@@ -56,21 +53,20 @@ def plot_trace(result: TraceResult, best_gflops: float, path: Path) -> None:
         values = [(between, "P99 between tokens, ms"), (first, "P99 of first tokens, ms")]
     num_peers = len({run.peer for run in result.runs})
     size = (5.5 * len(values) + 2, 1.4 + 0.4 * num_peers)
-    figure, all_axes = plt.subplots(
-        1, len(values), figsize=size, layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=size, layout="constrained")
+    all_axes = figure.subplots(1, len(values), squeeze=False)
     for axes, (value, label) in zip(all_axes[0], values, strict=True):
         _bars(axes, result.runs, value, best_gflops, label)
     figure.suptitle(f"{result.trace}: {result.about} ({result.model}, {result.machine.cpu})")
     figure.savefig(path, dpi=DPI)
-    plt.close(figure)
 
 
 def plot_batches(
     results: Mapping[int, TraceResult], peaks: Mapping[str, float], path: Path
 ) -> None:
     """Tokens a second by the sequences that run at once."""
-    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.subplots()
     peers = dict.fromkeys(run.peer for r in results.values() for run in r.runs if not run.error)
     for peer in peers:
         sizes, middles = [], []
@@ -91,4 +87,3 @@ def plot_batches(
     axes.set_ylabel("output tokens a second")
     axes.legend()
     figure.savefig(path, dpi=DPI)
-    plt.close(figure)
