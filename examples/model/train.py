@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -411,15 +411,6 @@ def plot(history: History, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def steps_within(minutes: float, run: Run, measured: int = 8) -> int:
-    """How many steps fit `minutes` at the speed of a few steps of a run that is then dropped."""
-    run.advance()  # the first one also allocates
-    began = run.history.wall_s
-    for _ in range(measured):
-        run.advance()
-    return max(100, int(minutes * 60 * measured / (run.history.wall_s - began)))
-
-
 def prepare(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, work: Path) -> Run:
     """A run at step 0, its weights drawn from the recipe's seed."""
     torch.manual_seed(recipe.seed)
@@ -438,13 +429,10 @@ def prepare(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, work: Path) ->
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    budget = parser.add_mutually_exclusive_group()
-    budget.add_argument("--steps", type=int, default=Recipe().steps, help="updates to make")
-    budget.add_argument("--minutes", type=float, help="choose the steps from the speed measured")
+    parser.add_argument("--steps", type=int, default=Recipe().steps, help="updates to make")
     parser.add_argument("--threads", type=int, default=Recipe().threads, help="CPU threads")
     parser.add_argument("--out", type=Path, default=HERE, help="where the result goes")
     parser.add_argument("--work", type=Path, default=HERE.parents[1] / "build" / "demo-model")
-    parser.add_argument("--export-only", action="store_true", help="write out the checkpoint as is")
     return parser.parse_args()
 
 
@@ -456,15 +444,11 @@ def main() -> None:
     corpus = read_corpus(Path(sysconfig.get_path("stdlib")))
     tokenizer = train_tokenizer(corpus.train)
     recipe = Recipe(steps=arguments.steps, threads=arguments.threads)
-    if arguments.minutes is not None:
-        trial = prepare(recipe, corpus, tokenizer, arguments.work)
-        recipe = replace(recipe, steps=steps_within(arguments.minutes, trial))
     run = prepare(recipe, corpus, tokenizer, arguments.work)
     num_parameters = sum(p.numel() for p in run.model.parameters())
     print(f"{num_parameters} parameters, {len(run.train)} tokens of text", flush=True)
     run.resume()
-    if not arguments.export_only:
-        run.to_the_end()
+    run.to_the_end()
     arguments.out.mkdir(parents=True, exist_ok=True)
     export(run, tokenizer, arguments.out)
     write_report(run, arguments.out)
