@@ -9,11 +9,10 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from sluice_worker.sizing import (
     DTYPE_BYTES,
@@ -28,6 +27,8 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_HEADER_BYTES = 8 << 20
 """Of one file: some 80,000 tensors. The format allows 100 MB, which as objects would take more
 memory than the operator has, for everybody's objects."""
+_FIRST_BYTES = 64 << 10
+"""Holds most headers: one of 300 tensors has about 30 kB."""
 _MAX_VALUES = 1_000_000
 """Of one JSON document: nine of a tensor. As objects, millions would take all of the memory."""
 _MAX_SHARDS = 1000
@@ -78,11 +79,8 @@ class Source(Protocol):
     def names(self) -> Collection[str]:
         """The files that are there."""
 
-    def json_object(self, name: str, most: int) -> Mapping[str, object]:
-        """A file of JSON, of at most so many bytes."""
-
-    def header(self, name: str) -> Mapping[str, object]:
-        """The JSON header of a safetensors file: 8 bytes of length, then that many of JSON."""
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """At most `length` bytes of a file from `start` on."""
 
 
 def read(uri: str, dtype: str, root: Path) -> Checkpoint | Unread:
@@ -101,7 +99,7 @@ def read(uri: str, dtype: str, root: Path) -> Checkpoint | Unread:
 
 def examine(source: Source, dtype: str, commit: str = "") -> Checkpoint:
     """What the files of `source` say; raises as `read`."""
-    shape = ModelShape.from_config(source.json_object("config.json", MAX_CONFIG_BYTES))
+    shape = ModelShape.from_config(_read_json(source, "config.json", MAX_CONFIG_BYTES))
     runs_as = resolve_dtype(dtype, shape)
     stored, converted = _weights(source, DTYPE_BYTES[shape.dtype], DTYPE_BYTES[runs_as])
     if max(stored, converted) > _MOST_BYTES:
@@ -117,7 +115,7 @@ def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
     """
     present = source.names()
     if INDEX in present:
-        index = source.json_object(INDEX, MAX_JSON_BYTES)
+        index = _read_json(source, INDEX, MAX_JSON_BYTES)
         files = _shards(index)
         if not set(files) <= set(present):
             total = _total_size(index)
@@ -129,7 +127,7 @@ def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
         found = f"; {others[0]} is a pickle and is never opened" if others else ""
         raise CheckpointError(f"{source.title} holds no {WEIGHTS}, and no index of others{found}.")
     totals = [0, 0]
-    for header in map(source.header, files):
+    for header in (_read_header(source, name) for name in files):
         totals[0] += safetensors_header_bytes(header, stored)
         totals[1] += safetensors_header_bytes(header, wanted)
     return totals[0], totals[1]
@@ -156,15 +154,28 @@ def _total_size(index: Mapping[str, object]) -> int:
     return total
 
 
-def check_header(name: str, length: int, most: int) -> None:
-    """CheckpointError if a header of `length` bytes is none, where the file has `most`."""
-    if length > most:
+def _read_json(source: Source, name: str, most: int) -> Mapping[str, object]:
+    """A file of JSON, of at most so many bytes."""
+    data = source.read(name, 0, most + 1)
+    if len(data) > most:
+        raise CheckpointError(f"{name} is larger than {most >> 20} MiB.")
+    return json_object(data, name)
+
+
+def _read_header(source: Source, name: str) -> Mapping[str, object]:
+    """The JSON header of a safetensors file: 8 bytes of length, then that many of JSON."""
+    data = source.read(name, 0, _FIRST_BYTES)
+    (length,) = struct.unpack("<Q", data[:8].ljust(8, b"\xff"))
+    if len(data) == _FIRST_BYTES < length + 8:
+        if length > MAX_HEADER_BYTES:
+            most = f"{MAX_HEADER_BYTES >> 20} MiB"
+            raise CheckpointError(
+                f"{name} has a header of over {most}, or is not a safetensors file."
+            )
+        data += source.read(name, _FIRST_BYTES, length + 8 - _FIRST_BYTES)
+    if length + 8 > len(data):
         raise CheckpointError(f"{name} is truncated or not a safetensors file.")
-    if length > MAX_HEADER_BYTES:
-        most_mib = MAX_HEADER_BYTES >> 20
-        raise CheckpointError(
-            f"{name} has a header of over {most_mib} MiB, or is not a safetensors file."
-        )
+    return json_object(data[8 : length + 8], name)
 
 
 def json_object(data: bytes, name: str) -> Mapping[str, object]:
@@ -194,36 +205,21 @@ class _Directory:
     def names(self) -> Collection[str]:
         return {path.name for path in self.directory.iterdir() if path.exists()}
 
-    def json_object(self, name: str, most: int) -> Mapping[str, object]:
-        with _opened(self.root, self.directory / name) as (file, size):
-            if size > most:
-                raise CheckpointError(f"{name} is larger than {most >> 20} MiB.")
-            return json_object(file.read(size), name)
-
-    def header(self, name: str) -> Mapping[str, object]:
-        with _opened(self.root, self.directory / name) as (file, size):
-            (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
-            check_header(name, length, size - 8)
-            return json_object(file.read(length), name)
-
-
-@contextmanager
-def _opened(root: Path, path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A regular file under `root`, opened without waiting (a pipe would block for ever), and its
-    size."""
-    inside = _inside(root, os.path.relpath(path, root))
-    try:
-        fd = os.open(inside, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as e:
-        raise CheckpointError(f"{path.name} cannot be read: {e.strerror}.") from e
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{path.name} is not a regular file.")
-        with open(fd, "rb", closefd=False) as file:
-            yield file, found.st_size
-    finally:
-        os.close(fd)
+    def read(self, name: str, start: int, length: int) -> bytes:
+        inside = _inside(self.root, os.path.relpath(self.directory / name, self.root))
+        try:
+            # Without O_NONBLOCK a pipe would block for ever.
+            fd = os.open(inside, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as e:
+            raise CheckpointError(f"{name} cannot be read: {e.strerror}.") from e
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise CheckpointError(f"{name} is not a regular file.")
+            with open(fd, "rb", closefd=False) as file:
+                file.seek(start)
+                return file.read(length)
+        finally:
+            os.close(fd)
 
 
 def _inside(root: Path, relative: str) -> Path:

@@ -5,7 +5,6 @@ was read, whether or not the server honours Range.
 """
 
 import re
-import struct
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -22,7 +21,6 @@ from .checkpoint import (
     Checkpoint,
     CheckpointError,
     Unread,
-    check_header,
     examine,
     json_object,
 )
@@ -32,8 +30,6 @@ MAX_FILES = 32
 _TIMEOUT_S = 10.0
 _DEADLINE_S = 60.0
 """For all of a model: the time above is for each read, and a hub that drips would never end."""
-_FIRST_BYTES = 64 << 10
-"""Holds most headers: one of 300 tensors has about 30 kB."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -105,23 +101,7 @@ class _Files:
         large = {name for name in names if name.endswith(".safetensors")}
         return names if INDEX not in names or len(large) <= MAX_FILES else names - large
 
-    def json_object(self, name: str, most: int) -> Mapping[str, object]:
-        body = self._read(name, 0, most + 1)
-        if len(body) > most:
-            raise CheckpointError(f"{name} is larger than {most >> 20} MiB.")
-        return json_object(body, name)
-
-    def header(self, name: str) -> Mapping[str, object]:
-        body = self._read(name, 0, _FIRST_BYTES)
-        (length,) = struct.unpack("<Q", body[:8].ljust(8, b"\xff"))
-        check_header(name, length, length if len(body) == _FIRST_BYTES else len(body) - 8)
-        if length + 8 > len(body):
-            body += self._read(name, _FIRST_BYTES, length + 8 - _FIRST_BYTES)
-            check_header(name, length, len(body) - 8)
-        return json_object(body[8 : length + 8], name)
-
-    def _read(self, name: str, start: int, length: int) -> bytes:
-        """At most `length` bytes from `start` on."""
+    def read(self, name: str, start: int, length: int) -> bytes:
         path = f"{self._model.repo}/resolve/{self.commit}/{quote(name, safe='')}"
         span = {"Range": f"bytes={start}-{start + length - 1}"}
         with _answer(self._hub, self._model, path, span) as response:
