@@ -1,10 +1,10 @@
 """The schema of `status`: what the operator reports. No floats: shares and times are texts."""
 
-from typing import Any
+from typing import Any, Literal
 
+from .fields import Schema, choice
 from .spec import MAX_HISTORY
-
-Schema = dict[str, Any]
+from .tuner.types import LimitedBy, Verdict
 
 COUNT: Schema = {"type": "integer", "format": "int64", "minimum": 0}
 SIGNED: Schema = {"type": "integer", "format": "int64"}
@@ -36,9 +36,9 @@ def names(description: str) -> Schema:
     return {"description": description, **schema, "x-kubernetes-list-type": "atomic"}
 
 
-def one_of(description: str, *values: str) -> Schema:
-    """One of `values`."""
-    return {"description": description, "type": "string", "enum": list(values)}
+def one_of(description: str, literal: Any) -> Schema:
+    """One of the texts of a `Literal`."""
+    return {"description": description, **choice(literal).schema}
 
 
 def _target(name: str) -> Schema:
@@ -50,14 +50,13 @@ def _target(name: str) -> Schema:
         samples=say(COUNT, "Samples in the window."),
         allowedPercent=say(TEXT, "Share that may be over."),
         usedPercent=say(TEXT, "Share that was over."),
-        verdict=one_of("What the evidence says.", "Breach", "Headroom", "Hold", "NoTraffic"),
+        verdict=one_of("What the evidence says.", Verdict),
         samplesNeeded=say(COUNT, "Clean samples until headroom is shown."),
         verifiable=say(FLAG, "False where they would take over an hour at this traffic."),
     )
 
 
 _DECISION: Schema = {"time": TIME, "reason": TEXT, "from": COUNT, "to": COUNT}
-_HISTORY: Schema = {"type": "array", "maxItems": MAX_HISTORY, "items": group("One.", **_DECISION)}
 _CONDITION = group(
     "As everywhere in Kubernetes.",
     type={"type": "string", "maxLength": 64},
@@ -117,22 +116,9 @@ STATUS = group(
         limitedBy=one_of(
             "What keeps the cap from rising; User: maxNumSeqs or maxNumBatchedTokens, also by "
             "default.",
-            "VRAM",
-            "InterTokenLatency",
-            "EndToEnd",
-            "User",
-            "Minimum",
+            LimitedBy,
         ),
-        lastChange=group(
-            "The last change of the cap.",
-            **{
-                "time": TIME,
-                "from": COUNT,
-                "to": COUNT,
-                "epoch": COUNT,
-                "reason": TEXT,
-            },
-        ),
+        lastChange=group("The last change of the cap.", **_DECISION, epoch=COUNT),
     ),
     slo=group(
         "The promise against what was measured.",
@@ -150,11 +136,13 @@ STATUS = group(
         proposed=say(COUNT, "The replicas that advisory mode would set."),
         desired=say(COUNT, "Replicas wanted now."),
         pending=say(COUNT, "Pods that are not ready yet."),
-        replicasOwner=one_of("Who sets the replicas.", "Sluice", "External"),
+        replicasOwner=one_of("Who sets the replicas.", Literal["Sluice", "External"]),
         lastDecision=group("The last decision.", **_DECISION),
         history={
             "description": "Last changes, newest first.",
-            **_HISTORY,
+            "type": "array",
+            "maxItems": MAX_HISTORY,
+            "items": group("One.", **_DECISION),
             "x-kubernetes-list-type": "atomic",
         },
     ),
