@@ -17,6 +17,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
+from .fields import Schema
 from .metrics import Metrics
 from .observed import Object
 from .settings import FIELD_MANAGER
@@ -135,6 +136,14 @@ class Cluster:
         """Whether the API server knows our kind: the CRD is installed."""
         known = await self._unless(404, "GET", KIND, f"/apis/{API_VERSION}") or {}
         return any(resource.get("name") == PLURAL for resource in known.get("resources", ()))
+
+    async def status_schema(self) -> Schema:
+        """Of our objects, by the CRD in force; empty where the API server tells none."""
+        answer = await self._call("GET", KIND, f"/openapi/v3/apis/{API_VERSION}")
+        schemas: Mapping[str, Any] = answer.get("components", {}).get("schemas", {})
+        ours = [body for name, body in schemas.items() if name.endswith(f".{VERSION}.{KIND}")]
+        found: Schema = ours[0].get("properties", {}).get("status", {}) if ours else {}
+        return found
 
     async def apply(
         self, manifest: Object, subresource: str = "", manager: str = FIELD_MANAGER

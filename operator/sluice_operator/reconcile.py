@@ -27,13 +27,14 @@ from .metrics import Metrics
 from .model_reader import ModelReader
 from .observed import Object, Pod, controller_of, has_ended, pod_of
 from .ownership import Claim, Move
-from .pace import Pace, Turns
+from .pace import Turns
 from .plan import Observed, Plan, plan
 from .reasons import Reason
 from .runtime import Runtime
 from .scrape import Scrape, ScrapeError, Scraper, Target
 from .settings import Settings
-from .spec import API_VERSION, KIND, InferenceService, SpecError, parse
+from .spec import KIND, InferenceService, SpecError, parse
+from .status_writer import StatusWriter
 from .tuner.replicas import wanting_none
 
 _log = logging.getLogger(__name__)
@@ -90,7 +91,6 @@ class Reconciler:
         self._context, self._namespace, self._name = context, namespace, name
         self._own = f"{children.INSTANCE_LABEL}={name},{children.MANAGED_BY_LABEL}"
         self._forget()
-        self._pace = Pace(context.turns)
         self._body: Object = {}
         self._serves = False
         self._wake = asyncio.Event()
@@ -115,6 +115,7 @@ class Reconciler:
         context, self._memory = self._context, _Memory()
         self._model = ModelReader(context.cluster, context.settings)
         self._scraper = Scraper(context.client, context.metrics)
+        self._status = StatusWriter(context.cluster, context.turns)
         cluster, every_s = context.cluster, context.settings.resync_s
         self._failures = Failures(cluster, self._namespace, self._own, every_s)
 
@@ -183,7 +184,7 @@ class Reconciler:
         """One pass; seconds until the next. Raises ClusterError where the API server refuses."""
         now, body = time.time(), self._body
         self._serves = any(pod.serving for pod in self._pods(now))
-        meta, previous = body["metadata"], body.get("status") or {}
+        meta, previous = body["metadata"], self._status.unwritten or body.get("status") or {}
         if meta.get("deletionTimestamp"):
             return _MAX_BACKOFF_S
         if not await self._is_to_care(now):
@@ -463,22 +464,14 @@ class Reconciler:
                 _log.warning("%s/%s: no event: %s", self._namespace, self._name, e)
 
     async def _write_status(self, wanted: dict[str, Any]) -> float:
-        """Write the status if it differs from what is live, once for each difference; seconds until
-        it may be, where only measurements do and it is not their turn, else infinite."""
-        live = self._body.get("status") or {}
-        pair = children.digest([wanted, live])
-        if wanted == live or self._memory.accepted.get(KIND) == pair:
-            return math.inf
-        wait_s = self._pace.wait_s(wanted, live)
-        if wait_s > 0:
-            return wait_s
-        meta = {"name": self._name, "namespace": self._namespace}
-        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": wanted}
-        body = await self._context.cluster.apply(manifest, "status")
-        self._memory.accepted[KIND] = children.digest([wanted, body.get("status") or {}])
-        self._pace.wrote()
+        """Seconds until it may be written, where it waits for its turn, else infinite."""
+        known = self._status.left_out
+        body, wait_s = await self._status.write(self._body, wanted)
+        left_out = self._status.left_out
+        if left_out and left_out != known:
+            await self._tell(body["metadata"], [events.outdated(left_out)], time.time())
         self.see(body)  # it may bring a spec that this pass has not seen
-        return math.inf
+        return wait_s
 
 
 def _asked(body: Object) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from integration.operator_runs import (
     write_models,
 )
 
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.sluice.dev"
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 
 
@@ -73,6 +74,34 @@ def test_the_charts_rights_are_enough_and_their_loss_is_outlived(
         )
         assert client.post(BINDINGS, json=binding).is_success
         operator.wait("the service", lambda: space.find("services", "demo") is not None, 90.0)
+
+
+@pytest.fixture
+def older_crd(client: httpx.Client) -> Iterator[str]:
+    """A CRD that does not know `status.url`, named so; put right afterwards."""
+    url = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/url"
+
+    def edit(**operation: Any) -> None:
+        headers = {"Content-Type": "application/json-patch+json"}
+        answer = client.patch(CRD, headers=headers, json=[{"path": url, **operation}])
+        assert answer.is_success, answer.text
+
+    edit(op="remove")
+    yield "status.url"
+    edit(op="add", value={"type": "string"})
+
+
+def test_an_operator_beside_an_older_crd_writes_what_that_knows(
+    restricted: ApiServer, client: httpx.Client, tmp_path: Path, older_crd: str
+) -> None:
+    space = create_namespace(client, "older-crd")
+    create_demo(space)
+    models = write_models(tmp_path / "models")
+    with running_operator(restricted, models, tmp_path / "operator.log", space.name) as operator:
+        settle(operator, space)
+        assert "url" not in space.get("inferenceservices", "demo")["status"]
+        operator.wait("the event", lambda: bool(space.events("CRDOutdated")))
+        assert older_crd in space.events("CRDOutdated")[0]
 
 
 def test_no_right_is_a_wildcard_and_no_secret_can_be_listed(chart: list[dict[str, Any]]) -> None:

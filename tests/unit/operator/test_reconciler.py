@@ -49,6 +49,9 @@ class Store(Cluster):
         self.pods: list[dict[str, Any]] = []
         self.failed: list[dict[str, Any]] = []
         self.num_looks = 0
+        self.status_refusal: Callable[[Any], ClusterError | None] = lambda status: None
+        self.schema: dict[str, Any] = {}
+        self.num_schemas = 0
         self.refused: dict[str, ClusterError] = {}
         self.after_write: Callable[[str], None] = lambda kind: None
 
@@ -69,6 +72,10 @@ class Store(Cluster):
         self.num_looks += 1
         return self.failed
 
+    async def status_schema(self) -> dict[str, Any]:
+        self.num_schemas += 1
+        return self.schema
+
     async def create_once(self, manifest: Any) -> None:
         self.events.append(manifest)
 
@@ -78,6 +85,8 @@ class Store(Cluster):
         self.num_writes += 1
         live: dict[str, Any] = json.loads(json.dumps(manifest))
         if subresource:
+            if refusal := self.status_refusal(live["status"]):
+                raise refusal
             live["metadata"] |= {"uid": "uid-1", "resourceVersion": "0"}
             self.statuses.append(live["status"])
             return live
