@@ -94,7 +94,7 @@ def outdated(unknown: tuple[str, ...]) -> Notice:
     """That `unknown` is left out of the status."""
     text = (
         f"the CustomResourceDefinition is older than this operator: {', '.join(unknown)} left out; "
-        "upgrade the chart that installs it, or apply crds/inferenceservices.yaml"
+        "upgrade the release that installs it, or apply crds/inferenceservices.yaml where none does"
     )
     return Notice(True, Reason.CRD_OUTDATED, text, f"outdated/{digest(unknown)}")
 

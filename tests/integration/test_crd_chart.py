@@ -163,6 +163,11 @@ def test_a_namespaces_admins_editors_and_viewers_have_the_same_for_its_objects(h
         ((*IMAGES, "--set", "logFormat=xml"), "logFormat"),
         ((*IMAGES, "--set", "watchNamespaces={A_b}"), "watchNamespaces"),
         ((*IMAGES, "--set", "hub.proxy=http://somebody:word@proxy"), "hub.proxy"),
+        # As a line `hub:` with nothing below it, or of a release older than the value.
+        ((*IMAGES, "--set", "hub=null"), "missing property 'hub'"),
+        ((*IMAGES, "--set", "networkPolicy=null"), "missing property 'networkPolicy'"),
+        ((*IMAGES, "--set", "tickSeconds=null"), "missing property 'tickSeconds'"),
+        ((*IMAGES, "--set", "crds.install=null"), "missing property 'install'"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(
