@@ -8,6 +8,7 @@ nobody contests is written by nobody.
 
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from math import inf
 from typing import Any
 
 from .events import Notice
@@ -35,16 +36,16 @@ class Move(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one operator knows of its right to an object; times are 0 where there was nothing.
+    """What one operator knows of its right to an object; times are of a clock that is never set.
 
     `asked_s`: when it asked the owner; `refused_s`: when the owner last answered; `rival`: who
     asked it last, told of until `rival_until_s`.
     """
 
-    asked_s: float = 0.0
-    refused_s: float = 0.0
+    asked_s: float | None = None
+    refused_s: float = -inf
     rival: str = ""
-    rival_until_s: float = 0.0
+    rival_until_s: float = -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +65,27 @@ def mark_of(uid: str, held: Object | None) -> Mark:
     return Mark(found.get(OWNER_ANNOTATION, ""), found.get(_ASKED_ANNOTATION, ""))
 
 
-def judge(mark: Mark, me: str, claim: Claim, now: float, resync_s: float) -> tuple[Move, Claim]:
+def judge(mark: Mark, me: str, claim: Claim, now_s: float, resync_s: float) -> tuple[Move, Claim]:
     """What the operator `me` does about an object with `mark`, and what it then knows."""
     if mark.owner == me:
-        known = replace(claim, asked_s=0.0, refused_s=0.0)
+        known = replace(claim, asked_s=None, refused_s=-inf)
         if mark.asked_by not in ("", me):
-            known = Claim(rival=mark.asked_by, rival_until_s=now + 2 * _AGAIN_RESYNCS * resync_s)
+            known = Claim(rival=mark.asked_by, rival_until_s=now_s + 2 * _AGAIN_RESYNCS * resync_s)
         return (Move.ANSWER if mark.asked_by else Move.CARE), known
-    is_refused = now - claim.refused_s < _AGAIN_RESYNCS * resync_s
+    is_refused = now_s - claim.refused_s < _AGAIN_RESYNCS * resync_s
     if not mark.owner:  # an owner that lives makes its ConfigMap again
         return (Move.WAIT if is_refused else Move.CARE), claim
     if mark.asked_by == me:
-        asked_s = claim.asked_s or now  # a restarted process waits anew
-        is_over = now - asked_s >= _ANSWER_RESYNCS * resync_s
+        asked_s = (
+            now_s if claim.asked_s is None else claim.asked_s
+        )  # a restarted process waits anew
+        is_over = now_s - asked_s >= _ANSWER_RESYNCS * resync_s
         return (Move.CARE if is_over else Move.WAIT), Claim(asked_s=asked_s)
-    if claim.asked_s:
-        return Move.WAIT, Claim(refused_s=now)
+    if claim.asked_s is not None:
+        return Move.WAIT, Claim(refused_s=now_s)
     if mark.asked_by or is_refused:
         return Move.WAIT, claim
-    return Move.ASK, Claim(asked_s=now)
+    return Move.ASK, Claim(asked_s=now_s)
 
 
 def question(held: Object, asked_by: str) -> Object:
@@ -103,9 +106,9 @@ def refusal(owner: str, me: str, now: float) -> Notice:
     return Notice(True, Reason.OTHER_OPERATOR, text, f"owner/{owner}/{me}/{int(now)}")
 
 
-def told(status: dict[str, Any], claim: Claim, now: float) -> dict[str, Any]:
+def told(status: dict[str, Any], claim: Claim, now_s: float) -> dict[str, Any]:
     """`status` of an owner's, with the rival that asked lately in Stalled, where nothing stalls."""
-    if now > claim.rival_until_s:
+    if now_s > claim.rival_until_s:
         return status
     said = f"operator {claim.rival} asks for it too, and stands back; {_ADVICE}"
     entry = {"reason": Reason.OTHER_OPERATOR, "message": said}

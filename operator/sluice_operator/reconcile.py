@@ -219,7 +219,7 @@ class Reconciler:
         me, before = settings.instance, memory.claim
         held = self._child(Ref("ConfigMap", self._namespace, runtime.runtime_name(self._name)))
         mark = ownership.mark_of(meta["uid"], held)
-        move, claim = ownership.judge(mark, me, before, now, settings.resync_s)
+        move, claim = ownership.judge(mark, me, before, time.monotonic(), settings.resync_s)
         if held and move in (Move.ASK, Move.ANSWER):
             asked = ownership.question(held, me if move is Move.ASK else "")
             answer = await self._context.cluster.apply(asked, manager=ownership.ASKING_MANAGER)
@@ -401,7 +401,8 @@ class Reconciler:
             await self._tell_refusal(planned.status, previous, e, now)
             raise
         await self._tell(meta, planned.noticed, now)
-        return await self._write_status(ownership.told(planned.status, self._memory.claim, now))
+        claim, now_s = self._memory.claim, time.monotonic()
+        return await self._write_status(ownership.told(planned.status, claim, now_s))
 
     async def _tell_refusal(
         self, known: dict[str, Any], previous: Object, refused: ClusterError, now: float

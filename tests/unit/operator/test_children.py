@@ -223,6 +223,12 @@ def test_another_model_restarts_pods() -> None:
     assert other["spec"]["template"] != _deployment()["spec"]["template"]
 
 
+def test_what_an_upgraded_operator_asks_of_a_pod_has_the_hash_that_it_had() -> None:
+    """Another hash restarts the pods of all objects: what is new counts where it is set only."""
+    inputs = _deployment()["metadata"]["annotations"][children.TEMPLATE_INPUTS_ANNOTATION]
+    assert inputs == "7e53282d8cb63681"
+
+
 def test_an_upgraded_operator_keeps_the_template_of_an_unchanged_object() -> None:
     live = json.loads(json.dumps(_deployment()))
     old = {"metadata": {"labels": {}}, "spec": {"containers": ["as an older operator made it"]}}

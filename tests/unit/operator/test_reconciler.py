@@ -396,3 +396,28 @@ async def test_a_child_that_goes_during_a_pass_is_told_at_the_next(
     assert _reasons(store).count("ChildRestored") == 1
     await reconciler.reconcile()
     assert _reasons(store).count("ChildRestored") == 1
+
+
+async def test_a_wall_clock_that_is_set_back_keeps_nobody_from_an_object_whose_owner_is_gone(
+    store: Store, reconciler: Reconciler, clock: Clock
+) -> None:
+    """For as long as the step was."""
+    await reconciler.reconcile()
+    held = store.objects["ConfigMap", "demo-runtime"]
+    held["metadata"]["annotations"][runtime.OWNER_ANNOTATION] = "another"
+
+    async def look(minutes: float) -> None:
+        clock.wall_s += 60 * minutes
+        clock.running_s += 60 * minutes
+        await reconciler.reconcile()
+
+    await look(1)
+    held["metadata"]["annotations"]["sluice.dev/asked-by"] = ""  # the owner answers, and leaves
+    await look(1)
+    assert _reasons(store).count("OtherOperator") == 1
+    clock.wall_s -= 6 * 3600
+    for minutes in (11, 1, 3):
+        await look(minutes)
+    assert held["metadata"]["annotations"][runtime.OWNER_ANNOTATION] == "another"
+    [mine] = [o for (kind, _), o in store.objects.items() if kind == "ConfigMap"]
+    assert mine["metadata"]["annotations"][runtime.OWNER_ANNOTATION] == SETTINGS.instance
