@@ -40,6 +40,7 @@ from bench.gpu_kernels import (
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker.blocks import BlockPool
 from sluice_worker.engine import Engine
+from sluice_worker.gpu.capture import graph_sizes
 from sluice_worker.gpu.runner import GpuRunner
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
@@ -112,6 +113,9 @@ def load(largest: int) -> Machine:
     runner = GpuRunner(model, num_blocks, PAGE, frozenset(), **sizes)
     while runner.use_idle_time():
         pass
+    missing = {*graph_sizes(largest)} - {*runner._decodes._graphs}
+    if missing:  # a worker goes on without them, but what is measured then is the host
+        raise RuntimeError(f"no CUDA graphs for steps of {sorted(missing)} sequences")
     torch.cuda.synchronize()
     graphs_bytes = free - torch.cuda.mem_get_info()[0] - runner.num_bytes
     scheduler = Scheduler(

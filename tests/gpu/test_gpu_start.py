@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from sluice_worker.config import EngineConfig
+from sluice_worker.gpu.capture import graph_sizes
+from sluice_worker.gpu.runner import GpuRunner
 from sluice_worker.startup import start
 from sluice_worker.wire import Sampling, Submit, packed
 from triton import knobs
@@ -38,6 +40,8 @@ def test_no_kernel_is_compiled_once_a_worker_is_ready(
     config = EngineConfig(str(tmp_path), dtype="bfloat16", load_format="dummy", itl_ms=50.0)
     engine, ready = start(config, lambda *_: None)
     assert compiled
+    assert isinstance(engine.runner, GpuRunner)
+    assert sorted(engine.runner._decodes._graphs) == graph_sizes(ready.ceiling)
     compiled.clear()
     limits = engine.scheduler.limits
     engine.scheduler.limits = msgspec.structs.replace(limits, max_num_seqs=ready.ceiling)
