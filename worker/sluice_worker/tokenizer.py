@@ -220,6 +220,8 @@ class Detokenizer:
         return added if added is not None and follows else piece
 
     def _push(self, token_id: int) -> str:
+        if self._skip and token_id in self._tokenizer.control_tokens:
+            return ""  # kept, a row of them would end what the next word is decoded behind
         self._ids.append(token_id)
         before, text = self._before(), self._decode(len(self._ids))
         if text.endswith(REPLACEMENT) or len(text) <= len(before):

@@ -233,6 +233,22 @@ def test_an_output_keeps_the_space_that_it_begins_with(tmp_path: Path) -> None:
     assert "".join(pieces(tokenizer, token_ids)) == " cat and"
 
 
+@pytest.mark.parametrize("decoder", [None, decoders.Metaspace(), decoders.WordPiece(prefix="▁")])
+def test_any_number_of_left_out_tokens_does_not_change_what_follows(
+    tmp_path: Path, decoder: decoders.Decoder | None
+) -> None:
+    """As a checkpoint without chat training writes under ignore_eos."""
+    library = Library(models.BPE({"<eos>": 0, "a": 1, "▁": 2, "c": 3, "▁c": 4}, [("▁", "c")]))
+    library.add_special_tokens(["<eos>"])
+    if decoder is not None:
+        library.decoder = decoder
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    assert "".join(pieces(tokenizer, [1, *[0] * 40, 4, 3, *[0] * 40, 4])) == "".join(
+        pieces(tokenizer, [1, 4, 3, 4])
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "around"),
     [
