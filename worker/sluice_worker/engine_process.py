@@ -135,10 +135,10 @@ class Loop:
 
     def _step(self) -> None:
         report, failures = self._engine.step()
-        for failure in failures:
-            self._link.send(failure)
         if report is not None:
             self._link.send(report)
+        for failure in failures:  # behind the tokens of a draft that was right up to there
+            self._link.send(failure)
 
     def _handle(self, message: ToEngine) -> None:
         answer: Message | None = None

@@ -9,7 +9,7 @@ import pytest
 from sluice_worker import engine_process as engine_process_module
 from sluice_worker import startup
 from sluice_worker.config import EngineConfig
-from sluice_worker.engine_process import MAX_TOLD, Link, serve, told
+from sluice_worker.engine_process import MAX_TOLD, Disconnected, Link, Loop, serve, told
 from sluice_worker.wire import (
     Abort,
     CheckIntegrity,
@@ -26,7 +26,13 @@ from sluice_worker.wire import (
     to_engine_decoder,
 )
 
-from .factories import create_request, create_requests, save_llama
+from .factories import (
+    create_engine,
+    create_request,
+    create_requests,
+    create_scheduler,
+    save_llama,
+)
 from .process import engine_process
 
 
@@ -176,6 +182,34 @@ def test_a_failure_is_told_in_one_line_after_its_traceback(
     assert said.endswith("Compile with advice.\n\n")
     assert len(told(MemoryError("x" * 1000))) == MAX_TOLD
     assert told(MemoryError()) == "MemoryError: "
+
+
+class Leaver(Link):
+    """What is heard of the engine until its first look at what has come."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.heard.append(message)
+
+    def receive(self, timeout_s: float) -> list[bytes]:
+        raise Disconnected
+
+
+def test_tokens_of_a_step_are_told_before_the_failure_that_followed_them(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a draft, some tokens may be right before the output is not finite: none is lost."""
+    engine = create_engine(checkpoint, create_scheduler())
+    engine.submit(create_request("a", 20), 0.0)
+    report, _ = engine.step()
+    failure = Finished("a", "error", "not finite", engine.snapshot())
+    monkeypatch.setattr(engine, "step", lambda: (report, [failure]))
+    link = Leaver()
+    with pytest.raises(Disconnected):
+        Loop(link, engine).run([])
+    assert link.heard[-2:] == [report, failure]
 
 
 def test_float16_of_a_checkpoint_runs_as_bfloat16_on_a_cpu(
