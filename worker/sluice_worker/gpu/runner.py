@@ -17,7 +17,7 @@ from ..sampler import Draw, sample
 from ..sizing import blocks_for
 from ..step import Work
 from .arrays import draw_arrays
-from .decode_step import DecodeStep, PendingTokens
+from .decode_step import ROUND_ROWS, DecodeStep, PendingTokens
 from .rows import Row, decodes_of, rows_after, rows_of
 
 
@@ -142,8 +142,10 @@ class GpuRunner(Runner):
         return [chosen[at] for at in range(len(draws))]
 
     def _choose(self, logits: Tensor, draws: Seq[Draw]) -> Tensor:
-        shares, numbers = draw_arrays(draws, len(draws))
-        return choose(logits, Draws(*self._tensor(shares), *self._tensor(numbers)))
+        count = len(draws)
+        arrays = draw_arrays(draws, -(-count // ROUND_ROWS) * ROUND_ROWS)
+        shares, numbers = (self._tensor(array)[:, :count] for array in arrays)
+        return choose(logits, Draws(*shares, *numbers))
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return upload(torch.from_numpy(values), self.device)

@@ -87,9 +87,6 @@ def test_graphs_read_nothing_of_the_host_and_steps_wait_for_nothing_but_tokens(
     assert traced.num_captures == len(first_sizes(CEILING)) + len(graph_sizes(CEILING))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="rows of a mixed step's draws lie at 16 bytes for some counts of them only"
-)
 def test_no_kernel_is_compiled_in_a_capture_or_once_a_worker_is_ready(traced: Trace) -> None:
     assert traced.compiled
     assert traced.late == []
