@@ -76,9 +76,8 @@ def judge(mark: Mark, me: str, claim: Claim, now_s: float, resync_s: float) -> t
     if not mark.owner:  # an owner that lives makes its ConfigMap again
         return (Move.WAIT if is_refused else Move.CARE), claim
     if mark.asked_by == me:
-        asked_s = (
-            now_s if claim.asked_s is None else claim.asked_s
-        )  # a restarted process waits anew
+        # A restarted process waits anew.
+        asked_s = now_s if claim.asked_s is None else claim.asked_s
         is_over = now_s - asked_s >= _ANSWER_RESYNCS * resync_s
         return (Move.CARE if is_over else Move.WAIT), Claim(asked_s=asked_s)
     if claim.asked_s is not None:
