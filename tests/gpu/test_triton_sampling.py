@@ -23,8 +23,8 @@ def draws_of(
     """Rows that are cut alike, with seeds that have no bits in common."""
     ones, numbers = torch.ones(len(temperatures)), torch.arange(len(temperatures))
     seeds = numbers * 0x9E3779B97F4A7C15 % (1 << 62)
-    fields = torch.tensor(temperatures), top_p * ones, min_p * ones, top_k + 0 * numbers, seeds
-    return cut.Draws(*(field.to(DEVICE) for field in fields))
+    parts = torch.tensor(temperatures), top_p * ones, min_p * ones, top_k + 0 * numbers, seeds
+    return cut.Draws(*(part.to(DEVICE) for part in parts))
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])

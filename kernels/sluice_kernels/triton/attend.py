@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import padded
+from .common import padded, softcapped
 
 LOG2E = 1.4426950408889634
 
@@ -95,8 +95,7 @@ def reference(
     found = cache[table.long()].float().permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : start + count]
     keys, values = found.repeat_interleave(num_heads // cache.shape[2], dim=1)
     scores = torch.einsum("thd,hsd->hts", query.float(), keys) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = softcapped(scores, softcap)
     places = torch.arange(start, start + count, device=query.device)[:, None]
     slots = torch.arange(start + count, device=query.device)
     hidden = slots > places

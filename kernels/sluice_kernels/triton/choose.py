@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import runs_kernel
+from .common import runs_kernel, softcapped
 from .cut import Draws, bent, cut
 
 BLOCK = 4096
@@ -78,8 +78,7 @@ def reference(logits: Tensor, floors: Tensor, draws: Draws, softcap: float | Non
     """The same law, with other noise than the kernel's."""
     scores = logits.to(torch.float32, copy=True)
     is_out = scores < floors[:, None]  # no NaN is
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = softcapped(scores, softcap)
     for row, temperature in enumerate(draws.temperatures.tolist()):
         if temperature > 0:
             noise = torch.Generator().manual_seed(int(draws.seeds[row]))

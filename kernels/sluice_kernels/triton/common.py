@@ -1,5 +1,6 @@
-"""What the kernels share: when they run, and how they ask for their shapes."""
+"""What the kernels share: when they run, how they ask for their shapes, what their references say."""
 
+import torch
 import triton
 from torch import Tensor
 from triton import knobs
@@ -13,6 +14,11 @@ def runs_kernel(tensor: Tensor) -> bool:
 def padded(width: int, least: int = 1) -> int:
     """The power of two that holds `width`: what a block of Triton's can be wide."""
     return max(int(triton.next_power_of_2(width)), least)
+
+
+def softcapped(scores: Tensor, softcap: float | None) -> Tensor:
+    """Scores that stay within plus and minus `softcap`: the references' own."""
+    return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 
 
 def require(condition: bool, sentence: str) -> None:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import runs_kernel
+from .common import runs_kernel, softcapped
 
 BLOCK = 8192
 ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
@@ -182,7 +182,7 @@ def cut_constants(dtype: torch.dtype, has_softcap: bool) -> dict[str, int]:
 def reference(logits: Tensor, draws: Draws, softcap: float | None) -> Tensor:
     """The same in torch, by sorting."""
     ordered = logits.float().sort(dim=1, descending=True).values
-    scores = ordered if softcap is None else torch.tanh(ordered / softcap) * softcap
+    scores = softcapped(ordered, softcap)
     is_drawn = draws.temperatures > 0
     temperatures = torch.where(is_drawn, draws.temperatures, 1.0)
     weights = ((scores - scores[:, :1]) / temperatures[:, None]).exp()

@@ -14,6 +14,7 @@ Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
 NUM_FIELDS, NUM_SHARES = 7, 3
+ROUND_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,11 @@ class DecodeArrays:
     lengths: Int32s
     shares: Float32s
     tables: Int32s
+
+
+def aligned_rows(num_rows: int) -> int:
+    """`num_rows` or a few more, so that kernels find each field of a buffer as well aligned."""
+    return -(-num_rows // ROUND_ROWS) * ROUND_ROWS
 
 
 def draw_arrays(draws: Seq[Draw], size: int) -> tuple[Float32s, Int64s]:

@@ -19,12 +19,10 @@ from torch import Tensor
 
 from ..models.decoder import Decoder
 from ..models.step import StepInput
-from .arrays import NUM_FIELDS, NUM_SHARES, DecodeArrays, decode_arrays
+from .arrays import NUM_FIELDS, NUM_SHARES, DecodeArrays, aligned_rows, decode_arrays
 from .capture import first_sizes, has_room, kinds_of_steps, next_size, padded_size
 from .rows import Row
 
-ROUND_ROWS = 16
-"""Rows of buffers are a multiple of this, so that kernels find each field as well aligned."""
 log = logging.getLogger(__name__)
 
 
@@ -63,7 +61,7 @@ class DecodeStep:
         self._activation_bytes = activation_bytes
         self._device = model.embedding.device
         self._model, self._kernels, self._caches = model, kernels, caches
-        rows = -(-ceiling // ROUND_ROWS) * ROUND_ROWS
+        rows = aligned_rows(ceiling)
         self._fields = torch.zeros(NUM_FIELDS, rows, dtype=torch.int64, device=self._device)
         self._lengths = torch.zeros(rows, dtype=torch.int32, device=self._device)
         self._shares = torch.zeros(NUM_SHARES, rows, device=self._device)

@@ -16,8 +16,8 @@ from ..runner import Runner, Tokens, by_length
 from ..sampler import Draw, sample
 from ..sizing import blocks_for
 from ..step import Work
-from .arrays import draw_arrays
-from .decode_step import ROUND_ROWS, DecodeStep, PendingTokens
+from .arrays import aligned_rows, draw_arrays
+from .decode_step import DecodeStep, PendingTokens
 from .rows import Row, decodes_of, rows_after, rows_of
 
 
@@ -143,7 +143,7 @@ class GpuRunner(Runner):
 
     def _choose(self, logits: Tensor, draws: Seq[Draw]) -> Tensor:
         count = len(draws)
-        arrays = draw_arrays(draws, -(-count // ROUND_ROWS) * ROUND_ROWS)
+        arrays = draw_arrays(draws, aligned_rows(count))
         shares, numbers = (self._tensor(array)[:, :count] for array in arrays)
         return choose(logits, Draws(*shares, *numbers))
 
