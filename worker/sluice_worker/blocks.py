@@ -33,6 +33,8 @@ class BlockPool:
         self._key: dict[int, int] = {}  # block -> key of its content
         self._found: dict[Content, int] = {}
         self._next_key = 1
+        self.first_unused = 0
+        """No block from this one on was ever given out."""
         self.num_gains = 0
         """Times that a block became idle or findable: who lacks blocks lacks one less at most."""
 
@@ -92,6 +94,7 @@ class BlockPool:
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
             self._refs[block] = 1
+        self.first_unused = max(self.first_unused, 1 + max(blocks, default=-1))
         return blocks
 
     def _evict(self) -> int:

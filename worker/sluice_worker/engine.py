@@ -100,7 +100,9 @@ class Engine:
 
     def use_idle_time(self) -> bool:
         """Without work: prepare something. False where nothing is left to prepare."""
-        return self.runner.use_idle_time()
+        if self.runner.use_idle_time():
+            return True
+        return self.runner.touch_ahead(self.scheduler.pool.first_unused)
 
     def snapshot(self) -> Snapshot:
         """Counts as of now."""

@@ -25,6 +25,11 @@ Indices = NDArray[np.int64]
 Tokens = dict[int, list[int | None]]
 """What was sampled for a work, by its identity."""
 CACHE_LINE = 64
+TOUCHED_AHEAD = 1 << 30
+"""Bytes of unused pages that are touched before they are needed: what a burst takes at most. More
+would take the memory of others, where a pool is large and little of it ever used."""
+TOUCHED_AT_ONCE = 1 << 24
+"""Bytes: a millisecond, or thirty on a virtual machine that gave its free memory back."""
 PROMPT_ROWS = 32
 """Prompt positions scored at once: logits of a whole chunk would need memory that is not planned.
 """
@@ -43,6 +48,7 @@ class Runner:
         self.caches = self._allocate(num_blocks)
         self._windows = model.config.shape.windows
         self._null_block = num_blocks  # pads the tables of shorter sequences
+        self._touched = 0
 
     def _allocate(self, num_blocks: int) -> list[Tensor]:
         """Pages of zeros, finite as masked slots are multiplied too; the last is never written."""
@@ -95,6 +101,16 @@ class Runner:
     def use_idle_time(self) -> bool:
         """Prepare something, in a fraction of a second; False where nothing is left to prepare."""
         return False
+
+    def touch_ahead(self, first_unused: int) -> bool:
+        """Touch some pages that are likely to be needed next, no block from `first_unused` on being
+        in use; False where enough are. The system finds memory for them now, and not in a step."""
+        block_bytes = self.num_bytes // (self._null_block + 1)
+        first = max(self._touched, first_unused)
+        wanted = min(first_unused + TOUCHED_AHEAD // block_bytes, self._null_block)
+        self._touched = max(first, min(first + max(TOUCHED_AT_ONCE // block_bytes, 1), wanted))
+        self.clear(range(first, self._touched))
+        return self._touched < wanted
 
     def clear(self, blocks: Seq[int]) -> None:
         """Zero the pages of `blocks`."""

@@ -1,4 +1,4 @@
-"""What the kernels share: when they run, how they ask for their shapes, what their references say."""
+"""What the kernels share: when they run, how they ask for shapes, what their references say."""
 
 import torch
 import triton

@@ -91,6 +91,7 @@ class Pool(RuleBasedStateMachine):
         self.pool = BlockPool(12, SIZE)
         self.held: list[list[int]] = []
         self.contents: list[list[int]] = []
+        self.given: set[int] = set()
 
     @rule(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=9), salt=st.sampled_from("ab"))
     def start(self, tokens: list[int], salt: str) -> None:
@@ -119,6 +120,8 @@ class Pool(RuleBasedStateMachine):
         pool = self.pool
         assert pool.check_integrity(self.held) is None
         assert pool.num_free + pool.num_cached + pool.num_used == pool.num_total
+        self.given.update(block for blocks in self.held for block in blocks)
+        assert pool.first_unused == len(self.given)
 
     def teardown(self) -> None:
         for blocks in self.held:

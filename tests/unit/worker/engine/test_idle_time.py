@@ -1,15 +1,20 @@
 """An engine without work prepares what is left to prepare, and looks for messages in between."""
 
+import os
 from pathlib import Path
 from typing import cast
 
 import pytest
-from sluice_worker import startup
+from sluice_worker import runner, startup
 from sluice_worker.config import EngineConfig
 from sluice_worker.engine import Engine
 from sluice_worker.engine_process import Link, Loop
 from sluice_worker.runner import Runner
 from sluice_worker.wire import Message, Shutdown, encode_frame, split_frames
+
+from .factories import create_engine, create_request, create_scheduler, run_all
+
+MODEL = Path(__file__).parents[4] / "examples" / "model"
 
 
 class Idle:
@@ -52,9 +57,6 @@ def test_idle_time_is_used_before_it_is_waited_out() -> None:
     assert engine.left == -1
 
 
-MODEL = Path(__file__).parents[4] / "examples" / "model"
-
-
 @pytest.mark.parametrize(("most_s", "num_asked"), [(startup.PREPARE_S, 4), (0.0, 0)])
 def test_a_worker_that_will_never_be_idle_has_prepared_before_it_is_ready(
     monkeypatch: pytest.MonkeyPatch, most_s: float, num_asked: int
@@ -69,3 +71,36 @@ def test_a_worker_that_will_never_be_idle_has_prepared_before_it_is_ready(
     monkeypatch.setattr(startup, "PREPARE_S", most_s)
     engine, _ = startup.start(EngineConfig(str(MODEL), device="cpu"), lambda *_: None)
     assert asked == [engine.runner] * num_asked
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_pages_that_come_next_have_their_memory_before_they_are_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = create_engine(MODEL, create_scheduler(num_blocks=4096))
+    block_bytes = engine.runner.num_bytes // 4097
+    monkeypatch.setattr(runner, "TOUCHED_AHEAD", 1024 * block_bytes)
+    monkeypatch.setattr(runner, "TOUCHED_AT_ONCE", 256 * block_bytes)
+    before = resident_bytes()
+    assert [engine.use_idle_time() for _ in range(6)] == [True] * 3 + [False] * 3
+    assert abs(resident_bytes() - before - 1024 * block_bytes) < 64 * block_bytes
+
+    prompt = list(range(100))
+    requests = [create_request("a", prompt, max_tokens=40)]
+    tokens = run_all(engine, requests)
+    assert engine.scheduler.pool.first_unused == 9
+    assert not engine.use_idle_time()  # as many as were used, at once
+    assert engine.runner._touched == 1024 + 9
+    again = run_all(engine, [create_request("a", prompt, max_tokens=40)])
+    assert again == tokens == run_all(create_engine(MODEL, create_scheduler()), requests)
+    assert engine.scheduler.counters.prefix_hits > 0
+
+
+def test_no_more_pages_are_touched_than_there_are() -> None:
+    engine = create_engine(MODEL, create_scheduler(num_blocks=64))
+    assert not engine.use_idle_time()
+    assert engine.runner._touched == 64
+    assert not engine.use_idle_time()
