@@ -156,9 +156,13 @@ void multiply(Tiles& tiles, const uint32_t* a, int lda, const uint32_t* b, int l
 }
 
 // The next slots' keys and values, fetched along what is done meanwhile: in a burst they would fill
-// what the processor has for lines on their way, and all would wait.
+// what the processor has for lines on their way, and all would wait. What lies in pages lies
+// anywhere, and the processor foresees only what follows within one.
+constexpr int KEYS_SHARE = 96, VALUES_SHARE = 64;
+
+template <class T>
 struct Fetched {
-  const bf16* const* slots;
+  const T* const* slots;
   const size_t ahead;  // of values before keys
   const int bytes;     // of a slot's keys or values
   int done = 0;
@@ -175,18 +179,20 @@ struct Fetched {
 
 // Scores of at most a tile of rows: keys are multiplied as they lie, which costs less than to order
 // them for so few. `turned`: the queries as columns.
-void score_few(Tiles& tiles, const bf16* const* slots, int num_slots, int words,
-               const uint32_t* turned, uint32_t* keys, float* scores, int rows, Fetched& fetched) {
+template <class T>
+void score_few(Tiles& tiles, const T* const* slots, int num_slots, int words,
+               const uint32_t* turned, uint32_t* keys, float* scores, int rows,
+               Fetched<T>& fetched) {
 #ifdef __AMX_BF16__
-  constexpr int EACH = 96 / (SLOTS / TILE);  // of what is fetched meanwhile
+  constexpr int EACH = KEYS_SHARE / (SLOTS / TILE);
   for (int s = 0; s < num_slots; s += TILE) {
-    const bf16* from = slots[s];
+    const T* from = slots[s];
     const int count = std::min(TILE, num_slots - s);
     bool apart = count < TILE;
-    for (int i = 1; i < count; i++) apart |= slots[s + i] - from != i * 2 * words;
+    for (int i = 1; i < count; i++) apart |= slots[s + i] - from != i * PER_WORD<T> * words;
     if (apart) {
       for (int i = 0; i < count; i++) memcpy(keys + i * words, slots[s + i], 4 * words);
-      from = (const bf16*)keys;
+      from = (const T*)keys;
     }
     W found[TILE];
     const int part = s / TILE * EACH;
@@ -257,29 +263,27 @@ struct Work {
   void meet(int head, int base, int num_slots, const T* const* slots, const T* const* next) {
     const size_t ahead = call.num_kv_heads * head_size;
     const int first_row = head * whole;
-    Fetched fetched{(const bf16* const*)next, ahead, 2 * call.head_dim};
+    Fetched<T> fetched{next, ahead, (int)sizeof(T) * call.head_dim};
     float* scores = scratch.scores.data();
     uint32_t* values = scratch.values.data();
     if (few) {
-      score_few(tiles, (const bf16* const*)slots, num_slots, words,
-                scratch.turned.data() + head * words * TILE, scratch.keys.data(), scores, rows,
-                fetched);
-      order_values(slots, ahead, num_slots, call.head_dim, values,
-                   [&](int s) { fetched.to(96 + s); });
+      score_few(tiles, slots, num_slots, words, scratch.turned.data() + head * words * TILE,
+                scratch.keys.data(), scores, rows, fetched);
     } else {
-      order_rows<T>(slots, next, num_slots, call.head_dim, scratch.keys.data());
+      const int num_blocks = padded(num_slots) * padded(words) / V;
+      order_rows<T>(slots, num_slots, call.head_dim, scratch.keys.data(), [&](int s, int w) {
+        fetched.to(KEYS_SHARE * (s / V * padded(words) + w) / num_blocks);
+      });
       multiply<T>(tiles, query(head), words, scratch.keys.data(), SLOTS, words, scores, SLOTS,
                   whole, padded(num_slots), false);
-      order_values(slots, ahead, num_slots, call.head_dim, values, [&](int s) {
-        fetch(next[s] + ahead, sizeof(T) * call.head_dim);
-        if (PER_WORD<T> > 1) fetch(next[s + 1] + ahead, sizeof(T) * call.head_dim);
-      });
     }
+    order_values(slots, ahead, num_slots, call.head_dim, values,
+                 [&](int s) { fetched.to(KEYS_SHARE + VALUES_SHARE * s / SLOTS); });
     for (int row = 0; row < rows; row++) {
-      if (few) fetched.to(160 + 64 * row / rows);
+      fetched.to(KEYS_SHARE + VALUES_SHARE + (256-KEYS_SHARE-VALUES_SHARE) * row / rows);
       soften_row(first_row, row, base, num_slots);
     }
-    if (few) fetched.to(Fetched::WHOLE);
+    fetched.to(Fetched<T>::WHOLE);
     int depth = (num_slots + PER_WORD<T> - 1) / PER_WORD<T>;
     if (tiles.used) depth = fill_up(scratch, rows, num_slots, depth, width);
     multiply<T>(tiles, scratch.weights.data(), SLOTS / PER_WORD<T>, values, width, depth,

@@ -23,7 +23,9 @@ void run(int num_threads, const T* rows, const T* weight, float* out, int num_ro
       now[i] = weight + (size_t)std::min(base + i, outputs - 1) * width;
       next[i] = weight + (size_t)std::min(base + SLOTS + i, outputs - 1) * width;
     }
-    order_rows<T>(now, next, count, width, ordered.data());
+    order_rows<T>(now, count, width, ordered.data(), [&](int s, int w) {
+      for (int i = s; i < s + V; i++) __builtin_prefetch((const uint32_t*)next[i] + w, 0, 2);
+    });
     product<T>(left, ordered.data(), SLOTS, words, found.data(), SLOTS, num_rows, padded(count),
                false);
     for (int row = 0; row < num_rows; row++)

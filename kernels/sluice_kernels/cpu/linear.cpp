@@ -2,8 +2,8 @@
 // side by side for every word of a row, so that they are read straight through. Matrix units have
 // panels of tiles.
 //
-// A panel is met by all rows before the next one. Of few rows, where bringing a panel from memory
-// takes as long as its products, the next one is fetched meanwhile.
+// A panel is met by all rows before the next one, which is fetched meanwhile: of few rows, to bring
+// a panel from memory takes as long as its products.
 #include <type_traits>
 
 #include "exported.h"
@@ -12,7 +12,6 @@
 
 namespace {
 
-constexpr int FEW_ROWS = 96;
 constexpr int TASK_ROWS = 32 * ROW_BLOCK;
 constexpr int PARTED_ROWS = 2 * TASK_ROWS;  // at once: in parts they take twice their room
 constexpr int PART_WORDS = 1 << 18;  // a megabyte: half a second-level cache
@@ -82,27 +81,24 @@ void finish(const Call<T, O>& call, const float* left, const float* right, int s
   }
 }
 
-// Rows [first, last), which begin at `rows`, by one panel; FETCHED lines of the next one for each
-// word of a block of rows.
-template <int FETCHED, class T, class O>
+// Rows [first, last), which begin at `rows`, by one panel, while `next`, if any, is fetched.
+template <class T, class O>
 void meet(const Call<T, O>& call, Rows rows, int panel, int first, int last, const uint32_t* next) {
   const uint32_t* weights = call.panels + (size_t)panel * call.words * SLOTS;
-  const uint32_t* end = weights + 2 * (size_t)call.words * SLOTS;
+  const int lines = next ? call.words * LINES : 0, num_rows = last - first, begin = first;
   alignas(64) float found[ROW_BLOCK * SLOTS];
   while (first < last) {
     const int now = next_block(last - first);
     with_rows(now, [&](auto num) {
-      constexpr int R = num.value, C = column_block(R), STRIPS = SLOTS / (C * V);
-      constexpr int FETCHED_NOW = std::max(FETCHED / STRIPS, 1);
-      constexpr int EVERY = std::max(STRIPS / FETCHED, 1);
-      for (int x = 0; x < SLOTS; x += C * V)
-        if (next && next < end) {
-          block<T, R, C, FETCHED_NOW, EVERY>(rows, weights + x, SLOTS, call.words, found + x, SLOTS,
-                                             false, next);
-          next += (size_t)FETCHED_NOW * LINE * (call.words / EVERY);
-        } else {
-          block<T, R, C>(rows, weights + x, SLOTS, call.words, found + x, SLOTS, false);
-        }
+      constexpr int R = num.value, C = column_block(R);
+      int64_t fetched = (int64_t)lines * (first - begin) / num_rows;
+      for (int x = 0; x < SLOTS; x += C * V) {
+        const int64_t at = SLOTS * (first - begin) + now * (x + C * V);
+        const int64_t until = lines * at / (SLOTS * num_rows);
+        block<T, R, C>(rows, weights + x, SLOTS, call.words, found + x, SLOTS, false,
+                       next + fetched * LINE, until - fetched);
+        fetched = until;
+      }
     });
     finish(call, found, found + SLOTS / 2, SLOTS, first, now, panel, SLOTS / 2);
     rows.words += (size_t)now * rows.stride, first += now;
@@ -119,19 +115,14 @@ int panels(const Call<T, O>& call, int width) {
 template <class T, class O>
 void meet_all(int num_threads, const Call<T, O>& call, Rows rows, int begin, int end) {
   const int num_parts = (end - begin + TASK_ROWS - 1) / TASK_ROWS;
-  const bool is_few = end - begin <= FEW_ROWS;
   Team::all().run(num_threads, panels(call, SLOTS) * num_parts, [&](int task, int next_task) {
     const int panel = task / num_parts, before = task % num_parts * TASK_ROWS;
     const int first = begin + before, last = std::min(first + TASK_ROWS, end);
     const Rows own{rows.words + (size_t)before * rows.stride, rows.stride};
+    const int next_panel = next_task < 0 ? panel : next_task / num_parts;
     const uint32_t* next = nullptr;
-    if (is_few && next_task >= 0) next = call.panels + (size_t)next_task * call.words * SLOTS;
-    if (end - begin <= ROW_BLOCK)
-      meet<LINES>(call, own, panel, first, last, next);
-    else if (end - begin <= 3 * ROW_BLOCK)
-      meet<LINES / 2>(call, own, panel, first, last, next);
-    else
-      meet<LINES / 4>(call, own, panel, first, last, next);
+    if (next_panel != panel) next = call.panels + (size_t)next_panel * call.words * SLOTS;
+    meet(call, own, panel, first, last, next);
   });
 }
 

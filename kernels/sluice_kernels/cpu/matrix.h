@@ -85,17 +85,19 @@ inline void multiply_parts(F (&sums)[R][C], const Rows& a, size_t k, const uint3
   if constexpr (PART + 1 < PARTS<T>) multiply_parts<T, PART + 1>(sums, a, k, b);
 }
 
-// c[R][C * V] = a[R][depth] b[depth][C * V], added to what c holds if `add`. For EVERY words of a
-// row FETCHED lines from `next` on are fetched meanwhile.
-template <class T, int R, int C, int FETCHED = 0, int EVERY = 1>
+// c[R][C * V] = a[R][depth] b[depth][C * V], added to what c holds if `add`. Meanwhile, and evenly,
+// `lines` from `next` on are fetched.
+template <class T, int R, int C>
 [[gnu::noinline]] void block(const Rows& a, const uint32_t* b, int ldb, int depth, float* c,
-                             int ldc, bool add, const uint32_t* next = nullptr) {
+                             int ldc, bool add, const uint32_t* next = nullptr, int lines = 0) {
+  constexpr int64_t WHOLE = 1 << 16;
+  const int64_t for_each = lines * WHOLE / depth;
+  int64_t due = 0;
   F sums[R][C];
   for (int r = 0; r < R; r++)
     for (int j = 0; j < C; j++) sums[r][j] = add ? load<F>(c + r * ldc + j * V) : F{};
   for (int k = 0; k < depth; k++) {
-    if (k % EVERY == 0)
-      for (int line = 0; line < FETCHED; line++, next += LINE) __builtin_prefetch(next, 0, 2);
+    for (due += for_each; due >= WHOLE; due -= WHOLE, next += LINE) __builtin_prefetch(next, 0, 2);
     multiply_parts<T, 0>(sums, a, k, b + (size_t)k * ldb);
   }
   for (int r = 0; r < R; r++)
@@ -147,20 +149,19 @@ void product(const uint32_t* a, int lda, const uint32_t* b, int ldb, int depth, 
   product<T>(parted<T>(a, lda, rows, depth, room), b, ldb, depth, c, ldc, rows, columns, add);
 }
 
-// Bring up to SLOTS rows of a matrix into the order that they are multiplied in, as columns; start
-// to fetch those that come next. What lies in pages lies anywhere, and the processor foresees only
-// what follows within one.
-template <class T>
-void order_rows(const T* const* slots, const T* const* next, int num_slots, int width,
-                uint32_t* ordered) {
+// Bring up to SLOTS rows of a matrix into the order that they are multiplied in, as columns. Before
+// each block of V rows and words `at_block` is called with the first of both.
+template <class T, class At>
+void order_rows(const T* const* slots, int num_slots, int width, uint32_t* ordered,
+                const At& at_block) {
   int words = width / PER_WORD<T>;
   for (int s = 0; s < num_slots; s += V)
     for (int w = 0; w < words; w += V) {
       W rows[V];
+      at_block(s, w);
       for (int i = 0; i < V; i++) {
         const uint32_t* from = (const uint32_t*)slots[std::min(s + i, num_slots - 1)] + w;
         rows[i] = w + V <= words ? load<W>(from) : (W)get((const float*)from, words - w);
-        __builtin_prefetch((const uint32_t*)next[s + i] + w, 0, 2);
       }
       transpose(rows);
       for (int i = 0; i < V; i++)
