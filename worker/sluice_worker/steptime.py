@@ -8,12 +8,12 @@ shows one shape only cannot make the other coefficients zero.
 Slow steps come alone (a hiccup: the tail of all steps) or in a row (a spell: a noisy neighbour, a
 clock that fell). Model and tail are read from steps rid of their spell, or a few slow seconds would
 leave no room for prefill, and none for a batch, in the two minutes after; what a spell does is
-known while it lasts. One that lasts is how fast the pod now is, until it ends. Nor is a batch a
-spell that is larger than those the model was fitted on: from few sequences, and noise, it may have
-learned that a sequence costs nothing, and would keep that if what larger ones show were taken off
-as a spell. A pod that its CPU quota holds back has no spells: it runs and stands still in turns,
-and each look that took what it stands still for a spell made the model faster, until every step was
-slower than it.
+known while it lasts. One that lasts is how fast the pod now is, until it ends. A batch that is
+larger than those the model was fitted on may take as many times longer as it is larger, and is no
+spell: from few sequences, and noise, the model may have learned that a sequence costs nothing, and
+would keep that if what larger ones show were taken off as a spell. A pod that its CPU quota holds
+back has no spells: it runs and stands still in turns, and each look that took what it stands still
+for a spell made the model faster, until every step was slower than it.
 """
 
 import itertools
@@ -129,7 +129,7 @@ class StepTimes:
         self._spell: _Spell | None = None
         self._throttled_at = -np.inf
         self._is_fitted = False
-        self._known_size = 0
+        self._known = 0
         self.model: StepModel | None = None
         self.tail = Tail()
         self.slowdown = 1.0
@@ -139,7 +139,7 @@ class StepTimes:
         self._anchor = np.array([_row(record) for record in records]).reshape(-1, 7)
         if records:
             self._fit(self._anchor[:0])
-            self._known_size = int(_sizes(self._anchor).max())
+            self._known = _most(int(_sizes(self._anchor).max()))
 
     def add(self, record: StepRecord) -> None:
         """Remember one step, in the place of the oldest of its shape."""
@@ -157,14 +157,14 @@ class StepTimes:
         self._rows[place] = _row(record)
         if self.model is None or record.at_s < self._throttled_at + MAX_AGE_S:
             return
-        if record.num_decodes.bit_length() <= self._known_size:
-            self._compare(place, record, self.model)
+        self._compare(place, record, self.model)
 
     def _compare(self, place: int, record: StepRecord, model: StepModel) -> None:
         """A spell is told by the steps around it: the first one, too, gets its slowdown."""
         work = record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens
-        usual = self._spell.before if self._spell else model
-        ratio = record.step_ms / max(usual.step_ms(*work), 1e-6)
+        spell = self._spell or _Spell(record.at_s, model, self._known)
+        larger = max(record.num_decodes / max(spell.known, 1), 1.0)
+        ratio = record.step_ms / max(spell.before.step_ms(*work) * larger, 1e-6)
         self._newest.append((place, ratio))
         if self._is_fitted:
             self._rows[place, 6] = min(self.slowdown, max(ratio, 1.0))  # the spell may be over
@@ -178,7 +178,7 @@ class StepTimes:
         if shift <= 1:
             self._spell = None
         elif self._spell is None and self._is_fitted:
-            self._spell = _Spell(record.at_s, model)
+            self._spell = spell
         self.slowdown = 1.0 if self._spell and self._spell.is_regime else shift
 
     def chunk_limit(self, itl_ms: float | None, decodes: int, kv_tokens: int) -> int:
@@ -207,16 +207,8 @@ class StepTimes:
         if len(recent):
             self._fit(self._of_now(recent, now))
             self._is_fitted = len(recent) >= MIN_JUDGED
-            self._learn_size(recent)
+            self._known = _most(int(np.sort(_sizes(recent))[-KNOWN_STEPS:][0]))
         return self.model
-
-    def _learn_size(self, recent: Matrix) -> None:
-        """What was slower than the model before it knew larger batches may not be now."""
-        known = int(np.sort(_sizes(recent))[-KNOWN_STEPS:][0])
-        if known > self._known_size:
-            self._spell, self.slowdown = None, 1.0
-            self._newest.clear()
-        self._known_size = known
 
     def _of_now(self, recent: Matrix, now: float) -> Matrix:
         """Steps as they would be now: rid of spells; in one that lasts, those before it as slow."""
@@ -257,10 +249,12 @@ class StepTimes:
 
 @dataclass(slots=True)
 class _Spell:
-    """Slow steps in a row, since `since_s`; `before`: the model that they are slower than."""
+    """Slow steps in a row, since `since_s`; `before`: the model that they are slower than, fitted
+    on steps of up to `known` decodes."""
 
     since_s: float
     before: StepModel
+    known: int
     is_regime: bool = False
 
 
@@ -303,6 +297,11 @@ def _quantile(values: Matrix, quantile: float) -> float:
 def _sizes(rows: Matrix) -> NDArray[np.int32]:
     """The bit length of each row's decodes."""
     return np.frexp(rows[:, 2])[1]
+
+
+def _most(size: int) -> int:
+    """The most decodes of so many bits."""
+    return (1 << size) - 1
 
 
 def _row(record: StepRecord) -> tuple[float, ...]:

@@ -35,7 +35,7 @@ class StepTimes {
 
   StepTimes(const Row* rows, int64_t num, const Fit& first) : fit(first) {
     anchor_.assign(rows, rows + num);
-    for (const Row& row : anchor_) known_size_ = std::max(known_size_, bits(row.decodes));
+    for (const Row& row : anchor_) known_ = std::max(known_, most(row.decodes));
   }
 
   void add(Row row) {
@@ -45,7 +45,7 @@ class StepTimes {
     if (is_new) rows_.resize(rows_.size() + fit.bucket_records, Row{-INFINITY, 0, 0, 0, 1, 1});
     size_t place = ring->second.first + ring->second.num_added++ % fit.bucket_records;
     rows_[place] = row;
-    if (bits(row.decodes) <= known_size_) compare(place, row);
+    compare(place, row);
   }
 
   bool is_slow() const { return slowdown_ > 1; }
@@ -56,15 +56,9 @@ class StepTimes {
       if (row.at_s >= now_s - fit.max_age_s) recent_.push_back(row);
     if (recent_.empty()) return;
     is_fitted_ = (int64_t)recent_.size() >= fit.min_judged;
-    const int64_t known = size_of_recent();
+    known_ = known_of_recent();
     as_of_now(now_s);
     fit_recent();
-    if (known > known_size_) {  // what was slower than the model before it knew these may not be
-      spell_ = {};
-      slowdown_ = 1.0;
-      newest_.clear();
-    }
-    known_size_ = known;
   }
 
   int64_t chunk_limit(double itl_ms, int64_t decodes, int64_t kv_tokens) const {
@@ -88,20 +82,20 @@ class StepTimes {
   std::map<int64_t, Ring> rings_;
   std::deque<std::pair<size_t, double>> newest_;  // a row, and its measured over predicted time
   std::vector<double> ratios_, beyond_, taken_;
-  std::vector<int64_t> sizes_;
+  std::vector<double> sizes_;
   double slowdown_ = 1.0;
   struct Spell {
     bool is_on = false, is_regime = false;
-    double since_s = 0;
+    double since_s = 0, known = 0;
     StepModel before{};
   } spell_;
   bool is_fitted_ = false;
-  int64_t known_size_ = 0;
+  double known_ = 0;
 
-  // The size of the recent steps, of which the largest are as many as make one known.
-  int64_t size_of_recent() {
+  // The decodes up to which recent steps are as many as make them known.
+  double known_of_recent() {
     sizes_.clear();
-    for (const Row& row : recent_) sizes_.push_back(bits(row.decodes));
+    for (const Row& row : recent_) sizes_.push_back(most(row.decodes));
     const size_t place = std::min((size_t)fit.known_steps, sizes_.size()) - 1;
     std::nth_element(sizes_.begin(), sizes_.begin() + place, sizes_.end(), std::greater<>());
     return sizes_[place];
@@ -131,9 +125,10 @@ class StepTimes {
   }
 
   void compare(size_t place, const Row& row) {
-    const StepModel& usual = spell_.is_on ? spell_.before : fit.model;
-    double predicted_ms = predict_ms(usual, row.decodes, row.kv_tokens, row.prefill);
-    predicted_ms = std::max(predicted_ms, 1e-6);
+    const Spell& spell = spell_.is_on ? spell_ : Spell{true, false, row.at_s, known_, fit.model};
+    const double larger = std::max(row.decodes / std::max(spell.known, 1.0), 1.0);
+    double predicted_ms = predict_ms(spell.before, row.decodes, row.kv_tokens, row.prefill);
+    predicted_ms = std::max(predicted_ms * larger, 1e-6);
     newest_.emplace_back(place, row.ms / predicted_ms);
     if (is_fitted_)
       rows_[place].slowdown = std::min(slowdown_, std::max(row.ms / predicted_ms, 1.0));
@@ -148,9 +143,12 @@ class StepTimes {
     if (shift <= 1)
       spell_ = {};
     else if (!spell_.is_on && is_fitted_)
-      spell_ = {true, false, row.at_s, fit.model};
+      spell_ = spell;
     slowdown_ = spell_.is_regime ? 1.0 : shift;
   }
+
+  // The most decodes of as many bits.
+  static double most(double decodes) { return (double)((int64_t{1} << bits(decodes)) - 1); }
 
   static int64_t bits(double value) {
     int64_t whole = (int64_t)value, num = 0;

@@ -290,6 +290,25 @@ def test_what_larger_batches_take_is_no_spell_where_small_ones_said_that_it_cost
     assert num_slow == 0
 
 
+@pytest.mark.parametrize("grows_at", [0, 20])
+def test_a_spell_with_a_larger_batch_than_any_before_is_told(grows_at: int) -> None:
+    """It holds up answers, and so the batch grows with it, or while it lasts."""
+    times, at_s, num_slow = StepTimes(), 0.0, 0
+    times.set_profile([record(0.0, n, 100 * n, m) for n in (1, 2, 4, 8) for m in (0, 64, 512)])
+    for step in range(700):
+        in_spell = 600 <= step < 640
+        n = 80 if step >= 600 + grows_at else 20 + step % 40
+        times.add(record(at_s, n, 100 * n, 256 if step % 2 else 0, scale=3.0 if in_spell else 1.0))
+        num_slow += times.is_slow
+        if (at_s := at_s + 0.1) % 1 < 0.1:
+            times.refit(at_s)
+        assert times.is_slow <= (600 <= step < 650)
+    assert num_slow >= 30
+    model = times.refit(at_s)
+    assert model is not None
+    assert model.step_ms(80, 8000, 256) == pytest.approx(TRUTH.step_ms(80, 8000, 256), 0.1)
+
+
 PERIOD_MS, QUOTA_MS = 10.0, 5.0
 """Of a pod with half a CPU: so much it may run in each period."""
 
