@@ -26,6 +26,8 @@ from .wire import (
 )
 
 REFIT_S = 1.0
+TOUCH_REST = 9.0
+"""Times as long as touching pages takes: a CPU quota is for requests."""
 THROTTLED_SHARE = 0.05
 """Of the time of steps, spent held back by the CPU quota: from here on the quota sets the pace."""
 
@@ -98,11 +100,17 @@ class Engine:
         model = self._learn(step, started, ended)
         return self._report(step, outcomes, started, ended, model), self._failures(outcomes)
 
-    def use_idle_time(self) -> bool:
-        """Without work: prepare something. False where nothing is left to prepare."""
+    def use_idle_time(self) -> float:
+        """Without work: prepare something. Seconds until more of it may be prepared, of which there
+        is none if that is for ever."""
+        # What holds back whoever else is in the cgroup is no matter of the next steps.
+        self._throttled_before_s, self._stepped_s = self._throttled_s(), 0.0
         if self.runner.use_idle_time():
-            return True
-        return self.runner.touch_ahead(self.scheduler.pool.first_unused)
+            return 0.0
+        started = self._clock()
+        if not self.runner.touch_ahead(self.scheduler.pool.first_unused):
+            return float("inf")
+        return TOUCH_REST * (self._clock() - started)
 
     def snapshot(self) -> Snapshot:
         """Counts as of now."""

@@ -128,10 +128,9 @@ class Loop:
 
     def _idle_s(self) -> float:
         """How long to wait for a message: not at all while there is something to do without one."""
-        if not self._engine.has_work and self._engine.use_idle_time():
-            return 0.0
+        rest_s = float("inf") if self._engine.has_work else self._engine.use_idle_time()
         now = time.monotonic()
-        return min(self._engine.idle_s(now), self._next_beat - now)
+        return min(rest_s, self._engine.idle_s(now), self._next_beat - now)
 
     def _step(self) -> None:
         report, failures = self._engine.step()

@@ -163,8 +163,11 @@ class StepTimes:
         """A spell is told by the steps around it: the first one, too, gets its slowdown."""
         work = record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens
         spell = self._spell or _Spell(record.at_s, model, self._known)
+        ratio = record.step_ms / max(spell.before.step_ms(*work), 1e-6)
         larger = max(record.num_decodes / max(spell.known, 1), 1.0)
-        ratio = record.step_ms / max(spell.before.step_ms(*work) * larger, 1e-6)
+        if spell.is_regime and 1 < ratio <= larger:
+            return  # whether it lasts, this does not say
+        ratio = min(ratio, max(ratio / larger, 1.0))
         self._newest.append((place, ratio))
         if self._is_fitted:
             self._rows[place, 6] = min(self.slowdown, max(ratio, 1.0))  # the spell may be over

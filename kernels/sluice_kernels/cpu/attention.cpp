@@ -124,7 +124,10 @@ float soften(const Call& call, float* scores, int num_slots, int begin, int end,
   for (int s = V; s < num_slots; s += V) most = greater(load<F>(scores + s), most);
   const float highest = largest(most) * scale;
   if (highest < SOMETHING) {
-    for (int s = 0; s < num_slots; s += V) put(weights + s, F{});
+    for (int s = 0; s < num_slots; s += V) {  // what is no number is seen, and stays that
+      const F x = load<F>(scores + s);
+      put(weights + s, x == x ? F{} : x);
+    }
     return 1.0f;
   }
   if (std::abs(highest) > COARSE) {
@@ -158,8 +161,6 @@ void multiply(Tiles& tiles, const uint32_t* a, int lda, const uint32_t* b, int l
 // The next slots' keys and values, fetched along what is done meanwhile: in a burst they would fill
 // what the processor has for lines on their way, and all would wait. What lies in pages lies
 // anywhere, and the processor foresees only what follows within one.
-constexpr int KEYS_SHARE = 96, VALUES_SHARE = 64;
-
 template <class T>
 struct Fetched {
   const T* const* slots;
@@ -168,6 +169,7 @@ struct Fetched {
   int done = 0;
 
   static constexpr int WHOLE = 4 * SLOTS;
+  static constexpr int WITH_KEYS = 96, WITH_VALUES = 64, WITH_SCORES = 96;  // parts of it
 
   void to(int part) {  // of WHOLE
     for (; done < part / 4; done++) {
@@ -184,7 +186,7 @@ void score_few(Tiles& tiles, const T* const* slots, int num_slots, int words,
                const uint32_t* turned, uint32_t* keys, float* scores, int rows,
                Fetched<T>& fetched) {
 #ifdef __AMX_BF16__
-  constexpr int EACH = KEYS_SHARE / (SLOTS / TILE);
+  constexpr int EACH = Fetched<T>::WITH_KEYS / (SLOTS / TILE);
   for (int s = 0; s < num_slots; s += TILE) {
     const T* from = slots[s];
     const int count = std::min(TILE, num_slots - s);
@@ -264,23 +266,24 @@ struct Work {
     const size_t ahead = call.num_kv_heads * head_size;
     const int first_row = head * whole;
     Fetched<T> fetched{next, ahead, (int)sizeof(T) * call.head_dim};
+    constexpr int with_keys = Fetched<T>::WITH_KEYS;
     float* scores = scratch.scores.data();
     uint32_t* values = scratch.values.data();
     if (few) {
       score_few(tiles, slots, num_slots, words, scratch.turned.data() + head * words * TILE,
                 scratch.keys.data(), scores, rows, fetched);
     } else {
-      const int num_blocks = padded(num_slots) * padded(words) / V;
+      const int whole_words = padded(words), all = padded(num_slots) / V * whole_words;
       order_rows<T>(slots, num_slots, call.head_dim, scratch.keys.data(), [&](int s, int w) {
-        fetched.to(KEYS_SHARE * (s / V * padded(words) + w) / num_blocks);
+        fetched.to(fetched.WITH_KEYS * (s / V * whole_words + w) / all);
       });
       multiply<T>(tiles, query(head), words, scratch.keys.data(), SLOTS, words, scores, SLOTS,
                   whole, padded(num_slots), false);
     }
     order_values(slots, ahead, num_slots, call.head_dim, values,
-                 [&](int s) { fetched.to(KEYS_SHARE + VALUES_SHARE * s / SLOTS); });
+                 [&](int s) { fetched.to(with_keys + fetched.WITH_VALUES * s / SLOTS); });
     for (int row = 0; row < rows; row++) {
-      fetched.to(KEYS_SHARE + VALUES_SHARE + (256-KEYS_SHARE-VALUES_SHARE) * row / rows);
+      fetched.to(with_keys + fetched.WITH_VALUES + fetched.WITH_SCORES * row / rows);
       soften_row(first_row, row, base, num_slots);
     }
     fetched.to(Fetched<T>::WHOLE);
@@ -317,6 +320,7 @@ void attend(const Call& call, const Item& item, const Item* following, Scratch& 
   Work<T> work(call, item, scratch);
   const T *slots[SLOTS], *next[SLOTS] = {};
   int num_next = find_from(call, item, item.begin, next);
+  std::fill(next + num_next, next + SLOTS, next[0]);  // what is fetched without need is there
   for (int base = item.begin; base < item.end; base += SLOTS) {
     const int num_slots = num_next;
     std::copy(next, next + SLOTS, slots);

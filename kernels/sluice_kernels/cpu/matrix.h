@@ -91,7 +91,7 @@ template <class T, int R, int C>
 [[gnu::noinline]] void block(const Rows& a, const uint32_t* b, int ldb, int depth, float* c,
                              int ldc, bool add, const uint32_t* next = nullptr, int lines = 0) {
   constexpr int64_t WHOLE = 1 << 16;
-  const int64_t for_each = lines * WHOLE / depth;
+  const int64_t for_each = (lines * WHOLE + depth - 1) / depth;
   int64_t due = 0;
   F sums[R][C];
   for (int r = 0; r < R; r++)

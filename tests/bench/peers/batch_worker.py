@@ -135,7 +135,7 @@ def sluice_offline(model: str, cap: int) -> Batch:
     engine, _ = start(config, lambda phase, percent: None)
 
     def run(requests: Requests, cap: int) -> tuple[float, list[int]]:
-        while engine.use_idle_time():  # as the engine process does while it waits
+        while engine.use_idle_time() < float("inf"):  # as the engine process does while it waits
             pass
         started = time.monotonic()
         for number, (prompt, count) in enumerate(requests):

@@ -204,6 +204,17 @@ def test_no_bits_of_what_is_no_number_become_one(cpp: CppKernels, bits: int) -> 
     assert cpp.attention(rows, heads, cache, spans).isnan().all()
 
 
+@pytest.mark.parametrize("slot", [64, 67])
+def test_what_is_no_number_is_not_lost_where_nothing_else_is_seen_beside_it(
+    cpp: CppKernels, slot: int
+) -> None:
+    """Slots are met 64 at a time, and scores brought to one maximum by halves."""
+    heads = Heads(2, 1, 32, 0.2, None, None, None, 1e-6)
+    rows, cache, spans = Case(heads, 16, (slot,), (1,), torch.float32, 0).build()
+    cache[spans.tables[0, 4], 0, 0, : slot - 63] = float("nan")
+    assert cpp.attention(rows, heads, cache, spans).isnan().all()
+
+
 def test_what_is_no_number_stays_with_its_own_sequence(cpp: CppKernels) -> None:
     heads = Heads(4, 2, 32, 0.2, None, None, None, 1e-6)
     case = Case(heads, 16, (40, 70, 3), (1, 1, 20), torch.float32, 0)

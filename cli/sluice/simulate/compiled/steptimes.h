@@ -126,12 +126,13 @@ class StepTimes {
 
   void compare(size_t place, const Row& row) {
     const Spell& spell = spell_.is_on ? spell_ : Spell{true, false, row.at_s, known_, fit.model};
+    double ratio = predict_ms(spell.before, row.decodes, row.kv_tokens, row.prefill);
+    ratio = row.ms / std::max(ratio, 1e-6);
     const double larger = std::max(row.decodes / std::max(spell.known, 1.0), 1.0);
-    double predicted_ms = predict_ms(spell.before, row.decodes, row.kv_tokens, row.prefill);
-    predicted_ms = std::max(predicted_ms * larger, 1e-6);
-    newest_.emplace_back(place, row.ms / predicted_ms);
-    if (is_fitted_)
-      rows_[place].slowdown = std::min(slowdown_, std::max(row.ms / predicted_ms, 1.0));
+    if (spell.is_regime && ratio > 1 && ratio <= larger) return;  // this does not say if it lasts
+    ratio = std::min(ratio, std::max(ratio / larger, 1.0));
+    newest_.emplace_back(place, ratio);
+    if (is_fitted_) rows_[place].slowdown = std::min(slowdown_, std::max(ratio, 1.0));
     if ((int64_t)newest_.size() > fit.spell_steps) newest_.pop_front();
     if ((int64_t)newest_.size() < fit.spell_steps) return;
     ratios_.clear();

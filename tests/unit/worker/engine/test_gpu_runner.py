@@ -255,7 +255,7 @@ def test_the_host_sleeps_while_it_waits_for_the_device(monkeypatch: pytest.Monke
 def test_without_a_gpu_there_is_nothing_to_capture(model: Decoder) -> None:
     engine = create_gpu_engine_of(model, create_scheduler())
     assert not torch.cuda.is_available()
-    assert not engine.use_idle_time()
+    assert engine.use_idle_time() == float("inf")
 
 
 @contextmanager
@@ -293,13 +293,13 @@ def test_where_memory_is_short_no_more_is_captured_and_the_log_says_so_once(
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free_bytes[0], 0))
-    assert engine.use_idle_time()
-    assert engine.use_idle_time()
+    assert engine.use_idle_time() == 0.0
+    assert engine.use_idle_time() == 0.0
     if fail is None:
         free_bytes[0] -= 1
     else:
         monkeypatch.setattr(torch.cuda, "graph", fail)
-    assert [engine.use_idle_time() for _ in range(3)] == [False] * 3
+    assert [engine.use_idle_time() for _ in range(3)] == [float("inf")] * 3
     assert [*decodes._graphs] == [1, 2]
     assert caplog.messages == [f"no CUDA graphs for steps of over 2 sequences: {why}"]
     requests = create_requests((5, 6, 7), max_tokens=6)

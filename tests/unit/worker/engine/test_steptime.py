@@ -309,6 +309,34 @@ def test_a_spell_with_a_larger_batch_than_any_before_is_told(grows_at: int) -> N
     assert model.step_ms(80, 8000, 256) == pytest.approx(TRUTH.step_ms(80, 8000, 256), 0.1)
 
 
+def test_a_larger_batch_that_takes_what_the_model_says_leaves_chunks_as_they_are() -> None:
+    times = StepTimes()
+    times.set_profile([record(0.0, n, 100 * n, m) for n in (1, 8, 32) for m in (0, 64, 512)])
+    for step in range(40):  # after a while of single sequences
+        times.add(record(step / 10, 1, 100, 64 * (step % 2)))
+    times.refit(4.0)
+    limit = times.chunk_limit(100.0, 4, 400)
+    for step in range(40):
+        n = 2 + step % 30
+        times.add(record(4 + step / 100, n, 100 * n, 64))
+        assert times.slowdown == 1.0
+        assert times.chunk_limit(100.0, 4, 400) == limit
+
+
+def test_slowness_that_lasts_is_not_over_for_a_larger_batch() -> None:
+    times = StepTimes()
+    times.set_profile([record(0.0, n, 100 * n, m) for n in (1, 8) for m in (0, 64, 512)])
+    for step in range(900):
+        n = 30 if step >= 860 else 1 + step % 15
+        times.add(record(step / 10, n, 100 * n, 64, scale=1.8 if step >= 400 else 1.0))
+        if step % 10 == 9:
+            times.refit(step / 10)
+    model = times.model
+    assert model is not None
+    assert not times.is_slow
+    assert model.step_ms(30, 3000, 64) == pytest.approx(1.8 * TRUTH.step_ms(30, 3000, 64), 0.05)
+
+
 PERIOD_MS, QUOTA_MS = 10.0, 5.0
 """Of a pod with half a CPU: so much it may run in each period."""
 
