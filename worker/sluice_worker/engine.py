@@ -101,8 +101,8 @@ class Engine:
         return self._report(step, outcomes, started, ended, model), self._failures(outcomes)
 
     def use_idle_time(self) -> float:
-        """Without work: prepare something. Seconds until more of it may be prepared, of which there
-        is none if that is for ever."""
+        """Without work: prepare something. Seconds until more may be prepared; infinite where
+        nothing is left."""
         # What holds back whoever else is in the cgroup is no matter of the next steps.
         self._throttled_before_s, self._stepped_s = self._throttled_s(), 0.0
         if self.runner.use_idle_time():

@@ -127,7 +127,7 @@ class Loop:
             frames = self._link.receive(self._idle_s())
 
     def _idle_s(self) -> float:
-        """How long to wait for a message: not at all while there is something to do without one."""
+        """How long to wait for a message: until there is something to do without one."""
         rest_s = float("inf") if self._engine.has_work else self._engine.use_idle_time()
         now = time.monotonic()
         return min(rest_s, self._engine.idle_s(now), self._next_beat - now)

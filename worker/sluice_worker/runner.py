@@ -48,7 +48,7 @@ class Runner:
         self.caches = self._allocate(num_blocks)
         self._windows = model.config.shape.windows
         self._null_block = num_blocks  # pads the tables of shorter sequences
-        self._touched = 0
+        self._touched = 0 if self.device.type == "cpu" else num_blocks  # a GPU's are all there
 
     def _allocate(self, num_blocks: int) -> list[Tensor]:
         """Pages of zeros, finite as masked slots are multiplied too; the last is never written."""

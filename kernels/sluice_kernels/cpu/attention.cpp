@@ -168,8 +168,8 @@ struct Fetched {
   const int bytes;     // of a slot's keys or values
   int done = 0;
 
-  static constexpr int WHOLE = 4 * SLOTS;
-  static constexpr int WITH_KEYS = 96, WITH_VALUES = 64, WITH_SCORES = 96;  // parts of it
+  // How far it is with the keys in order, the values, and the scores made weights.
+  static constexpr int KEYS = 96, VALUES = 160, WHOLE = 4 * SLOTS;
 
   void to(int part) {  // of WHOLE
     for (; done < part / 4; done++) {
@@ -186,7 +186,7 @@ void score_few(Tiles& tiles, const T* const* slots, int num_slots, int words,
                const uint32_t* turned, uint32_t* keys, float* scores, int rows,
                Fetched<T>& fetched) {
 #ifdef __AMX_BF16__
-  constexpr int EACH = Fetched<T>::WITH_KEYS / (SLOTS / TILE);
+  constexpr int EACH = Fetched<T>::KEYS / (SLOTS / TILE);
   for (int s = 0; s < num_slots; s += TILE) {
     const T* from = slots[s];
     const int count = std::min(TILE, num_slots - s);
@@ -266,7 +266,6 @@ struct Work {
     const size_t ahead = call.num_kv_heads * head_size;
     const int first_row = head * whole;
     Fetched<T> fetched{next, ahead, (int)sizeof(T) * call.head_dim};
-    constexpr int with_keys = Fetched<T>::WITH_KEYS;
     float* scores = scratch.scores.data();
     uint32_t* values = scratch.values.data();
     if (few) {
@@ -275,18 +274,19 @@ struct Work {
     } else {
       const int whole_words = padded(words), all = padded(num_slots) / V * whole_words;
       order_rows<T>(slots, num_slots, call.head_dim, scratch.keys.data(), [&](int s, int w) {
-        fetched.to(fetched.WITH_KEYS * (s / V * whole_words + w) / all);
+        fetched.to(fetched.KEYS * (s / V * whole_words + w) / all);
       });
       multiply<T>(tiles, query(head), words, scratch.keys.data(), SLOTS, words, scores, SLOTS,
                   whole, padded(num_slots), false);
     }
-    order_values(slots, ahead, num_slots, call.head_dim, values,
-                 [&](int s) { fetched.to(with_keys + fetched.WITH_VALUES * s / SLOTS); });
+    order_values(slots, ahead, num_slots, call.head_dim, values, [&](int s) {
+      fetched.to(fetched.KEYS + (fetched.VALUES - fetched.KEYS) * s / SLOTS);
+    });
     for (int row = 0; row < rows; row++) {
-      fetched.to(with_keys + fetched.WITH_VALUES + fetched.WITH_SCORES * row / rows);
+      fetched.to(fetched.VALUES + (fetched.WHOLE - fetched.VALUES) * row / rows);
       soften_row(first_row, row, base, num_slots);
     }
-    fetched.to(Fetched<T>::WHOLE);
+    fetched.to(fetched.WHOLE);
     int depth = (num_slots + PER_WORD<T> - 1) / PER_WORD<T>;
     if (tiles.used) depth = fill_up(scratch, rows, num_slots, depth, width);
     multiply<T>(tiles, scratch.weights.data(), SLOTS / PER_WORD<T>, values, width, depth,

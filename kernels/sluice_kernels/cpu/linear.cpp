@@ -85,16 +85,16 @@ void finish(const Call<T, O>& call, const float* left, const float* right, int s
 template <class T, class O>
 void meet(const Call<T, O>& call, Rows rows, int panel, int first, int last, const uint32_t* next) {
   const uint32_t* weights = call.panels + (size_t)panel * call.words * SLOTS;
-  const int lines = next ? call.words * LINES : 0, num_rows = last - first, begin = first;
+  const int64_t lines = next ? call.words * LINES : 0, all = (last - first) * SLOTS;
+  int64_t met = 0, fetched = 0;  // of all sums, and of lines
   alignas(64) float found[ROW_BLOCK * SLOTS];
   while (first < last) {
     const int now = next_block(last - first);
     with_rows(now, [&](auto num) {
       constexpr int R = num.value, C = column_block(R);
-      int64_t fetched = (int64_t)lines * (first - begin) / num_rows;
       for (int x = 0; x < SLOTS; x += C * V) {
-        const int64_t at = SLOTS * (first - begin) + now * (x + C * V);
-        const int64_t until = lines * at / (SLOTS * num_rows);
+        met += R * C * V;
+        const int64_t until = lines * met / all;
         block<T, R, C>(rows, weights + x, SLOTS, call.words, found + x, SLOTS, false,
                        next + fetched * LINE, until - fetched);
         fetched = until;

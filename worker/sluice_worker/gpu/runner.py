@@ -39,7 +39,6 @@ class GpuRunner(Runner):
     ) -> None:
         super().__init__(model, num_blocks, block_size, eos_token_ids)
         assert isinstance(model.kernels, TritonKernels)
-        self._touched = num_blocks  # a GPU's memory is all there
         max_pages = blocks_for(max_model_len, block_size) + 1
         self._decodes = DecodeStep(
             model, model.kernels, self.caches, ceiling, max_pages, activation_bytes

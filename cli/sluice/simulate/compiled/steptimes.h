@@ -126,8 +126,9 @@ class StepTimes {
 
   void compare(size_t place, const Row& row) {
     const Spell& spell = spell_.is_on ? spell_ : Spell{true, false, row.at_s, known_, fit.model};
-    double ratio = predict_ms(spell.before, row.decodes, row.kv_tokens, row.prefill);
-    ratio = row.ms / std::max(ratio, 1e-6);
+    const double predicted_ms =
+        predict_ms(spell.before, row.decodes, row.kv_tokens, row.prefill);
+    double ratio = row.ms / std::max(predicted_ms, 1e-6);
     const double larger = std::max(row.decodes / std::max(spell.known, 1.0), 1.0);
     if (spell.is_regime && ratio > 1 && ratio <= larger) return;  // this does not say if it lasts
     ratio = std::min(ratio, std::max(ratio / larger, 1.0));

@@ -49,6 +49,12 @@ class MadeUpTime:
     def clear(self, blocks: list[int]) -> None:
         """No page holds anything."""
 
+    def use_idle_time(self) -> bool:
+        return False
+
+    def touch_ahead(self, first_unused: int) -> bool:
+        return False
+
     def profile(self) -> list[StepRecord]:
         shapes = [(1, 32, 0), (8, 256, 0), (8, 4096, 0), (32, 1024, 0), (0, 32, 32), (0, 256, 256)]
         return [StepRecord(self.now, *shape, self.step_ms(*shape)) for shape in shapes]
@@ -118,3 +124,22 @@ def test_slow_steps_are_a_spell_unless_the_quota_held_them_back(throttled_share:
         if made_up.now >= slow_since_s + 2.0:
             seen.add(times.is_slow)
     assert seen == {throttled_share == 0.0}
+
+
+def test_what_the_quota_held_back_in_an_idle_minute_hides_no_spell() -> None:
+    made_up, throttled_s = MadeUpTime(LAWS["core"][0], seed=1), 0.0
+    times = StepTimes()
+    times.set_profile(made_up.profile())
+    scheduler = create_scheduler(num_blocks=3000, cap=16, budget=2048, max_model_len=WINDOW)
+    clocks = (made_up.monotonic, None, lambda: throttled_s)
+    engine = Engine(scheduler, cast(Runner, made_up), times, *clocks)
+    engine.submit(create_request("reader", 200, max_tokens=8000), made_up.now)
+    while engine.has_work:
+        engine.step()
+    throttled_s = 3.0  # probes, and texts that were tokenised
+    assert engine.use_idle_time() == float("inf")
+    engine.submit(create_request("another", 200, max_tokens=2000), made_up.now)
+    made_up.slowness = 3.0
+    while engine.has_work:
+        engine.step()
+    assert times.is_slow
