@@ -33,7 +33,8 @@ from sluice.simulate.pod import Pod
 from sluice.simulate.policy import Replay
 from sluice.simulate.trace import Request
 from sluice.simulate.world import World
-from sluice_operator.tuner import Targets, sketch
+from sluice_operator.tuner import Targets
+from sluice_worker import sketch
 from sluice_worker.blocks import BlockPool
 from sluice_worker.engine import Engine
 from sluice_worker.models.decoder import Decoder

@@ -194,6 +194,7 @@ class Engine:
                 if o.token_id is not None
             ],
             epoch=step.limits.epoch,
+            started_s=started,
             step_s=ended - started,
             num_decodes=step.num_decodes,
             num_kv_tokens=step.num_kv_tokens,
@@ -237,10 +238,10 @@ def _first(outcome: Outcome, now: float) -> FirstToken | None:
     sequence = outcome.sequence
     if sequence.num_output_tokens != 1:
         return None
-    admitted = now if sequence.admitted_s is None else sequence.admitted_s
+    waited_s = sequence.wait_cap_s + sequence.wait_kv_s
     return FirstToken(
         wait_cap_s=sequence.wait_cap_s,
         wait_kv_s=sequence.wait_kv_s,
-        prefill_s=now - admitted,
+        prefill_s=now - sequence.request.submitted_s - waited_s,
         cached_tokens=sequence.cached_tokens,
     )

@@ -152,6 +152,7 @@ class Recorder:
         self.max_num_seqs = 1
         self.slo = Slo()
         self.snapshot = NOTHING
+        self._last_lack: Cause = "cap"
         self.step_model: StepModel | None = None
         self.memory = MemoryReport(planned={}, measured={}, kv_tokens=0)
         self._ticks: deque[Tick] = deque(maxlen=TICK_RING)
@@ -214,11 +215,14 @@ class Recorder:
         self.num_pending_tokens += num_prompt_tokens
         return flight
 
-    def refuse(self, *, cold: bool = False) -> None:
-        """A request that is answered 429 or 503 on arrival, and never seen by the engine: over."""
+    def refuse(self, cause: Cause | None = None) -> None:
+        """A request that is answered 429 or 503 on arrival, and never seen by the engine: over.
+
+        `cause`: None for what others wait for.
+        """
         self._tick.arrivals += 1
         self._tick.refused += 1
-        self._miss("cold" if cold else self._waiting_cause())
+        self._miss(cause or self._waiting_cause())
         self._count_whole(is_over=True)
 
     def refuse_for_deadline(self, wait_ms: float, rest_ms: float) -> None:
@@ -323,7 +327,7 @@ class Recorder:
 
     # -- the engine's side
 
-    def step(self, report: StepReport, now_s: float) -> None:
+    def step(self, report: StepReport) -> None:
         """Book a step. Who was admitted follows from the queue's length, which is first in, first
         out: of the requests the step knew of, all but the last `waiting` have left the queue.
         """
@@ -337,10 +341,15 @@ class Recorder:
         tick.slow_steps += report.is_slow
         if report.step_model is not None:
             self.step_model = report.step_model
-        self.snapshot = report.snapshot
-        self._admit(now_s - report.step_s, report.num_running)
+        self._see(report.snapshot)
+        self._admit(report.started_s, report.num_running)
         if report.epoch == self.epoch:
             self._settle(report.num_running)
+
+    def _see(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        if snapshot.waiting:
+            self._last_lack = self._waiting_cause()
 
     def _admit(self, step_start_s: float, num_running: int) -> None:
         newest = reversed(self._waiting.values())
@@ -487,7 +496,7 @@ class Recorder:
             begun = islice(self._waiting, max(0, free))
             return "prefill" if flight.request_id in begun else self._waiting_cause()
         waited_s, prefilling_s = flight.admitted_s - flight.arrival_s, now_s - flight.admitted_s
-        return "prefill" if prefilling_s >= waited_s else self._waiting_cause()
+        return "prefill" if prefilling_s >= waited_s else self._last_lack
 
     def _end(self, flight: Flight) -> None:
         self._leave(flight)

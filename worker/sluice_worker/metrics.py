@@ -26,7 +26,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from .contract import TICK_SECONDS, MemoryReport, Sketch, Slo, StepModel, Tick
-from .open_tick import quantile_ms
+from .sketch import quantile_ms
 from .wire import FinishReason, FirstToken, Snapshot, SpeculationTotals, StepReport
 
 Values = dict[tuple[str, ...], float]
@@ -437,8 +437,8 @@ class WorkerCollector(Collector):
             sketch = Counter[int]()
             for tick in ticks:
                 sketch.update(sketch_of(tick))
-            quantiles = QUANTILES if sketch else ()
-            values: Values = {(q,): quantile_ms(sketch, float(q)) / 1e3 for q in quantiles}
+            times_ms = {q: quantile_ms(sketch, float(q)) for q in QUANTILES}
+            values: Values = {(q,): ms / 1e3 for q, ms in times_ms.items() if ms is not None}
             text = f"Quantiles of the last minute, within 1 %. {HELP[name]}"
             yield self._gauge(f"sluice_last_minute_{name}", text, values, "quantile")
             counts[name,] = sketch.total()

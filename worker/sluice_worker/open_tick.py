@@ -1,33 +1,14 @@
-"""The tick that is being filled, and the buckets of its sketches. Pure."""
+"""The tick that is being filled. Pure."""
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import msgspec
 
-from .contract import SKETCH_GAMMA, Tick
+from .contract import Tick
+from .sketch import bucket_of
 
 Cause = Literal["cap", "kv", "prefill", "cold"]
-
-SMALLEST_MS = 0.01
-_LOG_GAMMA = math.log(SKETCH_GAMMA)
-
-
-def bucket(value_ms: float) -> int:
-    """The sketch bucket i with GAMMA**(i-1) < value_ms <= GAMMA**i."""
-    return math.ceil(math.log(max(value_ms, SMALLEST_MS)) / _LOG_GAMMA)
-
-
-def quantile_ms(sketch: Mapping[int, int], quantile: float) -> float:
-    """The `quantile` (0 to 1) of the values of a sketch that has any, in ms, within 1 %."""
-    rank, seen = quantile * (sum(sketch.values()) - 1), 0
-    for index in sorted(sketch):
-        seen += sketch[index]
-        if seen > rank:
-            break
-    return 2 * SKETCH_GAMMA**index / (1 + SKETCH_GAMMA)
 
 
 @dataclass(slots=True)
@@ -48,7 +29,7 @@ class Share:
 
     def note(self, value_ms: float) -> None:
         """A value that is counted already."""
-        index = bucket(value_ms)
+        index = bucket_of(value_ms)
         self.sketch[index] = self.sketch.get(index, 0) + 1
 
 

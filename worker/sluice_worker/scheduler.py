@@ -136,7 +136,7 @@ class Scheduler:
         for queue in (self.waiting, self.running):
             for sequence in queue:
                 if sequence.request_id == request_id:
-                    if if_waiting and sequence.admitted_s is not None:
+                    if if_waiting and sequence.has_begun:
                         return False
                     queue.remove(sequence)
                     self._free(sequence)
@@ -338,9 +338,9 @@ class Scheduler:
             self._lacking = (sequence, self.pool.num_gains + lacking)
             if lacking > 0:
                 break
-            self._start(self.waiting.popleft(), matched, total, now)
+            self._start(self.waiting.popleft(), matched, total)
 
-    def _start(self, sequence: Sequence, matched: list[int], total: int, now: float) -> None:
+    def _start(self, sequence: Sequence, matched: list[int], total: int) -> None:
         self.pool.acquire(matched)
         sequence.block_ids = matched + self.pool.allocate(total - len(matched))
         num_cached = prefix.book(sequence, self.pool, matched)
@@ -348,12 +348,10 @@ class Scheduler:
         self.counters.prefix_queries += sequence.num_tokens
         self.counters.preempted_tokens += max(sequence.num_lost_tokens - num_cached, 0)
         sequence.num_lost_tokens = 0
-        waited_s = self._clocks.dequeue(sequence)
-        if sequence.admitted_s is None:
-            sequence.admitted_s = now
+        self._clocks.dequeue(sequence)
+        if not sequence.has_begun:
+            sequence.has_begun = True
             sequence.cached_tokens = num_cached
-        else:  # the wait after a preemption is no prefill
-            sequence.admitted_s += waited_s
         insort(self.running, sequence, key=lambda other: other.order)
 
     def _why_blocked(self) -> Lack | None:

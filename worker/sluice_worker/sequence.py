@@ -40,7 +40,8 @@ class Sequence:
     """Computed tokens that it had when it was preempted, until it runs again."""
     drafter: Drafter | None = None
     """Its guesses, if it may speculate."""
-    admitted_s: float | None = None
+    has_begun: bool = False
+    """Whether it was ever admitted."""
     wait_cap_s: float = 0.0
     wait_kv_s: float = 0.0
     queued_at: tuple[float, float] = (0.0, 0.0)

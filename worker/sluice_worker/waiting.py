@@ -33,9 +33,7 @@ class WaitClocks:
         """`sequence` begins to wait."""
         sequence.queued_at = (self._cap_s, self._kv_s)
 
-    def dequeue(self, sequence: Sequence) -> float:
-        """`sequence` starts: what it waited for is booked. Returns the seconds."""
-        cap_s, kv_s = self._cap_s - sequence.queued_at[0], self._kv_s - sequence.queued_at[1]
-        sequence.wait_cap_s += cap_s
-        sequence.wait_kv_s += kv_s
-        return cap_s + kv_s
+    def dequeue(self, sequence: Sequence) -> None:
+        """`sequence` starts: what it waited for is booked."""
+        sequence.wait_cap_s += self._cap_s - sequence.queued_at[0]
+        sequence.wait_kv_s += self._kv_s - sequence.queued_at[1]

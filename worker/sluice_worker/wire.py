@@ -80,7 +80,7 @@ _PLAIN = Sampling()
 
 
 class Submit(Message, frozen=True):
-    """A request that the API process has validated. `arrival_s`: last byte of its body was read.
+    """A request that the API process has validated, and sent at `submitted_s`.
 
     `prompt`: token ids as int32, as many may wait: in a list each takes ten times as much.
     """
@@ -93,7 +93,7 @@ class Submit(Message, frozen=True):
     ignore_eos: bool
     stop_token_ids: list[int]
     min_tokens: int
-    arrival_s: float
+    submitted_s: float
     cache_salt: str = ""
     sampling: Sampling = Sampling()
 
@@ -166,7 +166,10 @@ class Ready(Message, frozen=True):
 
 
 class FirstToken(Struct, frozen=True, array_like=True):
-    """Where a request's time went before its first token (seconds), and what the cache gave."""
+    """Where a request's time went before its first token (seconds), and what the cache gave.
+
+    `prefill_s`: all since it was submitted but the two waits, a step that was under way included.
+    """
 
     wait_cap_s: float
     wait_kv_s: float
@@ -245,7 +248,9 @@ class Snapshot(Struct, frozen=True, array_like=True):
 
 
 class StepReport(Message, frozen=True):
-    """One step: its tokens and its record. `at_cap`: it ran at the cap (`AT_CAP_SHARE`).
+    """One step: its tokens and its record. `started_s`: it was scheduled, with all that had come.
+
+    `at_cap`: it ran at the cap (`AT_CAP_SHARE`).
 
     `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `is_slow`:
     in a slow spell, see `StepTimes.slowdown`. `prompts`: what it found out about prompts, of which
@@ -254,6 +259,7 @@ class StepReport(Message, frozen=True):
 
     tokens: list[TokenOut]
     epoch: int
+    started_s: float
     step_s: float
     num_decodes: int
     num_kv_tokens: int

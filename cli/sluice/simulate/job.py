@@ -21,7 +21,6 @@ class Job:
     trusted: int = 0
     generated: int = 0
     order: int = 0
-    admitted_s: float | None = None
     cached_tokens: int = 0
     num_preemptions: int = 0
     wait_cap_s: float = 0.0
@@ -49,6 +48,7 @@ class Outcome(NamedTuple):
 class Step:
     """A step under way; `chunks`: tokens computed of each sequence that does not decode yet."""
 
+    started_s: float
     ends_s: float
     step_ms: float
     epoch: int

@@ -156,7 +156,7 @@ class Pod(Scraped):
         if self.num_preemptions > before:
             singles = [job for job in singles if job.holding.num]
         elif self.waiting:
-            self._admit(now_s)
+            self._admit()
         self._blocked_by = "cap" if len(self.running) >= self.cap else "kv" if self.waiting else ""
         chunks = [(job, 1) for job in singles]
         kv_tokens = self.kv_tokens + sum(job.tokens for job in singles)
@@ -180,6 +180,7 @@ class Pod(Scraped):
         num_running = len(self.running)
         at_cap = num_running >= AT_CAP_SHARE * self.cap
         return Step(
+            now_s,
             now_s + (step_ms + self.params.between_ms) / 1e3,
             step_ms,
             self.epoch,
@@ -237,8 +238,8 @@ class Pod(Scraped):
         job.tokens += 1
         job.generated += 1
         if job.generated == 1:
-            admitted_s = now_s if job.admitted_s is None else job.admitted_s
-            parts = FirstToken(job.wait_cap_s, job.wait_kv_s, now_s - admitted_s, job.cached_tokens)
+            prefill_s = now_s - job.request.t_s - (job.wait_cap_s + job.wait_kv_s)
+            parts = FirstToken(job.wait_cap_s, job.wait_kv_s, prefill_s, job.cached_tokens)
             self.recorder.first_token(job.flight, now_s, parts)
         else:
             self.recorder.next_token(job.flight, now_s, at_cap=step.at_cap)
@@ -342,7 +343,7 @@ class Pod(Scraped):
         before = sum(1 for other in self.waiting if other.order < victim.order)
         self.waiting.insert(before, victim)
 
-    def _admit(self, now_s: float) -> None:
+    def _admit(self) -> None:
         while self.waiting and len(self.running) < self.cap:
             job, pages = self.waiting[0], self.pages
             matched = pages.match(job.holding, job.tokens)
@@ -355,14 +356,10 @@ class Pod(Scraped):
             self.waiting.popleft()
             pages.start(job.holding, matched, own, total)
             job.computed = job.trusted = (len(matched) + own) * pages.size
-            cap_s = self._clocks[0] - job.queued_at[0]
-            kv_s = self._clocks[1] - job.queued_at[1]
-            job.wait_cap_s += cap_s
-            job.wait_kv_s += kv_s
-            if job.admitted_s is None:
-                job.admitted_s, job.cached_tokens = now_s, job.computed
-            else:
-                job.admitted_s += cap_s + kv_s
+            job.wait_cap_s += self._clocks[0] - job.queued_at[0]
+            job.wait_kv_s += self._clocks[1] - job.queued_at[1]
+            if not job.num_preemptions:
+                job.cached_tokens = job.computed
             self._start(job)
 
     def _start(self, job: Job) -> None:

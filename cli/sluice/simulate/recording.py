@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from sluice_worker.contract import StepModel, Tick
 from sluice_worker.evidence import Recorder
-from sluice_worker.open_tick import bucket
+from sluice_worker.sketch import bucket_of
 from sluice_worker.wire import Snapshot
 
 from .job import Step
@@ -64,7 +64,7 @@ class Recording(Recorder):
         `after_over`: how many of them had a gap over target just before.
         """
         share, gap_ms = self._tick.itl, gap_s * 1e3
-        index = bucket(gap_ms)
+        index = bucket_of(gap_ms)
         share.n += count
         share.sketch[index] = share.sketch.get(index, 0) + count
         if at_cap:
@@ -90,8 +90,8 @@ class Recording(Recorder):
         tick.slow_steps += is_slow
         state = self.snapshot
         if (state.running, state.waiting_cap, state.waiting_kv) != after:
-            self.snapshot = Snapshot(*after, 0, 0, 0, 0, 0, 0, 0)
+            self._see(Snapshot(*after, 0, 0, 0, 0, 0, 0, 0))
         if self._waiting:
-            self._admit(step.ends_s - step_s, step.num_running)
+            self._admit(step.started_s, step.num_running)
         if step.epoch == self.epoch:
             self._settle(step.num_running)

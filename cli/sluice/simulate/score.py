@@ -3,7 +3,7 @@
 from math import floor, inf
 from typing import Any
 
-from sluice_operator.tuner import sketch
+from sluice_worker import sketch
 from sluice_worker.contract import SMOOTH_SHARE
 
 from sluice.client import quantile

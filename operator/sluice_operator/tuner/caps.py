@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from math import ceil, floor, inf, sqrt
 
 import msgspec
+from sluice_worker import sketch
 from sluice_worker.contract import TARGET_MARGIN, TICK_SECONDS
 from sluice_worker.sizing import carried_sequences
 
 from ..reasons import Reason
 from . import constants as k
-from . import sketch, spells
+from . import spells
 from .case import Case, effective_cap
 from .demand import Load
 from .evidence import cap_is_used, median_kv_tokens

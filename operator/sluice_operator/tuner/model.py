@@ -7,10 +7,10 @@ from math import floor, inf
 from statistics import NormalDist
 from typing import TypeGuard
 
+from sluice_worker import sketch
 from sluice_worker.contract import MIN_CHUNK_TOKENS, StepModel
 
 from . import constants as k
-from . import sketch
 from .evidence import HeardPod, Work, recent
 
 

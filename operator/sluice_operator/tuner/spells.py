@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from itertools import islice
 from math import floor, inf
 
+from sluice_worker import sketch
 from sluice_worker.contract import Tick
 
 from . import constants as k
-from . import sketch
 from .model import StepTime
 from .types import Observation
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+from sluice_worker import sketch
 from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
-from . import sketch, spells
+from . import spells
 from .detect import Moments, Series, design_effect, headroom
 from .runs import Part, Reading, Spans, add_up, series_of
 from .types import TargetName, Targets, TargetVerdict, Verdict

@@ -35,6 +35,7 @@ from ..evidence import Recorder
 from ..files import GENERATION_CONFIG, read_json
 from ..health import Pulse, Verdict
 from ..metrics import MINUTE_TICKS, Statistics, View, create_registry
+from ..open_tick import Cause
 from ..protocol import Completion
 from ..resources import Resources
 from ..sampling_params import (
@@ -130,7 +131,7 @@ class Service:
 
     def step(self, report: StepReport, now_s: float) -> None:
         """A step was made."""
-        self.recorder.step(report, now_s)
+        self.recorder.step(report)
         self.stats.step(report)
         self._shed(now_s)
 
@@ -172,9 +173,9 @@ class Service:
         self.stats.observe("request_params_n", num_choices)
         for ids, echo, max_tokens in zip(prompts, echoes, budgets, strict=True):
             self.stats.observe("request_params_max_tokens", max_tokens)
-            message = _message(request, ids, max_tokens, sampling, arrival_s)
+            message = _message(request, ids, max_tokens, sampling)
             for i in range(num_choices):
-                self._submit(generation, message, echo, i)
+                self._submit(generation, message, echo, i, arrival_s)
         return generation
 
     def _sampling(self, params: SamplingParams) -> Sampling:
@@ -186,13 +187,15 @@ class Service:
         check_something_left(params, sampling, self.eos_token_ids)
         return sampling
 
-    def _submit(self, generation: Generation, message: Submit, echo: str, i: int) -> None:
+    def _submit(
+        self, generation: Generation, message: Submit, echo: str, i: int, arrival_s: float
+    ) -> None:
         """Submit the i-th answer to a prompt; each draws with a seed of its own."""
         request, params = generation.request, generation.request.sampling
         request_id, now_s = str(next(self._ids)), time.monotonic()
         flight = self.recorder.arrive(
             request_id,
-            message.arrival_s,
+            arrival_s,
             now_s,
             message.num_prompt_tokens,
             request.deadlines.ttft_ms,
@@ -218,7 +221,7 @@ class Service:
             is_scoring=request.is_scoring,
         )
         seed = None if params.seed is None else params.seed + i
-        changed = structs.replace(message, request_id=request_id, seed=seed)
+        changed = structs.replace(message, request_id=request_id, seed=seed, submitted_s=now_s)
         self.client.submit(changed, generation.add(choice))
 
     def _check_open(self) -> Ready:
@@ -232,7 +235,7 @@ class Service:
             text = f"the model is being loaded: {self.pulse.phase} ({self.pulse.percent} %)"
             problem = NotReady(text, retry_after_s=5)
         if problem is not None:
-            self.recorder.refuse(cold=True)
+            self.recorder.refuse("cold")
             self.stats.reject(problem.code)
             raise problem
         assert self.engine is not None  # the third problem above
@@ -280,15 +283,17 @@ class Service:
                 f"({flags.max_num_queued_reqs}) together; send fewer prompts or a smaller n",
                 param="n",
             )
+        cause: Cause | None = None
         if is_full(num_new, num_open, cap, state, flags.max_num_queued_reqs):
             limit = "max_num_queued_reqs"
             sentence = f"{num_waiting(num_open, cap, state)} requests wait already"
         elif 0 < flags.max_num_queued_tokens <= num_tokens:
             limit = "max_num_queued_tokens"
             sentence = f"{num_tokens} prompt tokens wait or are computed already"
+            cause = None if state.waiting else "prefill"  # of all that are computed
         else:
             return
-        raise self._full(QueueFull, sentence, limit, num_new)
+        raise self._full(QueueFull, sentence, limit, num_new, cause)
 
     def check_room(self, num_open: int) -> None:
         """Refuse an HTTP request before its body is read, if `num_open` others are more than may
@@ -298,10 +303,17 @@ class Service:
             sentence = f"{num_open} requests are open already"
             raise self._full(TooManyOpen, sentence, "max_num_queued_reqs", 1)
 
-    def _full(self, kind: type[QueueFull], sentence: str, limit: str, num_new: int) -> QueueFull:
+    def _full(
+        self,
+        kind: type[QueueFull],
+        sentence: str,
+        limit: str,
+        num_new: int,
+        cause: Cause | None = None,
+    ) -> QueueFull:
         """Why `num_new` sequences are refused, which is booked."""
         for _ in range(num_new):
-            self.recorder.refuse()
+            self.recorder.refuse(cause)
         self.stats.reject(limit)
         return kind(
             f"{sentence}, and {limit} is {getattr(self.config.server, limit)}",
@@ -453,9 +465,8 @@ def _message(
     prompt: Sequence[int],
     max_tokens: int,
     sampling: Sampling,
-    arrival_s: float,
 ) -> Submit:
-    """What the engine is told of a prompt; id and seed are those of each answer."""
+    """What the engine is told of a prompt; id, seed and time are those of each answer."""
     params = request.sampling
     return Submit(
         request_id="",
@@ -466,7 +477,7 @@ def _message(
         ignore_eos=params.ignore_eos,
         stop_token_ids=list(params.stop_token_ids),
         min_tokens=min(params.min_tokens, max_tokens),
-        arrival_s=arrival_s,
+        submitted_s=0.0,
         cache_salt=request.cache_salt,
         sampling=sampling,
     )

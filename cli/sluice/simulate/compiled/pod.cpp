@@ -162,7 +162,7 @@ struct Pod {
       auto is_gone = [&](const Chunk& chunk) { return !jobs[chunk.id].num_blocks; };
       chunks.erase(std::remove_if(chunks.begin(), chunks.end(), is_gone), chunks.end());
     } else if (!waiting.empty()) {
-      admit(now_s);
+      admit();
     }
     blocked_by = (int64_t)running.size() >= cap ? CAP : waiting.empty() ? NONE : KV;
     int64_t kv = kv_tokens;
@@ -197,6 +197,7 @@ struct Pod {
     }
     double mean_ms = config.a + config.b * decodes + config.c * kv + config.d * prefill;
     step.step_ms = mean_ms * factor(now_s);
+    step.started_s = now_s;
     step.ends_s = now_s + (step.step_ms + config.between_ms) / 1e3;
     step.epoch = epoch, step.decodes = decodes, step.kv_tokens = kv, step.prefill = prefill;
     step.num_running = running.size();
@@ -238,7 +239,7 @@ struct Pod {
       times.refit(now_s);
     }
     int64_t num_waiting = waiting.size(), by_kv = blocked_by == KV ? num_waiting : 0;
-    recorder.stepped(step, num_tokens, now_s, running.size(), num_waiting - by_kv, by_kv,
+    recorder.stepped(step, num_tokens, running.size(), num_waiting - by_kv, by_kv,
                      times.is_slow());
   }
   void book_decodes(const std::vector<int>& newcomers) {
@@ -269,7 +270,8 @@ struct Pod {
     job.trusted = job.computed;
     job.tokens++;
     if (++job.generated == 1) {
-      recorder.first_token(job, now_s, now_s - job.admitted_s);
+      double waited_s = job.wait_cap_s + job.wait_kv_s;
+      recorder.first_token(job, now_s, now_s - job.t_s - waited_s);
     } else {
       recorder.next_token(job, now_s, step.at_cap);
     }
@@ -360,7 +362,7 @@ struct Pod {
     job.queued_at = clocks;
     waiting.insert(std::lower_bound(waiting.begin(), waiting.end(), id), id);
   }
-  void admit(double now_s) {
+  void admit() {
     while (!waiting.empty() && (int64_t)running.size() < cap) {
       int id = waiting.front();
       Job& job = jobs[id];
@@ -370,13 +372,8 @@ struct Pod {
       waiting.pop_front();
       pages.start(job, own, total);
       job.computed = job.trusted = own * pages.size;
-      double cap_s = clocks.cap_s - job.queued_at.cap_s, kv_s = clocks.kv_s - job.queued_at.kv_s;
-      job.wait_cap_s += cap_s, job.wait_kv_s += kv_s;
-      if (std::isnan(job.admitted_s)) {
-        job.admitted_s = now_s;
-      } else {
-        job.admitted_s += cap_s + kv_s;
-      }
+      job.wait_cap_s += clocks.cap_s - job.queued_at.cap_s;
+      job.wait_kv_s += clocks.kv_s - job.queued_at.kv_s;
       running.insert(id);
       prefilling.insert(std::lower_bound(prefilling.begin(), prefilling.end(), id), id);
     }

@@ -26,7 +26,7 @@ from sluice_worker.contract import (
     TokenGaps,
     Waiting,
 )
-from sluice_worker.open_tick import SMALLEST_MS
+from sluice_worker.sketch import SMALLEST_MS
 from sluice_worker.steptime import StepTimes
 from sluice_worker.wire import Snapshot
 

@@ -61,7 +61,7 @@ struct Clocks {
 };
 
 struct Job {  // with its flight and its holding
-  double t_s, first_s = INFINITY, last_s = 0, admitted_s = NAN, flight_admitted_s = NAN;
+  double t_s, first_s = INFINITY, last_s = 0, admitted_s = NAN;
   int64_t prompt, max_tokens, tokens, computed = 0, trusted = 0, generated = 0;
   int64_t num_blocks = 0, run = -1;  // run: of its own sealed blocks, among `runs`
   int64_t base = 0, joined_at = 0, ends_at = 0, first_growth = 0, slow_before = 0;
@@ -80,7 +80,7 @@ struct Chunk {
 
 struct Step {
   bool is_under_way = false, at_cap = false;
-  double ends_s = 0, step_ms = 0;
+  double started_s = 0, ends_s = 0, step_ms = 0;
   int64_t epoch = 0, decodes = 0, kv_tokens = 0, prefill = 0, num_running = 0;
   std::vector<Chunk> chunks;
 };
@@ -125,16 +125,17 @@ struct Recorder {
     if (std::isfinite(config.e2e_ms)) tick.e2e_n++, tick.e2e_over++;
   }
   void miss(Cause cause) { tick.ttft_n++, tick.ttft_over++, tick.by[cause]++; }
+  Cause last_lack = CAP;
   Cause waiting_cause() const { return waiting_kv > waiting_cap ? KV : CAP; }
   void leave(Job& job) {
     num_waiting -= job.is_waiting, num_pending -= job.is_pending;
     job.is_waiting = job.is_pending = false;
   }
   Cause cause_so_far(const Job& job, double now_s) const {
-    if (job.is_waiting || std::isnan(job.flight_admitted_s))
+    if (job.is_waiting || std::isnan(job.admitted_s))
       return has_begun(job) ? PREFILL : waiting_cause();
-    double waited_s = job.flight_admitted_s - job.t_s, prefill_s = now_s - job.flight_admitted_s;
-    return prefill_s >= waited_s ? PREFILL : waiting_cause();
+    double waited_s = job.admitted_s - job.t_s, prefill_s = now_s - job.admitted_s;
+    return prefill_s >= waited_s ? PREFILL : last_lack;
   }
   bool has_begun(const Job& job) const {  // its first step runs: behind those that wait nobody has
     if (!job.is_waiting || waiting_cap + waiting_kv) return false;
@@ -198,8 +199,8 @@ struct Recorder {
     tick.good += mean_ms <= config.itl_ms;
     tick.smooth += job.num_gaps_over <= (int64_t)std::floor(num_gaps * config.smooth_share);
   }
-  void stepped(const Step& step, int64_t num_tokens, double now_s, size_t num_running,
-               int64_t by_cap, int64_t by_kv, bool is_slow) {
+  void stepped(const Step& step, int64_t num_tokens, size_t num_running, int64_t by_cap,
+               int64_t by_kv, bool is_slow) {
     double step_s = step.step_ms / 1e3;
     tick.steps++, tick.slow_steps += is_slow;
     tick.decodes += step.decodes, tick.prefill_tokens += step.prefill;
@@ -207,7 +208,8 @@ struct Recorder {
     tick.busy_s += step_s;
     tick.max_running = std::max(tick.max_running, step.num_running);
     running = num_running, waiting_cap = by_cap, waiting_kv = by_kv;
-    if (num_waiting) admit(now_s - step_s, step.num_running);
+    if (by_cap + by_kv) last_lack = waiting_cause();
+    if (num_waiting) admit(step.started_s, step.num_running);
     if (step.epoch == epoch) settle(step.num_running);
   }
   void admit(double step_start_s, int64_t num_running) {
@@ -218,7 +220,7 @@ struct Recorder {
       if ((int64_t)(num_pending - num_waiting) >= num_running) break;
       while (!jobs[first_waiting].is_waiting) first_waiting++;
       jobs[first_waiting].is_waiting = false;
-      jobs[first_waiting].flight_admitted_s = std::max(jobs[first_waiting].t_s, step_start_s);
+      jobs[first_waiting].admitted_s = std::max(jobs[first_waiting].t_s, step_start_s);
       num_waiting--;
     }
   }

@@ -57,7 +57,7 @@ class RealPod:
         self.recorder.step_model = self.times.model
         self.flights: dict[str, Flight] = {}
         self.inbox: list[Sequence] = []
-        self.under_way: tuple[Step, float, float] | None = None
+        self.under_way: tuple[Step, float, float, float] | None = None
         self.num_steps = self.num_tokens = self.num_arrived = 0
         self.refitted_at = 0.0
 
@@ -81,7 +81,7 @@ class RealPod:
                     continue
                 self._begin()
                 continue
-            ends_s = self.under_way[2]
+            ends_s = self.under_way[-1]
             while arrivals and arrivals[0].t_s <= min(ends_s, until_s):
                 self._receive(arrivals.popleft())
             if ends_s > until_s:
@@ -115,12 +115,13 @@ class RealPod:
         factor = self.noise.factor(self.now)
         mean = self.params.step_ms(step.num_decodes, step.num_kv_tokens, step.num_prefill_tokens)
         step_ms = mean * factor
-        self.under_way = (step, step_ms, self.now + (step_ms + self.params.between_ms) / 1e3)
+        ends_s = self.now + (step_ms + self.params.between_ms) / 1e3
+        self.under_way = (step, self.now, step_ms, ends_s)
 
     def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
         return self.times.chunk_limit(self.slo.itl_ms, decodes, kv_tokens)
 
-    def _end(self, step: Step, step_ms: float, now_s: float) -> None:
+    def _end(self, step: Step, started_s: float, step_ms: float, now_s: float) -> None:
         self._advance(now_s)
         self.now, self.under_way = now_s, None
         sampled = [self._next_token() for work in step.works if work.samples]
@@ -129,7 +130,7 @@ class RealPod:
         for outcome in outcomes:
             self._book(outcome, step, now_s)
         model = self._learn(step, step_ms, now_s)
-        self.recorder.step(self._report(step, outcomes, step_ms / 1e3, model), now_s)
+        self.recorder.step(self._report(step, outcomes, started_s, step_ms / 1e3, model))
 
     def _next_token(self) -> int:
         self.num_tokens += 1
@@ -139,11 +140,10 @@ class RealPod:
         sequence = outcome.sequence
         flight = self.flights[sequence.request_id]
         if flight.first_s is None:
-            assert sequence.admitted_s is not None
             parts = FirstToken(
                 sequence.wait_cap_s,
                 sequence.wait_kv_s,
-                now_s - sequence.admitted_s,
+                now_s - sequence.request.submitted_s - (sequence.wait_cap_s + sequence.wait_kv_s),
                 sequence.cached_tokens,
             )
             self.recorder.first_token(flight, now_s, parts)
@@ -162,7 +162,7 @@ class RealPod:
         return self.times.refit(now_s)
 
     def _report(
-        self, step: Step, outcomes: list[Outcome], step_s: float, model: object
+        self, step: Step, outcomes: list[Outcome], started_s: float, step_s: float, model: object
     ) -> StepReport:
         scheduler = self.scheduler
         state = Snapshot(
@@ -171,6 +171,7 @@ class RealPod:
         return StepReport(
             tokens=[TokenOut("", 0, None, None)] * len(outcomes),
             epoch=step.limits.epoch,
+            started_s=started_s,
             step_s=step_s,
             num_decodes=step.num_decodes,
             num_kv_tokens=step.num_kv_tokens,

@@ -15,7 +15,7 @@ from sluice_operator.tuner.detect import (
     evidence_of,
     headroom,
 )
-from sluice_operator.tuner.sketch import merge, quantile_ms
+from sluice_worker.sketch import merge, quantile_ms
 
 BETS = Bets(allowed=0.01, mean_size=1000, most=k.EVIDENCE_KEPT * k.BREACH_EVIDENCE)
 

@@ -32,7 +32,7 @@ class Silence:
 
 def _step(*tokens: TokenOut) -> Message:
     """A step that gave `tokens`."""
-    return StepReport(list(tokens), 1, 0.01, 1, 1, 0, 1, at_cap=False, snapshot=NOTHING)
+    return StepReport(list(tokens), 1, 0.0, 0.01, 1, 1, 0, 1, at_cap=False, snapshot=NOTHING)
 
 
 class Sink(Silence):

@@ -22,8 +22,9 @@ from sluice_worker.contract import (
 from sluice_worker.errors import DeadlineUnreachable
 from sluice_worker.evidence import Flight, Recorder, largest_part
 from sluice_worker.metrics import Statistics
-from sluice_worker.open_tick import Share, quantile_ms
+from sluice_worker.open_tick import Share
 from sluice_worker.server.ledger import Ledger
+from sluice_worker.sketch import quantile_ms
 from sluice_worker.wire import FirstToken, Snapshot, StepReport, TokenOut
 
 SLO = Slo(ttft_ms=500, itl_ms=50, e2e_ms=1000)
@@ -43,6 +44,7 @@ def create_report(
     waiting_cap: int = 0,
     waiting_kv: int = 0,
     epoch: int = 1,
+    started_s: float = 0.0,
     step_s: float = 0.01,
     num_tokens: int = 0,
     is_slow: bool = False,
@@ -51,6 +53,7 @@ def create_report(
     return StepReport(
         tokens=[TokenOut(str(i), 1, None, None) for i in range(num_tokens)],
         epoch=epoch,
+        started_s=started_s,
         step_s=step_s,
         num_decodes=running,
         num_kv_tokens=0,
@@ -91,7 +94,7 @@ def test_a_quantile_read_back_from_a_sketch_is_within_one_percent(
     for value_ms in values_ms:
         share.note(value_ms)
     expected = sorted(values_ms)[math.floor(quantile * (len(values_ms) - 1))]
-    assert math.isclose(quantile_ms(share.sketch, quantile), expected, rel_tol=0.0101)
+    assert quantile_ms(share.sketch, quantile) == pytest.approx(expected, rel=0.0101)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,7 @@ def test_a_miss_is_booked_to_its_largest_part(
 def test_a_request_that_still_waits_is_over_when_it_passes_the_target_and_never_again() -> None:
     recorder = create_recorder()
     flight = recorder.arrive("a", 0.0, 0.0, 10)
-    recorder.step(create_report(running=4, waiting_cap=1), 0.5)
+    recorder.step(create_report(running=4, waiting_cap=1, started_s=0.49))
     first = close(recorder, 2.0)
     assert (first[0].ttft.n, first[0].ttft.over, first[0].ttft.by) == (1, 1, Causes(cap=1))
     recorder.first_token(flight, 3.0, FirstToken(2.9, 0.0, 0.1, 0))
@@ -147,7 +150,7 @@ def test_a_client_that_leaves_is_over_only_after_the_target(
 def test_a_refusal_is_an_arrival_that_is_over() -> None:
     recorder = create_recorder()
     recorder.refuse()
-    recorder.refuse(cold=True)
+    recorder.refuse("cold")
     (tick,) = close(recorder, 2.0)
     assert (tick.arrivals, tick.refused, tick.ttft.n, tick.ttft.over) == (2, 2, 2, 2)
     assert tick.ttft.by == Causes(cap=1, cold=1)
@@ -191,16 +194,24 @@ def test_a_dropped_deadline_is_over_only_where_the_target_is_out_of_reach(
 def test_a_wait_for_memory_is_not_booked_to_the_cap() -> None:
     recorder = create_recorder()
     recorder.arrive("a", 0.0, 0.0, 10)
-    recorder.step(create_report(running=2, waiting_kv=1), 0.1)
+    recorder.step(create_report(running=2, waiting_kv=1, started_s=0.09))
+    assert close(recorder, 2.0)[0].ttft.by == Causes(kv=1)
+
+
+def test_the_last_of_a_queue_for_memory_waited_for_memory() -> None:
+    recorder = create_recorder()
+    recorder.arrive("last", 0.0, 0.0, 10)
+    recorder.step(create_report(running=2, waiting_kv=1))
+    recorder.step(create_report(running=3, started_s=1.4))  # nobody waits any more
     assert close(recorder, 2.0)[0].ttft.by == Causes(kv=1)
 
 
 def test_a_long_prefill_is_not_booked_to_the_cap_that_others_wait_for() -> None:
     recorder = create_recorder()
     recorder.arrive("long prompt", 0.0, 0.0, 3000)
-    recorder.step(create_report(running=1), 0.05)  # admitted, prefilling
+    recorder.step(create_report(running=1, started_s=0.04))  # admitted, prefilling
     recorder.arrive("behind it", 0.1, 0.1, 10)
-    recorder.step(create_report(running=1, waiting_cap=1), 1.0)
+    recorder.step(create_report(running=1, waiting_cap=1, started_s=0.99))
     assert close(recorder, 2.0)[0].ttft.by == Causes(cap=1, prefill=1)
 
 
@@ -215,7 +226,7 @@ def test_what_still_runs_its_first_step_when_a_tick_closes_is_not_booked_to_the_
 def test_the_first_step_is_prefill_and_no_wait() -> None:
     recorder = create_recorder()
     recorder.arrive("a", 0.0, 0.0, 10)
-    recorder.step(create_report(running=1, step_s=1.8), 1.9)
+    recorder.step(create_report(running=1, step_s=1.8, started_s=0.1))
     (tick,) = close(recorder, 2.0)
     assert tick.ttft.by == Causes(prefill=1)
 
@@ -225,8 +236,8 @@ def test_of_answers_of_one_token_it_is_known_how_long_they_take() -> None:
     recorder = create_recorder()
     flight = recorder.arrive("a", 0.0, 0.0, 10)
     snapshot = Snapshot(0, 0, 0, 0, 0, 8, 0, 0, 0, 0)
-    report = msgspec.structs.replace(create_report(step_s=0.5), snapshot=snapshot)
-    recorder.step(report, 1.0)
+    report = msgspec.structs.replace(create_report(started_s=0.5, step_s=0.5), snapshot=snapshot)
+    recorder.step(report)
     recorder.first_token(flight, 1.0, NO_WAIT)
     recorder.finish(flight, 1.0)
     assert recorder.service_s() == pytest.approx(0.5)
@@ -237,8 +248,8 @@ def test_a_burst_that_came_as_a_step_began_waited_for_the_cap_and_was_not_prefil
     for number in range(17):
         recorder.arrive(str(number), 0.0, 0.0, 100)
     # The engine had read one of them when its step began, at the same moment.
-    recorder.step(create_report(running=1, step_s=0.1), 0.1)
-    recorder.step(create_report(running=1, waiting_cap=16, step_s=0.1), 0.2)
+    recorder.step(create_report(running=1, step_s=0.1))
+    recorder.step(create_report(running=1, waiting_cap=16, step_s=0.1, started_s=0.1))
     assert close(recorder, 2.0)[0].ttft.by == Causes(cap=16, prefill=1)
 
 
@@ -271,7 +282,7 @@ def test_tokens_of_one_step_make_one_gap() -> None:
 def test_steps_of_a_slow_spell_are_counted_apart() -> None:
     recorder = create_recorder()
     for is_slow in (False, True, True):
-        recorder.step(create_report(is_slow=is_slow), 0.1)
+        recorder.step(create_report(is_slow=is_slow, started_s=0.09))
     (tick,) = close(recorder, 2.0)
     assert (tick.steps, tick.slow_steps) == (3, 2)
 
@@ -310,7 +321,7 @@ def test_a_tick_in_which_the_epoch_changed_is_not_settled() -> None:
     recorder = create_recorder(cap=4)
     close(recorder, 2.0)
     recorder.configure(2, 4, Slo(ttft_ms=100))
-    recorder.step(create_report(epoch=2), 2.5)
+    recorder.step(create_report(epoch=2, started_s=2.49))
     ticks = close(recorder, 6.0)
     assert [tick.settled for tick in ticks] == [False, False, True]
     assert [tick.epoch for tick in ticks] == [1, 2, 2]
@@ -328,7 +339,7 @@ def test_another_cap_is_settled_once_it_shows(
     close(recorder, 2.0)
     recorder.configure(2, after, SLO)
     for now_s, running in zip((3.0, 5.0, 7.0, 9.0), nums_running, strict=True):
-        recorder.step(create_report(running=running, epoch=2), now_s)
+        recorder.step(create_report(running=running, epoch=2, started_s=now_s))
         close(recorder, now_s + 1)
     assert [tick.settled for tick in close(recorder, 10.0)] == [False, False, False, False, True]
 
@@ -339,11 +350,11 @@ def test_a_lowered_cap_that_still_drains_is_not_settled_by_another_change(
 ) -> None:
     recorder = create_recorder(cap=8)
     recorder.configure(2, 4, SLO)
-    recorder.step(create_report(running=8, epoch=2), 1.0)
+    recorder.step(create_report(running=8, epoch=2, started_s=0.99))
     recorder.configure(*then)
     for now_s, running in ((3.0, 8), (5.0, then[1]), (7.0, then[1])):
         close(recorder, now_s - 1)
-        recorder.step(create_report(running=running, epoch=then[0]), now_s)
+        recorder.step(create_report(running=running, epoch=then[0], started_s=now_s))
     assert [tick.settled for tick in close(recorder, 8.0)] == [False, False, False, True]
 
 
@@ -351,7 +362,7 @@ def test_a_raised_cap_that_nothing_uses_is_not_settled_by_new_targets() -> None:
     recorder = create_recorder(cap=4)
     recorder.configure(2, 8, SLO)
     recorder.configure(2, 8, Slo(itl_ms=9.0))
-    recorder.step(create_report(running=4, epoch=2), 3.0)
+    recorder.step(create_report(running=4, epoch=2, started_s=2.99))
     assert [tick.settled for tick in close(recorder, 6.0)] == [False, False, False]
 
 
@@ -364,7 +375,7 @@ def test_a_lowered_cap_settles_on_an_idle_engine_too() -> None:
 def test_steps_of_the_old_epoch_settle_nothing() -> None:
     recorder = create_recorder(cap=4)
     recorder.configure(2, 8, SLO)
-    recorder.step(create_report(running=5, epoch=1), 1.0)
+    recorder.step(create_report(running=5, epoch=1, started_s=0.99))
     close(recorder, 2.0)
     assert not close(recorder, 4.0)[1].settled
 
@@ -407,7 +418,7 @@ def test_hopeless_is_who_cannot_be_prefilled_in_time_any_more() -> None:
     assert [flight.request_id for flight in recorder.hopeless(0.1, 500)] == []
     assert [flight.request_id for flight in recorder.hopeless(0.3, 500)] == ["long"]
     assert [flight.request_id for flight in recorder.hopeless(0.49, 500)] == ["long", "short"]
-    recorder.step(create_report(running=2), 0.495)
+    recorder.step(create_report(running=2, started_s=0.485))
     assert recorder.hopeless(0.499, 500) == []  # admitted: it may still make it
 
 
@@ -439,7 +450,7 @@ def test_whatever_happens_each_arrival_is_counted_once(
             recorder.refuse()
         elif action == "step":
             waiting = min(pick, len(open_requests))
-            recorder.step(create_report(running=1, waiting_cap=waiting), now_s)
+            recorder.step(create_report(running=1, waiting_cap=waiting, started_s=now_s))
         elif action == "tick":
             recorder.advance(now_s, now_s, 0.0)
         elif chosen is not None:
@@ -588,7 +599,7 @@ def test_service_time_is_that_of_the_requests_that_ended_lately() -> None:
     assert recorder.service_s() is None
     for i in range(3):
         flight = recorder.arrive(str(i), 0.0, 0.0, 10)
-        recorder.step(create_report(running=1), 1.0)
+        recorder.step(create_report(running=1, started_s=0.99))
         recorder.first_token(flight, 1.5, NO_WAIT)
         recorder.finish(flight, 3.0 + i)
     assert recorder.service_s() == pytest.approx(3.01)  # the first step is of it

@@ -199,6 +199,7 @@ def report(decodes: int, padding: int, drafts: int = 0, prefill: int = 0) -> Ste
     return StepReport(
         tokens=[],
         epoch=0,
+        started_s=0.0,
         step_s=0.01,
         num_decodes=decodes,
         num_kv_tokens=0,

@@ -63,6 +63,7 @@ def create_request(
     min_tokens: int = 0,
     stop_token_ids: Iterable[int] = (),
     ignore_eos: bool = False,
+    submitted_s: float = 0.0,
     salt: str = "",
     sampling: Sampling | None = None,
 ) -> Submit:
@@ -79,7 +80,7 @@ def create_request(
         ignore_eos=ignore_eos,
         stop_token_ids=list(stop_token_ids),
         min_tokens=min_tokens,
-        arrival_s=0.0,
+        submitted_s=submitted_s,
         cache_salt=salt,
         sampling=sampling or Sampling(),
     )

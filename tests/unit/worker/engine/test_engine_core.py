@@ -1,5 +1,6 @@
 """The engine without sockets: sampling, failures and books, on a real small model."""
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -108,13 +109,15 @@ def test_first_token_says_where_the_time_went(checkpoint: Path) -> None:
     engine = create_engine(checkpoint, create_scheduler())
     request = create_request("a", 40, max_tokens=2)
     run_all(engine, [request])
-    engine.submit(create_request("b", request.prompt_token_ids, max_tokens=2), 0.0)
+    sent_s = time.monotonic() - 3.0  # while a step of three seconds was under way
+    again = create_request("b", request.prompt_token_ids, max_tokens=2, submitted_s=sent_s)
+    engine.submit(again, 0.0)
     report, _ = engine.step()
     assert report is not None
     first = report.tokens[0].first
     assert first is not None
     assert first.cached_tokens == 32
-    assert 0 < first.prefill_s <= report.step_s
+    assert 3.0 < first.prefill_s <= report.started_s + report.step_s - sent_s
     second, _ = engine.step()
     assert second is not None
     assert second.tokens[0].first is None

@@ -1,13 +1,15 @@
-"""Quantiles from the pods' sketches: bucket i counts values in (GAMMA**(i-1), GAMMA**i] ms.
+"""Counts of times in buckets whose sum over pods and ticks still has its quantiles. Pure.
 
-Sketches of several pods and ticks are added; percentiles never are (DDSketch, VLDB 2019).
+Bucket i counts values in (GAMMA**(i-1), GAMMA**i] ms. Sketches of several pods and ticks are added;
+percentiles never are (DDSketch, VLDB 2019).
 """
 
 from collections.abc import Iterable, Mapping
 from math import ceil, log
 
-from sluice_worker.contract import SKETCH_GAMMA
+from .contract import SKETCH_GAMMA
 
+SMALLEST_MS = 0.01
 _LOG_GAMMA = log(SKETCH_GAMMA)
 
 
@@ -24,7 +26,7 @@ def merge(sketches: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 def bucket_of(value_ms: float) -> int:
     """The bucket that a value falls into."""
-    return ceil(log(value_ms) / _LOG_GAMMA)
+    return ceil(log(max(value_ms, SMALLEST_MS)) / _LOG_GAMMA)
 
 
 def bucket_at(sketch: Mapping[int, int], quantile: float) -> int | None:
