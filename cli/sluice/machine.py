@@ -5,9 +5,12 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """This machine's, as Linux calls it."""
+    """This machine's, as Linux calls it, with its family where a host hides the model."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(": ")[1] for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    except OSError:
+        lines = []
+    told = dict(line.replace("\t", "").split(": ", 1) for line in lines if ": " in line)
+    name = told.get("model name") or platform.processor() or platform.machine()
+    family = told.get("cpu family")
+    return name if family is None or any(map(str.isdigit, name)) else f"{name} (family {family})"

@@ -158,12 +158,13 @@ STATUS = group(
         podSeconds=say(COUNT, "Seconds that they served of it, summed over them."),
         busyPercent=say(TEXT, "Of these, in engine steps."),
         misses=group(
-            "First tokens over target in the window, each by the largest part of its time.",
+            "First tokens over target in the window, each by the largest part of its time; of "
+            "requests that were refused or never begun, by what they would have waited for.",
             cap=say(COUNT, "Waiting for max_num_seqs."),
             kv=say(COUNT, "Waiting for KV blocks."),
             prefill=say(COUNT, "Computing prompts."),
-            cold=say(COUNT, "While the pod was starting."),
-            other=say(COUNT, "Refused, or never begun."),
+            cold=say(COUNT, "Outside the engine: a cold start, tokenising, HTTP."),
+            other=say(COUNT, "What the pod booked to none of these."),
         ),
         lengths=group(
             "Prompt plus output of finished requests, in tokens.",

@@ -36,7 +36,6 @@ from .traces import TRACES, Request, Trace
 from .variants import TAKING_PART, TARGET_MS, VARIANTS, Launch, launch
 from .versions import versions
 
-ROOT = Path(__file__).parents[3]
 MAX_ERRORS = 2
 WARM_UP_REQUESTS = 4
 
@@ -229,7 +228,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         setattr(given, option, [name for name in names if name])
     if given.repeats < 1:
         parser.error("--repeats must be at least 1")
-    given.out = given.out or ROOT / ("build" if given.requests else "docs") / "benchmarks"
+    default = report.ROOT / ("build" if given.requests else "docs") / "benchmarks"
+    given.out = (given.out or default).resolve()
     return given
 
 

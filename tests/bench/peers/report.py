@@ -12,11 +12,13 @@ from .rounds import NEAR, Run, Spread, counted, ratio, spread
 from .traces import BATCHES, TRACES
 from .variants import TAKING_PART
 
+ROOT = Path(__file__).parents[3]
 START_S = 5.0
 INTRODUCTION = """\
 # Benchmarks: Sluice and its peers
 
-Written by `make bench`; `make bench ARGS=--report` writes it anew from the files beside the plots.
+Written by `make bench ARGS="{options}"`, which replaces it; with `--report` it is
+written anew from the files beside the plots.{others}
 
 All peers run the same random Llama checkpoints (88 M: 768 wide, 12 layers, 12/4 heads, 8 k tokens;
 500 M: 1536 wide, 16 layers, 24/8 heads; bf16) on the same requests: token ids as prompts, greedy,
@@ -48,7 +50,7 @@ def write(out: Path) -> None:
     for result in results.values():
         machine = result.machine
         peaks[machine.cpu] = max(peaks.get(machine.cpu, 0.0), machine.best_gflops)
-    (out.parent / f"{out.name}.md").write_text("\n".join(page(results, peaks, out.name)) + "\n")
+    (out.parent / f"{out.name}.md").write_text("\n".join(page(results, peaks, out)) + "\n")
     batches = {n: r for n in BATCHES if (r := results.get(f"batch-{n}"))}
     if batches:
         plot_batches(batches, peaks, out / "batch.png")
@@ -58,10 +60,10 @@ def write(out: Path) -> None:
 
 
 def page(
-    results: Mapping[str, TraceResult], peaks: Mapping[str, float], folder: str
+    results: Mapping[str, TraceResult], peaks: Mapping[str, float], out: Path
 ) -> Iterator[str]:
     """The document's lines."""
-    yield INTRODUCTION.format(near=NEAR)
+    yield _introduction(out)
     yield from _machines(results, peaks)
     yield "\n## What was to be reached\n"
     yield "| work | at least | aim | measured | |\n|---|---|---|---|---|"
@@ -73,13 +75,23 @@ def page(
         yield f"\nNot run here: {'; '.join(left)}."
     if any(name.startswith("batch-") for name in results):
         yield "\n## Continuous against static batches\n"
-        yield f"![tokens a second by sequences at once]({folder}/batch.png)"
+        yield f"![tokens a second by sequences at once]({out.name}/batch.png)"
         yield from _growth(results, peaks)
     for name, result in results.items():
         yield f"\n## {name}: {result.about}\n"
         if not name.startswith("batch-"):
-            yield f"![{name}]({folder}/{name}.png)\n"
+            yield f"![{name}]({out.name}/{name}.png)\n"
         yield from _trace(result, peaks[result.machine.cpu])
+
+
+def _introduction(out: Path) -> str:
+    """How the page came about, and where those of other processors are."""
+    folder = out.relative_to(ROOT) if out.is_relative_to(ROOT) else Path(out.name)
+    others = [f"[{path.stem}]({out.name}/{path.name})" for path in sorted(out.glob("*.md"))]
+    if (above := out.parent.with_suffix(".md")).exists():
+        others.append(f"[{above.stem}](../{above.name})")
+    told = f" Of other processors: {', '.join(others)}." if others else ""
+    return INTRODUCTION.format(near=NEAR, options=f"--out {folder}", others=told)
 
 
 def _machines(results: Mapping[str, TraceResult], peaks: Mapping[str, float]) -> Iterator[str]:
