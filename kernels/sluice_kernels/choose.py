@@ -66,7 +66,7 @@ def choose(
             raise CannotChoose(f"{quantization or 'SLUICE_KERNELS=cpp'} is built for CPUs only.")
         return plain() if asked == "torch" else _on_gpu(device, group)
     cpuinfo = Path("/proc/cpuinfo").read_text()
-    is_exact = _onednn_int8_is_exact(cpuinfo)
+    is_exact = _onednn_int8_is_exact(cpuinfo, dtype)
     round_rows = rounded_rows if quantization or can_pack(dtype) else int
     library, name = None, "torch"
     if asked != "torch":
@@ -125,12 +125,13 @@ def _projection(
     return make
 
 
-def _onednn_int8_is_exact(cpuinfo: str) -> bool:
+def _onednn_int8_is_exact(cpuinfo: str, dtype: torch.dtype) -> bool:
     """Whether oneDNN's products of bytes are exact and fast. Without VNNI it adds two of them in 16
-    bits, where large neighbours do not fit, and for bfloat16 has a loop a hundred times as slow."""
+    bits, where large neighbours do not fit, and for bfloat16, without AVX512's, it has a loop a
+    hundred times as slow."""
     if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         return False
-    return platform.machine() != "x86_64" or has_vnni(cpuinfo)
+    return platform.machine() != "x86_64" or has_vnni(cpuinfo, in_avx512=dtype == torch.bfloat16)
 
 
 def _int8(built: Library, own: bool, activation: Activation | None) -> MakeProjection:

@@ -18,6 +18,9 @@ from .settings import Settings, parse
 _CHATTY = ("aiohttp.access", "httpx", "kopf.activities", "kopf.objects")
 """Loggers with a line for each probe, scrape and watch event."""
 
+_FATAL = ("kopf._core.reactor.running", "kopf._core.reactor.orchestration")
+"""Loggers that tell why kopf ends."""
+
 
 def main(argv: list[str] | None = None) -> None:
     """The console script."""
@@ -33,6 +36,8 @@ def run(settings: Settings) -> None:
     if not settings.verbose:
         for name in _CHATTY:
             logging.getLogger(name).setLevel(logging.WARNING)
+        for name in _FATAL:
+            logging.getLogger(name).addFilter(_without_traceback)
     known, seen = None, _first_look(settings)
     while seen != known:
         known, seen = seen, _serve(settings, seen)
@@ -63,15 +68,26 @@ def _first_look(settings: Settings) -> Namespaces:
 def _serve(settings: Settings, namespaces: Namespaces) -> Namespaces:
     """Serve until a signal, or until others can be watched than `namespaces`: those then."""
     operator = Operator(settings, namespaces)
-    kopf.run(
-        registry=create_registry(operator),
-        standalone=True,  # peering would let two operators freeze each other
-        clusterwide=not settings.namespaces,
-        namespaces=namespaces.patterns if settings.namespaces else (),
-        liveness_endpoint=f"http://{in_url(settings.address)}:{settings.liveness_port}/healthz",
-        stop_flag=operator.moved,
-    )
+    try:
+        kopf.run(
+            registry=create_registry(operator),
+            standalone=True,  # peering would let two operators freeze each other
+            clusterwide=not settings.namespaces,
+            namespaces=namespaces.patterns if settings.namespaces else (),
+            liveness_endpoint=f"http://{in_url(settings.address)}:{settings.liveness_port}/healthz",
+            stop_flag=operator.moved,
+        )
+    except Exception as e:
+        if settings.verbose:
+            raise
+        sys.exit(f"sluice-operator: it cannot go on: {type(e).__name__}: {e}")
     return operator.namespaces
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Of a task of kopf that has failed, which ends it: what it says of the error is enough."""
+    record.exc_info = None
+    return True
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from .observed import Object, controller_of
 from .pod import Manifest, secret_name
 from .runtime import OWNER_ANNOTATION, Runtime, runtime_name
 from .settings import Settings
-from .spec import API_VERSION, KIND, InferenceService
+from .spec import API_VERSION, GROUP, KIND, InferenceService
 
 SERVICE_PORT = 80
 MANAGED_BY = "sluice-operator"
@@ -69,9 +69,14 @@ def is_ours(service: InferenceService, live: Object) -> bool:
 
 
 def is_of_former(service: InferenceService, live: Object) -> bool:
-    """Whether `live` was of a deleted object of the same name: it is on its way out."""
+    """Whether `live` was of a deleted object of the same name: it is on its way out.
+
+    KServe calls its objects by the same kind, and they stay.
+    """
     return any(
-        owner.get("controller") and (owner["kind"], owner["name"]) == (KIND, service.name)
+        owner.get("controller")
+        and owner["apiVersion"].startswith(f"{GROUP}/")
+        and (owner["kind"], owner["name"]) == (KIND, service.name)
         for owner in live["metadata"].get("ownerReferences") or ()
         if owner["uid"] != service.uid
     )

@@ -63,7 +63,7 @@ class Operator:
         if task is None or task.done():
             self.reconcilers[key] = Reconciler(context, *key)
             task = asyncio.create_task(self.reconcilers[key].run(), name="/".join(key))
-            task.add_done_callback(_log_end)
+            task.add_done_callback(partial(self._ended, key))
             self.tasks[key] = task
             context.metrics.objects.set(len(self.tasks))
         self.reconcilers[key].see(body)
@@ -85,6 +85,17 @@ class Operator:
         reconciler = self.reconcilers.get(key)
         if reconciler and reconciler.uid == uid:
             await self._end(key)
+
+    def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        """Its object is gone. Any other end of itself is a fault of ours."""
+        if task.cancelled():
+            return
+        if error := task.exception():
+            _log.error("%s: its task has ended", task.get_name(), exc_info=error)
+        if self.tasks.get(key) is task:
+            del self.tasks[key], self.reconcilers[key]
+            if self.context:
+                self.context.metrics.objects.set(len(self.tasks))
 
     async def _end(self, key: Key) -> None:
         task = self.tasks.pop(key, None)
@@ -111,12 +122,6 @@ class Operator:
         if self.context:
             await self.context.client.aclose()
         await asyncio.to_thread(self.close_metrics)
-
-
-def _log_end(task: asyncio.Task[None]) -> None:
-    """A reconciler goes on until it is cancelled; another end is a fault of ours."""
-    if not task.cancelled():
-        _log.error("%s: its task has ended", task.get_name(), exc_info=task.exception())
 
 
 def create_registry(operator: Operator) -> kopf.OperatorRegistry:

@@ -20,6 +20,8 @@ from .spec import InferenceService, Model
 Found = Checkpoint | Unread | Refused
 
 _REREAD_S = 60.0
+_SERVING_REREAD_S = 600.0
+"""Of what pods serve: they have sized themselves, but an edit is not judged without it."""
 _SERVING_WAIT_S = 5.0
 """Pods that serve are looked after meanwhile."""
 _LOCAL_DEADLINE_S = 60.0
@@ -46,17 +48,17 @@ class ModelReader:
     ) -> Found:
         """Read once; what could not be read is tried again now and then. `now_s`: any clock's.
 
-        Not while pods serve (`is_served`: whether it is this model): they have sized themselves,
-        and waiting for a hub that is away would hold up what they need.
+        Where pods serve (`is_served`: whether it is this model) that is beside the passes: waiting
+        for a hub that is away would hold up what they need.
         """
         key = model_of(service)
         known = self._found if self._found_key == key else None
-        is_new = isinstance(known, Checkpoint) or now_s - self._found_s < _REREAD_S
-        if isinstance(known, Unread) and not known.is_pending:
-            is_new = is_new or is_served is not None
-        if known is not None and is_new:
+        sizes_itself = is_served and isinstance(known, Unread) and not known.is_pending
+        reread_s = _SERVING_REREAD_S if sizes_itself else _REREAD_S
+        if known and (isinstance(known, Checkpoint) or now_s - self._found_s < reread_s):
             return known
-        found = await self._reading(service, key, _SERVING_WAIT_S if is_served else math.inf)
+        wait_s = 0.0 if sizes_itself else _SERVING_WAIT_S if is_served else math.inf
+        found = await self._reading(service, key, wait_s)
         if found is None:
             return known or Unread("the model is being read", is_pending=True)
         if isinstance(found, Refused) and is_served and await is_served():

@@ -151,7 +151,7 @@ def _container(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "startupProbe": _probe("/healthz", period=2, failures=900),  # half an hour to load
+        "startupProbe": _probe("/healthz", period=2, failures=900),  # half an hour to listen
         "livenessProbe": _probe("/healthz", period=10, failures=3),
         "readinessProbe": _probe("/readyz", period=2, failures=2),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},

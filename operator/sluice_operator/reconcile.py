@@ -140,12 +140,14 @@ class Reconciler:
         self._wake.set()
 
     async def run(self) -> None:
-        """Pass after pass, for ever."""
+        """Pass after pass, until the object is found to be gone."""
         failures = 0
         while True:
             self._wake.clear()
             started_s = time.monotonic()
             pause_s = await self._counted_pass()
+            if pause_s == math.inf:
+                return
             failures = 0 if pause_s is not None else failures + 1
             await asyncio.sleep(_MIN_SPACING_S)
             if pause_s is None:  # events do not cut it short, or they would defeat the back-off
@@ -181,7 +183,8 @@ class Reconciler:
         return None
 
     async def reconcile(self) -> float:
-        """One pass; seconds until the next. Raises ClusterError where the API server refuses."""
+        """One pass; seconds until the next, infinite where the object is gone and the watch has
+        missed it. Raises ClusterError where the API server refuses."""
         now, body = time.time(), self._body
         self._serves = any(pod.serving for pod in self._pods(now))
         meta, previous = body["metadata"], self._status.unwritten or body.get("status") or {}
@@ -202,7 +205,7 @@ class Reconciler:
         self._memory.unknown = service.unknown
         try:
             if not await self._drop_ghosts(service):
-                return self._context.settings.resync_s
+                return math.inf
             observed = await self._observe(service, previous, now)
         except ClusterError as e:
             await self._tell_refusal(last, previous, e, now)
@@ -288,7 +291,7 @@ class Reconciler:
                 live[ref.kind] = found
         live.update(await self._by_name(service))
         secret = live.get("Secret")
-        # Pods read theirs when they start: an edited Secret is put back, not believed.
+        # Pods read theirs again when it changes: an edited Secret is put back, not believed.
         is_ours = secret is not None and children.is_ours(service, secret)
         known = self._memory.token or (token_of(secret) if secret and is_ours else None)
         if not known and "Secret" in self._memory.unread:
@@ -331,9 +334,8 @@ class Reconciler:
             for body in missed if kind != "Pod" else ():
                 self._lose(kind, body)
         itself = Ref(KIND, self._namespace, self._name)
-        is_there = self._body["metadata"]["uid"] in await self._context.cluster.uids(itself)
-        memory.swept_s = now_s if is_there else -math.inf  # else it is looked for at each pass
-        return is_there
+        memory.swept_s = now_s
+        return self._body["metadata"]["uid"] in await self._context.cluster.uids(itself)
 
     async def _by_name(self, service: InferenceService) -> dict[str, Object]:
         memory, now_s = self._memory, time.monotonic()

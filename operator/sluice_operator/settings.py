@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 FIELD_MANAGER = "sluice-operator"
 ALL_OF_IPV4, ALL_OF_IPV6 = "0.0.0.0", "::"  # noqa: S104 - the kubelet probes from outside
@@ -114,6 +115,13 @@ def _url(text: str) -> str:
         raise argparse.ArgumentTypeError("a URL here is seen by all, so it may hold no credentials")
     if not text.startswith(("https://", "http://")):
         raise argparse.ArgumentTypeError(f"{text} does not start with https:// or http://")
+    try:
+        url = urlsplit(text)
+        is_whole = bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise argparse.ArgumentTypeError(f"{text} is no URL of a host and, where need be, a port")
     return text.rstrip("/")
 
 

@@ -77,4 +77,6 @@ def test_engine_on_triton_writes_the_plain_engines_tokens(name: str) -> None:
         scheduler = Scheduler(pool, limits, max_model_len=128, vocab_size=199, num_ahead=num_ahead)
         found.append(outputs(Engine(scheduler, runner, StepTimes())))
     assert found[0] == found[1]
+    captures = DEVICE.type == "cuda" and config.shape.experts is None
+    assert sorted(triton._decodes._graphs) == ([1, 2, 4] if captures else [])
     assert all(len(tokens) == 4 for tokens in found[0].values())

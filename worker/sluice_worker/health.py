@@ -6,6 +6,8 @@ longest step that is still believed.
 
 from dataclasses import dataclass, field
 
+LOADING_TIMEOUT_S = 1800.0
+"""Without a word from an engine that starts; each of its phases says how far it is."""
 READY_SHARE = 0.5
 """Share of the liveness timeout after which a stalled engine is no longer sent new work."""
 
@@ -75,7 +77,11 @@ class Pulse:
         """Whether a restart would help."""
         if self.death is not None:
             return Verdict(False, self.death, "dead", 0)
-        if not self.is_serving:  # loading may take minutes; a startup probe bounds it
+        if not self.is_serving:
+            silent_s = now_s - self.heard_s
+            if silent_s > LOADING_TIMEOUT_S:
+                reason = f"starting: {self.phase}, and nothing was heard for {silent_s:.0f} s"
+                return Verdict(False, reason, self.phase, self.percent)
             return Verdict(True, f"starting: {self.phase}", self.phase, self.percent)
         stalled_s = self._stalled_s(now_s)
         if stalled_s > timeout_s:

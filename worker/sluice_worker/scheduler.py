@@ -58,7 +58,8 @@ class Scheduler:
         speculation: NgramSpeculation | None = None,
         num_ahead: int = 0,
     ) -> None:
-        """`num_ahead`: slots that a decoding sequence gets behind its tokens while any are free."""
+        """`num_ahead`: slots that a sequence gets behind its tokens; who decodes, while any are
+        free."""
         self.pool = pool
         self.limits = limits
         self.max_model_len = max_model_len
@@ -331,7 +332,7 @@ class Scheduler:
                 break  # as at the last look: to match a long prompt takes milliseconds
             sequence.token_ids = sequence.token_ids or sequence.request.prompt_token_ids
             matched = prefix.find(sequence, self.pool)
-            total = blocks_for(sequence.num_tokens, self.pool.block_size)
+            total = blocks_for(sequence.num_tokens + self.num_ahead, self.pool.block_size)
             # A margin for those that run: else the next step may preempt whom this one admits.
             margin = max(1, self.pool.num_total // 100) if self.running else 0
             lacking = self.pool.num_lacking(matched, total - len(matched) + margin)
@@ -366,6 +367,11 @@ class Scheduler:
     def _verify(self, work: Work, sampled: Seq[int | None]) -> list[Outcome]:
         """Keep the drafts that the model itself chose, and the token after them."""
         sequence, drafts = work.sequence, work.drafts
+        if sampled[0] is None:
+            # A guess may have spoiled it: kernels multiply it by a weight of zero, and NaN remains.
+            sequence.drafter = None
+            self._requeue(sequence)
+            return []
         right = num_right(drafts, sampled)
         is_spoiled = None in sampled[right + 1 :]
         outcomes: list[Outcome] = []

@@ -9,6 +9,11 @@ DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_LAYERS = 1024
 """More than any model has: what is listed for each layer stays short, whatever a config claims."""
 
+MAX_SOFTCAP = 10_000
+"""Of attention scores. Kernels take tanh to 1e-7 of one, so a large cap would blur the scores."""
+MAX_WINDOW = (1 << 31) - 1
+"""Tokens that kernels can count; no sequence is longer."""
+
 
 class SizingError(ValueError):
     """The model or the numbers asked for cannot be sized; the message is one sentence."""
@@ -100,7 +105,7 @@ class ModelShape:
     def window(self, layer: int) -> int | None:
         """Tokens that a layer sees, its own included; None where it sees all."""
         window = self.sliding_window if layer in self.sliding_layers else None
-        return None if window is None or window >= self.max_position else window
+        return None if window is None or window >= min(self.max_position, MAX_WINDOW) else window
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -142,8 +147,12 @@ def _attention_softcap(family: Family, config: Mapping[str, object]) -> float | 
         return None
     if not family.attention_softcap:
         raise SizingError("config.json: attn_logit_softcapping is built for Gemma 2 only.")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise SizingError("config.json: attn_logit_softcapping must be a positive number.")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= MAX_SOFTCAP:
+        raise SizingError(
+            "config.json: attn_logit_softcapping must be a positive number of at most "
+            f"{MAX_SOFTCAP:,}."
+        )
     return float(value)
 
 

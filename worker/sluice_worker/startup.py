@@ -254,6 +254,8 @@ class _Start:
         yield dummy.decodes(min(32, ceiling), short)
         yield dummy.decodes(1, long)
         yield dummy.last_chunk(min(128, largest))
+        if self.kind == "cuda":  # where reading the weights hides what so few tokens cost
+            yield dummy.prefill(min(1024, largest))
 
     def _peak_bytes(self, dummy: "_Dummy", num_tokens: int) -> int:
         works = dummy.prefill(num_tokens)
@@ -332,7 +334,8 @@ class _Start:
 
 
 class _Dummy:
-    """Steps of made-up sequences, which all write to the same blocks: only their cost matters."""
+    """Steps of made-up sequences, whose blocks hold anything: only their cost matters. Decodes have
+    blocks of their own, as far as there are: a cache would hold shared ones."""
 
     def __init__(self, runner: Runner, max_model_len: int) -> None:
         self._runner = runner
@@ -354,7 +357,7 @@ class _Dummy:
 
     def decodes(self, count: int, context: int) -> list[Work]:
         """One token each for `count` sequences of `context` tokens."""
-        sequences = [self._sequence(context) for _ in range(count)]
+        sequences = [self._sequence(context, place) for place in range(count)]
         return [Work(sequence, context - 1, 1, samples=True) for sequence in sequences]
 
     def run(self, works: list[Work]) -> StepRecord:
@@ -369,11 +372,12 @@ class _Dummy:
             step_ms=1000 * (ended - started),
         )
 
-    def _sequence(self, num_tokens: int) -> Sequence:
+    def _sequence(self, num_tokens: int, place: int = 0) -> Sequence:
         request = Submit("", packed([0] * num_tokens), 1, 0.0, 0, False, [], 0, 0.0)
         sequence = Sequence(request, seed=0, token_ids=request.prompt_token_ids)
-        num_blocks = blocks_for(num_tokens, self._runner.block_size)
-        sequence.block_ids = list(range(num_blocks))
+        size = self._runner.block_size
+        needed, num_blocks = blocks_for(num_tokens, size), blocks_for(self._max_model_len, size)
+        sequence.block_ids = [(place * needed + i) % num_blocks for i in range(needed)]
         return sequence
 
 

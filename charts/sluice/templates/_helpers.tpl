@@ -20,6 +20,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{/*
 What the operator does in a namespace that it serves: every verb is used, none is spare.
+OpenShift lets only who may delete a child put back its owner reference.
 A server-side apply of something new needs create and patch. Secrets are read by name only;
 Services and Deployments too, before the first write, as one of that name may be somebody else's.
 */}}
@@ -32,19 +33,19 @@ Services and Deployments too, before the first write, as one of that name may be
   verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch{{ if .Values.openshift }}, delete{{ end }}]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch{{ if .Values.openshift }}, delete{{ end }}]
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch{{ if .Values.openshift }}, delete{{ end }}]
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create, patch]
+  verbs: [get, create, patch{{ if .Values.openshift }}, delete{{ end }}]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, create, patch]
+  verbs: [get, create, patch{{ if .Values.openshift }}, delete{{ end }}]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

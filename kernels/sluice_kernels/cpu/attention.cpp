@@ -395,6 +395,7 @@ std::vector<Item> split(const std::vector<Item>& tiles, int num_threads) {
     int total = tile.end - tile.begin, begin = tile.begin;
     tile.num_parts = std::clamp(total / MIN_PART, 1, wanted);
     int size = (total + tile.num_parts - 1) / tile.num_parts;
+    tile.num_parts = (total + size - 1) / size;  // rounded up, fewer may hold them all
     for (tile.part = 0; tile.part < tile.num_parts; tile.part++) {
       Item item = tile;
       item.begin = begin + tile.part * size;

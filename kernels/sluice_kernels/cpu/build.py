@@ -65,15 +65,18 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
 """For each architecture, best first."""
 
 
+_VNNI = {"avx512_vnni", "avx_vnni"}
+
+
 def usable_targets(machine: str, cpuinfo: str) -> list[Target]:
     """What a machine of these features (the text of /proc/cpuinfo) can run, best first."""
     features = _features(cpuinfo)
     return [target for target in TARGETS.get(machine, ()) if target.needs <= features]
 
 
-def has_vnni(cpuinfo: str) -> bool:
-    """Whether it adds four products of bytes in 32 bits."""
-    return not _features(cpuinfo).isdisjoint({"avx512_vnni", "avx_vnni"})
+def has_vnni(cpuinfo: str, *, in_avx512: bool = False) -> bool:
+    """Whether it adds four products of bytes in 32 bits, be it in 256 bits or `in_avx512` only."""
+    return not _features(cpuinfo).isdisjoint({"avx512_vnni"} if in_avx512 else _VNNI)
 
 
 def _features(cpuinfo: str) -> set[str]:

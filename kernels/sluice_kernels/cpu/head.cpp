@@ -65,6 +65,7 @@ void run_by_tiles(int num_threads, const bf16* rows, const bf16* weight, float* 
 
 extern "C" void shared_head(int is_bf16, int num_threads, const void* rows, const void* weight,
                             float* out, int num_rows, int outputs, int width) {
+  if (!num_rows) return;  // a chunk that ends no prompt: the weights need not be read
   if (is_bf16 && width % (2 * TILE) == 0 && Tiles::usable())
     run_by_tiles(num_threads, (const bf16*)rows, (const bf16*)weight, out, num_rows, outputs,
                  width);

@@ -16,6 +16,7 @@ from sluice_kernels.cpu.build import (
     CannotBuild,
     Target,
     cache_directories,
+    has_vnni,
     loaded,
     recipe_of,
     usable_targets,
@@ -24,6 +25,13 @@ from sluice_kernels.interface import Kernels
 
 CPUINFO = Path("/proc/cpuinfo").read_text()
 FLAGS = "flags\t\t: fpu avx2 fma f16c bmi2 movbe avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+def test_vnni_of_256_bits_is_none_of_avx512() -> None:
+    assert not has_vnni(FLAGS)
+    assert has_vnni(FLAGS + " avx_vnni")
+    assert not has_vnni(FLAGS + " avx_vnni", in_avx512=True)
+    assert has_vnni(FLAGS + " avx512_vnni", in_avx512=True)
 
 
 def chosen(environ: dict[str, str], dtype: torch.dtype = torch.float32) -> Kernels:

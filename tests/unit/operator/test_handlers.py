@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from dataclasses import replace
 from typing import Any, cast
 
@@ -77,6 +78,19 @@ async def test_a_task_that_has_ended_is_told_and_replaced(
     operator.see(context, KEY, body(2))
     assert not operator.tasks[KEY].done()
     await operator.forget(KEY, "uid-1")
+
+
+async def test_an_object_whose_deletion_the_watch_missed_is_let_go() -> None:
+    operator, store = Operator(SETTINGS, Namespaces(())), Store()
+    context = create_context(store)
+    operator.see(context, KEY, body())
+    await operator.reconcilers[KEY].reconcile()
+    store.is_deleted = True
+    operator.reconcilers[KEY]._memory.swept_s = -math.inf  # it is time to look
+    operator.reconcilers[KEY].wake()
+    async with asyncio.timeout(10):
+        await asyncio.wait([operator.tasks[KEY]])
+    assert (operator.tasks, operator.reconcilers) == ({}, {})
 
 
 async def test_of_a_pod_the_watch_keeps_no_more_than_is_read(operator: Operator) -> None:

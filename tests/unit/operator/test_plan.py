@@ -384,9 +384,11 @@ def test_children_of_a_former_object_of_that_name_are_not_adopted() -> None:
     assert _condition(planned, "Reconciling")["reason"] == "AwaitingDeletion"
     assert _condition(planned, "Stalled")["status"] == "False"
     assert _condition(planned, "Ready")["status"] == "False"
-    live["Deployment"]["metadata"]["ownerReferences"][0]["name"] = "another"
-    theirs = _plan(service, replace(observed, live=live))
-    assert _condition(theirs, "Stalled")["reason"] == "NameTaken"
+    owner = live["Deployment"]["metadata"]["ownerReferences"][0]
+    for other in ({"name": "another"}, {"apiVersion": "serving.kserve.io/v1beta1"}):
+        live["Deployment"]["metadata"]["ownerReferences"][0] = {**owner, **other}
+        theirs = _plan(service, replace(observed, live=live))
+        assert _condition(theirs, "Stalled")["reason"] == "NameTaken"
 
 
 def test_a_pod_without_metrics_is_named() -> None:

@@ -115,6 +115,23 @@ async def test_a_file_system_that_hangs_holds_up_nothing_but_its_own_models(
             assert isinstance(seen, Unread)
 
 
+async def test_what_a_hub_did_not_tell_is_asked_again_while_pods_serve(model: Model) -> None:
+    """Else an edit that cannot fit is rolled out, for as long as they serve."""
+    asked = create_service(model__uri="hf://org/new")
+    by = Reader(asked)
+    away = Unread("the hub answers 503")
+    model.found = away
+    assert await by.found(asked, serving=True) == away
+    model.found = CHECKPOINT
+    assert await by.found(asked, serving=True, now=NOW + 500) == away
+    model.hold()
+    assert await by.found(asked, serving=True, now=NOW + 700) == away  # and is not waited for
+    model.may_end.set()
+    async with asyncio.timeout(30):
+        while (seen := await by.found(asked, serving=True, now=NOW + 701)) != CHECKPOINT:
+            assert seen == away
+
+
 async def test_a_model_without_pods_is_waited_for(model: Model) -> None:
     by = Reader(create_service())
     model.hold()

@@ -43,6 +43,7 @@ class Store(Cluster):
 
     def __init__(self) -> None:
         self.objects: dict[Key, dict[str, Any]] = {}
+        self.is_deleted = False
         self.num_writes = 0
         self.events: list[Any] = []
         self.statuses: list[dict[str, Any]] = []
@@ -62,7 +63,7 @@ class Store(Cluster):
 
     async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
         if ref.kind == "InferenceService":
-            return frozenset({"uid-1"})
+            return frozenset() if self.is_deleted else frozenset({"uid-1"})
         return frozenset(
             body["metadata"]["uid"] for (kind, _), body in self.objects.items() if kind == ref.kind
         )

@@ -54,6 +54,15 @@ def test_help_says_what_the_program_is(capsys: pytest.CaptureFixture[str]) -> No
     assert "InferenceService" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("url", ["https://mirror:port", "https://[::1", "https://", "http://:80"])
+def test_a_url_that_no_client_can_ask_is_refused(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse([WORKER, f"--hub-endpoint={url}"])
+    assert "is no URL of a host" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--hub-proxy", "--hub-endpoint"])
 @pytest.mark.parametrize(
     "url", ["http://me:canary@proxy:3128", "me:canary@proxy", "https://canary@h"]

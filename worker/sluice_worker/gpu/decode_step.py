@@ -142,7 +142,8 @@ class DecodeStep:
         except torch.OutOfMemoryError:
             self._go_without("memory is short")
         except RuntimeError as error:  # the driver's own: instantiating a graph takes memory too
-            self._go_without(str(error).partition("\n")[0])
+            # Its context is the cause: ending the capture fails as well, and says nothing of it.
+            self._go_without(str(error.__context__ or error).partition("\n")[0])
         else:
             self._graphs[size] = graph
 

@@ -109,10 +109,10 @@ class GpuRunner(Runner):
         if offset == 0 and len(rows) == len(works) == sum(work.num_tokens for work in works):
             return self._decodes.launch(rows)
         step = self.build(works)
-        stream = self.model.hidden(step, self.caches)
         if not rows:
+            self.model.hidden(step, self.caches)
             return self._decodes.keep((), step.sampled_rows, offset)
-        logits = self.model.logits(stream[step.sampled_rows])
+        logits = self.model.logits(self.model.hidden(step, self.caches, step.sampled_rows))
         tokens = self._choose(logits, [row.draw for row in rows])
         return self._decodes.keep(rows, tokens, offset)
 

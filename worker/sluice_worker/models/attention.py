@@ -35,6 +35,8 @@ class Attention:
         qkv = self.qkv(rows).view(rows.shape[0], -1, self.heads.head_dim)
         places = (step.blocks, step.slots)
         self.kernels.turn_and_store(qkv[: len(step.slots)], turns, self.heads, cache, places)
+        if wanted is not None and not len(wanted):  # a chunk that ends no prompt
+            return self.output(rows.new_empty(0, self.heads.num_heads * self.heads.head_dim))
         seen = self.kernels.attention(qkv, self.heads, cache, step.plan)
         return self.output(seen if wanted is None else seen[wanted])
 

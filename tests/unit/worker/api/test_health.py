@@ -1,7 +1,7 @@
 """Live is idle or moving; busy is not dead."""
 
 import pytest
-from sluice_worker.health import Pulse
+from sluice_worker.health import LOADING_TIMEOUT_S, Pulse
 
 TIMEOUT_S = 10.0
 
@@ -19,6 +19,14 @@ def test_a_start_is_live_but_not_ready_and_says_how_far_it_is() -> None:
     assert pulse.liveness(600.0, TIMEOUT_S).ok
     ready = pulse.readiness(600.0, TIMEOUT_S)
     assert (ready.ok, ready.phase, ready.percent) == (False, "weights", 40)
+
+
+def test_a_start_of_which_nothing_is_heard_any_more_is_not_live() -> None:
+    pulse = Pulse(0.0)
+    pulse.starting("weights", 40, 1000.0)
+    assert pulse.liveness(1000.0 + LOADING_TIMEOUT_S, TIMEOUT_S).ok
+    verdict = pulse.liveness(1001.0 + LOADING_TIMEOUT_S, TIMEOUT_S)
+    assert (verdict.ok, verdict.phase, verdict.percent) == (False, "weights", 40)
 
 
 def test_an_idle_engine_is_live_as_long_as_it_beats() -> None:

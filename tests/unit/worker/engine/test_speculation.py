@@ -242,7 +242,9 @@ def test_drafts_take_only_blocks_that_are_left_and_give_back_what_was_rejected()
     assert scheduler.counters.num_preemptions == 0
 
 
-def test_nan_behind_a_rejected_draft_clears_the_blocks_and_starts_over() -> None:
+@pytest.mark.parametrize("own_token_is_nan", [False, True])
+def test_nan_of_a_draft_clears_the_blocks_and_starts_over(own_token_is_nan: bool) -> None:
+    """Also where it spread to the token that was no guess, as it does in kernels."""
     scheduler = create_scheduler(speculation=NGRAM, block_size=4)
     sequence = add(scheduler, create_request("a", [1, 2, 3] * 4, max_tokens=60))
     planned, _ = step(scheduler)
@@ -254,9 +256,10 @@ def test_nan_behind_a_rejected_draft_clears_the_blocks_and_starts_over() -> None
             token = [1, 2, 3][len(sequence.token_ids) % 3]
             scheduler.commit(planned, [token], 0.0)
     spoiled = sequence.block_ids[(work.start + 1) // 4 :]
-    wrong = (work.drafts[0] + 1) % 7
+    wrong = None if own_token_is_nan else (work.drafts[0] + 1) % 7
     outcomes = scheduler.commit(planned, [wrong, None, None, None, None], 0.0)
-    assert [outcome.token_id for outcome in outcomes] == [wrong]
+    assert [outcome.token_id for outcome in outcomes] == ([] if own_token_is_nan else [wrong])
+    assert (sequence.drafter is None) == own_token_is_nan  # or it would be guessed again
     assert list(scheduler.waiting) == [sequence]
     assert set(spoiled) <= set(scheduler.take_dirty_blocks())
     assert scheduler.counters.num_preemptions == 0
