@@ -370,6 +370,7 @@ class Scheduler:
         if sampled[0] is None:
             # A guess may have spoiled it: kernels multiply it by a weight of zero, and NaN remains.
             sequence.drafter = None
+            sequence.num_computed_tokens += 1  # and not to be trusted
             self._requeue(sequence)
             return []
         right = num_right(drafts, sampled)

@@ -147,12 +147,10 @@ def _attention_softcap(family: Family, config: Mapping[str, object]) -> float | 
         return None
     if not family.attention_softcap:
         raise SizingError("config.json: attn_logit_softcapping is built for Gemma 2 only.")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= MAX_SOFTCAP:
-        raise SizingError(
-            "config.json: attn_logit_softcapping must be a positive number of at most "
-            f"{MAX_SOFTCAP:,}."
-        )
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise SizingError("config.json: attn_logit_softcapping must be a positive number.")
+    if value > MAX_SOFTCAP:
+        raise SizingError(f"config.json: attn_logit_softcapping is over {MAX_SOFTCAP:,}.")
     return float(value)
 
 

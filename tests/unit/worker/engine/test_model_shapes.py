@@ -237,7 +237,7 @@ def test_float16_is_refused_where_it_overflows() -> None:
         ("Qwen3-8B", {"num_hidden_layers": 1 << 40}, "num_hidden_layers is over 1024"),
         ("Qwen3-8B", {"attn_logit_softcapping": 50.0}, "built for Gemma 2 only"),
         ("gemma-2-2b", {"attn_logit_softcapping": -1}, "attn_logit_softcapping must be"),
-        ("gemma-2-2b", {"attn_logit_softcapping": 1e9}, "of at most 10,000"),
+        ("gemma-2-2b", {"attn_logit_softcapping": 1e9}, "is over 10,000"),
         ("Qwen2.5-7B", {"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers"),
     ],
 )
