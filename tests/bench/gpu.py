@@ -20,6 +20,7 @@ from math import prod
 from pathlib import Path
 
 import torch
+import triton
 from bench.gpu_kernels import (
     HEADS,
     HIDDEN,
@@ -200,6 +201,7 @@ def write_report(device: str, distances: dict[str, float], points: list[Point], 
     result = {
         "device": device,
         "torch": torch.__version__,
+        "triton": triton.__version__,
         "errors": distances,
         "points": [asdict(point) for point in points],
     }
