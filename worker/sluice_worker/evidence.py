@@ -16,19 +16,17 @@ from .contract import (
     TICK_RING,
     TICK_SECONDS,
     Evidence,
-    Lengths,
     MemoryReport,
     Slo,
     StepModel,
     Tick,
     Waiting,
 )
+from .lengths import RecentLengths
 from .open_tick import Cause, OpenTick
 from .prefill_time import PrefillTime
 from .wire import FirstToken, Snapshot, StepReport
 
-LENGTHS_KEPT = 1024
-"""Finished requests behind `Lengths`: recent ones, so that a shift of the traffic shows."""
 SERVICE_TIMES_KEPT = 64
 
 
@@ -109,34 +107,6 @@ def _is_out_of_reach(flight: Flight, now_s: float, limit_ms: float | None, rest_
         return False
     left_ms = limit_ms - (now_s - flight.arrival_s) * 1e3
     return left_ms <= 0 or left_ms < rest_ms
-
-
-class RecentLengths:
-    """Whole lengths of the requests that finished lately. Their sums are kept: exact, as they are
-    whole numbers."""
-
-    def __init__(self) -> None:
-        self._kept: deque[int] = deque()
-        self._sum = self._sum_of_squares = 0
-
-    def add(self, length: int) -> None:
-        """One more; the oldest is let go."""
-        self._book(length, 1)
-        self._kept.append(length)
-        if len(self._kept) > LENGTHS_KEPT:
-            self._book(self._kept.popleft(), -1)
-
-    def _book(self, length: int, times: int) -> None:
-        self._sum += times * length
-        self._sum_of_squares += times * length * length
-
-    def stats(self) -> Lengths:
-        """Their mean and standard deviation; zeros before any."""
-        n = len(self._kept)
-        if n == 0:
-            return Lengths(mean=0.0, sigma=0.0, n=0)
-        variance = (n * self._sum_of_squares - self._sum**2) / n**2
-        return Lengths(mean=self._sum / n, sigma=math.sqrt(variance), n=n)
 
 
 NOTHING = Snapshot(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -341,12 +311,13 @@ class Recorder:
         tick.slow_steps += report.is_slow
         if report.step_model is not None:
             self.step_model = report.step_model
-        self._see(report.snapshot)
+        self.see(report.snapshot)
         self._admit(report.started_s, report.num_running)
         if report.epoch == self.epoch:
             self._settle(report.num_running)
 
-    def _see(self, snapshot: Snapshot) -> None:
+    def see(self, snapshot: Snapshot) -> None:
+        """The engine's state as of now."""
         self.snapshot = snapshot
         if snapshot.waiting:
             self._last_lack = self._waiting_cause()

@@ -90,7 +90,7 @@ class Recording(Recorder):
         tick.slow_steps += is_slow
         state = self.snapshot
         if (state.running, state.waiting_cap, state.waiting_kv) != after:
-            self._see(Snapshot(*after, 0, 0, 0, 0, 0, 0, 0))
+            self.see(Snapshot(*after, 0, 0, 0, 0, 0, 0, 0))
         if self._waiting:
             self._admit(step.started_s, step.num_running)
         if step.epoch == self.epoch:

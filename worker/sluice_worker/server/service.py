@@ -137,7 +137,7 @@ class Service:
 
     def state(self, message: Finished | Heartbeat) -> None:
         """A newer snapshot."""
-        self.recorder.snapshot = message.snapshot
+        self.recorder.see(message.snapshot)
 
     # -- requests
 
