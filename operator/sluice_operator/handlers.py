@@ -93,16 +93,17 @@ class Operator:
         if error := task.exception():
             _log.error("%s: its task has ended", task.get_name(), exc_info=error)
         if self.tasks.get(key) is task:
-            del self.tasks[key], self.reconcilers[key]
-            if self.context:
-                self.context.metrics.objects.set(len(self.tasks))
+            self._let_go(key)
 
-    async def _end(self, key: Key) -> None:
+    def _let_go(self, key: Key) -> asyncio.Task[None] | None:
         task = self.tasks.pop(key, None)
         self.reconcilers.pop(key, None)
         if self.context:
             self.context.metrics.objects.set(len(self.tasks))
-        if task:
+        return task
+
+    async def _end(self, key: Key) -> None:
+        if task := self._let_go(key):
             task.cancel()
             await asyncio.wait([task])
 

@@ -95,10 +95,7 @@ class Reason(StrEnum):
     TARGETS_HOLD = "TargetsHold", "Every target holds over its window, among all arrivals."
     TARGET_MISSED = "TargetMissed", "At least one target does not hold over its window."
     FEASIBLE = "Feasible", "No target is out of reach by the evidence."
-    NO_EVIDENCE = (
-        "NoEvidence",
-        "The cap was changed too lately to tell: no evidence since.",
-    )
+    NO_EVIDENCE = "NoEvidence", "The cap was changed too lately to tell: no evidence since."
     SLOW_SPELLS = "SlowSpells", "Gaps are over target in spells that half the cap would not hold."
     PREFILL_EXCEEDS_TARGET = (
         "PrefillExceedsTarget",

@@ -128,6 +128,9 @@ class Namespace:
         return body
 
 
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.sluice.dev"
+
+
 @contextlib.contextmanager
 def administrator(server: ApiServer) -> Iterator[httpx.Client]:
     """A connection with every right, the CRD in force."""
@@ -136,7 +139,7 @@ def administrator(server: ApiServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, verify=context, trust_env=False, timeout=30) as client:
         crd = (ROOT / "crds/inferenceservices.yaml").read_text()
         answer = client.patch(
-            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.sluice.dev",
+            CRD,
             params={"fieldManager": "test", "force": "true"},
             headers={"Content-Type": "application/apply-patch+yaml"},
             content=crd,

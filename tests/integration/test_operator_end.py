@@ -6,6 +6,7 @@ from pathlib import Path
 
 from integration.apiserver import ApiServer
 from integration.operator_runs import (
+    CRD,
     administrator,
     create_demo,
     create_namespace,
@@ -13,7 +14,6 @@ from integration.operator_runs import (
     settle,
 )
 
-CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.sluice.dev"
 LONG_S = 120.0
 """kopf asks some times more before it gives a watch up."""
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from integration.apiserver import ApiServer
 from integration.operator_runs import (
+    CRD,
     as_account,
     create_demo,
     create_namespace,
@@ -19,7 +20,6 @@ from integration.operator_runs import (
     write_models,
 )
 
-CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.sluice.dev"
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 
 

@@ -236,12 +236,4 @@ def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:
 def _first(outcome: Outcome, now: float) -> FirstToken | None:
     """Where the time went, with a request's first token."""
     sequence = outcome.sequence
-    if sequence.num_output_tokens != 1:
-        return None
-    waited_s = sequence.wait_cap_s + sequence.wait_kv_s
-    return FirstToken(
-        wait_cap_s=sequence.wait_cap_s,
-        wait_kv_s=sequence.wait_kv_s,
-        prefill_s=now - sequence.request.submitted_s - waited_s,
-        cached_tokens=sequence.cached_tokens,
-    )
+    return sequence.time_spent(now) if sequence.num_output_tokens == 1 else None

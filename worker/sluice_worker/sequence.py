@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from .edits import Editor
 from .speculation import Drafter
-from .wire import FinishReason, Scores, Submit
+from .wire import FinishReason, FirstToken, Scores, Submit
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +85,12 @@ class Sequence:
         """Whether logits of prompt positions are wanted, which no cached block has."""
         wants = self.request.sampling.prompt_logprobs is not None
         return wants and self.num_scored_tokens < self.num_prompt_tokens
+
+    def time_spent(self, now: float) -> FirstToken:
+        """Where the time until `now`, that of its first token, went."""
+        waited_s = self.wait_cap_s + self.wait_kv_s
+        prefill_s = now - self.request.submitted_s - waited_s
+        return FirstToken(self.wait_cap_s, self.wait_kv_s, prefill_s, self.cached_tokens)
 
     def append(self, token_id: int, eos_token_ids: Set[int]) -> FinishReason | None:
         """Add one sampled token; why the sequence ends with it, or None."""

@@ -96,6 +96,7 @@ struct Recorder {
   double tick_start_s;
   int64_t epoch, cap, running = 0, waiting_cap = 0, waiting_kv = 0;
   bool is_mixed = true, is_settling = false;
+  Cause last_lack = CAP;
   int64_t before = 0, after = 0;  // of the change that has not taken effect yet
   size_t num_waiting = 0, num_pending = 0, first_waiting = 0, first_pending = 0;
   size_t first_open = 0;
@@ -125,7 +126,6 @@ struct Recorder {
     if (std::isfinite(config.e2e_ms)) tick.e2e_n++, tick.e2e_over++;
   }
   void miss(Cause cause) { tick.ttft_n++, tick.ttft_over++, tick.by[cause]++; }
-  Cause last_lack = CAP;
   Cause waiting_cause() const { return waiting_kv > waiting_cap ? KV : CAP; }
   void leave(Job& job) {
     num_waiting -= job.is_waiting, num_pending -= job.is_pending;

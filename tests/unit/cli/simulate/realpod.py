@@ -15,7 +15,7 @@ from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
 from sluice_worker.step import Outcome, Step
 from sluice_worker.steptime import StepRecord
-from sluice_worker.wire import FirstToken, Limits, Snapshot, StepReport, Submit, TokenOut, packed
+from sluice_worker.wire import Limits, Snapshot, StepReport, Submit, TokenOut, packed
 
 
 def tokens_of(request: Request, number: int) -> list[int]:
@@ -140,13 +140,7 @@ class RealPod:
         sequence = outcome.sequence
         flight = self.flights[sequence.request_id]
         if flight.first_s is None:
-            parts = FirstToken(
-                sequence.wait_cap_s,
-                sequence.wait_kv_s,
-                now_s - sequence.request.submitted_s - (sequence.wait_cap_s + sequence.wait_kv_s),
-                sequence.cached_tokens,
-            )
-            self.recorder.first_token(flight, now_s, parts)
+            self.recorder.first_token(flight, now_s, sequence.time_spent(now_s))
         else:
             self.recorder.next_token(flight, now_s, at_cap=step.at_cap)
         if outcome.finish_reason is not None:

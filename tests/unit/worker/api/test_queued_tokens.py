@@ -5,15 +5,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sluice_worker.config import EngineConfig, ServerConfig, WorkerConfig
+from sluice_worker.config import ServerConfig
 from sluice_worker.contract import TICK_SECONDS, Causes
 from sluice_worker.errors import QueueFull
 from sluice_worker.evidence import NOTHING
 from sluice_worker.protocol import parse_completion
-from sluice_worker.server.service import Service
 
-from .test_waiting_memory import READY
-from .tiny import write_checkpoint
+from .test_waiting_memory import create_service
 
 BODY = b'{"prompt": [1, 2, 3], "max_tokens": 1}'
 
@@ -22,10 +20,7 @@ BODY = b'{"prompt": [1, 2, 3], "max_tokens": 1}'
 def test_the_bound_of_queued_tokens_is_prefill_unless_somebody_waits(
     tmp_path: Path, waiting_kv: int, expected: Causes
 ) -> None:
-    engine = EngineConfig(model=str(write_checkpoint(tmp_path)))
-    service = Service(WorkerConfig(engine, ServerConfig(max_num_queued_tokens=3)))
-    service.ready(READY)
-    service.client._send = lambda message: None  # type: ignore[method-assign]
+    service = create_service(tmp_path, ServerConfig(max_num_queued_tokens=3))
     recorder = service.recorder
     asyncio.run(service.open(parse_completion(BODY), 0.0))
     recorder.snapshot = msgspec.structs.replace(NOTHING, running=1, waiting_kv=waiting_kv)

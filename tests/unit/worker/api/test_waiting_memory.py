@@ -44,6 +44,15 @@ READY = Ready(
 )
 
 
+def create_service(directory: Path, server: ServerConfig) -> Service:
+    """One that is ready, and whose engine never answers."""
+    engine = EngineConfig(model=str(write_checkpoint(directory, max_position=4096)))
+    service = Service(WorkerConfig(engine, server))
+    service.ready(READY)
+    service.client._send = lambda message: None  # type: ignore[method-assign]
+    return service
+
+
 def prompts() -> list[list[int]]:
     """Ids that the interpreter keeps no objects of, as most of a real vocabulary are."""
     chance = random.Random(1)
@@ -66,10 +75,7 @@ def bytes_per_token(take_in: Callable[[], object]) -> float:
 def test_a_prompt_that_waits_for_the_engine_is_kept_packed_in_the_api_process(
     tmp_path: Path,
 ) -> None:
-    engine = EngineConfig(model=str(write_checkpoint(tmp_path, max_position=4096)))
-    service = Service(WorkerConfig(engine, ServerConfig()))
-    service.ready(READY)
-    service.client._send = lambda message: None  # type: ignore[method-assign]
+    service = create_service(tmp_path, ServerConfig())
     bodies = [json.dumps({"prompt": ids, "max_tokens": 1}).encode() for ids in prompts()]
 
     async def ask(body: bytes) -> Generation:
