@@ -54,7 +54,7 @@ def test_schemathesis_finds_no_server_error_and_nothing_undocumented(
 
 
 OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
-TOLD = {"stream": True, "max_tokens": 4, "return_token_ids": True}
+TOLD = {"stream": True, "max_tokens": 4, "ignore_eos": True, "return_token_ids": True}
 CHAT = {"messages": [{"role": "user", "content": "def"}]}
 
 
