@@ -34,9 +34,10 @@ from sluice.endpoint import (
     base_url,
     bearer_headers,
     find_live,
+    named_live,
     served_model,
 )
-from sluice.machine import processor
+from sluice.machine import NEEDS_MATPLOTLIB, can_draw, processor
 from sluice.numbers import count, not_negative, positive, vocabulary
 from sluice.page import page, picture, section, table, text_table
 from sluice.targets import HELP, read_targets
@@ -65,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", type=base_url, required=True, help="of the API, without a route")
     parser.add_argument("--max-num-seqs", type=caps, default=CAPS, metavar="1,4,8", help="the caps")
     parser.add_argument(
-        "--admin-url", type=base_url, help="default: port 8001 of the same host, if it answers"
+        "--admin-url",
+        type=base_url,
+        help="default: port 8001 of the same host, if it is the same process's",
     )
     parser.add_argument("--admin-token-file", type=Path, help="bearer of the admin port")
     parser.add_argument("--client-side", action="store_true", help="leave the server's cap alone")
@@ -146,7 +149,17 @@ class Bench:
                 for cap in self.rng.sample(list(self.tallies), len(self.tallies)):
                     await self._wave(number, self.tallies[cap], lengths)
         finally:
-            await self.cap.restore()
+            await self._put_back()
+
+    async def _put_back(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                cap = await self.cap.restore()
+        except (aiohttp.ClientError, TimeoutError) as e:
+            why = str(e) or "it does not answer"
+            raise EndpointError(f"the server keeps the cap that was measured last: {why}") from e
+        if cap is not None:
+            print(f"cap {cap} is in force again, as before", flush=True)
 
     async def _send(self, lengths: list[curve.Length]) -> tuple[list[Outcome], float]:
         """Answers to requests sent at once, and the seconds until the last one."""
@@ -163,9 +176,7 @@ class Bench:
         outcomes, seconds = await self._send(lengths)
         after = await self.cap.counters()
         await self.cap.check()
-        steps = after.steps - before.steps if before and after else None
-        tokens = after.tokens - before.tokens if before and after else 0.0
-        batch = tokens / steps if steps else None
+        steps, batch = after.batch_since(before) if after else (None, None)
         self.costs = after.costs if after else None
         prompts = [prompt for prompt, _ in lengths]
         wave = tally.add(outcomes, prompts, seconds, self.targets, steps, batch)
@@ -209,7 +220,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The whole measurement; raises EndpointError where there is nothing to measure."""
     traffic = Traffic.of(args)
     async with _session(args, args.api_key_file) as api, _session(args, args.admin_token_file) as a:
-        served = await served_model(api, args.url)
+        served = await served_model(api, args.url, args.model)
         window = served.window
         longest = traffic.prompt_tokens[1] + traffic.max_tokens[1]
         if window and longest > window:
@@ -218,17 +229,17 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                 "give --scale, or shorter --prompt-tokens and --max-tokens"
             )
         asked = args.slo and Slo(args.slo.ttft_ms, args.slo.itl_ms, args.slo.e2e_ms)
-        # Beside another engine the usual port may be that of a worker of ours.
-        may_be_live = not args.client_side and (args.admin_url is not None or served.is_ours)
-        live = await find_live(a, args.url, args.admin_url, asked) if may_be_live else None
-        cap: Cap = live or ClientLimit(api, args.url)
+        cap: Cap = ClientLimit(api, args.url)
+        if args.admin_url and not args.client_side:
+            cap = await named_live(a, args.admin_url, asked)
+        elif served.is_ours and not args.client_side:
+            cap = await find_live(api, a, args.url, asked) or cap
         usable = [c for c in args.max_num_seqs if cap.ceiling is None or c <= cap.ceiling]
         if not usable:
             raise EndpointError(f"every cap is over the server's ceiling of {cap.ceiling}")
-        name = args.model or served.name
         bench = Bench(
             api, args, cap, traffic,
-            Shape(traffic.prompt_tokens, traffic.max_tokens, args.vocab_size, name),
+            Shape(traffic.prompt_tokens, traffic.max_tokens, args.vocab_size, served.name),
             args.slo or Targets("99", None, None, None),
             {c: Tally(c) for c in usable},
             random.Random(args.seed),  # noqa: S311 - a load, not a secret
@@ -318,19 +329,39 @@ def write(result: Mapping[str, Any], out: Path) -> None:
     (out / "bench.html").write_text(html)
 
 
+class Ended(Exception):
+    """By the signal `number`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
+
+
 async def _ended_by_signals(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """What `work` returns; SIGTERM cancels it, so that the cap is put back."""
-    task = asyncio.ensure_future(work)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await task
+    """What `work` returns; the first signal cancels it, and no other keeps it from putting the cap
+    back. Raises `Ended`."""
+    task, got = asyncio.ensure_future(work), list[int]()
+
+    def end(number: int) -> None:
+        got.append(number)
+        if len(got) == 1:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not got:
+            raise
+        raise Ended(got[0]) from None
 
 
 def main(args: argparse.Namespace) -> int:
     """Entry of `sluice bench`: 0 if all was measured, 2 if it cannot be."""
-    try:
-        import matplotlib  # noqa: F401 - told before minutes of measuring, not after them
-    except ImportError:
-        print("sluice bench: the picture needs matplotlib: sluice[demo]", file=sys.stderr)
+    if not can_draw():  # told before minutes of measuring, not after them
+        print(f"sluice bench: {NEEDS_MATPLOTLIB}", file=sys.stderr)
         return 2
     try:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -338,14 +369,11 @@ def main(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (EndpointError, aiohttp.ClientError, TimeoutError, OSError) as e:
-        print(f"sluice bench: {e or type(e).__name__}", file=sys.stderr)
+        print(f"sluice bench: {str(e) or type(e).__name__}", file=sys.stderr)
         return 2
-    except asyncio.CancelledError:
-        print("sluice bench: ended; the cap is as it was", file=sys.stderr)
-        return 143
-    except KeyboardInterrupt:
-        print("sluice bench: interrupted; the cap is as it was", file=sys.stderr)
-        return 130
+    except Ended as e:
+        print(f"sluice bench: {e}", file=sys.stderr)
+        return 128 + e.number
     write(result, args.out)
     print("\n" + text_table(rows(result)) + "\n")
     print(*findings(result), f"Written: {args.out}/bench.json, .png, .html", sep="\n")

@@ -11,7 +11,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +25,7 @@ REQUEST_TIMEOUT_SECONDS = 300.0
 COMPLETIONS = "/v1/completions"
 ROUTES = (COMPLETIONS, "/generate")
 _USAGE = re.compile(rb'"usage": ?\{')
+_WHOLE_TEXT = re.compile(rb'"generated_text": ?"')
 
 
 def add_length_arguments(
@@ -70,7 +71,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request. `result`: ok, failed (typed error) or cut (no end was told)."""
+    """What became of one request. `result`: ok, failed (typed error) or cut (no end was told).
+
+    `gaps_s`: between arrivals of tokens; those that come at once, as a step's accepted drafts do,
+    have no gap, or they would hide those between steps among zeros.
+    """
 
     result: str
     pod: str
@@ -85,6 +90,11 @@ class Outcome:
     def is_ok(self) -> bool:
         """Whether it was answered in full."""
         return self.result == "ok"
+
+    @property
+    def mean_gap_s(self) -> float:
+        """Seconds for each token behind the first; 0 without any."""
+        return sum(self.gaps_s) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
@@ -102,36 +112,64 @@ class Retry(Exception):
 
 
 async def read_stream(response: aiohttp.ClientResponse, start: float) -> Outcome:
-    """Read one SSE answer to its end; with an error event it failed.
+    """Read one SSE answer to its end; with an error event it failed, without an end it is cut.
 
-    Its end is `[DONE]`, or on /generate the event that holds the whole text; without it it is cut.
     Tokens are those that the usage tells, where it does: an event may hold several.
     """
     times: list[float] = []
-    done, error, told = False, "", None
-    async for line in response.content:
-        if line.startswith(b"data: [DONE]"):
-            done = True
-        elif line.startswith(b"data:"):
-            if b'"error"' in line and "error" in _event(line):
-                error = line.decode(errors="replace")[:200]
-            done = done or (b'"generated_text":"' in line)
-            event = _event(line) if _USAGE.search(line) else {}
-            told = (event.get("usage") or {}).get("completion_tokens", told)
-            if event.get("choices") != []:
-                times.append(time.monotonic())
+    events = _Events()
+    async for lines in _arrivals(response):
+        if sum(map(events.read, lines)):
+            times.append(time.monotonic())
     gaps = tuple(b - a for a, b in zip(times, times[1:], strict=False))
-    result = "failed" if error else ("ok" if done and times else "cut")
+    result = "failed" if events.error else ("ok" if events.is_done and times else "cut")
     ttft = times[0] - start if times else 0.0
     pod = response.headers.get("x-sluice-pod", "unknown")
-    num_tokens = told if isinstance(told, int) and times else len(times)
-    return Outcome(result, pod, ttft, time.monotonic() - start, num_tokens, gaps, 0, error)
+    num_tokens = events.told if isinstance(events.told, int) and times else events.num_texts
+    total_s = time.monotonic() - start
+    return Outcome(result, pod, ttft, total_s, num_tokens, gaps, 0, events.error)
 
 
-def _event(line: bytes) -> dict[str, Any]:
-    """The object of a `data:` line; one that is none is an error of the server's."""
+async def _arrivals(response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
+    """The lines that became whole by what was read at once; the last may lack its newline."""
+    begun = b""
+    async for read in response.content.iter_any():
+        *lines, begun = (begun + read).split(b"\n")
+        yield lines
+    yield [begun]
+
+
+@dataclass(slots=True)
+class _Events:
+    """What an answer's events said. Its end is `[DONE]`, or on /generate that of the whole text."""
+
+    num_texts: int = 0
+    is_done: bool = False
+    error: str = ""
+    told: object = None
+
+    def read(self, line: bytes) -> bool:
+        """Whether the line is an event that brings tokens."""
+        if not line.startswith(b"data:"):
+            return False
+        data = line[len(b"data:") :].strip()
+        if data == b"[DONE]":
+            self.is_done = True
+            return False
+        if b'"error"' in data and "error" in _object(data):
+            self.error = line.decode(errors="replace")[:200]
+        self.is_done = self.is_done or _WHOLE_TEXT.search(data) is not None
+        event = _object(data) if _USAGE.search(data) else {}
+        self.told = (event.get("usage") or {}).get("completion_tokens", self.told)
+        brings_tokens = event.get("choices") != []
+        self.num_texts += brings_tokens
+        return brings_tokens
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    """That of an event; one that is none is an error of the server's."""
     try:
-        found = json.loads(line[5:])
+        found = json.loads(data)
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {"error": "no JSON object"}
@@ -157,7 +195,7 @@ async def attempt(
             if response.status in (429, 503):
                 raise Retry(_retry_after_s(response), f"HTTP {response.status}")
             if response.status != 200:
-                detail = f"HTTP {response.status}: {(await response.text())[:200]}"
+                detail = f"HTTP {response.status}: {(await response.text(errors='replace'))[:200]}"
                 return Outcome("failed", "", 0.0, time.monotonic() - start, 0, (), 0, detail)
             return await read_stream(response, start)
     except (TimeoutError, aiohttp.ClientError, ConnectionError) as e:
@@ -175,12 +213,14 @@ async def request(
     *,
     max_retries: int = MAX_RETRIES,
     slot: AbstractAsyncContextManager[Any] | None = None,
+    due_s: float | None = None,
 ) -> Outcome:
     """One request to the route at `url` with its retries, as one outcome.
 
-    It waits for `slot` before it is sent; its clock runs meanwhile.
+    It waits for `slot` before it is sent; its clock runs meanwhile, from `due_s` of the monotonic
+    clock on if that is given: a client that is late hides nothing.
     """
-    start = time.monotonic()
+    start = time.monotonic() if due_s is None else due_s
     async with slot or nullcontext():
         for retries in range(max_retries + 1):
             try:

@@ -19,6 +19,7 @@ import httpx
 
 from sluice import timeline
 from sluice.kube import NAMESPACE, Kube, KubeError, condition, wait_for
+from sluice.machine import NEEDS_MATPLOTLIB, can_draw
 
 SYSTEM = "sluice-system"
 NAME = "demo"
@@ -42,6 +43,8 @@ class Demo:
     rows: list[timeline.Row] = field(default_factory=list)
     phases: list[dict[str, Any]] = field(default_factory=list)
     phase: str = "warmup"
+    stopped: KubeError | None = None
+    """Why the load is no longer followed."""
 
     def install(self) -> None:
         """`helm upgrade --install`, waiting for the operator."""
@@ -114,19 +117,27 @@ class Demo:
         self.kube.start_load(LOAD_POD, self.images["operator"], NAME, "--phases", *phases)
         self.phase = phases[0].split(":")[0]
         names = [p.split(":")[0] for p in phases]
-        reader = threading.Thread(target=self._read_load, args=(names,), daemon=True)
+        reader = threading.Thread(target=self._follow_load, args=(names,), daemon=True)
         reader.start()
         say(timeline.Row.HEADER)
         start = time.time()
         while reader.is_alive():
             self.look(start)
             reader.join(POLL_SECONDS)
+        if self.stopped is not None:
+            raise self.stopped
         if len(self.phases) < len(phases):
             raise KubeError(f"pod {LOAD_POD} ended early: {self.kube.last_words(LOAD_POD)}")
         end = time.monotonic() + SCALE_IN_SECONDS
         while not timeline.scaled_in(self.rows).seen and time.monotonic() < end:
             self.look(start)
             time.sleep(POLL_SECONDS)
+
+    def _follow_load(self, names: list[str]) -> None:
+        try:
+            self._read_load(names)
+        except KubeError as e:
+            self.stopped = e
 
     def _read_load(self, names: list[str]) -> None:
         """Follow the load's lines; before the high load, let the service have two pods."""
@@ -204,6 +215,9 @@ def main(args: argparse.Namespace) -> int:
     state = args.root / "build/cluster/cluster.json"
     if not state.exists():
         say(f"There is no cluster: {state} is missing; `make cluster` brings one up.")
+        return 3
+    if not can_draw():
+        say(f"{NEEDS_MATPLOTLIB}.")
         return 3
     cluster = json.loads(state.read_text())
     images = cluster["images"]

@@ -38,6 +38,8 @@ def base_url(text: str) -> str:
         is_one = False
     if not is_one:
         raise argparse.ArgumentTypeError(f"{text!r} is not a URL like http://localhost:8000")
+    if "@" in parts.netloc:
+        raise argparse.ArgumentTypeError("the URL holds a password, and results name their URL")
     return text.rstrip("/")
 
 
@@ -59,12 +61,23 @@ def bearer_headers(path: Path | None) -> dict[str, str]:
 class Counters:
     """Of /metrics, under vLLM's names: tokens generated and engine steps since the start.
 
-    `costs`: the step model, which only workers of ours have.
+    `process_s`: when the processes started that say so, in seconds of the epoch, by which they are
+    known. `costs`: the step model, which only workers of ours have.
     """
 
     tokens: float
     steps: float
-    costs: StepCosts | None
+    process_s: tuple[float, ...] = ()
+    costs: StepCosts | None = None
+
+    def batch_since(self, before: "Counters | None") -> tuple[float | None, float | None]:
+        """Steps, and tokens of a step; None where `before` is of another process."""
+        if before is None or before.process_s != self.process_s:
+            return None, None
+        steps, tokens = self.steps - before.steps, self.tokens - before.tokens
+        if steps < 0 or tokens < 0:
+            return None, None
+        return steps, tokens / steps if steps else None
 
 
 class LiveCap:
@@ -79,6 +92,7 @@ class LiveCap:
         self._session, self._url, self._found, self._slo = session, url, found, slo
         self.how = LIVE if slo is None else LIVE + TOLD
         self._epoch = found.epoch
+        self._sent: dict[int, int] = {}
         self.ceiling: int | None = found.ceiling
 
     async def use(self, cap: int) -> None:
@@ -86,16 +100,17 @@ class LiveCap:
         await self._patch(cap, self._slo)
 
     async def _patch(self, cap: int, slo: Slo | None) -> None:
-        body = encode(RuntimePatch(epoch=self._epoch + 1, max_num_seqs=cap, slo=slo))
+        self._epoch += 1
+        self._sent[self._epoch] = cap  # in force perhaps though no answer is ever read
+        body = encode(RuntimePatch(epoch=self._epoch, max_num_seqs=cap, slo=slo))
         async with self._session.patch(self._url + RUNTIME_CONFIG, data=body) as response:
             if response.status != 200:
-                raise EndpointError(f"cap {cap} was refused: {(await response.text())[:300]}")
-        self._epoch += 1
+                why = (await response.text(errors="replace"))[:300]
+                raise EndpointError(f"cap {cap} was refused: {why}")
 
     async def check(self) -> None:
         """An operator sets its own cap again within seconds: that is no measurement of ours."""
         if (await read_config(self._session, self._url)).epoch != self._epoch:
-            self._epoch = self._found.epoch  # theirs now: there is nothing of ours to put back
             raise EndpointError(
                 "somebody else (an operator?) changed the cap meanwhile; measure a worker of your "
                 "own, or give --client-side"
@@ -108,10 +123,14 @@ class LiveCap:
         """Those of the admin port, which are open."""
         return await scrape(self._session, self._url, self._found.max_num_batched_tokens)
 
-    async def restore(self) -> None:
-        """Cap and targets that were in force."""
-        if self._epoch > self._found.epoch:
-            await self._patch(self._found.max_num_seqs, self._found.slo)
+    async def restore(self) -> int | None:
+        """Put back cap and targets that were in force, unless somebody else's are by now; the cap
+        that was put back."""
+        now = await read_config(self._session, self._url)
+        if self._sent.get(now.epoch) != now.max_num_seqs:
+            return None
+        await self._patch(self._found.max_num_seqs, self._found.slo)
+        return self._found.max_num_seqs
 
 
 class ClientLimit:
@@ -137,7 +156,7 @@ class ClientLimit:
 
     async def counters(self) -> Counters | None:
         """Those beside the API, as vLLM has them."""
-        return await scrape(self._session, self._url, 1)
+        return await scrape(self._session, self._url)
 
     async def restore(self) -> None:
         """Nothing was changed."""
@@ -156,23 +175,29 @@ async def read_config(session: aiohttp.ClientSession, url: str) -> RuntimeConfig
         return decode(await response.read(), RuntimeConfig)
 
 
-async def find_live(
-    admin: aiohttp.ClientSession, url: str, admin_url: str | None, slo: Slo | None = None
-) -> LiveCap | None:
-    """The admin port at `admin_url`, or if it is left out on the host of `url`; None without."""
-    parts = urlsplit(url)
-    host = in_url(parts.hostname or "")
-    at = admin_url.rstrip("/") if admin_url else f"{parts.scheme}://{host}:{ADMIN_PORT}"
+async def named_live(admin: aiohttp.ClientSession, url: str, slo: Slo | None) -> LiveCap:
+    """The admin port at `url`; raises EndpointError where none answers."""
     try:
-        return LiveCap(admin, at, await read_config(admin, at), slo)
+        return LiveCap(admin, url, await read_config(admin, url), slo)
     except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as e:
-        if admin_url is not None:
-            raise EndpointError(f"no admin port answers at {admin_url}: {e}") from e
+        raise EndpointError(f"no admin port answers at {url}: {e}") from e
+
+
+async def find_live(
+    api: aiohttp.ClientSession, admin: aiohttp.ClientSession, url: str, slo: Slo | None
+) -> LiveCap | None:
+    """The usual admin port of the host of `url`, if it is one of the process that serves `url`."""
+    parts = urlsplit(url)
+    at = f"{parts.scheme}://{in_url(parts.hostname or '')}:{ADMIN_PORT}"
+    served, found = await scrape(api, url), await scrape(admin, at)
+    if not (served and found and served.process_s) or served.process_s != found.process_s:
         return None
+    return await named_live(admin, at, slo)
 
 
-def read_counters(text: str, chunk: int) -> Counters | None:
-    """None where the page lacks them. `chunk`: the most prompt tokens of a step."""
+def read_counters(text: str, chunk: int | None = None) -> Counters | None:
+    """None where the page lacks them. `chunk`: the most prompt tokens of a step, without which
+    nothing is said of costs."""
     tokens = _values(text, "vllm:generation_tokens_total")
     steps = _values(text, "vllm:iteration_tokens_total_count")
     if not tokens or not steps:
@@ -180,8 +205,9 @@ def read_counters(text: str, chunk: int) -> Counters | None:
     costs = {
         name: sum(_values(text, "sluice_step_model", f'coefficient="{name}"')) for name in "abcd"
     }
-    known = StepCosts(**costs, chunk=chunk) if any(costs.values()) else None
-    return Counters(sum(tokens), sum(steps), known)
+    known = StepCosts(**costs, chunk=chunk) if chunk and any(costs.values()) else None
+    processes = tuple(sorted(_values(text, "process_start_time_seconds")))
+    return Counters(sum(tokens), sum(steps), processes, known)
 
 
 def _values(text: str, name: str, label: str = "") -> list[float]:
@@ -192,12 +218,14 @@ def _values(text: str, name: str, label: str = "") -> list[float]:
     ]
 
 
-async def scrape(session: aiohttp.ClientSession, url: str, chunk: int) -> Counters | None:
+async def scrape(
+    session: aiohttp.ClientSession, url: str, chunk: int | None = None
+) -> Counters | None:
     """The counters at `url`/metrics, None where there are none."""
     try:
         async with session.get(f"{url}/metrics") as response:
             return read_counters(await response.text(), chunk) if response.ok else None
-    except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+    except (aiohttp.ClientError, TimeoutError, ValueError):
         return None
 
 
@@ -210,15 +238,26 @@ class ServedModel:
     is_ours: bool
 
 
-async def served_model(session: aiohttp.ClientSession, url: str) -> ServedModel:
-    """The first model that `url` lists."""
+async def served_model(
+    session: aiohttp.ClientSession, url: str, name: str | None = None
+) -> ServedModel:
+    """The first model that `url` lists, or the one of that `name`, of which nothing else is known
+    where it is not listed; raises EndpointError where there is none."""
     try:
         async with session.get(f"{url}/v1/models") as response:
             if response.status == 401:
                 raise EndpointError(f"{url} wants its bearer: --api-key-file")
             response.raise_for_status()
-            card = (await response.json(content_type=None))["data"][0]
-            owner = card.get("owned_by")
-            return ServedModel(str(card["id"]), card.get("max_model_len"), owner == "sluice")
+            cards = [_served(card) for card in (await response.json(content_type=None))["data"]]
+        listed = {card.name: card for card in reversed(cards)}
+        return cards[0] if name is None else listed[name]
     except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as e:
+        if name is not None:
+            return ServedModel(name, None, False)
         raise EndpointError(f"{url}/v1/models lists no model: {type(e).__name__}: {e}") from e
+
+
+def _served(card: Any) -> ServedModel:
+    name, window = str(card["id"]), card.get("max_model_len")
+    known = window if isinstance(window, int) else None
+    return ServedModel(name, known, card.get("owned_by") == "sluice")

@@ -145,7 +145,10 @@ class Kube:
         argv = ("kubectl", "port-forward", "-n", NAMESPACE, f"service/{name}", ":80")
         with closing(self.follow(*argv)) as lines:
             # "Forwarding from 127.0.0.1:41234 -> 8000"
-            yield f"http://{next(lines).split()[2]}"
+            forwarding = next(lines, "").split()
+            if len(forwarding) < 3:
+                raise KubeError(f"{' '.join(argv)} forwards nothing, and {name} is not routed here")
+            yield f"http://{forwarding[2]}"
 
     def last_words(self, pod: str) -> str:
         """The last line that a pod printed."""

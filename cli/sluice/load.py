@@ -8,6 +8,7 @@ clients are `client`'s.
 import argparse
 import asyncio
 import json
+import math
 import random
 import sys
 import time
@@ -44,7 +45,10 @@ PHASES = (
 
 @dataclass
 class Ledger:
-    """Counts of one phase; at its end every request sent has exactly one of `outcomes`."""
+    """Counts of one phase; at its end every request sent has exactly one of `outcomes`.
+
+    One without an answer has waited for ever for its first token.
+    """
 
     name: str
     targets: Targets | None = None
@@ -54,7 +58,8 @@ class Ledger:
     def summary(self, seconds: float) -> dict[str, object]:
         """The phase in numbers: seconds are wall time from its first request to its last answer."""
         good = [o for o in self.outcomes if o.is_ok]
-        gaps = [gap for o in good for gap in o.gaps_s]
+        gaps = [gap for o in self.outcomes for gap in o.gaps_s]
+        first_s = [o.ttft_s if o.is_ok else math.inf for o in self.outcomes]
         held = self.targets and sum(targets.is_good(o, self.targets) for o in self.outcomes)
         return {
             "phase": self.name,
@@ -63,11 +68,11 @@ class Ledger:
             "results": dict(Counter(o.result for o in self.outcomes)),
             "retries": sum(o.retries for o in self.outcomes),
             "details": dict(Counter(o.detail for o in self.outcomes if o.detail).most_common(3)),
-            "by_pod": dict(Counter(o.pod for o in self.outcomes)),
+            "by_pod": dict(Counter(o.pod for o in good)),
             "requests_per_s": round(len(good) / seconds, 3) if seconds else 0.0,
             "tokens_per_s": round(sum(o.num_tokens for o in good) / seconds, 1) if seconds else 0.0,
-            "p50_ttft_ms": quantile_ms([o.ttft_s for o in good], 0.5),
-            "p99_ttft_ms": quantile_ms([o.ttft_s for o in good], 0.99),
+            "p50_ttft_ms": quantile_ms(first_s, 0.5),
+            "p99_ttft_ms": quantile_ms(first_s, 0.99),
             "p50_tpot_ms": quantile_ms(
                 [(o.total_s - o.ttft_s) / (o.num_tokens - 1) for o in good if o.num_tokens > 1], 0.5
             ),
@@ -77,12 +82,14 @@ class Ledger:
 
 
 def quantile_ms(seconds: Sequence[float], q: float) -> float | None:
-    """The q-quantile (nearest rank) in milliseconds, or None without values."""
+    """The q-quantile (nearest rank) in milliseconds; None of nothing, or without an end."""
     value = quantile(seconds, q)
-    return None if value is None else round(1000 * value, 2)
+    return None if value is None or math.isinf(value) else round(1000 * value, 2)
 
 
 Send = Callable[[Ledger], "asyncio.Task[None]"]
+SendDue = Callable[[Ledger, float], "asyncio.Task[None]"]
+"""A request that was to be sent at that time of the monotonic clock."""
 
 
 async def closed_loop(send: Send, ledger: Ledger, concurrency: int, seconds: float) -> None:
@@ -97,14 +104,14 @@ async def closed_loop(send: Send, ledger: Ledger, concurrency: int, seconds: flo
 
 
 async def open_loop(
-    send: Send, ledger: Ledger, rate: float, seconds: float, rng: random.Random
+    send: SendDue, ledger: Ledger, rate: float, seconds: float, rng: random.Random
 ) -> None:
     """Poisson arrivals at `rate` a second for `seconds`, whatever the answers; awaits them."""
     start = time.monotonic()
     due, tasks = start, []
     while (due := due + rng.expovariate(rate)) < start + seconds:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        tasks.append(send(ledger))
+        tasks.append(send(ledger, due))
     await asyncio.gather(*tasks)
 
 
@@ -148,12 +155,13 @@ async def run(args: argparse.Namespace) -> int:
         connector=connector, timeout=timeout, headers=headers
     ) as session:
 
-        def send(ledger: Ledger) -> asyncio.Task[None]:
+        def send(ledger: Ledger, due_s: float | None = None) -> asyncio.Task[None]:
             ledger.sent += 1
             body = shape.body(rng)
 
             async def one() -> None:
-                ledger.outcomes.append(await request(session, args.url + COMPLETIONS, body))
+                url = args.url + COMPLETIONS
+                ledger.outcomes.append(await request(session, url, body, due_s=due_s))
 
             return asyncio.create_task(one())
 

@@ -40,9 +40,7 @@ def read_targets(text: str, overload: Overload = "Queue") -> Targets:
 
 def is_good(outcome: Outcome, targets: Targets) -> bool:
     """Answered in full, with first token, mean gap and end within their targets."""
-    gaps = outcome.gaps_s
-    held = _within(sum(gaps) / len(gaps) if gaps else 0.0, targets.itl_ms)
-    return held and _starts_and_ends(outcome, targets)
+    return _within(outcome.mean_gap_s, targets.itl_ms) and _starts_and_ends(outcome, targets)
 
 
 def is_smooth(outcome: Outcome, targets: Targets) -> bool:

@@ -57,16 +57,16 @@ async def offer(url: str, seed: int, given: argparse.Namespace, rate: float | No
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
 
-        async def one(body: dict[str, object]) -> None:
+        async def one(body: dict[str, object], due_s: float) -> None:
             try:
-                outcome = await attempt(session, url + COMPLETIONS, body, time.monotonic())
+                outcome = await attempt(session, url + COMPLETIONS, body, due_s)
             except Retry:  # refused, and this client does not come again
                 return
             ledger.outcomes.append(outcome)
 
-        def send(ledger: Ledger) -> asyncio.Task[None]:
+        def send(ledger: Ledger, due_s: float | None = None) -> asyncio.Task[None]:
             ledger.sent += 1
-            return asyncio.create_task(one(SHAPE.body(rng)))
+            return asyncio.create_task(one(SHAPE.body(rng), due_s or time.monotonic()))
 
         started = time.monotonic()
         if rate is None:

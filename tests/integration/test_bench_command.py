@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import aiohttp
 import httpx
 import pytest
 from integration.worker_process import Worker, running_worker
+from sluice import endpoint
 from sluice.__main__ import main
-from sluice.endpoint import CLIENT_SIDE, LIVE, TOLD, EndpointError, find_live
+from sluice.endpoint import CLIENT_SIDE, LIVE, TOLD, EndpointError, find_live, named_live
 from sluice_worker.contract import Slo
 
 ADMIN = {"Authorization": "Bearer admin-canary"}
@@ -72,6 +75,7 @@ def test_each_cap_is_measured_live_on_one_server_and_the_first_cap_is_back(
     assert alone["static"]["padding_waste"] == 0.0
     said = capsys.readouterr().out
     assert "round 2 of 2" in said
+    assert "cap 3 is in force again, as before" in said
     assert "Recommended cap:" in said
 
 
@@ -83,6 +87,7 @@ def test_without_the_admin_port_the_cap_is_this_client_s_and_it_says_so(
     assert config(worker)["epoch"] == epoch
     found = json.loads((tmp_path / "bench.json").read_text())
     assert found["caps_are"] == CLIENT_SIDE
+    assert all(point["static"]["gain"] is None for point in found["points"])
     alone, two = (point["effective_batch"] for point in found["points"])
     assert alone <= 1.0 < two <= 2.0
     assert "a limit of this client" in capsys.readouterr().out
@@ -92,8 +97,7 @@ async def test_a_cap_that_somebody_else_changes_ends_the_measurement_and_stays_t
     worker: Worker,
 ) -> None:
     async with aiohttp.ClientSession(headers=ADMIN) as session:
-        live = await find_live(session, worker.url, worker.admin_url)
-        assert live is not None
+        live = await named_live(session, worker.admin_url, None)
         await live.use(2)
         await live.check()
         theirs = {"epoch": config(worker)["epoch"] + 3, "max_num_seqs": 1}
@@ -102,16 +106,49 @@ async def test_a_cap_that_somebody_else_changes_ends_the_measurement_and_stays_t
             assert answer.status == 200
         with pytest.raises(EndpointError, match="somebody else"):
             await live.check()
-        await live.restore()
+        assert await live.restore() is None
     assert config(worker)["max_num_seqs"] == 1
+
+
+async def test_a_cap_whose_answer_was_never_read_is_put_back(worker: Worker) -> None:
+    before = config(worker)
+    async with aiohttp.ClientSession(headers=ADMIN) as session:
+        live = await named_live(session, worker.admin_url, None)
+        other = 1 if before["max_num_seqs"] == 2 else 2
+        using = asyncio.create_task(live.use(other))
+        for _ in range(1000):
+            await asyncio.sleep(0)
+            if config(worker)["max_num_seqs"] == other:  # asked while the loop reads no answer
+                break
+        assert not using.done()
+        using.cancel()
+        with suppress(asyncio.CancelledError):
+            await using
+        assert await live.restore() == before["max_num_seqs"]
+    assert config(worker)["max_num_seqs"] == before["max_num_seqs"]
+
+
+async def test_the_usual_admin_port_is_taken_only_if_it_is_of_the_same_process(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(endpoint, "ADMIN_PORT", int(worker.admin_url.rpartition(":")[2]))
+    key = {"Authorization": "Bearer client-canary"}
+    with running_worker(tmp_path, "--num-gpu-blocks-override", "256") as another:
+        async with (
+            aiohttp.ClientSession(headers=key) as api,
+            aiohttp.ClientSession(headers=ADMIN) as admin,
+        ):
+            live = await find_live(api, admin, worker.url, None)
+            assert live is not None
+            assert live.ceiling == 4
+            assert await find_live(api, admin, another.url, None) is None
 
 
 async def test_the_worker_is_told_the_targets_while_it_is_measured(worker: Worker) -> None:
     before = config(worker)["slo"]
     async with aiohttp.ClientSession(headers=ADMIN) as session:
         asked = Slo(ttft_ms=2000.0, itl_ms=80.0)
-        live = await find_live(session, worker.url, worker.admin_url, asked)
-        assert live is not None
+        live = await named_live(session, worker.admin_url, asked)
         await live.use(2)
         assert config(worker)["slo"] == {"ttft_ms": 2000.0, "itl_ms": 80.0, "e2e_ms": None}
         await live.restore()
@@ -121,10 +158,10 @@ async def test_the_worker_is_told_the_targets_while_it_is_measured(worker: Worke
 async def test_only_an_admin_port_of_ours_is_taken_for_one(worker: Worker) -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(EndpointError, match="--admin-token-file"):
-            await find_live(session, worker.url, worker.admin_url)
+            await named_live(session, worker.admin_url, None)
     async with aiohttp.ClientSession(headers=ADMIN) as session:
         with pytest.raises(EndpointError, match="no admin port answers"):
-            await find_live(session, worker.url, worker.admin_url + "/elsewhere")
+            await named_live(session, worker.admin_url + "/elsewhere", None)
 
 
 @pytest.mark.parametrize(

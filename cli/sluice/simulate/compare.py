@@ -18,6 +18,7 @@ import msgspec
 from sluice_operator import tuner
 from sluice_worker.contract import TICK_SECONDS
 
+from sluice.machine import NEEDS_MATPLOTLIB, can_draw
 from sluice.numbers import count, positive
 from sluice.targets import read_targets
 
@@ -118,6 +119,8 @@ def main(args: argparse.Namespace) -> int:
     out = args.out
     if out is None:
         raise ParamsError("--compare needs --out FOLDER.")
+    if not can_draw():
+        raise ParamsError(f"{NEEDS_MATPLOTLIB}.")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "rows.jsonl"
     rows = _whole_rows(path)

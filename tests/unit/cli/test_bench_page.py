@@ -12,7 +12,7 @@ from sluice import bench, curve
 from sluice.__main__ import main
 from sluice.client import Outcome
 from sluice.curve import StepCosts, Tally
-from sluice.endpoint import read_counters
+from sluice.endpoint import Counters, read_counters
 from sluice.page import page, table, text_table
 from sluice.targets import read_targets
 
@@ -80,10 +80,20 @@ sluice_step_model{coefficient="resid_q",engine="0"} 1.5"""
     assert found is not None
     assert (found.tokens, found.steps) == (150.0, 40.0)
     assert found.costs == StepCosts(4.5, 0.0, 0.0, 0.0, 2048)
-    plain = read_counters("\n".join(text.splitlines()[:4]), 1)
-    assert plain is not None
-    assert plain.costs is None
+    for plain in (read_counters("\n".join(text.splitlines()[:4]), 1), read_counters(text)):
+        assert plain is not None
+        assert plain.costs is None, "nor without the most prompt tokens of a step"
     assert read_counters("up 1", 1) is None
+
+
+def test_what_a_wave_brought_is_known_only_of_counters_of_one_process() -> None:
+    before = Counters(1000.0, 100.0, (5.0,))
+    assert Counters(1400.0, 200.0, (5.0,)).batch_since(before) == (100.0, 4.0)
+    assert Counters(1000.0, 100.0, (5.0,)).batch_since(before) == (0.0, None)
+    assert Counters(1400.0, 200.0, (6.0,)).batch_since(before) == (None, None), "another pod"
+    assert Counters(900.0, 200.0, (5.0,)).batch_since(before) == (None, None)
+    assert Counters(1400.0, 90.0).batch_since(Counters(1000.0, 100.0)) == (None, None)
+    assert Counters(1400.0, 90.0).batch_since(None) == (None, None)
 
 
 def result(**changes: Any) -> dict[str, Any]:

@@ -25,6 +25,19 @@ def test_a_kubectl_that_fails_is_quoted_without_the_log_of_its_tries(tmp_path: P
         Kube(bin_dir=tmp_path).kubectl("get", "pods")
 
 
+def test_a_port_forward_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\necho forbidden >&2\nexit 1\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setattr(Kube, "routed_url", lambda self, name: None)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with (
+        pytest.raises(KubeError, match="port-forward -n default service/demo :80 forwards nothing"),
+        Kube(bin_dir=tmp_path).service_url("demo"),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("command", ["status", "report"])
 def test_a_kubeconfig_that_is_no_file_is_told(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,12 +3,14 @@
 import argparse
 import asyncio
 import json
+import random
+import time
 from pathlib import Path
 
 import pytest
 from sluice.__main__ import main
 from sluice.client import Outcome
-from sluice.load import Ledger, burst, misses_capacity, phase, quantile_ms
+from sluice.load import Ledger, burst, misses_capacity, open_loop, phase, quantile_ms
 from sluice.targets import read_targets
 
 
@@ -88,6 +90,9 @@ def test_summary_counts_each_outcome_once_and_rates_only_good_ones() -> None:
         Outcome("failed", "", 0.0, 1.0, 0, (), 2, "HTTP 503"),
     ]
     summary = ledger.summary(2.0)
+    assert summary["by_pod"] == {"p": 1, "q": 1}
+    assert summary["p50_ttft_ms"] == 200.0
+    assert summary["p99_ttft_ms"] is None, "a request without an answer has waited for ever"
     assert summary["results"] == {"ok": 2, "failed": 1}
     assert (summary["requests_per_s"], summary["tokens_per_s"]) == (1.0, 10.0)
     assert (summary["retries"], summary["details"]) == (3, {"HTTP 503": 1})
@@ -100,11 +105,27 @@ def test_summary_counts_good_requests_only_where_targets_are_given() -> None:
     assert "good" not in Ledger("high").summary(2.0)
 
 
+async def test_open_loop_tells_when_each_request_was_due() -> None:
+    dues: list[float] = []
+
+    def send(to: Ledger, due_s: float) -> asyncio.Task[None]:
+        dues.append(due_s)
+        time.sleep(0.02)  # a client that is kept from sending the next one in time
+        return asyncio.create_task(asyncio.sleep(0))
+
+    start = time.monotonic()
+    await open_loop(send, Ledger("open"), 500.0, 0.1, random.Random(1))
+    assert len(dues) > 20
+    assert dues == sorted(dues)
+    assert dues[-1] - dues[0] < 0.1 < 0.02 * len(dues) < time.monotonic() - start
+
+
 async def test_burst_sends_all_at_once_and_ends_with_the_last_answer() -> None:
     ledger, sent = Ledger("wave"), []
     gate = asyncio.Event()
 
     def send(to: Ledger) -> asyncio.Task[None]:
+
         async def one() -> None:
             sent.append(to.name)
             if len(sent) == 5:

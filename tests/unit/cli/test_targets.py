@@ -32,6 +32,12 @@ def test_one_stall_leaves_a_request_good_but_not_smooth() -> None:
     assert is_smooth(answered(0.5, *[0.01] * 120, 0.9), TARGETS), "1 % of its gaps may be over"
 
 
+def test_tokens_of_one_step_share_its_gap_and_add_none() -> None:
+    drafted = Outcome("ok", "p", 0.5, 0.5 + 0.3 * 3, 13, (0.3,) * 3, 0)
+    assert is_good(drafted, TARGETS), "75 ms for each token"
+    assert not is_smooth(drafted, TARGETS)
+
+
 @pytest.mark.parametrize(
     "outcome", [answered(1.1, 0.01), answered(0.5, 0.2, 0.1), answered(0.5, result="cut")]
 )
