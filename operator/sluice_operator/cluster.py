@@ -8,7 +8,9 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import urllib3
@@ -25,7 +27,10 @@ from .spec import API_VERSION, GROUP, KIND, PLURAL, VERSION
 
 _log = logging.getLogger(__name__)
 _DEADLINE_S = 30
+_THREADS = 64
+"""Calls under way: a webhook that lets those of many objects wait must not hold up the others."""
 _APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
 _ATTEMPTS = 4
 _MAX_WAIT_S = 10.0
 _PAGE = "500"
@@ -83,6 +88,7 @@ class Cluster:
 
     def __init__(self, api: ApiClient, metrics: Metrics) -> None:
         self._api, self._metrics = api, metrics
+        self._threads = ThreadPoolExecutor(_THREADS, "api")
 
     @staticmethod
     def connect(metrics: Metrics) -> "Cluster":
@@ -96,6 +102,7 @@ class Cluster:
             except (ConfigException, OSError) as e:
                 raise ClusterError(0, "NoCluster", f"no cluster is configured: {e}") from e
         configuration.retries = False  # the passes retry, and count it
+        configuration.connection_pool_maxsize = _THREADS
         return Cluster(ApiClient(configuration), metrics)
 
     async def get(self, ref: Ref) -> Object | None:
@@ -158,6 +165,13 @@ class Cluster:
         headers = {**_JSON, "Content-Type": _APPLY}
         return await self._call("PATCH", ref.kind, path, query, manifest, headers)
 
+    async def merge(self, manifest: Object) -> None:
+        """Write `manifest` over what is there: a list takes the place of the one there, and None
+        takes a field away. Server-side apply leaves what others have put beside ours."""
+        headers = {**_JSON, "Content-Type": _MERGE}
+        ref, query = ref_of(manifest), [("fieldManager", FIELD_MANAGER)]
+        await self._call("PATCH", ref.kind, ref.path, query, manifest, headers)
+
     async def create_once(self, manifest: Object) -> None:
         """Create `manifest`, unless an object of that name is there already."""
         ref = ref_of(manifest)
@@ -184,9 +198,8 @@ class Cluster:
         """One request with its retries."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return await asyncio.to_thread(
-                    self._send, verb, kind, path, list(query), body, headers
-                )
+                send = partial(self._send, verb, kind, path, list(query), body, headers)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, send)
             except ClusterError as e:
                 if attempt == _ATTEMPTS or not _is_worth_retrying(e):
                     raise

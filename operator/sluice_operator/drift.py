@@ -11,11 +11,13 @@ from .children import MANIFEST_ANNOTATION, annotation, digest
 from .observed import Object
 
 _ESSENCE = ("labels", "annotations", "ownerReferences")
+_WHOLE = frozenset({"spec.selector"})
+"""What is one value to the API server: a key that somebody adds to it is an edit of ours."""
 
 
 def differences(wanted: object, live: object, path: str = "") -> Iterator[str]:
     """Paths of the fields of `wanted` that `live` lacks or has otherwise."""
-    if isinstance(wanted, Mapping):
+    if isinstance(wanted, Mapping) and path not in _WHOLE:
         found = live if isinstance(live, Mapping) else {}
         for key, value in wanted.items():
             yield from differences(value, found.get(key), f"{path}.{key}" if path else str(key))

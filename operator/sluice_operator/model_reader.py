@@ -22,8 +22,8 @@ Found = Checkpoint | Unread | Refused
 _REREAD_S = 60.0
 _SERVING_REREAD_S = 600.0
 """Of what pods serve: they have sized themselves, but an edit is not judged without it."""
-_SERVING_WAIT_S = 5.0
-"""Pods that serve are looked after meanwhile."""
+_MEANWHILE_S = 5.0
+"""Pods are looked after while it takes longer."""
 _LOCAL_DEADLINE_S = 60.0
 """For a local model, whose file system may hang; a hub's has a deadline of its own."""
 _HUB_READERS = ThreadPoolExecutor(4, "hub")
@@ -48,8 +48,8 @@ class ModelReader:
     ) -> Found:
         """Read once; what could not be read is tried again now and then. `now_s`: any clock's.
 
-        Where pods serve (`is_served`: whether it is this model) that is beside the passes: waiting
-        for a hub that is away would hold up what they need.
+        Where pods serve (`is_served`: whether it is this model), or more than once, that is beside
+        the passes: waiting for a hub that is away would hold up what they do.
         """
         key = model_of(service)
         known = self._found if self._found_key == key else None
@@ -57,14 +57,15 @@ class ModelReader:
         reread_s = _SERVING_REREAD_S if sizes_itself else _REREAD_S
         if known and (isinstance(known, Checkpoint) or now_s - self._found_s < reread_s):
             return known
-        wait_s = 0.0 if sizes_itself else _SERVING_WAIT_S if is_served else math.inf
+        wait_s = 0.0 if sizes_itself else _MEANWHILE_S if is_served or known else math.inf
+        began_s = time.monotonic()
         found = await self._reading(service, key, wait_s)
         if found is None:
             return known or Unread("the model is being read", is_pending=True)
         if isinstance(found, Refused) and is_served and await is_served():
             # It could be read once: what serves is looked after, and nothing is rolled out.
             found = Unread(found.message, is_pending=True)
-        self._found, self._found_key, self._found_s = found, key, now_s
+        self._found, self._found_key, self._found_s = found, key, now_s + time.monotonic() - began_s
         return found
 
     async def _reading(self, service: InferenceService, key: str, wait_s: float) -> Found | None:

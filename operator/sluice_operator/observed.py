@@ -29,7 +29,10 @@ _UNMOUNTED_S = 120.0
 _LATE_S = 10.0
 """A pod that is not gone so long after its grace period is stuck, and so is its room."""
 _MAX_MESSAGE = 300
-_POD_META = ("name", "uid", "creationTimestamp", "deletionTimestamp")
+NODE_S = 600.0
+"""A pod that no node takes for so long counts as one that will not come: a node that restarts, or
+that an autoscaler adds, is there by then."""
+_POD_META = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Trouble:
 class Pod:
     """One pod of an object. `started_s`: Unix time of its start, 0 before it has one. `drains`: it
     leaves, and its grace period is not over: its room will be free. `roomless_s`: Unix time since
-    when no node takes it, 0 where one does."""
+    when no node takes it, 0 where one does. `template`: names the pod template it is made from."""
 
     name: str
     uid: str
@@ -55,6 +58,7 @@ class Pod:
     trouble: Trouble | None
     drains: bool = False
     roomless_s: float = 0.0
+    template: str = ""
 
     @property
     def has_no_room(self) -> bool:
@@ -98,13 +102,16 @@ def pod_of(body: Object, now: float) -> Pod:
         # The API server writes when the grace period ends, not when it began.
         drains=now < unix_time(meta.get("deletionTimestamp")) + _LATE_S,
         roomless_s=_turned_s(scheduled) if scheduled.get("status") == "False" else 0.0,
+        template=(meta.get("labels") or {}).get("pod-template-hash", ""),
     )
 
 
 def unplaced(pods: Sequence[Pod], wanted: int, now: float, patience_s: float) -> int:
     """How many of the pods that are wanted no node has taken for `patience_s`. Those that wait for
-    the room of one that drains are none."""
-    waiting = [pod for pod in pods if pod.has_no_room and not pod.terminating]
+    the room of one that drains are none, nor those of a template of which no node has taken any: it
+    may be one that none ever will, and must not take the place of pods that serve."""
+    known = {pod.template for pod in pods if pod.started_s and not pod.has_no_room}
+    waiting = [p for p in pods if p.has_no_room and not p.terminating and p.template in known]
     placed = sum(not pod.has_no_room and (pod.drains or not pod.terminating) for pod in pods)
     too_long = sum(now - pod.roomless_s >= patience_s for pod in waiting)
     return max(0, min(too_long, wanted - placed))
@@ -173,6 +180,8 @@ def _rollout_trouble(status: Object) -> Trouble | None:
     if failure.get("status") == "True":  # quota, or an admission that refuses the pods
         return _trouble(failure.get("reason") or "FailedCreate", failure.get("message"))
     progress = _condition(status, "Progressing")
+    if progress.get("reason") == "DeploymentPaused":  # by hand: nothing that is edited comes about
+        return _trouble("DeploymentPaused", "`kubectl rollout resume` lets it go on")
     if progress.get("status") == "False":
         return _trouble(
             progress.get("reason") or "ProgressDeadlineExceeded", progress.get("message")

@@ -21,6 +21,9 @@ ASKING_MANAGER = "sluice-operator-asking"
 _ASKED_ANNOTATION = "sluice.dev/asked-by"
 _ANSWER_RESYNCS = 4
 """Two minutes by default to answer: an operator that is upgraded is away for less."""
+_UNANSWERED_RESYNCS = 10
+"""Five minutes by default until a third operator's question, which is neither answered nor followed
+by its taking over, is nobody's any more."""
 _AGAIN_RESYNCS = 20
 """Ten minutes by default until an owner that answered is asked again."""
 
@@ -39,13 +42,15 @@ class Claim:
     """What one operator knows of its right to an object; times are of a clock that is never set.
 
     `asked_s`: when it asked the owner; `refused_s`: when the owner last answered; `rival`: who
-    asked it last, told of until `rival_until_s`.
+    asked it last, told of until `rival_until_s`; `other`: a third one that asks, since `other_s`.
     """
 
     asked_s: float | None = None
     refused_s: float = -inf
     rival: str = ""
     rival_until_s: float = -inf
+    other: str = ""
+    other_s: float = -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,13 @@ def judge(mark: Mark, me: str, claim: Claim, now_s: float, resync_s: float) -> t
         return (Move.CARE if is_over else Move.WAIT), Claim(asked_s=asked_s)
     if claim.asked_s is not None:
         return Move.WAIT, Claim(refused_s=now_s)
-    if mark.asked_by or is_refused:
+    if is_refused:
         return Move.WAIT, claim
+    if mark.asked_by:
+        if mark.asked_by != claim.other:
+            claim = replace(claim, other=mark.asked_by, other_s=now_s)
+        if now_s - claim.other_s < _UNANSWERED_RESYNCS * resync_s:
+            return Move.WAIT, claim
     return Move.ASK, Claim(asked_s=now_s)
 
 

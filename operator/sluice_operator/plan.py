@@ -15,7 +15,7 @@ from sluice_worker.sizing import MAX_CEILING
 from . import children, drift, events, status
 from .events import Notice
 from .fit import UNREAD_CAP, Fit, ceiling_of, initial_cap, loading_bytes, most_num_seqs
-from .observed import Object, Pod, Rollout, Trouble, rollout_of, unplaced
+from .observed import NODE_S, Object, Pod, Rollout, Trouble, rollout_of, unplaced
 from .pod import grace_seconds
 from .reasons import Reason
 from .runtime import Runtime
@@ -28,9 +28,6 @@ PAST_SAVE_SECONDS = 30.0
 """The tuner's memory alone is saved this rarely: losing it costs caution, not correctness."""
 
 _TOLD_AGAIN_S = 600.0
-_NODE_S = 600.0
-"""A pod that no node takes for so long counts as one that will not come: a node that restarts, or
-that an autoscaler adds, is there by then."""
 _ROOM_S = 60.0
 """What a pod leaves is taken within this time: the scheduler looks again after 10 s at most."""
 _FORMER_S = 1.0
@@ -72,12 +69,13 @@ class PodPatch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do: apply the ConfigMap, send, tell of `decided`, apply the rest, tell of `noticed`,
-    write the status if it differs."""
+    """What to do: apply the ConfigMap, send, tell of `decided`, apply the rest, tell of `restored`
+    (by kind) where that changed anything, and of `noticed`, write the status if it differs."""
 
     apply: tuple[Object, ...]
     patches: tuple[PodPatch, ...]
     decided: tuple[Notice, ...]
+    restored: Mapping[str, Notice]
     noticed: tuple[Notice, ...]
     status: dict[str, object]
     runtime: Runtime | None
@@ -113,18 +111,18 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
     names = ", ".join(f"{kind} {live['metadata']['name']}" for kind, live in taken.items())
     if taken and all(children.is_of_former(service, live) for live in taken.values()):
         waiting = status.wait_for_deletion(new_status, observed.previous, names, now)
-        return Plan((), (), (), (), waiting, observed.runtime, _FORMER_S)
+        return Plan((), (), (), {}, (), waiting, observed.runtime, _FORMER_S)
     if taken:
         message = f"{names}: there, and not of this InferenceService"
         failed = status.fail(new_status, observed.previous, Reason.NAME_TAKEN, message, now)
         notices = tuple(events.transitions(observed.previous, failed))
-        return Plan((), (), (), notices, failed, observed.runtime, settings.resync_s)
-    restored = _restorations(wanted, observed, now)
+        return Plan((), (), (), {}, notices, failed, observed.runtime, settings.resync_s)
     return Plan(
         apply=written,
         patches=tuple(_patches(service.spec, observed, tuned.runtime)),
         decided=tuned.notices,
-        noticed=(*restored, *events.transitions(observed.previous, new_status)),
+        restored=dict(_restorations(wanted, observed, now)),
+        noticed=tuple(events.transitions(observed.previous, new_status)),
         status=new_status,
         runtime=tuned.runtime,
         requeue_s=_requeue_s(observed, settings),
@@ -140,7 +138,7 @@ def _plan_nothing(
     report = _report(service, observed, _Tuned(runtime, None), None, rollout)
     new_status = status.build(report, observed.previous, now)
     notices = tuple(events.transitions(observed.previous, new_status))
-    return Plan((), (), (), notices, new_status, observed.runtime, settings.resync_s)
+    return Plan((), (), (), {}, notices, new_status, observed.runtime, settings.resync_s)
 
 
 def _has_pods(service: InferenceService, observed: Observed) -> bool:
@@ -156,6 +154,14 @@ def _is_withheld(service: InferenceService, observed: Observed) -> bool:
     return observed.fit.is_pending and is_other
 
 
+def _commit(observed: Observed) -> str:
+    """What the pods are pinned to: before there are any, what they will be. Those that were made
+    while the hub could not be asked fetch whatever the revision stands for as they start."""
+    if live := observed.live.get("Deployment"):
+        return children.pinned_commit(live)
+    return observed.fit.checkpoint.commit if observed.fit.checkpoint else ""
+
+
 def _report(
     service: InferenceService,
     observed: Observed,
@@ -168,7 +174,7 @@ def _report(
     return status.Report(
         service=service,
         fit=observed.fit,
-        commit=children.pinned_commit(observed.live.get("Deployment")),
+        commit=_commit(observed),
         rollout=rollout,
         pods=observed.pods,
         runtime=tuned.runtime,
@@ -351,7 +357,7 @@ def _adopt(observed: Observed, runtime: Runtime) -> _Tuned:
 def _num_unplaced(service: InferenceService, observed: Observed, replicas: int, now: float) -> int:
     """Of the pods that are wanted, those that no node will take. For a pod that is made as another
     begins to leave, there is room only after the other's grace period."""
-    patience_s = max(_NODE_S, grace_seconds(service) + _ROOM_S)
+    patience_s = max(NODE_S, grace_seconds(service) + _ROOM_S)
     return unplaced(observed.pods, replicas, now, patience_s)
 
 
@@ -421,12 +427,14 @@ def _can_wait(manifest: Object, live: Object, observed: Observed) -> bool:
 
 
 def _rollout(written: tuple[Object, ...], observed: Observed) -> Rollout:
-    """The Deployment's account of itself: of no spec that is only being written."""
+    """The Deployment's account of itself: of no spec that is only being written. One that is put
+    back, which a webhook may make of each that we write, is none."""
     live = observed.live.get("Deployment")
     held = live.get("spec") if live else None
-    specs = (manifest["spec"] for manifest in written if manifest["kind"] == "Deployment")
-    rollout = rollout_of(live)
-    is_new = any(any(drift.differences(spec, held)) for spec in specs)
+    rollout, known = rollout_of(live), drift.manifest_hash(live)
+    deployments = [manifest for manifest in written if manifest["kind"] == "Deployment"]
+    new = [made["spec"] for made in deployments if drift.manifest_hash(made) != known]
+    is_new = any(any(drift.differences(spec, held)) for spec in new)
     return replace(rollout, observed=False) if is_new else rollout
 
 
@@ -438,9 +446,11 @@ def _conditional(manifest: Object, live: Object | None) -> Object:
     return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}}
 
 
-def _restorations(wanted: tuple[Object, ...], observed: Observed, now: float) -> Iterator[Notice]:
-    """What a person (or another controller) did to a child, and that it is undone: told once in ten
-    minutes, or a fight over a field would be an event at every pass."""
+def _restorations(
+    wanted: tuple[Object, ...], observed: Observed, now: float
+) -> Iterator[tuple[str, Notice]]:
+    """By kind, what a person (or another controller) did to a child, and that it is undone: told
+    once in ten minutes, or a fight over a field would be an event at every pass."""
     when = int(now // _TOLD_AGAIN_S)
     for manifest in wanted:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -448,13 +458,13 @@ def _restorations(wanted: tuple[Object, ...], observed: Observed, now: float) ->
         if live is None:
             if kind in observed.deleted:
                 text = f"{kind} {name} was deleted: created again"
-                yield Notice(True, Reason.CHILD_RESTORED, text, f"{kind}/deleted/{when}")
+                yield kind, Notice(True, Reason.CHILD_RESTORED, text, f"{kind}/deleted/{when}")
         elif drift.manifest_hash(live) == drift.manifest_hash(manifest):
             edited = tuple(drift.differences(manifest, live))
             if edited and not _in_sync(manifest, live, observed):
                 text = f"{kind} {name} was edited: put back {', '.join(edited[:8])}"
                 key = f"{kind}/edited/{children.digest(edited)}/{when}"
-                yield Notice(True, Reason.CHILD_RESTORED, text, key)
+                yield kind, Notice(True, Reason.CHILD_RESTORED, text, key)
 
 
 def _patches(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPatch]:

@@ -19,7 +19,7 @@ import httpx
 
 from . import children, drift, events, ownership, runtime, status
 from .admin_token import token_of
-from .cluster import Cluster, ClusterError, Ref
+from .cluster import Cluster, ClusterError, Ref, ref_of
 from .events import Notice
 from .failures import Failures
 from .fit import Fit, judge
@@ -390,19 +390,20 @@ class Reconciler:
         wanted = [m for m in planned.apply if m["kind"] not in unread]  # it may be somebody else's
         try:
             # A child that is refused must not keep what was decided from the pods that serve.
-            await self._apply([m for m in wanted if m["kind"] == "ConfigMap"])
+            same = await self._apply([m for m in wanted if m["kind"] == "ConfigMap"])
             self._memory.runtime = planned.runtime
             for notice in planned.decided:
                 self._context.metrics.decisions.labels(notice.reason).inc()
             await self._send(planned)
             await self._tell(meta, planned.decided, now)
-            await self._apply([m for m in wanted if m["kind"] != "ConfigMap"])
+            same |= await self._apply([m for m in wanted if m["kind"] != "ConfigMap"])
             for refused in unread.values():
                 raise refused
         except ClusterError as e:
             await self._tell_refusal(planned.status, previous, e, now)
             raise
-        await self._tell(meta, planned.noticed, now)
+        restored = [notice for kind, notice in planned.restored.items() if kind not in same]
+        await self._tell(meta, [*restored, *planned.noticed], now)
         claim, now_s = self._memory.claim, time.monotonic()
         return await self._write_status(ownership.told(planned.status, claim, now_s))
 
@@ -416,13 +417,14 @@ class Reconciler:
             await self._tell(self._body["metadata"], events.transitions(previous, failed), now)
             await self._write_status(failed)
 
-    async def _apply(self, manifests: Iterable[Object]) -> None:
-        """Write all of them, also behind one that is refused. Raises the first ClusterError."""
-        memory, refused = self._memory, None
+    async def _apply(self, manifests: Iterable[Object]) -> set[str]:
+        """Write all of them, also behind one that is refused; the kinds for which that changed
+        nothing, as a webhook makes the same of it again. Raises the first ClusterError."""
+        memory, refused, same = self._memory, None, set()
         for manifest in manifests:
-            kind = manifest["kind"]
+            kind, before = manifest["kind"], self._child(ref_of(manifest))
             try:
-                live = await self._context.cluster.apply(manifest)
+                live = await self._write(manifest)
             except ClusterError as e:
                 if kind == "ConfigMap" and e.status == 409:
                     # Somebody else wrote: look again before deciding.
@@ -434,11 +436,34 @@ class Reconciler:
                 continue
             memory.written[kind] = live
             memory.accepted[kind] = drift.acceptance(manifest, live)
+            if before and drift.acceptance(manifest, before) == memory.accepted[kind]:
+                same.add(kind)
             if kind == "ConfigMap":
                 memory.saved_s = time.monotonic()
             _log.info("%s/%s: applied %s", self._namespace, self._name, kind)
         if refused:
             raise refused
+        return same
+
+    async def _write(self, manifest: Object) -> Object:
+        """Apply it; what is there after that. What somebody has put beside ours may be what it is
+        refused for, such as a second port of the same name: then ours takes the place of all."""
+        cluster, ref = self._context.cluster, ref_of(manifest)
+        try:
+            return await cluster.apply(manifest)
+        except ClusterError as e:
+            if e.status == 409 and (live := await self._as_written(ref, manifest)):
+                return live  # by a try whose answer was lost
+            if e.status != 422 or self._child(ref) is None:
+                raise
+            others = {"minAvailable": None} if ref.kind == "PodDisruptionBudget" else {}
+            known = {key: manifest[key] for key in ("apiVersion", "kind", "metadata")}
+            await cluster.merge({**known, "spec": {**manifest["spec"], **others}})
+        return await cluster.apply(manifest)
+
+    async def _as_written(self, ref: Ref, manifest: Object) -> Object | None:
+        live = await self._context.cluster.get(ref)
+        return live if drift.manifest_hash(live) == drift.manifest_hash(manifest) else None
 
     async def _send(self, planned: Plan) -> None:
         """A pod that cannot be reached is sent its configuration again at the next pass."""

@@ -4,11 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
+from sluice_worker.sizing import MAX_CEILING
 
+from .spec import MAX_REPLICAS
 from .tuner import Past
 
 OWNER_ANNOTATION = "sluice.dev/operator"
 """On the ConfigMap: the installation that cares for the object."""
+_MAX_EPOCH = 2**52
+"""Far below what workers and the status can hold: there is room for those that follow."""
+_MAX_S = 1e11
+"""The year 5138."""
 
 
 def runtime_name(name: str) -> str:
@@ -42,13 +48,23 @@ def parse(data: Mapping[str, str]) -> Runtime | None:
         cap = int(data["max_num_seqs"]) if "max_num_seqs" in data else None
     except (KeyError, ValueError):
         return None
-    if epoch < 0 or replicas < 0 or (cap is not None and cap < 1):
+    is_sane = 0 <= epoch <= _MAX_EPOCH and 0 <= replicas <= MAX_REPLICAS
+    if not is_sane or not (cap is None or 1 <= cap <= MAX_CEILING):
         return None
     return Runtime(epoch, cap, replicas, _past_of(data.get("past.json", "{}")))
 
 
 def _past_of(text: str) -> Past:
     try:
-        return msgspec.json.decode(text, type=Past)
+        past = msgspec.json.decode(text, type=Past)
     except (ValueError, RecursionError):
         return Past()  # it only bounds how fast things change; the evidence is read anew
+    return past if _has_times(msgspec.to_builtins(past)) else Past()
+
+
+def _has_times(value: object) -> bool:
+    """Whether all times are such that a status can name them."""
+    if isinstance(value, Mapping):
+        times = (abs(at) <= _MAX_S for key, at in value.items() if key.endswith("_s") and at)
+        return all(times) and all(map(_has_times, value.values()))
+    return all(map(_has_times, value)) if isinstance(value, list | tuple) else True

@@ -34,6 +34,7 @@ KIND = "InferenceService"
 PLURAL = "inferenceservices"
 MAX_NAME_LENGTH = 40
 """Names of children and of their pods are the object's name and a suffix, within 63 characters."""
+MAX_REPLICAS = 1000
 MAX_HISTORY = 5
 """Changes of replicas that `status.scaling.history` keeps."""
 Task = Literal["Generate", "Embed", "Classify", "Score", "ImageEmbed", "ImageClassify"]
@@ -343,8 +344,10 @@ class Scaling(SpecObject):
         ),
     )
 
-    min_replicas: int = spec_field("minReplicas", integer(1, 1000), "Fewest pods.", default=1)
-    max_replicas: int = spec_field("maxReplicas", integer(1, 1000), "Most pods.", default=1)
+    min_replicas: int = spec_field(
+        "minReplicas", integer(1, MAX_REPLICAS), "Fewest pods.", default=1
+    )
+    max_replicas: int = spec_field("maxReplicas", integer(1, MAX_REPLICAS), "Most pods.", default=1)
     behavior: Behavior = spec_field(
         "behavior", object_of(Behavior), "How fast replicas change.", default={}
     )
@@ -394,7 +397,7 @@ class Spec(SpecObject):
     )
     replicas: int | None = spec_field(
         "replicas",
-        integer(0, 1000),
+        integer(0, MAX_REPLICAS),
         "Set by an outside owner through /scale; while unset, `scaling` decides.",
     )
     rollout: Rollout = spec_field(

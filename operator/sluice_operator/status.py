@@ -13,7 +13,7 @@ from sluice_worker.sizing import carried_sequences, overflow_share
 
 from .children import selector
 from .fit import Fit
-from .observed import Object, Pod, Rollout, Trouble, timestamp
+from .observed import NODE_S, Object, Pod, Rollout, Trouble, timestamp
 from .reasons import Foreign, Reason
 from .runtime import Runtime
 from .spec import MAX_HISTORY, InferenceService
@@ -29,7 +29,8 @@ _OF_THE_NODES = frozenset({"Unschedulable", "SchedulingGated"})
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a status is made of. `desired`: replicas asked for; `commit`: of the pods.
+    """Everything that a status is made of. `desired`: replicas asked for; `commit`: what the pods
+    are pinned to, "" where they are not.
 
     `decision` is None before there is a cap; `problems`: sentences on pods that did not answer;
     `is_withheld`: an edit waits for its model to be read; `failed`: why the newest of the pods that
@@ -82,7 +83,7 @@ def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
         "readyReplicas": rollout.ready,
         "selector": ",".join(f"{key}={value}" for key, value in selector(service).items()),
         **{name: part for name, part in parts.items() if part},
-        "conditions": _stamped(_conditions(report), previous, service.generation, now),
+        "conditions": _stamped(_conditions(report, now), previous, service.generation, now),
     }
 
 
@@ -152,9 +153,9 @@ def _stamped(
     return stamped
 
 
-def _conditions(report: Report) -> dict[str, Condition]:
+def _conditions(report: Report, now: float) -> dict[str, Condition]:
     ready = _ready(report)
-    stalled = _stalled(report, ready)
+    stalled = _stalled(report, ready, now)
     fits = {"True": True, "False": False, "Unknown": None}[report.fit.status]
     return {
         "Ready": ready,
@@ -224,24 +225,32 @@ def _sentence(who: str, trouble: Trouble) -> str:
     return f"{who}: {trouble.reason}: {trouble.message}".rstrip(": ")
 
 
-def _stalled(report: Report, ready: Condition) -> Condition:
+def _stalled(report: Report, ready: Condition, now: float) -> Condition:
     if report.fit.status == "False":
         return Condition(True, report.fit.reason, report.fit.message)
-    trouble = _stuck_rollout(report) if ready.holds else _first_trouble(report)
+    trouble = _stuck_rollout(report, now) if ready.holds else _first_trouble(report)
     if trouble:
         return Condition(True, *trouble)
     return Condition(False, Reason.NOT_STALLED, "")
 
 
-def _stuck_rollout(report: Report) -> tuple[Foreign, str] | None:
+def _stuck_rollout(report: Report, now: float) -> tuple[Foreign, str] | None:
     """Why the newest spec cannot take over, where pods of an older one go on serving. A pod that
-    is ready does not stand in its way, and of nodes without room `_rolling_out` tells."""
+    is ready does not stand in its way, and of nodes without room `_rolling_out` tells: but that no
+    node takes a pod for another reason is none of room, unless an autoscaler adds one."""
     if not report.rollout.outdated:
         return None
     starting = [pod for pod in report.pods if not pod.ready and not pod.terminating]
     waiting = [p for p in starting if p.trouble and p.trouble.reason in _OF_THE_NODES]
-    told = _first_of([pod for pod in starting if pod not in waiting])
+    refused = [p for p in waiting if p.has_no_room and not _lacks_room(p)]
+    late = [pod for pod in refused if now - pod.roomless_s >= NODE_S]
+    told = _first_of([*(pod for pod in starting if pod not in waiting), *late])
     return told or (None if waiting else _of_deployment(report))
+
+
+def _lacks_room(pod: Pod) -> bool:
+    """Whether the scheduler says that more room would do, on any of the nodes."""
+    return pod.trouble is not None and "Insufficient" in pod.trouble.message
 
 
 def _reconciling(report: Report, stalled: Condition) -> Condition:
@@ -259,18 +268,21 @@ def _reconciling(report: Report, stalled: Condition) -> Condition:
 
 
 def _rolling_out(report: Report) -> Condition:
-    """How far it is; and where no node has room for one more pod, that it waits for that."""
+    """How far it is; and where no node takes one more pod, that it waits for that."""
     rollout, old = report.rollout, report.rollout.outdated
-    waits = sorted(pod.name for pod in report.pods if pod.has_no_room and not pod.terminating)
+    roomless = [pod for pod in report.pods if pod.has_no_room and not pod.terminating]
+    waits = sorted(filter(_lacks_room, roomless), key=lambda pod: pod.name)
     if waits and old and not report.drains and report.service.spec.rollout == "Surge":
         message = (
-            f"no node has room for the new pod {waits[0]} beside those of the older spec ({old}), "
-            "which go on serving: add room, or set spec.rollout to Replace, which stops one first"
+            f"no node has room for the new pod {waits[0].name} beside those of the older spec "
+            f"({old}), which go on serving: add room, or set spec.rollout to Replace, which stops "
+            "one first"
         )
         return Condition(True, Reason.NO_ROOM_TO_SURGE, message)
     message = f"{rollout.updated} of {report.desired} pods are up to date"
     left = f", {old} of an older spec are left" if old else ""
-    return Condition(True, Reason.ROLLING_OUT, message + left)
+    told = None if report.drains else _first_of(roomless)
+    return Condition(True, Reason.ROLLING_OUT, message + left + (f"; {told[1]}" if told else ""))
 
 
 def _model(report: Report) -> dict[str, Any]:
@@ -279,8 +291,8 @@ def _model(report: Report) -> dict[str, Any]:
     if found is None:
         return name
     sizes = {"parameters": found.num_parameters, "bytes": found.weights_bytes}
-    commit = report.commit or found.commit
-    return {**name, **sizes, **({"resolvedRevision": commit} if commit else {})}
+    pinned = {"resolvedRevision": report.commit} if report.commit else {}
+    return {**name, **sizes, **pinned}
 
 
 def _memory(report: Report) -> dict[str, Any]:

@@ -103,12 +103,15 @@ def test_a_pod_that_no_node_takes_holds_up_no_eviction(
     create_demo(space)
     settle(operator, space)
     labels = space.get("deployments", "demo")["spec"]["template"]["metadata"]["labels"]
+    space.patch("inferenceservices", "demo", {"spec": {"replicas": 2}}, "scale")
     spec = {"containers": [{"name": "worker", "image": "none"}]}
-    pod = {"metadata": {"name": "waits", "labels": labels}, "spec": spec}
-    space.create("pods", {"apiVersion": "v1", "kind": "Pod", **pod})
+    for name in ("runs", "waits"):
+        pod = {"metadata": {"name": name, "labels": labels}, "spec": spec}
+        space.create("pods", {"apiVersion": "v1", "kind": "Pod", **pod})
     since = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
     why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", **since}
     space.patch("pods", "waits", {"status": {"conditions": [why]}}, "status")
+    space.patch("pods", "runs", {"status": {"startTime": "2026-01-01T00:00:00Z"}}, "status")
 
     def allowed() -> int:
         number: int = space.get("poddisruptionbudgets", "demo")["spec"]["maxUnavailable"]
@@ -196,6 +199,9 @@ def test_a_deleted_child_is_restored_and_told(
     [
         ("deployments", {"spec": {"replicas": 7}}),
         ("services", {"spec": {"selector": {"app.kubernetes.io/instance": "other"}}}),
+        ("services", {"spec": {"selector": {"track": "canary"}}}),
+        ("services", {"spec": {"ports": [{"name": "http", "port": 81, "targetPort": "http"}]}}),
+        ("poddisruptionbudgets", {"spec": {"minAvailable": 1, "maxUnavailable": None}}),
         ("configmaps", {"data": {"epoch": "99"}}),
         ("deployments", {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}),
         ("configmaps", {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}),

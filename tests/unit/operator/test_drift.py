@@ -52,6 +52,15 @@ def test_every_edit_of_a_field_of_ours_is_named(path: str, value: Any) -> None:
     assert all(name.startswith(path.partition(".")[0]) for name in named)
 
 
+def test_a_key_more_in_a_selector_is_an_edit_as_it_chooses_other_pods() -> None:
+    service = create_service()
+    for wanted in (children.kube_service(service), children.disruption_budget(service, 0)):
+        live = json.loads(json.dumps(wanted))
+        selector = live["spec"]["selector"]
+        selector.get("matchLabels", selector)["track"] = "canary"
+        assert list(drift.differences(wanted, live)) == ["spec.selector"]
+
+
 def test_a_field_that_is_no_longer_wanted_shows_in_the_manifest_hash() -> None:
     service = create_service(hardware__nodeSelector={"disk": "ssd"})
     before = children.deployment(service, SETTINGS, ceiling=8, replicas=1, live=None)
@@ -87,9 +96,26 @@ def test_a_memory_that_an_earlier_operator_wrote_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [{}, {"epoch": "x", "replicas": "1"}, {"epoch": "1", "replicas": "-1"}]
+    "data",
+    [
+        {},
+        {"epoch": "x", "replicas": "1"},
+        {"epoch": "1", "replicas": "-1"},
+        {"epoch": "9" * 20, "replicas": "1"},
+        {"epoch": "1", "replicas": "1001"},
+        {"epoch": "1", "replicas": "1", "max_num_seqs": "257"},
+    ],
 )
 def test_nonsense_in_the_configmap_is_not_taken_for_a_runtime(data: dict[str, str]) -> None:
     from sluice_operator.runtime import parse
 
     assert parse(data) is None
+
+
+def test_a_memory_of_times_that_are_none_is_forgotten() -> None:
+    from sluice_operator.runtime import parse
+
+    for past in ('{"targets_since_s": 1e300}', '{"last_change": {"time_s": -1e15, "from_cap": 1, '
+                 '"to_cap": 2, "epoch": 1, "reason": "Headroom"}}'):  # fmt: skip
+        runtime = parse({"epoch": "1", "replicas": "1", "past.json": past})
+        assert runtime == Runtime(1, None, 1)

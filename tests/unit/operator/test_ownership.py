@@ -89,6 +89,22 @@ def test_an_owner_that_was_overtaken_stands_back() -> None:
     assert not one.cares
 
 
+def test_a_question_that_nobody_answers_or_follows_is_asked_over() -> None:
+    """The owner is gone, and so is who asked for the object after that."""
+    three = Operator("three")
+    mark = live(Mark("one", asked_by="two"), 270.0, three)
+    assert (mark.asked_by, three.cares) == ("two", False)
+    mark = live(mark, 270.0, three, start_s=NOW + 270.0)
+    assert (mark.owner, three.cares) == ("three", True)
+
+
+def test_a_question_of_one_that_lives_is_left_to_it() -> None:
+    two, three = Operator("two"), Operator("three")
+    mark = live(Mark("one"), 7200.0, two, three)
+    assert [two.cares, three.cares].count(True) == 1
+    assert mark.owner in ("two", "three")
+
+
 def test_a_restarted_process_waits_anew_for_the_answer() -> None:
     move, claim = judge(Mark("one", "two"), "two", Claim(), NOW, RESYNC_S)
     assert (move, claim) == (Move.WAIT, Claim(asked_s=NOW))

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sluice_operator.checkpoint import Unread
 from sluice_operator.events import Notice
-from sluice_operator.fit import Fit
+from sluice_operator.fit import Fit, judge
 from sluice_operator.plan import Observed, Plan, plan
 from sluice_operator.reasons import Reason
 from sluice_operator.runtime import Runtime
@@ -26,6 +27,7 @@ from sluice_worker.contract import (
     Waiting,
 )
 from unit.operator.observations import (
+    CHECKPOINT,
     NOW,
     SETTINGS,
     create_config,
@@ -44,7 +46,7 @@ def _plan(service: InferenceService, observed: Observed, now: float = NOW) -> Pl
 
 
 def _notices(planned: Plan) -> tuple[Notice, ...]:
-    return (*planned.decided, *planned.noticed)
+    return (*planned.decided, *planned.restored.values(), *planned.noticed)
 
 
 def _kinds(planned: Plan) -> list[str]:
@@ -317,6 +319,33 @@ def test_pods_past_our_epoch_are_overtaken() -> None:
     assert planned.runtime is not None
     assert planned.runtime.epoch == 10
     assert "EpochRecovered" in [notice.reason for notice in _notices(planned)]
+
+
+def test_pods_that_were_made_while_the_hub_was_away_are_not_called_pinned() -> None:
+    service = create_service(model__uri="hf://org/model")
+    away = create_observed(service, fit=judge(service.spec, Unread("the hub answered 429")))
+    first = _plan(service, away)
+    live = {m["kind"]: {**m, "metadata": {**m["metadata"], "resourceVersion": "5"}}
+            for m in json.loads(json.dumps(first.apply))}  # fmt: skip
+    known = judge(service.spec, replace(CHECKPOINT, commit="f" * 40))
+    planned = _plan(service, replace(away, live=live, fit=known, runtime=first.runtime))
+    assert planned.apply == (), "no pod is restarted for it"
+    model: Any = planned.status["model"]
+    assert "resolvedRevision" not in model
+    new: Any = _plan(service, create_observed(service, fit=known)).status["model"]
+    assert new["resolvedRevision"] == "f" * 40
+
+
+def test_a_deployment_that_a_webhook_changes_is_not_called_rolling_out() -> None:
+    """Of a new operator, which does not know yet that writing it again changes nothing."""
+    service = create_service()
+    observed = _serving(service)
+    live = json.loads(json.dumps(observed.live))
+    live["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"] = "mirror/worker"
+    mutated = replace(observed, live=live, accepted={})
+    conditions: Any = {c["type"]: c for c in _plan(service, mutated).status["conditions"]}  # type: ignore[attr-defined]
+    calm: Any = {c["type"]: c for c in _plan(service, observed).status["conditions"]}  # type: ignore[attr-defined]
+    assert conditions["Reconciling"]["reason"] == calm["Reconciling"]["reason"]
 
 
 def test_a_leaving_pod_is_sent_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ class Model:
     def hold(self) -> None:
         """Reading ends only once it may, and whoever serves does not wait for that."""
         self.may_end.clear()
-        self._patch(model_reader, "_SERVING_WAIT_S", 0.01)
+        self._patch(model_reader, "_MEANWHILE_S", 0.01)
 
     def read(self, *_: Any) -> Found:
         assert self.may_end.wait(30)
@@ -41,7 +42,7 @@ class Model:
 def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     made = Model(CHECKPOINT, monkeypatch)
     monkeypatch.setattr(model_reader, "_read", made.read)
-    monkeypatch.setattr(model_reader, "_SERVING_WAIT_S", 30.0)
+    monkeypatch.setattr(model_reader, "_MEANWHILE_S", 30.0)
     return made
 
 
@@ -140,6 +141,34 @@ async def test_a_model_without_pods_is_waited_for(model: Model) -> None:
     assert not done
     model.may_end.set()
     assert isinstance(await reading, Checkpoint)
+
+
+async def test_a_model_without_pods_that_could_not_be_read_is_asked_for_beside_the_passes(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub that swallows packets takes a minute to be given up, and that once a minute."""
+    asked, by = create_service(model__uri="hf://org/away"), Reader(create_service())
+    away = model.found = Unread("the hub is away")
+    assert await by.found(asked, serving=False) == away
+    model.hold()
+    clock = itertools.count(0.0, 70.0)
+    monkeypatch.setattr(model_reader, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    async with asyncio.timeout(30):
+        assert await by.found(asked, serving=False, now=NOW + 61) == away
+    model.may_end.set()
+
+
+async def test_what_took_long_to_read_in_vain_is_not_read_again_at_once(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, by = create_service(model__uri="hf://org/away"), Reader(create_service())
+    away = model.found = Unread("the hub is away")
+    clock = itertools.count(0.0, 70.0)
+    monkeypatch.setattr(model_reader, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert await by.found(asked, serving=False) == away
+    model.found = CHECKPOINT
+    assert await by.found(asked, serving=False, now=NOW + 71) == away
+    assert await by.found(asked, serving=False, now=NOW + 1000) == CHECKPOINT
 
 
 async def test_what_was_refused_stays_so_while_it_is_read_again(model: Model) -> None:

@@ -207,6 +207,51 @@ async def test_a_child_that_went_unseen_right_after_it_was_written_is_found_miss
     assert ("Deployment", "demo") in store.objects
 
 
+@pytest.mark.parametrize("is_webhooks", [False, True])
+async def test_only_what_a_write_undoes_is_told_as_put_back(
+    store: Store, context: Context, reconciler: Reconciler, is_webhooks: bool
+) -> None:
+    """A new operator finds an image that differs: a person's, or the one that a webhook makes of
+    whatever is written."""
+    await reconciler.reconcile()
+    deployment = "Deployment", "demo"
+
+    def other(kind: str) -> None:
+        if kind == "Deployment":
+            container = store.objects[deployment]["spec"]["template"]["spec"]["containers"][0]
+            container["image"] = "elsewhere/worker"
+
+    other("Deployment")
+    if is_webhooks:
+        store.after_write = other
+    another = Reconciler(context, "default", "demo")
+    another.see(body())
+    writes = store.num_writes
+    await another.reconcile()
+    assert store.num_writes > writes
+    told = [event["message"] for event in store.events if event["reason"] == "ChildRestored"]
+    assert len(told) == (not is_webhooks)
+
+
+async def test_a_write_whose_answer_was_lost_is_no_conflict_with_somebody_else(
+    store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first try is stored and its answer lost; the second one is told that somebody wrote."""
+    await reconciler.reconcile()
+    apply = Store.apply
+
+    async def stored_and_lost(self: Store, manifest: Any, *more: Any, **named: Any) -> Any:
+        live = await apply(self, manifest, *more, **named)
+        if manifest["kind"] == "ConfigMap":
+            raise ClusterError(409, "Conflict", "the object has been modified")
+        return live
+
+    monkeypatch.setattr(Store, "apply", stored_and_lost)
+    reconciler.see(body(2, replicas=2))
+    await reconciler.reconcile()
+    assert store.objects["Deployment", "demo"]["spec"]["replicas"] == 2
+
+
 @pytest.mark.parametrize("is_persons", [False, True])
 async def test_what_another_process_has_written_is_gone_on_from(
     store: Store, reconciler: Reconciler, is_persons: bool

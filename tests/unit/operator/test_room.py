@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice_operator.observed import Pod, pod_of, timestamp, unplaced
+from sluice_operator.observed import Pod, essence_of, pod_of, timestamp, unplaced
 from sluice_operator.plan import Observed, Plan, plan
 from sluice_operator.runtime import Runtime
 from sluice_operator.spec import InferenceService
@@ -41,6 +41,11 @@ def _draining(name: str) -> Pod:
     return pod_of(body, NOW)
 
 
+def _newer(pod: Pod) -> Pod:
+    """Made from a newer template."""
+    return replace(pod, template="newer")
+
+
 def _placed(*names: str) -> list[Pod]:
     return [create_pod(name) for name in names]
 
@@ -55,13 +60,16 @@ def _placed(*names: str) -> list[Pod]:
         ([*_placed("a", "b"), _roomless("surge"), _roomless("c")], 3, 1),
         ([*_placed("a"), _draining("b"), _roomless("b-new"), _roomless("c")], 3, 1),
         ([*_placed("a", "b"), _roomless("c", seconds=30)], 3, 0),
+        ([*_placed("a", "b"), _newer(_roomless("c"))], 3, 0),
+        ([_placed("a")[0], _newer(_placed("b")[0]), _newer(_roomless("c"))], 3, 1),
         ([], 3, 0),
     ],
 )
 def test_pods_are_unplaced_where_no_node_will_take_them(
     pods: list[Pod], wanted: int, number: int
 ) -> None:
-    """Not those of a surge, which are one too many, nor those that wait for one that drains."""
+    """Not those of a surge, which are one too many, nor those that wait for one that drains, nor
+    those of a template that no node may ever take."""
     assert unplaced(pods, wanted, NOW, 600.0) == number
 
 
@@ -103,6 +111,21 @@ def test_a_replica_without_a_node_holds_up_neither_a_rollout_nor_a_drained_node(
     made = _planned(surging, _observed(surging, *pods))
     assert made["Deployment"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     assert made["PodDisruptionBudget"]["maxUnavailable"] == 2
+
+
+def test_a_new_pod_that_no_node_takes_costs_one_of_those_that_serve() -> None:
+    """As many as Kubernetes itself would stop, however long it lasts."""
+    service = _service()
+    pods = (*_placed("a", "b"), _newer(_roomless("c-new")))
+    made = _planned(service, _observed(service, *pods))
+    assert made["Deployment"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+    assert made["PodDisruptionBudget"]["maxUnavailable"] == 1
+
+
+def test_a_pod_tells_the_template_it_is_made_from() -> None:
+    body = pod_body("a")
+    body["metadata"]["labels"]["pod-template-hash"] = "5d4f"
+    assert pod_of(essence_of(body), NOW).template == "5d4f"
 
 
 def test_it_is_written_once_and_taken_back_and_restarts_no_pod() -> None:

@@ -265,6 +265,46 @@ def test_a_new_pod_without_room_beside_the_old_ones_says_what_to_do() -> None:
     assert _condition(replacing, "Reconciling")["reason"] == "RollingOut"
 
 
+_ELSEWHERE = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
+
+
+@pytest.mark.parametrize("rollout", ["Surge", "Replace"])
+def test_a_new_pod_that_no_node_would_take_with_more_room_stalls_after_ten_minutes(
+    rollout: str,
+) -> None:
+    """An autoscaler may bring a node that does; and stopping a pod that serves is no help."""
+
+    def told(seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+               "message": _ELSEWHERE, "lastTransitionTime": timestamp(NOW - seconds)}  # fmt: skip
+        pods = (create_pod("demo-old"), create_pod("demo-new", conditions=[why]))
+        report = _report(pods=pods, rollout=_SURGES, service=create_service(rollout=rollout))
+        return _condition(report, "Stalled"), _condition(report, "Reconciling")
+
+    stalled, reconciling = told(300)
+    assert (stalled["status"], reconciling["reason"]) == ("False", "RollingOut")
+    assert "didn't match" in reconciling["message"]
+    assert "Replace" not in reconciling["message"]
+    stalled, _ = told(660)
+    assert (stalled["status"], stalled["reason"]) == ("True", "Unschedulable")
+    assert "demo-new" in stalled["message"]
+    assert "didn't match" in stalled["message"]
+
+
+def test_a_deployment_that_is_paused_by_hand_is_told_with_what_waits_for_it() -> None:
+    paused = {"type": "Progressing", "status": "Unknown", "reason": "DeploymentPaused"}
+    live = {"metadata": {}, "status": {"replicas": 1, "readyReplicas": 1, "conditions": [paused]}}
+    condition = _condition(_report(rollout=rollout_of(live)), "Stalled")
+    assert (condition["status"], condition["reason"]) == ("True", "DeploymentPaused")
+    assert "kubectl rollout resume" in condition["message"]
+
+
+def test_scaling_to_zero_is_no_warning() -> None:
+    serving, none = build(_report(), {}, NOW), _report(pods=(), desired=0, rollout=Rollout(True))
+    assert _condition(none, "Ready")["reason"] == "ScaledToZero"
+    assert not [n for n in events.transitions(serving, build(none, {}, NOW + 5)) if n.warning]
+
+
 _DEADLINE = Trouble(Foreign("ProgressDeadlineExceeded"), "it has timed out progressing")
 
 
