@@ -55,11 +55,12 @@ def test_a_pod_is_alive_says_its_percent_then_serves_what_it_fetched(
     demo.gate.clear()
     with fetching_worker(demo, tmp_path) as worker:
         worker.until("/readyz", 503)
-        while not (said := worker.until("/readyz", 503).json())["percent"]:
-            assert said["reason"] == "downloading 0 %"
+        while (said := worker.until("/readyz", 503).json())["percent"] < 40:
+            assert said["reason"] == f"downloading {said['percent']} %"
         assert said["reason"] == f"downloading {said['percent']} %"
-        assert 40 <= said["percent"] <= 50
+        assert said["percent"] <= 50
         assert httpx.get(worker.url + "/healthz").json()["reason"] == said["reason"]
+        assert httpx.get(worker.url + "/health").status_code == 503
         refused = httpx.post(worker.url + "/v1/completions", json={"prompt": "a"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")
         assert refused.json()["error"]["type"] == "ServiceUnavailableError"
@@ -80,6 +81,7 @@ def test_a_pod_that_leaves_while_it_fetches_keeps_what_has_come(demo: Hub, tmp_p
         while not worker.until("/readyz", 503).json()["percent"]:
             pass
         worker.process.send_signal(signal.SIGTERM)
+        assert httpx.get(worker.url + "/healthz").status_code == 200  # and it has seen the signal
         demo.gate.set()
         assert worker.process.wait(15) == 0
         assert "Traceback" not in worker.log.read_text()

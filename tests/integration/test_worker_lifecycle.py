@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -111,14 +112,19 @@ async def test_a_hung_engine_loses_readiness_first_and_then_liveness(tmp_path: P
 
 async def test_while_it_starts_a_worker_says_how_far_it_is(tmp_path: Path) -> None:
     with running_worker(tmp_path, *FLAGS, ready=False) as worker:
+        engine = worker.engine_pid()
+        os.kill(engine, signal.SIGSTOP)  # it starts no further until it was asked
         async with httpx.AsyncClient(base_url=worker.url, timeout=30) as client:
             starting = (await client.get("/readyz")).json()
             refused = await post(client)
-            assert (await client.get("/healthz")).status_code == 200
+            codes = [(await client.get(path)).status_code for path in ("/healthz", "/health")]
+        os.kill(engine, signal.SIGCONT)
+        assert codes == [200, 503]
         assert starting["status"] == "not ready"
         assert 0 <= starting["percent"] < 100
         assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "not_ready")
         await asyncio.to_thread(worker.until, "/readyz", 200)
+        await asyncio.to_thread(worker.until, "/health", 200, 1)
 
 
 async def test_a_full_queue_is_answered_429_at_once(tmp_path: Path) -> None:
@@ -146,6 +152,21 @@ async def test_shed_drops_what_cannot_meet_the_first_token_target(tmp_path: Path
         dropped = [answer for answer in answers if answer.status_code == 429]
         assert "shed" in {answer.json()["error"]["reason"] for answer in dropped}
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in dropped)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_has_begun_is_not_shed_though_some_of_it_waits(tmp_path: Path, stream: bool) -> None:
+    flags = ("--max-num-seqs", "2", "--num-gpu-blocks-override", "256")
+    shed = ("--overload", "Shed", "--slo-ttft-ms", "200")
+    body = {"prompt": "x", "max_tokens": 600, "ignore_eos": True, "n": 5, "stream": stream}
+    with running_worker(tmp_path, *flags, *shed) as worker:
+        began_s = time.monotonic()
+        answer = httpx.post(worker.url + "/v1/completions", json=body, timeout=120)
+        assert time.monotonic() - began_s > 0.2, "the last of the five have waited too long"
+    assert answer.status_code == 200
+    assert "error" not in answer.text
+    ends = answer.text.count('"finish_reason":"length"')
+    assert ends == 5
 
 
 def _run(line: list[str]) -> tuple[int, str]:

@@ -47,7 +47,10 @@ class Worker:
         end_s = time.monotonic() + limit_s
         while time.monotonic() < end_s:
             assert self.process.poll() is None, self.log.read_text()
-            answer = httpx.get(self.url + path, timeout=10)
+            try:
+                answer = httpx.get(self.url + path, timeout=10)
+            except httpx.TransportError:  # closed as it was accepted, by a worker that leaves
+                continue
             if answer.status_code == status:
                 return answer
             time.sleep(POLL_S)

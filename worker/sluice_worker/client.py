@@ -267,7 +267,8 @@ class EngineClient:
             reason = f"the engine process failed: {self.failure.message}"
         elif error is not None:
             reason = f"the engine's messages cannot be read: {error}"
-        self.pulse.died(reason)
+        if not self._is_leaving:
+            self.pulse.died(reason)
         died = EngineDied(reason, retry_after_s=1)
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():

@@ -8,7 +8,7 @@ socket, so that HTTP, tokenising and a busy event loop count as what they are: w
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 from .contract import (
@@ -45,13 +45,21 @@ def largest_part(parts: FirstToken, ttft_s: float) -> Cause:
     return max(shares, key=lambda share: share[0])[1]
 
 
+@dataclass(slots=True)
+class Whole:
+    """A client's request, of one sequence or several. `has_begun`: one of them was admitted."""
+
+    has_begun: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Flight:
     """The clock of one request from arrival to end; times in seconds, gaps in milliseconds.
 
     `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
     `admitted_s` is an estimate until the first token (see `Recorder.step`). `decided`: its first
-    token has been counted, on time or over; `e2e_decided`: the whole of it has.
+    token has been counted, on time or over; `e2e_decided`: the whole of it has. `whole`: what
+    it shares with those that are answered together with it.
     """
 
     request_id: str
@@ -70,6 +78,7 @@ class Flight:
     num_gaps_over: int = 0
     queue_s: float = 0.0
     last_was_over: bool = False
+    whole: Whole = field(default_factory=Whole)
 
     @property
     def mean_gap_ms(self) -> float:
@@ -253,8 +262,12 @@ class Recorder:
         flight.last_s = now_s
         flight.num_tokens += 1
 
-    def finish(self, flight: Flight, now_s: float) -> float:
-        """All of its tokens were handed over; returns the end-to-end time in seconds."""
+    def finish(self, flight: Flight, now_s: float, computed_s: float | None = None) -> float:
+        """All of its tokens were handed over; returns the end-to-end time in seconds.
+
+        `computed_s`: when the last of them came from the engine, if not at once: from then on its
+        place is another's, however slowly its client reads.
+        """
         self._end(flight)
         tick, e2e_s = self._tick, now_s - flight.arrival_s
         tick.finished += 1
@@ -265,7 +278,7 @@ class Recorder:
             is_late = tick.e2e.add(e2e_s * 1e3, self.slo.e2e_ms)
         self._lengths.add(flight.num_prompt_tokens + flight.num_tokens)
         if flight.admitted_s is not None:
-            self._service_s.append(now_s - flight.admitted_s)
+            self._service_s.append((computed_s or now_s) - flight.admitted_s)
         if flight.held_first and not is_late:
             target = self.slo.itl_ms
             tick.good += target is None or flight.mean_gap_ms <= target
@@ -332,6 +345,7 @@ class Recorder:
             request_id = next(iter(self._waiting))
             flight = self._waiting.pop(request_id)
             flight.admitted_s = max(flight.submitted_s, step_start_s)
+            flight.whole.has_begun = True
 
     # -- ticks
 
@@ -366,7 +380,7 @@ class Recorder:
         return [self._ticks[index] for index in range(-num, 0)]
 
     def hopeless(self, now_s: float, target_ms: float | None) -> list[Flight]:
-        """Waiting requests that can no longer have their first token in time.
+        """Waiting requests that can no longer have their first token in time, and have not begun.
 
         In time: within their own deadline, or else within `target_ms`. The rest of their way is one
         prefill, of which `prefill_ms` tells what few exceed. Where nothing runs they begin at once,
@@ -379,7 +393,7 @@ class Recorder:
             if limit_ms is None:
                 continue
             rest_ms = 0.0 if begin_at_once else self.prefill_ms(flight.num_prompt_tokens, now_s)
-            if _is_out_of_reach(flight, now_s, limit_ms, rest_ms):
+            if _is_out_of_reach(flight, now_s, limit_ms, rest_ms) and not flight.whole.has_begun:
                 late.append(flight)
         return late
 

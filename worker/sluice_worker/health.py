@@ -92,11 +92,16 @@ class Pulse:
         """Whether the engine can be believed to answer soon."""
         return self.liveness(now_s, timeout_s * READY_SHARE)
 
+    def health(self, now_s: float, timeout_s: float) -> Verdict:
+        """Whether the engine is up, as vLLM's clients ask: not while it starts."""
+        live = self.progress(now_s, timeout_s)
+        return Verdict(live.ok and self.is_serving, live.reason, live.phase, live.percent)
+
     def readiness(self, now_s: float, timeout_s: float) -> Verdict:
         """Whether new work should be sent here."""
-        live = self.progress(now_s, timeout_s)
-        if not live.ok or not self.is_serving:
-            return Verdict(False, live.reason, live.phase, live.percent)
+        up = self.health(now_s, timeout_s)
+        if not up.ok:
+            return up
         if self.is_draining:
             return Verdict(False, "draining: the worker is shutting down", "draining")
         return Verdict(True, "ok")

@@ -290,7 +290,7 @@ class Scheduler:
                 return
             if id(sequence) in served:
                 continue
-            self.counters.prefix_hits += prefix.take_more(sequence, self.pool)
+            self._count_found(sequence, prefix.take_more(sequence, self.pool))
             if any(prefix.will_find(sequence, other, self.pool) for other in ending):
                 continue
             count = min(sequence.num_uncomputed_tokens, budget)
@@ -345,8 +345,8 @@ class Scheduler:
         self.pool.acquire(matched)
         sequence.block_ids = matched + self.pool.allocate(total - len(matched))
         num_cached = prefix.book(sequence, self.pool, matched)
-        self.counters.prefix_hits += num_cached
-        self.counters.prefix_queries += sequence.num_tokens
+        if self.pool.prefix_caching and not sequence.needs_prompt_scores:
+            self._count_found(sequence, num_cached, sequence.num_tokens)
         self.counters.preempted_tokens += max(sequence.num_lost_tokens - num_cached, 0)
         sequence.num_lost_tokens = 0
         self._clocks.dequeue(sequence)
@@ -354,6 +354,12 @@ class Scheduler:
             sequence.has_begun = True
             sequence.cached_tokens = num_cached
         insort(self.running, sequence, key=lambda other: other.order)
+
+    def _count_found(self, sequence: Sequence, num_found: int, num_sought: int = 0) -> None:
+        """Count what the cache was asked for and had. Who comes back finds what was its own."""
+        if not sequence.num_preemptions:
+            self.counters.prefix_hits += num_found
+            self.counters.prefix_queries += num_sought
 
     def _why_blocked(self) -> Lack | None:
         """What a request that arrives now would wait for."""

@@ -226,8 +226,17 @@ class Detokenizer:
         before, text = self._before(), self._decode(len(self._ids))
         if text.endswith(REPLACEMENT) or len(text) <= len(before):
             return self._settled(before, text) if self._num_pending > MAX_PENDING else ""
+        piece = self._since(before, text)
         self._start, self._shown = self._shown, len(self._ids)
-        return text[len(before) :]
+        return piece
+
+    def _since(self, before: str, text: str) -> str:
+        """What `text` adds to `before`. Of a run of bytes one that is amiss makes all unreadable to
+        some decoders, what was given out too: then those behind it stand alone."""
+        if text.startswith(before) or REPLACEMENT not in text:
+            return text[len(before) :]
+        pending = self._ids[self._shown :]
+        return self._tokenizer.decode(pending, skip_special_tokens=self._skip)
 
     @property
     def _num_pending(self) -> int:
@@ -249,9 +258,9 @@ class Detokenizer:
 
     def flush(self) -> str:
         """What is left at the end: an unfinished character shows as U+FFFD."""
-        before, text = self._before(), self._decode(len(self._ids))
+        piece = self._since(self._before(), self._decode(len(self._ids)))
         self._start, self._shown = len(self._ids), len(self._ids)
-        return text[len(before) :]
+        return piece
 
     def _before(self) -> str:
         return self._decode(self._shown)

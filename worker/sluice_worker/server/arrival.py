@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -65,7 +66,8 @@ class Arrival:
     def app(self) -> ASGIApp:
         """The answers of a port: health, and 503 to everything else."""
         app: FastAPI = bare()
-        add_health(app, lambda: self._verdict(True), lambda: self._verdict(False))
+        not_yet = partial(self._verdict, False)
+        add_health(app, partial(self._verdict, True), not_yet, not_yet)
 
         @app.api_route("/{path:path}", methods=METHODS)
         async def refuse(path: str) -> None:

@@ -98,8 +98,16 @@ class Connection(H11Protocol):
             self._arm_receive()
         super().data_received(data)
         # The cycle of a request before, which was answered, says nothing of this one.
-        if self.cycle and not self.cycle.more_body and not self.cycle.response_complete:
+        is_whole = self.cycle and not self.cycle.more_body and not self.cycle.response_complete
+        if is_whole or self._has_nothing_begun():
             self._receive_timer = _cancelled(self._receive_timer)
+        if is_whole and len(self.conn.trailing_data[0]) <= MAX_HEADER_BYTES:
+            self.flow.resume_reading()  # which the next request pauses: or no leaving would be seen
+
+    def _has_nothing_begun(self) -> bool:
+        """Whether all that came belongs to a request that is answered, if before it was whole."""
+        is_body = self.conn.their_state is h11.SEND_BODY
+        return self._is_idle() and not is_body and not self.conn.trailing_data[0]
 
     def pause_writing(self) -> None:
         """The client has stopped reading: it is cut unless it reads on."""

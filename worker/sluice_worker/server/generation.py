@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import SluiceError
-from ..evidence import Flight
+from ..evidence import Flight, Whole
 from ..protocol import Completion
 from ..wire import FinishReason, Scores, TokenOut, unpacked
 from .ledger import Ledger
@@ -101,6 +101,7 @@ class Generation:
         self.created = int(time.time())
         self.request = request
         self.choices: list[Choice] = []
+        self._whole = Whole()
         self.num_open = 0
         self.error: SluiceError | None = None
         self._ledger = ledger
@@ -111,6 +112,7 @@ class Generation:
     def add(self, choice: Choice) -> "ChoiceSink":
         """Take in a sequence that is about to be submitted."""
         self.choices.append(choice)
+        choice.flight.whole = self._whole
         self.num_open += 1
         return ChoiceSink(self, choice)
 
@@ -158,10 +160,19 @@ class Generation:
             choice.flight, item.token, at_cap=item.at_cap, is_drafted=is_drafted, now_s=now_s
         )
         if end is not None:
-            self._ledger.finish(choice.flight, end, item.token.num_preemptions, now_s)
+            num_preemptions = item.token.num_preemptions
+            self._ledger.finish(
+                choice.flight, end, num_preemptions, computed_s=item.at_s, now_s=now_s
+            )
             self._end(choice, end)  # a stop string may end it before the engine does
             if self.num_open == 0:
-                self._ledger.whole(len(c.transcript.token_ids) for c in self.choices)
+                self._book_lengths()
+
+    def _book_lengths(self) -> None:
+        n = self.request.sampling.n
+        lengths = [len(choice.transcript.token_ids) for choice in self.choices]
+        for first in range(0, len(lengths), n):
+            self._ledger.whole(lengths[first : first + n])
 
     def leave(self) -> None:
         """Nobody reads any more: free what is still running. Safe to call at any time.

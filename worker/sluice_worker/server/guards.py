@@ -63,7 +63,7 @@ class Bearer:
         return f"Bearer({len(self._tokens)} tokens)"
 
     def check(self, authorization: bytes) -> str:
-        """The salt of whose token the header's value is; "" where there is one token for all.
+        """The salt of whose token the header's value is: a share of the prefix cache for each.
 
         Raises Unauthorized.
         """
@@ -73,7 +73,7 @@ class Bearer:
         found = [known for known in self._tokens if hmac.compare_digest(token.strip(), known)]
         if scheme.lower() != b"bearer" or not found:
             raise Unauthorized("a valid bearer token is required")
-        return hashlib.sha256(found[0]).hexdigest() if len(self._tokens) > 1 else ""
+        return hashlib.sha256(found[0]).hexdigest()
 
     def _read_again(self) -> None:
         """A Secret that was rotated reaches its volume within a minute; one that was spoilt is left

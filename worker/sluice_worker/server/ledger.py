@@ -39,10 +39,16 @@ class Ledger:
             self.stats.observe("inter_token_latency_seconds", gap_s)
 
     def finish(
-        self, flight: Flight, reason: FinishReason, num_preemptions: int, now_s: float
+        self,
+        flight: Flight,
+        reason: FinishReason,
+        num_preemptions: int,
+        *,
+        computed_s: float,
+        now_s: float,
     ) -> None:
-        """The last token was handed over."""
-        e2e_s = self.recorder.finish(flight, now_s)
+        """The last token, which came from the engine at `computed_s`, was handed over."""
+        e2e_s = self.recorder.finish(flight, now_s, computed_s)
         stats = self.stats
         stats.end(reason)
         stats.observe("e2e_request_latency_seconds", e2e_s)
@@ -56,7 +62,7 @@ class Ledger:
             stats.observe("request_time_per_output_token_seconds", flight.mean_gap_ms / 1e3)
 
     def whole(self, num_tokens: Iterable[int]) -> None:
-        """All sequences of a request have ended, with these output lengths."""
+        """All answers to a prompt have ended, with these lengths."""
         self.stats.observe("request_max_num_generation_tokens", max(num_tokens))
 
     def leave(self, flight: Flight, now_s: float) -> None:

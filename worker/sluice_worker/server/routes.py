@@ -124,16 +124,25 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def add_health(
-    app: FastAPI, liveness: Callable[[], Verdict], readiness: Callable[[], Verdict]
+    app: FastAPI,
+    liveness: Callable[[], Verdict],
+    health: Callable[[], Verdict],
+    readiness: Callable[[], Verdict],
 ) -> None:
-    """The probes and the version, which need no engine."""
+    """The probes and the version, which need no engine. `health`: as vLLM's, which others' charts
+    take for readiness."""
 
-    @app.get("/healthz")
-    @app.get("/health")
-    async def healthz() -> Response:
-        verdict = liveness()
+    def told(verdict: Verdict) -> Response:
         body = shapes.Health("ok" if verdict.ok else "failed", verdict.reason)
         return answer(body, 200 if verdict.ok else 503)
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return told(liveness())
+
+    @app.get("/health")
+    async def up() -> Response:
+        return told(health())
 
     @app.get("/readyz")
     async def readyz() -> Response:
@@ -150,7 +159,7 @@ def add_health(
 
 def add_probes(app: FastAPI, service: Service) -> None:
     """Health, version and metrics: on both ports."""
-    add_health(app, service.liveness, service.readiness)
+    add_health(app, service.liveness, service.health, service.readiness)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -227,10 +227,10 @@ class Service:
     def _check_open(self) -> Ready:
         """The engine's limits, or why no request is taken now."""
         problem: SluiceError | None = None
-        if self.client.closed.is_set():
-            problem = EngineDied(self.pulse.death or "the engine process ended", retry_after_s=1)
-        elif self.pulse.is_draining:
+        if self.pulse.is_draining:
             problem = Draining("this worker is shutting down", retry_after_s=1)
+        elif self.client.closed.is_set():
+            problem = EngineDied(self.pulse.death or "the engine process ended", retry_after_s=1)
         elif self.engine is None:
             text = f"the model is being loaded: {self.pulse.phase} ({self.pulse.percent} %)"
             problem = NotReady(text, retry_after_s=5)
@@ -284,7 +284,7 @@ class Service:
                 param="n",
             )
         cause: Cause | None = None
-        if is_full(num_new, num_open, cap, state, flags.max_num_queued_reqs):
+        if num_open and is_full(num_new, num_open, cap, state, flags.max_num_queued_reqs):
             limit = "max_num_queued_reqs"
             sentence = f"{num_waiting(num_open, cap, state)} requests wait already"
         elif 0 < flags.max_num_queued_tokens <= num_tokens:
@@ -390,6 +390,10 @@ class Service:
     def liveness(self) -> Verdict:
         """Whether the engine makes progress."""
         return self.pulse.liveness(time.monotonic(), self.config.server.liveness_timeout)
+
+    def health(self) -> Verdict:
+        """Whether the engine is up."""
+        return self.pulse.health(time.monotonic(), self.config.server.liveness_timeout)
 
     def readiness(self) -> Verdict:
         """Whether new requests are taken."""

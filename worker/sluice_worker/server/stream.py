@@ -53,6 +53,7 @@ class EventStream(Response):
         self._generation = form.generation
         self._keep_alive_s = keep_alive_s
         self._is_started = False
+        self._sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until all sequences have ended, or the client has left."""
@@ -78,11 +79,13 @@ class EventStream(Response):
                     else:
                         events += self._form.event(item)
                     sent.append((item, item.choice.finish_reason))
+            ready_s = time.monotonic()
             if events:
                 await self._send(send, bytes(events))
-            now_s = time.monotonic()
             for item, end in sent:
-                generation.handed_over(item, end, now_s)
+                is_held_up = item.at_s < self._sent_s  # by its client, which reads slowly
+                generation.handed_over(item, end, item.at_s if is_held_up else ready_s)
+            self._sent_s = time.monotonic()
 
     async def _take(self, send: Send) -> list[Arrived]:
         """The next tokens. The first comment brings the status line forward to itself."""

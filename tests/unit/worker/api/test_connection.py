@@ -16,7 +16,7 @@ from sluice_worker.server.connection import (
     Incoming,
     connection_class,
 )
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -25,7 +25,7 @@ ANSWER = bytes(32 << 20)
 """More than the buffers of both sockets hold."""
 
 
-async def app(scope: Scope, receive: Receive, send: Send) -> None:
+async def answers(scope: Scope, receive: Receive, send: Send) -> None:
     """One large answer."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": ANSWER})
@@ -33,7 +33,12 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def asked(
-    header: str, high: int | None = None
+    header: str,
+    high: int | None = None,
+    *,
+    app: ASGIApp = answers,
+    receive_s: float = 60.0,
+    head: str = "GET / HTTP/1.1\r\nHost: x\r\n",
 ) -> AsyncIterator[tuple[socket.socket, list[str]]]:
     """A client that has asked and read nothing, and the deadlines that it missed.
 
@@ -42,7 +47,7 @@ async def asked(
     """
     missed: list[str] = []
     bound = connection_class(
-        ServerConfig(receive_timeout=60.0, write_timeout=WRITE_S, connection_max_age=60.0),
+        ServerConfig(receive_timeout=receive_s, write_timeout=WRITE_S, connection_max_age=60.0),
         missed.append,
     )
     config = Config(app, http=bound, lifespan="off", log_config=None, timeout_keep_alive=1)
@@ -66,7 +71,7 @@ async def asked(
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         client.setblocking(False)
         await loop.sock_connect(client, server.sockets[0].getsockname())
-        await loop.sock_sendall(client, f"GET / HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
+        await loop.sock_sendall(client, f"{head}{header}\r\n".encode())
         try:
             yield client, missed
             await asyncio.wait_for(gone.wait(), 5)
@@ -78,6 +83,8 @@ async def asked(
 
 
 CLOSE = "Connection: close\r\n"
+POST = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
+GET_LAST = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -108,6 +115,58 @@ def test_a_slow_reader_of_a_last_answer_gets_all_of_it() -> None:
     size, missed = uvloop.run(read())
     assert size > len(ANSWER)
     assert missed == []
+
+
+async def refuses(scope: Scope, receive: Receive, send: Send) -> None:
+    """An answer that reads nothing of its request."""
+    await send(
+        {"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]}
+    )
+    await send({"type": "http.response.body", "body": b""})
+
+
+class Waits:
+    """Nothing is answered until the client has left."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.has_seen_it_leave = asyncio.Event(), False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "http.request"
+        asyncio.get_running_loop().call_soon(self.has_begun.set)
+        assert (await receive())["type"] == "http.disconnect"
+        self.has_seen_it_leave = True
+
+
+def test_an_answer_before_the_body_is_whole_leaves_no_deadline_behind() -> None:
+    async def post() -> tuple[list[bytes], list[str]]:
+        loop, heads = asyncio.get_running_loop(), []
+        async with asked("", app=refuses, receive_s=0.2, head=POST) as (client, missed):
+            heads.append(await loop.sock_recv(client, 12))
+            await loop.sock_recv(client, 1024)
+            await loop.sock_sendall(client, b"abcd")
+            await asyncio.sleep(0.5)  # more than twice the deadline
+            await loop.sock_sendall(client, GET_LAST)
+            heads.append(await loop.sock_recv(client, 12))
+        return heads, missed
+
+    assert uvloop.run(post()) == ([b"HTTP/1.1 401"] * 2, [])
+
+
+@pytest.mark.parametrize("behind", [b"\r\n", GET_LAST])
+def test_a_client_that_leaves_is_noticed_whatever_it_has_sent_behind_its_request(
+    behind: bytes,
+) -> None:
+    async def leave() -> bool:
+        loop, app = asyncio.get_running_loop(), Waits()
+        async with asked("", app=app) as (client, _):
+            await app.has_begun.wait()
+            await loop.sock_sendall(client, behind)
+            await asyncio.sleep(0.05)  # it is read
+            client.shutdown(socket.SHUT_RDWR)
+        return app.has_seen_it_leave
+
+    assert uvloop.run(leave())
 
 
 def taken(sizes: list[int], header: str = "Transfer-Encoding: chunked") -> int:

@@ -422,6 +422,27 @@ def test_hopeless_is_who_cannot_be_prefilled_in_time_any_more() -> None:
     assert recorder.hopeless(0.499, 500) == []  # admitted: it may still make it
 
 
+def test_what_belongs_to_a_request_that_has_begun_is_not_hopeless() -> None:
+    recorder = create_recorder()
+    recorder.snapshot = Snapshot(4, 2, 0, 0, 0, 8, 0, 0, 0, 0)
+    first, second, other = (recorder.arrive(name, 0.0, 0.0, 9) for name in ("a", "b", "other"))
+    second.whole = first.whole
+    assert recorder.hopeless(0.6, 500) == [first, second, other]
+    recorder.snapshot = Snapshot(1, 2, 0, 0, 0, 8, 0, 0, 0, 0)
+    recorder.step(create_report(waiting_cap=2, running=1, started_s=0.4))
+    assert first.admitted_s is not None
+    assert recorder.hopeless(0.6, 500) == [other]
+
+
+def test_a_place_is_free_when_the_last_token_is_there_not_when_its_client_has_read_it() -> None:
+    recorder = create_recorder()
+    flight = recorder.arrive("a", 0.0, 0.0, 9)
+    recorder.step(create_report(running=1, started_s=0.0))
+    recorder.first_token(flight, 0.5, FirstToken(0.0, 0.0, 0.5, 0))
+    assert recorder.finish(flight, 26.0, computed_s=1.0) == 26.0
+    assert recorder.service_s() == 1.0
+
+
 @dataclass
 class _Open:
     flight: Flight

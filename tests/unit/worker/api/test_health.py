@@ -70,6 +70,19 @@ def test_a_dead_engine_is_neither_live_nor_ready_at_once() -> None:
         assert (verdict.ok, verdict.reason) == (False, "the engine process ended")
 
 
+def test_an_engine_is_up_from_its_start_to_its_end_also_while_it_drains() -> None:
+    """What vLLM's clients take for readiness."""
+    pulse = Pulse(0.0)
+    pulse.starting("weights", 40, 1.0)
+    up = pulse.health(600.0, TIMEOUT_S)
+    assert (up.ok, up.reason) == (False, "starting: weights")
+    pulse.serving(600.0)
+    pulse.is_draining = True
+    assert pulse.health(601.0, TIMEOUT_S).ok
+    pulse.died("the engine process ended")
+    assert not pulse.health(601.0, TIMEOUT_S).ok
+
+
 def test_draining_is_live_and_not_ready() -> None:
     pulse = create_pulse()
     pulse.is_draining = True

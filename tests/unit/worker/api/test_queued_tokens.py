@@ -7,9 +7,11 @@ import msgspec
 import pytest
 from sluice_worker.config import ServerConfig
 from sluice_worker.contract import TICK_SECONDS, Causes
-from sluice_worker.errors import QueueFull
+from sluice_worker.errors import Draining, QueueFull
 from sluice_worker.evidence import NOTHING
 from sluice_worker.protocol import parse_completion
+from sluice_worker.server.generation import Arrived
+from sluice_worker.wire import FirstToken, TokenOut
 
 from .test_waiting_memory import create_service
 
@@ -29,3 +31,35 @@ def test_the_bound_of_queued_tokens_is_prefill_unless_somebody_waits(
     recorder.advance(recorder._tick_start_s + TICK_SECONDS, 0.0, 0.0)
     (tick,) = recorder.evidence(0).ticks
     assert (tick.refused, tick.ttft.by) == (1, expected)
+
+
+def test_who_comes_alone_is_let_in_where_the_ceiling_has_room_for_all_of_it(
+    tmp_path: Path,
+) -> None:
+    """Else it would be told to come again for ever, while the tuner keeps the cap low."""
+    service = create_service(tmp_path, ServerConfig(max_num_queued_reqs=2))
+    service.live = msgspec.structs.replace(service.live, max_num_seqs=1)
+    many = parse_completion(b'{"prompt": [1, 2, 3], "max_tokens": 1, "n": 6}')
+    assert len(asyncio.run(service.open(many, 0.0)).choices) == 6
+    with pytest.raises(QueueFull, match="max_num_queued_reqs is 2"):
+        asyncio.run(service.open(parse_completion(BODY), 0.0))
+
+
+def test_a_worker_that_leaves_says_so_also_once_its_engine_is_gone(tmp_path: Path) -> None:
+    service = create_service(tmp_path, ServerConfig())
+    service.drain()
+    service.client.closed.set()
+    with pytest.raises(Draining):
+        asyncio.run(service.open(parse_completion(BODY), 0.0))
+
+
+def test_lengths_are_booked_for_each_prompt(tmp_path: Path) -> None:
+    service = create_service(tmp_path, ServerConfig())
+    body = b'{"prompt": [[1, 2], [1, 3], [1, 4]], "max_tokens": 1, "n": 2}'
+    generation = asyncio.run(service.open(parse_completion(body), 0.0))
+    for choice in generation.choices:
+        token = TokenOut("0", 2, first=FirstToken(0.0, 0.0, 0.0, 0), finish_reason="length")
+        choice.feed(token)
+        generation.handed_over(Arrived(choice, token, at_cap=False, at_s=1.0), "length", 1.0)
+    booked = service.stats.histograms["request_max_num_generation_tokens"]
+    assert (sum(booked.counts), booked.total) == (3, 3.0)

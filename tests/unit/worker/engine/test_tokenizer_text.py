@@ -117,6 +117,21 @@ def fallback(directory: Path) -> Tokenizer:
     return Tokenizer(directory)
 
 
+@pytest.mark.parametrize("text", ["😀😀", "日本語", "a😀é"])
+def test_an_answer_that_ends_inside_a_character_keeps_those_before_it(
+    tmp_path: Path, text: str
+) -> None:
+    """To such a decoder one byte that is amiss spoils all of its run."""
+    tokenizer = fallback(tmp_path)
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    for num in range(1, len(token_ids) + 1):
+        detokenizer = tokenizer.detokenizer()
+        shown = "".join([*map(detokenizer.push, token_ids[:num]), detokenizer.flush()])
+        whole = b"".join(map(tokenizer.token_bytes, token_ids[:num])).decode(errors="ignore")
+        assert shown.rstrip("\ufffd") == whole
+        assert shown.count("\ufffd") <= 3, "those of the last character's bytes"
+
+
 NO_MARK = st.characters(exclude_categories=["Cs"], exclude_characters="\u2581")
 
 

@@ -1,0 +1,71 @@
+"""Time that a client takes to read is its own: no gap of the server's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from sluice_worker.contract import Slo
+from sluice_worker.evidence import Recorder
+from sluice_worker.metrics import Statistics
+from sluice_worker.protocol import parse_completion
+from sluice_worker.server.generation import Choice, Generation
+from sluice_worker.server.ledger import Ledger
+from sluice_worker.server.stream import EventStream
+from sluice_worker.server.text import Transcript
+from sluice_worker.tokenizer import Tokenizer
+from sluice_worker.wire import FirstToken, TokenOut, packed
+
+from .tiny import write_tokenizer
+
+PAUSE_S = 0.6
+TOKENS = 6
+
+
+def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_came(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json")
+    tokenizer, now_s = Tokenizer(tmp_path), time.monotonic()
+    recorder = Recorder("boot", now_s, 1000.0)
+    recorder.start(1, 4, Slo(itl_ms=1e3 * PAUSE_S / 2))
+    ledger = Ledger(recorder, Statistics(Slo(), 0.0))
+    generation = Generation("cmpl-1", parse_completion(b'{"prompt": "a"}'), ledger, lambda _: None)
+    text = Transcript(tokenizer.detokenizer(), stops=(), stop_token_ids=frozenset(), min_tokens=0)
+    flight = recorder.arrive("0", now_s, now_s, 1)
+    sink = generation.add(Choice(0, flight, text, packed([1]), counts_prompt=True))
+
+    async def engine(stalls: asyncio.Event) -> None:
+        for i in range(TOKENS):
+            first = FirstToken(0.0, 0.0, 0.0, 0) if i == 0 else None
+            end = "length" if i == TOKENS - 1 else None
+            token = TokenOut("0", 2, first=first, finish_reason=end)
+            sink.token(token, at_cap=False, now_s=time.monotonic())
+            await (stalls.wait() if i == 1 else asyncio.sleep(PAUSE_S / TOKENS))
+
+    async def answer() -> None:
+        stalls, gone, sent = asyncio.Event(), asyncio.Event(), list[Any]()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if len(sent) == len(["start", "first", "second"]):
+                stalls.set()  # the second token fills its buffers, and it reads on after a while
+                await asyncio.sleep(PAUSE_S)
+
+        async def receive() -> Any:
+            await gone.wait()
+
+        form: Any = SimpleNamespace(generation=generation, event=event, tail=lambda: b"")
+        tokens = asyncio.create_task(engine(stalls))
+        await EventStream(form, 0.0)({"type": "http"}, receive, send)
+        await tokens
+        assert sent[-1]["more_body"] is False
+
+    def event(item: Any) -> bytes:
+        item.choice.feed(item.token)
+        return b"data\n\n"
+
+    asyncio.run(answer())
+    assert flight.num_tokens == TOKENS
+    assert flight.num_gaps_over == 0
