@@ -51,7 +51,8 @@ def api(with_crd: ApiServer) -> Iterator[httpx.Client]:
     """An administrator's connection."""
     context = ssl.create_default_context(cafile=str(with_crd.certificate_authority))
     context.load_cert_chain(str(with_crd.client_certificate), str(with_crd.client_key))
-    with httpx.Client(base_url=with_crd.url, verify=context, trust_env=False) as client:
+    made = httpx.Client(base_url=with_crd.url, verify=context, trust_env=False, timeout=30)
+    with made as client:
         yield client
 
 

@@ -65,6 +65,7 @@ def command(python: Path, worker: Worker, report: Path) -> list[str]:
     ]
 
 
+@pytest.mark.timeout(900)  # it may have to be installed
 def test_guidellm_completes_every_request_and_counts_the_tokens_that_were_made(
     worker: Worker, tmp_path: Path
 ) -> None:

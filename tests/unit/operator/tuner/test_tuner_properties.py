@@ -116,7 +116,8 @@ def all_targets(draw: st.DrawFn) -> Targets:
 def test_any_evidence_gives_a_bounded_finite_explained_decision() -> None:
     reached: set[str] = set()
 
-    @settings(max_examples=200, suppress_health_check=list(HealthCheck))
+    # Always the same examples, as what they reach is asserted too.
+    @settings(max_examples=200, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(st.data())
     def holds(data: st.DataObject) -> None:
         reached.update(three_looks(data))

@@ -136,11 +136,12 @@ def test_a_conversation_has_no_window_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_large_texts_are_tokenised_one_at_a_time_and_small_ones_beside_them() -> None:
-    texts, begun, may_end = Texts(), [], threading.Event()
+    texts, begun, has_begun, may_end = Texts(), [], threading.Event(), threading.Event()
     threads = set()
 
     def work(name: str) -> None:
         begun.append(name)
+        has_begun.set()
         threads.add(threading.get_ident())
         may_end.wait(10)
 
@@ -148,7 +149,7 @@ async def test_large_texts_are_tokenised_one_at_a_time_and_small_ones_beside_the
         asyncio.create_task(texts.tokenized(LARGE_CHARS + 1, partial(work, name)))
         for name in ("first", "second")
     ]
-    await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(has_begun.wait, 10)
     assert await texts.tokenized(LARGE_CHARS, lambda: "small") == "small"
     assert begun == ["first"]
     may_end.set()

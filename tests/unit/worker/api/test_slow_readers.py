@@ -17,7 +17,7 @@ from sluice_worker.server.ledger import Ledger
 from sluice_worker.server.stream import EventStream
 from sluice_worker.server.text import Transcript
 from sluice_worker.tokenizer import Tokenizer
-from sluice_worker.wire import FirstToken, TokenOut, packed
+from sluice_worker.wire import FinishReason, FirstToken, TokenOut, packed
 
 from .tiny import write_tokenizer
 
@@ -39,7 +39,7 @@ def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_came(tmp_
     async def engine(stalls: asyncio.Event) -> None:
         for i in range(TOKENS):
             first = FirstToken(0.0, 0.0, 0.0, 0) if i == 0 else None
-            end = "length" if i == TOKENS - 1 else None
+            end: FinishReason | None = "length" if i == TOKENS - 1 else None
             token = TokenOut("0", 2, first=first, finish_reason=end)
             sink.token(token, at_cap=False, now_s=time.monotonic())
             await (stalls.wait() if i == 1 else asyncio.sleep(PAUSE_S / TOKENS))

@@ -1,6 +1,5 @@
 """An engine without work prepares what is left to prepare, and looks for messages in between."""
 
-import os
 from pathlib import Path
 from typing import cast
 
@@ -77,7 +76,9 @@ HUGE_PAGE = 2 << 20
 
 
 def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    """Of no file, as pages of libraries may come and go."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 def test_pages_that_come_next_have_their_memory_before_they_are_needed(
