@@ -149,7 +149,12 @@ class Bench:
                 for cap in self.rng.sample(list(self.tallies), len(self.tallies)):
                     await self._wave(number, self.tallies[cap], lengths)
         finally:
-            await self._put_back()
+            putting_back = asyncio.create_task(self._put_back())
+            try:
+                await asyncio.shield(putting_back)
+            except asyncio.CancelledError:
+                await putting_back
+                raise
 
     async def _put_back(self) -> None:
         try:

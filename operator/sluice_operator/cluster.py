@@ -165,12 +165,12 @@ class Cluster:
         headers = {**_JSON, "Content-Type": _APPLY}
         return await self._call("PATCH", ref.kind, path, query, manifest, headers)
 
-    async def merge(self, manifest: Object) -> None:
-        """Write `manifest` over what is there: a list takes the place of the one there, and None
-        takes a field away. Server-side apply leaves what others have put beside ours."""
+    async def merge(self, ref: Ref, patch: Object) -> None:
+        """Write `patch` over what is there: a list takes the place of the one there, and None takes
+        a field away. Server-side apply leaves what others have put beside ours."""
         headers = {**_JSON, "Content-Type": _MERGE}
-        ref, query = ref_of(manifest), [("fieldManager", FIELD_MANAGER)]
-        await self._call("PATCH", ref.kind, ref.path, query, manifest, headers)
+        query = [("fieldManager", FIELD_MANAGER)]
+        await self._call("PATCH", ref.kind, ref.path, query, patch, headers)
 
     async def create_once(self, manifest: Object) -> None:
         """Create `manifest`, unless an object of that name is there already."""

@@ -29,6 +29,8 @@ _UNMOUNTED_S = 120.0
 _LATE_S = 10.0
 """A pod that is not gone so long after its grace period is stuck, and so is its room."""
 _MAX_MESSAGE = 300
+_LACKS_ROOM = ("Insufficient ", "Too many pods")
+"""As the scheduler says it."""
 NODE_S = 600.0
 """A pod that no node takes for so long counts as one that will not come: a node that restarts, or
 that an autoscaler adds, is there by then."""
@@ -47,7 +49,8 @@ class Trouble:
 class Pod:
     """One pod of an object. `started_s`: Unix time of its start, 0 before it has one. `drains`: it
     leaves, and its grace period is not over: its room will be free. `roomless_s`: Unix time since
-    when no node takes it, 0 where one does. `template`: names the pod template it is made from."""
+    when no node takes it, 0 where one does; `lacks_room`: more room on some node would do.
+    `template`: names the pod template it is made from."""
 
     name: str
     uid: str
@@ -58,6 +61,7 @@ class Pod:
     trouble: Trouble | None
     drains: bool = False
     roomless_s: float = 0.0
+    lacks_room: bool = False
     template: str = ""
 
     @property
@@ -102,6 +106,7 @@ def pod_of(body: Object, now: float) -> Pod:
         # The API server writes when the grace period ends, not when it began.
         drains=now < unix_time(meta.get("deletionTimestamp")) + _LATE_S,
         roomless_s=_turned_s(scheduled) if scheduled.get("status") == "False" else 0.0,
+        lacks_room=any(word in str(scheduled.get("message")) for word in _LACKS_ROOM),
         template=(meta.get("labels") or {}).get("pod-template-hash", ""),
     )
 
@@ -109,12 +114,16 @@ def pod_of(body: Object, now: float) -> Pod:
 def unplaced(pods: Sequence[Pod], wanted: int, now: float, patience_s: float) -> int:
     """How many of the pods that are wanted no node has taken for `patience_s`. Those that wait for
     the room of one that drains are none, nor those of a template of which no node has taken any: it
-    may be one that none ever will, and must not take the place of pods that serve."""
+    may be one that none ever will, and must not take the place of pods that serve. One of them is,
+    where it is room that lacks: it will have that of the next one that stops.
+    """
     known = {pod.template for pod in pods if pod.started_s and not pod.has_no_room}
-    waiting = [p for p in pods if p.has_no_room and not p.terminating and p.template in known]
+    waiting = [pod for pod in pods if pod.has_no_room and not pod.terminating]
     placed = sum(not pod.has_no_room and (pod.drains or not pod.terminating) for pod in pods)
-    too_long = sum(now - pod.roomless_s >= patience_s for pod in waiting)
-    return max(0, min(too_long, wanted - placed))
+    late = [pod for pod in waiting if now - pod.roomless_s >= patience_s]
+    num_late = sum(pod.template in known for pod in late)
+    num_late += any(pod.lacks_room for pod in late if pod.template not in known)
+    return max(0, min(num_late, wanted - placed))
 
 
 def essence_of(body: Object) -> Object:

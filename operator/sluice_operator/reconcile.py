@@ -45,6 +45,8 @@ _MAX_DOUBLINGS = 10
 """More than either back-off takes, and far from the largest float."""
 _SERVING_BACKOFF_S = 10.0
 """What one refused child costs pods that serve: a look in so many seconds instead of two."""
+_WRITTEN_OVER: Mapping[str, Object] = {"Service": {}, "PodDisruptionBudget": {"minAvailable": None}}
+"""Kinds whose spec is all ours, with what it must not have beside."""
 _SWEEP_RESYNCS = 10
 """Five minutes by default between two looks for deletions that the watch has missed."""
 
@@ -454,16 +456,16 @@ class Reconciler:
         except ClusterError as e:
             if e.status == 409 and (live := await self._as_written(ref, manifest)):
                 return live  # by a try whose answer was lost
-            if e.status != 422 or self._child(ref) is None:
+            if e.status != 422 or ref.kind not in _WRITTEN_OVER or self._child(ref) is None:
                 raise
-            others = {"minAvailable": None} if ref.kind == "PodDisruptionBudget" else {}
-            known = {key: manifest[key] for key in ("apiVersion", "kind", "metadata")}
-            await cluster.merge({**known, "spec": {**manifest["spec"], **others}})
+        await cluster.merge(ref, {"spec": {**manifest["spec"], **_WRITTEN_OVER[ref.kind]}})
         return await cluster.apply(manifest)
 
     async def _as_written(self, ref: Ref, manifest: Object) -> Object | None:
+        """What is there, if it is all that `manifest` says, but for the version."""
+        meta = {k: v for k, v in manifest["metadata"].items() if k != "resourceVersion"}
         live = await self._context.cluster.get(ref)
-        return live if drift.manifest_hash(live) == drift.manifest_hash(manifest) else None
+        return None if any(drift.differences({**manifest, "metadata": meta}, live)) else live
 
     async def _send(self, planned: Plan) -> None:
         """A pod that cannot be reached is sent its configuration again at the next pass."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
-from sluice_worker.sizing import MAX_CEILING
 
+from .kinds import MAX_NUM_SEQS
 from .spec import MAX_REPLICAS
 from .tuner import Past
 
@@ -13,8 +13,8 @@ OWNER_ANNOTATION = "sluice.dev/operator"
 """On the ConfigMap: the installation that cares for the object."""
 _MAX_EPOCH = 2**52
 """Far below what workers and the status can hold: there is room for those that follow."""
-_MAX_S = 1e11
-"""The year 5138."""
+_MAX_NUMBER = 1e11
+"""Of the tuner's memory: as seconds the year 5138."""
 
 
 def runtime_name(name: str) -> str:
@@ -49,7 +49,7 @@ def parse(data: Mapping[str, str]) -> Runtime | None:
     except (KeyError, ValueError):
         return None
     is_sane = 0 <= epoch <= _MAX_EPOCH and 0 <= replicas <= MAX_REPLICAS
-    if not is_sane or not (cap is None or 1 <= cap <= MAX_CEILING):
+    if not is_sane or not (cap is None or 1 <= cap <= MAX_NUM_SEQS):
         return None
     return Runtime(epoch, cap, replicas, _past_of(data.get("past.json", "{}")))
 
@@ -59,12 +59,13 @@ def _past_of(text: str) -> Past:
         past = msgspec.json.decode(text, type=Past)
     except (ValueError, RecursionError):
         return Past()  # it only bounds how fast things change; the evidence is read anew
-    return past if _has_times(msgspec.to_builtins(past)) else Past()
+    return past if _can_be_told(msgspec.to_builtins(past)) else Past()
 
 
-def _has_times(value: object) -> bool:
-    """Whether all times are such that a status can name them."""
+def _can_be_told(value: object) -> bool:
+    """Whether all numbers are such that a status can name them."""
     if isinstance(value, Mapping):
-        times = (abs(at) <= _MAX_S for key, at in value.items() if key.endswith("_s") and at)
-        return all(times) and all(map(_has_times, value.values()))
-    return all(map(_has_times, value)) if isinstance(value, list | tuple) else True
+        return all(map(_can_be_told, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_can_be_told, value))
+    return not isinstance(value, int | float) or abs(value) <= _MAX_NUMBER

@@ -242,15 +242,18 @@ def _stuck_rollout(report: Report, now: float) -> tuple[Foreign, str] | None:
         return None
     starting = [pod for pod in report.pods if not pod.ready and not pod.terminating]
     waiting = [p for p in starting if p.trouble and p.trouble.reason in _OF_THE_NODES]
-    refused = [p for p in waiting if p.has_no_room and not _lacks_room(p)]
-    late = [pod for pod in refused if now - pod.roomless_s >= NODE_S]
+    late = [pod for pod in waiting if pod.has_no_room and _is_late(report, pod, now)]
     told = _first_of([*(pod for pod in starting if pod not in waiting), *late])
     return told or (None if waiting else _of_deployment(report))
 
 
-def _lacks_room(pod: Pod) -> bool:
-    """Whether the scheduler says that more room would do, on any of the nodes."""
-    return pod.trouble is not None and "Insufficient" in pod.trouble.message
+def _is_late(report: Report, pod: Pod, now: float) -> bool:
+    """Whether a new pod that no node takes will not be taken by itself. Where it lacks room, Surge
+    says so elsewhere, and Replace stops one more after a while, whose room it gets."""
+    waited_s = now - pod.roomless_s
+    if not pod.lacks_room:
+        return waited_s >= NODE_S
+    return report.service.spec.rollout == "Replace" and waited_s >= 2 * NODE_S
 
 
 def _reconciling(report: Report, stalled: Condition) -> Condition:
@@ -271,10 +274,10 @@ def _rolling_out(report: Report) -> Condition:
     """How far it is; and where no node takes one more pod, that it waits for that."""
     rollout, old = report.rollout, report.rollout.outdated
     roomless = [pod for pod in report.pods if pod.has_no_room and not pod.terminating]
-    waits = sorted(filter(_lacks_room, roomless), key=lambda pod: pod.name)
+    waits = sorted(pod.name for pod in roomless if pod.lacks_room)
     if waits and old and not report.drains and report.service.spec.rollout == "Surge":
         message = (
-            f"no node has room for the new pod {waits[0].name} beside those of the older spec "
+            f"no node has room for the new pod {waits[0]} beside those of the older spec "
             f"({old}), which go on serving: add room, or set spec.rollout to Replace, which stops "
             "one first"
         )

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,17 +44,17 @@ class Worker:
 
     def until(self, path: str, status: int, limit_s: float = START_S) -> httpx.Response:
         """The first answer of GET `path` that has `status`."""
-        end_s = time.monotonic() + limit_s
+        end_s, seen = time.monotonic() + limit_s, "nothing"
         while time.monotonic() < end_s:
             assert self.process.poll() is None, self.log.read_text()
-            try:
+            # A worker that leaves closes a connection that it has only just accepted.
+            with suppress(httpx.TransportError):
                 answer = httpx.get(self.url + path, timeout=10)
-            except httpx.TransportError:  # closed as it was accepted, by a worker that leaves
-                continue
-            if answer.status_code == status:
-                return answer
+                if answer.status_code == status:
+                    return answer
+                seen = answer.text
             time.sleep(POLL_S)
-        raise AssertionError(f"{path} did not answer {status}: {answer.text}")
+        raise AssertionError(f"{path} did not answer {status}: {seen}")
 
     def metric(self, name: str) -> float:
         """The sum of a family's series as the metrics page shows them now."""

@@ -1,8 +1,9 @@
 """What the targets are judged by: counts over all arrivals and all gaps, in closed ticks. Pure.
 
 Every method is told the time (`now_s`: CLOCK_MONOTONIC seconds, the clock of `wire`). A request's
-clock starts with the last byte of its body and is read when bytes of a token are handed to its
-socket, so that HTTP, tokenising and a busy event loop count as what they are: waiting.
+clock starts with the last byte of its body and is read when bytes of a token are ready for its
+socket, so that HTTP, tokenising and a busy event loop count as what they are: waiting. What a
+client takes to read is its own.
 """
 
 import math
@@ -380,22 +381,25 @@ class Recorder:
         return [self._ticks[index] for index in range(-num, 0)]
 
     def hopeless(self, now_s: float, target_ms: float | None) -> list[Flight]:
-        """Waiting requests that can no longer have their first token in time, and have not begun.
+        """Waiting requests that can no longer have their first token in time, and have not begun:
+        of those with several sequences the one that begins first, which the engine may spare.
 
         In time: within their own deadline, or else within `target_ms`. The rest of their way is one
         prefill, of which `prefill_ms` tells what few exceed. Where nothing runs they begin at once,
         and show whether that is still so.
         """
         begin_at_once = not self.snapshot.running
-        late = []
+        first: dict[int, Flight] = {}
+        late: dict[str, Flight] = {}
         for flight in self._waiting.values():
             limit_ms = flight.ttft_ms or target_ms
-            if limit_ms is None:
+            if limit_ms is None or flight.whole.has_begun:
                 continue
+            foremost = first.setdefault(id(flight.whole), flight)
             rest_ms = 0.0 if begin_at_once else self.prefill_ms(flight.num_prompt_tokens, now_s)
-            if _is_out_of_reach(flight, now_s, limit_ms, rest_ms) and not flight.whole.has_begun:
-                late.append(flight)
-        return late
+            if _is_out_of_reach(flight, now_s, limit_ms, rest_ms):
+                late[foremost.request_id] = foremost
+        return list(late.values())
 
     def will_miss(self, flight: Flight, now_s: float) -> bool:
         """Whether one that waits can no longer have its first token within the target."""

@@ -103,7 +103,7 @@ def test_a_memory_that_an_earlier_operator_wrote_is_read() -> None:
         {"epoch": "1", "replicas": "-1"},
         {"epoch": "9" * 20, "replicas": "1"},
         {"epoch": "1", "replicas": "1001"},
-        {"epoch": "1", "replicas": "1", "max_num_seqs": "257"},
+        {"epoch": "1", "replicas": "1", "max_num_seqs": "4097"},
     ],
 )
 def test_nonsense_in_the_configmap_is_not_taken_for_a_runtime(data: dict[str, str]) -> None:
@@ -115,7 +115,12 @@ def test_nonsense_in_the_configmap_is_not_taken_for_a_runtime(data: dict[str, st
 def test_a_memory_of_times_that_are_none_is_forgotten() -> None:
     from sluice_operator.runtime import parse
 
-    for past in ('{"targets_since_s": 1e300}', '{"last_change": {"time_s": -1e15, "from_cap": 1, '
-                 '"to_cap": 2, "epoch": 1, "reason": "Headroom"}}'):  # fmt: skip
-        runtime = parse({"epoch": "1", "replicas": "1", "past.json": past})
-        assert runtime == Runtime(1, None, 1)
+    assert parse(Runtime(7, 4096, 2).data()) == Runtime(7, 4096, 2)
+    change = {"time_s": 1.0, "from_cap": 1, "to_cap": 2, "epoch": 1, "reason": "Headroom"}
+    known = {"epoch": "1", "replicas": "1"}
+    for nonsense in ({"epoch": 10**23}, {"time_s": -1e15}):
+        past = json.dumps({"last_change": {**change, **nonsense}})
+        assert parse({**known, "past.json": past}) == Runtime(1, None, 1)
+    kept = parse({**known, "past.json": json.dumps({"last_change": change})})
+    assert kept is not None
+    assert kept.past.last_change is not None

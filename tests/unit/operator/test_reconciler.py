@@ -252,6 +252,47 @@ async def test_a_write_whose_answer_was_lost_is_no_conflict_with_somebody_else(
     assert store.objects["Deployment", "demo"]["spec"]["replicas"] == 2
 
 
+async def test_an_edit_that_meets_our_write_is_not_taken_for_it(
+    store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await reconciler.reconcile()
+    apply, edited = Store.apply, {"epoch": "99"}
+
+    async def somebody_writes(self: Store, manifest: Any, *more: Any, **named: Any) -> Any:
+        if manifest["kind"] == "ConfigMap":
+            store.objects["ConfigMap", "demo-runtime"]["data"] |= edited
+            monkeypatch.undo()
+            raise ClusterError(409, "Conflict", "the object has been modified")
+        return await apply(self, manifest, *more, **named)
+
+    monkeypatch.setattr(Store, "apply", somebody_writes)
+    reconciler.see(body(2, replicas=2))
+    with pytest.raises(ClusterError, match="has been modified"):
+        await reconciler.reconcile()
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "Secret", "Deployment"])
+async def test_what_is_refused_for_good_is_told_for_each_kind(
+    store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    await reconciler.reconcile()
+    apply = Store.apply
+    for key in [key for key in store.objects if key[0] == kind]:
+        store.objects[key]["metadata"]["labels"] = {}
+
+    async def refuses(self: Store, manifest: Any, *more: Any, **named: Any) -> Any:
+        if manifest["kind"] == kind:
+            raise ClusterError(422, "Invalid", "field is immutable")
+        return await apply(self, manifest, *more, **named)
+
+    monkeypatch.setattr(Store, "apply", refuses)
+    reconciler.see(body(2, replicas=2))
+    with pytest.raises(ClusterError, match="immutable"):
+        await reconciler.reconcile()
+    stalled = [c for c in store.statuses[-1]["conditions"] if c["type"] == "Stalled"]
+    assert (stalled[0]["status"], stalled[0]["reason"]) == ("True", "ApplyFailed")
+
+
 @pytest.mark.parametrize("is_persons", [False, True])
 async def test_what_another_process_has_written_is_gone_on_from(
     store: Store, reconciler: Reconciler, is_persons: bool

@@ -41,6 +41,11 @@ def _draining(name: str) -> Pod:
     return pod_of(body, NOW)
 
 
+def _elsewhere(name: str) -> Pod:
+    """A pod that no node would take with more room either."""
+    return replace(_roomless(name), lacks_room=False)
+
+
 def _newer(pod: Pod) -> Pod:
     """Made from a newer template."""
     return replace(pod, template="newer")
@@ -60,7 +65,10 @@ def _placed(*names: str) -> list[Pod]:
         ([*_placed("a", "b"), _roomless("surge"), _roomless("c")], 3, 1),
         ([*_placed("a"), _draining("b"), _roomless("b-new"), _roomless("c")], 3, 1),
         ([*_placed("a", "b"), _roomless("c", seconds=30)], 3, 0),
-        ([*_placed("a", "b"), _newer(_roomless("c"))], 3, 0),
+        ([*_placed("a", "b"), _newer(_elsewhere("c"))], 3, 0),
+        ([*_placed("a"), _newer(_elsewhere("b")), _newer(_elsewhere("c"))], 3, 0),
+        ([*_placed("a", "b"), _newer(_roomless("c"))], 3, 1),
+        ([*_placed("a"), _newer(_roomless("b")), _newer(_roomless("c"))], 3, 1),
         ([_placed("a")[0], _newer(_placed("b")[0]), _newer(_roomless("c"))], 3, 1),
         ([], 3, 0),
     ],
@@ -69,7 +77,7 @@ def test_pods_are_unplaced_where_no_node_will_take_them(
     pods: list[Pod], wanted: int, number: int
 ) -> None:
     """Not those of a surge, which are one too many, nor those that wait for one that drains, nor
-    those of a template that no node may ever take."""
+    those of a template that no node may ever take: but for one, where it is room that lacks."""
     assert unplaced(pods, wanted, NOW, 600.0) == number
 
 
@@ -116,7 +124,7 @@ def test_a_replica_without_a_node_holds_up_neither_a_rollout_nor_a_drained_node(
 def test_a_new_pod_that_no_node_takes_costs_one_of_those_that_serve() -> None:
     """As many as Kubernetes itself would stop, however long it lasts."""
     service = _service()
-    pods = (*_placed("a", "b"), _newer(_roomless("c-new")))
+    pods = (*_placed("a", "b"), _newer(_elsewhere("c-new")))
     made = _planned(service, _observed(service, *pods))
     assert made["Deployment"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
     assert made["PodDisruptionBudget"]["maxUnavailable"] == 1

@@ -229,9 +229,10 @@ def test_reconciling_follows_the_rollout(rollout: Rollout, reason: str, state: s
     assert (condition["status"], condition["reason"]) == (state, reason)
 
 
-def _pending(name: str = "demo-new") -> Pod:
-    said = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
-    why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+def _pending(name: str = "demo-new", length: int = 0) -> Pod:
+    said = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu" + length * ", and so on"
+    why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said,
+           "lastTransitionTime": timestamp(NOW - 60)}  # fmt: skip
     return create_pod(name, conditions=[why])
 
 
@@ -263,6 +264,19 @@ def test_a_new_pod_without_room_beside_the_old_ones_says_what_to_do() -> None:
     assert list(events.transitions(after, after)) == []
     replacing = replace(report, service=create_service(rollout="Replace"))
     assert _condition(replacing, "Reconciling")["reason"] == "RollingOut"
+    long = replace(report, pods=(create_pod("demo-old"), _pending(length=50)))
+    assert _condition(long, "Reconciling")["reason"] == "NoRoomToSurge", "however long it is said"
+
+
+def test_a_replacement_that_lacks_room_for_long_is_told() -> None:
+    def stalled(seconds: float) -> str:
+        pods = (create_pod("demo-old"), replace(_pending(), roomless_s=NOW - seconds))
+        service = create_service(rollout="Replace")
+        report = _report(pods=pods, rollout=_SURGES, service=service)
+        reason: str = _condition(report, "Stalled")["reason"]
+        return reason
+
+    assert (stalled(700), stalled(1300)) == ("NotStalled", "Unschedulable")
 
 
 _ELSEWHERE = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."

@@ -77,10 +77,8 @@ OPERATIONS = (
     Operation("get", "/v1/models/{model}", "The same by name.", shapes.ModelCard, errors=(404,)),
     Operation("get", "/load", "How many sequences are open.", shapes.Load),
     Operation("get", "/version", "Sluice's version.", shapes.Version),
-    *(
-        Operation("get", path, "Does the engine make progress?", shapes.Health, answers=(200, 503))
-        for path in ("/health", "/healthz")
-    ),
+    Operation("get", "/health", "Is the engine up?", shapes.Health, answers=(200, 503)),
+    Operation("get", "/healthz", "Would a restart help?", shapes.Health, answers=(200, 503)),
     Operation("get", "/readyz", "Is new work taken?", shapes.Readiness, answers=(200, 503)),
     Operation("get", "/metrics", "Prometheus metrics.", None, media_type=_TEXT),
     Operation("get", "/openapi.json", "This document.", None, media_type=JSON),

@@ -53,7 +53,7 @@ class EventStream(Response):
         self._generation = form.generation
         self._keep_alive_s = keep_alive_s
         self._is_started = False
-        self._sent_s = 0.0
+        self._ready_s = self._sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until all sequences have ended, or the client has left."""
@@ -83,9 +83,10 @@ class EventStream(Response):
             if events:
                 await self._send(send, bytes(events))
             for item, end in sent:
-                is_held_up = item.at_s < self._sent_s  # by its client, which reads slowly
+                # By its client, which reads slowly: it came while the last ones were being written.
+                is_held_up = self._ready_s <= item.at_s < self._sent_s
                 generation.handed_over(item, end, item.at_s if is_held_up else ready_s)
-            self._sent_s = time.monotonic()
+            self._ready_s, self._sent_s = ready_s, time.monotonic()
 
     async def _take(self, send: Send) -> list[Arrived]:
         """The next tokens. The first comment brings the status line forward to itself."""

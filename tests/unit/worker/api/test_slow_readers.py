@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from sluice_worker.contract import Slo
 from sluice_worker.evidence import Recorder
 from sluice_worker.metrics import Statistics
@@ -25,7 +26,11 @@ PAUSE_S = 0.6
 TOKENS = 6
 
 
-def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_came(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", ["client", "writing"])
+def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_came(
+    tmp_path: Path, slow: str
+) -> None:
+    """And what comes while the first token's scores are written down, after that token."""
     write_tokenizer(tmp_path / "tokenizer.json")
     tokenizer, now_s = Tokenizer(tmp_path), time.monotonic()
     recorder = Recorder("boot", now_s, 1000.0)
@@ -35,6 +40,8 @@ def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_came(tmp_
     text = Transcript(tokenizer.detokenizer(), stops=(), stop_token_ids=frozenset(), min_tokens=0)
     flight = recorder.arrive("0", now_s, now_s, 1)
     sink = generation.add(Choice(0, flight, text, packed([1]), counts_prompt=True))
+    if slow == "writing":
+        sink.prompt([])
 
     async def engine(stalls: asyncio.Event) -> None:
         for i in range(TOKENS):
@@ -42,14 +49,16 @@ def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_came(tmp_
             end: FinishReason | None = "length" if i == TOKENS - 1 else None
             token = TokenOut("0", 2, first=first, finish_reason=end)
             sink.token(token, at_cap=False, now_s=time.monotonic())
-            await (stalls.wait() if i == 1 else asyncio.sleep(PAUSE_S / TOKENS))
+            await (
+                stalls.wait() if i == 1 and slow == "client" else asyncio.sleep(PAUSE_S / TOKENS)
+            )
 
     async def answer() -> None:
         stalls, gone, sent = asyncio.Event(), asyncio.Event(), list[Any]()
 
         async def send(message: Any) -> None:
             sent.append(message)
-            if len(sent) == len(["start", "first", "second"]):
+            if slow == "client" and len(sent) == len(["start", "first", "second"]):
                 stalls.set()  # the second token fills its buffers, and it reads on after a while
                 await asyncio.sleep(PAUSE_S)
 
@@ -63,9 +72,13 @@ def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_came(tmp_
         assert sent[-1]["more_body"] is False
 
     def event(item: Any) -> bytes:
+        if slow == "writing" and item.token.first:
+            time.sleep(PAUSE_S)
         item.choice.feed(item.token)
         return b"data\n\n"
 
     asyncio.run(answer())
     assert flight.num_tokens == TOKENS
     assert flight.num_gaps_over == 0
+    assert flight.first_s is not None
+    assert flight.last_s >= flight.first_s
