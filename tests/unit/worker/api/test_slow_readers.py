@@ -18,7 +18,7 @@ from sluice_worker.server.ledger import Ledger
 from sluice_worker.server.stream import EventStream
 from sluice_worker.server.text import Transcript
 from sluice_worker.tokenizer import Tokenizer
-from sluice_worker.wire import FinishReason, FirstToken, TokenOut, packed
+from sluice_worker.wire import FinishReason, FirstToken, Scores, TokenOut, packed
 
 from .tiny import write_tokenizer
 
@@ -41,7 +41,7 @@ def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_came(
     flight = recorder.arrive("0", now_s, now_s, 1)
     sink = generation.add(Choice(0, flight, text, packed([1]), counts_prompt=True))
     if slow == "writing":
-        sink.prompt([])
+        sink.prompt(Scores(1, b"", b"", b""))
 
     async def engine(stalls: asyncio.Event) -> None:
         for i in range(TOKENS):
