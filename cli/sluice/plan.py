@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         if args.quantization and args.device != "cpu":
             raise sizing.SizingError(f"{args.quantization} is for CPUs: --device cpu is needed.")
-        found = checkpoint.read(uri, args.dtype, models)
+        found = checkpoint.read(uri, args.dtype, models, on_cpu=args.device == "cpu")
         if isinstance(found, checkpoint.Unread):
             raise sizing.SizingError(f"{args.model} is not a folder.")
         dtype_bytes = sizing.DTYPE_BYTES[found.dtype]
@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
             utilization=args.gpu_memory_utilization,
             weights_bytes=found.weights_bytes - saved,
             max_num_batched_tokens=args.max_num_batched_tokens,
-            max_model_len=args.max_model_len or found.shape.max_position,
+            max_model_len=args.max_model_len or found.shape.default_len,
             block_size=args.block_size or sizing.DEFAULT_BLOCK_SIZE[args.device],
             dtype_bytes=dtype_bytes,
             max_num_seqs=args.max_num_seqs,

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from sluice_worker.sizing import (
     DTYPE_BYTES,
+    HEAD,
     ModelShape,
     resolve_dtype,
     safetensors_header_bytes,
@@ -83,7 +84,7 @@ class Source(Protocol):
         """At most `length` bytes of a file from `start` on."""
 
 
-def read(uri: str, dtype: str, root: Path) -> Checkpoint | Unread:
+def read(uri: str, dtype: str, root: Path, *, on_cpu: bool) -> Checkpoint | Unread:
     """The checkpoint at `uri` under `root`, which stands for `ROOT_URI`.
 
     `dtype`: the one asked for, "auto" for the checkpoint's own. Raises CheckpointError, or
@@ -94,21 +95,21 @@ def read(uri: str, dtype: str, root: Path) -> Checkpoint | Unread:
     directory = _inside(root, uri.removeprefix(ROOT_URI))
     if not directory.is_dir():
         return Unread(f"the operator has no {uri}: the worker sizes itself")
-    return examine(_Directory(root, directory), dtype)
+    return examine(_Directory(root, directory), dtype, on_cpu=on_cpu)
 
 
-def examine(source: Source, dtype: str, commit: str = "") -> Checkpoint:
+def examine(source: Source, dtype: str, commit: str = "", *, on_cpu: bool) -> Checkpoint:
     """What the files of `source` say; raises as `read`."""
     shape = ModelShape.from_config(_read_json(source, "config.json", MAX_CONFIG_BYTES))
-    runs_as = resolve_dtype(dtype, shape)
-    stored, converted = _weights(source, DTYPE_BYTES[shape.dtype], DTYPE_BYTES[runs_as])
+    runs_as = resolve_dtype(dtype, shape, on_cpu=on_cpu)
+    stored, converted = _weights(source, shape, DTYPE_BYTES[shape.dtype], DTYPE_BYTES[runs_as])
     if max(stored, converted) > _MOST_BYTES:
         raise CheckpointError(f"{source.title} claims tensors of over {_MOST_BYTES >> 50} PiB.")
     return Checkpoint(shape, runs_as, converted, stored // DTYPE_BYTES[shape.dtype], commit)
 
 
-def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
-    """Bytes of all tensors at `stored` and at `wanted` bytes per element.
+def _weights(source: Source, shape: ModelShape, stored: int, wanted: int) -> tuple[int, int]:
+    """Bytes of the model's tensors at `stored` and at `wanted` bytes per element.
 
     From the headers of the files where they are there, else from the index's total_size. As a
     worker does, which loads the files of the index, or else the one of the usual name.
@@ -119,6 +120,8 @@ def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
         files = _shards(index)
         if not set(files) <= set(present):
             total = _total_size(index)
+            if shape.tie_word_embeddings and HEAD in _weight_map(index):
+                total -= shape.vocab_size * shape.hidden_size * stored
             return total, total * wanted // stored
     else:
         files = (WEIGHTS,) if WEIGHTS in present else ()
@@ -127,23 +130,28 @@ def _weights(source: Source, stored: int, wanted: int) -> tuple[int, int]:
         found = f"; {others[0]} is a pickle and is never opened" if others else ""
         raise CheckpointError(f"{source.title} holds no {WEIGHTS}, and no index of others{found}.")
     totals = [0, 0]
-    for header in (_read_header(source, name) for name in files):
+    for every in (_read_header(source, name) for name in files):
+        header = {name: entry for name, entry in every.items() if shape.holds(name)}
         totals[0] += safetensors_header_bytes(header, stored)
         totals[1] += safetensors_header_bytes(header, wanted)
     return totals[0], totals[1]
 
 
 def _shards(index: Mapping[str, object]) -> tuple[str, ...]:
-    weight_map = index.get("weight_map", {})
-    if not isinstance(weight_map, Mapping):
-        raise CheckpointError(f"{INDEX}: weight_map is not an object.")
-    names = sorted({str(name) for name in weight_map.values()})
+    names = sorted({str(name) for name in _weight_map(index).values()})
     if len(names) > _MAX_SHARDS:
         raise CheckpointError(f"{INDEX} names {len(names)} files; at most {_MAX_SHARDS}.")
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{INDEX} points to {name[:128]}, outside its directory.")
     return tuple(names) or (WEIGHTS,)
+
+
+def _weight_map(index: Mapping[str, object]) -> Mapping[str, object]:
+    weight_map = index.get("weight_map", {})
+    if not isinstance(weight_map, Mapping):
+        raise CheckpointError(f"{INDEX}: weight_map is not an object.")
+    return weight_map
 
 
 def _total_size(index: Mapping[str, object]) -> int:

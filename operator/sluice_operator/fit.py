@@ -102,7 +102,7 @@ def _plan(spec: Spec, found: Checkpoint) -> MemoryPlan:
         utilization=spec.batching.memory_utilization,
         weights_bytes=found.weights_bytes - saved,
         max_num_batched_tokens=_budget(spec),
-        max_model_len=spec.model.max_model_len or found.shape.max_position,
+        max_model_len=spec.model.max_model_len or found.shape.default_len,
         block_size=_number(spec, "block-size") or DEFAULT_BLOCK_SIZE[device],
         dtype_bytes=DTYPE_BYTES[found.dtype],
         max_num_seqs=spec.batching.max_num_seqs,

@@ -50,7 +50,7 @@ class HubModel:
     ends_s: float = field(default_factory=lambda: time.monotonic() + _DEADLINE_S, repr=False)
 
 
-def read(model: HubModel, dtype: str) -> Checkpoint | Unread:
+def read(model: HubModel, dtype: str, *, on_cpu: bool) -> Checkpoint | Unread:
     """What the headers of `model` say. Raises CheckpointError and SizingError, as the checkpoint's.
 
     CheckpointError also where the hub says that the model is not there or may not be read.
@@ -60,7 +60,7 @@ def read(model: HubModel, dtype: str) -> Checkpoint | Unread:
     try:
         with httpx.Client(headers=headers, timeout=_TIMEOUT_S, proxy=model.proxy) as client:
             files = _Files.listed(Redirects(client, model.endpoint), model)
-            return examine(files, dtype, files.commit)
+            return examine(files, dtype, files.commit, on_cpu=on_cpu)
     except (_Unavailable, httpx.HTTPError) as e:
         said = str(e) or type(e).__name__
         return Unread(f"{model.repo} cannot be read from {model.endpoint}: {said}")

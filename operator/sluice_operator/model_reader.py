@@ -51,7 +51,7 @@ class ModelReader:
         Where pods serve (`is_served`: whether it is this model), or more than once, that is beside
         the passes: waiting for a hub that is away would hold up what they do.
         """
-        key = model_of(service)
+        key = f"{model_of(service)}/{service.spec.hardware.accelerator}"
         known = self._found if self._found_key == key else None
         sizes_itself = is_served and isinstance(known, Unread) and not known.is_pending
         reread_s = _SERVING_REREAD_S if sizes_itself else _REREAD_S
@@ -77,7 +77,8 @@ class ModelReader:
             if isinstance(token, Refused):
                 return token
             readers = _HUB_READERS if model.repo else _LOCAL_READERS
-            started = loop.run_in_executor(readers, _read, model, settings, token)
+            on_cpu = service.spec.hardware.accelerator == "cpu"
+            started = loop.run_in_executor(readers, _read, model, settings, token, on_cpu)
             ends_s = math.inf if model.repo else time.monotonic() + _LOCAL_DEADLINE_S
             self._under_way = key, started, ends_s
         _, future, ends_s = self._under_way
@@ -110,14 +111,14 @@ class ModelReader:
         return token_of(secret)
 
 
-def _read(model: Model, settings: Settings, token: str | None) -> Found:
+def _read(model: Model, settings: Settings, token: str | None, on_cpu: bool) -> Found:
     try:
         if model.repo is not None:
             revision = model.revision or "main"
             where = settings.hub_endpoint, model.repo, revision
             wanted = hub.HubModel(*where, token, settings.hub_proxy)
-            return hub.read(wanted, model.dtype)
-        return read(model.uri, model.dtype, settings.models_dir)
+            return hub.read(wanted, model.dtype, on_cpu=on_cpu)
+        return read(model.uri, model.dtype, settings.models_dir, on_cpu=on_cpu)
     except (CheckpointError, SizingError) as e:
         return Refused(str(e))
     except OSError as e:

@@ -249,7 +249,7 @@ def _effective_ceiling(spec: Spec, observed: Observed) -> int:
     if planned is None and not reported:  # a cap that is in force is no first one
         cap = observed.runtime.cap if observed.runtime else None
         return max(UNREAD_CAP, cap or 0)
-    return min([planned or MAX_CEILING, *reported])
+    return min([*reported, *([] if planned is None else [planned])], default=MAX_CEILING)
 
 
 def _limits(spec: Spec, ceiling: int) -> Limits:

@@ -115,7 +115,7 @@ class Model(SpecObject):
     max_model_len: int | None = spec_field(
         "maxModelLen",
         integer(1, 1_048_576),
-        "Longest prompt plus output in tokens; left out, the checkpoint's own.",
+        "Longest prompt plus output in tokens; left out, the checkpoint's own (before longrope).",
     )
     secret_ref: SecretRef | None = spec_field(
         "secretRef", object_of(SecretRef), "Secret with key `token`, for gated hf:// models."

@@ -110,7 +110,7 @@ class Machine:
 def load_model(dtype_name: DType) -> Decoder:
     """The demo's model with the kernels that a worker would choose."""
     config = DecoderConfig.from_json(read_json(MODEL, "config.json"))
-    dtype: torch.dtype = getattr(torch, resolve_dtype(dtype_name, config.shape))
+    dtype: torch.dtype = getattr(torch, resolve_dtype(dtype_name, config.shape, on_cpu=True))
     device = torch.device("cpu")
     kernels = choose(
         device,

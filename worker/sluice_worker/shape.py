@@ -1,5 +1,6 @@
 """What of a model's config.json decides its memory. Pure; shared by operator and worker."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ MAX_SOFTCAP = 10_000
 """Of attention scores. Kernels take tanh to 1e-7 of one, so a large cap would blur the scores."""
 MAX_WINDOW = (1 << 31) - 1
 """Tokens that kernels can count; no sequence is longer."""
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_FREQUENCIES = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+"""Written by older exporters, and computed here: reading them would change nothing."""
 
 
 class SizingError(ValueError):
@@ -36,7 +40,8 @@ class Experts:
 class ModelShape:
     """Sizes of one model. `dtype`: that of the checkpoint.
 
-    `max_position`: how far positions reach. `sliding_window`: the tokens that `sliding_layers` see.
+    `max_position`: how far positions reach; `original_position`: how far they did before longrope,
+    None without it. `sliding_window`: the tokens that `sliding_layers` see.
     """
 
     architecture: str
@@ -57,6 +62,7 @@ class ModelShape:
     output_bias: bool = False
     mlp_bias: bool = False
     attention_softcap: float | None = None
+    original_position: int | None = None
 
     @staticmethod
     def from_config(config: Mapping[str, object]) -> "ModelShape":
@@ -64,6 +70,7 @@ class ModelShape:
         architecture = _architecture(config)
         family = FAMILIES[architecture]
         config = {**family.defaults, **config}
+        _refuse_unbuilt(config, architecture)
         hidden_size = positive(config, "hidden_size")
         num_heads = positive(config, "num_attention_heads")
         num_kv_heads = positive(config, "num_key_value_heads", num_heads)
@@ -95,12 +102,27 @@ class ModelShape:
             output_bias=_bias(family, config),
             mlp_bias=family.mlp_bias and config.get("mlp_bias") is True,
             attention_softcap=_attention_softcap(family, config),
+            original_position=_original_position(config),
         )
 
     @property
     def family(self) -> Family:
         """What sets the architecture apart."""
         return FAMILIES[self.architecture]
+
+    @property
+    def default_len(self) -> int:
+        """The longest sequence that is served where nobody says: with longrope the original length,
+        as in vLLM, for one set of factors serves all, and that of the longest is worse for others.
+        """
+        return min(self.original_position or self.max_position, self.max_position)
+
+    def holds(self, tensor: str) -> bool:
+        """Whether a tensor of that name in a checkpoint is one that the model has: not the head of
+        tied embeddings, which some are stored with."""
+        if tensor == HEAD:
+            return not self.tie_word_embeddings
+        return not _FREQUENCIES.search(tensor)
 
     def window(self, layer: int) -> int | None:
         """Tokens that a layer sees, its own included; None where it sees all."""
@@ -123,6 +145,37 @@ def _architecture(config: Mapping[str, object]) -> str:
             f"{', '.join(sorted(FAMILIES))}."
         )
     return names[0]
+
+
+def _refuse_unbuilt(config: Mapping[str, object], architecture: str) -> None:
+    family = FAMILIES[architecture]
+    if not _names_own_classes(config.get("auto_map"), architecture):
+        raise SizingError("config.json: auto_map names code of the checkpoint; none is run.")
+    if config.get("quantization_config") is not None:
+        raise SizingError("config.json: quantization_config is not supported.")
+    refused = ["use_bidirectional_attention", "use_mrope"]
+    refused += [] if family.attention_bias == "config" else ["attention_bias"]
+    refused += [] if family.mlp_bias else ["mlp_bias"]
+    for name in refused:
+        if config.get(name):
+            raise SizingError(f"config.json: {name} is not built for {architecture}.")
+
+
+def _names_own_classes(auto_map: object, architecture: str) -> bool:
+    """Whether auto_map names only the classes that transformers has under the same names.
+
+    Phi-3's checkpoints do: their code is what was built into transformers, and here, since. It is
+    not run either way; anything else means a model that is not the one built here. What it says of
+    the tokenizer (Phi-4-mini: another repository's) is not asked: tokenizer.json is there.
+    """
+    if auto_map is None:
+        return True
+    own = {architecture, architecture.removesuffix("ForCausalLM") + "Config"}
+    return isinstance(auto_map, Mapping) and all(
+        isinstance(name, str) and name.rpartition(".")[2] in own
+        for auto_class, name in auto_map.items()
+        if auto_class != "AutoTokenizer"
+    )
 
 
 def positive(config: Mapping[str, object], name: str, default: int | None = None) -> int:
@@ -156,14 +209,35 @@ def _attention_softcap(family: Family, config: Mapping[str, object]) -> float | 
 
 def _max_position(config: Mapping[str, object]) -> int:
     """Yarn reaches `factor` times beyond the original length; the others are told as they reach."""
-    told = positive(config, "max_position_embeddings")
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "yarn":
+    told, rope = positive(config, "max_position_embeddings"), _rope(config)
+    if rope_kind(rope) != "yarn":
         return told
     factor = rope.get("factor")
     if not isinstance(factor, int | float) or not 1 <= factor <= 1 << 20:
         return told
     return max(told, int(factor * positive(rope, "original_max_position_embeddings", 1)))
+
+
+def _original_position(config: Mapping[str, object]) -> int | None:
+    rope, name = _rope(config), "original_max_position_embeddings"
+    if rope_kind(rope) != "longrope":
+        return None
+    values = config if config.get(name) is not None else rope
+    return positive(values, name) if values.get(name) is not None else None
+
+
+def _rope(config: Mapping[str, object]) -> Mapping[str, object]:
+    """What is said of rotary positions: the older field first, as transformers has it."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    return rope if isinstance(rope, Mapping) else {}
+
+
+def rope_kind(values: Mapping[str, object]) -> str:
+    """The kind of rotary positions, under its name of today."""
+    kind = str(values.get("rope_type", values.get("type", "default")))[:32]
+    if kind == "su" or (kind == "yarn" and "short_factor" in values):
+        return "longrope"  # its names in the first checkpoints of Phi-3
+    return kind
 
 
 def _sliding_layers(
@@ -230,9 +304,15 @@ def _dtype(config: Mapping[str, object]) -> str:
     return name.removeprefix("torch.")
 
 
-def resolve_dtype(requested: str, shape: ModelShape) -> str:
-    """The dtype to run with: `requested`, or the checkpoint's own for "auto"."""
+def resolve_dtype(requested: str, shape: ModelShape, *, on_cpu: bool) -> str:
+    """The dtype to run with: `requested`, or the checkpoint's own for "auto".
+
+    Its own float16 is bfloat16 on a CPU, as in vLLM: few have fast products of it; and Gemma's is
+    wherever it runs.
+    """
     name = shape.dtype if requested == "auto" else requested
+    if requested == "auto" and name == "float16" and (on_cpu or shape.family.gemma):
+        name = "bfloat16"
     if name not in DTYPE_BYTES:
         raise SizingError(
             f"dtype {name[:32]} is not one of auto, {', '.join(sorted(DTYPE_BYTES))}."

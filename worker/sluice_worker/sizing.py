@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .shape import DTYPE_BYTES as DTYPE_BYTES
+from .shape import HEAD as HEAD
 from .shape import ModelShape as ModelShape
 from .shape import SizingError as SizingError
 from .shape import bytes_saved as bytes_saved

@@ -83,7 +83,7 @@ class _Start:
             raise ConfigError(["--gpu-memory-bytes is of a GPU, and the model runs on the CPU"])
         self.dtype_name = _run_dtype(config.dtype, self.decoder, self.kind)
         self.block_size = config.block_size or DEFAULT_BLOCK_SIZE[self.kind]
-        self.max_model_len = config.max_model_len or self.decoder.shape.max_position
+        self.max_model_len = config.max_model_len or self.decoder.shape.default_len
         self.kernels = self._choose_kernels()
 
     def run(self, progress: Progress) -> tuple[Engine, Ready]:
@@ -101,7 +101,7 @@ class _Start:
             model = Decoder(self.decoder, read, self.kernels)
         else:
             model = Decoder(self.decoder, files.read, self.kernels)
-            files.finish(self.decoder.shape.tie_word_embeddings)
+            files.finish(self.decoder.shape)
         release_freed()
         progress("profile", 60)
         activation_bytes, records = self._profile(model, planned)
@@ -202,7 +202,7 @@ class _Start:
         shape = self.decoder.shape
         saved = bytes_saved(shape, self.dtype_name, self.config.quantization)
         if files is not None:
-            return files.num_elements * dtype_bytes - saved
+            return files.num_elements(shape) * dtype_bytes - saved
         return weights_bytes(shape, dtype_bytes) - saved
 
     def _runner(self, model: Decoder, num_blocks: int, plan: MemoryPlan) -> Runner:
@@ -405,11 +405,8 @@ def _why_no_gpu() -> str:
 
 
 def _run_dtype(asked: str, decoder: DecoderConfig, kind: str) -> str:
-    """A checkpoint's own float16 is bfloat16 on a CPU, as in vLLM: few have fast products of it."""
-    if asked == "auto" and kind == "cpu" and decoder.shape.dtype == "float16":
-        asked = "bfloat16"
     try:
-        return resolve_dtype(asked, decoder.shape)
+        return resolve_dtype(asked, decoder.shape, on_cpu=kind == "cpu")
     except SizingError as error:
         raise UnsupportedModel(str(error)) from error
 

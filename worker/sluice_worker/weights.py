@@ -1,6 +1,5 @@
 """Tensors of a checkpoint, from safetensors files only, or random ones from the config alone."""
 
-import re
 from math import prod
 from pathlib import Path
 from typing import Protocol, cast
@@ -12,10 +11,11 @@ from torch import Tensor
 from .errors import CheckpointError
 from .files import INDEX, WEIGHTS, inside, read_json, shard_names
 from .models.linear import ReadTensor
+from .shape import EMBEDDINGS, HEAD, ModelShape
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-# Written by older exporters, and computed here: reading them would change nothing.
-_IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+_ROWS = 4096
+"""Compared at once."""
 
 
 class Checkpoint:
@@ -30,12 +30,12 @@ class Checkpoint:
             self._tensors.update(dict.fromkeys(file.keys(), name))
         self._read: set[str] = set()
 
-    @property
-    def num_elements(self) -> int:
-        """Elements of all tensors, by the files' headers."""
+    def num_elements(self, shape: ModelShape) -> int:
+        """Elements of all tensors that a model of `shape` has, by the files' headers."""
         return sum(
             prod(self._files[file].get_slice(name).get_shape())
             for name, file in self._tensors.items()
+            if shape.holds(name)
         )
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -58,16 +58,29 @@ class Checkpoint:
         # A copy always: a view would keep the whole file mapped.
         return tensor.to(device=self._device, dtype=self._dtype, copy=True)
 
-    def finish(self, tied: bool) -> None:
+    def finish(self, shape: ModelShape) -> None:
         """Refuse tensors that the model did not ask for: without them its output would be wrong."""
-        left = {name for name in self._tensors.keys() - self._read if not _IGNORED.search(name)}
-        if tied:
-            left.discard("lm_head.weight")
+        left = set(filter(shape.holds, self._tensors.keys() - self._read))
+        if HEAD in self._tensors and shape.tie_word_embeddings and not self._is_tied():
+            raise CheckpointError(
+                f"{self._tensors[HEAD]}: {HEAD} is not the embeddings that tie_word_embeddings of "
+                "config.json says it is: set that to false."
+            )
         if left:
             name = min(left)
             raise CheckpointError(
                 f"{self._tensors[name]}: tensor {name} has no place in the model."
             )
+
+    def _is_tied(self) -> bool:
+        """Whether the stored head is the stored embeddings, as most that are stored are."""
+        ours, head = (
+            self._files[self._tensors[name]].get_slice(name) for name in (EMBEDDINGS, HEAD)
+        )
+        if ours.get_shape() != head.get_shape():
+            return False
+        starts = range(0, ours.get_shape()[0], _ROWS)
+        return all(torch.equal(ours[at : at + _ROWS], head[at : at + _ROWS]) for at in starts)
 
 
 def random_weights(seed: int, dtype: torch.dtype, device: torch.device) -> ReadTensor:
@@ -89,6 +102,8 @@ def random_weights(seed: int, dtype: torch.dtype, device: torch.device) -> ReadT
 
 class _Slice(Protocol):
     def get_shape(self) -> list[int]: ...
+
+    def __getitem__(self, rows: slice) -> Tensor: ...
 
 
 class _SafeFile(Protocol):

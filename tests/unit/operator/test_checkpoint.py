@@ -18,6 +18,7 @@ from sluice_operator.checkpoint import (
     Unread,
     read,
 )
+from sluice_worker.sizing import SizingError
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
@@ -43,13 +44,35 @@ def model(tmp_path: Path) -> Path:
 
 
 def _read(model: Path, dtype: str = "auto", uri: str = "file:///models/demo") -> Any:
-    return read(uri, dtype, model.parent)
+    return read(uri, dtype, model.parent, on_cpu=True)
 
 
 def test_weights_come_from_the_headers(model: Path) -> None:
     found = _read(model)
     assert isinstance(found, Checkpoint)
     assert (found.dtype, found.weights_bytes, found.num_parameters) == ("bfloat16", 2000, 1000)
+
+
+def test_the_stored_head_of_tied_embeddings_is_no_weight_of_its_own(model: Path) -> None:
+    """Qwen3-0.6B has one: counted twice it is a fifth of the model."""
+    (model / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
+    head = {"dtype": "BF16", "shape": [256, 64], "data_offsets": [2000, 34768]}
+    body = {"dtype": "BF16", "shape": [10, 100], "data_offsets": [0, 2000]}
+    _write_tensors(model / "model.safetensors", {"w": body, "lm_head.weight": head})
+    assert (_read(model).weights_bytes, _read(model).num_parameters) == (2000, 1000)
+    (model / "model.safetensors").unlink()
+    weight_map = dict.fromkeys(("w", "lm_head.weight"), "model-1.safetensors")
+    index = {"metadata": {"total_size": 34768}, "weight_map": weight_map}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert (_read(model).weights_bytes, _read(model).num_parameters) == (2000, 1000)
+
+
+@pytest.mark.parametrize("name", ["quantization_config", "auto_map", "use_mrope"])
+def test_what_the_worker_would_refuse_is_refused_before_any_pod(model: Path, name: str) -> None:
+    changed = {**CONFIG, name: {"AutoModel": "code.Model"}}
+    (model / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(SizingError, match=name):
+        _read(model)
 
 
 def test_weights_are_counted_in_the_dtype_that_they_run_in(model: Path) -> None:

@@ -39,19 +39,19 @@ def of(hub: Hub, **changes: Any) -> HubModel:
 
 
 def found(hub: Hub, dtype: str = "auto", **changes: Any) -> Checkpoint:
-    answer = read(of(hub, **changes), dtype)
+    answer = read(of(hub, **changes), dtype, on_cpu=True)
     assert isinstance(answer, Checkpoint), answer
     return answer
 
 
 def refusal(model: HubModel) -> str:
     with pytest.raises(CheckpointError) as refused:
-        read(model, "auto")
+        read(model, "auto", on_cpu=True)
     return str(refused.value)
 
 
 def unread(model: HubModel) -> str:
-    answer = read(model, "auto")
+    answer = read(model, "auto", on_cpu=True)
     assert isinstance(answer, Unread)
     return answer.message
 

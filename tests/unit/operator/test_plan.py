@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sluice_operator.checkpoint import Unread
 from sluice_operator.events import Notice
-from sluice_operator.fit import Fit, judge
+from sluice_operator.fit import Fit, Refused, judge
 from sluice_operator.plan import Observed, Plan, plan
 from sluice_operator.reasons import Reason
 from sluice_operator.runtime import Runtime
@@ -346,6 +346,16 @@ def test_a_deployment_that_a_webhook_changes_is_not_called_rolling_out() -> None
     conditions: Any = {c["type"]: c for c in _plan(service, mutated).status["conditions"]}  # type: ignore[attr-defined]
     calm: Any = {c["type"]: c for c in _plan(service, observed).status["conditions"]}  # type: ignore[attr-defined]
     assert conditions["Reconciling"]["reason"] == calm["Reconciling"]["reason"]
+
+
+def test_an_edit_that_is_refused_leaves_the_cap_of_what_serves() -> None:
+    service = create_service(batching__maxNumSeqs=1024, batching__maxNumBatchedTokens=2048)
+    config = {"ceiling": 1024, "max_num_seqs": 600}
+    observed = replace(_serving(service, **config), runtime=Runtime(1, 600, 1))
+    refused = replace(observed, fit=judge(service.spec, Refused("quantization_config")))
+    planned = _plan(service, refused)
+    assert planned.runtime is not None
+    assert (planned.runtime.cap, planned.runtime.epoch, planned.patches) == (600, 1, ())
 
 
 def test_a_leaving_pod_is_sent_nothing() -> None:

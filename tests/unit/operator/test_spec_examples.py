@@ -29,7 +29,7 @@ def make_models() -> ModuleType:
 
 
 def checkpoint(name: str) -> Checkpoint:
-    found = read(f"file:///models/{name}", "auto", MODELS)
+    found = read(f"file:///models/{name}", "auto", MODELS, on_cpu=True)
     assert isinstance(found, Checkpoint)
     return found
 

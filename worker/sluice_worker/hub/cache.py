@@ -9,6 +9,7 @@ A link is made when its blob is whole and verified, so a file that is there is a
 """
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -22,6 +23,9 @@ from ..errors import CheckpointError, DownloadError
 from ..files import INDEX, WEIGHTS, read_json, shard_names
 from .listing import REQUIRED, RemoteFile
 from .reference import HubModel
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Of file systems without symbolic links."""
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +97,12 @@ class Cache:
                 return
         beside = pointer.with_name(f".{file.name}.{os.getpid()}")
         beside.unlink(missing_ok=True)
-        beside.symlink_to(target)
+        try:
+            beside.symlink_to(target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            beside.hardlink_to(self.blob(file))
         beside.replace(pointer)
 
     def remember(self, model: HubModel, commit: str) -> None:

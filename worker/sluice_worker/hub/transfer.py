@@ -94,6 +94,11 @@ class Transfer:
                     self._receive(partial, patience)
                 output.flush()
                 os.fsync(output.fileno())
+                if os.fstat(output.fileno()).st_size != file.size:
+                    raise DownloadError(
+                        f"{file.name} was written by another pod at the same time: its volume has "
+                        "no locks between nodes; give each node one of its own."
+                    )
             # Of an etag that is no hash we know, only the size is checked.
             if not _HASH.fullmatch(file.etag) or partial.digest.hexdigest() == file.etag:
                 path.replace(self.cache.blob(file))

@@ -44,8 +44,7 @@ class DecoderConfig:
         except SizingError as error:
             raise UnsupportedModel(str(error)) from error
         config = {**FAMILIES[shape.architecture].defaults, **config}
-        _refuse_unbuilt(config, shape)
-        rope, sliding_rope = read_rope(config, shape, max_model_len or shape.max_position)
+        rope, sliding_rope = read_rope(config, shape, max_model_len or shape.default_len)
         gemma = shape.family.gemma
         scalar = number(config, "query_pre_attn_scalar", 256.0) if gemma else shape.head_dim
         return DecoderConfig(
@@ -59,36 +58,6 @@ class DecoderConfig:
             embedding_scale=float(shape.hidden_size**0.5) if gemma else 1.0,
             norm_topk_prob=config.get("norm_topk_prob") is True,
         )
-
-
-def _refuse_unbuilt(config: Mapping[str, object], shape: ModelShape) -> None:
-    if not _names_own_classes(config.get("auto_map"), shape.architecture):
-        raise UnsupportedModel("config.json: auto_map names code of the checkpoint; none is run.")
-    if config.get("quantization_config") is not None:
-        raise UnsupportedModel("config.json: quantization_config is not supported.")
-    refused = ["use_bidirectional_attention", "use_mrope"]
-    refused += [] if shape.family.attention_bias == "config" else ["attention_bias"]
-    refused += [] if shape.family.mlp_bias else ["mlp_bias"]
-    for name in refused:
-        if config.get(name):
-            raise UnsupportedModel(f"config.json: {name} is not built for {shape.architecture}.")
-
-
-def _names_own_classes(auto_map: object, architecture: str) -> bool:
-    """Whether auto_map names only the classes that transformers has under the same names.
-
-    Phi-3's checkpoints do: their code is what was built into transformers, and here, since. It is
-    not run either way; anything else means a model that is not the one built here. What it says of
-    the tokenizer (Phi-4-mini: another repository's) is not asked: tokenizer.json is there.
-    """
-    if auto_map is None:
-        return True
-    own = {architecture, architecture.removesuffix("ForCausalLM") + "Config"}
-    return isinstance(auto_map, Mapping) and all(
-        isinstance(name, str) and name.rpartition(".")[2] in own
-        for auto_class, name in auto_map.items()
-        if auto_class != "AutoTokenizer"
-    )
 
 
 def _activation(config: Mapping[str, object], shape: ModelShape) -> Activation:

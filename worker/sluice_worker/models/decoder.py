@@ -15,6 +15,7 @@ from sluice_kernels.interface import (
 from sluice_kernels.linear import num_bytes, plain_projection
 from torch import Tensor
 
+from ..shape import EMBEDDINGS, HEAD
 from .attention import Attention, read_attention
 from .config import DecoderConfig
 from .linear import ReadTensor
@@ -62,7 +63,7 @@ class Decoder:
         shape = config.shape
         self.config = config
         self.kernels = kernels
-        self.embedding = read("model.embed_tokens.weight", (shape.vocab_size, shape.hidden_size))
+        self.embedding = read(EMBEDDINGS, (shape.vocab_size, shape.hidden_size))
         self.layers = [
             _read_layer(config, index, read, kernels) for index in range(shape.num_layers)
         ]
@@ -95,7 +96,7 @@ class Decoder:
             if isinstance(self.kernels, SharesWeights):
                 return self.kernels.shared_projection(self.embedding)
             return plain_projection(self.embedding, None, False)
-        head = read("lm_head.weight", (shape.vocab_size, shape.hidden_size))
+        head = read(HEAD, (shape.vocab_size, shape.hidden_size))
         return self.kernels.projection(head, None, None, narrow=False)
 
     def hidden(self, step: StepInput, caches: list[Tensor], wanted: Tensor | None = None) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ..errors import CheckpointError, UnsupportedModel
-from ..shape import ModelShape
+from ..shape import ModelShape, rope_kind
 
 _KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 _LAYER_KINDS = ("full_attention", "sliding_attention")
@@ -43,16 +43,17 @@ def read_rope(
     `max_model_len`: the longest sequence that will be served; longrope chooses its factors by it.
     """
     # transformers 5 writes everything to `rope_parameters`; before, theta stood beside the scaling.
+    # Where both are told, as by who adds a scaling to a checkpoint, that of before comes first.
     scaling = _mapping(config.get("rope_scaling"), "rope_scaling")
-    values = _mapping(config.get("rope_parameters"), "rope_parameters") or scaling
+    told = _mapping(config.get("rope_parameters"), "rope_parameters")
     if not shape.family.local_rope:
-        rope = _read(config, values, shape, max_model_len)
+        thetas = {"rope_theta": told.get("rope_theta", config.get("rope_theta"))}
+        rope = _read({**config, **thetas}, scaling or told, shape, max_model_len)
         return rope, rope
-    parts = {kind: _mapping(values.get(kind), kind) for kind in _LAYER_KINDS}
-    if "rope_parameters" not in config or config["rope_parameters"] is None:
-        parts["full_attention"] = scaling
-    elif set(values) - set(_LAYER_KINDS):
+    if set(told) - set(_LAYER_KINDS):
         raise UnsupportedModel("config.json: rope_parameters must name the kinds of layers.")
+    parts = {kind: _mapping(told.get(kind), kind) for kind in _LAYER_KINDS}
+    parts["full_attention"] = {**parts["full_attention"], **scaling}
     local = {**config, "rope_theta": config.get("rope_local_base_freq")}
     full, sliding = (parts[kind] for kind in _LAYER_KINDS)
     return _read(config, full, shape, max_model_len), _read(local, sliding, shape, max_model_len)
@@ -101,15 +102,13 @@ def _read(
 
 
 def _kind(values: Mapping[str, object]) -> str:
-    kind = values.get("rope_type", values.get("type", "default"))
-    if kind == "su" or (kind == "yarn" and "short_factor" in values):
-        return "longrope"  # its names in the first checkpoints of Phi-3
+    kind = rope_kind(values)
     if kind not in _KINDS:
-        raise UnsupportedModel(f"config.json: rope type {str(kind)[:32]} is not supported.")
+        raise UnsupportedModel(f"config.json: rope type {kind} is not supported.")
     for name in chain(_LAYER_KINDS, ("mrope_section",)):
         if name in values:
             raise UnsupportedModel(f"config.json: {name} of rotary positions is not supported.")
-    return str(kind)
+    return kind
 
 
 def _turning_dims(

@@ -126,7 +126,7 @@ def load_decoder(
     config = DecoderConfig.from_json(read_json(path, "config.json"), max_model_len)
     source = Checkpoint(path, dtype, torch.device("cpu"))
     model = Decoder(config, source.read, kernels)
-    source.finish(config.shape.tie_word_embeddings)
+    source.finish(config.shape)
     return model
 
 

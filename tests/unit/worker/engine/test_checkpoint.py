@@ -14,8 +14,9 @@ from sluice_worker.errors import CheckpointError, StartupError, UnsupportedModel
 from sluice_worker.files import checkpoint_dir, inside, read_json
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
+from sluice_worker.shape import ModelShape, weights_bytes
 from sluice_worker.tokenizer_config import TokenizerConfig, eos_token_ids
-from sluice_worker.weights import random_weights
+from sluice_worker.weights import Checkpoint, random_weights
 
 from .factories import PLAIN, load_decoder, save_llama
 
@@ -131,6 +132,26 @@ def test_tensors_that_do_not_match_the_config_are_named(
 ) -> None:
     edit_tensors(checkpoint, change)
     with pytest.raises(CheckpointError, match=f"model.safetensors: .*{sentence}"):
+        load_decoder(checkpoint)
+
+
+def test_a_stored_head_of_tied_embeddings_is_theirs_or_refused(checkpoint: Path) -> None:
+    edit_config(checkpoint, tie_word_embeddings=True)
+
+    def tie(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    edit_tensors(checkpoint, tie)
+    model = load_decoder(checkpoint)
+    shape = ModelShape.from_config(read_json(checkpoint, "config.json"))
+    planned = Checkpoint(checkpoint, torch.float32, CPU).num_elements(shape) * 4
+    assert planned == weights_bytes(shape, 4) == model.num_bytes
+
+    def train(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"][-1, -1] += 1
+
+    edit_tensors(checkpoint, train)
+    with pytest.raises(CheckpointError, match="is not the embeddings that tie_word_embeddings"):
         load_decoder(checkpoint)
 
 

@@ -226,7 +226,7 @@ def test_half_precision_strays_from_float32_no_further_than_transformers(
         with pytest.raises(UnsupportedModel, match="float16 overflows"):
             start(EngineConfig(model=str(half), dtype="float16"), lambda phase, percent: None)
         return
-    assert getattr(torch, resolve_dtype("auto", shape_of(half))) == dtype
+    assert getattr(torch, resolve_dtype("auto", shape_of(half), on_cpu=False)) == dtype
     ours, fast = (load_decoder(half, dtype=dtype, kernels=k) for k in (PLAIN, best_kernels(dtype)))
     # Not `theirs` itself, whose rotary frequencies have lost their precision.
     reread = AutoModelForCausalLM.from_pretrained(half, dtype=dtype, attn_implementation="eager")

@@ -8,6 +8,7 @@ from sluice_worker.errors import CheckpointError, StartupError, UnsupportedModel
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.rope import Rope
 from sluice_worker.models.rotary import read_rotary
+from sluice_worker.shape import ModelShape, resolve_dtype
 
 SMALL: dict[str, object] = {
     "hidden_size": 64,
@@ -76,9 +77,39 @@ def test_longrope_takes_the_factors_of_the_longest_sequence_that_is_served(kind:
 
     assert served(1024).factors == (1.0,) * 8
     assert served(1025).factors == (4.0,) * 8
-    whole = served(None)
-    assert whole.factors == (4.0,) * 8
+    assert served(None) == served(1024), "as vLLM: one set serves all, and most are short"
+    shape = ModelShape.from_config(
+        config_json("Phi3", rope_scaling={**scaling, "original_max_position_embeddings": 1024})
+    )
+    assert (shape.default_len, shape.max_position) == (1024, 4096)
+    whole = served(4096)
     assert whole.magnitude == pytest.approx(math.sqrt(1 + math.log(4) / math.log(1024)))
+
+
+def test_a_scaling_that_is_added_to_a_newer_config_comes_first() -> None:
+    """As transformers has it, and Qwen's own advice for long prompts."""
+    plain = {"rope_type": "default", "rope_theta": 1e6}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    found = config_of("Qwen3", rope_parameters=plain, rope_scaling=yarn)
+    assert (found.rope.kind, found.rope.theta, found.rope.factor) == ("yarn", 1e6, 4.0)
+    assert found.shape.max_position == 16384
+    assert config_of("Qwen3", rope_parameters=plain).shape.max_position == 4096
+    kinds = {"full_attention": {"rope_theta": 2e6}, "sliding_attention": {"rope_theta": 3e4}}
+    linear = {"rope_type": "linear", "factor": 8.0}
+    gemma = config_of("Gemma3", rope_parameters=kinds, rope_scaling=linear)
+    assert (gemma.rope.kind, gemma.rope.theta, gemma.rope.factor) == ("linear", 2e6, 8.0)
+    assert (gemma.sliding_rope.kind, gemma.sliding_rope.theta) == ("default", 3e4)
+
+
+def test_a_float16_checkpoint_runs_as_bfloat16_where_float16_is_no_good() -> None:
+    llama, gemma = (
+        ModelShape.from_config(config_json(name, torch_dtype="float16"))
+        for name in ("Llama", "Gemma2")
+    )
+    assert resolve_dtype("auto", llama, on_cpu=True) == "bfloat16"
+    assert resolve_dtype("auto", llama, on_cpu=False) == "float16"
+    assert resolve_dtype("auto", gemma, on_cpu=False) == "bfloat16"
+    assert resolve_dtype("float16", llama, on_cpu=True) == "float16"
 
 
 def test_dynamic_scaling_does_not_set_in_where_sequences_may_go() -> None:

@@ -222,8 +222,8 @@ def test_a_step_of_experts_needs_what_one_expert_needs_not_what_all_do() -> None
 
 def test_float16_is_refused_where_it_overflows() -> None:
     with pytest.raises(SizingError, match="float16 overflows in Gemma2ForCausalLM"):
-        resolve_dtype("float16", shape_of("gemma-2-2b"))
-    assert resolve_dtype("float16", shape_of("Qwen3-8B")) == "float16"
+        resolve_dtype("float16", shape_of("gemma-2-2b"), on_cpu=True)
+    assert resolve_dtype("float16", shape_of("Qwen3-8B"), on_cpu=True) == "float16"
 
 
 @pytest.mark.parametrize(

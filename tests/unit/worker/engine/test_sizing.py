@@ -267,7 +267,7 @@ def test_impossible_numbers_are_refused() -> None:
     with pytest.raises(SizingError, match="max_position_embeddings 131072"):
         plan(max_model_len=131073)
     with pytest.raises(SizingError, match="dtype int8"):
-        resolve_dtype("int8", SHAPE)
+        resolve_dtype("int8", SHAPE, on_cpu=True)
 
 
 def test_header_bytes_follow_the_run_dtype_for_floats_only() -> None:
@@ -285,5 +285,5 @@ def test_header_bytes_follow_the_run_dtype_for_floats_only() -> None:
 def test_dtype_of_either_spelling_is_read_and_auto_follows_it() -> None:
     newer = {**LLAMA_8B, "torch_dtype": None, "dtype": "float16"}
     assert ModelShape.from_config(newer).dtype == "float16"
-    assert resolve_dtype("auto", SHAPE) == "bfloat16"
-    assert resolve_dtype("float32", SHAPE) == "float32"
+    assert resolve_dtype("auto", SHAPE, on_cpu=True) == "bfloat16"
+    assert resolve_dtype("float32", SHAPE, on_cpu=True) == "float32"

@@ -75,6 +75,19 @@ def test_a_proxy_of_the_environment_is_asked_for_all(
         assert len(proxy.asked) == len(hub.seen)
 
 
+def test_a_volume_without_symbolic_links_gets_hard_ones(
+    access: Access, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    folder = fetch(access)
+    assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    assert (folder / WEIGHTS).stat().st_nlink == 2
+    assert fetch(access) == folder, "and once more, as all of it is there"
+
+
 def partial(access: Access, hub: Hub) -> Path:
     """Where the beginning of the weights is kept."""
     folder = access.cache / "models--acme--tiny" / "blobs"

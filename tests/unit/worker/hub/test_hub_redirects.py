@@ -49,7 +49,7 @@ def _worker(endpoint: str) -> str:
 
 
 def _operator(endpoint: str) -> str:
-    found = operators.read(operators.HubModel(endpoint, REPO, "main", TOKEN), "auto")
+    found = operators.read(operators.HubModel(endpoint, REPO, "main", TOKEN), "auto", on_cpu=True)
     return str(found.commit if isinstance(found, Checkpoint) else found.message)
 
 
