@@ -85,6 +85,8 @@ def choose(
     own_bytes = target.has_byte_products or not is_exact
     # Faster than oneDNN's where it was measured (AVX2, AVX512-BF16, AMX): five times on AVX2.
     is_own = dtype == torch.bfloat16
+    if is_own and (quantization is None or own_bytes):
+        round_rows = int  # no product of oneDNN's, which it makes for each number of rows
 
     def making(activation: Activation | None) -> MakeProjection:
         if is_own:
@@ -93,7 +95,7 @@ def choose(
         narrow = _int8(built, not is_exact, None)
         return built.gating(_projection(quantization, packed_projection, narrow), activation)
 
-    return CppKernels(built, making, f"cpp {target.name}", int if is_own else round_rows)
+    return CppKernels(built, making, f"cpp {target.name}", round_rows)
 
 
 def _on_gpu(device: torch.device, group: int) -> Kernels:

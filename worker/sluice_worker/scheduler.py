@@ -373,21 +373,24 @@ class Scheduler:
     def _verify(self, work: Work, sampled: Seq[int | None]) -> list[Outcome]:
         """Keep the drafts that the model itself chose, and the token after them."""
         sequence, drafts = work.sequence, work.drafts
-        if sampled[0] is None:
-            # A guess may have spoiled it: kernels multiply it by a weight of zero, and NaN remains.
-            sequence.drafter = None
+        right = num_right(drafts, sampled)
+        sound = sampled[: right + 1]
+        if sampled[right] is None and right < len(drafts):
+            # A guess behind it may have spoiled it: kernels multiply it by a weight of zero, and
+            # NaN remains.
+            sequence.drafter, sound = None, sampled[:right]
+        is_spoiled = None in sampled[len(sound) :]
+        if not sound:
             sequence.num_computed_tokens += 1  # and not to be trusted
             self._requeue(sequence)
             return []
-        right = num_right(drafts, sampled)
-        is_spoiled = None in sampled[right + 1 :]
         outcomes: list[Outcome] = []
-        for token in sampled[: right + 1]:
+        for token in sound:
             sequence.num_computed_tokens += 1
             outcomes.append(self._outcome(sequence, token, is_spoiled))
             if outcomes[-1].finish_reason is not None:
                 break
-        self._count_drafts(len(drafts), len(outcomes) - 1)
+        self._count_drafts(len(drafts), len(outcomes) - (len(sound) > right))
         if sequence.drafter is not None:
             sequence.drafter.judge(len(drafts), right)
         if outcomes[-1].finish_reason is None:

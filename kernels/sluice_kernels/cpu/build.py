@@ -144,7 +144,8 @@ def _is_ours(directory: Path) -> bool:
 
 def _is_writable(directory: Path) -> bool:
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for made in (directory.parent, directory):  # the mode is of the last one only
+            made.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
         return False
     return _is_ours(directory) and os.access(directory, os.W_OK)

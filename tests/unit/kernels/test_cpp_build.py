@@ -7,9 +7,11 @@ import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from sluice_kernels import choose as choosing
 from sluice_kernels.choose import choose
 from sluice_kernels.cpu import build
 from sluice_kernels.cpu.build import (
@@ -32,6 +34,22 @@ def test_vnni_of_256_bits_is_none_of_avx512() -> None:
     assert has_vnni(FLAGS + " avx_vnni")
     assert not has_vnni(FLAGS + " avx_vnni", in_avx512=True)
     assert has_vnni(FLAGS + " avx512_vnni", in_avx512=True)
+
+
+@pytest.mark.parametrize(("extra", "is_rounded"), [(" avx512_vnni", True), ("", False)])
+def test_rows_are_rounded_where_products_of_bytes_are_onednns(
+    monkeypatch: pytest.MonkeyPatch, extra: str, is_rounded: bool
+) -> None:
+    """Without VNNI they are our own, for which nothing is made anew."""
+    told = SimpleNamespace(read_text=lambda: FLAGS + extra)
+    monkeypatch.setattr(choosing, "Path", lambda _: told)
+    sizes = {"max_gather_bytes": 1, "max_scores_bytes": 1}
+    bytes_, plain = (
+        choose(torch.device("cpu"), torch.bfloat16, quantization, os.environ, **sizes)
+        for quantization in ("w8a8", None)
+    )
+    assert (bytes_.round_rows(515) != 515) == is_rounded
+    assert plain.round_rows(515) == 515
 
 
 def chosen(environ: dict[str, str], dtype: torch.dtype = torch.float32) -> Kernels:
@@ -109,6 +127,18 @@ def test_a_library_that_somebody_else_owns_is_not_loaded(
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(CannotBuild):
         library(plain_target, [theirs.parent])
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0])
+def test_a_cache_is_its_owners_whatever_the_umask(
+    tmp_path: Path, plain_target: Target, umask: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        made = library(plain_target, [tmp_path / "sluice" / "kernels"])
+    finally:
+        os.umask(before)
+    assert library(plain_target, [made.parent]) == made
 
 
 @pytest.mark.parametrize("folder", ["cache", "cache/kernels"])

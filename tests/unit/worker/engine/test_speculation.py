@@ -242,6 +242,29 @@ def test_drafts_take_only_blocks_that_are_left_and_give_back_what_was_rejected()
     assert scheduler.counters.num_preemptions == 0
 
 
+def test_nan_of_a_later_draft_keeps_the_tokens_before_it_and_starts_over() -> None:
+    """Kernels multiply some rows at a time: those before them stay sound, and right ones among them
+    are spoiled by a wrong one behind."""
+    scheduler = create_scheduler(speculation=NGRAM, block_size=4)
+    sequence = add(scheduler, create_request("a", [1, 2, 3] * 4, max_tokens=60))
+    planned, _ = step(scheduler)
+    while not planned.num_draft_tokens:
+        planned = scheduler.schedule(0.0, unlimited)
+        (work,) = planned.works
+        if not work.drafts:
+            scheduler.commit(planned, [[1, 2, 3][len(sequence.token_ids) % 3]], 0.0)
+    assert len(work.drafts) == 4
+    right = list(work.drafts[:2])
+    outcomes = scheduler.commit(planned, [*right, None, None, None], 0.0)
+    assert [(o.token_id, o.finish_reason) for o in outcomes] == [(token, None) for token in right]
+    assert list(scheduler.waiting) == [sequence]
+    assert sequence.drafter is None
+    assert scheduler.check_integrity() is None
+    while scheduler.has_work:
+        step(scheduler)
+    assert sequence.num_output_tokens == 60
+
+
 @pytest.mark.parametrize("own_token_is_nan", [False, True])
 def test_nan_of_a_draft_clears_the_blocks_and_starts_over(own_token_is_nan: bool) -> None:
     """Also where it spread to the token that was no guess, as it does in kernels."""
