@@ -41,6 +41,9 @@ from .wire import Limits, Submit
 
 ChunkLimit = Callable[[int, int], int]
 """(decodes, kv_tokens) of a step -> prefill tokens that keep it within the inter-token target."""
+SCORED_AT_ONCE = 128
+"""Tokens of a prompt with log-probabilities in a step beside decodes: each takes the whole head and
+a pass over the vocabulary, some 0.5 ms on a core, of which the step model knows nothing."""
 
 
 class Scheduler:
@@ -294,6 +297,8 @@ class Scheduler:
             if any(prefix.will_find(sequence, other, self.pool) for other in ending):
                 continue
             count = min(sequence.num_uncomputed_tokens, budget)
+            if served and sequence.needs_prompt_scores:
+                count = min(count, SCORED_AT_ONCE)
             budget -= count
             samples = count == sequence.num_uncomputed_tokens
             if samples:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_worker.contract import MIN_CHUNK_TOKENS
-from sluice_worker.scheduler import Scheduler
+from sluice_worker.scheduler import SCORED_AT_ONCE, Scheduler
 from sluice_worker.sequence import Sequence
 from sluice_worker.step import Outcome, Step
-from sluice_worker.wire import Limits, Submit
+from sluice_worker.wire import Limits, Sampling, Submit
 
 from .factories import create_request, create_requests, create_scheduler
 
@@ -196,6 +196,25 @@ def test_prefix_hit_is_not_computed_again_and_counted() -> None:
     assert (planned.works[0].start, planned.works[0].num_tokens) == (32, 10)
     assert second.cached_tokens == 32
     assert (scheduler.counters.prefix_queries, scheduler.counters.prefix_hits) == (82, 32)
+
+
+def test_a_prompt_that_is_scored_comes_in_small_parts_beside_others() -> None:
+    scored = Sampling(prompt_logprobs=1)
+    scheduler = create_scheduler(num_blocks=256, budget=2048, max_model_len=2048)
+    add(scheduler, create_request("alone", 600, sampling=scored))
+    planned, _ = step(scheduler)
+    assert planned.num_prefill_tokens == 600, "there is nobody to hold up"
+    _, other = add(
+        scheduler,
+        create_request("scored", 600, sampling=scored),
+        create_request("plain", 600),
+    )
+    planned, _ = step(scheduler)
+    parts = {work.sequence.request_id: work.num_tokens for work in planned.works}
+    assert parts == {"alone": 1, "scored": SCORED_AT_ONCE, "plain": 600}
+    while other.num_uncomputed_tokens > 1 or not other.num_output_tokens:
+        step(scheduler)
+    assert scheduler.check_integrity() is None
 
 
 def prefilled(scheduler: Scheduler, *requests: Submit) -> list[int]:
