@@ -103,6 +103,12 @@ def quantile(values: Sequence[float], q: float) -> float | None:
     return ordered[max(0, math.ceil(q * len(ordered) - 1e-9) - 1)] if ordered else None
 
 
+def exact_quantile_ms(seconds: Sequence[float], q: float) -> float | None:
+    """The q-quantile in milliseconds; None of nothing, or of a request that was never answered."""
+    value = quantile(seconds, q)
+    return None if value is None or math.isinf(value) else 1000 * value
+
+
 class Retry(Exception):
     """The server asked to come again, or closed before it answered."""
 

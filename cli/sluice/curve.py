@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice_operator.tuner import Targets
 
-from sluice.client import Outcome, quantile
+from sluice.client import Outcome, exact_quantile_ms
 from sluice.targets import is_good, is_smooth
 
 KNEE_SHARE = 0.9
@@ -125,7 +125,10 @@ def point(
         "requests": sent,
         "failed": sent - answered,
         "failures": dict(tally.details.most_common(3)),
-        **{name: {"p50": _ms(s, 0.5), "p99": _ms(s, 0.99)} for name, s in samples.items()},
+        **{
+            name: {"p50": exact_quantile_ms(s, 0.5), "p99": exact_quantile_ms(s, 0.99)}
+            for name, s in samples.items()
+        },
         "tokens_per_s": sum(wave.tokens for wave in waves) / seconds,
         "tokens_per_s_quartiles": _quartiles([wave.tokens / wave.seconds for wave in waves]),
         "requests_per_s": answered / seconds,
@@ -156,12 +159,6 @@ def _over(tally: Tally, targets: Targets) -> dict[str, Any]:
             holds = _few(over, n, targets)
             found[name] = {"target_ms": limit, "n": n, "over": over, "holds": holds}
     return found
-
-
-def _ms(seconds: Sequence[float], q: float) -> float | None:
-    """None where the quantile is of a request that was never answered, or of nothing."""
-    value = quantile(list(seconds), q)
-    return None if value is None or math.isinf(value) else 1000 * value
 
 
 def _quartiles(values: list[float]) -> list[float]:

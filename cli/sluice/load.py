@@ -27,7 +27,7 @@ from sluice.client import (
     Outcome,
     Shape,
     add_length_arguments,
-    quantile,
+    exact_quantile_ms,
     request,
 )
 from sluice.endpoint import EndpointError, base_url, bearer_headers
@@ -82,9 +82,9 @@ class Ledger:
 
 
 def quantile_ms(seconds: Sequence[float], q: float) -> float | None:
-    """The q-quantile (nearest rank) in milliseconds; None of nothing, or without an end."""
-    value = quantile(seconds, q)
-    return None if value is None or math.isinf(value) else round(1000 * value, 2)
+    """`exact_quantile_ms`, to a hundredth."""
+    value = exact_quantile_ms(seconds, q)
+    return None if value is None else round(value, 2)
 
 
 Send = Callable[[Ledger], "asyncio.Task[None]"]

@@ -104,8 +104,8 @@ def make_row(
         answered=len(answered),
         good_share=sum(is_good(o, targets) for o in answered) / len(outcomes),
         smooth_share=sum(is_smooth(o, targets) for o in answered) / len(outcomes),
-        p50_ttft_ms=_known(quantile_ms(first_s, 0.5)),
-        p99_ttft_ms=_known(quantile_ms(first_s, 0.99)),
+        p50_ttft_ms=quantile_ms(first_s, 0.5),
+        p99_ttft_ms=quantile_ms(first_s, 0.99),
         p50_itl_ms=quantile_ms(gaps_s, 0.5),
         p99_itl_ms=quantile_ms(gaps_s, 0.99),
         tokens_per_s=sum(o.num_tokens for o in answered) / seconds,
@@ -116,10 +116,6 @@ def make_row(
         per_s=per_s,
         itl_target_ms=targets.itl_ms or inf,
     )
-
-
-def _known(ms: float | None) -> float | None:
-    return ms if ms is not None and isfinite(ms) else None
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
