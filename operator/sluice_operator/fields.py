@@ -209,7 +209,7 @@ def duration_ms(value: str) -> float:
 
 def duration(low: str, high: str, *, seconds: bool, why: str = "") -> Kind:
     """A duration in [low, high], read as float milliseconds, or seconds."""
-    message = f"must be a duration between {low} and {high}, such as {low} or 1m30s{why}"
+    message = f"must be a duration between {low} and {high}, such as {low} or {high}{why}"
     pattern = re.compile(_DURATION_PATTERN)
 
     def read(value: object, path: str, problems: Problems) -> Any:

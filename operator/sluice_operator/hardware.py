@@ -37,7 +37,9 @@ class Hardware(SpecObject):
         "accelerator", choice(Accelerator), "nvidia or cpu.", default="nvidia"
     )
     gpus: int | None = spec_field(
-        "gpus", integer(0, 8), "GPUs of a pod; left out, 1 with nvidia and 0 with cpu."
+        "gpus",
+        integer(0, 8),
+        "GPUs of a pod; left out, 1 with nvidia and 0 with cpu. More are not built yet.",
     )
     memory_bytes: int = spec_field(
         "memory",

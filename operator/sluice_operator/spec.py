@@ -108,7 +108,9 @@ class Model(SpecObject):
         "The `model` of the OpenAI API; left out, the object's name.",
         absent="",
     )
-    task: Task = spec_field("task", choice(Task), "What it does.", default="Generate")
+    task: Task = spec_field(
+        "task", choice(Task), "What it does; only Generate is built yet.", default="Generate"
+    )
     dtype: DType = spec_field(
         "dtype", choice(DType), "Type of weights and KV cache.", default="auto"
     )
@@ -152,7 +154,9 @@ class Engine(SpecObject):
         ),
     )
 
-    name: EngineName = spec_field("name", choice(EngineName), "Which engine.", default="Sluice")
+    name: EngineName = spec_field(
+        "name", choice(EngineName), "Which engine; only Sluice is built yet.", default="Sluice"
+    )
     image: str | None = spec_field(
         "image",
         kinds.IMAGE,
@@ -195,7 +199,10 @@ class Batching(SpecObject):
     )
 
     mode: BatchingMode = spec_field(
-        "mode", choice(BatchingMode), "How batches are formed.", default="Continuous"
+        "mode",
+        choice(BatchingMode),
+        "How batches are formed; only Continuous is built yet.",
+        default="Continuous",
     )
     max_num_seqs: int | None = spec_field(
         "maxNumSeqs",
