@@ -8,7 +8,7 @@ tuple and compares it whole, so two contents that hash alike are never taken for
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 Content = tuple[int | str, tuple[int, ...]]
@@ -60,20 +60,18 @@ class BlockPool:
 
         At least one token is left out: its logits are needed, and they are not cached.
         """
-        return list(self.matching(token_ids, salt))
-
-    def matching(self, token_ids: Seq[int], salt: str) -> Iterator[int]:
-        """Those of `match`, one by one: hashing a long text takes its time."""
+        matched: list[int] = []
         if not self.prefix_caching:
-            return
+            return matched
         parent: int | str = salt
         for start in range(0, len(token_ids) - self.block_size, self.block_size):
             content = (parent, tuple(token_ids[start : start + self.block_size]))
             block = self._found.get(content)
             if block is None:
-                return
-            yield block
+                break
+            matched.append(block)
             parent = self._key[block]
+        return matched
 
     def num_lacking(self, matched: Seq[int], num_new: int) -> int:
         """Blocks that `acquire(matched)` and then `allocate(num_new)` lack; none if not over 0."""

@@ -199,7 +199,8 @@ ENGINE_FLAGS = (
     Flag(
         "max-num-seqs",
         _positive,
-        "the ceiling of concurrent sequences; live changes stay below; default: what memory holds, at most 256",
+        "the ceiling of concurrent sequences; live changes stay below; default: what memory holds, "
+        "at most 256",
     ),
     Flag("initial-num-seqs", _positive, "the first cap; default: what the start profile predicts"),
     Flag("max-num-batched-tokens", _positive, "token budget of one step"),

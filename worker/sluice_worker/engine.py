@@ -150,15 +150,15 @@ class Engine:
 
     def _learn(self, step: Step, started: float, ended: float) -> StepModel | None:
         """Record the step; the model where it was fitted anew."""
-        self.times.add(
-            StepRecord(
-                at_s=ended,
-                num_decodes=step.num_decodes + step.num_padding,
-                num_kv_tokens=step.num_kv_tokens,
-                num_prefill_tokens=step.num_prefill_tokens + step.num_draft_tokens,
-                step_ms=1000 * (ended - started),
-            )
+        record = StepRecord(
+            at_s=ended,
+            num_decodes=step.num_decodes + step.num_padding,
+            num_kv_tokens=step.num_kv_tokens,
+            num_prefill_tokens=step.num_prefill_tokens + step.num_draft_tokens,
+            step_ms=1000 * (ended - started),
         )
+        if not step.scores_prompts:
+            self.times.add(record)
         self._stepped_s += ended - started
         if ended - self._refitted_at < REFIT_S:
             return None

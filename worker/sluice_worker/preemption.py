@@ -5,6 +5,7 @@ waiting sequences are both kept in order of arrival, so every request gets there
 """
 
 from collections.abc import Sequence as Seq
+from itertools import takewhile
 
 from .blocks import BlockPool
 from .sequence import Sequence
@@ -16,12 +17,8 @@ def recompute_tokens(sequence: Sequence, pool: BlockPool) -> int:
     Blocks of its prefix that others use as well stay, and would be found again. Those that only the
     prefix cache would keep are not counted on: they are what the next allocations take.
     """
-    own = set(sequence.block_ids)
-    kept = 0
-    for block in pool.matching(sequence.token_ids, sequence.request.cache_salt):
-        if pool.num_owners(block) == (block in own):
-            break
-        kept += pool.block_size
+    shared = takewhile(lambda block: pool.num_owners(block) > 1, sequence.block_ids)
+    kept = sum(1 for _ in shared) * pool.block_size
     return max(sequence.num_computed_tokens - kept, 0)
 
 

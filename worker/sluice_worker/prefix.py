@@ -6,6 +6,7 @@ from .sequence import Sequence
 
 def find(sequence: Sequence, pool: BlockPool) -> list[int]:
     """The cached blocks that its tokens begin with; none where it needs logits of them."""
+    sequence.matched_at = pool.num_gains
     if sequence.needs_prompt_scores:
         return []
     return pool.match(sequence.token_ids, sequence.request.cache_salt)
@@ -23,8 +24,9 @@ def book(sequence: Sequence, pool: BlockPool, matched: list[int]) -> int:
 
 def take_more(sequence: Sequence, pool: BlockPool) -> int:
     """Give a sequence that has not begun what others put into the cache meanwhile; in tokens."""
-    if _has_begun(sequence, pool):
+    if sequence.matched_at == pool.num_gains or _has_begun(sequence, pool):
         return 0
+    sequence.matched_at = pool.num_gains
     matched = pool.match(sequence.token_ids, sequence.request.cache_salt)
     known, num = sequence.num_sealed_blocks, len(matched)
     if num <= known:
@@ -41,13 +43,16 @@ def take_more(sequence: Sequence, pool: BlockPool) -> int:
 def will_find(sequence: Sequence, other: Sequence, pool: BlockPool) -> bool:
     """Whether the next block of a sequence that has not begun is in the cache once the prefill of
     `other` has ended."""
-    end = sequence.num_computed_tokens + pool.block_size
+    start = sequence.num_computed_tokens
+    end = start + pool.block_size
+    # The next block first: of a burst with one prefix it is what differs.
     return (
         pool.prefix_caching
         and end < sequence.num_tokens
         and end <= other.num_tokens
         and sequence.request.cache_salt == other.request.cache_salt
-        and sequence.token_ids[:end] == other.token_ids[:end]
+        and sequence.token_ids[start:end] == other.token_ids[start:end]
+        and sequence.token_ids[:start] == other.token_ids[:start]
         and not _has_begun(sequence, pool)
     )
 

@@ -41,9 +41,11 @@ from .wire import Limits, Submit
 
 ChunkLimit = Callable[[int, int], int]
 """(decodes, kv_tokens) of a step -> prefill tokens that keep it within the inter-token target."""
-SCORED_AT_ONCE = 128
-"""Tokens of a prompt with log-probabilities in a step beside decodes: each takes the whole head and
-a pass over the vocabulary, some 0.5 ms on a core, of which the step model knows nothing."""
+SCORED_LOGITS = 1 << 22
+"""Logits of prompts with log-probabilities in a step beside decodes, where no other number is
+given: each token takes the whole head and a pass over the vocabulary (152k: 3 ms on a core)."""
+ALONE_TIMES = 16
+"""As many times more where nobody decodes: who comes, leaves or asks for health waits for it."""
 
 
 class Scheduler:
@@ -60,9 +62,10 @@ class Scheduler:
         static: StaticBatching | None = None,
         speculation: NgramSpeculation | None = None,
         num_ahead: int = 0,
+        scored_logits: int = SCORED_LOGITS,
     ) -> None:
         """`num_ahead`: slots that a sequence gets behind its tokens; who decodes, while any are
-        free."""
+        free. `scored_logits`: of prompts, in a step beside decodes."""
         self.pool = pool
         self.limits = limits
         self.max_model_len = max_model_len
@@ -72,12 +75,16 @@ class Scheduler:
         self._ended: list[Sequence] = []  # of a static batch, whose rows are padding
         self.speculation = speculation
         self.num_ahead = num_ahead
+        self._scored_at_once = max(scored_logits // vocab_size, 1)
         # Both in order of arrival: a preempted sequence takes its old place again.
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.counters = Counters()
         if speculation is not None:
             self.counters.accepted_by_position = [0] * speculation.num_speculative_tokens
+        # Slots behind its computed tokens that a step may have written: drafts, and a step ahead.
+        most_drafts = speculation.num_speculative_tokens if speculation is not None else 0
+        self._num_behind = num_ahead + most_drafts
         self._num_added = 0
         self._dirty: list[int] = []
         self._clocks = WaitClocks()
@@ -288,6 +295,7 @@ class Scheduler:
         """Prefill for those not `served`. Of a prefix that several lack, the first computes it and
         the others find it in the next step: a burst with one system prompt comes all at once."""
         ending: list[Sequence] = []
+        scored = self._scored_at_once * (1 if served else ALONE_TIMES)
         for sequence in self.running:
             if budget <= 0:
                 return
@@ -297,8 +305,11 @@ class Scheduler:
             if any(prefix.will_find(sequence, other, self.pool) for other in ending):
                 continue
             count = min(sequence.num_uncomputed_tokens, budget)
-            if served and sequence.needs_prompt_scores:
-                count = min(count, SCORED_AT_ONCE)
+            if sequence.needs_prompt_scores:
+                count = min(count, scored)
+                scored -= count
+                if not count:
+                    continue
             budget -= count
             samples = count == sequence.num_uncomputed_tokens
             if samples:
@@ -317,6 +328,7 @@ class Scheduler:
             num_prefill_tokens=num_tokens - num_decodes - num_draft_tokens - num_padding,
             num_draft_tokens=num_draft_tokens,
             num_padding=num_padding,
+            scores_prompts=any(work.sequence.needs_prompt_scores for work in works),
             num_running=len(self.running),
             at_cap=len(self.running) >= AT_CAP_SHARE * self.limits.max_num_seqs,
             limits=self.limits,
@@ -451,7 +463,9 @@ class Scheduler:
     def _free(self, sequence: Sequence) -> None:
         """Give the blocks back; if it runs again, it starts from what the prefix cache kept."""
         if sequence.num_computed_tokens > sequence.num_trusted_tokens:
-            self._dirty += sequence.block_ids[sequence.num_sealed_blocks :]
+            written = sequence.num_computed_tokens + self._num_behind
+            end = blocks_for(written, self.pool.block_size)
+            self._dirty += sequence.block_ids[sequence.num_sealed_blocks : end]
         self.pool.release(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_computed_tokens = sequence.num_trusted_tokens = 0

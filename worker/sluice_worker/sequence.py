@@ -30,6 +30,8 @@ class Sequence:
     num_sealed_blocks: int = 0
     sealed_key: int = 0
     """Identity of the last block put into the prefix cache: the parent of the next."""
+    matched_at: int = -1
+    """The pool's gains when it was last looked up in the prefix cache."""
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache spared, at the first admission."""
     order: int = 0

@@ -25,7 +25,7 @@ from .models.config import DecoderConfig
 from .models.decoder import Decoder
 from .resources import Resources, release_freed
 from .runner import Runner
-from .scheduler import Scheduler
+from .scheduler import SCORED_LOGITS, Scheduler
 from .sequence import Sequence
 from .sizing import (
     CONTEXT_BYTES,
@@ -58,6 +58,8 @@ PROFILE_CPU_S = 1.5
 PREPARE_S = 5.0
 """How long a worker prepares before it is ready what else waits for idle time: on a GPU the CUDA
 graphs of large steps, some tenths of a second each."""
+GPU_SCORED_LOGITS = 1 << 28
+"""As SCORED_LOGITS: 2,048 tokens of a vocabulary of 131k, some milliseconds."""
 MAX_STEP_S = 0.25
 """Longest dummy step; the activations of a larger one are extrapolated."""
 
@@ -303,6 +305,7 @@ class _Start:
             static=self._static(),
             speculation=self.config.speculative_config,
             num_ahead=1 if self.kernels.name == "triton" else 0,
+            scored_logits=SCORED_LOGITS if self.device.type == "cpu" else GPU_SCORED_LOGITS,
         )
 
     def _static(self) -> StaticBatching | None:

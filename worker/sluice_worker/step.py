@@ -39,6 +39,7 @@ class Step:
 
     `num_kv_tokens`: context lengths summed over the work. `num_running`, `at_cap`: at its start.
     `num_decodes` leaves padding out, `num_prefill_tokens` drafts: those are counted by themselves.
+    `scores_prompts`: it takes longer than its numbers say, as logits of prompts are asked for.
     """
 
     works: tuple[Work, ...]
@@ -47,6 +48,7 @@ class Step:
     num_prefill_tokens: int
     num_draft_tokens: int
     num_padding: int
+    scores_prompts: bool
     num_running: int
     at_cap: bool
     limits: Limits

@@ -41,6 +41,7 @@ def create_scheduler(
     eos: Iterable[int] = (),
     static: StaticBatching | None = None,
     speculation: NgramSpeculation | None = None,
+    scored_at_once: int = 128,
 ) -> Scheduler:
     return Scheduler(
         BlockPool(num_blocks, block_size, prefix_caching=prefix_caching),
@@ -50,6 +51,7 @@ def create_scheduler(
         eos_token_ids=frozenset(eos),
         static=static,
         speculation=speculation,
+        scored_logits=scored_at_once * VOCAB,
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from sluice_worker.engine import Engine
+from sluice_worker.steptime import StepRecord
 from sluice_worker.wire import Sampling, Scores, Submit
 from torch import Tensor
 from transformers import LlamaForCausalLM
@@ -234,3 +235,14 @@ def test_prompt_logprobs_equal_the_reference_chunked_cached_and_preempted(
         for at, row in enumerate(told):
             check_row(row, wanted[at], prompt[at + 1])
     assert prompts["one"] == prompts["plain"] == []
+
+
+def test_a_step_that_scores_a_prompt_teaches_the_step_model_nothing(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = create_engine(checkpoint, create_scheduler())
+    learnt: list[StepRecord] = []
+    monkeypatch.setattr(engine.times, "add", learnt.append)
+    scored = Sampling(prompt_logprobs=1)
+    run_scored(engine, [create_request("scored", 20, max_tokens=3, sampling=scored)])
+    assert [(r.num_prefill_tokens, r.num_decodes) for r in learnt] == [(0, 1), (0, 1)]

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_worker.contract import MIN_CHUNK_TOKENS
-from sluice_worker.scheduler import SCORED_AT_ONCE, Scheduler
+from sluice_worker.scheduler import ALONE_TIMES, Scheduler
 from sluice_worker.sequence import Sequence
 from sluice_worker.step import Outcome, Step
 from sluice_worker.wire import Limits, Sampling, Submit
 
-from .factories import create_request, create_requests, create_scheduler
+from .factories import Sliced, create_request, create_requests, create_scheduler
 
 
 def unlimited(decodes: int, kv_tokens: int) -> int:
@@ -27,6 +27,9 @@ def add(scheduler: Scheduler, *requests: Submit, now: float = 0.0) -> list[Seque
 def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Step, list[Outcome]]:
     planned = scheduler.schedule(now, unlimited)
     sampled = [7 for work in planned.works if work.samples]
+    for work in planned.works:
+        if work.sequence.needs_prompt_scores:  # as the runner does
+            work.sequence.num_scored_tokens = work.start + work.num_tokens + 1
     return planned, scheduler.commit(planned, sampled, now)
 
 
@@ -181,8 +184,8 @@ def test_who_waits_for_blocks_is_matched_again_only_once_there_may_be_enough(
         step(scheduler)
         num_steps += 1
     assert first not in scheduler.running
-    # The first look, one after the other's prompt was sealed, and two as it starts.
-    assert (num_steps, num_matched) == (17, 4)
+    # The first look, one after the other's prompt was sealed, and one as it starts.
+    assert (num_steps, num_matched) == (17, 3)
 
 
 def test_prefix_hit_is_not_computed_again_and_counted() -> None:
@@ -198,22 +201,32 @@ def test_prefix_hit_is_not_computed_again_and_counted() -> None:
     assert (scheduler.counters.prefix_queries, scheduler.counters.prefix_hits) == (82, 32)
 
 
-def test_a_prompt_that_is_scored_comes_in_small_parts_beside_others() -> None:
+def test_prompts_that_are_scored_come_in_small_parts_beside_others() -> None:
     scored = Sampling(prompt_logprobs=1)
-    scheduler = create_scheduler(num_blocks=256, budget=2048, max_model_len=2048)
-    add(scheduler, create_request("alone", 600, sampling=scored))
+    scheduler = create_scheduler(num_blocks=256, budget=2048, max_model_len=2048, scored_at_once=64)
+    add(scheduler, create_request("alone", 2000, max_tokens=20, sampling=scored))
     planned, _ = step(scheduler)
-    assert planned.num_prefill_tokens == 600, "there is nobody to hold up"
-    _, other = add(
+    assert planned.num_prefill_tokens == ALONE_TIMES * 64, "nobody's next token is held up"
+    step(scheduler)
+    _, *others = add(
         scheduler,
-        create_request("scored", 600, sampling=scored),
-        create_request("plain", 600),
+        create_request("plain", 500),
+        create_request("first", 100, sampling=scored),
+        create_request("second", 100, sampling=scored),
     )
+    parts = []
+    while any(not other.num_output_tokens for other in others):
+        planned, _ = step(scheduler)
+        parts.append({work.sequence.request_id: work.num_tokens for work in planned.works})
+        assert planned.scores_prompts
+    assert parts == [
+        {"alone": 1, "plain": 500, "first": 64},
+        {"alone": 1, "plain": 1, "first": 36, "second": 28},
+        {"alone": 1, "plain": 1, "first": 1, "second": 64},
+        {"alone": 1, "plain": 1, "first": 1, "second": 8},
+    ]
     planned, _ = step(scheduler)
-    parts = {work.sequence.request_id: work.num_tokens for work in planned.works}
-    assert parts == {"alone": 1, "scored": SCORED_AT_ONCE, "plain": 600}
-    while other.num_uncomputed_tokens > 1 or not other.num_output_tokens:
-        step(scheduler)
+    assert not planned.scores_prompts
     assert scheduler.check_integrity() is None
 
 
@@ -276,6 +289,30 @@ def test_non_finite_row_fails_alone_and_is_neither_cached_nor_left_dirty() -> No
     assert scheduler.pool.match(bad.token_ids, "") == []
     assert scheduler.take_dirty_blocks() == blocks
     assert scheduler.take_dirty_blocks() == []
+
+
+def test_of_a_prompt_that_is_given_up_only_what_was_written_is_cleared() -> None:
+    scheduler = create_scheduler(num_blocks=64, block_size=16, budget=40)
+    (long,) = add(scheduler, create_request("long", 500))
+    step(scheduler)
+    assert (long.num_computed_tokens, len(long.block_ids)) == (40, 32)
+    written = long.block_ids[:3]
+    scheduler.abort("long")
+    assert scheduler.take_dirty_blocks() == written
+
+
+def test_who_comes_with_a_burst_is_looked_up_once_in_the_step_that_admits_it() -> None:
+    prompt = list(range(64))
+    scheduler = create_scheduler(cap=8, budget=512)
+    add(scheduler, create_request("before", prompt, max_tokens=1))
+    step(scheduler)
+    sequences = add(scheduler, *(create_request(str(i), [*prompt, i]) for i in range(4)))
+    for sequence in sequences:
+        sequence.token_ids = Sliced(sequence.request.prompt_token_ids)
+    scheduler.schedule(0.0, unlimited)
+    assert [sequence.num_computed_tokens for sequence in sequences] == [64] * 4
+    assert isinstance(sequences[0].token_ids, Sliced)
+    assert sequences[0].token_ids.num_slices == 4, "one look for each block, and no comparison"
 
 
 def test_stop_tokens_end_a_sequence_only_after_min_tokens() -> None:
