@@ -161,25 +161,23 @@ def _choice(name: str, choices: Sequence[str], text: str) -> Flag:
     return Flag(name, convert, text, f"{{{','.join(choices)}}}")
 
 
-def _speculation(text: str) -> object:
-    """vLLM's JSON object, of which method ngram is built."""
-    try:
-        return msgspec.json.decode(text, type=NgramSpeculation)
-    except msgspec.MsgspecError as error:
-        keys = ", ".join(NgramSpeculation.__struct_fields__)
-        raise ValueError(
-            f"must be a JSON object with method ngram and the keys {keys}: {error}"
-        ) from error
+def _json(kind: Any, said: str) -> Callable[[str], object]:
+    """Reads a flag's JSON, as vLLM has it."""
+
+    def convert(text: str) -> object:
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"must be a JSON {said}: {error}") from error
+
+    return convert
 
 
-def _origins(text: str) -> object:
-    """vLLM's JSON list."""
-    try:
-        return msgspec.json.decode(text, type=tuple[str, ...])
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"must be a JSON list of origins: {error}") from error
-
-
+_speculation = _json(
+    NgramSpeculation,
+    f"object with method ngram and the keys {', '.join(NgramSpeculation.__struct_fields__)}",
+)
+_origins = _json(tuple[str, ...], "list of origins")
 _count = _number(int, 0, math.inf)
 _positive = _number(int, 1, math.inf)
 _port = _number(int, 0, 65535)

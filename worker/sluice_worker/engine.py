@@ -14,7 +14,6 @@ from .steptime import StepRecord, StepTimes
 from .wire import (
     Abort,
     Finished,
-    FinishReason,
     FirstToken,
     Limits,
     PromptScores,
@@ -71,7 +70,7 @@ class Engine:
         """Queue a request, or say why it can never run."""
         refusal = self.scheduler.can_admit(request)
         if refusal is not None:
-            return self._finished(request.request_id, "error", refusal)
+            return Finished(request.request_id, refusal, self.snapshot())
         seed = self._seeds.getrandbits(63) if request.seed is None else request.seed
         self.scheduler.add(Sequence(request, seed), now)
         return None
@@ -80,7 +79,7 @@ class Engine:
         """Free the request's blocks now; None if there is no such request."""
         if not self.scheduler.abort(message.request_id, if_waiting=message.if_waiting):
             return None
-        return self._finished(message.request_id, "abort", None)
+        return Finished(message.request_id, None, self.snapshot())
 
     def configure(self, limits: Limits) -> None:
         """New limits from the next step on. Lowering the cap ends no running sequence."""
@@ -215,13 +214,10 @@ class Engine:
             "request's own parameters exclude every token."
         )
         return [
-            self._finished(outcome.sequence.request_id, "error", sentence)
+            Finished(outcome.sequence.request_id, sentence, self.snapshot())
             for outcome in outcomes
             if outcome.token_id is None
         ]
-
-    def _finished(self, request_id: str, reason: FinishReason, error: str | None) -> Finished:
-        return Finished(request_id, reason, error, self.snapshot())
 
 
 def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:

@@ -114,8 +114,7 @@ class Scheduler:
         """When the next step can do anything: now, or when the next static batch is due."""
         if self.static is None or self.running or not self.waiting:
             return now
-        is_due = self.static.may_start(self.waiting, self.running, now)
-        return now if is_due else self.static.starts_at(self.waiting)
+        return max(now, self.static.starts_at(self.waiting))
 
     def can_admit(self, request: Submit) -> str | None:
         """The sentence why `request` can never run, or None. Asking changes nothing."""

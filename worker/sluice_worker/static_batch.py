@@ -20,10 +20,8 @@ class StaticBatching:
 
     def may_start(self, waiting: Seq[Sequence], running: Seq[Sequence], now: float) -> bool:
         """Whether the next batch starts with those that wait."""
-        if running or not waiting:
-            return False
-        return len(waiting) >= self.size or now >= self.starts_at(waiting)
+        return not running and bool(waiting) and now >= self.starts_at(waiting)
 
     def starts_at(self, waiting: Seq[Sequence]) -> float:
         """When a batch of those that wait starts, if no other comes."""
-        return waiting[0].queued_s + self.timeout_s
+        return waiting[0].queued_s + (self.timeout_s if len(waiting) < self.size else 0.0)

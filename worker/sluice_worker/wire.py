@@ -278,7 +278,6 @@ class Finished(Message, frozen=True):
     """A request ended without a token: aborted, or failed with `error` (its sentence)."""
 
     request_id: str
-    finish_reason: FinishReason
     error: str | None
     snapshot: Snapshot
 

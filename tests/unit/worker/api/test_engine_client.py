@@ -90,7 +90,7 @@ async def test_a_request_that_has_begun_outlives_being_dropped() -> None:
         client.drop("begun", SluiceError("too late"))
     assert len(sent) == 4
     assert client.num_open == 2
-    dropped = Finished("waiting", "abort", None, NOTHING)
+    dropped = Finished("waiting", None, NOTHING)
     for message in (dropped, _step(TokenOut("begun", 7, "length", None))):
         client.receive(msgspec.msgpack.encode(message))
     assert str(waiting.error) == "too late"
