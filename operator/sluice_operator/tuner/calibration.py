@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from heapq import merge
-from itertools import islice
+from itertools import islice, pairwise
 from operator import itemgetter
 
 from sluice_worker.contract import TICK_SECONDS, Tick
 
 from . import constants as k
-from .evidence import HeardPod, Work
+from .evidence import HeardPod, Work, is_filled
 from .model import StepTime
 
 
@@ -32,19 +32,21 @@ def calibration(model: StepTime | None, pods: Sequence[HeardPod], work: Work) ->
 
 def _full_ticks(pod: HeardPod) -> Iterator[tuple[float, Tick]]:
     """(end, tick) of those ticks in which the pod was full, newest first."""
-    return ((pod.end_s(tick), tick) for tick in reversed(pod.ticks) if _is_full(tick))
+    newest_first = pairwise(reversed(pod.ticks))
+    return ((pod.end_s(tick), tick) for tick, before in newest_first if _is_full(tick, before))
 
 
-def _is_full(tick: Tick) -> bool:
-    if tick.max_running < k.USED_SHARE * tick.max_num_seqs or not tick.steps:
-        return False
-    return tick.waiting.total > 0
+def _is_full(tick: Tick, before: Tick) -> bool:
+    """Whether it was all the while: some waited when it began, and when it ended."""
+    waited = before.waiting.total and tick.waiting.total
+    return bool(waited and tick.steps) and is_filled(tick)
 
 
 def _predicted_tokens(model: StepTime, work: Work, tick: Tick) -> float:
-    """Tokens that a tick of steps as large as this one's should have given."""
-    batch = max(tick.decodes / tick.steps, 1.0)
-    service_ms = model.request_ms(batch, work.output_tokens, work.prompt_tokens)
+    """Tokens that a tick in which so many ran should have given. Of those in prefill, which waits
+    for room beside the others' next tokens, nobody knows how many there would be."""
+    batch = max(tick.running, 1)
+    service_ms = model.request_ms(batch, work.output_steps, work.prompt_tokens)
     if service_ms <= 0:
         return 0.0
     return batch * work.output_tokens * TICK_SECONDS * 1000 / service_ms

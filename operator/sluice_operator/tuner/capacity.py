@@ -25,7 +25,7 @@ def pod_capacity(case: Case, bound: Bound) -> Capacity | None:
 
 def modelled_capacity(case: Case, model: StepTime, concurrency: float) -> Capacity:
     """What the step model sees one pod do with so many sequences at once."""
-    service_ms = model.request_ms(concurrency, case.work.output_tokens, case.work.prompt_tokens)
+    service_ms = model.request_ms(concurrency, case.work.output_steps, case.work.prompt_tokens)
     service_s = max(service_ms / 1000, k.MIN_SERVICE_S)
     return Capacity(concurrency, service_s / case.calibration)
 

@@ -247,7 +247,7 @@ def _is_too_long(case: Case) -> bool:
     queues = [tick.waiting.cap for ticks in case.newest(1) for tick in ticks]
     if len(queues) < len(case.acked):
         return False  # the others may have none
-    turn_ms = case.model.request_ms(cap, work.output_tokens, work.prompt_tokens) / cap
+    turn_ms = case.model.request_ms(cap, work.output_steps, work.prompt_tokens) / cap
     return turn_ms * sum(queues) > due_ms * len(queues)
 
 
@@ -345,12 +345,18 @@ def sequences_in_memory(case: Case) -> int | None:
     A running one is shorter where outputs are alike and start at any time: half of its output on
     the mean. Of a burst all reach their ends together, and of outputs that spread as an
     exponential's the longest run most of the time: then the mean is that of whole lengths.
+    What the prefix cache gave is held once for all; where each has a beginning of its own (turns of
+    a chat), they wait for memory, and pods are added.
     """
     kv_tokens = median_kv_tokens(case.pods)
     if not kv_tokens or not case.work.lengths_known:
         return None
     work = case.work
-    return max(1, carried_sequences(int(kv_tokens), work.total_tokens, work.total_sigma))
+    own = work.prompt_tokens + work.output_tokens
+    shared = work.total_tokens - own
+    if shared <= k.SHARED * work.total_tokens:
+        own, shared = work.total_tokens, 0.0
+    return max(1, carried_sequences(int(kv_tokens - shared), own, work.total_sigma))
 
 
 def sequences_in_time(case: Case) -> float:
@@ -360,7 +366,7 @@ def sequences_in_time(case: Case) -> float:
     if case.model is None or due_ms is None or not work.lengths_known:
         return inf
     due_ms *= TARGET_MARGIN
-    most = case.model.most_within(due_ms, work.output_tokens, work.prompt_tokens)
+    most = case.model.most_within(due_ms, work.output_steps, work.prompt_tokens)
     return most if most >= 1 else inf
 
 

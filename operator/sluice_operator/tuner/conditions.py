@@ -70,7 +70,7 @@ def _one_ends_late(case: Case) -> bool:
     work, due_ms = case.work, case.seen.targets.e2e_ms
     if case.model is None or due_ms is None or not work.lengths_known:
         return False
-    return case.model.request_ms(1, work.output_tokens, work.prompt_tokens) > due_ms
+    return case.model.request_ms(1, work.output_steps, work.prompt_tokens) > due_ms
 
 
 def _inter_token_feasible(case: Case) -> Condition:

@@ -132,6 +132,9 @@ MAX_DOUBLINGS: Final = 8
 """42 hours: longer than a day's pattern remembers nothing useful."""
 SAME_CAP: Final = 0.9
 """A cap from this share of a breached one on counts as the breached one: it would run as full."""
+SHARED = 0.2
+"""What is missing of whole lengths in what was computed is the prefix cache's beyond a fifth: the
+two are of different minutes."""
 LENGTHS_SHIFTED: Final = 0.2
 """A mean length that moved by more than this makes what was learnt about a cap void (design)."""
 LENGTHS_DOUBT: Final = 3.0

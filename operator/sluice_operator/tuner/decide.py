@@ -10,6 +10,7 @@ from .caps import Bound, bounded_cap, cap_move, raise_bound, remember_breach
 from .case import Case, build_case
 from .conditions import feasible, limited_by, metrics_available, slo_met
 from .demand import Demand
+from .evidence import num_begun
 from .load import read_load, remember_load
 from .replicas import (
     given_replicas,
@@ -144,14 +145,22 @@ def _decision(
 
 
 def _quality(case: Case) -> tuple[int, int, int]:
-    """Requests of the window that finished or were refused, the good ones, the smooth ones."""
-    ended, good = case.window.total(_good)
-    return ended, good, case.window.total(_smooth)[1]
+    """Requests of the window that finished, were refused or left unserved; the good and the smooth
+    ones."""
+    window = case.window
+    good, smooth = window.total(_well)
+    finished, refused = window.total(_ended)
+    decided, begun = window.total(_decided)
+    return finished + max(refused, decided - begun), good, smooth
 
 
-def _good(tick: Tick) -> tuple[int, int]:
-    return tick.finished + tick.refused, tick.good
+def _well(tick: Tick) -> tuple[int, int]:
+    return tick.good, tick.smooth
 
 
-def _smooth(tick: Tick) -> tuple[int, int]:
-    return tick.finished + tick.refused, tick.smooth
+def _ended(tick: Tick) -> tuple[int, int]:
+    return tick.finished, tick.refused
+
+
+def _decided(tick: Tick) -> tuple[int, int]:
+    return tick.ttft.n, num_begun([tick])

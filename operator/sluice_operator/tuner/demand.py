@@ -5,6 +5,7 @@ Demand is read from arrivals, never from completions; zero traffic is a value.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, exp, inf, sqrt
 from statistics import NormalDist, fmean, median
 
@@ -85,6 +86,8 @@ def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> A
         return Arrivals(0.0, 1.0, 0, is_known=False)
     per_s, dispersion = _sustained_per_s(counts), _dispersion(counts)
     burst, newest_per_s = _recurring_burst(counts, per_s * TICK_SECONDS), 0.0
+    if burst and len(pods) > 1:  # their ticks end at different times, which cuts a burst in two
+        burst = ceil(max(map(sum, pairwise(counts)), default=burst))
     if burst:
         per_s = max(per_s, fmean(counts) / TICK_SECONDS)
     elif _queue_rises([pod for pod in pods if is_fresh(pod, now)]):
@@ -279,10 +282,11 @@ def _whole(replicas: float) -> int:
 
 
 def _for_burst(arrivals: Arrivals, capacity: Capacity, queue: Queue) -> int:
-    """Pods that start a whole burst within the wait: those free at once, and those that end."""
+    """Pods that start a whole burst within the wait: those free at once, and those that end, which
+    of those that came together none does before its whole time."""
     if not arrivals.burst or queue.wait_s == inf:
         return 1
-    started = capacity.concurrency * (1 + queue.wait_s / capacity.service_s)
+    started = capacity.concurrency * max(1.0, queue.wait_s / capacity.service_s)
     return _whole(arrivals.burst / started)
 
 

@@ -205,14 +205,16 @@ class Work:
 
     `lengths_known`: whether enough requests finished for their mean output to be believed.
     `output_tokens`, `prompt_tokens`: means of a request, the prompt without what the prefix
-    cache gave; `total_tokens`, `total_sigma`, `num_totals`: mean, standard deviation and number of
-    whole lengths observed; `context_tokens`: mean KV tokens of a running sequence; `decodes`,
+    cache gave; `output_steps`: steps that bring its output, fewer with speculation;
+    `total_tokens`, `total_sigma`, `num_totals`: mean, standard deviation and number of whole
+    lengths observed; `context_tokens`: mean KV tokens of a running sequence; `decodes`,
     `prefill_tokens`: means of a step; `throttled_share`: of the busy time; `waiting_cap`,
     `waiting_kv`: now, over all pods.
     """
 
     lengths_known: bool
     output_tokens: float
+    output_steps: float
     prompt_tokens: float
     total_tokens: float
     total_sigma: float
@@ -249,6 +251,7 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
     return Work(
         lengths_known=known,
         output_tokens=output,
+        output_steps=output * _steps_per_token(telling),
         prompt_tokens=prompt,
         total_tokens=total,
         total_sigma=lengths.sigma,
@@ -289,23 +292,45 @@ def _num_finished(spans: Iterable[Sequence[Tick]]) -> int:
     return sum(tick.finished for span in spans for tick in span)
 
 
+def num_begun(ticks: Iterable[Tick]) -> int:
+    """Requests whose first token came."""
+    return sum(sum(tick.ttft.sketch.values()) for tick in ticks)
+
+
 def _output_tokens(spans: Sequence[Sequence[Tick]], known: bool) -> float:
-    """Mean output of what finished. Running ones count once nothing finished: a lower bound."""
+    """Mean output of those that ended, whether they finished or were cancelled once they ran.
+
+    Who runs has part of its output: of those that began more than ended, half on the mean. Before
+    lengths are known all that run count: a lower bound.
+    """
     generated = sum(tick.generated_tokens for ticks in spans for tick in ticks)
-    finished = _num_finished(spans)
-    if known:
-        return max(generated / finished, 1.0)
-    open_ones = finished + sum(ticks[-1].running for ticks in spans)
-    return max(k.DEFAULT_OUTPUT_TOKENS, generated / open_ones if open_ones else 0.0)
+    if not known:
+        open_ones = _num_finished(spans) + sum(ticks[-1].running for ticks in spans)
+        return max(k.DEFAULT_OUTPUT_TOKENS, generated / open_ones if open_ones else 0.0)
+    begun, finished = sum(map(num_begun, spans)), _num_finished(spans)
+    grown = min(sum(map(_growth, spans)), begun - finished)  # some are in prefill yet
+    ended = max(finished, begun - grown)
+    return max(generated / max(ended + max(grown, 0) / 2, 1), 1.0)
+
+
+def _growth(ticks: Sequence[Tick]) -> int:
+    """How many more run than when `ticks` began."""
+    first = ticks[0]
+    return ticks[-1].running - (first.running - num_begun(ticks[:1]) + first.finished)
+
+
+def _steps_per_token(spans: Sequence[Sequence[Tick]]) -> float:
+    """At most 1: a step of speculation may bring several tokens."""
+    generated = sum(tick.generated_tokens for ticks in spans for tick in ticks)
+    steps = sum(tick.decodes for ticks in spans for tick in ticks) + sum(map(num_begun, spans))
+    return min(steps / generated, 1.0) if generated else 1.0
 
 
 def _prompt_tokens(spans: Sequence[Sequence[Tick]]) -> float:
-    """Prefilled tokens per request that was started: finished ones and those more that run."""
-    computed, started = 0, 0
-    for ticks in spans:
-        computed += sum(tick.prefill_tokens for tick in ticks[1:])
-        started += sum(tick.finished for tick in ticks[1:]) + ticks[-1].running - ticks[0].running
-    return computed / started if started > 0 else k.DEFAULT_PROMPT_TOKENS
+    """Prompt tokens computed per request whose first token came."""
+    computed = sum(tick.prefill_tokens for ticks in spans for tick in ticks)
+    begun = sum(map(num_begun, spans))
+    return computed / begun if begun else k.DEFAULT_PROMPT_TOKENS
 
 
 def pooled(evidence: Iterable[Evidence]) -> Lengths:
@@ -318,6 +343,11 @@ def pooled(evidence: Iterable[Evidence]) -> Lengths:
     mean = sum(length.mean * length.n for length in lengths) / num
     square = sum((length.sigma**2 + length.mean**2) * length.n for length in lengths) / num
     return Lengths(mean, sqrt(max(0.0, square - mean**2)), num)
+
+
+def is_filled(tick: Tick) -> bool:
+    """Whether no more could run: the cap was reached, or some waited for memory."""
+    return tick.waiting.kv > 0 or tick.max_running >= k.USED_SHARE * tick.max_num_seqs
 
 
 def cap_is_used(ticks: Sequence[Tick]) -> bool:

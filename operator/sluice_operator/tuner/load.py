@@ -64,7 +64,7 @@ def _needed(case: Case, of_one_per_s: float) -> int:
     if model is None or not work.lengths_known:
         return 0
     per_s = of_one_per_s / case.calibration
-    lengths = work.output_tokens, work.prompt_tokens
+    lengths = work.output_steps, work.prompt_tokens
     fixed_s = model.request_ms(0, *lengths) / 1000
     each_s = model.request_ms(1, *lengths) / 1000 - fixed_s
     spare = 1 - per_s * each_s  # of n at once each takes fixed_s + n * each_s

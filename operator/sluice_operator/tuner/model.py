@@ -65,16 +65,16 @@ class StepTime:
             return 0
         return ceiling if per_sequence * ceiling <= spare_ms else floor(spare_ms / per_sequence)
 
-    def request_ms(self, concurrency: float, output_tokens: float, prompt_tokens: float) -> float:
+    def request_ms(self, concurrency: float, output_steps: float, prompt_tokens: float) -> float:
         """Residence of one request among `concurrency`: its decodes, and everybody's prefills."""
-        decode = output_tokens * self.mean_ms(concurrency, 0)
+        decode = output_steps * self.mean_ms(concurrency, 0)
         return decode + concurrency * self.d * prompt_tokens
 
-    def most_within(self, due_ms: float, output_tokens: float, prompt_tokens: float) -> float:
+    def most_within(self, due_ms: float, output_steps: float, prompt_tokens: float) -> float:
         """How many run at once such that each ends within `due_ms`; infinite where one more costs
         nothing, under 1 where not even one does."""
-        fixed_ms = self.request_ms(0, output_tokens, prompt_tokens)
-        each_ms = self.request_ms(1, output_tokens, prompt_tokens) - fixed_ms
+        fixed_ms = self.request_ms(0, output_steps, prompt_tokens)
+        each_ms = self.request_ms(1, output_steps, prompt_tokens) - fixed_ms
         return (due_ms - fixed_ms) / each_ms if each_ms > 0 else inf
 
     def prefill_s(self, prompt_tokens: float) -> float:

@@ -11,7 +11,7 @@ from .capacity import pod_capacity
 from .caps import Bound
 from .case import Case
 from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
-from .evidence import recent
+from .evidence import is_filled, recent
 from .types import Condition, Move, Observation, Past, ReplicaChange, TargetName
 from .verdicts import READERS
 
@@ -25,8 +25,9 @@ def measure_demand(case: Case, bound: Bound) -> Demand:
     sources = tuple(pod for pod in fleet.heard + fleet.leaving if pod.ticks)
     arrivals = read_arrivals(sources, seen.now, heard_share or 1.0)
     capacity = pod_capacity(case, bound)
+    serving = seen.replicas - _never_came(case)
     return plan_demand(
-        arrivals, capacity, _queue(case, capacity), seen.replicas, seen.limits.min_replicas
+        arrivals, capacity, _queue(case, capacity), serving, seen.limits.min_replicas
     )
 
 
@@ -48,6 +49,30 @@ def _queue(case: Case, capacity: Capacity | None) -> Queue:
 
 def _cold_start_s(past: Past) -> float:
     return past.cold_start_s or k.DEFAULT_COLD_START_S
+
+
+def _is_overdue(case: Case) -> bool:
+    """Whether the pods of the last scale-out should have been ready long ago."""
+    last = case.past.last_scale
+    if last is None or last.settled_s is not None or last.to_replicas < last.from_replicas:
+        return False
+    return case.seen.now - last.time_s >= _patience_s(case.past)
+
+
+def _patience_s(past: Past) -> float:
+    return max(k.SETTLE_COLD_STARTS * _cold_start_s(past), k.MAX_DRAIN_S)
+
+
+def _never_came(case: Case) -> int:
+    """Pods of an overdue scale-out that a node took long ago and that are not ready: one more may
+    get a sound node. Those that no node takes would only be more of them."""
+    if not _is_overdue(case):
+        return 0
+    until_s = case.seen.now - _patience_s(case.past)
+    return sum(
+        not (pod.ready or pod.terminating) and pod.started_s is not None and pod.started_s < until_s
+        for pod in case.seen.pods
+    )
 
 
 def _backlog(case: Case) -> int:
@@ -91,8 +116,10 @@ def wanting_none(past: Past) -> Past:
     return _wanting(past, None, None)
 
 
-def _wanting(past: Past, out_s: float | None, in_s: float | None) -> Past:
-    return msgspec.structs.replace(past, scale_out_since_s=out_s, scale_in_since_s=in_s)
+def _wanting(past: Past, out_s: float | None, in_s: float | None, in_to: int = 0) -> Past:
+    return msgspec.structs.replace(
+        past, scale_out_since_s=out_s, scale_in_since_s=in_s, scale_in_to=in_to
+    )
 
 
 def _rate(demand: Demand) -> str:
@@ -117,8 +144,8 @@ def _wanted(case: Case, demand: Demand, cap: Move, bound: Bound, feasible: Condi
         return replicas
     waits = late and case.cause in ("cap", "kv") and demand.arrivals.is_known
     if waits and not raising and _queue_grows(case):
-        return max(demand.needed, replicas + 1)
-    return demand.needed
+        return max(demand.needed + _never_came(case), replicas + 1)
+    return demand.needed + _never_came(case)
 
 
 def _raises_first(case: Case, bound: Bound) -> bool:
@@ -133,21 +160,20 @@ def _overloaded(case: Case, demand: Demand) -> bool:
         return False
     spans = [pod.ticks[-k.STALE_TICKS :] for pod in case.pods]
     queued = any(all(t.waiting.total for t in span) for span in spans)
-    return queued and demand.arrivals.per_s > case.seen.replicas * demand.capacity.per_s
+    serving = case.seen.replicas - _never_came(case)
+    return queued and demand.arrivals.per_s > serving * demand.capacity.per_s
 
 
 def _queue_grows(case: Case) -> bool:
     """Whether the queue grew, or was full and the rest refused, all the while that every pod was
     full, and none is on its way."""
     num = int(k.GROWING_QUEUE_S / TICK_SECONDS)
-    if not case.pods or case.fleet.num_ready < case.seen.replicas:
+    if not case.pods or case.fleet.num_ready < case.seen.replicas - _never_came(case):
         return False
     if any(len(pod.ticks) < num for pod in case.pods):
         return False
     spans = [pod.ticks[-num:] for pod in case.pods]
-    full = all(
-        tick.max_running >= k.USED_SHARE * tick.max_num_seqs for span in spans for tick in span
-    )
+    full = all(is_filled(tick) for span in spans for tick in span)
     before = sum(span[0].waiting.total for span in spans)
     after = sum(span[-1].waiting.total + sum(tick.refused for tick in span) for span in spans)
     return full and after > before * k.LOAD_ROSE and after > 0
@@ -165,7 +191,7 @@ def _scale_out(case: Case, demand: Demand, wanted: int) -> tuple[Past, Move]:
     if now - since_s < limits.scale_up_window_s:
         message = f"{need}, for {now - since_s:.0f} of {limits.scale_up_window_s:.0f} s"
         return past, Move(replicas, Reason.SCALE_UP_WINDOW, message)
-    waits_for = _last_change_settles(past, demand.arrivals, now) or _is_replaced(case, demand)
+    waits_for = _last_change_settles(case, demand.arrivals) or _is_replaced(case, demand)
     if waits_for:
         return past, Move(replicas, Reason.AWAITING_REPLICAS, f"{need}; {waits_for}")
     cause = f"{case.cause} waits" if case.cause != "none" else "overload"
@@ -173,16 +199,17 @@ def _scale_out(case: Case, demand: Demand, wanted: int) -> tuple[Past, Move]:
     return past, Move(target, Reason.SCALED_OUT, message)
 
 
-def _last_change_settles(past: Past, arrivals: Arrivals, now: float) -> str:
+def _last_change_settles(case: Case, arrivals: Arrivals) -> str:
     """Why a second scale-out must wait, or ''. Arrivals that rose by a fifth do not wait."""
-    last = past.last_scale
+    last = case.past.last_scale
     if last is None or last.to_replicas < last.from_replicas:
         return ""
     if arrivals.per_s > k.LOAD_ROSE * last.arrivals_per_s:
         return ""
     if last.settled_s is None:
-        return "the pods of the last scale-out are not ready yet"
-    left_s = last.settled_s + last.drain_s - now
+        waits = not _never_came(case)
+        return "the pods of the last scale-out are not ready yet" if waits else ""
+    left_s = last.settled_s + last.drain_s - case.seen.now
     return f"the backlog drains for {left_s:.0f} s more" if left_s > 0 else ""
 
 
@@ -204,18 +231,14 @@ def _is_replaced(case: Case, demand: Demand) -> str:
 def _may_shrink(case: Case, demand: Demand) -> bool:
     """Fewer would do with margin and hold what runs, nothing waits, those that would do are there,
     and none is on its way: it would be stopped before it has served."""
-    waiting = case.work.waiting_cap + case.work.waiting_kv
     fewer = demand.needed_with_margin
-    if fewer >= case.seen.replicas or waiting or case.fleet.num_ready < fewer:
+    if fewer >= case.seen.replicas or _backlog(case) or case.fleet.num_ready < fewer:
         return False
     if _running(case) > _fewer(case, demand) * _room(case, demand):
         return False
     last = case.past.last_scale
-    if last is None or last.settled_s is not None or last.to_replicas < last.from_replicas:
-        return True
-    return case.seen.now - last.time_s >= max(
-        k.SETTLE_COLD_STARTS * _cold_start_s(case.past), k.MAX_DRAIN_S
-    )
+    is_coming = last and last.settled_s is None and last.to_replicas >= last.from_replicas
+    return not is_coming or _is_overdue(case)
 
 
 def _still_missed(case: Case, feasible: Condition) -> TargetName | None:
@@ -232,22 +255,23 @@ def _still_missed(case: Case, feasible: Condition) -> TargetName | None:
 def _scale_in(case: Case, demand: Demand) -> tuple[Past, Move]:
     now, limits, replicas = case.seen.now, case.seen.limits, case.seen.replicas
     since_s = now if case.past.scale_in_since_s is None else case.past.scale_in_since_s
-    past = _wanting(case.past, None, since_s)
+    # As an HPA's: the most that any look since has left.
+    target = min(max(case.past.scale_in_to, _fewer(case, demand)), replicas)
+    past = _wanting(case.past, None, since_s, target)
     fits = f"{_rate(demand)} fits {demand.needed_with_margin} with margin"
     if now - since_s < limits.scale_down_window_s:
         tens_s = (now - since_s) // 10 * 10  # the status is written where its words change
         message = f"{fits}, for {tens_s:.0f} of {limits.scale_down_window_s:.0f} s"
         return past, Move(replicas, Reason.SCALE_DOWN_WINDOW, message)
-    target = _fewer(case, demand)
     message = f"{fits}; replicas {replicas} -> {target}"
     return past, Move(target, Reason.SCALED_IN, message)
 
 
 def _fewer(case: Case, demand: Demand) -> int:
-    """The replicas that scaling in leaves: half of them at least."""
-    return max(
-        demand.needed_with_margin, case.seen.limits.min_replicas, -(-case.seen.replicas // 2)
-    )
+    """The replicas that scaling in leaves: half of them at least, while anything comes or runs."""
+    is_idle = not demand.arrivals.mean_per_s and not _running(case)
+    half = 0 if is_idle else -(-case.seen.replicas // 2)
+    return max(demand.needed_with_margin, case.seen.limits.min_replicas, half)
 
 
 def _running(case: Case) -> int:
@@ -271,9 +295,7 @@ def record_scale(past: Past, case: Case, demand: Demand, move: Move) -> Past:
         drain_s=min(_drain_after(past, case, demand, move.to), k.MAX_DRAIN_S),
     )
     history = (*past.scale_history, change)[-k.HISTORY :]
-    return msgspec.structs.replace(
-        past, scale_history=history, scale_out_since_s=None, scale_in_since_s=None
-    )
+    return msgspec.structs.replace(wanting_none(past), scale_history=history)
 
 
 def _drain_after(past: Past, case: Case, demand: Demand, replicas: int) -> float:

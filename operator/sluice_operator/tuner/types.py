@@ -153,7 +153,8 @@ class Past(Struct, frozen=True):
     """All that cannot be recomputed from the ticks; kept in the ConfigMap as JSON by the rim.
 
     `targets_since_s`: when the targets were last edited: older ticks were counted against others.
-    `scale_out_since_s`, `scale_in_since_s`: since when the demand asks for more or fewer replicas.
+    `scale_out_since_s`, `scale_in_since_s`: since when the demand asks for more or fewer replicas;
+    `scale_in_to`: the most that it asked for since the latter.
     """
 
     targets: str = ""
@@ -163,6 +164,7 @@ class Past(Struct, frozen=True):
     scale_history: tuple[ReplicaChange, ...] = ()
     scale_out_since_s: float | None = None
     scale_in_since_s: float | None = None
+    scale_in_to: int = 0
     cold_start_s: float | None = None
     loaded_cap: LoadedCap | None = None
 

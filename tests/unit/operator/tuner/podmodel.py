@@ -98,9 +98,13 @@ class Samples:
         is_over = target_ms is not None and value_ms > target_ms
         self.n += count
         self.over += count * is_over
+        self.note(value_ms, count)
+        return is_over
+
+    def note(self, value_ms: float, count: int = 1) -> None:
+        """Put values into the sketch alone: they were counted before."""
         bucket = ceil(log(max(value_ms, 1e-3)) / LOG_GAMMA)
         self.sketch[bucket] = self.sketch.get(bucket, 0) + count
-        return is_over
 
 
 @dataclass(slots=True)
@@ -294,7 +298,9 @@ class Pod:
         sequence.first_token_s = now
         self.tick.generated_tokens += 1
         ttft_ms = (now - sequence.arrived_s) * 1000
-        if not sequence.counted and self.tick.ttft.add(ttft_ms, self.targets.ttft_ms):
+        if sequence.counted:
+            self.tick.ttft.note(ttft_ms)
+        elif self.tick.ttft.add(ttft_ms, self.targets.ttft_ms):
             self._book_miss(sequence, now)
         sequence.slow_steps_before = self.num_slow_steps
         self.num_admitted += 1

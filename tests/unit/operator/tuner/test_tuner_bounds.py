@@ -110,8 +110,14 @@ def test_a_raise_beyond_the_prediction_may_not_stall_more_than_it_saves() -> Non
 
 
 def test_observed_lengths_bound_a_raise_by_the_memory() -> None:
-    view = pod("a", [tick(seq, waiting=QUEUED) for seq in range(1, 61)], model=MODEL)
-    assert view.evidence is not None
-    long = msgspec.structs.replace(view.evidence, lengths=Lengths(7000.0, 3000.0, 100))
-    assert decide(Past(), observation(view))[1].cap == 16
-    assert decide(Past(), observation(replace(view, evidence=long)))[1].cap == 10
+    def cap(mean: float, computed: int) -> int:
+        """Where requests of `mean` tokens compute so many of their prompts."""
+        ticks = [tick(s, waiting=QUEUED, prefill_tokens=10 * computed) for s in range(1, 61)]
+        view = pod("a", ticks, model=MODEL)
+        assert view.evidence is not None
+        evidence = msgspec.structs.replace(view.evidence, lengths=Lengths(mean, 3000.0, 100))
+        return decide(Past(), observation(replace(view, evidence=evidence)))[1].cap
+
+    assert cap(164, 64) == 16
+    assert cap(7000, 6900) == 10
+    assert cap(7000, 1000) == 16, "what the prefix cache gave is held once"

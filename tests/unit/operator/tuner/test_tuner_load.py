@@ -155,9 +155,11 @@ def test_a_load_that_needs_a_little_more_gets_a_whole_step(ceiling: int, cap: in
     """37 do what arrives, an eighth more than 32 do."""
     gpu = StepModel(40.0, 0.1, 0.0, 0.01, 1000, 1.05)
     full = {"cap": 32, "arrivals": 17, "steps": 48, "decodes": 1536, "generated_tokens": 1536}
-    full |= {"finished": 15, "running": 32, "max_running": 32, "max_num_seqs": 32}
+    full["finished"] = 15
+    full |= {"running": 32, "max_running": 32, "max_num_seqs": 32}
     targets, limits = replace(TARGETS, itl_ms=47.0), replace(ONE_POD, ceiling=ceiling)
-    _, decision = looked_at(model=gpu, targets=targets, limits=limits, **(STARVED | full))
+    changes = STARVED | full | {"ttft": late(15, 15)}
+    _, decision = looked_at(model=gpu, targets=targets, limits=limits, **changes)
     assert decision.cap == cap
 
 

@@ -290,7 +290,7 @@ def test_prompts_that_wait_for_each_other_add_pods_and_are_not_called_infeasible
     trace = poisson([(400, 2.5)], prompt=1000, output=16)
     loop = Loop(World(SMALL_CPU, targets, trace, cap=16), limits())
     loop.run(400)
-    assert [replicas for _, replicas, _ in loop.replica_changes][:1] == [2]
+    assert [replicas for _, replicas, _ in loop.replica_changes][:1] == [3]
     assert not any(d.slo_feasible.reason == "PrefillExceedsTarget" for _, d in loop.decisions)
 
 

@@ -112,7 +112,7 @@ def test_a_spell_at_the_smallest_cap_keeps_it_from_being_raised_only_if_it_is_no
             waiting=Waiting(cap=9),
             max_num_seqs=1,
             max_running=1,
-            decodes=125,
+            decodes=990,
         )
         for seq in range(1, 92)
     ]
