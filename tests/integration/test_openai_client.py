@@ -255,7 +255,7 @@ def test_log_probabilities_come_in_the_clients_types(client: OpenAI) -> None:
         ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+        ({"max_completion_tokens": 9999}, "max_completion_tokens"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages"),
         ({"extra_body": {"chat_template": "{{ messages }}"}}, "chat_template"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
@@ -313,6 +313,7 @@ def test_what_vllm_bench_serve_sends_counts_one_sample_for_each_token(
     assert answer.headers["x-request-id"] == "bench-1"
     *events, done = stream_events(answer.text)
     chunks = [json.loads(event) for event in events]
+    assert all(chunk["id"].endswith("cmpl-bench-1") for chunk in chunks)
     with_choices = [chunk for chunk in chunks if chunk["choices"]]
     (usage,) = [chunk["usage"] for chunk in chunks if not chunk["choices"]]
     assert len(with_choices) == usage["completion_tokens"] == 7

@@ -164,7 +164,7 @@ def test_what_an_openai_client_sends_by_default_is_accepted(worker: Worker) -> N
         (b'{"prompt": "x", "max_tokens": 0}', 400, "max_tokens"),
         (b'{"prompt": "x", "max_tokens": -1}', 400, "max_tokens"),
         (b'{"prompt": "x", "max_tokens": 9223372036854775808}', 400, "max_tokens"),
-        (b'{"prompt": "x", "max_tokens": 2048}', 400, "max_tokens"),
+        (b'{"prompt": "x", "max_tokens": 2049}', 400, "max_tokens"),
         (b'{"prompt": "x", "n": 1000000}', 400, "n"),
         (b'{"prompt": "x", "top_p": 0}', 400, "top_p"),
         (b'{"prompt": "x", "logprobs": 21}', 400, "logprobs"),
@@ -187,6 +187,23 @@ def test_a_prompt_over_the_window_is_refused_and_the_next_one_runs(worker: Worke
         answer = post(worker, prompt=[5] * length, max_tokens=1)
         assert answer.status_code == status, answer.text
     assert post(worker, max_tokens=1).status_code == 200
+
+
+def test_an_answer_is_no_longer_than_the_room_behind_its_prompt(worker: Worker) -> None:
+    told = post(worker, prompt=[5] * 2040, max_tokens=2048, ignore_eos=True).json()
+    assert told["choices"][0]["finish_reason"] == "length"
+    assert told["usage"]["completion_tokens"] == 8
+
+
+def test_an_answers_id_is_the_requests(worker: Worker) -> None:
+    """As vLLM's; but a body's own id is not overruled by what a proxy puts on every request."""
+    asked: dict[str, Any] = {"prompt": "x", "max_tokens": 1}
+    for own, told in (({}, "run 7"), ({"request_id": "mine/1"}, "mine/1")):
+        headers = {"x-request-id": "run 7"}
+        answer = httpx.post(worker.url + "/v1/completions", json=asked | own, headers=headers)
+        assert answer.json()["id"] == f"cmpl-{told}"
+    answer = post(worker)
+    assert answer.json()["id"] == f"cmpl-{answer.headers['x-request-id']}"
 
 
 def test_a_target_may_be_a_whole_url(worker: Worker) -> None:

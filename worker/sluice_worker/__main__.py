@@ -37,7 +37,7 @@ def run(
         try:
             config = parse(argv)
             lines = formatter(config) if formatter else logs.EventFormatter()
-            logs.install(os.environ.get("SLUICE_LOG_LEVEL", "INFO"), lines)
+            logs.install(os.environ.get("SLUICE_LOG_LEVEL") or "INFO", lines)
             return uvloop.run(_serve(config))
         except ConfigError as error:
             for problem in error.problems:

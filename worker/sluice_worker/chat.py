@@ -35,10 +35,28 @@ class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
     text: str
 
 
+class InputTextPart(TextPart, frozen=True, tag="input_text"):
+    """What a caller said, as the Responses API calls it."""
+
+
+class OutputTextPart(TextPart, frozen=True, tag="output_text"):
+    """What a model said, as the Responses API calls it."""
+
+
 class RefusalPart(Struct, frozen=True, tag_field="type", tag="refusal"):
     """What an assistant said in place of an answer: a text to the template."""
 
     refusal: str
+
+
+class ThinkingPart(Struct, frozen=True, tag_field="type", tag="thinking"):
+    """What an assistant thought: a text to the template, as in vLLM."""
+
+    thinking: str
+
+
+Part = TextPart | InputTextPart | OutputTextPart | RefusalPart | ThinkingPart
+TEXT_KINDS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
 class FunctionCall(Struct, frozen=True):
@@ -63,10 +81,11 @@ class Message(Struct, frozen=True):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[str | TextPart | RefusalPart] | None = None
-    name: Name | None = None
+    content: str | list[str | Part] | None = None
+    name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
     audio: None = None
@@ -127,7 +146,7 @@ CHAT_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "parallel_tool_calls": (None, True, False),  # no call is parsed: at most one is none
     "prediction": (None,),
     "return_prompt_text": (None, False),
-    "store": (None, False),
+    "store": (None, True, False),  # for a provider's dashboard: the answer is the same
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
@@ -170,10 +189,12 @@ def parse_chat(body: bytes, defaults: Defaults = OPENAI) -> Chat:
     fields = parse_object(body)
     refuse_unsupported(fields, CHAT_FIELDS, CHAT_NEUTRAL)
     conversation, typed = parse_conversation(fields), convert(fields, ChatFields)
-    max_tokens = _max_tokens(typed)
+    asked = typed.max_completion_tokens  # the newer name wins, as in vLLM
+    asked = typed.max_tokens if asked is None else asked
+    max_tokens = defaults.max_new_tokens if asked is None else asked
     if typed.top_logprobs and not typed.logprobs:  # 0 is vLLM's default, and clients send it
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-    if typed.stream and typed.prompt_logprobs is not None:
+    if typed.stream and typed.prompt_logprobs:  # 0 is told nowhere in a stream, as by vLLM
         raise RequestError(
             "prompt_logprobs are not available with stream: true", param="prompt_logprobs"
         )
@@ -190,20 +211,10 @@ def parse_chat(body: bytes, defaults: Defaults = OPENAI) -> Chat:
         if typed.max_completion_tokens is None
         else "max_completion_tokens",
         max_tokens=max_tokens,
-        has_default_length=max_tokens is None,
+        has_default_length=asked is None,
         sampling=sampling,
     )
     return Chat(conversation, answered(completion, typed))
-
-
-def _max_tokens(body: ChatFields) -> int | None:
-    new, old = body.max_completion_tokens, body.max_tokens
-    if new is not None and old is not None and new != old:
-        raise RequestError(
-            f"max_completion_tokens {new} and max_tokens {old} contradict each other",
-            param="max_completion_tokens",
-        )
-    return old if new is None else new
 
 
 def parse_conversation(fields: Mapping[str, Any]) -> Conversation:
@@ -251,7 +262,7 @@ def _refuse_media(messages: object) -> None:
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
             kind = part.get("type", "text") if isinstance(part, dict) else "text"
-            if kind not in ("text", "refusal"):
+            if kind not in TEXT_KINDS:
                 raise UnsupportedParameter(
                     f"messages: only text parts are supported, and not {json.dumps(kind)[:64]}",
                     param="messages",
@@ -261,9 +272,15 @@ def _refuse_media(messages: object) -> None:
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     """A checked message as templates want it: no nulls, a content, arguments as objects.
 
-    A content is a text or a list of text parts, and a refusal is a part of it.
+    A content is a text or a list of text parts, and a refusal is a part of it. What an assistant
+    thought has both its names, as in vLLM, as a template reads one of them.
     """
     message = {name: value for name, value in given.items() if value is not None}
+    if message.get("name") == "":
+        del message["name"]
+    thought = message.get("reasoning", message.get("reasoning_content"))
+    if message["role"] == "assistant" and thought is not None:
+        message["reasoning"] = message["reasoning_content"] = thought
     content = message.get("content") or ""  # templates print a missing one as None
     if refusal := message.pop("refusal", ""):
         parts = [content] if isinstance(content, str) else content
@@ -278,16 +295,19 @@ def _part(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
     """A checked part as a text part, which all templates know."""
     if isinstance(given, str):
         return {"type": "text", "text": given}
-    return given if given["type"] == "text" else {"type": "text", "text": given["refusal"]}
+    if (kind := given["type"]) == "text":
+        return given
+    return {"type": "text", "text": given[kind if kind in ("refusal", "thinking") else "text"]}
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    if isinstance(text := function.get("arguments"), str):
+    """A checked call. Arguments that are no object become an empty one, as in vLLM: a model wrote
+    them, and refused they would be in each of its conversation's later requests."""
+    arguments = call["function"].get("arguments")
+    if isinstance(arguments, str):
         try:
-            arguments = json.loads(text)
+            arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             arguments = None
-        if isinstance(arguments, dict):
-            function["arguments"] = arguments
+    function = {**call["function"], "arguments": arguments if isinstance(arguments, dict) else {}}
     return {"type": "function", **call, "function": function}

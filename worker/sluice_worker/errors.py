@@ -98,7 +98,7 @@ class UnsupportedParameter(RequestError):
 
 
 class ContextLengthExceeded(RequestError):
-    """Prompt and output together are over the model's window."""
+    """The prompt, or a length that was asked for, is over the model's window."""
 
     code = "context_length_exceeded"
 

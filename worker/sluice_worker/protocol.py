@@ -41,7 +41,9 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 ModelName = Annotated[str, Meta(max_length=256)]
 """Empty or missing: whatever is served."""
 DeadlineMs = Annotated[float, Meta(gt=0, le=MAX_MS)]
-RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+REQUEST_ID = "^[ -~]{1,128}$"
+"""Of a request's id, in its body or its header: printable ASCII."""
+RequestId = Annotated[str, Meta(pattern=REQUEST_ID)]
 
 # What `_prompts` checks: msgspec has no union of lists, so the document needs to be told.
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -173,7 +175,7 @@ class Completion:
 
     `prompts`: text, or token ids, from the field `prompt_field`. `max_tokens`, from the field
     `length_field`: None for as many as the window leaves.
-    `has_default_length`: the caller did not name a length, so that it may be cut to the window.
+    `has_default_length`: the caller did not name a length: none is refused for it.
     `prompt_logprobs`: how many to tell in a field of their own (echo tells them with the text).
     `echo`: the reply begins with the prompt. `is_scoring`: it is nothing else (max_tokens was 0,
     and is 1 here: the engine ends a sequence with a token, which is not told). `parse_special`:
@@ -204,7 +206,7 @@ class Completion:
 def answered(request: Completion, body: AnswerFields) -> Completion:
     """`request` with what the shared fields say of it; raises RequestError."""
     options = body.stream_options
-    if options is not None and not body.stream:
+    if options not in (None, StreamOptions()) and not body.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
     has_usage = options is not None and bool(options.include_usage)
     is_continuous = options is not None and bool(options.continuous_usage_stats)
@@ -224,7 +226,7 @@ def answered(request: Completion, body: AnswerFields) -> Completion:
 
 def parse_completion(body: bytes, defaults: Defaults = OPENAI) -> Completion:
     """The request in the body of POST /v1/completions; raises RequestError naming the field."""
-    fields = parse_object(body)
+    fields = _without_null_length(parse_object(body))
     refuse_unsupported(fields, (*CompletionBody.__struct_fields__, "best_of"))
     if fields.get("best_of") not in (None, 1 if fields.get("n") is None else fields["n"]):
         raise UnsupportedParameter("best_of other than n is not supported", param="best_of")
@@ -253,7 +255,7 @@ def parse_completion(body: bytes, defaults: Defaults = OPENAI) -> Completion:
 def _completion_sampling(body: CompletionBody, defaults: Defaults) -> SamplingParams:
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens 0 needs echo: true", param="max_tokens")
-    if body.stream and body.prompt_logprobs is not None:
+    if body.stream and body.prompt_logprobs:  # 0 is told nowhere in a stream, as by vLLM
         raise RequestError(
             "prompt_logprobs are not available with stream: true", param="prompt_logprobs"
         )
@@ -291,7 +293,7 @@ def parse_generate(
 
     Greedy unless a temperature or do_sample says otherwise (TGI's default).
     """
-    fields = _merge_parameters(parse_object(body))
+    fields = _without_null_length(_merge_parameters(parse_object(body)))
     refuse_unsupported(fields, (*GenerateBody.__struct_fields__, *_NOT_GENERATE))
     for name, neutral in _NOT_GENERATE.items():
         if fields.get(name) not in (None, neutral):
@@ -320,6 +322,13 @@ def parse_generate(
         cache_salt=typed.cache_salt or "",
         deadlines=Deadlines(typed.slo_ttft_ms, typed.slo_tpot_ms),
     )
+
+
+def _without_null_length(fields: dict[str, Any]) -> dict[str, Any]:
+    """`fields`, in which null is no length: the default holds, as in vLLM."""
+    if fields.get("max_tokens", 0) is None:
+        del fields["max_tokens"]
+    return fields
 
 
 _RENAMED: Mapping[str, str] = {

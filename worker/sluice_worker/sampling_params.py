@@ -80,14 +80,18 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
 class Defaults(Struct, frozen=True):
     """What a checkpoint's generation_config.json says of requests that do not say it themselves.
 
-    The fields are those that vLLM takes from it; None: OpenAI's default.
+    The fields are those that vLLM takes from it; None: OpenAI's default. `max_new_tokens`: of
+    chats, as all others have a default length of their own.
     """
 
     temperature: Temperature | None = None
     top_k: TopK | None = None
     top_p: TopP | None = None
     min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
+    max_new_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
 OPENAI = Defaults()
@@ -139,10 +143,8 @@ def resolve(
     `prompt_logprobs`: how many are needed if the field does not ask for more (echo with logprobs).
     """
     min_tokens = fields.min_tokens or 0
-    if max_tokens is not None and min_tokens > max_tokens:
-        raise RequestError(
-            f"min_tokens {min_tokens} is over max_tokens {max_tokens}", param="min_tokens"
-        )
+    if max_tokens is not None:
+        check_min_tokens(min_tokens, max_tokens)
     if fields.truncate_prompt_tokens == 0:
         raise RequestError(
             "truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens"
@@ -153,8 +155,8 @@ def resolve(
         top_k=max(_first(fields.top_k, defaults.top_k, 0), 0),
         top_p=_first(fields.top_p, defaults.top_p, 1.0),
         min_p=_first(fields.min_p, defaults.min_p, 0.0),
-        presence_penalty=fields.presence_penalty or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
+        presence_penalty=_first(fields.presence_penalty, defaults.presence_penalty, 0.0),
+        frequency_penalty=_first(fields.frequency_penalty, defaults.frequency_penalty, 0.0),
         repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=fields.logit_bias or {},
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
@@ -180,6 +182,15 @@ def resolve(
         tokens_as_ids=bool(fields.return_tokens_as_token_ids),
         truncate_prompt_tokens=fields.truncate_prompt_tokens,
     )
+
+
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    """Raises RequestError if an output of at most `max_tokens` cannot be as long."""
+    if min_tokens > max_tokens:
+        raise RequestError(
+            f"min_tokens {min_tokens} is over the {max_tokens} tokens that the output may have",
+            param="min_tokens",
+        )
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:

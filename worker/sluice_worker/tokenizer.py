@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 
 from .errors import CheckpointError
@@ -24,6 +25,8 @@ SHORT = 1024
 """Characters or tokens that may hold the interpreter: a batch, which lets go, wakes threads."""
 _DELIMITER = re.compile("<[|\uff5c].*[|\uff5c]>")
 """How control tokens are spelled; tags such as <think> are what a model may be told of."""
+_BLANK = "\ufdd0"
+"""A noncharacter, of which no control token is made."""
 
 
 class Tokenizer:
@@ -42,7 +45,7 @@ class Tokenizer:
         self._put_around(self.config)
         self._letters = byte_of_letter()
         self._longest = longest_token(self._tokenizer)
-        self._decoder = self._tokenizer
+        self._decoder = self._inner = self._tokenizer
         self._added = {
             token_id: added.content
             for token_id, added in self._tokenizer.get_added_tokens_decoder().items()
@@ -87,6 +90,8 @@ class Tokenizer:
         if whole:
             self._decoder = self._with_control  # made now: the first chat is not to wait for it
         self._tokenizer.add_special_tokens(delimiters)
+        if whole:
+            self._inner = _without_first_space(self._tokenizer)
         return [*self.control_tokens.values(), *delimiters]
 
     def fewest(self, num_chars: int) -> int:
@@ -147,14 +152,43 @@ class Tokenizer:
         """Token ids of what a chat template wrote; nothing is put around them.
 
         In a piece that is False the texts of special tokens are control tokens; in one that is True
-        they are text, as in `encode`. Raises UnicodeEncodeError for a lone surrogate.
+        they are text, as in `encode`. What stands between two control tokens is encoded as one
+        text, whatever its pieces. Raises UnicodeEncodeError for a lone surrogate.
         """
+        pieces = list(pieces)
+        whole = "".join(piece for piece, _ in pieces)
+        whole.encode()
+        if not any(is_plain for _, is_plain in pieces):
+            return list(_encode(self._with_control, whole, False).ids)
+        # Of the same length: where a control token is found is where it stands in the whole.
+        written = "".join(len(piece) * _BLANK if plain else piece for piece, plain in pieces)
+        found = _encode(self._scanner, written, False, offsets=True)
         ids: list[int] = []
-        for piece, is_plain in pieces:
-            piece.encode()
-            tokenizer = self._tokenizer if is_plain else self._with_control
-            ids += _encode(tokenizer, piece, False).ids
-        return ids
+        end = 0
+        for found_id, (start, stop) in zip(found.ids, found.offsets, strict=True):
+            if (token_id := self._scanned.get(found_id)) is not None:
+                ids += self._between(whole[end:start], is_first=not ids)
+                ids.append(token_id)
+                end = stop
+        return ids + self._between(whole[end:], is_first=not ids)
+
+    def _between(self, text: str, *, is_first: bool) -> list[int]:
+        """Token ids of a text with control tokens around it, if it is not the first."""
+        return list(_encode(self._tokenizer if is_first else self._inner, text, False).ids)
+
+    @cached_property
+    def _scanner(self) -> tokenizers.Tokenizer:
+        """What finds added tokens as the tokenizer does, and knows no others."""
+        scanner = tokenizers.Tokenizer(WordLevel({_BLANK: 0}, unk_token=_BLANK))
+        scanner.normalizer = self._tokenizer.normalizer
+        scanner.add_tokens([*self._tokenizer.get_added_tokens_decoder().values()])
+        return scanner
+
+    @cached_property
+    def _scanned(self) -> dict[int | None, int]:
+        """The control tokens by the id that the scanner has for them."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {self._scanner.token_to_id(a.content): i for i, a in added.items() if a.special}
 
     @cached_property
     def _with_control(self) -> tokenizers.Tokenizer:
@@ -182,12 +216,27 @@ class Tokenizer:
         return Detokenizer(self, skip_special_tokens, spaced)
 
 
-def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> Any:
+def _encode(
+    tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool, *, offsets: bool = False
+) -> Any:
     """`text` encoded. A long one as a batch: only those leave the interpreter to other threads."""
     if len(text) <= SHORT:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    encode_batch = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
+    (encoding,) = encode_batch([text], add_special_tokens=add_special_tokens)
     return encoding
+
+
+def _without_first_space(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """`tokenizer`, or a copy that puts no space before a text where it does so for a prompt's
+    first text only: what stands behind a control token is none."""
+    whole = tokenizer.to_str()
+    changed = whole.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+    if changed == whole:
+        return tokenizer
+    copy = tokenizers.Tokenizer.from_str(changed)
+    copy.encode_special_tokens = True
+    return copy
 
 
 class Detokenizer:

@@ -97,7 +97,8 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def _token(environ: Mapping[str, str], home: Path) -> str | None:
-    token = environ.get("HF_TOKEN", "").strip() or _saved_token(environ, home)
+    named = (environ.get(name, "").strip() for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))
+    token = next(filter(None, named), None) or _saved_token(environ, home)
     if token and not (token.isascii() and token.isprintable()):
         raise ValueError("the hub's token (HF_TOKEN) must be one line of ASCII")  # it is not shown
     return token

@@ -29,27 +29,26 @@ def check_length(num_at_least: int, window: int, field: str) -> None:
 
 
 def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int) -> int:
-    """The max_tokens of a sequence whose prompt has `num_prompt` tokens.
+    """The max_tokens of a sequence whose prompt has `num_prompt` tokens: those that are asked for,
+    or as many as there is room for behind the prompt, as vLLM cuts them.
 
     `window`: tokens of the longest sequence; `pool`: tokens of KV cache. Raises RequestError if the
-    sequence could never run, so that it never waits in front of one that can.
+    prompt leaves no room, so that it never waits in front of one that can run, and for more tokens
+    than a window has.
     """
     if num_prompt == 0:
         raise RequestError("the prompt holds no token", param=request.prompt_field)
-    room = window - num_prompt
-    max_tokens = request.max_tokens
-    if max_tokens is None or (request.has_default_length and max_tokens > room):
-        max_tokens = max(1, min(room, pool - num_prompt))
-    if sentence := over_window(num_prompt, max_tokens, window):
-        field = request.prompt_field if room < 1 else request.length_field
+    asked = request.max_tokens or window
+    least = asked if asked > window and not request.has_default_length else 1
+    if sentence := over_window(num_prompt, least, window):
+        field = request.prompt_field if num_prompt >= window else request.length_field
         raise ContextLengthExceeded(sentence, param=field)
-    if num_prompt + max_tokens > pool:
+    if num_prompt >= pool:
         raise KvCapacityExceeded(
-            f"the prompt's {num_prompt} tokens and {request.length_field} {max_tokens} are over "
-            f"the KV pool of {pool} tokens and could never run",
-            param=request.prompt_field if num_prompt >= pool else request.length_field,
+            f"the prompt's {num_prompt} tokens leave no room in the KV pool of {pool} tokens",
+            param=request.prompt_field,
         )
-    return max_tokens
+    return min(asked, window - num_prompt, pool - num_prompt)
 
 
 def num_waiting(num_open: int, cap: int, state: Snapshot) -> int:

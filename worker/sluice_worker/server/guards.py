@@ -29,6 +29,7 @@ from ..errors import (
     TooManyOpen,
     Unauthorized,
 )
+from ..protocol import REQUEST_ID
 from .connection import LIFE
 from .orca import ASKED_BY, HEADER, load_report
 from .replies import encode, error_body
@@ -38,8 +39,9 @@ PROBE_PATHS = ("/health", "/healthz", "/readyz", "/version")
 """What answers without a bearer."""
 SALT = "salt"
 """Key in the ASGI scope's state: whose share of the prefix cache a request has of itself."""
+ASKED_ID = "request_id"
+"""As well: the id that a request came with, or was given."""
 log = logging.getLogger(__name__)
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 LINGER_S = 1.0
 LINGER_BYTES = 16 << 20
 JSON = "application/json"
@@ -167,7 +169,7 @@ class Edge:
         scope = _origin_form(scope)
         asked = Headers(scope=scope)
         given = asked.get("x-request-id", "")
-        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = given if re.fullmatch(REQUEST_ID, given) else uuid.uuid4().hex
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -181,6 +183,7 @@ class Edge:
             await send(message)
 
         try:
+            scope["state"][ASKED_ID] = request_id
             scope["state"][SALT] = self._authorize(scope["path"], asked)
             if self._is_bounded(scope):
                 self._check_room(self._inflight.num_open)

@@ -5,7 +5,10 @@ import logging
 import sys
 import time
 
+from ..errors import ConfigError
+
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 class EventFormatter(logging.Formatter):
@@ -31,10 +34,16 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 def install(level: str = "INFO", formatter: logging.Formatter | None = None) -> None:
-    """Events go to standard error, as JSON if not told otherwise; libraries speak from warnings."""
+    """Events go to standard error, as JSON if not told otherwise; libraries speak from warnings.
+
+    Raises ConfigError for a `level` that is none, in any case of its letters.
+    """
+    if level.upper() not in _LEVELS:
+        problem = f"SLUICE_LOG_LEVEL must be one of {', '.join(_LEVELS)}, not {level!r}"
+        raise ConfigError([problem])
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter or EventFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("sluice_worker").setLevel(level)
+    logging.getLogger("sluice_worker").setLevel(level.upper())

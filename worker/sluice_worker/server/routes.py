@@ -17,7 +17,7 @@ from ..sampling_params import Defaults
 from . import shapes
 from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
 from .generation import Generation
-from .guards import JSON, PROBE_PATHS, SALT, answer
+from .guards import ASKED_ID, JSON, PROBE_PATHS, SALT, answer
 from .off_loop import parsed
 from .openapi import document
 from .operations import OPERATIONS
@@ -84,11 +84,15 @@ async def _generated(
 
 
 def _with_headers(asked: Completion, request: Request) -> Completion:
-    """With the deadlines that headers tell, and the salt of the caller's key: what one caches,
-    another one's usage and first token are not to tell."""
-    deadlines = asked.deadlines.with_headers(request.headers)
-    salt = asked.cache_salt or request.scope["state"][SALT]
-    return replace(asked, deadlines=deadlines, cache_salt=salt)
+    """With the deadlines and the id that headers tell, and the salt of the caller's key: what one
+    caches, another one's usage and first token are not to tell."""
+    state = request.scope["state"]
+    return replace(
+        asked,
+        deadlines=asked.deadlines.with_headers(request.headers),
+        request_id=asked.request_id or state[ASKED_ID],
+        cache_salt=asked.cache_salt or state[SALT],
+    )
 
 
 def _reply(generation: Generation, service: Service, kind: type[Format]) -> Response:

@@ -42,6 +42,7 @@ from ..sampling_params import (
     OPENAI,
     SamplingParams,
     check_logprobs,
+    check_min_tokens,
     check_prompt_logprobs,
     check_something_left,
     check_vocabulary,
@@ -160,10 +161,11 @@ class Service:
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
         num_choices = request.sampling.n
         check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
-        if request.has_default_length or request.max_tokens is None:  # the length is ours to choose
+        if request.has_default_length:  # it is ours to choose
             longest = longest_scored(request.sampling, num_choices * len(prompts))
             budgets = [min(n, longest) for n in budgets]
         check_logprobs(request.sampling, num_choices * sum(budgets))
+        check_min_tokens(request.sampling.min_tokens, min(budgets))
         self._check_queue(len(prompts) * num_choices)
         self._check_deadlines(request, prompts, arrival_s)
         reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
@@ -480,7 +482,7 @@ def _message(
         seed=None,
         ignore_eos=params.ignore_eos,
         stop_token_ids=list(params.stop_token_ids),
-        min_tokens=min(params.min_tokens, max_tokens),
+        min_tokens=params.min_tokens,
         submitted_s=0.0,
         cache_salt=request.cache_salt,
         sampling=sampling,

@@ -7,7 +7,7 @@ answered with its own status code and Retry-After instead of an event in a 200. 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from starlette.responses import Response
@@ -15,10 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from ..errors import SluiceError
 from .formats import Format
-from .generation import Arrived, Generation
+from .generation import Arrived, Choice, Generation
 from .replies import error_event
 
 KEEP_ALIVE = b": keep-alive\n\n"
+MANY_IDS = 1 << 16
+"""Token ids of prompts whose writing down is for a thread: as many take 2 ms."""
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -41,6 +43,12 @@ async def watched(generation: Generation, receive: Receive) -> AsyncIterator[Non
     finally:
         task.cancel()
         generation.leave()
+
+
+def _has_many_ids(generation: Generation, choices: Iterable[Choice]) -> bool:
+    """Whether a reply repeats so many tokens of these choices' prompts."""
+    num_ids = sum(choice.flight.num_prompt_tokens for choice in choices)
+    return generation.request.return_token_ids and num_ids > MANY_IDS
 
 
 class EventStream(Response):
@@ -74,7 +82,8 @@ class EventStream(Response):
             events, sent = bytearray(), []
             for item in items:
                 if item.choice.finish_reason is None:
-                    if item.token.first and item.choice.prompt_scores:  # a whole prompt's, echoed
+                    scores = item.choice.prompt_scores  # a whole prompt's, echoed
+                    if item.token.first and (scores or _has_many_ids(generation, [item.choice])):
                         events += await asyncio.to_thread(self._form.event, item)
                     else:
                         events += self._form.event(item)
@@ -121,10 +130,11 @@ class WholeReply(Response):
             if any(choice.finish_reason == "abort" for choice in self._generation.choices):
                 return
             sampling = self._generation.request.sampling.engine
-            if sampling.prompt_logprobs is None and sampling.logprobs is None:
+            has_scores = sampling.prompt_logprobs is not None or sampling.logprobs is not None
+            if has_scores or _has_many_ids(self._generation, self._generation.choices):
+                body = await asyncio.to_thread(self._form.body, texts)  # which takes a while
+            else:
                 body = self._form.body(texts)
-            else:  # of many tokens, these take a while to write down
-                body = await asyncio.to_thread(self._form.body, texts)
         reply = Response(body, media_type="application/json")
         await reply(scope, receive, send)
 

@@ -61,11 +61,15 @@ class ChatTemplate:
         self._longest = max(map(len, control_tokens), default=0)
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         self._form = _content_form(tree)
+        self._knows_developer = "'developer'" in source or '"developer"' in source
 
     def render(self, conversation: Conversation, now: datetime) -> Pieces:
         """The prompt's text in pieces. Raises RequestError with the template's own sentence."""
         self._check_read(conversation)
-        messages = self._marked([self._shaped(message) for message in conversation.messages])
+        given: Sequence[dict[str, Any]] = conversation.messages
+        if not self._knows_developer and any(each["role"] == "developer" for each in given):
+            given = _with_one_system(given)
+        messages = self._marked([self._shaped(message) for message in given])
         if conversation.continue_final_message:
             _mark_end(messages[-1])
         names = {
@@ -109,7 +113,7 @@ class ChatTemplate:
         shaped = dict(message)
         content = shaped.get("content")
         if isinstance(content, list) and self._form == "text":
-            shaped["content"] = "\n".join(part["text"] for part in content)
+            shaped["content"] = _joined(content)
         elif isinstance(content, str) and self._form == "parts":
             shaped["content"] = [{"type": "text", "text": content}]
         elif isinstance(content, list):
@@ -139,6 +143,21 @@ class ChatTemplate:
             if body[-length:] in self._begun:
                 return f"{body[:-length]}{OPEN}{body[-length:]}{CLOSE}{text[len(body) :]}"
         return text
+
+
+def _with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The developer's messages as the system's, and those as one in front of the others, as in
+    vLLM: many templates know no more."""
+    roles = ("system", "developer")
+    first = [{**message, "role": "system"} for message in messages if message["role"] in roles]
+    if len(first) > 1:
+        texts = (_joined(message["content"]) for message in first)
+        first = [{"role": "system", "content": "\n\n".join(filter(None, texts))}]
+    return [*first, *(message for message in messages if message["role"] not in roles)]
+
+
+def _joined(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def any_of(texts: Collection[str]) -> re.Pattern[str]:

@@ -1,15 +1,20 @@
 """What can never run is refused before it waits; a full queue is full by what really waits."""
 
+import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_worker.chat import parse_chat
+from sluice_worker.config import ServerConfig
 from sluice_worker.errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
 from sluice_worker.protocol import Completion, parse_completion
 from sluice_worker.server.admission import is_full, num_waiting, token_budget
 from sluice_worker.wire import Snapshot
+
+from .test_waiting_memory import READY, create_service
 
 
 def create_request(**fields: object) -> Completion:
@@ -26,8 +31,7 @@ def create_snapshot(cap: int = 0, kv: int = 0) -> Snapshot:
         (0, 1, RequestError, "prompt"),
         (100, 1, ContextLengthExceeded, "prompt"),
         (101, 1, ContextLengthExceeded, "prompt"),
-        (90, 11, ContextLengthExceeded, "max_tokens"),
-        (50, 31, KvCapacityExceeded, "max_tokens"),
+        (90, 101, ContextLengthExceeded, "max_tokens"),
         (80, 1, KvCapacityExceeded, "prompt"),
     ],
 )
@@ -39,14 +43,29 @@ def test_what_can_never_fit_is_refused_by_its_field(
     assert (refused.value.http_status, refused.value.param) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "budget"),
+    [(90, 11, 10), (90, 100, 10), (50, 31, 30), (50, 30, 30), (50, 7, 7)],
+)
+def test_a_length_is_cut_to_the_room_behind_the_prompt(
+    num_prompt: int, max_tokens: int, budget: int
+) -> None:
+    """As vLLM's get_max_tokens cuts it; and to the KV pool."""
+    request, pool = create_request(max_tokens=max_tokens), 80 if num_prompt < 80 else 200
+    assert token_budget(num_prompt, request, window=100, pool=pool) == budget
+
+
+def test_a_default_length_over_the_window_is_cut_as_well() -> None:
+    assert token_budget(3, create_request(), window=10, pool=80) == 7
+
+
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_a_chats_length_is_refused_by_the_field_that_was_sent(field: str) -> None:
-    body = {"messages": [{"role": "user", "content": "x"}], field: 11}
+    body = {"messages": [{"role": "user", "content": "x"}], field: 101}
     chat = parse_chat(json.dumps(body).encode())
-    for window, error in ((100, ContextLengthExceeded), (200, KvCapacityExceeded)):
-        with pytest.raises(error) as refused:
-            token_budget(90, chat.completion, window=window, pool=100)
-        assert refused.value.param == field
+    with pytest.raises(ContextLengthExceeded) as refused:
+        token_budget(1, chat.completion, window=100, pool=100)
+    assert refused.value.param == field
 
 
 def test_clients_know_by_the_words_that_a_longer_window_would_help() -> None:
@@ -56,10 +75,10 @@ def test_clients_know_by_the_words_that_a_longer_window_would_help() -> None:
     assert "prompt is too long" in sentence  # LangChain
     assert "this model's maximum context length is 100 tokens" in sentence  # litellm
     with pytest.raises(ContextLengthExceeded) as refused:
-        token_budget(90, create_request(max_tokens=11), window=100, pool=80)
+        token_budget(90, create_request(max_tokens=101), window=100, pool=80)
     assert str(refused.value).startswith(  # vLLM
-        "This model's maximum context length is 100 tokens. However, you requested 11 output "
-        "tokens and your prompt contains at least 90 input tokens, for a total of at least 101 "
+        "This model's maximum context length is 100 tokens. However, you requested 101 output "
+        "tokens and your prompt contains at least 90 input tokens, for a total of at least 191 "
     )
 
 
@@ -73,6 +92,22 @@ def test_a_default_length_always_fits_a_prompt_that_does(
         budget = token_budget(num_prompt, request, window=window, pool=pool + 16)
         assert 1 <= budget <= window - num_prompt
         assert num_prompt + budget <= pool + 16
+
+
+def test_more_tokens_at_least_than_the_prompt_leaves_are_refused_by_their_field(
+    tmp_path: Path,
+) -> None:
+    """As vLLM refuses a min_tokens over the max_tokens that it has cut."""
+    service, room = create_service(tmp_path, ServerConfig()), 10
+    fields = {"prompt": [5] * (READY.max_model_len - room), "max_tokens": 100}
+    for least in (room, room + 1):
+        asked = parse_completion(json.dumps(fields | {"min_tokens": least}).encode())
+        if least == room:
+            assert asyncio.run(service.open(asked, 0.0)).choices
+            continue
+        with pytest.raises(RequestError, match="over the 10 tokens") as refused:
+            asyncio.run(service.open(asked, 0.0))
+        assert refused.value.param == "min_tokens"
 
 
 def test_a_free_place_is_no_queue() -> None:

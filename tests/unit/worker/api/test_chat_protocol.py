@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_worker.chat import CHAT_FIELDS, CHAT_NEUTRAL, MAX_MESSAGES, parse_chat
 from sluice_worker.errors import RequestError, UnsupportedParameter
+from sluice_worker.protocol import parse_completion
+from sluice_worker.sampling_params import defaults_of
 
 HELLO = {"role": "user", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": 1}}}
@@ -67,19 +69,53 @@ def test_a_message_that_is_none_is_refused(message: Any) -> None:
     assert refused.value.param == "messages"
 
 
-def test_nulls_are_left_out_and_arguments_become_objects() -> None:
-    call = {"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}
-    odd = {"id": "2", "function": {"name": "f", "arguments": "no json"}}
-    sent = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call, odd]}
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ('{"x": 1}', {"x": 1}),
+        ({"x": 1}, {"x": 1}),
+        *((odd, {}) for odd in ("", None, "no json", "[1]", "7", "null", "[" * 100_000)),
+    ],
+)
+def test_nulls_are_left_out_and_arguments_become_objects(arguments: Any, found: Any) -> None:
+    """As vLLM's _postprocess_messages has it, for templates loop over an object's items."""
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    sent = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
     (message,) = parse_chat(body_of(messages=[sent])).conversation.messages
     assert message == {
         "role": "assistant",
         "content": "",
         "tool_calls": [
-            {"type": "function", "id": "1", "function": {"name": "f", "arguments": {"x": 1}}},
-            {"type": "function", "id": "2", "function": {"name": "f", "arguments": "no json"}},
+            {"type": "function", "id": "1", "function": {"name": "f", "arguments": found}},
         ],
     }
+
+
+def test_arguments_that_are_left_out_are_an_empty_object() -> None:
+    sent = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
+    (message,) = parse_chat(body_of(messages=[sent])).conversation.messages
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+
+
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        ({"reasoning": "a"}, "a"),
+        ({"reasoning_content": "a"}, "a"),
+        ({"reasoning_content": "b", "reasoning": "a"}, "a"),
+        ({"reasoning_content": "a", "reasoning": None}, "a"),
+    ],
+)
+def test_what_an_assistant_thought_has_both_names(sent: dict[str, Any], found: str) -> None:
+    (message,) = parse_chat(body_of(messages=[{"role": "assistant", **sent}])).conversation.messages
+    assert (message["reasoning"], message["reasoning_content"]) == (found, found)
+
+
+def test_an_empty_name_is_none() -> None:
+    for name in ("", "Ann", "x" * 300):
+        sent = {**HELLO, "name": name}
+        (message,) = parse_chat(body_of(messages=[sent])).conversation.messages
+        assert message == (sent if name else HELLO)
 
 
 def test_a_field_of_a_message_that_is_not_known_reaches_the_template() -> None:
@@ -93,17 +129,28 @@ def test_a_field_of_a_message_that_is_not_known_reaches_the_template() -> None:
         ({}, None),
         ({"max_tokens": 3}, 3),
         ({"max_completion_tokens": 3}, 3),
-        ({"max_completion_tokens": 3, "max_tokens": 3}, 3),
+        ({"max_completion_tokens": 3, "max_tokens": 4}, 3),
+        ({"max_completion_tokens": None, "max_tokens": 4}, 4),
     ],
 )
 def test_both_names_of_the_length_are_read(fields: dict[str, int], max_tokens: int | None) -> None:
     assert parse_chat(body_of(**fields)).completion.max_tokens == max_tokens
 
 
+def test_a_checkpoints_length_is_that_of_chats_that_name_none() -> None:
+    """As in vLLM, where `--generation-config auto` caps no length that is named."""
+    defaults = defaults_of({"max_new_tokens": 5})
+    for fields, length in (({}, (5, True)), ({"max_tokens": 9}, (9, False))):
+        found = parse_chat(body_of(**fields), defaults).completion
+        assert (found.max_tokens, found.has_default_length) == length
+    assert parse_completion(b'{"prompt": "x"}', defaults).max_tokens == 16
+    with pytest.raises(RequestError, match="min_tokens 6 is over the 5 tokens"):
+        parse_chat(body_of(min_tokens=6), defaults)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"max_completion_tokens": 3, "max_tokens": 4}, "max_completion_tokens"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -162,10 +209,9 @@ def test_at_most_one_call_may_be_asked_for(value: bool | None) -> None:
 def test_what_a_provider_sells_is_accepted_and_asks_for_nothing() -> None:
     plain = parse_chat(body_of())
     for tier in ("auto", "flex", "priority", None):
-        assert parse_chat(body_of(service_tier=tier, verbosity="medium")) == plain
-    for asked in ({"verbosity": "low"}, {"store": True}):
-        with pytest.raises(UnsupportedParameter):
-            parse_chat(body_of(**asked))
+        assert parse_chat(body_of(service_tier=tier, verbosity="medium", store=True)) == plain
+    with pytest.raises(UnsupportedParameter):
+        parse_chat(body_of(verbosity="low"))
 
 
 def test_a_conversation_is_bounded_in_messages() -> None:
@@ -181,6 +227,9 @@ def test_a_conversation_is_bounded_in_messages() -> None:
         ({"content": []}, ""),
         ({"content": ["a", {"type": "text", "text": "b", "x": 1}]}, ["a", "b"]),
         ({"content": [{"type": "refusal", "refusal": "no"}]}, ["no"]),
+        ({"content": [{"type": "input_text", "text": "a"}]}, ["a"]),
+        ({"content": [{"type": "output_text", "text": "a", "annotations": []}]}, ["a"]),
+        ({"content": [{"type": "thinking", "thinking": "a", "closed": True}]}, ["a"]),
         ({"content": None, "refusal": "no"}, "no"),
         ({"content": "a", "refusal": "no"}, ["a", "no"]),
         ({"content": [{"type": "text", "text": "a"}], "refusal": "no"}, ["a", "no"]),

@@ -153,6 +153,39 @@ def test_content_has_the_form_that_the_template_reads() -> None:
     assert text_of(split, conversation("a/b")) == "[a][b]"
 
 
+ROLES = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("roles", "text"),
+    [
+        ("du", "[system:0][user:1]"),
+        ("sdu", "[system:0\n\n1][user:2]"),
+        ("sudu", "[system:0\n\n2][user:1][user:3]"),
+        ("ud", "[system:1][user:0]"),
+        ("usu", "[user:0][system:1][user:2]"),
+    ],
+)
+def test_a_developer_is_the_system_to_a_template_that_knows_none(roles: str, text: str) -> None:
+    """As vLLM's _convert_developer_to_system and _consolidate_system_messages have it."""
+    names = {"d": "developer", "s": "system", "u": "user"}
+    chat = Conversation(
+        tuple({"role": names[role], "content": str(i)} for i, role in enumerate(roles))
+    )
+    assert text_of(ROLES, chat) == text
+    unchanged = "".join(f"[{names[role]}:{i}]" for i, role in enumerate(roles))
+    assert text_of("{% set roles = ['developer'] %}" + ROLES, chat) == unchanged
+
+
+def test_parts_of_a_developer_and_of_the_system_are_joined() -> None:
+    listed = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    chat = Conversation(
+        ({"role": "system", "content": listed}, {"role": "developer", "content": "c"})
+    )
+    assert text_of(ROLES, chat) == "[system:a\nb\n\nc]"
+    assert text_of(PARTS, chat) == "[a\nb\n\nc]"
+
+
 def test_special_tokens_and_the_date_are_names_of_a_template() -> None:
     source = "{{ bos_token }}{{ strftime_now('%Y-%m') }}"
     assert template(source, bos_token="<s>").render(conversation("x"), NOW) == [

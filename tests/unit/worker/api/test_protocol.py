@@ -139,7 +139,8 @@ def test_too_many_sequences_are_refused_before_any_is_made() -> None:
         {"max_tokens": 2**63},
         {"n": 10**6},
         {"seed": 2**64},
-        {"request_id": "a b"},
+        {"request_id": "a\nb"},
+        {"request_id": "x" * 129},
     ],
 )
 def test_impossible_values_are_refused(fields: dict[str, Any]) -> None:
@@ -202,6 +203,23 @@ def test_what_the_document_calls_no_number_is_refused(fields: dict[str, Any]) ->
 def test_null_in_stream_options_is_the_default(options: Any, told: tuple[bool, bool]) -> None:
     request = parse_completion(body_of(stream=True, stream_options=options))
     assert (request.include_usage, request.continuous_usage) == told
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": False}, None])
+def test_stream_options_that_ask_for_nothing_need_no_stream(options: Any) -> None:
+    assert parse_completion(body_of(stream_options=options)) == parse_completion(body_of())
+
+
+def test_null_is_no_length() -> None:
+    assert parse_completion(body_of(max_tokens=None)) == parse_completion(body_of())
+    assert parse_completion(body_of()).max_tokens == 16
+    for parameters in ({"max_tokens": None}, {"parameters": {"max_new_tokens": None}}):
+        assert parse_generate(body_of(**parameters)) == parse_generate(body_of())
+
+
+@pytest.mark.parametrize("request_id", ["a b", "run/7 [x]", "~" * 128])
+def test_any_printable_text_is_the_id_of_a_request(request_id: str) -> None:
+    assert parse_completion(body_of(request_id=request_id)).request_id == request_id
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_worker.chat import parse_chat
 from sluice_worker.errors import CheckpointError, RequestError
 from sluice_worker.protocol import parse_completion, parse_generate
 from sluice_worker.sampling_params import (
@@ -79,6 +80,14 @@ def test_the_checkpoints_defaults_hold_where_a_request_says_nothing() -> None:
         assert parse_generate(body, defaults).sampling.temperature == temperature
 
 
+def test_a_checkpoints_penalties_hold_where_a_request_names_none() -> None:
+    defaults = defaults_of({"presence_penalty": 1.5, "frequency_penalty": 0.5})
+    silent = parse_completion(b'{"prompt": "x"}', defaults).sampling.engine
+    assert silent == Sampling(presence_penalty=1.5, frequency_penalty=0.5)
+    asked = parse_completion(b'{"prompt": "x", "presence_penalty": 0}', defaults).sampling.engine
+    assert asked == Sampling(frequency_penalty=0.5)
+
+
 @pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_p": "0.9"}, {"top_k": 1.5}])
 def test_a_checkpoints_default_that_makes_no_sense_is_named(wrong: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match=f"generation_config.*{next(iter(wrong))}"):
@@ -134,10 +143,13 @@ def test_echo_with_logprobs_and_prompt_logprobs_scores_for_the_larger() -> None:
     assert (request.sampling.engine.prompt_logprobs, request.prompt_logprobs) == (5, 5)
 
 
-def test_prompt_logprobs_of_a_stream_are_refused() -> None:
-    with pytest.raises(RequestError) as refused:
-        params(stream=True, prompt_logprobs=1)
-    assert refused.value.param == "prompt_logprobs"
+def test_prompt_logprobs_of_a_stream_are_refused_if_there_are_any() -> None:
+    body: dict[str, Any] = {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+    for parse in (parse_completion, parse_chat):
+        parse(json.dumps(body | {"stream": True, "prompt_logprobs": 0}).encode())
+        with pytest.raises(RequestError) as refused:
+            parse(json.dumps(body | {"stream": True, "prompt_logprobs": 1}).encode())
+        assert refused.value.param == "prompt_logprobs"
 
 
 def test_generate_takes_the_same_fields() -> None:

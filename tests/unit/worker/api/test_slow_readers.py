@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +16,56 @@ from sluice_worker.contract import Slo
 from sluice_worker.evidence import Recorder
 from sluice_worker.metrics import Statistics
 from sluice_worker.protocol import parse_completion
-from sluice_worker.server.generation import Choice, Generation
+from sluice_worker.server.generation import Arrived, Choice, Generation
 from sluice_worker.server.ledger import Ledger
-from sluice_worker.server.stream import EventStream
+from sluice_worker.server.stream import MANY_IDS, EventStream, WholeReply
 from sluice_worker.server.text import Transcript
 from sluice_worker.tokenizer import Tokenizer
 from sluice_worker.wire import FinishReason, FirstToken, Scores, TokenOut, packed
+from starlette.responses import Response
 
 from .tiny import write_tokenizer
 
 PAUSE_S = 0.6
 TOKENS = 6
+
+
+@pytest.mark.parametrize("kind", [WholeReply, lambda form: EventStream(form, 0.0)])
+async def test_a_reply_that_repeats_many_ids_is_written_down_in_a_thread(
+    kind: Callable[[Any], Response],
+) -> None:
+    threads: list[int] = []
+
+    def write(what: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return b""
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        pass
+
+    nothing: Any = None
+    for asked, num_ids in ((True, MANY_IDS + 1), (True, MANY_IDS), (False, MANY_IDS + 1)):
+        body = json.dumps({"prompt": "a", "return_token_ids": asked}).encode()
+        generation = Generation("cmpl-1", parse_completion(body), nothing, nothing)
+        choice: Any = SimpleNamespace(
+            index=0,
+            finish_reason=None,
+            prompt_scores=[],
+            flight=SimpleNamespace(num_prompt_tokens=num_ids),
+            feed=lambda token: "",
+            is_booked=True,
+        )
+        first: Any = SimpleNamespace(first=True)
+        generation.choices.append(choice)
+        generation.arrive(Arrived(choice, first, False, 0.0))
+        form: Any = SimpleNamespace(
+            generation=generation, event=write, body=write, tail=lambda: b""
+        )
+        await kind(form)({"type": "http"}, receive, send)
+    assert [thread == threading.get_ident() for thread in threads] == [False, True, True]
 
 
 @pytest.mark.parametrize("slow", ["client", "writing"])

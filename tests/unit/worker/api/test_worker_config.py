@@ -1,10 +1,13 @@
 """Flags: the values asked for, or every problem at once."""
 
+import logging
 from pathlib import Path
 
 import pytest
+from sluice_worker.__main__ import main
 from sluice_worker.config import API_KEY, Secret, parse
 from sluice_worker.errors import ConfigError
+from sluice_worker.server import logs
 from sluice_worker.speculation import NgramSpeculation
 from unit.worker.api.tiny import write_checkpoint
 
@@ -31,6 +34,22 @@ def test_flags_become_the_two_configurations(model: Path) -> None:
     assert (config.engine.max_num_seqs, config.engine.memory_utilization) == (8, 0.9)
     assert (config.engine.enable_prefix_caching, config.engine.itl_ms) == (False, 50)
     assert (config.server.port, config.server.slo.ttft_ms, config.model_name) == (9000, 500, "tiny")
+
+
+def test_a_level_of_the_log_is_one_in_any_case_or_refused_in_a_sentence(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    logs.install("debug")
+    assert logging.getLogger("sluice_worker").level == logging.DEBUG
+    logs.install()
+    monkeypatch.setenv("SLUICE_LOG_LEVEL", "loud")
+    assert main(["--model", str(model), "--load-format", "dummy"]) == 2
+    assert capsys.readouterr().err == (
+        "sluice-worker: SLUICE_LOG_LEVEL must be one of DEBUG, INFO, WARNING, ERROR, CRITICAL, "
+        "not 'loud'\n"
+    )
 
 
 def test_every_problem_is_named_in_a_sentence_of_its_own(model: Path) -> None:

@@ -12,8 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_worker.errors import CheckpointError
 from sluice_worker.tokenizer import SHORT, Tokenizer
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +294,62 @@ def test_what_stands_around_a_text_is_as_transformers_has_it(
     assert Tokenizer(tmp_path).encode("return x") == [*around[0], *body, *around[1]]
 
 
+SIGNS, OTHERS = "<s/>", "áéíó"
+
+
+def spaced(*, prepends: bool, scheme: str = "") -> Library:
+    """As sentencepiece has it: a space is put before a text, by the normalizer or by the mark."""
+    words = [*"▁ab \n", *SIGNS, *OTHERS, "▁a", "ab", "▁ab"]
+    merges = [("▁", "a"), ("a", "b"), ("▁", "ab")]
+    library = Library(models.BPE({word: i for i, word in enumerate(words)}, merges))
+    if prepends:
+        library.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+    if scheme:
+        library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    stripped = AddedToken("</s>", rstrip=True, normalized=False)
+    library.add_special_tokens([AddedToken("<s>", normalized=False), stripped])
+    return library
+
+
+WRITTEN = st.text("ab <s/>\n", max_size=4)
+USERS = st.sampled_from(["<s>", "</s>", "<", "</", "a<s>b"])
+PIECES = st.lists(st.tuples(WRITTEN, st.just(False)) | st.tuples(USERS, st.just(True)), max_size=6)
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        spaced(prepends=True),
+        spaced(prepends=False, scheme="first"),
+        spaced(prepends=False, scheme="always"),
+        spaced(prepends=False),
+    ],
+)
+def test_a_text_of_pieces_is_encoded_as_the_whole_is(library: Library, tmp_path: Path) -> None:
+    """A control token of a user, or the beginning of one, puts no space into his text."""
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    tokenizer.serve_templates(["a template"])
+    plain = partial(tokenizer.encode, add_special_tokens=False)
+    for parts in (["a", "<s>", "b", "</s>", "ab"], ["a b ", "<", "\nb"]):
+        pieces = [(part, i % 2 == 1) for i, part in enumerate(parts)]
+        assert tokenizer.encode_rendered(pieces) == plain("".join(parts))
+
+    @given(PIECES)
+    def check(pieces: list[tuple[str, bool]]) -> None:
+        """The library reads it all where the user's signs are others, of which nothing is made."""
+        other = str.maketrans(SIGNS, OTHERS)
+        text = "".join(piece.translate(other) if plain else piece for piece, plain in pieces)
+        others, signs = (map(library.token_to_id, each) for each in (OTHERS, SIGNS))
+        back = dict(zip(others, signs, strict=True))
+        expected = library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode_rendered(pieces) == [back.get(i, i) for i in expected]
+
+    check()
+
+
 def test_delimiters_that_are_not_called_special_are_control_tokens_of_templates(
     tmp_path: Path,
 ) -> None:
@@ -311,4 +375,8 @@ def test_delimiters_that_are_not_called_special_are_control_tokens_of_templates(
         assert not {user, end} & {*ids}
         assert tokenizer.decode(ids) == text
     assert {user, think, end} <= {*tokenizer.encode_rendered([(text, False)])}
+    mixed = tokenizer.encode_rendered(
+        [("<｜User｜>", False), ("<｜User｜>", True), ("<|end|>", False)]
+    )
+    assert (mixed[0], mixed[-1], mixed.count(user)) == (user, end, 1)
     assert tokenizer.decode([user, think, end]) == "<｜User｜><think>"  # special ones are left out

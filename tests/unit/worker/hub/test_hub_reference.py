@@ -109,6 +109,12 @@ def test_the_hubs_variables_are_honoured(tmp_path: Path) -> None:
     assert "hf_canary" not in repr(found)
 
 
+def test_the_older_name_of_the_token_is_read_behind_the_newer_one() -> None:
+    environ = {"HUGGING_FACE_HUB_TOKEN": "hf_old", "HF_HOME": "/nowhere"}
+    assert access(environ, None).token == "hf_old"
+    assert access(environ | {"HF_TOKEN": "hf_new"}, None).token == "hf_new"
+
+
 @pytest.mark.parametrize("token", ["hf_canary\nsecond", "hf_canaré"])
 def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(
     token: str, tmp_path: Path
