@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import struct
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Protocol
 from sluice_worker.sizing import (
     DTYPE_BYTES,
     HEAD,
+    MOST_BYTES,
     ModelShape,
     resolve_dtype,
     safetensors_header_bytes,
@@ -26,15 +28,16 @@ MAX_JSON_BYTES = 16 << 20
 """Of an index or a hub's list of files: a thousand shards' names."""
 MAX_CONFIG_BYTES = 1 << 20
 MAX_HEADER_BYTES = 8 << 20
-"""Of one file: some 80,000 tensors. The format allows 100 MB, which as objects would take more
-memory than the operator has, for everybody's objects."""
+"""Of one file. The format allows 100 MB, which as objects would take more memory than the operator
+has, for everybody's objects."""
 _FIRST_BYTES = 64 << 10
 """Holds most headers: one of 300 tensors has about 30 kB."""
-_MAX_VALUES = 1_000_000
-"""Of one JSON document: nine of a tensor. As objects, millions would take all of the memory."""
+_MAX_VALUES = 400_000
+"""Of one JSON document: nine of each of 44,000 tensors in a header, one of each in an index, where
+the largest models have 140,000. As objects, millions would take all of the memory."""
+_PARSING = threading.Lock()
+"""One text at a time: each takes up to 64 MiB beside its objects."""
 _MAX_SHARDS = 1000
-_MOST_BYTES = 1 << 60
-"""Status and metrics hold 64 bits; no model is near it."""
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 ROOT_URI = "file:///models/"
@@ -103,8 +106,8 @@ def examine(source: Source, dtype: str, commit: str = "", *, on_cpu: bool) -> Ch
     shape = ModelShape.from_config(_read_json(source, "config.json", MAX_CONFIG_BYTES))
     runs_as = resolve_dtype(dtype, shape, on_cpu=on_cpu)
     stored, converted = _weights(source, shape, DTYPE_BYTES[shape.dtype], DTYPE_BYTES[runs_as])
-    if max(stored, converted) > _MOST_BYTES:
-        raise CheckpointError(f"{source.title} claims tensors of over {_MOST_BYTES >> 50} PiB.")
+    if max(stored, converted) > MOST_BYTES:
+        raise CheckpointError(f"{source.title} claims tensors of over {MOST_BYTES >> 50} PiB.")
     return Checkpoint(shape, runs_as, converted, stored // DTYPE_BYTES[shape.dtype], commit)
 
 
@@ -191,7 +194,8 @@ def json_object(data: bytes, name: str) -> Mapping[str, object]:
     if sum(map(data.count, (b"{", b"[", b","))) > _MAX_VALUES:
         raise CheckpointError(f"{name} holds more than {_MAX_VALUES:,} values.")
     try:
-        value = json.loads(data)
+        with _PARSING:
+            value = json.loads(data)
     except (ValueError, RecursionError) as e:
         raise CheckpointError(f"{name} is not JSON: {type(e).__name__}.") from e
     if not isinstance(value, dict):

@@ -36,7 +36,15 @@ _GOOD = {
     "MetricsAvailable": "True",
 }
 """Conditions that are told, the one that explains most first, and the status that is good."""
-_QUIET = frozenset({Reason.STARTING, Reason.NO_PODS, Reason.SCALED_TO_ZERO})
+_QUIET = frozenset(
+    {
+        Reason.READING_MODEL,
+        Reason.STARTING,
+        Reason.SCALING,
+        Reason.SCALED_TO_ZERO,
+        Reason.NO_PODS,
+    }
+)
 """Reasons that are the course of things."""
 _WAITS = frozenset({Reason.NO_ROOM_TO_SURGE, Reason.HEADERS_UNAVAILABLE})
 """For these `Reconciling` may stay true for good, until somebody does something."""

@@ -24,6 +24,9 @@ _SERVING_REREAD_S = 600.0
 """Of what pods serve: they have sized themselves, but an edit is not judged without it."""
 _MEANWHILE_S = 5.0
 """Pods are looked after while it takes longer."""
+_FIRST_S = 15.0
+"""Of a first look where nothing serves: the status then says what goes on, before any pod is made.
+It may be that all readers are busy with others' slow hubs."""
 _LOCAL_DEADLINE_S = 60.0
 """For a local model, whose file system may hang; a hub's has a deadline of its own."""
 _HUB_READERS = ThreadPoolExecutor(4, "hub")
@@ -48,7 +51,7 @@ class ModelReader:
     ) -> Found:
         """Read once; what could not be read is tried again now and then. `now_s`: any clock's.
 
-        Where pods serve (`is_served`: whether it is this model), or more than once, that is beside
+        Where it takes long, or pods serve (`is_served`: whether it is this model), that is beside
         the passes: waiting for a hub that is away would hold up what they do.
         """
         key = f"{model_of(service)}/{service.spec.hardware.accelerator}"
@@ -57,7 +60,7 @@ class ModelReader:
         reread_s = _SERVING_REREAD_S if sizes_itself else _REREAD_S
         if known and (isinstance(known, Checkpoint) or now_s - self._found_s < reread_s):
             return known
-        wait_s = 0.0 if sizes_itself else _MEANWHILE_S if is_served or known else math.inf
+        wait_s = 0.0 if sizes_itself else _MEANWHILE_S if is_served or known else _FIRST_S
         began_s = time.monotonic()
         found = await self._reading(service, key, wait_s)
         if found is None:
@@ -78,6 +81,8 @@ class ModelReader:
                 return token
             readers = _HUB_READERS if model.repo else _LOCAL_READERS
             on_cpu = service.spec.hardware.accelerator == "cpu"
+            if self._under_way:
+                self._under_way[1].cancel()  # where it has not begun
             started = loop.run_in_executor(readers, _read, model, settings, token, on_cpu)
             ends_s = math.inf if model.repo else time.monotonic() + _LOCAL_DEADLINE_S
             self._under_way = key, started, ends_s

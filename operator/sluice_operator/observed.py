@@ -31,6 +31,9 @@ _LATE_S = 10.0
 _MAX_MESSAGE = 300
 _LACKS_ROOM = ("Insufficient ", "Too many pods")
 """As the scheduler says it."""
+_LACKS_QUOTA = "exceeded quota: "
+"""As the API server says it. What it refuses for another reason, it would refuse in place of a pod
+that serves, too."""
 NODE_S = 600.0
 """A pod that no node takes for so long counts as one that will not come: a node that restarts, or
 that an autoscaler adds, is there by then."""
@@ -77,13 +80,15 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The Deployment's own account of itself; all 0 where there is none."""
+    """The Deployment's own account of itself; all 0 where there is none. `roomless_s`: Unix time
+    since when pods cannot be made for want of quota, 0 where they can."""
 
     observed: bool = False
     replicas: int = 0
     updated: int = 0
     ready: int = 0
     trouble: Trouble | None = None
+    roomless_s: float = 0.0
 
     @property
     def outdated(self) -> int:
@@ -111,19 +116,28 @@ def pod_of(body: Object, now: float) -> Pod:
     )
 
 
-def unplaced(pods: Sequence[Pod], wanted: int, now: float, patience_s: float) -> int:
-    """How many of the pods that are wanted no node has taken for `patience_s`. Those that wait for
-    the room of one that drains are none, nor those of a template of which no node has taken any: it
-    may be one that none ever will, and must not take the place of pods that serve. One of them is,
-    where it is room that lacks: it will have that of the next one that stops.
+def unplaced(
+    pods: Sequence[Pod], rollout: Rollout, wanted: int, now: float, patience_s: float
+) -> int:
+    """How many of the pods that are wanted no node has taken for `patience_s`, or no quota. Those
+    that wait for the room of one that drains are none, nor those of a template of which no node has
+    taken any: it may be one that none ever will, and must not take the place of pods that serve.
+    One of them is, where it is room that lacks: it will have that of the next one that stops.
     """
-    known = {pod.template for pod in pods if pod.started_s and not pod.has_no_room}
+    on_nodes = [pod for pod in pods if pod.started_s and not pod.has_no_room]
+    known = {pod.template for pod in on_nodes}
     waiting = [pod for pod in pods if pod.has_no_room and not pod.terminating]
     placed = sum(not pod.has_no_room and (pod.drains or not pod.terminating) for pod in pods)
     late = [pod for pod in waiting if now - pod.roomless_s >= patience_s]
     num_late = sum(pod.template in known for pod in late)
-    num_late += any(pod.lacks_room for pod in late if pod.template not in known)
-    return max(0, min(num_late, wanted - placed))
+    is_one_late = any(pod.lacks_room for pod in late if pod.template not in known)
+    num_missing = max(0, wanted - placed - len(waiting))
+    if num_missing and rollout.roomless_s and now - rollout.roomless_s >= patience_s:
+        # Of the newest template, which some node knows where more are on nodes than of older ones.
+        is_known = sum(not pod.terminating for pod in on_nodes) > rollout.outdated
+        num_late += num_missing if is_known else 0
+        is_one_late |= not is_known
+    return max(0, min(num_late + is_one_late, wanted - placed))
 
 
 def essence_of(body: Object) -> Object:
@@ -164,6 +178,7 @@ def rollout_of(body: Object | None) -> Rollout:
         updated=status.get("updatedReplicas", 0),
         ready=status.get("readyReplicas", 0),
         trouble=_rollout_trouble(status),
+        roomless_s=_refused_s(status),
     )
 
 
@@ -196,6 +211,12 @@ def _rollout_trouble(status: Object) -> Trouble | None:
             progress.get("reason") or "ProgressDeadlineExceeded", progress.get("message")
         )
     return None
+
+
+def _refused_s(status: Object) -> float:
+    failure = _condition(status, "ReplicaFailure")
+    lacks_quota = failure.get("status") == "True" and _LACKS_QUOTA in str(failure.get("message"))
+    return _turned_s(failure) if lacks_quota else 0.0
 
 
 def _pod_trouble(status: Object, now: float) -> Trouble | None:

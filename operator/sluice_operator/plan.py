@@ -6,15 +6,16 @@ ever hears of an epoch that would be lost with the operator.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from statistics import median_high
 from typing import Any
 
 from sluice_worker.contract import RuntimeConfig, RuntimePatch
 from sluice_worker.contract import Slo as WireSlo
-from sluice_worker.sizing import MAX_CEILING
 
 from . import children, drift, events, status
 from .events import Notice
 from .fit import UNREAD_CAP, Fit, ceiling_of, initial_cap, loading_bytes, most_num_seqs
+from .kinds import MAX_NUM_SEQS
 from .observed import NODE_S, Object, Pod, Rollout, Trouble, rollout_of, unplaced
 from .pod import grace_seconds
 from .reasons import Reason
@@ -93,7 +94,8 @@ class _Tuned:
 
 def plan(service: InferenceService, observed: Observed, settings: Settings, now: float) -> Plan:
     """What this pass shall do about `service`."""
-    if observed.fit.status == "False" and not _has_pods(service, observed):
+    is_unknown = observed.fit.is_pending and not observed.pods
+    if (is_unknown or observed.fit.status == "False") and not _has_pods(service, observed):
         return _plan_nothing(service, observed, settings, now)
     ceiling = _effective_ceiling(service.spec, observed)
     tuned = _tune(service.spec, observed, ceiling, now)
@@ -132,13 +134,14 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
 def _plan_nothing(
     service: InferenceService, observed: Observed, settings: Settings, now: float
 ) -> Plan:
-    """The model does not fit, and no pods are there: no child is made."""
+    """The model does not fit, or is being read, and no pods are there: no child is made."""
     runtime = observed.runtime or Runtime(0, None, 0)
     rollout = rollout_of(observed.live.get("Deployment"))
     report = _report(service, observed, _Tuned(runtime, None), None, rollout)
     new_status = status.build(report, observed.previous, now)
     notices = tuple(events.transitions(observed.previous, new_status))
-    return Plan((), (), (), {}, notices, new_status, observed.runtime, settings.resync_s)
+    again_s = settings.tick_s if observed.fit.is_pending else settings.resync_s
+    return Plan((), (), (), {}, notices, new_status, observed.runtime, again_s)
 
 
 def _has_pods(service: InferenceService, observed: Observed) -> bool:
@@ -242,14 +245,17 @@ def _gone_views(observed: Observed) -> Iterator[PodView]:
 
 
 def _effective_ceiling(spec: Spec, observed: Observed) -> int:
-    """The least of what was planned and what the workers found when they started."""
+    """What was planned, or what the workers found when they started where that is less: the middle
+    one, as one on a smaller GPU runs fewer, and must not take the cap of all."""
     fits = observed.fit.status != "False"
     planned = ceiling_of(spec, observed.fit) if fits else None
     reported = [config.ceiling for config in _configs(observed)]
     if planned is None and not reported:  # a cap that is in force is no first one
         cap = observed.runtime.cap if observed.runtime else None
         return max(UNREAD_CAP, cap or 0)
-    return min([*reported, *([] if planned is None else [planned])], default=MAX_CEILING)
+    # Any image may stand for the worker's, and report what it likes.
+    found = [MAX_NUM_SEQS] if planned is None else [MAX_NUM_SEQS, planned]
+    return min([*found, *([median_high(reported)] if reported else [])])
 
 
 def _limits(spec: Spec, ceiling: int) -> Limits:
@@ -358,7 +364,8 @@ def _num_unplaced(service: InferenceService, observed: Observed, replicas: int, 
     """Of the pods that are wanted, those that no node will take. For a pod that is made as another
     begins to leave, there is room only after the other's grace period."""
     patience_s = max(NODE_S, grace_seconds(service) + _ROOM_S)
-    return unplaced(observed.pods, replicas, now, patience_s)
+    rollout = rollout_of(observed.live.get("Deployment"))
+    return unplaced(observed.pods, rollout, replicas, now, patience_s)
 
 
 def _children(

@@ -25,8 +25,9 @@ class Reason(StrEnum):
 
     # The object and its pods: Ready, Reconciling, Stalled
     SERVING = "Serving", "Pods serve."
+    READING_MODEL = "ReadingModel", "The model is being read; pods are made after that."
     STARTING = "Starting", "No pod is ready yet."
-    SCALED_TO_ZERO = "ScaledToZero", "`spec.replicas` is 0."
+    SCALED_TO_ZERO = "ScaledToZero", "`spec.replicas` is 0, and no pod is left."
     ROLLING_OUT = "RollingOut", "Pods of an older spec are being replaced."
     NO_ROOM_TO_SURGE = (
         "NoRoomToSurge",

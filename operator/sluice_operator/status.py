@@ -25,6 +25,8 @@ from .usage import digits, step_times, work
 _MAX_MESSAGE = 2048
 _OF_THE_NODES = frozenset({"Unschedulable", "SchedulingGated"})
 """Troubles of a new pod that say nothing of what it runs."""
+_ENDED = frozenset({"Evicted", "Preempting", "Terminated"})
+"""By its node, which shuts down or lacks something: the next pod is another's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ def _conditions(report: Report, now: float) -> dict[str, Condition]:
     fits = {"True": True, "False": False, "Unknown": None}[report.fit.status]
     return {
         "Ready": ready,
-        "Reconciling": _reconciling(report, stalled),
+        "Reconciling": _reconciling(report, ready, stalled),
         "Stalled": stalled,
         "ModelFits": Condition(fits, report.fit.reason, report.fit.message),
         **_tuned(report),
@@ -192,8 +194,13 @@ def _ready(report: Report) -> Condition:
         return Condition(False, report.fit.reason, report.fit.message)
     if trouble:
         return Condition(False, *trouble)
+    if report.fit.is_pending and not (report.pods or report.rollout.observed):
+        return Condition(False, Reason.READING_MODEL, report.fit.message)
     if report.desired == 0:
-        return Condition(False, Reason.SCALED_TO_ZERO, "spec.replicas is 0")
+        said = "spec.replicas is 0"
+        if left := len(report.pods):
+            return Condition(False, Reason.SCALING, f"{said}; pods left: {left}")
+        return Condition(True, Reason.SCALED_TO_ZERO, said)
     return Condition(False, Reason.STARTING, f"none of {report.desired} pods is ready yet")
 
 
@@ -203,10 +210,7 @@ def _first_trouble(report: Report) -> tuple[Foreign, str] | None:
     pods = [pod for pod in report.pods if not (report.drains and pod.has_no_room)]
     if told := _first_of(pods):
         return told
-    if report.failed and report.desired and not healthy_pods(report.pods):
-        # Not its name: where each is refused by its node, another one fails every second.
-        return report.failed.reason, _sentence("a pod that failed", report.failed)
-    return _of_deployment(report)
+    return _of_failed(report) or _of_deployment(report)
 
 
 def _first_of(pods: Sequence[Pod]) -> tuple[Foreign, str] | None:
@@ -216,9 +220,19 @@ def _first_of(pods: Sequence[Pod]) -> tuple[Foreign, str] | None:
     return None
 
 
+def _of_failed(report: Report) -> tuple[Foreign, str] | None:
+    if not report.failed or not report.desired or healthy_pods(report.pods):
+        return None
+    # Not its name: where each is refused by its node, another one fails every second.
+    return report.failed.reason, _sentence("a pod that failed", report.failed)
+
+
 def _of_deployment(report: Report) -> tuple[Foreign, str] | None:
+    """What the Deployment says of itself; the quota that a pod wants may be one's that drains."""
     trouble = report.rollout.trouble
-    return (trouble.reason, _sentence("the Deployment", trouble)) if trouble else None
+    if trouble is None or (report.drains and trouble.reason == "FailedCreate"):
+        return None
+    return trouble.reason, _sentence("the Deployment", trouble)
 
 
 def _sentence(who: str, trouble: Trouble) -> str:
@@ -228,10 +242,24 @@ def _sentence(who: str, trouble: Trouble) -> str:
 def _stalled(report: Report, ready: Condition, now: float) -> Condition:
     if report.fit.status == "False":
         return Condition(True, report.fit.reason, report.fit.message)
-    trouble = _stuck_rollout(report, now) if ready.holds else _first_trouble(report)
+    trouble = _stuck_rollout(report, now) if ready.holds else _stuck_start(report, now)
     if trouble:
         return Condition(True, *trouble)
     return Condition(False, Reason.NOT_STALLED, "")
+
+
+def _stuck_start(report: Report, now: float) -> tuple[Foreign, str] | None:
+    """Why none will serve by itself. A node may yet take a pod, or be added for it; and that pods
+    have failed is past where another one starts."""
+    live = [pod for pod in report.pods if not pod.terminating]
+    waiting = [
+        pod for pod in live if pod.roomless_s and (report.drains or now - pod.roomless_s < NODE_S)
+    ]
+    if told := _first_of([pod for pod in live if pod not in waiting]):
+        return told
+    starts = waiting or any(pod.started_s for pod in live)
+    is_past = starts or (report.failed and report.failed.reason in _ENDED)
+    return (None if is_past else _of_failed(report)) or _of_deployment(report)
 
 
 def _stuck_rollout(report: Report, now: float) -> tuple[Foreign, str] | None:
@@ -256,10 +284,12 @@ def _is_late(report: Report, pod: Pod, now: float) -> bool:
     return report.service.spec.rollout == "Replace" and waited_s >= 2 * NODE_S
 
 
-def _reconciling(report: Report, stalled: Condition) -> Condition:
+def _reconciling(report: Report, ready: Condition, stalled: Condition) -> Condition:
     rollout, desired = report.rollout, report.desired
     if stalled.holds:
         return Condition(False, stalled.reason, "")
+    if ready.reason == Reason.READING_MODEL:
+        return Condition(True, ready.reason, ready.message)
     if not rollout.observed or rollout.updated < desired or rollout.outdated:
         return _rolling_out(report)
     if rollout.replicas != desired or rollout.ready < desired:

@@ -117,7 +117,10 @@ def test_every_value_can_be_given_and_all_that_is_rendered_is_yaml(helm: Path) -
         "--set", "hub.endpoint=https://hub.example,hub.proxy=http://proxy:3128",
     )  # fmt: skip
     manifests = template(helm, *IMAGES, *given)
-    pod = of_kind(manifests, "Deployment")[0]["spec"]["template"]["spec"]
+    made = of_kind(manifests, "Deployment")[0]["spec"]["template"]
+    evictable = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+    assert made["metadata"]["annotations"] == {"a": "b", evictable: "tmp"}
+    pod = made["spec"]
     arguments = set(pod["containers"][0]["args"])
     assert {"--verbose", "--log-format=json", "--namespace=one"} <= arguments
     assert {"--hub-endpoint=https://hub.example", "--hub-proxy=http://proxy:3128"} <= arguments

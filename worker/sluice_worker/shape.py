@@ -10,6 +10,9 @@ DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_LAYERS = 1024
 """More than any model has: what is listed for each layer stays short, whatever a config claims."""
 
+MAX_EXPERTS = 1 << 16
+MAX_NUMBER = (1 << 31) - 1
+"""Of any number of a config."""
 MAX_SOFTCAP = 10_000
 """Of attention scores. Kernels take tanh to 1e-7 of one, so a large cap would blur the scores."""
 MAX_WINDOW = (1 << 31) - 1
@@ -79,9 +82,7 @@ class ModelShape:
                 f"config.json: num_attention_heads {num_heads} is not a multiple of "
                 f"num_key_value_heads {num_kv_heads}."
             )
-        num_layers = positive(config, "num_hidden_layers")
-        if num_layers > MAX_LAYERS:
-            raise SizingError(f"config.json: num_hidden_layers is over {MAX_LAYERS}.")
+        num_layers = positive(config, "num_hidden_layers", most=MAX_LAYERS)
         sliding_layers = _sliding_layers(family, config, num_layers)
         return ModelShape(
             architecture=architecture,
@@ -178,15 +179,19 @@ def _names_own_classes(auto_map: object, architecture: str) -> bool:
     )
 
 
-def positive(config: Mapping[str, object], name: str, default: int | None = None) -> int:
-    """A positive integer of config.json; SizingError where it is none."""
+def positive(
+    config: Mapping[str, object], name: str, default: int | None = None, most: int = MAX_NUMBER
+) -> int:
+    """A positive integer of config.json; SizingError where it is none, or over `most`."""
     value = config.get(name)
     if value is None:
         value = default
     if value is None:
         raise SizingError(f"config.json: {name} is missing.")
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 40:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SizingError(f"config.json: {name} must be a positive integer.")
+    if value > most:
+        raise SizingError(f"config.json: {name} must be at most {most:,}.")
     return value
 
 
@@ -284,7 +289,7 @@ def _experts(family: Family, config: Mapping[str, object], num_layers: int) -> E
     if names is None:
         return None
     told = [name for name in names.count if config.get(name) is not None]
-    count = positive(config, told[0] if told else names.count[0])
+    count = positive(config, told[0] if told else names.count[0], most=MAX_EXPERTS)
     per_token = positive(config, "num_experts_per_tok")
     if per_token > count:
         raise SizingError(f"config.json: num_experts_per_tok {per_token} is over {count} experts.")
@@ -353,10 +358,11 @@ def bytes_saved(shape: ModelShape, dtype: str, quantization: str | None) -> int:
     query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     elements = shape.num_layers * hidden * (2 * query + 2 * kv)
     outputs = shape.num_layers * (query + 2 * kv + hidden)
-    widths = (shape.num_layers - len(experts.layers if experts else ())) * [shape.intermediate_size]
-    widths += len(experts.layers) * experts.count * [experts.width] if experts else []
-    elements += 3 * hidden * sum(widths)
-    outputs += sum(2 * width + hidden for width in widths)
+    num_dense = shape.num_layers - len(experts.layers if experts else ())
+    mlps = [(num_dense, shape.intermediate_size)]
+    mlps += [(len(experts.layers) * experts.count, experts.width)] if experts else []
+    elements += 3 * hidden * sum(count * width for count, width in mlps)
+    outputs += sum(count * (2 * width + hidden) for count, width in mlps)
     return (DTYPE_BYTES[dtype] - 1) * elements - 4 * outputs
 
 

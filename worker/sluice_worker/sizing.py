@@ -49,6 +49,10 @@ MOST_UTILIZATION = 0.95
 """Of what is advised: allocators and the machine take some as well."""
 DEFAULT_MEAN_LENGTH = 1024
 """Mean length (prompt and output) assumed before any traffic, at most half of max_model_len."""
+MAX_DIMS = 8
+"""Of a tensor; a model's have two, a convolution's four."""
+MOST_BYTES = 1 << 60
+"""Status and metrics hold 64 bits; no model is near it."""
 STATISTICAL_Z = 2.326
 """P99 of a normal: the pool overflows, and preempts, in at most 1 % of the moments."""
 
@@ -83,7 +87,10 @@ def _tensor_bytes(name: str, entry: object, dtype_bytes: int | None) -> int:
     dims = entry.get("shape") if isinstance(entry, Mapping) else None
     if not isinstance(dtype, str) or dtype not in _HEADER_BITS or not isinstance(dims, list):
         raise SizingError(f"safetensors header: tensor {name[:128]} has no known dtype and shape.")
-    if not all(isinstance(dim, int) and 0 <= dim <= 1 << 40 for dim in dims):
+    # A product of many dims takes a time that grows with the square of their number.
+    if len(dims) > MAX_DIMS or not all(
+        isinstance(dim, int) and 0 <= dim <= 1 << 40 for dim in dims
+    ):
         raise SizingError(f"safetensors header: tensor {name[:128]} has an impossible shape.")
     bits = _HEADER_BITS[dtype]
     if dtype_bytes is not None and dtype in _HEADER_FLOAT_BITS:
@@ -264,7 +271,7 @@ def plan_memory(
     carried = max(guaranteed, _usual_sequences(num_blocks, block_size, max_model_len))
     # A number of blocks that a person fixed takes what it takes.
     fits = guaranteed >= 1 and num_blocks * block_size * per_token <= left
-    return MemoryPlan(
+    plan = MemoryPlan(
         total_bytes=total_bytes,
         utilization=utilization,
         weights_bytes=weights_bytes,
@@ -278,6 +285,9 @@ def plan_memory(
         ceiling=min(carried, asked) if fits else 0,
         device=device,
     )
+    if max(map(abs, plan.as_dict().values())) > MOST_BYTES:
+        raise SizingError(f"config.json makes sizes of over {MOST_BYTES >> 50} PiB.")
+    return plan
 
 
 def host_memory_bytes(shape: ModelShape, dtype_bytes: int) -> int:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sluice_operator import checkpoint
 from sluice_operator.checkpoint import (
     INDEX,
     MAX_CONFIG_BYTES,
@@ -196,7 +200,25 @@ def test_a_config_that_would_take_the_operators_memory_is_refused(model: Path) -
 
 def test_an_index_of_millions_of_empty_values_is_refused(model: Path) -> None:
     """Within its size limit, and half a gigabyte of objects."""
-    index = b'{"weight_map": {"w": "model.safetensors"}, "metadata": [' + b"{}," * 1_100_000
+    index = b'{"weight_map": {"w": "model.safetensors"}, "metadata": [' + b"{}," * 210_000
     (model / INDEX).write_bytes(index + b"{}]}")
-    with pytest.raises(CheckpointError, match=r"index\.json holds more than 1,000,000 values"):
+    with pytest.raises(CheckpointError, match=r"index\.json holds more than 400,000 values"):
         _read(model)
+
+
+def test_one_text_is_parsed_at_a_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As objects a text of 16 MiB takes ten times that, and there are eight readers."""
+    parse, busy, most = json.loads, 0, 0
+
+    def counted(data: bytes) -> Any:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        time.sleep(0.01)
+        busy -= 1
+        return parse(data)
+
+    monkeypatch.setattr(checkpoint, "json", SimpleNamespace(loads=counted))
+    with ThreadPoolExecutor(4) as readers:
+        assert all(readers.map(_read, 4 * [model]))
+    assert most == 1

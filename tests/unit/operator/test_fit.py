@@ -52,6 +52,20 @@ def test_a_ceiling_is_memorys_only_where_memory_is_what_ends_it(
     assert (batching["ceiling"], batching["limitedBy"]) == (ceiling, limited_by)
 
 
+def test_no_ceiling_that_a_pod_reports_is_more_than_the_object_may_ask_for() -> None:
+    """Any image may stand for the worker's."""
+    service, pod = create_service(), create_pod()
+    seen = create_observed(
+        service,
+        fit=judge(service.spec, UNREAD),
+        pods=(pod,),
+        scrapes={pod.uid: create_scrape(ceiling=1 << 53)},
+        runtime=Runtime(1, 4, 1),
+    )
+    batching: Any = plan(service, seen, SETTINGS, NOW).status["batching"]
+    assert batching["ceiling"] == 4096
+
+
 def test_what_limits_a_model_that_nobody_has_read_is_not_known() -> None:
     service = create_service()
     seen = create_observed(service, fit=judge(service.spec, UNREAD))

@@ -177,6 +177,21 @@ def test_a_model_that_cannot_be_read_starts_carefully() -> None:
     assert "Deployment" in _kinds(planned)
 
 
+def test_a_model_that_is_still_being_read_gets_no_pods_and_is_looked_at_again_soon() -> None:
+    service = create_service()
+    reading = judge(service.spec, Unread("the model is being read", is_pending=True))
+    planned = _plan(service, create_observed(service, fit=reading))
+    assert (planned.apply, planned.runtime) == ((), None)
+    assert planned.requeue_s == SETTINGS.tick_s
+    told = {kind: _condition(planned, kind) for kind in ("Ready", "Reconciling", "Stalled")}
+    assert [told[kind]["status"] for kind in told] == ["False", "True", "False"]
+    assert told["Ready"]["reason"] == told["Reconciling"]["reason"] == "ReadingModel"
+    assert told["Ready"]["message"] == "the model is being read"
+    assert not [notice for notice in _notices(planned) if notice.warning]
+    orphaned = create_observed(service, fit=reading, pods=(create_pod(),), runtime=Runtime(1, 4, 1))
+    assert "Deployment" in _kinds(_plan(service, orphaned))
+
+
 def test_a_cap_in_force_is_no_first_cap_though_nothing_is_known_for_a_pass() -> None:
     service = create_service()
     unread = Fit("Unknown", Reason.HEADERS_UNAVAILABLE, "being read", is_pending=True)
@@ -311,6 +326,17 @@ def test_a_pod_is_never_sent_a_cap_over_its_own_ceiling() -> None:
     scrapes = {**observed.scrapes, "uid-demo-2": create_scrape(ceiling=3, epoch=0)}
     planned = _plan(service, replace(observed, pods=pods, scrapes=scrapes))
     assert {item.patch.max_num_seqs for item in planned.patches} == {3}
+
+
+def test_one_pod_on_a_smaller_gpu_does_not_take_the_cap_of_all() -> None:
+    service = create_service()
+    observed = replace(_serving(service), runtime=Runtime(1, 12, 2))
+    pods = (*observed.pods, create_pod("demo-2"))
+    scrapes = {**observed.scrapes, "uid-demo-2": create_scrape(ceiling=3, epoch=1, max_num_seqs=3)}
+    planned = _plan(service, replace(observed, pods=pods, scrapes=scrapes))
+    assert planned.runtime is not None
+    assert planned.runtime.cap == 12
+    assert {item.patch.max_num_seqs for item in planned.patches} == {3, 12}
 
 
 def test_pods_past_our_epoch_are_overtaken() -> None:
@@ -451,12 +477,13 @@ def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
     assert "secret-canary" not in said
 
 
-def _breached(num_ticks: int) -> Evidence:
-    """Every request misses its first token, waiting for the cap, which is all in use."""
+def _breached(num_ticks: int, started: int = 20) -> Evidence:
+    """Every request misses its first token, waiting for the cap, which is all in use. `started`: of
+    the 20 that come in a tick."""
     busy = {
         "arrivals": 20, "finished": 8, "steps": 200, "decodes": 800, "prefill_tokens": 400,
         "generated_tokens": 800, "busy_s": 1.9, "running": 4, "max_running": 4,
-        "ttft": FirstTokens(20, 20, Causes(cap=20), {380: 20}),
+        "ttft": FirstTokens(started, started, Causes(cap=started), {380: started}),
         "itl": TokenGaps(800, 0, 0, 800, 0, {120: 800}), "waiting": Waiting(cap=30),
     }  # fmt: skip
     ticks = [create_tick(seq, **busy) for seq in range(1, num_ticks + 1)]
@@ -517,7 +544,7 @@ def test_advisory_mode_reports_what_it_would_do() -> None:
 
 def test_decisions_are_told_before_what_may_be_refused_each_with_its_own_numbers() -> None:
     service = create_service()
-    scrape = replace(create_scrape(running=4), evidence=_breached(30), seen_s=NOW + 62)
+    scrape = replace(create_scrape(running=4), evidence=_breached(30, started=8), seen_s=NOW + 62)
     observed = replace(_serving(service), scrapes={"uid-demo-1": scrape}, previous={})
     planned = _plan(service, observed, NOW + 62)
     reasons = [notice.reason for notice in planned.decided]

@@ -143,6 +143,24 @@ async def test_a_model_without_pods_is_waited_for(model: Model) -> None:
     assert isinstance(await reading, Checkpoint)
 
 
+async def test_a_first_look_that_takes_long_goes_on_beside_the_passes(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All readers may be busy with others' slow hubs; the status says so meanwhile."""
+    monkeypatch.setattr(model_reader, "_FIRST_S", 0.01)
+    by = Reader(create_service())
+    model.hold()
+    asked = create_service(model__uri="hf://org/new")
+    being_read = Unread("the model is being read", is_pending=True)
+    async with asyncio.timeout(30):
+        assert await by.found(asked, serving=False) == being_read
+        edited = create_service(model__uri="hf://org/newer")
+        assert await by.found(edited, serving=False) == being_read
+        model.may_end.set()
+        while (seen := await by.found(edited, serving=False)) != CHECKPOINT:
+            assert seen == being_read
+
+
 async def test_a_model_without_pods_that_could_not_be_read_is_asked_for_beside_the_passes(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice_operator.observed import Pod, essence_of, pod_of, timestamp, unplaced
+from sluice_operator.observed import (
+    Pod,
+    Rollout,
+    essence_of,
+    pod_of,
+    rollout_of,
+    timestamp,
+    unplaced,
+)
 from sluice_operator.plan import Observed, Plan, plan
 from sluice_operator.runtime import Runtime
 from sluice_operator.spec import InferenceService
@@ -78,7 +86,51 @@ def test_pods_are_unplaced_where_no_node_will_take_them(
 ) -> None:
     """Not those of a surge, which are one too many, nor those that wait for one that drains, nor
     those of a template that no node may ever take: but for one, where it is room that lacks."""
-    assert unplaced(pods, wanted, NOW, 600.0) == number
+    assert unplaced(pods, Rollout(), wanted, NOW, 600.0) == number
+
+
+_QUOTA = 'pods "demo-x" is forbidden: exceeded quota: gpus, requested: pods=1, used: pods=2'
+_WEBHOOK = "admission webhook denied the request"
+
+
+def _refusal(updated: int, seconds: float, said: str) -> dict[str, Any]:
+    """A Deployment's status: two pods are there, and no more of the newest spec can be made."""
+    failure = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": said,
+        "lastTransitionTime": timestamp(NOW - seconds),
+    }
+    return {"replicas": 2, "updatedReplicas": updated, "conditions": [failure]}
+
+
+def _refused(updated: int, seconds: float = _HOUR_S, said: str = _QUOTA) -> Rollout:
+    return rollout_of({"metadata": {}, "status": _refusal(updated, seconds, said)})
+
+
+@pytest.mark.parametrize(
+    ("pods", "rollout", "wanted", "number"),
+    [
+        (_placed("a", "b"), _refused(2), 3, 1),
+        (_placed("a", "b"), _refused(2), 5, 3),
+        (_placed("a", "b"), _refused(2), 2, 0),
+        (_placed("a", "b"), _refused(2, seconds=30), 3, 0),
+        (_placed("a", "b"), _refused(2, said=_WEBHOOK), 3, 0),
+        ([*_placed("a"), _roomless("b")], _refused(2), 3, 2),
+        ([*_placed("a"), _roomless("b", seconds=30)], _refused(2), 3, 1),
+        ([*_placed("a", "b"), _draining("c")], _refused(2), 3, 0),
+        (_placed("a", "b"), _refused(0), 5, 1),
+        ([*_placed("a"), _newer(_placed("b")[0])], _refused(1), 5, 3),
+        ([*_placed("a"), _newer(_roomless("b"))], _refused(1), 5, 1),
+    ],
+)
+def test_pods_that_no_quota_allows_are_unplaced_too(
+    pods: list[Pod], rollout: Rollout, wanted: int, number: int
+) -> None:
+    """They are never made. What is refused for another reason would be refused in the place of one
+    that serves, too."""
+    assert unplaced(pods, rollout, wanted, NOW, 600.0) == number
 
 
 def _observed(service: InferenceService, *pods: Pod) -> Observed:
@@ -118,6 +170,18 @@ def test_a_replica_without_a_node_holds_up_neither_a_rollout_nor_a_drained_node(
     surging = create_service(replicas=3)
     made = _planned(surging, _observed(surging, *pods))
     assert made["Deployment"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    assert made["PodDisruptionBudget"]["maxUnavailable"] == 2
+
+
+def test_a_replica_without_quota_holds_up_neither_a_rollout_nor_a_drained_node() -> None:
+    calm = _observed(_service(), *_placed("a", "b"))
+    first = plan(_service(), calm, SETTINGS, NOW)
+    after = _after(first, calm)
+    status = _refusal(2, _HOUR_S, _QUOTA)
+    live = {**after.live, "Deployment": {**after.live["Deployment"], "status": status}}
+    made = _planned(_service(), replace(after, live=live))
+    rolling = made["Deployment"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxUnavailable": 2, "maxSurge": 0}
     assert made["PodDisruptionBudget"]["maxUnavailable"] == 2
 
 

@@ -182,8 +182,8 @@ def test_pods_that_fail_before_any_container_are_the_reason_of_not_ready() -> No
     """Such as each that a node refuses; one after another, so it is not named."""
     bodies = [_failed(60, "Evicted"), _failed(2, "UnexpectedAdmissionError"), pod_body()]
     failed = failure_of(bodies, NOW)
-    starting = create_pod(conditions=[])
-    report = _report(pods=(starting,), failed=failed, rollout=Rollout(True, 1, 1, 0))
+    made = create_pod(conditions=[], startTime=None)
+    report = _report(pods=(made,), failed=failed, rollout=Rollout(True, 1, 1, 0))
     said = "a pod that failed: UnexpectedAdmissionError: UnexpectedAdmissionError it was"
     for kind in ("Ready", "Stalled"):
         condition = _condition(report, kind)
@@ -191,6 +191,51 @@ def test_pods_that_fail_before_any_container_are_the_reason_of_not_ready() -> No
     assert _condition(_report(failed=failed), "Ready")["message"] == "1 of 1 pods serve"
     none_asked_for = _report(pods=(), failed=failed, desired=0)
     assert _condition(none_asked_for, "Ready")["reason"] == "ScaledToZero"
+    started = replace(report, pods=(create_pod(conditions=[]),))
+    assert _condition(started, "Ready")["reason"] == "UnexpectedAdmissionError"
+    assert _condition(started, "Stalled")["status"] == "False"
+
+
+@pytest.mark.parametrize("reason", ["Evicted", "Preempting", "Terminated"])
+def test_a_pod_that_its_node_ended_is_replaced_and_stalls_nothing(reason: str) -> None:
+    """Flux and Argo take Stalled for failed, for good."""
+    failed = failure_of([_failed(2, reason)], NOW)
+    for pods in ((), (_pending(),), (create_pod(conditions=[], startTime=None),)):
+        report = _report(pods=pods, failed=failed, rollout=Rollout(True, 1, 1, 0))
+        assert _condition(report, "Ready")["status"] == "False"
+        assert _condition(report, "Stalled")["status"] == "False"
+        assert _condition(report, "Reconciling")["status"] == "True"
+
+
+@pytest.mark.parametrize("reason", ["Unschedulable", "SchedulingGated"])
+def test_a_pod_that_a_node_may_yet_take_is_told_at_once_and_stalls_after_ten_minutes(
+    reason: str,
+) -> None:
+    """An autoscaler adds one, or a queue lets it go."""
+
+    def told(seconds: float) -> tuple[str, str, str]:
+        why = {"type": "PodScheduled", "status": "False", "reason": reason,
+               "lastTransitionTime": timestamp(NOW - seconds)}  # fmt: skip
+        pods, rollout = (create_pod(conditions=[why]),), Rollout(True, 1, 1, 0)
+        report = _report(pods=pods, rollout=rollout)
+        ready, stalled, reconciling = (
+            _condition(report, kind) for kind in ("Ready", "Stalled", "Reconciling")
+        )
+        assert ready["status"] == "False"
+        return ready["reason"], stalled["reason"], reconciling["status"]
+
+    assert told(590) == (reason, "NotStalled", "True")
+    assert told(610) == (reason, reason, "False")
+
+
+def test_a_quota_that_a_pod_which_drains_still_holds_stalls_nothing() -> None:
+    deployment = _deployment("ReplicaFailure", True, "FailedCreate", "exceeded quota")
+    full = rollout_of(deployment)
+    drains = _report(pods=(_leaving(NOW + 60),), rollout=full)
+    assert _condition(drains, "Ready")["reason"] == "Starting"
+    assert _condition(drains, "Stalled")["status"] == "False"
+    left = _report(pods=(), rollout=full)
+    assert _condition(left, "Stalled")["reason"] == "FailedCreate"
 
 
 @pytest.mark.parametrize(
@@ -315,8 +360,18 @@ def test_a_deployment_that_is_paused_by_hand_is_told_with_what_waits_for_it() ->
 
 def test_scaling_to_zero_is_no_warning() -> None:
     serving, none = build(_report(), {}, NOW), _report(pods=(), desired=0, rollout=Rollout(True))
-    assert _condition(none, "Ready")["reason"] == "ScaledToZero"
-    assert not [n for n in events.transitions(serving, build(none, {}, NOW + 5)) if n.warning]
+    ready = _condition(none, "Ready")
+    assert (ready["status"], ready["reason"]) == ("True", "ScaledToZero")  # as whoever waits wants
+    unread = replace(none, fit=replace(none.fit, status="Unknown", is_pending=True))
+    assert _condition(unread, "Ready") == ready  # by an operator that is new
+    assert _condition(none, "Stalled")["status"] == _condition(none, "Reconciling")["status"]
+    leaving = build(replace(none, pods=(_leaving(NOW + 60),)), serving, NOW + 5)
+    ready = next(c for c in leaving["conditions"] if c["type"] == "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "Scaling")
+    assert ready["message"] == "spec.replicas is 0; pods left: 1"
+    gone = build(none, leaving, NOW + 65)
+    told = [*events.transitions(serving, leaving), *events.transitions(leaving, gone)]
+    assert not [notice for notice in told if notice.warning]
 
 
 _DEADLINE = Trouble(Foreign("ProgressDeadlineExceeded"), "it has timed out progressing")
@@ -414,7 +469,10 @@ def test_a_pod_that_waits_for_one_that_never_leaves_is_told() -> None:
     """On a lost node a pod stays for ever, and so does what it holds."""
     pods = (_leaving(NOW - 60), _pending())
     report = _report(service=create_service(rollout="Replace"), pods=pods)
-    assert _condition(report, "Stalled")["reason"] == "Unschedulable"
+    assert _condition(report, "Ready")["reason"] == "Unschedulable"
+    assert _condition(report, "Stalled")["status"] == "False"
+    late = replace(report, pods=(pods[0], replace(pods[1], roomless_s=NOW - 600)))
+    assert _condition(late, "Stalled")["reason"] == "Unschedulable"
 
 
 def test_a_stalled_object_is_not_reconciling() -> None:

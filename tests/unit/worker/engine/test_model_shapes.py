@@ -1,5 +1,7 @@
 """Shapes of published models, against the sizes that their index files and cards give."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from sluice_worker.sizing import (
     ModelShape,
     SizingError,
     activation_bytes,
+    bytes_saved,
     kv_bytes_per_token,
     resolve_dtype,
     weights_bytes,
@@ -214,6 +217,16 @@ def test_experts_of_some_layers_are_counted_there_only() -> None:
     assert saved == BF16 * 24 * (sparse - dense)
 
 
+def test_what_quantising_saves_of_very_many_experts_takes_no_memory_to_tell() -> None:
+    many = shape_of("Qwen3-30B-A3B", num_experts=65_536)
+    tracemalloc.start()
+    try:
+        assert bytes_saved(many, "bfloat16", "w8a8") > 14 * 10**12
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_step_of_experts_needs_what_one_expert_needs_not_what_all_do() -> None:
     sparse, dense = shape_of("Mixtral-8x7B-v0.1"), shape_of("Mistral-7B-v0.1")
     needed, known = (activation_bytes(shape, 2048, 16, BF16) for shape in (sparse, dense))
@@ -234,7 +247,9 @@ def test_float16_is_refused_where_it_overflows() -> None:
         ("Qwen3-8B", {"layer_types": ["full_attention"]}, "a list of 36 names"),
         ("Qwen3-8B", {"layer_types": ["chunked_attention"] * 36}, "chunked_attention is not"),
         ("Qwen3-8B", {"layer_types": ["sliding_attention"] * 36}, "there is no window"),
-        ("Qwen3-8B", {"num_hidden_layers": 1 << 40}, "num_hidden_layers is over 1024"),
+        ("Qwen3-8B", {"num_hidden_layers": 1 << 40}, "num_hidden_layers must be at most 1,024"),
+        ("Qwen3-8B", {"hidden_size": 1 << 31}, "hidden_size must be at most 2,147,483,647"),
+        ("Qwen3-30B-A3B", {"num_experts": 1 << 17}, "num_experts must be at most 65,536"),
         ("Qwen3-8B", {"attn_logit_softcapping": 50.0}, "built for Gemma 2 only"),
         ("gemma-2-2b", {"attn_logit_softcapping": -1}, "attn_logit_softcapping must be"),
         ("gemma-2-2b", {"attn_logit_softcapping": 1e9}, "is over 10,000"),

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -266,6 +266,13 @@ def test_config_that_cannot_be_sized_gets_one_sentence(
 def test_impossible_numbers_are_refused() -> None:
     with pytest.raises(SizingError, match="max_position_embeddings 131072"):
         plan(max_model_len=131073)
+    large = replace(SHAPE, num_heads=2**31 - 1, head_dim=2**31 - 1)
+    cases: tuple[dict[str, Any], ...] = (
+        {"shape": large}, {"num_blocks": 10**13}, {"weights": -(1 << 64)},
+    )  # fmt: skip
+    for sizes in cases:
+        with pytest.raises(SizingError, match="sizes of over 1024 PiB"):
+            plan(**sizes)
     with pytest.raises(SizingError, match="dtype int8"):
         resolve_dtype("int8", SHAPE, on_cpu=True)
 
@@ -280,6 +287,9 @@ def test_header_bytes_follow_the_run_dtype_for_floats_only() -> None:
     assert safetensors_header_bytes(header, 2) == 224
     with pytest.raises(SizingError, match="tensor c"):
         safetensors_header_bytes({"c": {"dtype": "Q9", "shape": []}}, None)
+    # A product of hundreds of thousands takes minutes.
+    with pytest.raises(SizingError, match="tensor d has an impossible shape"):
+        safetensors_header_bytes({"d": {"dtype": "F32", "shape": 9 * [2]}}, None)
 
 
 def test_dtype_of_either_spelling_is_read_and_auto_follows_it() -> None:
