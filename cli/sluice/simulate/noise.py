@@ -19,6 +19,10 @@ class Noise:
         self._factors: list[float] = []
         self._spell_s = (0.0, 0.0)
 
+    def step_ms(self, mean_ms: float, now_s: float) -> float:
+        """Of a step of `mean_ms` that starts at `now_s`; asked for in order of time."""
+        return mean_ms * self.factor(now_s)
+
     def factor(self, now_s: float) -> float:
         """Of the step that starts at `now_s`; asked for in order of time."""
         if not self._factors:

@@ -16,6 +16,8 @@ NonNegative = Annotated[float, Meta(ge=0, le=MOST)]
 Positive = Annotated[float, Meta(gt=0, le=MOST)]
 Sigma = Annotated[float, Meta(ge=0, le=5)]
 Count = Annotated[int, Meta(ge=1)]
+KvTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
+"""A pod's block pool has each of its blocks in memory."""
 
 
 class ParamsError(ValueError):
@@ -36,7 +38,7 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
     b: NonNegative
     c: NonNegative
     d: NonNegative
-    kv_tokens: Count
+    kv_tokens: KvTokens
     cold_start_s: NonNegative
     ceiling: Count = 256
     block_size: Count = 16

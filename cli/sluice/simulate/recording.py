@@ -1,14 +1,11 @@
-"""The worker's evidence, booked for many sequences at once: they share a step, and so its gap."""
+"""The worker's evidence with its totals over all ticks, where it was booked elsewhere too."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sluice_worker.contract import StepModel, Tick
 from sluice_worker.evidence import Recorder
-from sluice_worker.sketch import bucket_of
 from sluice_worker.wire import Snapshot
-
-from .job import Step
 
 
 @dataclass(slots=True)
@@ -31,7 +28,7 @@ class Totals:
 
 
 class Recording(Recorder):
-    """The worker's recorder, told of a whole step where the worker tells it of each token."""
+    """The worker's recorder, which takes whole ticks too and adds up all of them."""
 
     def __init__(self, boot_id: str, now_s: float, wall_s: float) -> None:
         super().__init__(boot_id, now_s, wall_s)
@@ -57,41 +54,3 @@ class Recording(Recorder):
         super()._close(wall_s, throttled_s)
         tick = self._ticks[-1]
         self.totals.add(tick.max_running, tick.itl.n, tick.itl.over, tick.itl.sketch)
-
-    def gaps(self, count: int, gap_s: float, *, at_cap: bool, after_over: int) -> bool:
-        """`count` sequences each handed over a token after `gap_s`; whether that was over.
-
-        `after_over`: how many of them had a gap over target just before.
-        """
-        share, gap_ms = self._tick.itl, gap_s * 1e3
-        index = bucket_of(gap_ms)
-        share.n += count
-        share.sketch[index] = share.sketch.get(index, 0) + count
-        if at_cap:
-            share.n_at_cap += count
-        is_over = self.slo.itl_ms is not None and gap_ms > self.slo.itl_ms
-        if is_over:
-            share.over += count
-            share.over_at_cap += count * at_cap
-            share.over_after_over += after_over
-        return is_over
-
-    def stepped(
-        self, step: Step, num_tokens: int, after: tuple[int, int, int], *, is_slow: bool
-    ) -> None:
-        """A step, as `Recorder.step`; `after`: what runs then, and waits for the cap or for KV."""
-        tick, step_s = self._tick, step.step_ms / 1e3
-        tick.steps += 1
-        tick.decodes += step.num_decodes
-        tick.prefill_tokens += step.num_prefill_tokens
-        tick.generated_tokens += num_tokens
-        tick.busy_s += step_s
-        tick.max_running = max(tick.max_running, step.num_running)
-        tick.slow_steps += is_slow
-        state = self.snapshot
-        if (state.running, state.waiting_cap, state.waiting_kv) != after:
-            self.see(Snapshot(*after, 0, 0, 0, 0, 0, 0, 0))
-        if self._waiting:
-            self._admit(step.started_s, step.num_running)
-        if step.epoch == self.epoch:
-            self._settle(step.num_running)

@@ -8,7 +8,7 @@ from sluice_worker.contract import SMOOTH_SHARE
 
 from sluice.client import quantile
 
-from .job import Outcome
+from .scraped import Outcome
 from .world import World
 
 

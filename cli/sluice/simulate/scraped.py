@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
+from typing import NamedTuple
 
 from sluice_operator.tuner import PodView
 from sluice_worker.contract import MemoryReport, RuntimeConfig, Slo, Waiting
 
-from .job import Outcome
 from .noise import Noise
 from .params import Params
 from .profile import profile, profile_records
@@ -14,6 +14,16 @@ from .recording import Recording, Totals
 from .trace import Request
 
 REFIT_S = 1.0
+
+
+class Outcome(NamedTuple):
+    """What came of a request. `first_s`, the time of its first token, is infinite without one."""
+
+    t_s: float
+    first_s: float
+    last_s: float
+    num_tokens: int
+    num_gaps_over: int
 
 
 class Scraped(ABC):

@@ -1,7 +1,10 @@
 // `pod.Pod` without prefixes and shedding, compiled: the same steps, in the same order of floating
 // point operations (built without contraction), so that a test can ask for equal ticks. Names and
-// the reasons for what is done are those of pod.py and pages.py. Called through ctypes; fields of
-// View are in the order of layout.py.
+// the reasons for what is done are those of the worker's scheduler, preemption and engine, but a
+// step costs the same however many decode. Each of them gets one token in it, so when it ends and
+// when it needs its next block is known as it begins to. Blocks are counted, not named: those that
+// a sequence gave back are only ever found by itself, and are given up from their end. Called
+// through ctypes; fields of View are in the order of layout.py.
 #include <deque>
 #include <limits>
 #include <map>
@@ -323,7 +326,7 @@ struct Pod {
   // Who continues, who may start
 
   void grow() {
-    int64_t phase = num_steps % pages.size;
+    int64_t phase = num_steps % pages.size;  // each needs a block every `size` steps
     if (growing[phase] <= pages.available()) return pages.take(growing[phase]);
     std::set<int> grown;
     std::vector<int> all(running.begin(), running.end());

@@ -30,10 +30,9 @@ from sluice_worker.sketch import SMALLEST_MS
 from sluice_worker.steptime import StepTimes
 from sluice_worker.wire import Snapshot
 
-from ..job import Outcome
 from ..params import Params
 from ..recording import Recording, Totals
-from ..scraped import REFIT_S, Scraped
+from ..scraped import REFIT_S, Outcome, Scraped
 from ..trace import Request
 from . import layout
 from .library import library
@@ -124,6 +123,7 @@ class CompiledPod(Scraped):
         self.recorder.configure(epoch, cap, self.slo)
 
     def outcomes(self) -> tuple[list[Outcome], list[Outcome]]:
+        """As a pod's; what one that still decodes has is told as of when it began to."""
         num, num_done = (
             getattr(self._library, name)(self._pod) for name in ("pod_num_jobs", "pod_num_done")
         )

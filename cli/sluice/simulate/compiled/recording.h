@@ -1,5 +1,6 @@
-// The worker's evidence, compiled: what evidence.py and recording.py book of a simulated pod, names
-// included. Fields of Config, Tick, Totals and Ended are in the order of layout.py.
+// The worker's evidence, compiled: what evidence.py books of a simulated pod, names included, for
+// many sequences at once, as they share a step and so its gap; and the totals of recording.py.
+// Fields of Config, Tick, Totals and Ended are in the order of layout.py.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -60,7 +61,7 @@ struct Clocks {
   double cap_s = 0, kv_s = 0;
 };
 
-struct Job {  // with its flight and its holding
+struct Job {  // with its flight; while it decodes, before step s it has `base` + s tokens
   double t_s, first_s = INFINITY, last_s = 0, admitted_s = NAN;
   int64_t prompt, max_tokens, tokens, computed = 0, trusted = 0, generated = 0;
   int64_t num_blocks = 0, run = -1;  // run: of its own sealed blocks, among `runs`

@@ -1,4 +1,5 @@
-"""The compiled pod does what `Pod` does, run for run; what it cannot do is left to `Pod`."""
+"""The compiled pod does what the worker's own scheduler, block pool and recorder do in `Pod`, run
+for run; what it cannot do is left to them."""
 
 from collections import deque
 from pathlib import Path
@@ -26,6 +27,8 @@ SMALL = Params(
     max_num_batched_tokens=96, max_num_queued=12, noise=0.1, between_ms=0.5,
     spell_every_s=2.0, spell_mean_s=1.0, leak_per_hour=20.0,
 )  # fmt: skip
+CALM = msgspec.structs.replace(SMALL, max_num_queued=1024, between_ms=0, spell_every_s=0,
+                               leak_per_hour=0)  # fmt: skip
 SLO = Slo(ttft_ms=400, itl_ms=30, e2e_ms=2000)
 requests = st.tuples(
     st.sampled_from([0.0, 0.0, 0.01, 0.1, 1.0]), st.integers(1, 120), st.integers(1, 300)
@@ -52,7 +55,9 @@ def assert_equal(params: Params, slo: Slo, drawn: list[tuple[float, int, int]], 
         for pod, arrivals in zip(pods, queues, strict=True):
             pod.run(now_s, arrivals)
         python, compiled = pods
-        assert compiled.outcomes() == python.outcomes()
+        (ended, still_open), (should_end, should_be_open) = compiled.outcomes(), python.outcomes()
+        assert ended == should_end
+        assert [o[:2] for o in still_open] == [o[:2] for o in should_be_open]
         assert (compiled.is_idle, compiled.num_refused, compiled.num_preemptions) == (
             python.is_idle, python.num_refused, python.num_preemptions,
         )  # fmt: skip
@@ -71,20 +76,32 @@ def assert_equal(params: Params, slo: Slo, drawn: list[tuple[float, int, int]], 
 
 
 @settings(max_examples=80)
-@given(st.lists(requests, min_size=1, max_size=40), st.integers(1, 12), changes, st.booleans())
-def test_the_compiled_pod_equals_the_python_pod_tick_for_tick(
-    drawn: list[tuple[float, int, int]], cap: int, patches: list[tuple[int, int]], caching: bool
+@given(
+    st.sampled_from([SMALL, CALM]),
+    st.lists(requests, min_size=1, max_size=40),
+    st.integers(1, 12),
+    changes,
+    st.booleans(),
+)
+def test_the_compiled_pod_equals_the_workers_scheduler_tick_for_tick(
+    params: Params,
+    drawn: list[tuple[float, int, int]],
+    cap: int,
+    patches: list[tuple[int, int]],
+    caching: bool,
 ) -> None:
-    params = msgspec.structs.replace(SMALL, prefix_caching=caching)
+    params = msgspec.structs.replace(params, prefix_caching=caching)
     assert_equal(params, SLO, drawn, cap, patches)
 
 
-def test_it_equals_the_python_pod_without_targets() -> None:
+def test_it_equals_the_workers_scheduler_without_targets() -> None:
     assert_equal(SMALL, Slo(), [(0.05, 17 + 7 * i % 60, 40) for i in range(40)], 8, [(2, 3)])
 
 
 @pytest.mark.parametrize("itl_ms", [None, 30_000.0])
-def test_it_equals_the_python_pod_where_a_step_would_take_too_long(itl_ms: float | None) -> None:
+def test_it_equals_the_workers_scheduler_where_a_step_would_take_too_long(
+    itl_ms: float | None,
+) -> None:
     """96 tokens of a prompt would take 19 s: a step has 5."""
     params = msgspec.structs.replace(SMALL, d=200.0)
     drawn = [(2.0, 40 + 7 * i % 60, 3) for i in range(12)]
@@ -98,7 +115,7 @@ def test_it_equals_the_python_pod_where_a_step_would_take_too_long(itl_ms: float
 
 
 @pytest.mark.parametrize("together", [1, 9])
-def test_it_equals_the_python_pod_where_a_tick_closes_in_a_first_step(together: int) -> None:
+def test_it_equals_the_workers_scheduler_where_a_tick_closes_in_a_first_step(together: int) -> None:
     """Of those that came as it began, as many as have a place are prefilled, the others wait."""
     drawn = [(0.0 if i % together else 12.0, 90, 2) for i in range(18)]
     params = msgspec.structs.replace(SMALL, d=30.0, kv_tokens=4096)
@@ -111,13 +128,32 @@ def test_it_equals_the_python_pod_where_a_tick_closes_in_a_first_step(together: 
     assert (sum(tick.ttft.by.cap for tick in evidence.ticks) > 0) == (together > 4)
 
 
-def test_it_equals_the_python_pod_where_memory_is_short() -> None:
-    params = msgspec.structs.replace(SMALL, kv_tokens=256, max_num_queued=1024)
+@pytest.mark.parametrize("base", [SMALL, CALM], ids=["spells", "calm"])
+@pytest.mark.parametrize("caching", [True, False])
+def test_it_equals_the_workers_scheduler_where_memory_is_short(base: Params, caching: bool) -> None:
+    params = msgspec.structs.replace(
+        base, kv_tokens=256, max_num_queued=1024, prefix_caching=caching
+    )
     drawn = [(0.05, 17 + 7 * i % 60, 40) for i in range(60)]
     assert_equal(params, SLO, drawn, 8, [])
     pod = CompiledPod("pod-1", params, SLO, 8, 1)
     pod.run(60.0, deque(trace_of(drawn)))
     assert pod.num_preemptions > 10
+
+
+def test_those_that_end_together_give_their_blocks_back_in_order_of_arrival() -> None:
+    """The reproducer of a pod that ended them in the order in which they began to decode."""
+    lengths = [(10, 24), (58, 8), (1, 8), (69, 13), (26, 7), (95, 2), (104, 2), (33, 1)]
+    assert_equal(CALM, SLO, [(0.0, *both) for both in lengths], 3, [])
+
+
+def test_a_long_output_is_smooth_by_the_number_of_its_gaps() -> None:
+    """The reproducer of a pod that took any gap over for the end of smoothness."""
+    params, drawn = msgspec.structs.replace(CALM, noise=0.5), [(3.0, 10, 240)] * 8
+    assert_equal(params, SLO, drawn, 2, [])
+    pod = Pod("pod-1", params, SLO, 2, 1, seed=3)
+    pod.run(120.0, deque(trace_of(drawn)))
+    assert any(0 < outcome.num_gaps_over <= 2 for outcome in pod.outcomes()[0])
 
 
 @pytest.mark.parametrize("service", ["cpu", "gpu"])

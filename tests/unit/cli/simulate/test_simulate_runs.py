@@ -94,7 +94,8 @@ def test_what_cannot_be_run_is_refused_with_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("noise", 1000), ("a", 1e300), ("spell_every_s", 1e99)]
+    ("name", "value"),
+    [("noise", 1000), ("a", 1e300), ("spell_every_s", 1e99), ("kv_tokens", 10**9)],
 )
 def test_a_parameter_that_no_service_has_is_named(
     name: str, value: float, files: tuple[str, str], capsys: pytest.CaptureFixture[str]
