@@ -1,72 +1,47 @@
 """What the Triton kernels and the GPU's engine reach on this GPU: `make bench-gpu`.
 
-    PYTHONPATH=tests .venv/bin/python -m bench.gpu [--out docs] [--quick]
+    PYTHONPATH=tests .venv/bin/python -m bench.gpu [--out docs] [--quick] [--only PART ...]
 
 First the kernels against their torch references, in bfloat16. Then two ceilings, measured here: the
 bandwidth of a copy (bytes read and written) and a large matrix product. Then the attention kernels
-as shares of them, and whole engine steps of an 8B-shaped model of random weights: scheduler, CUDA
-graphs, sampling and reports included, HTTP not. Times are medians of repeats, with the smallest and
-the largest; a decode kernel goes over many layers' caches, more than the GPU's own cache holds.
-Writes gpu.json and gpu.png, and exits 1 where there is no GPU or a kernel is wrong.
+and the model's products as shares of them, the small kernels, and whole engine steps of an
+8B-shaped model of random weights: scheduler, CUDA graphs, sampling and reports included, HTTP not.
+Times are medians of repeats, with the smallest and the largest; a decode kernel goes over many
+layers' caches, more than the GPU's own cache holds. A point that fails says why, and the next one
+follows. Writes gpu.json after each point, at the end gpu-measured.md and gpu.png; exits 1 where
+there is no GPU, a kernel is wrong or a point failed.
 """
 
 import argparse
+import gc
 import json
+import math
 import sys
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import triton
+from bench.gpu_engine import engine_jobs
 from bench.gpu_kernels import (
-    HEADS,
-    HIDDEN,
-    KV_BYTES,
-    KV_HEADS,
-    LAYERS,
-    PAGE,
     Batch,
+    Job,
     Point,
-    Timing,
-    ceilings,
+    checks,
+    copy_point,
+    decode_jobs,
     decode_name,
-    decode_points,
-    errors,
+    matmul_point,
+    prefill_jobs,
     prefill_name,
-    prefill_points,
 )
-from sluice_kernels.triton.kernels import TritonKernels
-from sluice_worker.blocks import BlockPool
-from sluice_worker.engine import Engine
-from sluice_worker.gpu.capture import graph_sizes
-from sluice_worker.gpu.runner import GpuRunner
-from sluice_worker.models.config import DecoderConfig
-from sluice_worker.models.decoder import Decoder
-from sluice_worker.scheduler import Scheduler
-from sluice_worker.steptime import StepTimes
-from sluice_worker.weights import random_weights
-from sluice_worker.wire import Limits, Sampling, Submit, packed
+from bench.gpu_parts import product_jobs, small_jobs
 
-EIGHT_B: dict[str, object] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 14336,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "max_position_embeddings": 131072,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-}
-CONTEXT, NEW_TOKENS = 1024, 128
+Found = TypeVar("Found")
 WORST_ERROR = 0.01
-CUT = Sampling(top_p=0.8, top_k=20)
-"""As many chat models have them in generation_config.json."""
 DECODES: list[Batch] = [
     *([size] for size in ((1, 1024), (8, 1024), (32, 1024), (32, 4096), (128, 1024), (1, 32768))),
     [(1, 32768), (63, 1024)],
@@ -78,96 +53,163 @@ begun. A batch whose sequences differ has no aim, nor has a chunk that makes few
 AIMS = {decode_name(b): 0.8 for b in DECODES if len(b) == 1 and prod(b[0]) >= FULL_TOKENS}
 AIMS |= {prefill_name(*size): 0.5 for size in PREFILLS if size[1] >= 1024}
 AIMS |= {"batch 1": 0.65, "batch 32": 0.70}
-
-
-# The engine
-
-
-def read_bytes(model: Decoder, batch: int, context: int) -> int:
-    """What a step must read: every weight but the embeddings, and the keys and values."""
-    weights = model.num_bytes - model.embedding.nbytes
-    return weights + batch * context * KV_BYTES * LAYERS
+PARTS = ("checks", "decode", "prefill", "products", "small", "engine")
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """The loaded model, and what its CUDA graphs took to capture."""
+class Failed:
+    """A point that was not measured."""
 
-    engine: Engine
-    model: Decoder
-    graphs_s: float
-    graphs_bytes: int
+    name: str
+    error: str
 
 
-def load(largest: int) -> Machine:
-    """An 8B of random weights, with pages for `largest` sequences and all graphs captured."""
-    config = DecoderConfig.from_json(EIGHT_B)
-    with torch.inference_mode():
-        source = random_weights(0, torch.bfloat16, torch.device("cuda"))
-        processors = torch.cuda.get_device_properties(0).multi_processor_count
-        model = Decoder(config, source, TritonKernels(HEADS // KV_HEADS, processors))
-    longest = CONTEXT + NEW_TOKENS
-    num_blocks = largest * (-(-longest // PAGE) + 2)
-    torch.cuda.empty_cache()
-    started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
-    sizes = {"ceiling": largest, "max_model_len": longest, "activation_bytes": 0}
-    runner = GpuRunner(model, num_blocks, PAGE, frozenset(), **sizes)
-    while runner.use_idle_time():
-        pass
-    missing = {*graph_sizes(largest)} - {*runner._decodes._graphs}
-    if missing:  # a worker goes on without them, but what is measured then is the host
-        raise RuntimeError(f"no CUDA graphs for steps of {sorted(missing)} sequences")
-    torch.cuda.synchronize()
-    graphs_bytes = free - torch.cuda.mem_get_info()[0] - runner.num_bytes
-    scheduler = Scheduler(
-        BlockPool(num_blocks, PAGE, prefix_caching=False),
-        Limits(0, largest, 8192),
-        max_model_len=longest,
-        vocab_size=config.shape.vocab_size,
-        num_ahead=1,
-    )
-    engine = Engine(scheduler, runner, StepTimes())
-    return Machine(engine, model, time.monotonic() - started, graphs_bytes)
+@dataclass(slots=True)
+class Results:
+    """What was found on `device` so far; errors: each kernel's distance from its reference."""
+
+    device: str
+    errors: dict[str, float | Failed] = field(default_factory=dict)
+    points: list[Point | Failed] = field(default_factory=list)
+
+    @property
+    def measured(self) -> list[Point]:
+        return [point for point in self.points if isinstance(point, Point)]
+
+    @property
+    def wrong(self) -> list[str]:
+        """What makes this a failure."""
+        wrong = [name for name, error in self.errors.items() if is_wrong(error)]
+        return wrong + [point.name for point in self.points if isinstance(point, Failed)]
 
 
-def engine_point(
-    machine: Machine, copy: Point, batch: int, sampling: Sampling | None = None
-) -> Point:
-    """Tokens a second of `batch` sequences whose contexts grow around CONTEXT, greedy or drawn."""
-    engine, chance = machine.engine, torch.Generator().manual_seed(batch)
-    prompt_len = CONTEXT - NEW_TOKENS // 2
-    for number in range(batch):
-        prompt = torch.randint(128256, (prompt_len,), generator=chance).tolist()
-        temperature, drawn = (0.0, Sampling()) if sampling is None else (1.0, sampling)
-        request = Submit(
-            str(number), packed(prompt), NEW_TOKENS, temperature, number, True, [], 0, 0.0,
-            sampling=drawn,
-        )  # fmt: skip
-        assert engine.submit(request, 0.0) is None
-    times, last = [], 0.0
-    while engine.has_work:
-        report, failed = engine.step()
-        assert not failed
-        now = time.monotonic()
-        if report is not None and report.num_decodes == batch:
-            times.append(1000 * (now - last))
-        last = now
-    time_ms = Timing.of(times[8:])  # the first ones may still compile
-    bound_ms = read_bytes(machine.model, batch, CONTEXT) / copy.rate / 1e9
-    rate = 1000 * batch / time_ms.median
-    name = f"batch {batch}" + ("" if sampling is None else ", top-p and top-k")
-    return Point(name, time_ms, rate, "tokens/s", bound_ms / time_ms.median)
+def is_wrong(error: float | Failed) -> bool:
+    """Whether a kernel is too far from its reference; what is no number is."""
+    return isinstance(error, Failed) or not error < WORST_ERROR
+
+
+def attempt(name: str, work: Callable[[], Found]) -> Found | Failed:
+    """What `work` finds, or why it finds nothing. What the work before left is free by then."""
+    try:
+        gc.collect()  # a graph and its pool may be part of a cycle
+        torch.cuda.empty_cache()
+        return work()
+    except Exception as error:  # of any kind: all else is worth measuring still
+        told = str(error).strip().partition("\n")[0]
+        return Failed(name, f"{type(error).__name__}: {told}")
+
+
+# Measuring
+
+
+def ceilings(repeats: int) -> tuple[Point | Failed, Point | Failed]:
+    """Of memory and of products."""
+    copy = attempt("copy", lambda: copy_point(repeats))
+    return copy, attempt("matmul", lambda: matmul_point(repeats))
+
+
+def jobs(copy: Point, matmul: Point, repeats: int, parts: Collection[str]) -> Iterator[Job]:
+    """All points of `parts` behind the ceilings."""
+    if "decode" in parts:
+        yield from decode_jobs(copy, repeats, DECODES)
+    if "prefill" in parts:
+        yield from prefill_jobs(matmul, repeats, PREFILLS)
+    if "products" in parts:
+        yield from product_jobs(copy, repeats)
+    if "small" in parts:
+        yield from small_jobs(repeats)
+    if "engine" in parts:
+        yield from engine_jobs(copy, repeats)
+
+
+def measure(results: Results, parts: Collection[str], repeats: int, out: Path) -> None:
+    """Fill `results`, and tell and keep each thing as it is found."""
+    for name, check in checks() if "checks" in parts else ():
+        results.errors[name] = error = attempt(name, check)
+        distance = error.error if isinstance(error, Failed) else f"{error:.5f}"
+        print(f"{name:45} {distance}{'  WRONG' * is_wrong(error)}", flush=True)
+
+    def keep(point: Point | Failed) -> None:
+        results.points.append(point)
+        print(told(point), flush=True)
+        write_json(results, out)
+
+    copy, matmul = ceilings(repeats)
+    keep(copy)
+    keep(matmul)
+    if isinstance(copy, Failed) or isinstance(matmul, Failed):
+        return
+    for name, job in jobs(copy, matmul, repeats, parts):
+        keep(attempt(name, job))
 
 
 # The report
 
 
-def told(point: Point) -> str:
+def told(point: Point | Failed) -> str:
+    """One line, and one for each kernel that was looked at."""
+    if isinstance(point, Failed):
+        return f"{point.name:28} FAILED: {point.error}"
     share = "" if point.share is None else f"  {point.share:6.1%} of its ceiling"
     times = point.time_ms
-    return (
-        f"{point.name:22} {point.rate:9.2f} {point.unit:8}{share}  "
+    line = (
+        f"{point.name:28} {point.rate:9.2f} {point.unit:8}{share}  "
         f"({times.median:.3f} ms, {times.smallest:.3f} .. {times.largest:.3f})"
+    )
+    kernels = (f"  {k.time_us:9.1f} us {k.calls:5} x {k.name[:80]}" for k in point.kernels)
+    return "\n".join([line, *kernels])
+
+
+def write_json(results: Results, out: Path) -> None:
+    """gpu.json in the directory `out`. Where a distance is no number it is null."""
+    distances = {
+        name: asdict(error)
+        if isinstance(error, Failed)
+        else error
+        if math.isfinite(error)
+        else None
+        for name, error in results.errors.items()
+    }
+    result = {
+        "device": results.device,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "errors": distances,
+        "points": [asdict(point) for point in results.points],
+    }
+    (out / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def page(results: Results) -> str:
+    """The same as tables: gpu-measured.md."""
+    versions = f"torch {torch.__version__}, Triton {triton.__version__}"
+    rows = [row(point) for point in results.points]
+    lines = [
+        f"# Measured on {results.device}",
+        "",
+        f"By `make bench-gpu` with {versions}; what the points are says [gpu.md](gpu.md).",
+        "",
+        "| point | rate | of its ceiling | median ms | smallest | largest |",
+        "|---|---|---|---|---|---|",
+        *rows,
+    ]
+    for point in results.measured:
+        if point.kernels:
+            lines += ["", f"## {point.name}", "| kernel | calls | us |", "|---|---|---|"]
+            lines += [f"| `{k.name[:100]}` | {k.calls} | {k.time_us:.1f} |" for k in point.kernels]
+    lines += ["", "| kernel | distance from its reference |", "|---|---|"]
+    for name, error in results.errors.items():
+        lines.append(f"| {name} | {error.error if isinstance(error, Failed) else f'{error:.5f}'} |")
+    return "\n".join(lines) + "\n"
+
+
+def row(point: Point | Failed) -> str:
+    if isinstance(point, Failed):
+        return f"| {point.name} | failed: {point.error.replace('|', '/')} | | | | |"
+    times, share = point.time_ms, "" if point.share is None else f"{point.share:.1%}"
+    return (
+        f"| {point.name} | {point.rate:,.2f} {point.unit} | {share} | {times.median:.3f} "
+        f"| {times.smallest:.3f} | {times.largest:.3f} |"
     )
 
 
@@ -187,72 +229,48 @@ def plot(points: list[Point], device: str, path: Path) -> None:
             axes.vlines(100 * aim, at - 0.4, at + 0.4, color="#c0392b")
     axes.invert_yaxis()
     axes.set_xlim(0, 115)
-    axes.set_xlabel(
-        "% of the measured copy bandwidth (decode, batches) or matrix product (prefill)"
-    )
+    axes.set_xlabel("% of the measured copy bandwidth, or of the matrix product (prefill)")
     axes.set_title(
         f"{device}: kernels and an 8B-shaped engine; red: the least aimed at", fontsize=10
     )
     figure.savefig(path, dpi=120)
 
 
-def write_report(device: str, distances: dict[str, float], points: list[Point], out: Path) -> None:
-    """gpu.json and gpu.png in the directory `out`."""
-    result = {
-        "device": device,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "errors": distances,
-        "points": [asdict(point) for point in points],
-    }
-    (out / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
-    plot(points, device, out / "gpu.png")
-
-
-def measure(quick: bool) -> Iterator[Point]:
-    """All points, ceilings first, each told as it is found."""
-    repeats = 5 if quick else 20
-    copy, matmul = ceilings(repeats)
-    yield from (copy, matmul)
-    yield from decode_points(copy, repeats, DECODES)
-    yield from prefill_points(matmul, repeats, PREFILLS)
-    torch.cuda.empty_cache()
-    machine = load(64)
-    yield Point("graphs", Timing.of([1000 * machine.graphs_s]), machine.graphs_bytes / 1e9, "GB")
-    for batch in (1, 8, 32, 64):
-        yield engine_point(machine, copy, batch)
-    yield engine_point(machine, copy, 32, CUT)
+def write_report(results: Results, out: Path) -> None:
+    """gpu.json, gpu-measured.md and, where there is matplotlib, gpu.png in the directory `out`."""
+    write_json(results, out)
+    (out / "gpu-measured.md").write_text(page(results))
+    try:
+        plot(results.measured, results.device, out / "gpu.png")
+    except ImportError as error:
+        print(f"no gpu.png: {error}")
 
 
 def main() -> int:
-    """Print, write JSON and PNG; the exit status."""
+    """Print, write the report; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs"))
     parser.add_argument("--quick", action="store_true", help="5 repeats instead of 20")
+    parts = " ".join(PARTS)
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=f"of {parts}"
+    )
     given = parser.parse_args()
     out: Path = given.out
     if not torch.cuda.is_available():
         print("bench-gpu: torch finds no CUDA GPU on this machine, so nothing was measured.")
         return 1
-    device = torch.cuda.get_device_name()
-    print(f"{device}, torch {torch.__version__}, CUDA {torch.version.cuda}", flush=True)
-    wrong = 0
+    results = Results(torch.cuda.get_device_name())
+    print(f"{results.device}, torch {torch.__version__}, CUDA {torch.version.cuda}", flush=True)
     with torch.inference_mode():
-        distances = dict(errors())
-        for name, distance in distances.items():
-            is_wrong = not distance < WORST_ERROR
-            wrong += is_wrong
-            print(f"{name:45} {distance:.5f}{'  WRONG' * is_wrong}", flush=True)
-        points: list[Point] = []
         try:
-            for point in measure(given.quick):
-                print(told(point), flush=True)
-                points.append(point)
+            measure(results, given.only, 5 if given.quick else 20, out)
         finally:  # what was measured is kept, whatever stops the rest
-            write_report(device, distances, points, out)
-    growth = {p.name: p.time_ms.median for p in points}
-    print(f"32 sequences take {growth['batch 32'] / growth['batch 1']:.2f} x the time of one")
-    return int(wrong > 0)
+            write_report(results, out)
+    growth = {point.name: point.time_ms.median for point in results.measured}
+    if {"batch 1", "batch 32"} <= growth.keys():
+        print(f"32 sequences take {growth['batch 32'] / growth['batch 1']:.2f} x the time of one")
+    return int(bool(results.wrong))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,12 @@ from sluice_kernels.triton import (
     prefill,
     rotate_store,
 )
+from sluice_kernels.triton.kernels import upload
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 HEADS, KV_HEADS, DIM, PAGE, HIDDEN, LAYERS = 32, 8, 128, 16, 4096, 32
+WIDTH, VOCAB = 14336, 128256
 KV_BYTES = 2 * KV_HEADS * DIM * 2  # of one token in one layer
 SCALE = DIM**-0.5
 Batch = Sequence[tuple[int, int]]
@@ -40,14 +42,31 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelTime:
+    """All calls of one kernel, in microseconds of the GPU's time."""
+
+    name: str
+    calls: int
+    time_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement: how long, how much of its kind a second, and which share of its ceiling."""
+    """One measurement: how long, how much of its kind a second, and which share of its ceiling.
+
+    kernels: what the time goes to, the longest first, where that was looked at.
+    """
 
     name: str
     time_ms: Timing
     rate: float
     unit: str
     share: float | None = None
+    kernels: tuple[KernelTime, ...] = ()
+
+
+Job = tuple[str, Callable[[], Point]]
+"""A point's name, and what measures it."""
 
 
 def timed(work: Callable[[], object], repeats: int, calls: int = 1) -> Timing:
@@ -88,16 +107,19 @@ def random_turns(count: int) -> Tensor:
 # Ceilings
 
 
-def ceilings(repeats: int) -> tuple[Point, Point]:
-    """A copy of 4 GiB, and an 8192-cubed product of random bfloat16."""
+def copy_point(repeats: int) -> Point:
+    """A copy of 4 GiB: bytes read and written."""
     source = torch.randn(1 << 30, device="cuda")
     target = torch.empty_like(source)
     time_ms = timed(lambda: target.copy_(source), repeats)
-    copy = Point("copy", time_ms, 2 * source.nbytes / time_ms.median / 1e9, "TB/s")
+    return Point("copy", time_ms, 2 * source.nbytes / time_ms.median / 1e9, "TB/s")
+
+
+def matmul_point(repeats: int) -> Point:
+    """An 8192-cubed product of random bfloat16."""
     left, right = random(8192, 8192), random(8192, 8192)
     time_ms = timed(lambda: left @ right, repeats)
-    matmul = Point("matmul", time_ms, 2 * 8192**3 / time_ms.median / 1e9, "TFLOP/s")
-    return copy, matmul
+    return Point("matmul", time_ms, 2 * 8192**3 / time_ms.median / 1e9, "TFLOP/s")
 
 
 # Kernels
@@ -115,21 +137,21 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return gap.item() if gap.isfinite() else float("inf")
 
 
-def errors() -> Iterator[tuple[str, float]]:
+def checks() -> Iterator[tuple[str, Callable[[], float]]]:
     """Each kernel's distance from its reference, in bfloat16."""
     for window, softcap, splits in ((None, None, (1, 16)), (300, 2.0, (4,))):
         variant = f"window {window}, cap {softcap}"
         for num in splits:
-            yield f"decode, {num} splits, {variant}", decode_error(num, window, softcap)
-        yield f"decode, 8 splits of 4 blocks, {variant}", decode_error(8, window, softcap, 4)
-        yield f"prefill, {variant}", prefill_error(window, softcap)
-    stream, added, weight = random(33, HIDDEN), random(33, HIDDEN), random(HIDDEN)
-    expected = add_norm.reference(stream + added, weight, 1e-5)
-    yield "add, norm", distance(add_norm.add_norm(stream, added, weight, 1e-5), expected)
-    rows = random(33, 2 * 14336)
-    yield "silu, mul", distance(gated.gated(rows, "silu"), gated.reference(rows, "silu"))
-    yield "rotate, store", rotate_error()
-    yield from choose_errors()
+            yield f"decode, {num} splits, {variant}", partial(decode_error, num, window, softcap)
+        longer = partial(decode_error, 8, window, softcap, 4)
+        yield f"decode, 8 splits of 4 blocks, {variant}", longer
+        yield f"prefill, {variant}", partial(prefill_error, window, softcap)
+    yield "add, norm", norm_error
+    yield "silu, mul", gate_error
+    yield "rotate, store", rotate_error
+    yield "choose: likeliest", likeliest_error
+    yield "cut: edges", edges_error
+    yield "choose: shares of draws", shares_error
 
 
 def decode_error(
@@ -166,7 +188,18 @@ def prefill_error(window: int | None, softcap: float | None) -> float:
 def tiles_of(chunks: list[tuple[int, int, int, int]], cache: Tensor) -> Tensor:
     """The tiles of `chunks` on the GPU."""
     tiles = prefill.cut_tiles(chunks, prefill.tile_tokens(HEADS // KV_HEADS, cache))
-    return torch.from_numpy(tiles).cuda()
+    return upload(torch.from_numpy(tiles), torch.device("cuda"))
+
+
+def norm_error() -> float:
+    stream, added, weight = random(33, HIDDEN), random(33, HIDDEN), random(HIDDEN)
+    expected = add_norm.reference(stream + added, weight, 1e-5)
+    return distance(add_norm.add_norm(stream, added, weight, 1e-5), expected)
+
+
+def gate_error() -> float:
+    rows = random(33, 2 * WIDTH)
+    return distance(gated.gated(rows, "silu"), gated.reference(rows, "silu"))
 
 
 def rotate_error() -> float:
@@ -181,40 +214,56 @@ def rotate_error() -> float:
     return max(distance(heads[:, :HEADS], rows[:, :HEADS]), distance(cache, pages))
 
 
-def choose_errors() -> Iterator[tuple[str, float]]:
-    """The likeliest tokens; edges of cut rows that are not where sorting finds them; and a tenth of
-    the worst share of many draws, off by chance too."""
-    logits, chance = random(33, 128256), torch.rand(3, 33, device="cuda")
-    zeros, top_k = torch.zeros(33, device="cuda"), torch.arange(33, device="cuda") * 3
-    found = choose.choose(logits, cut.Draws(zeros, zeros + 1, zeros, 0 * top_k, 0 * top_k))
-    yield "choose: likeliest", 0.0 if torch.equal(found, logits.argmax(1)) else float("inf")
+def likeliest_error() -> float:
+    """Infinite where another token than the likeliest is chosen."""
+    logits, zeros = random(33, VOCAB), torch.zeros(33, device="cuda")
+    none = torch.zeros(33, device="cuda", dtype=torch.int64)
+    found = choose.choose(logits, cut.Draws(zeros, zeros + 1, zeros, none, none))
+    return 0.0 if torch.equal(found, logits.argmax(1)) else float("inf")
+
+
+def edges_error() -> float:
+    """The worst edge of a cut row that is not where sorting finds it."""
+    logits, chance = random(33, VOCAB), torch.rand(3, 33, device="cuda")
+    top_k = torch.arange(33, device="cuda") * 3
     draws = cut.Draws(chance[0] + 0.2, chance[1], chance[2] / 10, top_k, 0 * top_k)
     edges, expected = cut.cut(logits, draws), cut.reference(logits, draws, None)
     # Weights are summed in another order: the edge may be its neighbour's, a thousandth away.
-    yield "cut: edges", ((edges - expected).abs() / expected.abs()).max().item()
+    return ((edges - expected).abs() / expected.abs()).max().item()
+
+
+def shares_error() -> float:
+    """A tenth of the worst share of many draws, off by chance too."""
     weights, count = torch.tensor([0.5, 0.3, 0.15, 0.05], device="cuda"), 1 << 18
     ones, seeds = torch.ones(count, device="cuda"), torch.randint(1 << 62, (count,), device="cuda")
     rows, draws = weights.log().expand(count, -1), cut.Draws(ones, ones, 0 * ones, 0 * seeds, seeds)
     shares = torch.bincount(choose.choose(rows, draws)) / count
-    yield "choose: shares of draws", ((shares - weights).abs() / weights).max().item() / 10
+    return ((shares - weights).abs() / weights).max().item() / 10
 
 
-def decode_points(copy: Point, repeats: int, batches: Iterable[Batch]) -> Iterator[Point]:
+# Attention
+
+
+def decode_jobs(copy: Point, repeats: int, batches: Iterable[Batch]) -> Iterator[Job]:
     """The decode kernel over the caches of many layers; its bytes are keys and values, once."""
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
     for batch in batches:
-        contexts = [context for count, context in batch for _ in range(count)]
-        num_pages = [-(-context // PAGE) for context in contexts]
-        num_bytes = sum(contexts) * KV_BYTES
-        layers = min(LAYERS, max(2, (16 << 30) // num_bytes))
-        caches = [random(sum(num_pages), 2, KV_HEADS, PAGE, DIM) for _ in range(layers)]
-        lengths = torch.tensor(contexts, device="cuda", dtype=torch.int32)
-        query, tables = random(len(contexts), HEADS, DIM), tables_of(num_pages)
-        splits = decode.choose_splits(len(contexts), KV_HEADS, processors)
-        step = partial(_decode_all, query, caches, tables, lengths, splits)
-        time_ms = timed(graphed(step), repeats, layers)
-        rate = num_bytes / time_ms.median / 1e9
-        yield Point(decode_name(batch), time_ms, rate, "TB/s", rate / copy.rate)
+        yield decode_name(batch), partial(decode_point, copy, repeats, batch)
+
+
+def decode_point(copy: Point, repeats: int, batch: Batch) -> Point:
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    contexts = [context for count, context in batch for _ in range(count)]
+    num_pages = [-(-context // PAGE) for context in contexts]
+    num_bytes = sum(contexts) * KV_BYTES
+    layers = min(LAYERS, max(2, (16 << 30) // num_bytes))
+    caches = [random(sum(num_pages), 2, KV_HEADS, PAGE, DIM) for _ in range(layers)]
+    lengths = torch.tensor(contexts, device="cuda", dtype=torch.int32)
+    query, tables = random(len(contexts), HEADS, DIM), tables_of(num_pages)
+    splits = decode.choose_splits(len(contexts), KV_HEADS, processors)
+    step = partial(_decode_all, query, caches, tables, lengths, splits)
+    time_ms = timed(graphed(step), repeats, layers)
+    rate = num_bytes / time_ms.median / 1e9
+    return Point(decode_name(batch), time_ms, rate, "TB/s", rate / copy.rate)
 
 
 def decode_name(batch: Batch) -> str:
@@ -229,17 +278,21 @@ def _decode_all(
         decode.decode(query, lengths, cache, tables, SCALE, splits=splits)
 
 
-def prefill_points(matmul: Point, repeats: int, sizes: list[tuple[int, int]]) -> Iterator[Point]:
+def prefill_jobs(matmul: Point, repeats: int, sizes: list[tuple[int, int]]) -> Iterator[Job]:
     """The prefill kernel; only the products that causality asks for are counted."""
     for start, count in sizes:
-        num_pages = -(-(start + count) // PAGE)
-        cache, tables = random(num_pages, 2, KV_HEADS, PAGE, DIM), tables_of([num_pages])
-        query, tiles = random(count, HEADS, DIM), tiles_of([(0, 0, start, count)], cache)
-        step = partial(prefill.prefill, query, tiles, cache, tables, SCALE)
-        time_ms = timed(graphed(step), repeats)
-        seen = count * start + count * (count + 1) // 2
-        rate = 4 * seen * HEADS * DIM / time_ms.median / 1e9
-        yield Point(prefill_name(start, count), time_ms, rate, "TFLOP/s", rate / matmul.rate)
+        yield prefill_name(start, count), partial(prefill_point, matmul, repeats, start, count)
+
+
+def prefill_point(matmul: Point, repeats: int, start: int, count: int) -> Point:
+    num_pages = -(-(start + count) // PAGE)
+    cache, tables = random(num_pages, 2, KV_HEADS, PAGE, DIM), tables_of([num_pages])
+    query, tiles = random(count, HEADS, DIM), tiles_of([(0, 0, start, count)], cache)
+    step = partial(prefill.prefill, query, tiles, cache, tables, SCALE)
+    time_ms = timed(graphed(step), repeats)
+    seen = count * start + count * (count + 1) // 2
+    rate = 4 * seen * HEADS * DIM / time_ms.median / 1e9
+    return Point(prefill_name(start, count), time_ms, rate, "TFLOP/s", rate / matmul.rate)
 
 
 def prefill_name(start: int, count: int) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import triton
 from sluice_kernels.triton import add_norm, choose, cut, decode, gated, prefill, rotate_store
+from sluice_kernels.triton.attend import Pages
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -68,26 +69,24 @@ class Usage:
 
 def cases() -> Iterator[Case]:
     """Every kernel, in the variants that differ in their code."""
-    cache = torch.empty(1, 2, KV_HEADS, PAGE, DIM, dtype=torch.bfloat16, device="meta")
-    wide = torch.empty(1, 2, 4, PAGE, 256, dtype=torch.bfloat16, device="meta")
-    many = decode.decode_constants(HEADS, cache, 32, None, None)
-    yield Case("decode, 32 splits", decode._decode, many)
+    pages, wide = Pages(KV_HEADS, PAGE, DIM, 2), Pages(4, PAGE, 256, 2)
+    many = (HEADS, pages, 32, None, None)
+    yield Case("decode, 32 splits", decode._decode, decode.decode_constants(*many))
     gemma = decode.decode_constants(8, wide, 8, 4096, 50.0)
     yield Case("decode, dim 256, window, cap", decode._decode, gemma)
-    yield Case("join", decode._join, decode.join_constants(HEADS, many))
+    yield Case("join", decode._join, decode.join_constants(*many))
     plain = {"WINDOW": 0, "SOFTCAP": 0.0}
-    yield Case(
-        "prefill", prefill._prefill, prefill.prefill_constants(HEADS // KV_HEADS, cache) | plain
-    )
-    gemma = prefill.prefill_constants(2, wide) | {"WINDOW": 4096, "SOFTCAP": 50.0}
-    yield Case("prefill, dim 256, window, cap", prefill._prefill, gemma)
+    whole = {**prefill.prefill_constants(HEADS // KV_HEADS, pages), **plain}
+    yield Case("prefill", prefill._prefill, whole)
+    whole = {**prefill.prefill_constants(2, wide), "WINDOW": 4096, "SOFTCAP": 50.0}
+    yield Case("prefill, dim 256, window, cap", prefill._prefill, whole)
     for dim in (64, 256):
-        full = torch.empty(1, 2, 4, PAGE, dim, dtype=torch.float32, device="meta")
+        full = Pages(4, PAGE, dim, 4)
         few = decode.decode_constants(8, full, 8, None, None)
         yield Case(f"decode, dim {dim}, float32", decode._decode, few, "fp32")
-        whole = prefill.prefill_constants(2, full) | plain
+        whole = {**prefill.prefill_constants(2, full), **plain}
         yield Case(f"prefill, dim {dim}, float32", prefill._prefill, whole, "fp32")
-    turn = rotate_store.rotate_constants(HEADS, cache, has_norm=True)
+    turn = rotate_store.rotate_constants(HEADS, pages, has_norm=True)
     yield Case("norm, rotate, store", rotate_store._rotate_store, turn)
     yield Case("add, norm", add_norm._add_norm, add_norm.norm_constants(HIDDEN, adds=True))
     yield Case("silu, mul", gated._gated, {"IS_GELU": False, "BLOCK": gated.BLOCK})

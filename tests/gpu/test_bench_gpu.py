@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench import gpu, gpu_kernels
-from bench.gpu_kernels import Point, Timing
+from bench import gpu, gpu_engine, gpu_kernels
+from bench.gpu_kernels import KernelTime, Point, Timing
 
 
 def test_without_a_gpu_the_bench_says_so_in_one_sentence(
@@ -29,11 +29,56 @@ def test_the_report_is_json_and_a_picture(tmp_path: Path) -> None:
         Point("decode 1 x 1024", times, 2.5, "TB/s", 0.83),
         Point("batch 32", times, 4100.0, "tokens/s", 0.74),
     ]
-    gpu.write_report("A GPU", {"decode": 0.001}, points, tmp_path)
+    results = gpu.Results("A GPU", {"decode": 0.001}, [*points])
+    gpu.write_report(results, tmp_path)
     written = json.loads((tmp_path / "gpu.json").read_text())
     assert written["points"][1]["time_ms"] == {"median": 2.0, "smallest": 1.0, "largest": 5.0}
     assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
+    assert "| decode | 0.00100 |" in (tmp_path / "gpu-measured.md").read_text()
     assert "83.0% of its ceiling" in gpu.told(points[1])
+    assert results.wrong == []
+
+
+def fails() -> float:
+    raise RuntimeError("no room\nfor it")
+
+
+def test_what_fails_is_told_and_the_rest_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def point(name: str) -> Point:
+        kernels = (KernelTime("_decode", 32, 640.0),)
+        return Point(name, Timing.of([2.0]), 3.0, "TB/s", 0.5, kernels)
+
+    jobs = [("bad", fails), ("good", lambda: point("good"))]
+    checks = [("worse", fails), ("far", lambda: float("inf")), ("near", lambda: 0.001)]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(gpu, "checks", lambda: checks)
+    monkeypatch.setattr(gpu, "copy_point", lambda _: point("copy"))
+    monkeypatch.setattr(gpu, "matmul_point", lambda _: point("matmul"))
+    monkeypatch.setattr(gpu, "jobs", lambda *_: jobs)
+    results = gpu.Results("A GPU")
+    gpu.measure(results, gpu.PARTS, 1, tmp_path)
+    assert results.wrong == ["worse", "far", "bad"]
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    failed = {"name": "bad", "error": "RuntimeError: no room"}
+    assert written["errors"]["worse"] == failed | {"name": "worse"}
+    assert written["errors"]["far"] is None
+    assert [point["name"] for point in written["points"]] == ["copy", "matmul", "bad", "good"]
+    assert written["points"][2] == failed
+    assert written["points"][3]["kernels"] == [{"name": "_decode", "calls": 32, "time_us": 640.0}]
+    told = gpu.page(results)
+    assert "| bad | failed: RuntimeError: no room |" in told
+    assert "| `_decode` | 32 | 640.0 |" in told
+    assert "FAILED: RuntimeError: no room" in capsys.readouterr().out
+
+
+def test_kernels_are_summed_by_name_and_the_least_as_one() -> None:
+    calls = [(f"k{number}", float(number)) for number in range(20)] + [("k3", 100.0)]
+    found = gpu_engine.summed(calls)
+    assert found[0] == KernelTime("k3", 2, 103.0)
+    assert len(found) == gpu_engine.MOST_KERNELS + 1
+    assert found[-1] == KernelTime("all others", 4, 0.0 + 1.0 + 2.0 + 4.0)
 
 
 def test_only_what_can_fill_a_gpu_has_an_aim() -> None:

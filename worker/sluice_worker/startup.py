@@ -247,17 +247,21 @@ class _Start:
 
     def _profile_steps(self, dummy: "_Dummy", ceiling: int, largest: int) -> Iterator[list[Work]]:
         short, long = min(32, self.max_model_len), min(512, self.max_model_len)
+        on_cpu = self.kind == "cpu"
         yield dummy.prefill(min(32, largest))
         yield dummy.decodes(1, short)
         yield dummy.decodes(min(8, ceiling), short)
         yield dummy.decodes(min(8, ceiling), long)
-        yield dummy.last_chunk(min(32, largest))
+        if on_cpu:  # a GPU reads that context by so few programs that it tells nothing of batches
+            yield dummy.last_chunk(min(32, largest))
         yield dummy.prefill(min(128, largest))
         yield dummy.decodes(min(32, ceiling), short)
         yield dummy.decodes(1, long)
-        yield dummy.last_chunk(min(128, largest))
-        if self.kind == "cuda":  # where reading the weights hides what so few tokens cost
+        if on_cpu:
+            yield dummy.last_chunk(min(128, largest))
+        else:  # where reading the weights hides what so few tokens cost
             yield dummy.prefill(min(1024, largest))
+            yield dummy.decodes(min(32, ceiling), min(1024, self.max_model_len))
 
     def _peak_bytes(self, dummy: "_Dummy", num_tokens: int) -> int:
         works = dummy.prefill(num_tokens)

@@ -1,5 +1,9 @@
 """Tensors of a checkpoint, from safetensors files only, or random ones from the config alone."""
 
+import contextlib
+import json
+import os
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Protocol, cast
@@ -16,6 +20,11 @@ from .shape import EMBEDDINGS, HEAD, ModelShape
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _ROWS = 4096
 """Compared at once."""
+_ASKED_BYTES = 128 << 10
+"""Of one piece of advice: Linux follows no more of it than a device reads at once."""
+_ASKED_BYTES_AT_MOST = 256 << 20
+"""Of one tensor. Read pages lie in the pod's memory until they are needed: most tensors are less,
+of a large embedding that is a head start."""
 
 
 class Checkpoint:
@@ -26,8 +35,10 @@ class Checkpoint:
         self._device = device
         self._files = {name: _open(directory, name) for name in _file_names(directory)}
         self._tensors: dict[str, str] = {}
+        self._places: dict[str, _Place] = {}
         for name, file in self._files.items():
             self._tensors.update(dict.fromkeys(file.keys(), name))
+            self._places.update(_places(inside(directory, name)))
         self._read: set[str] = set()
 
     def num_elements(self, shape: ModelShape) -> int:
@@ -44,6 +55,7 @@ class Checkpoint:
         if file_name is None:
             raise CheckpointError(f"{', '.join(sorted(self._files))}: tensor {name} is missing.")
         self._read.add(name)
+        _ask_for(self._places[name])
         try:
             tensor: Tensor = self._files[file_name].get_tensor(name)
         except SafetensorError as error:
@@ -122,6 +134,38 @@ def _open(directory: Path, name: str) -> _SafeFile:
         return cast(_SafeFile, safe_open(str(path), framework="pt"))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{name}: not a complete safetensors file ({error}).") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Bytes [begin, end) of a file."""
+
+    path: Path
+    begin: int
+    end: int
+
+
+def _places(path: Path) -> dict[str, _Place]:
+    """Where the tensors of a file lie, by its header, which has been checked."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    return {
+        name: _Place(path, *(8 + size + at for at in told["data_offsets"]))
+        for name, told in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _ask_for(place: _Place) -> None:
+    """Let the system read that now, all of it at once: it is mapped, and whoever copies it would
+    wait for each 128 KiB of it by itself. Measured on a disk: half the time."""
+    if not hasattr(os, "posix_fadvise"):  # macOS
+        return
+    end = min(place.end, place.begin + _ASKED_BYTES_AT_MOST)
+    with contextlib.suppress(OSError), place.path.open("rb", buffering=0) as file:  # only advice
+        for at in range(place.begin, end, _ASKED_BYTES):
+            os.posix_fadvise(file.fileno(), at, _ASKED_BYTES, os.POSIX_FADV_WILLNEED)
 
 
 def _file_names(directory: Path) -> list[str]:

@@ -1,5 +1,8 @@
 """Root-mean-square norm, and the same of a residual stream to which something is added first."""
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -38,14 +41,14 @@ def add_norm(stream: Tensor, added: Tensor | None, weight: Tensor, eps: float) -
         stream += 0 if added is None else added
         return reference(stream, weight, eps)
     out = torch.empty_like(stream)
-    constants = norm_constants(stream.shape[1], adds=added is not None)
-    _add_norm[len(stream),](
-        stream, stream if added is None else added, weight, out, eps, **constants
-    )
+    num_rows, width = stream.shape
+    constants = norm_constants(width, adds=added is not None)
+    _add_norm[num_rows,](stream, stream if added is None else added, weight, out, eps, **constants)
     return out
 
 
-def norm_constants(width: int, *, adds: bool) -> dict[str, int]:
+@lru_cache
+def norm_constants(width: int, *, adds: bool) -> Mapping[str, int]:
     """What the kernel is compiled for: a row a program, eight elements a thread."""
     warps = min(max(padded(width) // 256, 1), 16)
     return {"WIDTH": width, "BLOCK": padded(width), "ADDS": adds, "num_warps": warps}

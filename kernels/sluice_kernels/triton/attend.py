@@ -4,6 +4,8 @@ Online softmax (arXiv 2205.14135) in base 2. Rows of a tile are the heads that s
 head, of one token or of several (arXiv 2305.13245 reads each key once for all of them).
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -58,22 +60,36 @@ def attend(
     return acc, total, peak
 
 
-def constants(group: int, cache: Tensor) -> dict[str, int]:
+class Pages(NamedTuple):
+    """What a kernel's code depends on of a cache; itemsize: bytes of one number."""
+
+    num_kv_heads: int
+    size: int
+    dim: int
+    itemsize: int
+
+    @property
+    def key_bytes(self) -> int:
+        """Of one key: where it is wide, a block has fewer of them."""
+        return padded(self.dim) * self.itemsize
+
+
+def pages_of(cache: Tensor) -> Pages:
+    """Of a cache [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+    _, _, num_kv_heads, size, dim = cache.shape
+    return Pages(num_kv_heads, size, dim, cache.element_size())
+
+
+def constants(group: int, pages: Pages) -> dict[str, int]:
     """What both are compiled for; group: query heads for each key/value head."""
-    _, _, num_kv_heads, page, dim = cache.shape
     return {
-        "NUM_KV_HEADS": num_kv_heads,
+        "NUM_KV_HEADS": pages.num_kv_heads,
         "GROUP": group,
-        "HEAD_DIM": dim,
-        "PAGE": page,
-        "DIMS": padded(dim, 16),  # the least that tensor cores take
-        "BLOCK": 64 // max(key_bytes(cache) // 256, 1),
+        "HEAD_DIM": pages.dim,
+        "PAGE": pages.size,
+        "DIMS": padded(pages.dim, 16),  # the least that tensor cores take
+        "BLOCK": 64 // max(pages.key_bytes // 256, 1),
     }
-
-
-def key_bytes(cache: Tensor) -> int:
-    """Of one key: where it is wide, a block has fewer of them."""
-    return padded(cache.shape[4]) * cache.element_size()
 
 
 def reference(

@@ -58,7 +58,7 @@ def choose(logits: Tensor, draws: Draws, softcap: float | None = None) -> Tensor
     if not runs_kernel(logits):
         return reference(logits, floors, draws, softcap)
     num_rows, width = logits.shape
-    parts = triton.cdiv(width, BLOCK)
+    parts = -(-width // BLOCK)
     best = logits.new_empty(num_rows, parts, dtype=torch.float32)
     tokens = draws.seeds.new_empty(num_rows, parts)
     _choose[num_rows, parts](

@@ -1,7 +1,6 @@
 """What the kernels share: when they run, how they ask for shapes, what their references say."""
 
 import torch
-import triton
 from torch import Tensor
 from triton import knobs
 
@@ -12,8 +11,8 @@ def runs_kernel(tensor: Tensor) -> bool:
 
 
 def padded(width: int, least: int = 1) -> int:
-    """The power of two that holds `width`: what a block of Triton's can be wide."""
-    return max(int(triton.next_power_of_2(width)), least)
+    """The power of two that holds `width`, 1 or more: what a block of Triton's can be wide."""
+    return max(1 << (width - 1).bit_length(), least)
 
 
 def softcapped(scores: Tensor, softcap: float | None) -> Tensor:

@@ -6,14 +6,16 @@ the lengths, so that a CUDA graph serves all lengths. How many of them a sequenc
 its length: a long one among short ones is read by more, and a split without slots ends at once.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attend import LOG2E, attend, constants, reference
+from .attend import LOG2E, Pages, attend, constants, pages_of, reference
 from .common import padded, require, runs_kernel
 
 MIN_SPLITS, MAX_SPLITS = 8, 32
@@ -116,8 +118,9 @@ def decode(
     softcap: float | None = None,
     *,
     splits: Splits,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Returns [num_seqs, num_heads * head_dim]; zeros for a row of length 0.
+    """Returns [num_seqs, num_heads * head_dim], `out` if given; zeros for a row of length 0.
 
     query [num_seqs, num_heads, head_dim], rows of any stride; lengths [num_seqs] int32, the new
     token included; cache [num_blocks, 2, num_kv_heads, block_size, head_dim]; tables [num_seqs or
@@ -126,7 +129,9 @@ def decode(
     num_seqs, num_heads, dim = query.shape
     require(query.stride(1) == dim and query.stride(2) == 1, "decode: heads must be contiguous.")
     require(tables.stride(1) == 1 and cache.is_contiguous(), "decode: pages must be contiguous.")
-    out = query.new_empty(num_seqs, num_heads * dim)
+    if out is None:
+        out = query.new_empty(num_seqs, num_heads * dim)
+    require(out.is_contiguous(), "decode: rows of the output must be contiguous.")
     if not runs_kernel(query):
         for row, length in enumerate(lengths.tolist()):
             given = (cache, tables[row], length - 1, scale, window, softcap)
@@ -135,24 +140,25 @@ def decode(
     kept = num_seqs * num_heads * splits.num
     parts = query.new_empty(kept, dim, dtype=torch.float32)
     sums = query.new_empty(kept, 2, dtype=torch.float32)
-    compiled_for = decode_constants(num_heads, cache, splits.num, window, softcap)
+    variant = num_heads, pages_of(cache), splits.num, window, softcap
     _decode[num_seqs, cache.shape[2], splits.num](
         query, cache, tables, lengths, parts, sums,
         scale if softcap else scale * LOG2E, query.stride(0), tables.stride(0), splits.min_blocks,
-        **compiled_for,
+        **decode_constants(*variant),
     )  # fmt: skip
     _join[num_seqs * num_heads,](
-        parts, sums, lengths, out, splits.min_blocks, **join_constants(num_heads, compiled_for)
+        parts, sums, lengths, out, splits.min_blocks, **join_constants(*variant)
     )
     return out
 
 
+@lru_cache
 def decode_constants(
-    num_heads: int, cache: Tensor, num_splits: int, window: int | None, softcap: float | None
-) -> dict[str, int | float]:
+    num_heads: int, pages: Pages, num_splits: int, window: int | None, softcap: float | None
+) -> Mapping[str, int | float]:
     """What the kernel is compiled for."""
-    group = num_heads // cache.shape[2]
-    return constants(group, cache) | {
+    group = num_heads // pages.num_kv_heads
+    return constants(group, pages) | {
         "ROWS": padded(group, 16),
         "NUM_SPLITS": num_splits,
         "WINDOW": window or 0,
@@ -162,7 +168,11 @@ def decode_constants(
     }
 
 
-def join_constants(num_heads: int, decoded: dict[str, int | float]) -> dict[str, int | float]:
-    """The same of the joining kernel, from what the other is compiled for."""
+@lru_cache
+def join_constants(
+    num_heads: int, pages: Pages, num_splits: int, window: int | None, softcap: float | None
+) -> Mapping[str, int | float]:
+    """The same of the joining kernel."""
+    decoded = decode_constants(num_heads, pages, num_splits, window, softcap)
     shared = ("HEAD_DIM", "DIMS", "BLOCK", "NUM_SPLITS", "WINDOW")
     return {"NUM_HEADS": num_heads} | {name: decoded[name] for name in shared}

@@ -35,7 +35,7 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
         return reference(gate_up, activation)
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_rows, width)
-    _gated[num_rows, triton.cdiv(width, BLOCK)](
+    _gated[num_rows, -(-width // BLOCK)](
         gate_up, out, width, gate_up.stride(0), IS_GELU=activation != "silu", BLOCK=BLOCK
     )
     return out

@@ -79,14 +79,14 @@ class TritonKernels:
     def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
         assert isinstance(plan, Plan)
         assert heads.num_heads == self.group * heads.num_kv_heads, "tiles are cut for a group"
-        query, num_decodes = rows[:, : heads.num_heads], len(plan.lengths)
+        query, num_decodes = rows[:, : heads.num_heads], plan.lengths.shape[0]
         given = (cache, plan.tables, heads.scale, heads.window, heads.softcap)
-        if not len(plan.tiles):
+        if not plan.tiles.shape[0]:
             return decode(query, plan.lengths, *given, splits=plan.splits)
         out = prefill(query, plan.tiles, *given)
         if num_decodes:
-            part = query[:num_decodes]
-            out[:num_decodes] = decode(part, plan.lengths, *given, splits=plan.splits)
+            part, to = query[:num_decodes], out[:num_decodes]
+            decode(part, plan.lengths, *given, splits=plan.splits, out=to)
         return out
 
 

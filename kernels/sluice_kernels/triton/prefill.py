@@ -4,7 +4,8 @@ A tile is a few tokens of one chunk with all query heads of one key/value head. 
 chunk, so it cuts the tiles, and no program searches for its sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import triton
@@ -12,7 +13,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .attend import LOG2E, attend, constants, key_bytes, reference
+from .attend import LOG2E, Pages, attend, constants, pages_of, reference
 from .common import padded, require, runs_kernel
 
 
@@ -72,13 +73,14 @@ def cut_tiles(
 
 def tile_tokens(group: int, cache: Tensor) -> int:
     """Tokens of one tile: what `cut_tiles` must be given for `prefill` with this cache."""
-    return prefill_constants(group, cache)["ROWS"] // group
+    return prefill_constants(group, pages_of(cache))["ROWS"] // group
 
 
-def prefill_constants(group: int, cache: Tensor) -> dict[str, int]:
+@lru_cache
+def prefill_constants(group: int, pages: Pages) -> Mapping[str, int]:
     """What the kernel is compiled for, but window and softcap."""
-    common, is_wide = constants(group, cache), key_bytes(cache) > 256
-    if cache.element_size() == 4:  # no tensor cores: products are made in registers
+    common, is_wide = constants(group, pages), pages.key_bytes > 256
+    if pages.itemsize == 4:  # no tensor cores: products are made in registers
         small = {"ROWS": padded(group, 32), "BLOCK": 16}
         return common | small | {"num_warps": 8, "num_stages": 2}
     return common | {
@@ -106,7 +108,7 @@ def prefill(
     num_tokens, num_heads, dim = query.shape
     require(query.stride(1) == dim and query.stride(2) == 1, "prefill: heads must be contiguous.")
     require(tables.stride(1) == 1 and cache.is_contiguous(), "prefill: pages must be contiguous.")
-    compiled_for = prefill_constants(num_heads // cache.shape[2], cache)
+    compiled_for = prefill_constants(num_heads // cache.shape[2], pages_of(cache))
     out = query.new_empty(num_tokens, num_heads * dim)
     if not runs_kernel(query):
         for row, first, start, count in tiles.tolist():
@@ -114,7 +116,7 @@ def prefill(
             part = slice(first, first + count)
             out[part] = reference(query[part], *given).flatten(1)
         return out
-    _prefill[len(tiles), cache.shape[2]](
+    _prefill[tiles.shape[0], cache.shape[2]](
         query, cache, tables, tiles, out,
         scale if softcap else scale * LOG2E, query.stride(0), tables.stride(0),
         WINDOW=window or 0, SOFTCAP=softcap or 0.0, **compiled_for,

@@ -3,12 +3,16 @@
 Keys go from registers to their page; they are written nowhere else.
 """
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from .attend import Pages, pages_of
 from .common import padded, require, runs_kernel
 
 
@@ -65,24 +69,24 @@ def rotate_store(
     if not runs_kernel(heads):
         reference(heads, turns, norm, eps, cache, blocks, slots, num_heads)
         return
-    constants = rotate_constants(num_heads, cache, norm is not None)
-    _rotate_store[num_tokens, triton.cdiv(all_heads, constants["ROWS"])](
+    constants = rotate_constants(num_heads, pages_of(cache), norm is not None)
+    _rotate_store[num_tokens, -(-all_heads // constants["ROWS"])](
         heads, torch.view_as_real(turns), heads if norm is None else norm, cache, blocks, slots,
         eps,
         **constants,
     )  # fmt: skip
 
 
-def rotate_constants(num_heads: int, cache: Tensor, has_norm: bool) -> dict[str, int]:
+@lru_cache
+def rotate_constants(num_heads: int, pages: Pages, has_norm: bool) -> Mapping[str, int]:
     """What the kernel is compiled for: a program takes heads of 512 elements together."""
-    _, _, num_kv_heads, page, dim = cache.shape
     return {
         "NUM_HEADS": num_heads,
-        "NUM_KV_HEADS": num_kv_heads,
-        "HEAD_DIM": dim,
-        "PAGE": page,
-        "ROWS": padded(max(512 // dim, 1)),
-        "PAIRS": padded(dim // 2),
+        "NUM_KV_HEADS": pages.num_kv_heads,
+        "HEAD_DIM": pages.dim,
+        "PAGE": pages.size,
+        "ROWS": padded(max(512 // pages.dim, 1)),
+        "PAIRS": padded(pages.dim // 2),
         "HAS_NORM": has_norm,
         "num_warps": 2,
     }

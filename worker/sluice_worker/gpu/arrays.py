@@ -24,13 +24,24 @@ class DecodeArrays:
     fields [NUM_FIELDS, size]: token ids, sources, positions, blocks, slots, and the two of
     `draw_arrays`. A token id of -1 is what row `source` of the step before sampled; a block of -1
     is none. lengths [size], 0 for padding; shares [NUM_SHARES, size], as `draw_arrays` has them;
-    tables [num_rows, num_pages], 0 behind a sequence's own pages.
+    tables [num_rows, num_pages], 0 behind a sequence's own pages. All of them lie in `packed`,
+    bytes, where `spans` says.
     """
 
+    packed: NDArray[np.uint8]
     fields: Int64s
     lengths: Int32s
     shares: Float32s
     tables: Int32s
+
+
+def spans(places: int) -> tuple[slice, slice, slice, slice]:
+    """Where fields, lengths and shares of `places` rows lie in a step's bytes, and tables behind
+    them."""
+    fields = 8 * NUM_FIELDS * places
+    lengths = fields + 4 * places
+    shares = lengths + 4 * NUM_SHARES * places
+    return slice(0, fields), slice(fields, lengths), slice(lengths, shares), slice(shares, None)
 
 
 def aligned_rows(num_rows: int) -> int:
@@ -40,28 +51,44 @@ def aligned_rows(num_rows: int) -> int:
 
 def draw_arrays(draws: Seq[Draw], size: int) -> tuple[Float32s, Int64s]:
     """Temperatures, top-p and min-p [NUM_SHARES, size], and top-k and seeds [2, size]; padded with
-    draws of the likeliest."""
+    draws of the likeliest, which need no seed."""
     shares = np.zeros((NUM_SHARES, size), dtype=np.float32)
     numbers = np.zeros((2, size), dtype=np.int64)
-    for at, draw in enumerate(draws):
-        temperature = 0.0 if draw.is_greedy else draw.temperature
-        shares[:, at] = temperature, draw.top_p, draw.min_p
-        numbers[:, at] = draw.top_k, row_seed(draw.seed, draw.index)
+    _fill(shares, numbers, draws)
     return shares, numbers
 
 
-def decode_arrays(rows: Seq[Row], size: int, block_size: int) -> DecodeArrays:
-    """`rows` padded to `size`."""
-    fields = np.zeros((NUM_FIELDS, size), dtype=np.int64)
-    fields[3] = -1
-    lengths = np.zeros(size, dtype=np.int32)
-    shares, fields[5:] = draw_arrays([row.draw for row in rows], size)
+def decode_arrays(rows: Seq[Row], size: int, places: int, block_size: int) -> DecodeArrays:
+    """`rows` padded to `size`, in arrays that have room for `places`."""
     num_pages = [blocks_for(row.position + 1, block_size) for row in rows]
-    tables = np.zeros((len(rows), max(num_pages)), dtype=np.int32)
+    in_fields, in_lengths, in_shares, in_tables = spans(places)
+    packed = np.zeros(in_tables.start + 4 * len(rows) * max(num_pages), dtype=np.uint8)
+    fields = packed[in_fields].view(np.int64).reshape(NUM_FIELDS, places)
+    lengths = packed[in_lengths].view(np.int32)
+    shares = packed[in_shares].view(np.float32).reshape(NUM_SHARES, places)
+    tables = packed[in_tables].view(np.int32).reshape(len(rows), -1)
+    fields[3] = -1
+    fields[:5, : len(rows)] = np.array([_place(row, block_size) for row in rows]).T
+    lengths[: len(rows)] = fields[2, : len(rows)] + 1
+    _fill(shares, fields[5:], [row.draw for row in rows])
     for at, (row, used) in enumerate(zip(rows, num_pages, strict=True)):
-        position = row.position
-        token = row.sequence.token_ids[position] if row.source < 0 else -1
-        fields[:5, at] = token, max(row.source, 0), position, row.block, position % block_size
-        lengths[at] = position + 1
         tables[at, :used] = row.sequence.block_ids[:used]
-    return DecodeArrays(fields, lengths, shares, tables)
+    return DecodeArrays(packed, fields[:, :size], lengths[:size], shares[:, :size], tables)
+
+
+def _place(row: Row, block_size: int) -> tuple[int, int, int, int, int]:
+    """Token id, source, position, block and slot."""
+    position = row.position
+    token = row.sequence.token_ids[position] if row.source < 0 else -1
+    return token, max(row.source, 0), position, row.block, position % block_size
+
+
+def _fill(shares: Float32s, numbers: Int64s, draws: Seq[Draw]) -> None:
+    """Write `draws` into the first columns."""
+    temperatures = [0.0 if draw.is_greedy else draw.temperature for draw in draws]
+    pairs = list(zip(temperatures, draws, strict=True))
+    columns = slice(len(draws))
+    found = [(temperature, draw.top_p, draw.min_p) for temperature, draw in pairs]
+    shares[:, columns] = np.array(found, dtype=np.float32).T
+    seeds = [row_seed(draw.seed, draw.index) if temperature else 0 for temperature, draw in pairs]
+    numbers[0, columns], numbers[1, columns] = [draw.top_k for draw in draws], seeds

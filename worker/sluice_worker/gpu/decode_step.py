@@ -13,13 +13,13 @@ from sluice_kernels.linear import PlainLinear
 from sluice_kernels.triton.choose import choose
 from sluice_kernels.triton.cut import Draws
 from sluice_kernels.triton.decode import Splits
-from sluice_kernels.triton.kernels import Plan, TritonKernels, upload
+from sluice_kernels.triton.kernels import Plan, TritonKernels
 from sluice_kernels.waiting import reached
 from torch import Tensor
 
 from ..models.decoder import Decoder
 from ..models.step import StepInput
-from .arrays import NUM_FIELDS, NUM_SHARES, DecodeArrays, aligned_rows, decode_arrays
+from .arrays import NUM_FIELDS, NUM_SHARES, DecodeArrays, aligned_rows, decode_arrays, spans
 from .capture import first_sizes, has_room, kinds_of_steps, next_size, padded_size
 from .rows import Row
 
@@ -61,10 +61,16 @@ class DecodeStep:
         self._activation_bytes = activation_bytes
         self._device = model.embedding.device
         self._model, self._kernels, self._caches = model, kernels, caches
-        rows = aligned_rows(ceiling)
-        self._fields = torch.zeros(NUM_FIELDS, rows, dtype=torch.int64, device=self._device)
-        self._lengths = torch.zeros(rows, dtype=torch.int32, device=self._device)
-        self._shares = torch.zeros(NUM_SHARES, rows, device=self._device)
+        self._places = rows = aligned_rows(ceiling)
+        # All of a step comes in one copy; its tables are spread out from there, as a graph must
+        # find each row's where it was.
+        fields, lengths, shares, tables = spans(rows)
+        size = tables.start + 4 * rows * max_pages
+        self._packed = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        self._fields = self._packed[fields].view(torch.int64).view(NUM_FIELDS, rows)
+        self._lengths = self._packed[lengths].view(torch.int32)
+        self._shares = self._packed[shares].view(torch.float32).view(NUM_SHARES, rows)
+        self._packed_tables = self._packed[tables].view(torch.int32)
         self._tables = torch.zeros(rows, max_pages, dtype=torch.int32, device=self._device)
         self._no_tiles = torch.zeros(0, 4, dtype=torch.int32, device=self._device)
         head = model.head
@@ -95,7 +101,7 @@ class DecodeStep:
 
     def _start(self, rows: Seq[Row]) -> None:
         size = padded_size(len(rows), self._graphs)
-        self._upload(decode_arrays(rows, size, self._caches[0].shape[3]))
+        self._upload(decode_arrays(rows, size, self._places, self._caches[0].shape[3]))
         graph = self._graphs.get(size)
         if graph is None:
             self._run(size)
@@ -164,14 +170,12 @@ class DecodeStep:
     # One step
 
     def _upload(self, arrays: DecodeArrays) -> None:
-        size, (num_rows, num_pages) = len(arrays.lengths), arrays.tables.shape
-        for target, values in (
-            (self._fields[:, :size], arrays.fields),
-            (self._lengths[:size], arrays.lengths),
-            (self._shares[:, :size], arrays.shares),
-            (self._tables[:num_rows, :num_pages], arrays.tables),
-        ):
-            target.copy_(upload(torch.from_numpy(values), self._device))
+        values, (num_rows, num_pages) = torch.from_numpy(arrays.packed), arrays.tables.shape
+        if self._device.type != "cpu":  # torch uses that memory again once the copy is done
+            values = values.pin_memory()
+        self._packed[: len(values)].copy_(values, non_blocking=True)
+        tables = self._packed_tables[: num_rows * num_pages].view(num_rows, num_pages)
+        self._tables[:num_rows, :num_pages].copy_(tables)
 
     def _run(self, size: int) -> None:
         token_ids, sources, positions, blocks, slots, top_k, seeds = self._fields[:, :size]

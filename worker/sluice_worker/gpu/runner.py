@@ -23,7 +23,8 @@ from .rows import Row, decodes_of, rows_after, rows_of
 
 class GpuRunner(Runner):
     """A decoder with its paged KV cache. A step that only decodes is launched before it is asked
-    for; the scheduler must leave each sequence a slot more than it has tokens (`num_ahead`).
+    for, unless the model has experts; the scheduler must leave each sequence a slot more than it
+    has tokens (`num_ahead`).
     """
 
     def __init__(
@@ -44,6 +45,9 @@ class GpuRunner(Runner):
             model, model.kernels, self.caches, ceiling, max_pages, activation_bytes
         )
         self._ahead: PendingTokens | None = None
+        # The host waits for experts' counts in each layer: it would be done with launching a step
+        # when the device is done with it, and tokens of the one before would wait that long.
+        self._runs_ahead = model.config.shape.experts is None
         with torch.inference_mode():
             self._decodes.warm_up()
 
@@ -64,7 +68,7 @@ class GpuRunner(Runner):
                 flight = self._launch(rest, rows, len(ahead.rows) if ahead and claimed else 0)
                 sampling = (id(work) for work in rest if work.samples)
                 flights.append((flight, {work: at for at, work in enumerate(sampling)}))
-        if not found and all(work.num_samples == 1 for work in works):
+        if self._runs_ahead and not found and all(work.num_samples == 1 for work in works):
             self._run_ahead(flights)
         for flight, places in flights:
             tokens = flight.tokens()

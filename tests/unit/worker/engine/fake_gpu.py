@@ -69,7 +69,7 @@ class Trace:
         self.compiled.add(key)
 
     @contextmanager
-    def capture(self, graph: object, pool: object) -> Iterator[None]:
+    def capture(self, graph: object, pool: object = None) -> Iterator[None]:
         """In place of torch.cuda.graph."""
         self.is_capturing, self.num_captures = True, self.num_captures + 1
         yield
@@ -110,9 +110,12 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
     """An H100 for `startup.start`, and what happens on it."""
     trace = Trace()
     gpu = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
-    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    event = SimpleNamespace(
+        record=lambda: None, synchronize=lambda: None, elapsed_time=lambda _: 1.0
+    )
     for name, value in {
-        "mem_get_info": lambda _: (79 * GIB, 80 * GIB),
+        "mem_get_info": lambda *_: (79 * GIB, 80 * GIB),
+        "synchronize": lambda: None,
         "get_device_properties": lambda _: gpu,
         "empty_cache": lambda: None,
         "memory_reserved": lambda _: GIB,

@@ -1,9 +1,10 @@
 """Which CUDA graphs there are, when they are captured, and what a padded step is made of."""
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_kernels.triton.decode import choose_splits
-from sluice_worker.gpu.arrays import decode_arrays
+from sluice_worker.gpu.arrays import decode_arrays, spans
 from sluice_worker.gpu.capture import (
     FIRST_SIZES,
     MIN_FREE_BYTES,
@@ -15,7 +16,7 @@ from sluice_worker.gpu.capture import (
     padded_size,
 )
 from sluice_worker.gpu.rows import Row, decodes_of, rows_after, rows_of
-from sluice_worker.sampler import Draw
+from sluice_worker.sampler import Draw, row_seed
 from sluice_worker.sequence import Sequence
 from sluice_worker.step import Work
 from sluice_worker.wire import Sampling
@@ -89,7 +90,7 @@ CUT = Draw(0.5, 1, 10, top_k=20, top_p=0.75, min_p=0.25)
 def test_padding_has_no_tokens_and_writes_nowhere() -> None:
     first, second = sequence(4, [7]), sequence(9, [3, 5, 6])
     rows = [Row(first, 3, 7, draw(first, 0)), Row(second, 9, 5, CUT, source=6)]
-    arrays = decode_arrays(rows, 4, block_size=8)
+    arrays = decode_arrays(rows, 4, 16, block_size=8)
     assert arrays.fields[0].tolist() == [first.token_ids[3], -1, 0, 0]
     assert arrays.fields[1].tolist() == [0, 6, 0, 0]
     assert arrays.fields[2].tolist() == [3, 9, 0, 0]
@@ -101,8 +102,20 @@ def test_padding_has_no_tokens_and_writes_nowhere() -> None:
         [0.0, 0.25, 0.0, 0.0],
     ]
     assert arrays.fields[5].tolist() == [0, 20, 0, 0]
-    assert len({*arrays.fields[6, :2].tolist()}) == 2
+    assert arrays.fields[6].tolist() == [0, row_seed(CUT.seed, CUT.index), 0, 0]
     assert arrays.tables.tolist() == [[7, 0], [3, 5]]
+
+
+def test_what_goes_to_the_device_in_one_piece_are_the_steps_arrays() -> None:
+    first, second = sequence(4, [7]), sequence(9, [3, 5, 6])
+    rows = [Row(first, 3, 7, CUT), Row(second, 9, 5, CUT, source=6)]
+    arrays = decode_arrays(rows, 4, 16, block_size=8)
+    packed = torch.from_numpy(arrays.packed)
+    fields, lengths, shares, tables = (packed[part] for part in spans(16))
+    assert fields.view(torch.int64).view(-1, 16)[:, :4].tolist() == arrays.fields.tolist()
+    assert lengths.view(torch.int32)[:4].tolist() == arrays.lengths.tolist()
+    assert shares.view(torch.float32).view(-1, 16)[:, :4].tolist() == arrays.shares.tolist()
+    assert tables.view(torch.int32).view(2, 2).tolist() == arrays.tables.tolist()
 
 
 def test_rows_go_on_unless_their_last_token_is_being_sampled() -> None:

@@ -119,6 +119,30 @@ def test_a_decoding_batch_is_always_a_step_ahead_until_it_ends(
     assert engine.num_steps == 20
 
 
+def test_a_mixture_of_experts_gives_its_tokens_before_the_next_step_is_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launches wait for the device in each layer."""
+    log: list[str] = []
+    launch, tokens = DecodeStep.launch, PendingTokens.tokens
+
+    def launched(self: DecodeStep, rows: list[Row]) -> PendingTokens:
+        log.append("launched")
+        return launch(self, rows)
+
+    def read(self: PendingTokens) -> list[int | None]:
+        log.append("read")
+        return tokens(self)
+
+    monkeypatch.setattr(DecodeStep, "launch", launched)
+    monkeypatch.setattr(PendingTokens, "tokens", read)
+    save_random(tmp_path, "qwen3_moe", MODELS["qwen3_moe-mixed"])
+    experts = load_decoder(tmp_path, kernels=TritonKernels(4, 16))
+    engine = create_gpu_engine_of(experts, create_scheduler())
+    run_all(engine, create_requests((5, 6), max_tokens=6))
+    assert log == ["read"] + ["launched", "read"] * 5
+
+
 def test_draws_are_the_same_beside_others_that_need_the_host(model: Decoder) -> None:
     def drawn(*others: Submit) -> list[int]:
         request = create_request("r", 20, max_tokens=30, temperature=0.9, seed=5)

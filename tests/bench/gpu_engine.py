@@ -1,0 +1,224 @@
+"""Whole steps of an 8B-shaped engine of random weights, for `bench.gpu`: HTTP is not in them."""
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from bench.gpu_kernels import (
+    HEADS,
+    HIDDEN,
+    KV_BYTES,
+    KV_HEADS,
+    LAYERS,
+    PAGE,
+    VOCAB,
+    WIDTH,
+    Job,
+    KernelTime,
+    Point,
+    Timing,
+    timed,
+)
+from sluice_kernels.triton.kernels import TritonKernels
+from sluice_worker.blocks import BlockPool
+from sluice_worker.engine import Engine
+from sluice_worker.gpu.capture import graph_sizes
+from sluice_worker.gpu.rows import Row
+from sluice_worker.gpu.runner import GpuRunner
+from sluice_worker.models.config import DecoderConfig
+from sluice_worker.models.decoder import Decoder
+from sluice_worker.sampler import Draw
+from sluice_worker.scheduler import Scheduler
+from sluice_worker.sequence import Sequence
+from sluice_worker.steptime import StepTimes
+from sluice_worker.weights import random_weights
+from sluice_worker.wire import Abort, Limits, Sampling, Submit, packed
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity, profile
+
+EIGHT_B: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+CONTEXT, NEW_TOKENS, MOST_SEQUENCES = 1024, 128, 64
+CUT = Sampling(top_p=0.8, top_k=20)
+"""As many chat models have them in generation_config.json."""
+PENALISED = Sampling(top_p=0.8, top_k=20, repetition_penalty=1.05)
+"""As Qwen2.5's."""
+MOST_KERNELS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The loaded model, and what its CUDA graphs took to capture."""
+
+    engine: Engine
+    model: Decoder
+    graphs_s: float
+    graphs_bytes: int
+
+
+def engine_jobs(copy: Point, repeats: int) -> Iterator[Job]:
+    """Batches of several sizes, greedy and drawn; nothing behind the first where loading fails."""
+    loaded: list[Machine] = []
+
+    def graphs() -> Point:
+        loaded.append(load(MOST_SEQUENCES))
+        took_ms, num_bytes = 1000 * loaded[0].graphs_s, loaded[0].graphs_bytes
+        return Point("graphs", Timing.of([took_ms]), num_bytes / 1e9, "GB")
+
+    yield "graphs", graphs
+    if not loaded:
+        return
+    machine = loaded[0]
+    for batch in (1, 8, 32, 64):
+        yield f"batch {batch}", partial(engine_point, f"batch {batch}", machine, copy, batch)
+    for more, sampling in (("top-p and top-k", CUT), ("repetition_penalty", PENALISED)):
+        name = f"batch 32, {more}"
+        yield name, partial(engine_point, name, machine, copy, 32, sampling)
+    for batch in (1, 32):
+        yield f"graph of {batch}", partial(graph_point, machine, copy, repeats, batch)
+
+
+def read_bytes(model: Decoder, batch: int, context: int) -> int:
+    """What a step must read: every weight but the embeddings, and the keys and values."""
+    weights = model.num_bytes - model.embedding.nbytes
+    return weights + batch * context * KV_BYTES * LAYERS
+
+
+def load(largest: int) -> Machine:
+    """An 8B of random weights, with pages for `largest` sequences and all graphs captured."""
+    config = DecoderConfig.from_json(EIGHT_B)
+    with torch.inference_mode():
+        source = random_weights(0, torch.bfloat16, torch.device("cuda"))
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
+        model = Decoder(config, source, TritonKernels(HEADS // KV_HEADS, processors))
+    longest = CONTEXT + NEW_TOKENS
+    num_blocks = largest * (-(-longest // PAGE) + 2)
+    torch.cuda.empty_cache()
+    started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
+    sizes = {"ceiling": largest, "max_model_len": longest, "activation_bytes": 0}
+    runner = GpuRunner(model, num_blocks, PAGE, frozenset(), **sizes)
+    while runner.use_idle_time():
+        pass
+    missing = {*graph_sizes(largest)} - {*runner._decodes._graphs}
+    if missing:  # a worker goes on without them, but what is measured then is the host
+        raise RuntimeError(f"no CUDA graphs for steps of {sorted(missing)} sequences")
+    torch.cuda.synchronize()
+    graphs_bytes = free - torch.cuda.mem_get_info()[0] - runner.num_bytes
+    scheduler = Scheduler(
+        BlockPool(num_blocks, PAGE, prefix_caching=False),
+        Limits(0, largest, 8192),
+        max_model_len=longest,
+        vocab_size=config.shape.vocab_size,
+        num_ahead=1,
+    )
+    engine = Engine(scheduler, runner, StepTimes())
+    return Machine(engine, model, time.monotonic() - started, graphs_bytes)
+
+
+def engine_point(
+    name: str, machine: Machine, copy: Point, batch: int, sampling: Sampling | None = None
+) -> Point:
+    """Tokens a second of `batch` sequences whose contexts grow around CONTEXT, greedy or drawn."""
+    engine, chance = machine.engine, random.Random(batch)
+    vocab_size = machine.model.config.shape.vocab_size
+    temperature, drawn = (0.0, Sampling()) if sampling is None else (1.0, sampling)
+    for number in range(batch):
+        prompt = [chance.randrange(vocab_size) for _ in range(CONTEXT - NEW_TOKENS // 2)]
+        request = Submit(
+            str(number), packed(prompt), NEW_TOKENS, temperature, number, True, [], 0, 0.0,
+            sampling=drawn,
+        )  # fmt: skip
+        assert engine.submit(request, 0.0) is None
+    try:
+        times = _step_times(engine, batch)
+    finally:  # a step that failed leaves its sequences to the next point
+        for number in range(batch):
+            engine.abort(Abort(str(number)))
+    time_ms = Timing.of(times[8:])  # the first ones may still compile
+    bound_ms = read_bytes(machine.model, batch, CONTEXT) / copy.rate / 1e9
+    rate = 1000 * batch / time_ms.median
+    return Point(name, time_ms, rate, "tokens/s", bound_ms / time_ms.median)
+
+
+def _step_times(engine: Engine, batch: int) -> list[float]:
+    """Milliseconds from one step of `batch` decodes to the next, until nothing is left to do."""
+    times, last = [], 0.0
+    while engine.has_work:
+        report, failed = engine.step()
+        if failed:
+            raise RuntimeError(f"the engine failed {len(failed)} requests")
+        now = time.monotonic()
+        if report is not None and report.num_decodes == batch:
+            times.append(1000 * (now - last))
+        last = now
+    return times
+
+
+def graph_point(machine: Machine, copy: Point, repeats: int, batch: int) -> Point:
+    """One step of `batch` sequences again and again: what it takes without the host, and what its
+    kernels take of that."""
+    decodes = machine.engine.runner._decodes  # type: ignore[attr-defined]
+    decodes.launch(_rows(batch)).tokens()
+    replay = decodes._graphs[batch].replay
+    time_ms = timed(replay, repeats)
+    kernels = traced(replay)
+    busy_us = sum(kernel.time_us for kernel in kernels)
+    bound_ms = read_bytes(machine.model, batch, CONTEXT) / copy.rate / 1e9
+    share = bound_ms / time_ms.median
+    return Point(f"graph of {batch}", time_ms, busy_us, "us", share, kernels)
+
+
+def _rows(batch: int) -> list[Row]:
+    """The next token of `batch` sequences of CONTEXT tokens, each in pages of its own."""
+    rows, num_pages = [], -(-CONTEXT // PAGE)
+    for number in range(batch):
+        request = Submit(str(number), packed([0] * CONTEXT), 1, 0.0, 0, False, [], 0, 0.0)
+        sequence = Sequence(request, seed=0, token_ids=request.prompt_token_ids)
+        sequence.block_ids = [*range(number * num_pages, (number + 1) * num_pages)]
+        draw = Draw(0.0, 0, CONTEXT)
+        rows.append(Row(sequence, CONTEXT - 1, sequence.block_ids[-1], draw))
+    return rows
+
+
+def traced(work: Callable[[], object]) -> tuple[KernelTime, ...]:
+    """What `work` runs on the GPU."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        work()
+        torch.cuda.synchronize()
+    found = summed(
+        (event.name, event.time_range.elapsed_us())
+        for event in trace.events() or ()
+        if event.device_type == DeviceType.CUDA
+    )
+    if not found:
+        raise RuntimeError("torch's profiler saw no kernel on the GPU")
+    return found
+
+
+def summed(calls: Iterable[tuple[str, float]]) -> tuple[KernelTime, ...]:
+    """Calls, each with its microseconds, by name; what is beyond MOST_KERNELS as one."""
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for name, time_us in calls:
+        by_name[name].append(time_us)
+    found = [KernelTime(name, len(times), sum(times)) for name, times in by_name.items()]
+    found.sort(key=lambda kernel: -kernel.time_us)
+    shown, rest = found[:MOST_KERNELS], found[MOST_KERNELS:]
+    if rest:
+        calls_left = sum(kernel.calls for kernel in rest)
+        shown.append(KernelTime("all others", calls_left, sum(kernel.time_us for kernel in rest)))
+    return tuple(shown)

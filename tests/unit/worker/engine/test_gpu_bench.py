@@ -1,0 +1,64 @@
+"""The bench of the GPU on fake tensors, and its engine on a CPU: a lease is too short for typos."""
+
+from pathlib import Path
+
+import pytest
+from bench import gpu, gpu_engine
+from bench.gpu_kernels import KernelTime, Point, Timing
+from sluice_kernels.triton.kernels import TritonKernels
+from sluice_worker.wire import Sampling
+
+from .factories import create_gpu_engine_of, create_scheduler, load_decoder, save_llama
+from .fake_gpu import _weights, fake_gpu
+
+COPY = Point("copy", Timing.of([1.0]), 3.0, "TB/s")
+
+
+def test_every_point_is_measured_on_a_fake_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(gpu_engine.EIGHT_B, "num_hidden_layers", 2)
+    monkeypatch.setattr(gpu_engine, "random_weights", _weights)
+    monkeypatch.setattr(gpu_engine, "traced", lambda _: (KernelTime("_decode", 2, 5.0),))
+    results = gpu.Results("A GPU")
+    with fake_gpu(monkeypatch):
+        gpu.measure(results, {*gpu.PARTS} - {"checks"}, 2, tmp_path)
+    # The torch sampler's tokens are numbers, which fake tensors have not.
+    assert results.wrong == ["batch 32, repetition_penalty"]
+    names = [point.name for point in results.points]
+    assert len(names) == len({*names}) == 52
+    assert {*gpu.AIMS} <= {*names}
+
+
+@pytest.mark.parametrize("sampling", [None, gpu_engine.CUT, gpu_engine.PENALISED])
+def test_an_engines_point_is_of_full_batches_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Sampling | None
+) -> None:
+    monkeypatch.setattr(gpu_engine, "CONTEXT", 24)
+    monkeypatch.setattr(gpu_engine, "NEW_TOKENS", 16)
+    save_llama(tmp_path, num_hidden_layers=1)
+    model = load_decoder(tmp_path, kernels=TritonKernels(4, 16))
+    engine = create_gpu_engine_of(model, create_scheduler(cap=3))
+    machine = gpu_engine.Machine(engine, model, 0.0, 0)
+    for name in ("first", "second"):
+        point = gpu_engine.engine_point(name, machine, COPY, 3, sampling)
+        assert (point.name, point.unit) == (name, "tokens/s")
+        assert not engine.has_work
+        assert engine.scheduler.pool.num_used == 0
+
+
+def test_a_step_that_fails_leaves_no_sequence_to_the_next_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_engine, "CONTEXT", 24)
+    monkeypatch.setattr(gpu_engine, "NEW_TOKENS", 16)
+    save_llama(tmp_path, num_hidden_layers=1)
+    model = load_decoder(tmp_path, kernels=TritonKernels(4, 16))
+    engine = create_gpu_engine_of(model, create_scheduler(cap=3))
+    machine = gpu_engine.Machine(engine, model, 0.0, 0)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.runner, "execute", lambda _: [None] * 3)
+        with pytest.raises(RuntimeError, match="failed"):
+            gpu_engine.engine_point("bad", machine, COPY, 3)
+    assert not engine.has_work
+    assert gpu_engine.engine_point("good", machine, COPY, 3).rate > 0
