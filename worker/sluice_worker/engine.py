@@ -25,6 +25,8 @@ from .wire import (
 )
 
 REFIT_S = 1.0
+UNLEARNT_S = 60.0
+"""After so long without any other step, one that scores a prompt is better than none."""
 TOUCH_REST = 9.0
 """Times as long as touching pages takes: a CPU quota is for requests."""
 THROTTLED_SHARE = 0.05
@@ -53,7 +55,7 @@ class Engine:
         self.times = times
         self._clock = clock
         self.num_steps = 0
-        self._refitted_at = 0.0
+        self._refitted_at, self._learnt_at = 0.0, clock()
         self._throttled_s = throttled_s
         self._throttled_before_s = throttled_s()
         self._stepped_s = 0.0
@@ -156,7 +158,8 @@ class Engine:
             num_prefill_tokens=step.num_prefill_tokens + step.num_draft_tokens,
             step_ms=1000 * (ended - started),
         )
-        if not step.scores_prompts:
+        if not step.scores_prompts or ended - self._learnt_at >= UNLEARNT_S:
+            self._learnt_at = ended
             self.times.add(record)
         self._stepped_s += ended - started
         if ended - self._refitted_at < REFIT_S:

@@ -79,7 +79,7 @@ def _raise_for_load(case: Case, least: int, otherwise: int) -> Move | None:
     """The way up to the `least` that does what arrives; None where the cap goes that far
     `otherwise`."""
     cap, ceiling, late = case.seen.cap, case.seen.limits.ceiling, case.late_in_queue
-    room = min(ceiling, sequences_in_memory(case) or ceiling)
+    room = min(ceiling, sequences_if_shared(case) or ceiling)
     # Each raise is a new epoch: it is worth one, also where less would do.
     to = min(max(least, ceil(k.MIN_RAISE * cap)), _doubled(cap), room)
     if late is None or least <= cap or to <= max(cap, otherwise):
@@ -318,7 +318,7 @@ def raise_bound(case: Case) -> Bound:
     if predicted is not None and predicted < bound.cap:
         message = f"the step model predicts that {predicted} holds the inter-token target"
         bound = Bound(predicted, Reason.AT_PREDICTED_CAP, message)
-    carried = sequences_in_memory(case)
+    carried = sequences_if_shared(case)
     if carried is not None and carried < bound.cap:
         message = f"the KV memory carries {carried} sequences of the observed lengths"
         bound = Bound(carried, Reason.KV_MEMORY, message)
@@ -345,18 +345,25 @@ def sequences_in_memory(case: Case) -> int | None:
     A running one is shorter where outputs are alike and start at any time: half of its output on
     the mean. Of a burst all reach their ends together, and of outputs that spread as an
     exponential's the longest run most of the time: then the mean is that of whole lengths.
-    What the prefix cache gave is held once for all; where each has a beginning of its own (turns of
-    a chat), they wait for memory, and pods are added.
     """
     kv_tokens = median_kv_tokens(case.pods)
     if not kv_tokens or not case.work.lengths_known:
         return None
     work = case.work
+    return max(1, carried_sequences(int(kv_tokens), work.total_tokens, work.total_sigma))
+
+
+def sequences_if_shared(case: Case) -> int | None:
+    """As many, where what the prefix cache gave is one beginning for all, held once. It bounds
+    raises only: of beginnings that each has for itself (turns of a chat) it is too many, and then
+    they wait for memory and not for the cap."""
+    work, carried = case.work, sequences_in_memory(case)
     own = work.prompt_tokens + work.output_tokens
     shared = work.total_tokens - own
-    if shared <= k.SHARED * work.total_tokens:
-        own, shared = work.total_tokens, 0.0
-    return max(1, carried_sequences(int(kv_tokens - shared), own, work.total_sigma))
+    if carried is None or shared <= k.SHARED * work.total_tokens:
+        return carried
+    spare = max(0.0, (median_kv_tokens(case.pods) or 0.0) - shared)
+    return max(carried, carried_sequences(int(spare), own, work.total_sigma))
 
 
 def sequences_in_time(case: Case) -> float:

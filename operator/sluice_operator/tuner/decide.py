@@ -145,13 +145,14 @@ def _decision(
 
 
 def _quality(case: Case) -> tuple[int, int, int]:
-    """Requests of the window that finished, were refused or left unserved; the good and the smooth
-    ones."""
+    """Requests of the window that finished, were refused or left unserved past the target; the good
+    and the smooth ones."""
     window = case.window
     good, smooth = window.total(_well)
     finished, refused = window.total(_ended)
-    decided, begun = window.total(_decided)
-    return finished + max(refused, decided - begun), good, smooth
+    decided, over = window.total(_decided)
+    begun, _ = window.total(_begun)
+    return finished + max(refused, min(decided - begun, over)), good, smooth
 
 
 def _well(tick: Tick) -> tuple[int, int]:
@@ -163,4 +164,8 @@ def _ended(tick: Tick) -> tuple[int, int]:
 
 
 def _decided(tick: Tick) -> tuple[int, int]:
-    return tick.ttft.n, num_begun([tick])
+    return tick.ttft.n, tick.ttft.over
+
+
+def _begun(tick: Tick) -> tuple[int, int]:
+    return num_begun([tick]), 0

@@ -5,7 +5,6 @@ Demand is read from arrivals, never from completions; zero traffic is a value.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import ceil, exp, inf, sqrt
 from statistics import NormalDist, fmean, median
 
@@ -85,12 +84,12 @@ def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> A
     if not counts:
         return Arrivals(0.0, 1.0, 0, is_known=False)
     per_s, dispersion = _sustained_per_s(counts), _dispersion(counts)
-    burst, newest_per_s = _recurring_burst(counts, per_s * TICK_SECONDS), 0.0
-    if burst and len(pods) > 1:  # their ticks end at different times, which cuts a burst in two
-        burst = ceil(max(map(sum, pairwise(counts)), default=burst))
+    fresh = [pod for pod in pods if is_fresh(pod, now)]
+    burst = _recurring_burst(counts, per_s * TICK_SECONDS, may_be_cut=len(fresh) > 1)
+    newest_per_s = 0.0
     if burst:
         per_s = max(per_s, fmean(counts) / TICK_SECONDS)
-    elif _queue_rises([pod for pod in pods if is_fresh(pod, now)]):
+    elif _queue_rises(fresh):
         newest_per_s = median(counts[-k.RISING_TICKS :]) / TICK_SECONDS
         per_s = max(per_s, _at_least(newest_per_s, dispersion, k.RISING_TICKS))
     is_known = len(counts) >= k.RECENT_TICKS
@@ -159,14 +158,22 @@ def _dispersion(counts: Sequence[float]) -> float:
     return min(max(fmean(steps) / mean / doubt, 1.0), k.MAX_DISPERSION)
 
 
-def _recurring_burst(counts: Sequence[float], sustained: float) -> int:
+def _recurring_burst(counts: Sequence[float], sustained: float, may_be_cut: bool) -> int:
     """The largest burst if there were several; `sustained`: arrivals of a tick at the steady
-    rate."""
+    rate. `may_be_cut`: the ticks of several pods end at different times, so that what comes at once
+    may be in two."""
     usual = max(fmean(counts), sustained)
     bar = max(k.BURST_MEAN * usual, usual + k.BURST_SIGMA * sqrt(usual))
     high = [count > bar for count in counts]
     starts = sum(now and not before for before, now in zip([False, *high], high, strict=False))
-    return ceil(max(counts)) if starts >= k.RECURRENT_BURSTS else 0
+    if starts < k.RECURRENT_BURSTS:
+        return 0
+    most = max(counts)
+    if may_be_cut:
+        high = [False, *high, False]
+        pairs = [i for i in range(len(counts) - 1) if high[i : i + 4] == [False, True, True, False]]
+        most = max([most, *(counts[i] + counts[i + 1] - usual for i in pairs)])
+    return ceil(most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +293,7 @@ def _for_burst(arrivals: Arrivals, capacity: Capacity, queue: Queue) -> int:
     of those that came together none does before its whole time."""
     if not arrivals.burst or queue.wait_s == inf:
         return 1
-    started = capacity.concurrency * max(1.0, queue.wait_s / capacity.service_s)
+    started = capacity.concurrency * (1 + queue.wait_s // capacity.service_s)
     return _whole(arrivals.burst / started)
 
 

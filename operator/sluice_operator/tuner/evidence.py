@@ -303,20 +303,18 @@ def _output_tokens(spans: Sequence[Sequence[Tick]], known: bool) -> float:
     Who runs has part of its output: of those that began more than ended, half on the mean. Before
     lengths are known all that run count: a lower bound.
     """
-    generated = sum(tick.generated_tokens for ticks in spans for tick in ticks)
     if not known:
+        generated = sum(tick.generated_tokens for ticks in spans for tick in ticks)
         open_ones = _num_finished(spans) + sum(ticks[-1].running for ticks in spans)
         return max(k.DEFAULT_OUTPUT_TOKENS, generated / open_ones if open_ones else 0.0)
-    begun, finished = sum(map(num_begun, spans)), _num_finished(spans)
-    grown = min(sum(map(_growth, spans)), begun - finished)  # some are in prefill yet
+    later = [ticks[1:] for ticks in spans]  # since what ran at the end of the first
+    later = later if _num_finished(later) else list(spans)
+    generated = sum(tick.generated_tokens for ticks in later for tick in ticks)
+    finished, begun = _num_finished(later), sum(map(num_begun, later))
+    grown = sum(ticks[-1].running - ticks[0].running for ticks in spans)
+    grown = min(grown, begun - finished)  # some are in prefill yet
     ended = max(finished, begun - grown)
-    return max(generated / max(ended + max(grown, 0) / 2, 1), 1.0)
-
-
-def _growth(ticks: Sequence[Tick]) -> int:
-    """How many more run than when `ticks` began."""
-    first = ticks[0]
-    return ticks[-1].running - (first.running - num_begun(ticks[:1]) + first.finished)
+    return max(generated / (ended + max(grown, 0) / 2), 1.0)
 
 
 def _steps_per_token(spans: Sequence[Sequence[Tick]]) -> float:

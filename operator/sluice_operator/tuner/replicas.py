@@ -63,16 +63,21 @@ def _patience_s(past: Past) -> float:
     return max(k.SETTLE_COLD_STARTS * _cold_start_s(past), k.MAX_DRAIN_S)
 
 
-def _never_came(case: Case) -> int:
-    """Pods of an overdue scale-out that a node took long ago and that are not ready: one more may
-    get a sound node. Those that no node takes would only be more of them."""
-    if not _is_overdue(case):
-        return 0
+def _never_came(case: Case) -> bool:
+    """Whether a pod of an overdue scale-out, which a node took long ago, was never heard: another
+    one may get a sound node. Those that no node takes would only be more of them."""
+    if not _is_overdue(case) or case.fleet.num_ready >= case.seen.replicas:
+        return False
     until_s = case.seen.now - _patience_s(case.past)
-    return sum(
-        not (pod.ready or pod.terminating) and pod.started_s is not None and pod.started_s < until_s
-        for pod in case.seen.pods
-    )
+    coming = [pod for pod in case.seen.pods if not (pod.ready or pod.terminating or pod.evidence)]
+    return any(pod.started_s is not None and pod.started_s < until_s for pod in coming)
+
+
+def _has_substitute(past: Past) -> bool:
+    """Whether one was asked for in place of a pod that never came: of those that load for hours
+    nobody can tell, and one more is all that is risked."""
+    before = past.scale_history[-2:-1]
+    return any(c.settled_s is None and c.to_replicas > c.from_replicas for c in before)
 
 
 def _backlog(case: Case) -> int:
@@ -144,7 +149,7 @@ def _wanted(case: Case, demand: Demand, cap: Move, bound: Bound, feasible: Condi
         return replicas
     waits = late and case.cause in ("cap", "kv") and demand.arrivals.is_known
     if waits and not raising and _queue_grows(case):
-        return max(demand.needed + _never_came(case), replicas + 1)
+        return max(demand.needed, replicas + 1)
     return demand.needed + _never_came(case)
 
 
@@ -183,6 +188,8 @@ def _scale_out(case: Case, demand: Demand, wanted: int) -> tuple[Past, Move]:
     now, limits, replicas = case.seen.now, case.seen.limits, case.seen.replicas
     since_s = now if case.past.scale_out_since_s is None else case.past.scale_out_since_s
     past = _wanting(case.past, since_s, None)
+    if is_substitute := _never_came(case) and not _has_substitute(past):
+        wanted = min(wanted, replicas + 1)
     target = min(wanted, limits.max_replicas)
     need = f"{_rate(demand)} needs {wanted}"
     if target <= replicas:
@@ -191,25 +198,24 @@ def _scale_out(case: Case, demand: Demand, wanted: int) -> tuple[Past, Move]:
     if now - since_s < limits.scale_up_window_s:
         message = f"{need}, for {now - since_s:.0f} of {limits.scale_up_window_s:.0f} s"
         return past, Move(replicas, Reason.SCALE_UP_WINDOW, message)
-    waits_for = _last_change_settles(case, demand.arrivals) or _is_replaced(case, demand)
-    if waits_for:
+    waits_for = _last_change_settles(past, demand.arrivals, now) or _is_replaced(case, demand)
+    if waits_for and not is_substitute:
         return past, Move(replicas, Reason.AWAITING_REPLICAS, f"{need}; {waits_for}")
     cause = f"{case.cause} waits" if case.cause != "none" else "overload"
     message = f"{need} ({cause}); replicas {replicas} -> {target}"
     return past, Move(target, Reason.SCALED_OUT, message)
 
 
-def _last_change_settles(case: Case, arrivals: Arrivals) -> str:
+def _last_change_settles(past: Past, arrivals: Arrivals, now: float) -> str:
     """Why a second scale-out must wait, or ''. Arrivals that rose by a fifth do not wait."""
-    last = case.past.last_scale
+    last = past.last_scale
     if last is None or last.to_replicas < last.from_replicas:
         return ""
     if arrivals.per_s > k.LOAD_ROSE * last.arrivals_per_s:
         return ""
     if last.settled_s is None:
-        waits = not _never_came(case)
-        return "the pods of the last scale-out are not ready yet" if waits else ""
-    left_s = last.settled_s + last.drain_s - case.seen.now
+        return "the pods of the last scale-out are not ready yet"
+    left_s = last.settled_s + last.drain_s - now
     return f"the backlog drains for {left_s:.0f} s more" if left_s > 0 else ""
 
 
@@ -263,13 +269,15 @@ def _scale_in(case: Case, demand: Demand) -> tuple[Past, Move]:
         tens_s = (now - since_s) // 10 * 10  # the status is written where its words change
         message = f"{fits}, for {tens_s:.0f} of {limits.scale_down_window_s:.0f} s"
         return past, Move(replicas, Reason.SCALE_DOWN_WINDOW, message)
+    # Where nothing comes of it (Advisory), the window goes on, and not what was needed in it once.
+    past = _wanting(case.past, None, since_s, _fewer(case, demand))
     message = f"{fits}; replicas {replicas} -> {target}"
     return past, Move(target, Reason.SCALED_IN, message)
 
 
 def _fewer(case: Case, demand: Demand) -> int:
     """The replicas that scaling in leaves: half of them at least, while anything comes or runs."""
-    is_idle = not demand.arrivals.mean_per_s and not _running(case)
+    is_idle = not (demand.arrivals.mean_per_s or _running(case) or case.fleet.silent)
     half = 0 if is_idle else -(-case.seen.replicas // 2)
     return max(demand.needed_with_margin, case.seen.limits.min_replicas, half)
 
