@@ -253,9 +253,12 @@ def _effective_ceiling(spec: Spec, observed: Observed) -> int:
     if planned is None and not reported:  # a cap that is in force is no first one
         cap = observed.runtime.cap if observed.runtime else None
         return max(UNREAD_CAP, cap or 0)
-    # Any image may stand for the worker's, and report what it likes.
-    found = [MAX_NUM_SEQS] if planned is None else [MAX_NUM_SEQS, planned]
-    return min([*found, *([median_high(reported)] if reported else [])])
+    bounds = [MAX_NUM_SEQS]  # any image may stand for the worker's, and report what it likes
+    if planned is not None:
+        bounds.append(planned)
+    if reported:
+        bounds.append(median_high(reported))
+    return min(bounds)
 
 
 def _limits(spec: Spec, ceiling: int) -> Limits:

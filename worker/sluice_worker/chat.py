@@ -7,7 +7,7 @@ nothing here parses one. So tool_choice may be none (they are not shown) or auto
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta, Struct
 
@@ -20,6 +20,7 @@ from .protocol import (
     Name,
     Tokens,
     answered,
+    refuse_streamed_scores,
     refuse_unsupported,
 )
 from .sampling_params import OPENAI, Defaults, NumLogprobs, resolve
@@ -56,7 +57,7 @@ class ThinkingPart(Struct, frozen=True, tag_field="type", tag="thinking"):
 
 
 Part = TextPart | InputTextPart | OutputTextPart | RefusalPart | ThinkingPart
-TEXT_KINDS = ("text", "input_text", "output_text", "refusal", "thinking")
+TEXT_KINDS = tuple(part.__struct_config__.tag for part in get_args(Part))
 
 
 class FunctionCall(Struct, frozen=True):
@@ -194,10 +195,7 @@ def parse_chat(body: bytes, defaults: Defaults = OPENAI) -> Chat:
     max_tokens = defaults.max_new_tokens if asked is None else asked
     if typed.top_logprobs and not typed.logprobs:  # 0 is vLLM's default, and clients send it
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-    if typed.stream and typed.prompt_logprobs:  # 0 is told nowhere in a stream, as by vLLM
-        raise RequestError(
-            "prompt_logprobs are not available with stream: true", param="prompt_logprobs"
-        )
+    refuse_streamed_scores(typed.stream, typed.prompt_logprobs)
     sampling = resolve(
         typed,
         max_tokens=max_tokens,

@@ -255,10 +255,7 @@ def parse_completion(body: bytes, defaults: Defaults = OPENAI) -> Completion:
 def _completion_sampling(body: CompletionBody, defaults: Defaults) -> SamplingParams:
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens 0 needs echo: true", param="max_tokens")
-    if body.stream and body.prompt_logprobs:  # 0 is told nowhere in a stream, as by vLLM
-        raise RequestError(
-            "prompt_logprobs are not available with stream: true", param="prompt_logprobs"
-        )
+    refuse_streamed_scores(body.stream, body.prompt_logprobs)
     return resolve(
         body,
         max_tokens=body.max_tokens,
@@ -322,6 +319,15 @@ def parse_generate(
         cache_salt=typed.cache_salt or "",
         deadlines=Deadlines(typed.slo_ttft_ms, typed.slo_tpot_ms),
     )
+
+
+def refuse_streamed_scores(is_stream: bool | None, prompt_logprobs: int | None) -> None:
+    """Raises RequestError for scores of a prompt in a stream; 0 is told nowhere in one, as by
+    vLLM."""
+    if is_stream and prompt_logprobs:
+        raise RequestError(
+            "prompt_logprobs are not available with stream: true", param="prompt_logprobs"
+        )
 
 
 def _without_null_length(fields: dict[str, Any]) -> dict[str, Any]:

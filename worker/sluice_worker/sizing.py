@@ -271,20 +271,25 @@ def plan_memory(
     carried = max(guaranteed, _usual_sequences(num_blocks, block_size, max_model_len))
     # A number of blocks that a person fixed takes what it takes.
     fits = guaranteed >= 1 and num_blocks * block_size * per_token <= left
-    plan = MemoryPlan(
-        total_bytes=total_bytes,
-        utilization=utilization,
-        weights_bytes=weights_bytes,
-        activation_bytes=activations,
-        workspace_bytes=workspace,
-        reserve_bytes=reserve,
-        kv_bytes_per_token=per_token,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_model_len=max_model_len,
-        ceiling=min(carried, asked) if fits else 0,
-        device=device,
+    return _bounded(
+        MemoryPlan(
+            total_bytes=total_bytes,
+            utilization=utilization,
+            weights_bytes=weights_bytes,
+            activation_bytes=activations,
+            workspace_bytes=workspace,
+            reserve_bytes=reserve,
+            kv_bytes_per_token=per_token,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            ceiling=min(carried, asked) if fits else 0,
+            device=device,
+        )
     )
+
+
+def _bounded(plan: MemoryPlan) -> MemoryPlan:
     if max(map(abs, plan.as_dict().values())) > MOST_BYTES:
         raise SizingError(f"config.json makes sizes of over {MOST_BYTES >> 50} PiB.")
     return plan

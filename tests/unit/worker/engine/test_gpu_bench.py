@@ -30,16 +30,22 @@ def test_every_point_is_measured_on_a_fake_gpu(
     assert {*gpu.AIMS} <= {*names}
 
 
-@pytest.mark.parametrize("sampling", [None, gpu_engine.CUT, gpu_engine.PENALISED])
-def test_an_engines_point_is_of_full_batches_and_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Sampling | None
-) -> None:
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> gpu_engine.Machine:
+    """A small model, and points of a few tokens."""
     monkeypatch.setattr(gpu_engine, "CONTEXT", 24)
     monkeypatch.setattr(gpu_engine, "NEW_TOKENS", 16)
     save_llama(tmp_path, num_hidden_layers=1)
     model = load_decoder(tmp_path, kernels=TritonKernels(4, 16))
     engine = create_gpu_engine_of(model, create_scheduler(cap=3))
-    machine = gpu_engine.Machine(engine, model, 0.0, 0)
+    return gpu_engine.Machine(engine, model, 0.0, 0)
+
+
+@pytest.mark.parametrize("sampling", [None, gpu_engine.CUT, gpu_engine.PENALISED])
+def test_an_engines_point_is_of_full_batches_and_leaves_nothing_behind(
+    machine: gpu_engine.Machine, sampling: Sampling | None
+) -> None:
+    engine = machine.engine
     for name in ("first", "second"):
         point = gpu_engine.engine_point(name, machine, COPY, 3, sampling)
         assert (point.name, point.unit) == (name, "tokens/s")
@@ -48,14 +54,9 @@ def test_an_engines_point_is_of_full_batches_and_leaves_nothing_behind(
 
 
 def test_a_step_that_fails_leaves_no_sequence_to_the_next_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: gpu_engine.Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_engine, "CONTEXT", 24)
-    monkeypatch.setattr(gpu_engine, "NEW_TOKENS", 16)
-    save_llama(tmp_path, num_hidden_layers=1)
-    model = load_decoder(tmp_path, kernels=TritonKernels(4, 16))
-    engine = create_gpu_engine_of(model, create_scheduler(cap=3))
-    machine = gpu_engine.Machine(engine, model, 0.0, 0)
+    engine = machine.engine
     with monkeypatch.context() as broken:
         broken.setattr(engine.runner, "execute", lambda _: [None] * 3)
         with pytest.raises(RuntimeError, match="failed"):
