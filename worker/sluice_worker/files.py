@@ -28,7 +28,11 @@ def inside(directory: Path, name: str) -> Path:
 
     In a hub's cache a snapshot's files are links to the blobs beside it, which belong to it.
     """
-    path, own = (directory / name).resolve(), directory.resolve()
+    own = directory.resolve()
+    try:
+        path = (directory / name).resolve()
+    except (OSError, RuntimeError) as error:  # a link in a circle
+        raise CheckpointError(f"{name}: cannot be followed ({error}).") from error
     roots = [own, own.parents[1] / "blobs"] if own.parent.name == "snapshots" else [own]
     if not any(path.is_relative_to(root) for root in roots):
         raise CheckpointError(f"{name}: leads outside the checkpoint directory.")

@@ -71,6 +71,12 @@ def link_outside(path: Path) -> None:
     (path / WEIGHTS).symlink_to(path.parent / "elsewhere.safetensors")
 
 
+def link_in_a_circle(path: Path) -> None:
+    (path / "a.safetensors").symlink_to("b.safetensors")
+    (path / "b.safetensors").symlink_to("a.safetensors")
+    index(file_name="a.safetensors")(path)
+
+
 def index(*, file_name: str) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         weight_map = {"model.norm.weight": file_name}
@@ -89,6 +95,7 @@ def index(*, file_name: str) -> Callable[[Path], None]:
         (only_pickle, "pytorch_model.bin: only safetensors are read"),
         (fifo, "model.safetensors: not a regular file"),
         (link_outside, "model.safetensors: leads outside"),
+        (link_in_a_circle, "a.safetensors: cannot be followed"),
         (index(file_name="../other.safetensors"), "is not a safetensors file beside it"),
         (index(file_name="absent.safetensors"), "absent.safetensors: missing"),
         (index(file_name="weights.bin"), "weights.bin is not a safetensors file"),

@@ -9,7 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_worker.edits import Editor, Edits
-from sluice_worker.sampler import FIRST_CANDIDATES, PIECE_ELEMENTS, Draw, _edit, sample, score
+from sluice_worker.sampler import (
+    FIRST_CANDIDATES,
+    PIECE_ELEMENTS,
+    Draw,
+    _edit,
+    _nucleus_edge,
+    sample,
+    score,
+)
 from sluice_worker.wire import Sampling
 from torch import Tensor
 from transformers.generation.logits_process import (
@@ -105,6 +113,24 @@ def test_nucleus_is_that_of_the_reference_at_any_vocabulary(vocab: int, top_p: f
             assert all(token is not None and allowed[row, token] for token in tokens)
             if allowed[row].sum() == 1:
                 assert set(tokens) == {int(logits[row].argmax())}
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.95, 0.9999, 1 - 2**-53])
+@pytest.mark.parametrize("spread", [0.0, 0.01, 3.0, 60.0])
+def test_a_nucleus_of_many_ends_where_sorting_would_end_it(top_p: float, spread: float) -> None:
+    logits = create_logits(3, 20_000, spread=spread)
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).exp()
+    weights[1] *= weights[1] >= weights[1].median()  # as min-p leaves it
+    ordered = weights.double().sort(dim=-1, descending=True).values
+    shares = weights.sum(dim=-1, keepdim=True, dtype=torch.float64) * top_p
+    count = (ordered.cumsum(dim=-1) - ordered < shares).sum(dim=-1, keepdim=True)
+    wanted = ordered.gather(1, count - 1)
+    found = _nucleus_edge(weights, weights.topk(FIRST_CANDIDATES).values, [top_p] * 3)
+    if top_p < 0.99999:
+        assert torch.equal(found.double(), wanted)
+    else:  # the last tokens are within what orders of summing differ by
+        left_out = (weights * (weights < found)).sum(dim=-1, keepdim=True, dtype=torch.float64)
+        assert (left_out <= weights.sum(dim=-1, keepdim=True) * 1e-12).all()
 
 
 def test_ties_at_the_cut_off_are_all_kept() -> None:
