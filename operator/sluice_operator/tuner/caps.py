@@ -426,10 +426,15 @@ def blocked_from(case: Case) -> int | None:
     blocked = [
         max(1, floor(k.SAME_CAP * known.cap))
         for known in case.past.breached_caps
-        if case.seen.now < known.time_s + k.REMEMBER_S * 2**known.times
-        and not is_another_time(known, case, also_if_longer=True)
+        if not is_forgotten(known, case) and not is_another_time(known, case, also_if_longer=True)
     ]
     return max(min(blocked), case.seen.limits.min_num_seqs + 1) if blocked else None
+
+
+def is_forgotten(known: BreachedCap | LoadedCap, case: Case) -> bool:
+    """Whether it was learnt too long ago: longer at each repetition."""
+    kept_s = k.REMEMBER_S * 2 ** min(known.times, k.MAX_DOUBLINGS)
+    return case.seen.now - known.time_s >= kept_s
 
 
 def is_another_time(known: BreachedCap | LoadedCap, case: Case, *, also_if_longer: bool) -> bool:

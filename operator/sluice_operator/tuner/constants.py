@@ -132,7 +132,7 @@ MAX_DOUBLINGS: Final = 8
 """42 hours: longer than a day's pattern remembers nothing useful."""
 SAME_CAP: Final = 0.9
 """A cap from this share of a breached one on counts as the breached one: it would run as full."""
-SHARED = 0.2
+SHARED: Final = 0.2
 """What is missing of whole lengths in what was computed is the prefix cache's beyond a fifth: the
 two are of different minutes."""
 LENGTHS_SHIFTED: Final = 0.2

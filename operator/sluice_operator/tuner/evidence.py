@@ -345,12 +345,16 @@ def pooled(evidence: Iterable[Evidence]) -> Lengths:
 
 def is_filled(tick: Tick) -> bool:
     """Whether no more could run: the cap was reached, or some waited for memory."""
-    return tick.waiting.kv > 0 or tick.max_running >= k.USED_SHARE * tick.max_num_seqs
+    return tick.waiting.kv > 0 or _reaches_cap(tick)
+
+
+def _reaches_cap(tick: Tick) -> bool:
+    return tick.max_running >= k.USED_SHARE * tick.max_num_seqs
 
 
 def cap_is_used(ticks: Sequence[Tick]) -> bool:
     """Whether at least half of `ticks` ran at the cap or had requests waiting for it."""
-    used = [t for t in ticks if t.max_running >= k.USED_SHARE * t.max_num_seqs or t.waiting.cap]
+    used = [tick for tick in ticks if _reaches_cap(tick) or tick.waiting.cap]
     return bool(ticks) and 2 * len(used) >= len(ticks)
 
 

@@ -4,7 +4,7 @@ from math import ceil
 
 from . import constants as k
 from .capacity import in_memory, modelled_capacity
-from .caps import is_another_time
+from .caps import is_another_time, is_forgotten
 from .case import Case
 from .demand import Demand, Load
 from .types import Condition, LoadedCap
@@ -81,21 +81,17 @@ def _of_one(case: Case, per_s: float) -> float:
 def _kept(known: LoadedCap, case: Case, demand: Demand) -> int:
     """The cap that was raised to for the load, where that is not long ago, requests are no
     shorter and steps no faster, and not far less arrives at a pod; else 0."""
-    if _is_over(known, case) or is_another_time(known, case, also_if_longer=False):
+    if is_forgotten(known, case) or is_another_time(known, case, also_if_longer=False):
         return 0
     per_s = _of_one(case, demand.arrivals.mean_per_s)
     return min(known.cap, case.seen.limits.ceiling) if per_s >= k.LOAD_FELL * known.per_s else 0
-
-
-def _is_over(known: LoadedCap, case: Case) -> bool:
-    return case.seen.now - known.time_s >= k.REMEMBER_S * (1 << known.times)
 
 
 def remember_load(case: Case, demand: Demand, cap: int) -> LoadedCap:
     """What to remember of a raise to `cap` for the load alone: for longer at each repetition."""
     known, times = case.past.loaded_cap, 0
     if known is not None and not is_another_time(known, case, also_if_longer=False):
-        times = min(known.times + _is_over(known, case), k.MAX_DOUBLINGS)
+        times = min(known.times + is_forgotten(known, case), k.MAX_DOUBLINGS)
     tail_ms = case.model.fitted_tail_ms(cap) if case.model else 0.0
     per_s = _of_one(case, demand.arrivals.mean_per_s)
     return LoadedCap(cap, case.seen.now, times, per_s, case.work.total_tokens, tail_ms)

@@ -102,7 +102,7 @@ def _judge_one(
         epoch_n=epoch_n,
         epoch_over=epoch_over,
         samples_needed=needed,
-        verifiable=_verifiable(needed, window.total(read.proof)[0], len(window)),
+        verifiable=_verifiable(needed, n, len(window)),
         epoch_far=far,
         far_at_cap=far_at_cap,
         cap_breached=cap_breached,

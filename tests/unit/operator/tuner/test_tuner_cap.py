@@ -169,6 +169,17 @@ def test_rare_traffic_is_said_to_be_unverifiable() -> None:
     assert not loop.last.verdicts["timeToFirstToken"].verifiable
 
 
+def test_a_cap_that_is_not_used_makes_no_target_unverifiable() -> None:
+    """No gap is one at the cap, and hundreds a second come."""
+    world = World(SMALL_CPU, TARGETS, poisson([(120, 3)]), cap=32)
+    loop = Loop(world, limits())
+    loop.run(120)
+    judged = loop.last.verdicts["interTokenLatency"]
+    assert loop.last.cap_move.reason == "CapUnused"
+    assert judged.samples_needed > 0
+    assert judged.verifiable
+
+
 def test_an_infeasible_first_token_target_never_lowers_the_cap() -> None:
     targets = replace(TARGETS, ttft_ms=5)
     world = World(SMALL_CPU, targets, poisson([(300, 5)]), cap=8)
