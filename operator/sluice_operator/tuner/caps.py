@@ -433,7 +433,7 @@ def blocked_from(case: Case) -> int | None:
 
 def is_forgotten(known: BreachedCap | LoadedCap, case: Case) -> bool:
     """Whether it was learnt too long ago: longer at each repetition."""
-    kept_s = k.REMEMBER_S * 2 ** min(known.times, k.MAX_DOUBLINGS)
+    kept_s = k.REMEMBER_S * (1 << min(known.times, k.MAX_DOUBLINGS))
     return case.seen.now - known.time_s >= kept_s
 
 
