@@ -139,6 +139,17 @@ def text(*rules: Rule, min_length: int = 1, max_length: int = 253) -> Kind:
     return Kind(_with_rules(schema, rules), read)
 
 
+def empty_or(kind: Kind) -> Kind:
+    """A text of `kind`; an empty one is read as None, as if the field were left out."""
+
+    def read(value: object, path: str, problems: Problems) -> Any:
+        return None if value == "" else kind.read(value, path, problems)
+
+    rules = kind.schema["x-kubernetes-validations"]
+    relaxed = [{**rule, "rule": f"self == '' || {rule['rule']}"} for rule in rules]
+    return Kind({**kind.schema, "minLength": 0, "x-kubernetes-validations": relaxed}, read)
+
+
 def choice(literal: Any) -> Kind:
     """One of the texts of a `Literal`, spelled exactly."""
     values = get_args(literal)

@@ -22,7 +22,7 @@ from .reasons import Reason
 from .spec import Spec
 
 UNREAD_CAP = 4
-"""Cap to start with where nothing is known of the model."""
+"""The ceiling that is assumed of a model that cannot be read, until a pod has told its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +76,6 @@ def most_num_seqs(spec: Spec) -> int:
 
 def _budget(spec: Spec) -> int:
     return spec.batching.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
-
-
-def initial_cap(spec: Spec, fit: Fit) -> int | None:
-    """The cap before any evidence; None lets the first pod predict it from its start-up profile."""
-    if spec.batching.initial_num_seqs is not None:
-        return spec.batching.initial_num_seqs
-    if fit.memory is None:
-        return min(UNREAD_CAP, most_num_seqs(spec))
-    return None
 
 
 def loading_bytes(fit: Fit) -> int:

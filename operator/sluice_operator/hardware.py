@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from . import kinds
-from .fields import Rule, SpecObject, choice, integer, list_of, object_of, spec_field
+from .fields import Rule, SpecObject, choice, empty_or, integer, list_of, object_of, spec_field
 from .tolerations import Toleration
 
 Accelerator = Literal["nvidia", "cpu"]
@@ -68,7 +68,9 @@ class Hardware(SpecObject):
         "tolerations", list_of(object_of(Toleration), 16), "As in a pod.", default=[]
     )
     runtime_class_name: str | None = spec_field(
-        "runtimeClassName", kinds.OBJECT_NAME, "RuntimeClass of the pods."
+        "runtimeClassName",
+        empty_or(kinds.OBJECT_NAME),
+        "RuntimeClass of the pods; empty or left out, the cluster's own.",
     )
 
     @property

@@ -14,7 +14,7 @@ from sluice_worker.contract import Slo as WireSlo
 
 from . import children, drift, events, status
 from .events import Notice
-from .fit import UNREAD_CAP, Fit, ceiling_of, initial_cap, loading_bytes, most_num_seqs
+from .fit import UNREAD_CAP, Fit, ceiling_of, loading_bytes, most_num_seqs
 from .kinds import MAX_NUM_SEQS
 from .observed import NODE_S, Object, Pod, Rollout, Trouble, rollout_of, unplaced
 from .pod import grace_seconds
@@ -252,7 +252,7 @@ def _effective_ceiling(spec: Spec, observed: Observed) -> int:
     reported = [config.ceiling for config in _configs(observed)]
     if planned is None and not reported:  # a cap that is in force is no first one
         cap = observed.runtime.cap if observed.runtime else None
-        return max(UNREAD_CAP, cap or 0)
+        return max(UNREAD_CAP, cap or 0, spec.batching.initial_num_seqs or 0)
     bounds = [MAX_NUM_SEQS]  # any image may stand for the worker's, and report what it likes
     if planned is not None:
         bounds.append(planned)
@@ -314,7 +314,7 @@ def _unremembered(spec: Spec, observed: Observed) -> Runtime:
     deployment = observed.live.get("Deployment") or {}
     replicas = int(deployment.get("spec", {}).get("replicas") or 0)
     running = [config.max_num_seqs for config in _configs(observed) if config.epoch]
-    cap = min(running) if running else initial_cap(spec, observed.fit)
+    cap = min(running) if running else spec.batching.initial_num_seqs
     return Runtime(0, cap, replicas)
 
 

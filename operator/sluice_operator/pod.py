@@ -9,6 +9,8 @@ from .settings import Settings
 from .spec import InferenceService, Model
 
 Manifest = dict[str, Any]
+_Volume = tuple[str, Manifest, Manifest]
+"""Name, source and mount."""
 
 API_PORT = 8000
 ADMIN_PORT = 8001
@@ -21,6 +23,7 @@ _CACHE_MOUNT = "/mnt/cache"
 _ADMIN_DIR = "/etc/sluice/admin"
 _RUNTIME_DIR = "/etc/sluice/runtime"
 _KEYS_DIR = "/etc/sluice/keys"
+_AUTHORITIES_DIR, _AUTHORITIES = "/etc/sluice/ca", "ca.crt"
 _KEYS = "keys"
 """Key of the Secret of spec.apiKeySecretRef."""
 _SPECULATION = '{"method":"ngram","num_speculative_tokens":8}'
@@ -66,8 +69,8 @@ def _hub_inputs(service: InferenceService, settings: Settings) -> dict[str, obje
     if model.repo is None:
         return {}
     secret = model.secret_ref.name if model.secret_ref else None
-    proxy = [settings.hub_proxy] if settings.hub_proxy else []
-    return {"hub": [settings.hub_endpoint, model.revision, secret, _cache(service), *proxy]}
+    given = [one for one in (settings.hub_proxy, settings.hub_authorities) if one]
+    return {"hub": [settings.hub_endpoint, model.revision, secret, _cache(service), *given]}
 
 
 def pod_spec(
@@ -80,6 +83,7 @@ def pod_spec(
     """`spec` of the template. `ceiling`, `commit` and `loading_bytes` as `children.deployment`
     takes them."""
     hardware = service.spec.hardware
+    storage = [*_storage(service), *_authorities(service, settings)]
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -91,7 +95,7 @@ def pod_spec(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(service, settings, ceiling, commit, loading_bytes)],
-        "volumes": [{"name": name, **source} for name, source, _ in _storage(service)],
+        "volumes": [{"name": name, **source} for name, source, _ in storage],
     }
     if hardware.node_selector:
         spec["nodeSelector"] = dict(hardware.node_selector)
@@ -132,6 +136,7 @@ def _container(
     loading_bytes: int,
 ) -> Manifest:
     hardware = service.spec.hardware
+    storage = [*_storage(service), *_authorities(service, settings)]
     return {
         "name": "worker",
         "image": service.spec.engine.image or settings.worker_image,
@@ -157,7 +162,7 @@ def _container(
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
         # The worker's last line names what is wrong; it becomes the reason in our status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": name, **mount} for name, _, mount in _storage(service)],
+        "volumeMounts": [{"name": name, **mount} for name, _, mount in storage],
     }
 
 
@@ -188,16 +193,19 @@ def _hub_environment(service: InferenceService, settings: Settings) -> list[Mani
     if settings.hub_proxy:
         names = ("HTTPS_PROXY", "HTTP_PROXY")
         environment += [{"name": name, "value": settings.hub_proxy} for name in names]
+    if settings.hub_authorities:
+        file = f"{_AUTHORITIES_DIR}/{_AUTHORITIES}"
+        environment.append({"name": "SSL_CERT_FILE", "value": file})  # httpx's, for the public ones
     if model.secret_ref is not None:
         source = {"secretKeyRef": {"name": model.secret_ref.name, "key": "token"}}
         environment.append({"name": "HF_TOKEN", "valueFrom": source})
     return environment
 
 
-def _storage(service: InferenceService) -> list[tuple[str, Manifest, Manifest]]:
-    """Name, source and mount of each volume."""
+def _storage(service: InferenceService) -> list[_Volume]:
+    """What an object's pods need wherever they run."""
     keys, (claim, _) = service.spec.api_key_secret_ref, _claim(service.spec.model)
-    storage: list[tuple[str, Manifest, Manifest]] = [
+    storage: list[_Volume] = [
         ("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"}),  # noqa: S108
         ("admin", {"secret": {"secretName": secret_name(service)}}, _read_only(_ADMIN_DIR)),
         ("runtime", {"configMap": {"name": runtime_name(service.name)}}, _read_only(_RUNTIME_DIR)),
@@ -214,6 +222,15 @@ def _storage(service: InferenceService) -> list[tuple[str, Manifest, Manifest]]:
     if service.spec.model.repo:
         storage.append(("cache", _cache(service), {"mountPath": _CACHE_MOUNT}))
     return storage
+
+
+def _authorities(service: InferenceService, settings: Settings) -> list[_Volume]:
+    """The certificates that a hub is known by, where they are none of the public ones."""
+    if service.spec.model.repo is None or settings.hub_authorities is None:
+        return []
+    name, key = settings.hub_authorities
+    source = {"name": name, "items": [{"key": key, "path": _AUTHORITIES}]}
+    return [("ca", {"configMap": source}, _read_only(_AUTHORITIES_DIR))]
 
 
 def _read_only(path: str) -> Manifest:

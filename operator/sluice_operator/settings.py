@@ -23,8 +23,10 @@ class Settings:
     """Start-up settings of one operator process.
 
     `instance`: the name of this installation. `hub_endpoint`: of hf:// models, for this process and
-    for the pods; `hub_proxy`: the HTTP proxy on both ways there. `assigned_user`: who admits the
-    pods gives them user and groups. `models_dir`: where this process reads checkpoints for
+    for the pods; `hub_proxy`: the HTTP proxy on both ways there; `hub_authorities`: ConfigMap of
+    the pods' namespace, and its key, with the certificates that they trust on it (this process's
+    own are in SSL_CERT_FILE, as httpx has it). `assigned_user`: who admits the pods gives them user
+    and groups. `models_dir`: where this process reads checkpoints for
     `file:///models/...`. `namespaces`: those that are served; empty means all. `tick_s`: seconds
     between two looks at the evidence of one object; `resync_s`: seconds between two passes when
     nothing asks for one.
@@ -35,6 +37,7 @@ class Settings:
     image_pull_policy: str = "IfNotPresent"
     hub_endpoint: str = DEFAULT_ENDPOINT
     hub_proxy: str | None = None
+    hub_authorities: tuple[str, str] | None = None
     assigned_user: bool = False
     models_dir: Path = Path("/models")
     namespaces: tuple[str, ...] = ()
@@ -70,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--hub-endpoint", type=_url, help="of hf:// models")
     add("--hub-proxy", type=_url, help="HTTP proxy on the way there, of this process and the pods")
+    add(
+        "--hub-ca-config-map",
+        type=_name_and_key,
+        dest="hub_authorities",
+        metavar="NAME/KEY",
+        help="ConfigMap of the pods' namespace with the certificates that pods trust on the way",
+    )
     add(
         "--assigned-user",
         action="store_true",
@@ -123,6 +133,13 @@ def _url(text: str) -> str:
     if not is_whole:
         raise argparse.ArgumentTypeError(f"{text} is no URL of a host and, where need be, a port")
     return text.rstrip("/")
+
+
+def _name_and_key(text: str) -> tuple[str, str]:
+    name, _, key = text.partition("/")
+    if name and key and "/" not in key:
+        return name, key
+    raise argparse.ArgumentTypeError(f"{text} is not NAME/KEY of a ConfigMap")
 
 
 def _positive(text: str) -> float:

@@ -19,6 +19,7 @@ from .fields import (
     auto_or_integer,
     choice,
     duration,
+    empty_or,
     flag,
     integer,
     matching,
@@ -159,8 +160,8 @@ class Engine(SpecObject):
     )
     image: str | None = spec_field(
         "image",
-        kinds.IMAGE,
-        "Image of the pods; left out, the operator's own worker image.",
+        empty_or(kinds.IMAGE),
+        "Image of the pods; empty or left out, the operator's own worker image.",
     )
     args: tuple[str, ...] = spec_field(
         "args",

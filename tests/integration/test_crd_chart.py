@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +71,11 @@ def test_notes_name_each_namespace_and_the_crd_only_where_it_is_the_chart_s(helm
     mine = run([*install, "--set", "watchNamespaces={a,b}"])
     assert "\n  kubectl delete infs --all -n a\n  kubectl delete infs --all -n b\n" in mine
     assert "kubectl delete crd" in mine
-    other = run([*install, "--set", "crds.install=false"])
+    assert "\n  kubectl delete clusterrole sluice-admin sluice-edit sluice-view" in mine
+    other = run([*install, "--set", "crds.install=false,userRoles=false"])
     assert "kubectl delete infs --all --all-namespaces" in other
     assert "kubectl delete crd" not in other
+    assert "kubectl delete clusterrole" not in other
 
 
 def test_on_openshift_user_and_groups_are_left_to_the_namespace(helm: Path) -> None:
@@ -115,6 +119,9 @@ def test_every_value_can_be_given_and_all_that_is_rendered_is_yaml(helm: Path) -
         "--set", "modelsVolume.persistentVolumeClaim.claimName=models",
         "--set", "tolerations[0].operator=Exists,affinity.nodeAffinity=null",
         "--set", "hub.endpoint=https://hub.example,hub.proxy=http://proxy:3128",
+        "--set", "hub.caConfigMap.name=authorities,hub.caConfigMap.key=all.pem",
+        "--set", "priorityClassName=high,podLabels.team=ml",
+        "--set", "serviceAccount.name=other,serviceAccount.annotations.a=b",
     )  # fmt: skip
     manifests = template(helm, *IMAGES, *given)
     made = of_kind(manifests, "Deployment")[0]["spec"]["template"]
@@ -130,13 +137,94 @@ def test_every_value_can_be_given_and_all_that_is_rendered_is_yaml(helm: Path) -
     ]
     assert [role["metadata"]["namespace"] for role in of_kind(manifests, "Role")] == ["one", "two"]
     assert not of_kind(manifests, "ClusterRoleBinding")
+    assert pod["priorityClassName"] == "high"
+    account = of_kind(manifests, "ServiceAccount")[0]["metadata"]
+    assert (account["name"], account["annotations"]) == ("other", {"a": "b"})
+    bound = {s["name"] for one in of_kind(manifests, "RoleBinding") for s in one["subjects"]}
+    assert bound == {pod["serviceAccountName"]} == {"other"}
 
 
-def test_the_crd_can_be_left_out(helm: Path) -> None:
-    kept = template(helm, *IMAGES, "--set", "crds.install=false")
-    assert not of_kind(kept, "CustomResourceDefinition")
-    assert [role["metadata"]["name"] for role in of_kind(kept, "ClusterRole")] == ["sluice"]
-    assert len(of_kind(template(helm, *IMAGES), "CustomResourceDefinition")) == 1
+def test_a_pull_secret_that_is_named_later_makes_a_new_pod(helm: Path) -> None:
+    """One of the account's would reach only pods that are made after it."""
+    manifests = template(helm, *IMAGES, "--set", "imagePullSecrets[0].name=pull")
+    [deployment] = of_kind(manifests, "Deployment")
+    assert deployment["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+    assert "imagePullSecrets" not in of_kind(manifests, "ServiceAccount")[0]
+
+
+def test_labels_of_the_pod_leave_those_that_pick_it(helm: Path) -> None:
+    mine = "podLabels.team=ml,podLabels.app\\.kubernetes\\.io/name=other"
+    [deployment] = of_kind(template(helm, *IMAGES, "--set", mine), "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert labels["team"] == "ml"
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_authorities_of_a_hub_are_the_operators_own_and_named_to_it_for_the_pods(
+    helm: Path,
+) -> None:
+    def rendered(*more: str) -> Manifest:
+        [deployment] = of_kind(template(helm, *IMAGES, *more), "Deployment")
+        pod: Manifest = deployment["spec"]["template"]["spec"]
+        return pod
+
+    pod = rendered("--set", "hub.caConfigMap.name=authorities,hub.caConfigMap.key=all.pem")
+    [container] = pod["containers"]
+    assert "--hub-ca-config-map=authorities/all.pem" in container["args"]
+    [file] = [one["value"] for one in container["env"] if one["name"] == "SSL_CERT_FILE"]
+    source = {"name": "authorities", "items": [{"key": "all.pem", "path": Path(file).name}]}
+    [volume] = [one["name"] for one in pod["volumes"] if one.get("configMap") == source]
+    mount = {"name": volume, "mountPath": str(Path(file).parent), "readOnly": True}
+    assert mount in container["volumeMounts"]
+    assert "ca" not in {one["name"] for one in rendered()["volumes"]}
+
+
+def test_the_crd_and_the_roles_of_users_can_be_left_out(helm: Path) -> None:
+    def shared(*more: str) -> set[str]:
+        kinds = ("CustomResourceDefinition", "ClusterRole")
+        rendered = template(helm, *IMAGES, *more)
+        return {one["metadata"]["name"] for kind in kinds for one in of_kind(rendered, kind)}
+
+    crd, roles = "inferenceservices.sluice.dev", {"sluice-admin", "sluice-edit", "sluice-view"}
+    assert shared() == {crd, "sluice", *roles}
+    assert shared("--set", "crds.install=false") == {"sluice", *roles}
+    assert shared("--set", "userRoles=false") == {crd, "sluice"}
+    without = "crds.install=false,userRoles=false,watchNamespaces={one}"
+    assert shared("--set", without) == set()
+
+
+def test_what_the_docs_tell_a_cluster_admin_to_apply_is_the_definition_and_the_roles(
+    helm: Path,
+) -> None:
+    lines = (CHART.parents[1] / "docs" / "operate.md").read_text().splitlines()
+    [command] = [line.partition(" | ")[0] for line in lines if "--show-only" in line]
+    program, *arguments = command.replace("charts/sluice", str(CHART)).split()
+    assert program == "helm"
+    applied = [body for body in yaml.safe_load_all(run([helm, *arguments])) if body]
+    names = {body["metadata"]["name"] for body in applied}
+    crd = "inferenceservices.sluice.dev"
+    assert names == {crd, "sluice-admin", "sluice-edit", "sluice-view"}
+
+
+def test_enabled_is_a_parent_charts_and_not_a_way_to_install_nothing(
+    helm: Path, tmp_path: Path
+) -> None:
+    parent = {"apiVersion": "v2", "name": "parent", "version": "1.0.0"}
+    child = {"name": "sluice", "version": "0.1.0", "condition": "sluice.enabled"}
+    (tmp_path / "Chart.yaml").write_text(json.dumps({**parent, "dependencies": [child]}))
+    (tmp_path / "charts").mkdir()
+    shutil.copytree(CHART, tmp_path / "charts" / "sluice")
+
+    def rendered(enabled: bool) -> str:
+        given = [
+            f"sluice.enabled={str(enabled).lower()}",
+            "sluice.image=a",
+            "sluice.worker.image=b",
+        ]
+        return run([helm, "template", "x", tmp_path, "--set", ",".join(given)])
+
+    assert rendered(False).strip() == ""
+    assert "kind: Deployment" in rendered(True)
 
 
 def test_a_network_policy_lets_in_nobody_but_who_reads_the_metrics(
@@ -166,6 +254,8 @@ def test_a_namespaces_admins_editors_and_viewers_have_the_same_for_its_objects(h
         name: {label.removeprefix(aggregated) for label in body["metadata"]["labels"]}
         for name, body in roles.items()
     }
+    assert "admin" in to["sluice-admin"]
+    assert not {"edit", "view"} & to["sluice-admin"]
     assert {"admin", "edit"} <= to["sluice-edit"]
     assert "view" in to["sluice-view"]
     assert not {"admin", "edit", "view"} & to["sluice"]
@@ -188,6 +278,11 @@ def test_a_namespaces_admins_editors_and_viewers_have_the_same_for_its_objects(h
         ((*IMAGES, "--set", "networkPolicy=null"), "missing property 'networkPolicy'"),
         ((*IMAGES, "--set", "tickSeconds=null"), "missing property 'tickSeconds'"),
         ((*IMAGES, "--set", "crds.install=null"), "missing property 'install'"),
+        ((*IMAGES, "--set", "hub.caConfigMap=null"), "missing property 'caConfigMap'"),
+        ((*IMAGES, "--set", "hub.caConfigMap.key=a/b"), "caConfigMap/key"),
+        ((*IMAGES, "--set", "serviceAccount=null"), "missing property 'serviceAccount'"),
+        ((*IMAGES, "--set", "serviceAccount.name=A_b"), "serviceAccount/name"),
+        ((*IMAGES, "--set", "enabled=false"), "'/enabled': value must be true"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(
@@ -198,7 +293,7 @@ def test_a_wrong_value_is_refused_by_name(
 
 
 def test_the_operator_may_do_what_it_does_and_no_more(helm: Path) -> None:
-    (role,) = of_kind(template(helm, *IMAGES, "--set", "crds.install=false"), "ClusterRole")
+    (role,) = of_kind(template(helm, *IMAGES, "--set", "userRoles=false"), "ClusterRole")
     allowed = {
         f"{verb} {resource}"
         for rule in role["rules"]
@@ -248,6 +343,43 @@ def test_the_api_server_grants_the_account_that(
     assert json.loads(answer)["status"]["allowed"] == (expected == "yes")
 
 
+@pytest.fixture
+def home(installed: ApiServer) -> Iterator[str]:
+    """A namespace, and its administrator `ann`. The API server runs without the controller that
+    fills the role `admin`, so hers are those that it takes in."""
+    name = "home"
+    kubectl(installed, "create", "namespace", name)
+    label = "rbac.authorization.k8s.io/aggregate-to-"
+    listed = [
+        kubectl(installed, "get", "clusterrole", "-l", f"{label}{to}=true", "-o", "name").split()
+        for to in ("admin", "edit", "view")
+    ]
+    for role in {one.partition("/")[2] for one in sum(listed, [])}:
+        binding = role.replace(":", "-")
+        what = ("rolebinding", binding, "--clusterrole", role, "--user", "ann", "-n", name)
+        kubectl(installed, "create", *what)
+    yield name
+    kubectl(installed, "delete", "namespace", name, "--wait=false")
+
+
+def test_a_namespaces_admin_installs_the_operator_for_it_beside_the_cluster_admins_roles(
+    helm: Path, installed: ApiServer, home: str
+) -> None:
+    """With the definition and `users.yaml` there; nobody may grant rights that they have not."""
+    given = f"crds.install=false,userRoles=false,openshift=true,watchNamespaces={{{home}}}"
+    run(
+        [helm, "install", "sluice", CHART, *IMAGES, "--set", given, "--namespace", home,
+         "--kubeconfig", installed.kubeconfig, "--kube-as-user", "ann"]
+    )  # fmt: skip
+    made = kubectl(installed, "get", "role,rolebinding,deployment", "-n", home, "-o", "name")
+    names = made.split()
+    for kind in ("role.rbac", "rolebinding.rbac"):
+        assert f"{kind}.authorization.k8s.io/sluice" in names
+    assert "deployment.apps/sluice" in names
+    infs = ("get", "infs", "-n", home, "--as", "ann", "-o", "name")
+    assert kubectl(installed, *infs) == ""
+
+
 def test_the_operators_pod_passes_pod_security_restricted(helm: Path, installed: ApiServer) -> None:
     (deployment,) = of_kind(template(helm, *IMAGES), "Deployment")
     pod = {
@@ -278,9 +410,15 @@ def test_an_upgrade_renews_the_crd_and_an_uninstall_keeps_it(
     on_cluster(helm, installed, "upgrade", "sluice", str(CHART), *IMAGES, "--force-conflicts")
     live = json.loads(kubectl(installed, "get", *crd, "-o", "json"))
     assert live["spec"]["names"]["shortNames"] == ["infs"]
+    # Not by a later release without them either: objects would be nobody's.
+    without = ("--set", "crds.install=false,userRoles=false")
+    on_cluster(helm, installed, "upgrade", "sluice", str(CHART), *IMAGES, *without)
     on_cluster(helm, installed, "uninstall", "sluice")
     assert kubectl(installed, "get", "deployment", "-n", NAMESPACE, "-o", "name") == ""
     assert kubectl(installed, "get", *crd, "-o", "name").strip().endswith("sluice.dev")
+    # The roles too. Other tests have some of these names of their own.
+    roles = ("sluice-admin", "sluice-edit", "sluice-view")
+    kubectl(installed, "delete", "clusterrole", *roles)
 
 
 _WITHOUT_SHORT_NAMES = '[{"op": "remove", "path": "/spec/names/shortNames"}]'

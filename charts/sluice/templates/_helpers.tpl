@@ -6,6 +6,10 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "sluice.account" -}}
+{{- .Values.serviceAccount.name | default (include "sluice.name" .) -}}
+{{- end -}}
+
 {{- define "sluice.selector" -}}
 app.kubernetes.io/name: sluice-operator
 app.kubernetes.io/instance: {{ .Release.Name | quote }}

@@ -107,6 +107,7 @@ INVALID = [
     Invalid("spec.hardware.cpu", "0.5m", "must be CPUs from 1m to 1024"),
     Invalid("spec.hardware.hostMemory", "8Gi", "hostMemory belongs to accelerator nvidia"),
     Invalid("spec.hardware", {**_ON_A_GPU, "hostMemory": "8GB"}, "must be bytes over zero"),
+    Invalid("spec.hardware.runtimeClassName", "A b", "must be the name of a Kubernetes object"),
     Invalid("spec.hardware.nodeSelector", {"a b": "c"}, "keys must be label keys"),
     Invalid("spec.hardware.nodeSelector", {"zone": "a b"}, "must be the value of a label"),
     Invalid("spec.hardware.tolerations", [{"value": "x"}], "must be Exists where key is left out"),
@@ -169,7 +170,7 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
     "spec.model.name": _texts("a", "Qwen/Qwen3-0.6B", "a:b_c.d-e", "x" * 128),
     "spec.model.dtype": _texts("auto", "float32", "bfloat16", "float16"),
     "spec.model.maxModelLen": st.integers(1, 1_048_576),
-    "spec.engine.image": _texts("a", "10.0.0.1:5000/w/x:1.0", "r/w@sha256:" + "0" * 64),
+    "spec.engine.image": _texts("", "a", "10.0.0.1:5000/w/x:1.0", "r/w@sha256:" + "0" * 64),
     "spec.engine.args": st.lists(
         _texts("--seed=1", "--block-size=16", "--load-format=dummy", "--quantization=w8a8"),
         unique=True,
@@ -180,6 +181,7 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
     "spec.hardware.nodeSelector": st.dictionaries(
         _texts("zone", "example.com/zone", "a_b.c"), _texts("", "a", "A-b_c.9"), max_size=3
     ),
+    "spec.hardware.runtimeClassName": _texts("", "nvidia", "a-b.c"),
     "spec.hardware.tolerations": st.lists(
         st.sampled_from(
             [

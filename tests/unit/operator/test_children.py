@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_operator import children, resources
+from sluice_operator import children, pod, resources
 from sluice_operator.runtime import Runtime
 from sluice_operator.settings import Settings
 from sluice_worker.contract import Slo
@@ -424,6 +424,33 @@ def test_pods_of_a_hub_model_fetch_it_by_the_proxy_that_the_operator_was_given()
         assert {"name": name, "value": "http://proxy:3128"} in environment
     assert hub["metadata"]["annotations"] != plain["metadata"]["annotations"]  # pods are replaced
     assert own == made(SETTINGS)
+
+
+def test_pods_of_a_hub_model_trust_the_authorities_that_the_operator_names_and_no_others_roll() -> (
+    None
+):
+    settings = dataclasses.replace(SETTINGS, hub_authorities=("authorities", "all.pem"))
+
+    def made(settings: Settings, **model: Any) -> dict[str, Any]:
+        service = create_service(**model)
+        return children.deployment(service, settings, ceiling=32, replicas=1, live=None)
+
+    hub, plain, own = made(settings, model=HUB), made(SETTINGS, model=HUB), made(settings)
+    spec = hub["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    source = {"name": "authorities", "items": [{"key": "all.pem", "path": "ca.crt"}]}
+    assert {"name": "ca", "configMap": source} in spec["volumes"]
+    mount = {"name": "ca", "mountPath": "/etc/sluice/ca", "readOnly": True}
+    assert mount in container["volumeMounts"]
+    assert {"name": "SSL_CERT_FILE", "value": "/etc/sluice/ca/ca.crt"} in container["env"]
+    assert hub["metadata"]["annotations"] != plain["metadata"]["annotations"]  # pods are replaced
+    assert own == made(SETTINGS)
+
+
+def test_an_empty_image_or_runtime_class_is_as_one_left_out() -> None:
+    empty = create_service(engine__image="", hardware__runtimeClassName="")
+    assert empty == create_service()
+    assert pod.inputs(empty, SETTINGS) == pod.inputs(create_service(), SETTINGS)
 
 
 def test_replicas_stay_at_the_commit_that_the_revision_stood_for_when_they_were_made() -> None:

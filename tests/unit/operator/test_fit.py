@@ -67,10 +67,10 @@ def test_no_ceiling_that_a_pod_reports_is_more_than_the_object_may_ask_for() -> 
 
 
 def test_what_limits_a_model_that_nobody_has_read_is_not_known() -> None:
-    service = create_service()
+    service = create_service(batching__initialNumSeqs=6)
     seen = create_observed(service, fit=judge(service.spec, UNREAD))
     batching: Any = plan(service, seen, SETTINGS, NOW).status["batching"]
-    assert (batching["maxNumSeqs"], "limitedBy" in batching) == (4, False)
+    assert (batching["maxNumSeqs"], "limitedBy" in batching) == (6, False)
 
 
 def test_a_model_that_cannot_be_read_gets_no_more_sequences_than_a_step_has_tokens() -> None:

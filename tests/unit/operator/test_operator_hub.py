@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,15 @@ from sluice_operator.checkpoint import Checkpoint, CheckpointError, Unread
 from sluice_operator.hub import HubModel, read
 from unit.operator.test_checkpoint import CONFIG
 from unit.worker.hub.forward_proxy import running_proxy
-from unit.worker.hub.hub_server import COMMIT, REPO, TOKEN, Hub, running_hub, safetensors
+from unit.worker.hub.hub_server import (
+    COMMIT,
+    REPO,
+    TOKEN,
+    Hub,
+    running_hub,
+    safetensors,
+    tls_of_own,
+)
 
 INDEX = "model.safetensors.index.json"
 
@@ -67,6 +76,16 @@ def test_the_commit_is_read_from_then_on(hub: Hub) -> None:
     paths = {one.path for one in hub.seen if "/resolve/" in one.path}
     assert paths
     assert all(path.startswith(f"/{REPO}/resolve/{COMMIT}/") for path in paths)
+
+
+def test_a_hub_with_an_authority_of_its_own_is_read_where_the_environment_names_that(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls, authority = tls_of_own(tmp_path)
+    with running_hub(Hub(hub.files), tls) as own:
+        assert "CERTIFICATE_VERIFY_FAILED" in unread(of(own))
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+        assert found(own).weights_bytes == 2 << 20
 
 
 def test_by_a_proxy_goes_all_that_is_asked_of_a_hub_and_its_cdn(hub: Hub) -> None:

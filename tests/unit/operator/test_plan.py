@@ -167,14 +167,25 @@ def test_an_edit_of_the_pods_does_not_wait_for_a_hub_that_is_away_but_another_mo
     assert (said["status"], said["reason"]) == ("True", "HeadersUnavailable")
 
 
-def test_a_model_that_cannot_be_read_starts_carefully() -> None:
-    service = create_service()
-    unread = Fit("Unknown", Reason.HEADERS_UNAVAILABLE, "not there")
+def test_a_model_that_cannot_be_read_starts_where_its_pods_predict() -> None:
+    service = create_service(model__uri="pvc://models/demo")
+    unread = judge(service.spec, Unread("pvc:// is not read"))
     planned = _plan(service, create_observed(service, fit=unread))
     assert planned.runtime is not None
-    assert planned.runtime.cap == 4
+    assert planned.runtime.cap is None
     assert _condition(planned, "ModelFits")["status"] == "Unknown"
     assert "Deployment" in _kinds(planned)
+    predicted = replace(
+        _serving(service, epoch=0, max_num_seqs=24), fit=unread, runtime=planned.runtime
+    )
+    adopted = _plan(service, predicted)
+    assert adopted.runtime is not None
+    assert (adopted.runtime.cap, adopted.runtime.epoch) == (24, 1)
+
+    own = create_service(model__uri="pvc://models/demo", batching__initialNumSeqs=6)
+    asked = _plan(own, create_observed(own, fit=judge(own.spec, Unread("pvc:// is not read"))))
+    assert asked.runtime is not None
+    assert asked.runtime.cap == 6
 
 
 def test_a_model_that_is_still_being_read_gets_no_pods_and_is_looked_at_again_soon() -> None:

@@ -48,6 +48,16 @@ def test_a_wrong_number_is_refused_with_what_is_wanted(
     assert says in capsys.readouterr().err
 
 
+def test_authorities_are_a_config_map_and_its_key(capsys: pytest.CaptureFixture[str]) -> None:
+    flag = "--hub-ca-config-map="
+    assert parse([WORKER, f"{flag}ca/all.pem"]).hub_authorities == ("ca", "all.pem")
+    assert parse([WORKER]).hub_authorities is None
+    for wrong in ("ca", "ca/", "/all.pem", "a/b/c"):
+        with pytest.raises(SystemExit):
+            parse([WORKER, flag + wrong])
+        assert f"{wrong} is not NAME/KEY of a ConfigMap" in capsys.readouterr().err
+
+
 def test_help_says_what_the_program_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--help"])

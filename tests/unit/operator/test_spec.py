@@ -82,6 +82,11 @@ def test_durations_add_their_parts_up(written: str, expected_ms: float) -> None:
     assert parse(body).spec.slo.ttft_ms == expected_ms
 
 
+@pytest.mark.parametrize("path", ["spec.engine.image", "spec.hardware.runtimeClassName"])
+def test_what_may_be_left_out_may_be_empty(path: str) -> None:
+    assert parse(changed(valid_object(), path, "")) == parse(valid_object())
+
+
 def test_a_percentile_without_quotes_is_taken() -> None:
     assert parse(changed(valid_object(), "spec.slo.percentile", 95)).spec.slo.percentile == "95"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from sluice_cluster import pki
 
 COMMIT = "c0ffee" + "0" * 34
 REPO = "acme/tiny"
@@ -205,15 +208,18 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def running_hub(hub: Hub) -> Iterator[Hub]:
+def running_hub(hub: Hub, tls: ssl.SSLContext | None = None) -> Iterator[Hub]:
     """Serve `hub` on two free ports, one of them the CDN's; its URLs are filled in."""
     servers = []
     for on_cdn in (False, True):
         handler = type("Handler", (_Handler,), {"hub": hub, "on_cdn": on_cdn})
         server = _Server(("127.0.0.1", 0), handler)
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         servers.append(server)
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    hub.url, hub.cdn_url = (f"http://127.0.0.1:{server.server_port}" for server in servers)
+    scheme = "https" if tls else "http"
+    hub.url, hub.cdn_url = (f"{scheme}://127.0.0.1:{server.server_port}" for server in servers)
     try:
         yield hub
     finally:
@@ -221,6 +227,14 @@ def running_hub(hub: Hub) -> Iterator[Hub]:
         for server in servers:
             server.shutdown()
             server.server_close()
+
+
+def tls_of_own(folder: Path) -> tuple[ssl.SSLContext, Path]:
+    """For a hub with an authority of its own, made in `folder`, and that one's certificate."""
+    authority = pki.create(folder, [pki.Identity("hub", "hub", addresses=("127.0.0.1",))])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.cert("hub"), authority.key("hub"))
+    return context, authority.certificate
 
 
 def files_of(directory: Path) -> dict[str, bytes]:

@@ -30,6 +30,7 @@ from unit.worker.hub.hub_server import (
     files_of,
     running_hub,
     safetensors,
+    tls_of_own,
 )
 
 WEIGHTS = "model.safetensors"
@@ -73,6 +74,18 @@ def test_a_proxy_of_the_environment_is_asked_for_all(
         folder = fetch(access)
         assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
         assert len(proxy.asked) == len(hub.seen)
+
+
+def test_a_hub_with_an_authority_of_its_own_is_trusted_where_the_environment_names_that(
+    access: Access, hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tls, authority = tls_of_own(tmp_path / "pki")
+    with running_hub(Hub(hub.files), tls) as own:
+        access = dataclasses.replace(access, endpoint=own.url)
+        with pytest.raises(StartupError, match="CERTIFICATE_VERIFY_FAILED"):
+            fetch(access)
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+        assert (fetch(access) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
 
 
 def test_a_volume_without_symbolic_links_gets_hard_ones(
