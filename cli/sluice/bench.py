@@ -38,7 +38,7 @@ from sluice.endpoint import (
     served_model,
 )
 from sluice.machine import NEEDS_MATPLOTLIB, can_draw, processor
-from sluice.numbers import count, not_negative, positive, vocabulary
+from sluice.numbers import count, not_negative, positive, several, vocabulary
 from sluice.page import page, picture, section, table, text_table
 from sluice.targets import HELP, read_targets
 
@@ -48,6 +48,8 @@ EVEN = 0.02
 CONNECT_SECONDS = 10.0
 WARM_UP = 4
 """Requests before the first wave, which are not counted: connections, pages, code paths."""
+SAY_EVERY_SECONDS = 5.0
+"""How often a wave under way tells how far it is."""
 
 
 def caps(text: str) -> list[int]:
@@ -65,22 +67,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `sluice bench`."""
     parser.add_argument("--url", type=base_url, required=True, help="of the API, without a route")
     parser.add_argument("--max-num-seqs", type=caps, default=CAPS, metavar="1,4,8", help="the caps")
-    parser.add_argument(
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument(
         "--admin-url",
         type=base_url,
         help="default: port 8001 of the same host, if it is the same process's",
     )
+    whose.add_argument("--client-side", action="store_true", help="leave the server's cap alone")
     parser.add_argument("--admin-token-file", type=Path, help="bearer of the admin port")
-    parser.add_argument("--client-side", action="store_true", help="leave the server's cap alone")
     parser.add_argument("--api-key-file", type=Path, help="bearer of the API")
     parser.add_argument("--model", help="default: the first of /v1/models")
     parser.add_argument("--route", choices=ROUTES, default=COMPLETIONS, help="of the API")
-    parser.add_argument("--wave", type=count, default=200, help="requests at once")
+    parser.add_argument("--wave", type=several, default=200, help="requests at once")
     parser.add_argument("--waves", type=count, default=100, help="at each cap")
     parser.add_argument(
         "--silence", type=not_negative, default=30.0, help="seconds from wave to wave"
     )
-    add_length_arguments(parser, prompt=(1024, 3072), output=(64, 256))
+    add_length_arguments(parser, prompt=(1024, 3072), output=(64, 256), output_type=several)
     parser.add_argument(
         "--scale", type=positive, default=1.0, help="a factor on the five above, such as 0.1"
     )
@@ -95,7 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The waves, scaled. Seconds, tokens."""
+    """The waves, scaled, but never to a wave of one request or an output without a gap. Seconds,
+    tokens."""
 
     wave: int
     waves: int
@@ -140,7 +144,7 @@ class Bench:
         """All rounds; the server is left as it was found."""
         try:
             await self.cap.use(max(self.tallies))
-            outcomes, _ = await self._send([self.shape.lengths(self.rng)] * WARM_UP)
+            outcomes, _ = await self._send("warm-up", [self.shape.lengths(self.rng)] * WARM_UP)
             if not any(outcome.is_ok for outcome in outcomes):
                 why = outcomes[0].detail or outcomes[0].result
                 raise EndpointError(f"no request is answered in full: {why}")
@@ -166,37 +170,47 @@ class Bench:
         if cap is not None:
             print(f"cap {cap} is in force again, as before", flush=True)
 
-    async def _send(self, lengths: list[curve.Length]) -> tuple[list[Outcome], float]:
-        """Answers to requests sent at once, and the seconds until the last one."""
-        url, slot = self.args.url + self.args.route, self.cap.slot
+    async def _send(self, name: str, lengths: list[curve.Length]) -> tuple[list[Outcome], float]:
+        """Answers to requests sent at once, and the seconds until the last one; says how far the
+        wave of that `name` is meanwhile."""
+        url, slot, ended = self.args.url + self.args.route, self.cap.slot, list[Outcome]()
         bodies = [self.shape.body(self.rng, one) for one in lengths]
-        start = time.monotonic()
-        sent = [request(self.session, url, b, max_retries=0, slot=slot()) for b in bodies]
-        outcomes = list(await asyncio.gather(*sent))
-        return outcomes, time.monotonic() - start
+
+        async def one(body: dict[str, object]) -> Outcome:
+            outcome = await request(self.session, url, body, max_retries=0, slot=slot())
+            ended.append(outcome)
+            return outcome
+
+        saying = asyncio.create_task(_say_how_far(name, ended, len(bodies)))
+        try:
+            start = time.monotonic()
+            outcomes = list(await asyncio.gather(*map(one, bodies)))
+            return outcomes, time.monotonic() - start
+        finally:
+            saying.cancel()
 
     async def _wave(self, number: int, tally: Tally, lengths: list[curve.Length]) -> None:
         await self.cap.use(tally.cap)
         before = await self.cap.counters()
-        outcomes, seconds = await self._send(lengths)
+        name = f"round {number} of {self.traffic.waves}, cap {tally.cap:3}"
+        outcomes, seconds = await self._send(name, lengths)
         after = await self.cap.counters()
         await self.cap.check()
         steps, batch = after.batch_since(before) if after else (None, None)
         self.costs = after.costs if after else None
         prompts = [prompt for prompt, _ in lengths]
         wave = tally.add(outcomes, prompts, seconds, self.targets, steps, batch)
-        self._say(number, tally.cap, wave, len(outcomes))
+        self._say(name, wave, len(outcomes))
         await asyncio.sleep(max(0.0, self.traffic.silence_s - seconds))
 
-    def _say(self, number: int, cap: int, wave: curve.Wave, sent: int) -> None:
+    def _say(self, name: str, wave: curve.Wave, sent: int) -> None:
         done = sum(len(tally.waves) for tally in self.tallies.values())
         left = self.traffic.waves * len(self.tallies) - done
         left_s = left * (time.monotonic() - self.started_s) / done
         held = f", {wave.good} within the targets" if self.args.slo else ""
         print(
-            f"round {number} of {self.traffic.waves}, cap {cap:3}: {len(wave.lengths)} of {sent} "
-            f"answered in {wave.seconds:.1f} s, {wave.tokens / wave.seconds:.0f} tokens/s{held}; "
-            f"about {left_s / 60:.0f} min left",
+            f"{name}: {len(wave.lengths)} of {sent} answered in {wave.seconds:.1f} s, "
+            f"{wave.tokens / wave.seconds:.0f} tokens/s{held}; about {left_s / 60:.0f} min left",
             flush=True,
         )
 
@@ -221,6 +235,17 @@ class Bench:
         }  # fmt: skip
 
 
+async def _say_how_far(name: str, ended: list[Outcome], num: int) -> None:
+    """A line every few seconds, for ever; `ended`: of `num` requests those that have."""
+    start = time.monotonic()
+    while True:
+        await asyncio.sleep(SAY_EVERY_SECONDS)
+        failed = sum(not outcome.is_ok for outcome in ended)
+        told = f"{len(ended) - failed} of {num} answered" + (f", {failed} failed" if failed else "")
+        seconds = time.monotonic() - start
+        print(f"{name}: {told} after {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The whole measurement; raises EndpointError where there is nothing to measure."""
     traffic = Traffic.of(args)
@@ -235,7 +260,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             )
         asked = args.slo and Slo(args.slo.ttft_ms, args.slo.itl_ms, args.slo.e2e_ms)
         cap: Cap = ClientLimit(api, args.url)
-        if args.admin_url and not args.client_side:
+        if args.admin_url:
             cap = await named_live(a, args.admin_url, asked)
         elif served.is_ours and not args.client_side:
             cap = await find_live(api, a, args.url, asked) or cap
@@ -365,6 +390,10 @@ async def _ended_by_signals(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[s
 
 def main(args: argparse.Namespace) -> int:
     """Entry of `sluice bench`: 0 if all was measured, 2 if it cannot be."""
+    if args.client_side and args.admin_token_file:
+        told = "--admin-token-file says nothing with --client-side"
+        print(f"sluice bench: {told}", file=sys.stderr)
+        return 2
     if not can_draw():  # told before minutes of measuring, not after them
         print(f"sluice bench: {NEEDS_MATPLOTLIB}", file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ import math
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,15 +29,19 @@ _WHOLE_TEXT = re.compile(rb'"generated_text": ?"')
 
 
 def add_length_arguments(
-    parser: argparse.ArgumentParser, *, prompt: tuple[int, int], output: tuple[int, int]
+    parser: argparse.ArgumentParser,
+    *,
+    prompt: tuple[int, int],
+    output: tuple[int, int],
+    output_type: Callable[[str], int] = count,
 ) -> None:
     """The flags of a Shape's lengths, with their defaults."""
-    for flag, default, of in (
-        ("--prompt-tokens", prompt, "a prompt"),
-        ("--max-tokens", output, "an output"),
+    for flag, default, of, read in (
+        ("--prompt-tokens", prompt, "a prompt", count),
+        ("--max-tokens", output, "an output", output_type),
     ):
         parser.add_argument(
-            flag, type=count, nargs=2, default=list(default), metavar=("A", "B"),
+            flag, type=read, nargs=2, default=list(default), metavar=("A", "B"),
             help=f"least and most of {of}",
         )  # fmt: skip
 

@@ -10,14 +10,14 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from sluice import timeline
+from sluice import load, timeline
 from sluice.kube import NAMESPACE, Kube, KubeError, condition, wait_for
 from sluice.machine import NEEDS_MATPLOTLIB, can_draw
 
@@ -26,6 +26,8 @@ NAME = "demo"
 POLL_SECONDS = 2.0
 LOAD_POD = "sluice-demo-load"
 SCALE_IN_SECONDS = 120.0
+HIGH = "high"
+"""The phase before which a second pod is allowed, and of which `timeline.checks` speaks."""
 
 
 def say(text: str) -> None:
@@ -151,10 +153,10 @@ class Demo:
             say(f"   -- {record['phase']}: {record['requests_per_s']:.1f} requests/s, P99 TTFT"
                 f" {record['p99_ttft_ms']} ms, ITL {record['p99_itl_ms']} ms at the client,"
                 f" {record['results']}")  # fmt: skip
-            if record["phase"] == "capacity":
+            if record["phase"] == load.CAPACITY:
                 say(f"   -- X = {record['capacity']:.1f} requests/s")
             # Before, the queue of the closed loop would ask for the second pod.
-            if self.phase == "high":
+            if self.phase == HIGH:
                 say("   -- maxReplicas: 1 -> 2")
                 self.kube.patch("infs", NAME, {"spec": {"scaling": {"maxReplicas": 2}}})
 
@@ -196,6 +198,27 @@ class Demo:
         return all(check.seen for check in results)
 
 
+def phase(text: str) -> str:
+    """A phase of `sluice load`, as it is told: argparse's `type=`."""
+    load.phase(text)
+    return text
+
+
+def refusal(phases: Sequence[str]) -> str:
+    """Why the story cannot be told with these phases, "" where it can."""
+    read = [load.phase(text) for text in phases]
+    names = [name for name, _, _, _ in read]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        return f"phase {twice} is given twice"
+    measures = any(p[:2] == (load.CAPACITY, "closed") for p in read)
+    if not measures or HIGH not in names[1:]:
+        return (
+            f"needed are a closed phase {load.CAPACITY}, which finds X, and behind it {HIGH}, "
+            "before which a second pod is allowed"
+        )
+    return load.refusal(read, None)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `sluice demo`."""
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the repository's folder")
@@ -204,14 +227,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--phases",
+        type=phase,
         nargs="+",
+        metavar="PHASE",
+        help=f"as `sluice load` has them, {load.CAPACITY} and {HIGH} among them",
         default=["warmup:closed:48:45", "capacity:closed:48:20", "low:open:0.5:30",
                  "high:open:1.3:120", "ebb:open:0.3:75"],
     )  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> int:
-    """Entry of `sluice demo`: 0 if all was seen, 1 if not, 3 without a cluster."""
+    """Entry of `sluice demo`: 0 if all was seen, 1 if not, 2 for phases that tell no story, 3
+    without a cluster."""
+    if why := refusal(args.phases):
+        print(f"sluice demo: --phases: {why}", file=sys.stderr)
+        return 2
     state = args.root / "build/cluster/cluster.json"
     if not state.exists():
         say(f"There is no cluster: {state} is missing; `make cluster` brings one up.")

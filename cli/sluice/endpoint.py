@@ -30,7 +30,8 @@ class EndpointError(Exception):
 
 
 def base_url(text: str) -> str:
-    """The URL of an API without a route: argparse's `type=`."""
+    """The URL of an API without a route, and without the /v1 that OpenAI's clients are given:
+    argparse's `type=`."""
     try:
         parts = urlsplit(text)
         is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -40,7 +41,11 @@ def base_url(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is not a URL like http://localhost:8000")
     if "@" in parts.netloc:
         raise argparse.ArgumentTypeError("the URL holds a password, and results name their URL")
-    return text.rstrip("/")
+    if "?" in text or "#" in text:
+        told = f"{text!r} has a query or a fragment, behind which no route can be put"
+        raise argparse.ArgumentTypeError(told)
+    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path}"
 
 
 def bearer_headers(path: Path | None) -> dict[str, str]:

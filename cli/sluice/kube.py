@@ -6,19 +6,48 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sluice_operator.address import in_url
+from sluice_operator.status_schema import STATUS
 
 COMMAND_TIMEOUT_SECONDS = 180.0
+REQUEST_TIMEOUT_SECONDS = 20
+"""Of each try of a read; where the server does not answer, kubectl asks up to eight times."""
+LISTEN_SECONDS = 0.5
+"""What a command says this long before its end is a prompt, or of its work; what comes later is
+its last word, which is told with its failure."""
+SAY_EVERY_SECONDS = 10.0
 NAMESPACE = "default"
+OTHER_VERSION = "its status is of another version"
 _KLOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:")
 """What kubectl logs of each of its tries, before it says what went wrong."""
+_BEGINS_LIKE_KLOG = re.compile(r"[IWEF](\d.*)?")
+_KINDS: Mapping[str, tuple[str, type]] = {
+    "object": ("object", dict),
+    "array": ("list", list),
+    "string": ("text", str),
+    "integer": ("whole number", int),
+    "boolean": ("truth value", bool),
+}
+"""By the schema's name: what it is called in a sentence, and its type in Python."""
+_TEXTS = ("name", "namespace", "uid", "deletionTimestamp")
+_METADATA = {**dict.fromkeys(_TEXTS, {"type": "string"}), "generation": {"type": "integer"}}
+_MODEL = {"type": "object", "properties": {"uri": {"type": "string"}}}
+_OBJECT = {
+    "type": "object",
+    "properties": {
+        "metadata": {"type": "object", "properties": _METADATA},
+        "spec": {"type": "object", "properties": {"model": _MODEL}},
+    },
+}
+"""What any InferenceService is like; its status is looked at by itself."""
 T = TypeVar("T")
 
 
@@ -69,21 +98,36 @@ class Kube:
                 argv, env=self.env, input=stdin, capture_output=True, text=True, check=False,
                 timeout=COMMAND_TIMEOUT_SECONDS,
             )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as e:
+        except subprocess.TimeoutExpired as e:
+            raise _too_long(argv) from e
+        except OSError as e:
             raise KubeError(f"{' '.join(argv)}: {e}") from e
-        if done.returncode:
-            said = (done.stderr or done.stdout).splitlines()
-            told = [line for line in said if not _KLOG.match(line)] or said
-            raise KubeError(f"{' '.join(argv)}: {' '.join(told).strip()}")
-        return done.stdout
+        return _output(argv, done.returncode, done.stdout, done.stderr)
 
     def kubectl(self, *argv: str, stdin: str | None = None) -> str:
         """`kubectl ARGV`."""
         return self.run("kubectl", *argv, stdin=stdin)
 
+    def read(self, *argv: str) -> str:
+        """`kubectl get ARGV`, which may ask the person at the terminal to sign in."""
+        command = ("kubectl", "get", f"--request-timeout={REQUEST_TIMEOUT_SECONDS}s", *argv)
+        try:
+            with subprocess.Popen(
+                command, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ) as process:
+                try:
+                    out, err, shown = _listen(process, " ".join(command))
+                finally:
+                    process.kill()  # nothing where it has ended
+        except subprocess.TimeoutExpired as e:
+            raise _too_long(command) from e
+        except OSError as e:
+            raise KubeError(f"{' '.join(command)}: {e}") from e
+        return _output(command, process.returncode, out, err[shown:] or err)
+
     def get(self, *argv: str) -> Any:
         """`kubectl get ARGV -o json`, parsed."""
-        text = self.kubectl("get", *argv, "-o", "json")
+        text = self.read(*argv, "-o", "json")
         try:
             return json.loads(text)
         except ValueError as e:
@@ -104,7 +148,7 @@ class Kube:
     def inference_service(self, name: str) -> dict[str, Any]:
         """The object as it is now; one raw GET, cheap enough for every two seconds."""
         path = f"/apis/sluice.dev/v1alpha1/namespaces/{NAMESPACE}/inferenceservices/{name}"
-        return dict(json.loads(self.kubectl("get", "--raw", path)))
+        return dict(json.loads(self.read("--raw", path)))
 
     def events(
         self, name: str, namespace: str = NAMESPACE, uid: str | None = None
@@ -119,7 +163,7 @@ class Kube:
         """The pods of the named InferenceService."""
         selector = f"app.kubernetes.io/instance%3D{name}"
         path = f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector={selector}"
-        return list(json.loads(self.kubectl("get", "--raw", path))["items"])
+        return list(json.loads(self.read("--raw", path))["items"])
 
     def cluster_address(self, name: str) -> str:
         """`IP:PORT` of a Service inside the cluster."""
@@ -168,6 +212,73 @@ class Kube:
         wait_for(f"pod {pod} to start", 90, started)
 
 
+def _too_long(argv: Sequence[str]) -> KubeError:
+    return KubeError(f"{' '.join(argv)}: it did not end within {COMMAND_TIMEOUT_SECONDS:g} s")
+
+
+def _output(argv: Sequence[str], status: int, out: str, err: str) -> str:
+    """What a command that has ended wrote; raises `KubeError` with its words where it failed."""
+    if status:
+        said = (err or out).splitlines()
+        told = [line for line in said if not _KLOG.match(line)] or said
+        raise KubeError(f"{' '.join(argv)}: {' '.join(told).strip()}")
+    return out
+
+
+def _listen(process: subprocess.Popen[str], command: str) -> tuple[str, str, int]:
+    """Standard output and error to the end, and how much of the latter was shown meanwhile.
+
+    That is shown where a person can read it, as a prompt to sign in waits for them. Raises
+    TimeoutExpired.
+    """
+    start_s, say_s = time.monotonic(), SAY_EVERY_SECONDS
+    shown, has_spoken = 0, False
+    while True:
+        try:
+            return *process.communicate(timeout=LISTEN_SECONDS), shown
+        except subprocess.TimeoutExpired as e:
+            waited_s = time.monotonic() - start_s
+            if waited_s > COMMAND_TIMEOUT_SECONDS:
+                raise
+            if sys.stderr.isatty():
+                text, length = _worth_showing((e.stderr or b"").decode(errors="replace")[shown:])
+                shown, has_spoken = shown + length, has_spoken or bool(text)
+                print(text, end="", file=sys.stderr, flush=True)
+            if not has_spoken and waited_s >= say_s:
+                print(f"{command}: no answer for {say_s:.0f} s", file=sys.stderr, flush=True)
+                say_s += SAY_EVERY_SECONDS
+
+
+def _worth_showing(said: str) -> tuple[str, int]:
+    """What a command said on standard error, without its log; and how much of it is done with: a
+    line that may become one of the log is not."""
+    *whole, begun = said.split("\n")
+    kept = "".join(f"{line}\n" for line in whole if not _KLOG.match(line))
+    if _BEGINS_LIKE_KLOG.fullmatch(begun):
+        return kept, len(said) - len(begun)
+    return kept + begun, len(said)
+
+
+def another_shape(schema: Mapping[str, Any], value: object, name: str = "") -> str:
+    """What of `value` is not as `schema` has it, "" if nothing is; what it does not know is let
+    be."""
+    if schema.get("x-kubernetes-int-or-string"):
+        is_whole = isinstance(value, int) or (isinstance(value, str) and value.isdecimal())
+        return "" if is_whole else f"{name} is no whole number"
+    called, kind = _KINDS[schema["type"]]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        return f"{name or 'it'} is no {called}"
+    parts: list[tuple[Mapping[str, Any], object, str]] = []
+    if isinstance(value, list):
+        parts = [(schema["items"], item, f"{name}[{at}]") for at, item in enumerate(value)]
+    elif isinstance(value, dict):
+        known, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+        dot = f"{name}." if name else ""
+        parts = [(known.get(key, others), item, f"{dot}{key}") for key, item in value.items()]
+    found = (another_shape(part, item, path) for part, item, path in parts if part)
+    return next(filter(None, found), "")
+
+
 def add_object_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that name one InferenceService, as kubectl's."""
     parser.add_argument("name", metavar="NAME", help="of the InferenceService")
@@ -176,12 +287,18 @@ def add_object_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def find_object(args: argparse.Namespace) -> tuple[Kube, dict[str, Any]]:
-    """The cluster and the InferenceService that the flags name; raises `KubeError`."""
+    """The cluster and the InferenceService that the flags name; raises `KubeError`, also where
+    its status is not as the operator of this version writes it."""
     if args.kubeconfig and not args.kubeconfig.is_file():
         raise KubeError(f"--kubeconfig {args.kubeconfig} is not a file")
     kube = Kube(args.kubeconfig)
     where = ("-n", args.namespace) if args.namespace else ()
-    return kube, dict(kube.get("inferenceservices.sluice.dev", args.name, *where))
+    body = kube.get("inferenceservices.sluice.dev", args.name, *where)
+    if wrong := another_shape(_OBJECT, body):
+        raise KubeError(f"what kubectl gave of {args.name} is no InferenceService: {wrong}")
+    if wrong := another_shape(STATUS, body.get("status") or {}):
+        raise KubeError(f"{OTHER_VERSION}: {wrong}")
+    return kube, dict(body)
 
 
 def load_pod(name: str, image: str, argv: list[str]) -> dict[str, object]:

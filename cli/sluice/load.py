@@ -41,6 +41,8 @@ PHASES = (
     "NAME:burst:FRACTION:SECONDS, at once as many requests as the capacity brings in FRACTION s. "
     "The capacity is what the closed phase named `capacity` brings, or --capacity"
 )
+Phase = tuple[str, str, float, float]
+"""Name, kind, amount and seconds."""
 
 
 @dataclass
@@ -173,9 +175,7 @@ async def run(args: argparse.Namespace) -> int:
             ledgers.append(Ledger(name, args.slo))
             start = time.monotonic()
             if not capacity:
-                emit(
-                    {"error": "no request was answered, so there is no capacity to take a part of"}
-                )
+                emit({"error": "there is no capacity to take a part of"})
                 break
             if kind == "closed":
                 await closed_loop(send, ledgers[-1], int(amount), seconds)
@@ -187,6 +187,8 @@ async def run(args: argparse.Namespace) -> int:
             if kind == "closed" and name == CAPACITY:
                 capacity = float(str(summary["requests_per_s"]))
             emit(summary | {"t_s": time.time(), "capacity": capacity})
+            if why := unanswered(ledgers[-1]):
+                emit({"error": f"phase {name}: no request was answered: {why}"})
         progress.cancel()
     ended = [outcome.is_ok for ledger in ledgers for outcome in ledger.outcomes]
     if not ended:
@@ -194,25 +196,49 @@ async def run(args: argparse.Namespace) -> int:
     return 0 if ended and all(ended) else 1
 
 
-def phase(text: str) -> tuple[str, str, float, float]:
-    """Name, kind, amount and seconds of a text like `PHASES`; raises ArgumentTypeError."""
+def unanswered(ledger: Ledger) -> str:
+    """What became of most requests of a phase of which none was answered, else ""."""
+    if not ledger.outcomes or any(outcome.is_ok for outcome in ledger.outcomes):
+        return ""
+    return Counter(o.detail or o.result for o in ledger.outcomes).most_common(1)[0][0]
+
+
+def phase(text: str) -> Phase:
+    """The phase of a text like `PHASES`; raises ArgumentTypeError."""
     try:
         name, kind, amount, seconds = text.split(":")
-        least = 1.0 if kind == "closed" else 0.0
-        if kind not in KINDS or not least <= positive(amount) or not positive(seconds):
+        number, is_closed = positive(amount), kind == "closed"
+        if kind not in KINDS or (is_closed and not number.is_integer()):
             raise ValueError(text)
-        return name, kind, float(amount), float(seconds)
+        return name, kind, number, positive(seconds)
     except (ValueError, argparse.ArgumentTypeError) as e:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not NAME:closed:CONCURRENCY:SECONDS, NAME:open:FRACTION:SECONDS or "
-            "NAME:burst:FRACTION:SECONDS"
+            f"{text!r} is not NAME:closed:CONCURRENCY:SECONDS with a whole CONCURRENCY, "
+            "NAME:open:FRACTION:SECONDS or NAME:burst:FRACTION:SECONDS"
         ) from e
 
 
-def misses_capacity(phases: Sequence[tuple[str, str, float, float]]) -> bool:
-    """Whether what a closed phase measured is not what the shares after it are of."""
-    closed = [name for name, kind, _, _ in phases if kind == "closed"]
-    return bool(closed) and CAPACITY not in closed and len(closed) < len(phases)
+def refusal(phases: Sequence[Phase], capacity: float | None) -> str:
+    """Why shares of these phases are not of what they seem to be of, "" where they are.
+
+    `capacity`: the one that is given.
+    """
+    shares = [at for at, (_, kind, _, _) in enumerate(phases) if kind != "closed"]
+    measured = [at for at, p in enumerate(phases) if p[:2] == (CAPACITY, "closed")]
+    if capacity is not None:
+        if measured:
+            told = "a closed phase named `capacity` measures what --capacity gives"
+            return f"{told}; leave one of them out"
+        return "" if shares else "--capacity says nothing without an open phase or a burst"
+    if not shares or len(shares) == len(phases):
+        return ""
+    if not measured:
+        told = "no closed phase is named `capacity`, so that shares are of nothing measured"
+        return f"{told}; name one so, or give --capacity"
+    if shares[0] < measured[0]:
+        early = phases[shares[0]][0]
+        return f"phase {early} takes a share of the capacity before phase {CAPACITY} measures it"
+    return ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -236,9 +262,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Entry of `sluice load`."""
-    if args.capacity is None and misses_capacity(args.phases):
-        told = "no closed phase is named `capacity`, so that shares are of nothing measured"
-        print(f"sluice load: {told}; name one so, or give --capacity", file=sys.stderr)
+    if why := refusal(args.phases, args.capacity):
+        print(f"sluice load: {why}", file=sys.stderr)
         return 2
     try:
         return asyncio.run(run(args))

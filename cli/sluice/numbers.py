@@ -12,6 +12,11 @@ def count(text: str) -> int:
     return _whole(text, 1)
 
 
+def several(text: str) -> int:
+    """A whole number of at least 2."""
+    return _whole(text, 2)
+
+
 def vocabulary(text: str) -> int:
     """The size of a vocabulary that token ids are drawn from."""
     return _whole(text, FIRST_TOKEN_ID + 1)

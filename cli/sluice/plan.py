@@ -52,16 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Entry of `sluice plan`: 0 if the model fits, 1 if not, 2 if it cannot be read."""
-    root = args.model.resolve()
-    # In a hub's cache the files of a snapshot are links to the blobs beside it.
-    models = root.parents[1] if root.parent.name == "snapshots" else root.parent
-    uri = f"file:///models/{root.relative_to(models)}"
     try:
-        if args.quantization and args.device != "cpu":
-            raise sizing.SizingError(f"{args.quantization} is for CPUs: --device cpu is needed.")
-        found = checkpoint.read(uri, args.dtype, models, on_cpu=args.device == "cpu")
-        if isinstance(found, checkpoint.Unread):
-            raise sizing.SizingError(f"{args.model} is not a folder.")
+        found = _read(args)
         dtype_bytes = sizing.DTYPE_BYTES[found.dtype]
         saved = sizing.bytes_saved(found.shape, found.dtype, args.quantization)
         plan = sizing.plan_memory(
@@ -91,6 +83,30 @@ def main(args: argparse.Namespace) -> int:
             print(f"host memory: {bytes_quantity(num_bytes)} requested (spec.hardware.hostMemory)")
         print(_ceiling(plan) if plan.fits else sizing.advice(plan, found.shape))
     return 0 if plan.fits else 1
+
+
+def _read(args: argparse.Namespace) -> checkpoint.Checkpoint:
+    """What the checkpoint says of itself; raises CheckpointError or SizingError."""
+    if args.quantization and args.device != "cpu":
+        raise sizing.SizingError(f"{args.quantization} is for CPUs: --device cpu is needed.")
+    try:
+        root = _resolved(args.model)
+        # In a hub's cache the files of a snapshot are links to the blobs beside it.
+        models = root.parents[1] if root.parent.name == "snapshots" else root.parent
+        uri = f"file:///models/{root.relative_to(models)}"
+        found = checkpoint.read(uri, args.dtype, models, on_cpu=args.device == "cpu")
+    except OSError as e:
+        raise checkpoint.CheckpointError(f"{args.model} cannot be read: {e.strerror}.") from e
+    if isinstance(found, checkpoint.Unread):
+        raise sizing.SizingError(f"{args.model} is not a folder.")
+    return found
+
+
+def _resolved(model: Path) -> Path:
+    try:
+        return model.resolve()
+    except RuntimeError as e:  # Python before 3.13; later ones leave such a link as it is
+        raise checkpoint.CheckpointError(f"{model} is a link that leads to itself.") from e
 
 
 def _ceiling(plan: sizing.MemoryPlan) -> str:

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import inf, log, sqrt
+from math import inf, isfinite, log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from sluice_operator.tuner.model import StepTime
 from sluice_worker.contract import TARGET_MARGIN as MARGIN
 
 from sluice.curve import wilson
-from sluice.kube import KubeError, add_object_arguments, find_object
+from sluice.kube import OTHER_VERSION, KubeError, add_object_arguments, find_object
 from sluice.numbers import not_negative
 from sluice.page import page, section, table, text_table
+from sluice.status import UNSEEN, note_on
 from sluice.timeline import milliseconds
 
 GIB = 2**30
@@ -31,6 +32,13 @@ INDEPENDENT = (
     "ones are wider"
 )
 Object = Mapping[str, Any]
+
+
+class ReportError(Exception):
+    """A field of the status, on which the report rests, is not there or is no number."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{OTHER_VERSION}: {what}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
         report = build(parse(body), body.get("status") or {}, args.price)
         if args.html:
             args.html.write_text(as_html(report))
-    except (KubeError, SpecError, OSError) as e:
+    except (KubeError, SpecError, ReportError, OSError) as e:
         print(f"sluice report: {e}", file=sys.stderr)
         return 2
     print(json.dumps(report, indent=1) if args.json else as_text(report))
@@ -81,10 +89,34 @@ def read_work(status: Object) -> Work | None:
     if not (finished and load.get("tokens") and lengths and step):
         return None
     output = load["tokens"] / finished
-    mean = max(float(lengths["mean"]), output)
-    a, b, c, d = (float(step[k]) for k in ("fixedMs", "sequenceMs", "kvTokenMs", "promptTokenMs"))
+    mean, sigma = (_number(lengths, "load.lengths", name) for name in ("mean", "sigma"))
+    names = ("fixedMs", "sequenceMs", "kvTokenMs", "promptTokenMs")
+    a, b, c, d = (_number(step, "batching.step", name) for name in names)
+    mean = max(mean, output)
     times = StepTime(a, b, c, d, context_tokens=mean - output / 2)
-    return Work(output, load["promptTokens"] / finished, mean, float(lengths["sigma"]), times)
+    return Work(output, _number(load, "load", "promptTokens") / finished, mean, sigma, times)
+
+
+def _number(part: Object, path: str, name: str) -> float:
+    """The number at `path`.`name` of the status, of which `part` is the part at `path`."""
+    if name not in part:
+        raise ReportError(f"no {path}.{name}")
+    try:
+        if isfinite(number := float(part[name])) and number >= 0:
+            return number
+    except ValueError:
+        pass
+    raise ReportError(f"{path}.{name} is {part[name]!r}, no number of at least 0")
+
+
+def _milliseconds(part: Object, path: str, name: str) -> float | None:
+    """The duration at `path`.`name` of the status, None where there is none."""
+    try:
+        if (found := milliseconds(part.get(name))) is None or isfinite(found):
+            return found
+    except ValueError:
+        pass
+    raise ReportError(f"{path}.{name} is {part[name]!r}, no duration")
 
 
 def build(service: InferenceService, status: Object, price: float | None) -> dict[str, Any]:
@@ -96,6 +128,7 @@ def build(service: InferenceService, status: Object, price: float | None) -> dic
         "namespace": service.namespace,
         "percentile": slo.percentile if slo.has_target else None,
         "window_s": slo.window_s if slo.has_target else None,
+        "note": note_on(status, service.generation) or None,
         "targets": [_attained(name, found[name]) for name in TARGETS if name in found],
         "good_percent": found.get("goodPercent"),
         "smooth_percent": found.get("smoothPercent"),
@@ -107,16 +140,23 @@ def build(service: InferenceService, status: Object, price: float | None) -> dic
 
 
 def _attained(name: str, target: Object) -> dict[str, Any]:
-    n, over = target["samples"], target["over"]
+    path, n, over = f"slo.{name}", target.get("samples"), target.get("over")
+    if n is None or over is None:
+        attained, interval = None, None
+    elif over > n:
+        raise ReportError(f"{path}.over is {over}, of {n} samples")
+    else:
+        attained, interval = (n - over) / n if n else None, wilson(n - over, n)
+    allowed = "allowedPercent" in target
     return {
         "name": name,
-        "target_ms": milliseconds(target["target"]),
-        "measured_ms": milliseconds(target.get("p99")),
+        "target_ms": _milliseconds(target, path, "target"),
+        "measured_ms": _milliseconds(target, path, "p99"),
         "samples": n,
         "over": over,
-        "attained": (n - over) / n if n else None,
-        "interval": wilson(n - over, n),
-        "asked": 1 - float(target["allowedPercent"]) / 100,
+        "attained": attained,
+        "interval": interval,
+        "asked": 1 - _number(target, path, "allowedPercent") / 100 if allowed else None,
         "verdict": target.get("verdict", "NoTraffic"),
     }
 
@@ -158,6 +198,8 @@ def _cost(service: InferenceService, status: Object, price: float | None) -> dic
 
 
 def _advice(service: InferenceService, status: Object, work: Work | None) -> Iterator[str]:
+    if not status:
+        return
     if work is None:
         yield "Too little traffic in the window for advice: it rests on lengths and step times."
         return
@@ -168,7 +210,8 @@ def _advice(service: InferenceService, status: Object, work: Work | None) -> Ite
 
 
 def _device(service: InferenceService, status: Object, work: Work) -> Iterator[str]:
-    slo, busy = service.spec.slo, float((status.get("load") or {}).get("busyPercent") or 0)
+    slo, load = service.spec.slo, status.get("load") or {}
+    busy = _number({"busyPercent": 0, **load}, "load", "busyPercent")
     alone_ms = work.step.mean_ms(1, 0)
     if slo.itl_ms and alone_ms > MARGIN * slo.itl_ms:
         factor = alone_ms / (MARGIN * slo.itl_ms)
@@ -208,7 +251,9 @@ def _memory(status: Object, work: Work) -> Iterator[str]:
 def _dtype(status: Object) -> Iterator[str]:
     model, memory = status.get("model") or {}, status.get("memory") or {}
     kv_bytes, weights = _bytes(memory, "kv_cache_bytes"), model.get("bytes") or 0
-    if not model.get("parameters") or weights / model["parameters"] < 3.9 or not kv_bytes:
+    if not model.get("parameters") or weights / model["parameters"] < 3.9:
+        return
+    if not kv_bytes or not memory.get("kvTokens"):
         return
     per_token = kv_bytes / memory["kvTokens"]
     tokens = (kv_bytes + weights / 2) / (per_token / 2)
@@ -251,12 +296,18 @@ def _rows(report: Object) -> list[list[str]]:
 
 
 def _row(t: Object) -> list[str]:
-    low, high = t["interval"]
-    measured = "-" if t["measured_ms"] is None else f"{t['measured_ms']:g} ms"
-    share = "-" if t["attained"] is None else f"{t['attained']:.3%}"
-    held = "-" if t["attained"] is None else "yes" if t["attained"] >= t["asked"] else "no"
-    asked, between = f"{t['target_ms']:g} ms", f"{low:.3%} to {high:.3%}"
-    return [t["name"], asked, measured, str(t["samples"]), share, between, held]
+    measured, asked = (_told(t[name], "{:g} ms") for name in ("measured_ms", "target_ms"))
+    low, high = t["interval"] or (None, None)
+    between = "-" if low is None else f"{low:.3%} to {high:.3%}"
+    is_known = None not in (t["attained"], t["asked"])
+    held = ("yes" if t["attained"] >= t["asked"] else "no") if is_known else "-"
+    share = _told(t["attained"], "{:.3%}")
+    return [t["name"], asked, measured, _told(t["samples"], "{}"), share, between, held]
+
+
+def _told(value: object, form: str) -> str:
+    """The value, or a dash of what is not known."""
+    return "-" if value is None else form.format(value)
 
 
 def _sentences(report: Object) -> Iterator[str]:
@@ -264,7 +315,8 @@ def _sentences(report: Object) -> Iterator[str]:
     late = ", ".join(f"{n} {cause}" for cause, n in report["misses"].items() if n) or "none"
     yield f"Late first tokens by cause: {late}."
     if report["good_percent"]:
-        yield f"Good requests: {report['good_percent']} %, smooth: {report['smooth_percent']} %."
+        smooth = _told(report["smooth_percent"], "{} %")
+        yield f"Good requests: {report['good_percent']} %, smooth: {smooth}."
     if cap["tokens_per_s"] is not None:
         yield (
             f"Cap {cap['in_force']} of {cap['ceiling']}: a full pod brings "
@@ -276,7 +328,9 @@ def _sentences(report: Object) -> Iterator[str]:
         yield (
             f"Cost: {cost['units_of_a_pod']:g} {cost['unit']} x {cost['pod_seconds']} s of pods / "
             f"{cost['tokens']} tokens = {cost['unit_seconds_per_1k_tokens']:.3g} {cost['unit']}-"
-            "seconds for 1,000 tokens" + _priced(cost) + f"; busy {cost['busy_percent']} %."
+            "seconds for 1,000 tokens"
+            + _priced(cost)
+            + f"; busy {_told(cost['busy_percent'], '{}')} %."
         )
 
 
@@ -292,18 +346,32 @@ def _title(report: Object) -> str:
 
 def as_text(report: Object) -> str:
     """The report for a terminal."""
+    head = f"{_title(report)}: {_asked(report)}"
+    if report["note"] == UNSEEN:
+        return head
     promised = text_table(_rows(report)) if report["targets"] else "No target was judged yet."
-    asked = f"P{report['percentile']} over {report['window_s'] or 0:g} s"
-    head = f"{_title(report)}: {asked if report['percentile'] else 'no targets'}"
     return "\n".join(
         [head, "", promised, f"({INDEPENDENT})", "", *_sentences(report), "", *report["advice"]]
     )
 
 
+def _asked(report: Object) -> str:
+    """What is promised, and of which generation of it all that follows is."""
+    asked = f"P{report['percentile']} over {report['window_s'] or 0:g} s"
+    asked, note = asked if report["percentile"] else "no targets", report["note"]
+    if note == UNSEEN:
+        return UNSEEN
+    return f"{asked} ({note})" if note else asked
+
+
 def as_html(report: Object) -> str:
     """The report as a page that needs nothing beside it."""
+    title, head = f"What {_title(report)} promised, held and cost", section("Asked", _asked(report))
+    if report["note"] == UNSEEN:
+        return page(title, head)
     return page(
-        f"What {_title(report)} promised, held and cost",
+        title,
+        head,
         table(_rows(report)),
         section("The promise", INDEPENDENT + ".", *_sentences(report)),
         section("Advice", *report["advice"]),

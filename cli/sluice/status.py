@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from textwrap import indent
 from typing import Any
 
-from sluice.kube import KubeError, add_object_arguments, find_object
+from sluice_operator.reasons import Reason
+
+from sluice.kube import NAMESPACE, KubeError, add_object_arguments, find_object
 from sluice.page import text_table
 
 GIB = 2**30
@@ -24,37 +26,50 @@ def main(args: argparse.Namespace) -> int:
     """Entry of `sluice status`: 0, or 2 if the object cannot be read."""
     try:
         kube, body = find_object(args)
-        meta = body["metadata"]
-        events = kube.events(args.name, meta["namespace"], meta["uid"])
     except KubeError as e:
         print(f"sluice status: {e}", file=sys.stderr)
         return 2
-    print(describe(body, events))
+    meta, events, unlisted = body.get("metadata") or {}, list[Object](), ""
+    try:
+        events += kube.events(args.name, meta.get("namespace", NAMESPACE), meta.get("uid"))
+    except KubeError as e:  # as for those who may read the object and no events
+        unlisted = str(e)
+    print(describe(body, events, unlisted))
     return 0
 
 
-def describe(body: Object, events: Sequence[Object]) -> str:
-    """The page. `events`: of the object, oldest first."""
-    meta, status = body["metadata"], body.get("status") or {}
+def describe(body: Object, events: Sequence[Object], unlisted: str = "") -> str:
+    """The page. `events`: of the object, oldest first; `unlisted`: why they cannot be listed."""
+    meta, status = body.get("metadata") or {}, body.get("status") or {}
     parts = {
-        f"{meta['namespace']}/{meta['name']}": _head(body, status),
+        f"{meta.get('namespace', '-')}/{meta.get('name', '-')}": _head(body, status),
         "Plan": _plan(status),
         "Cap": _cap(status.get("batching") or {}),
         "Evidence": _evidence(status),
         "Replicas": _replicas(status) if status else "",
         "Conditions": _conditions(status),
-        "Events": _events(events),
+        "Events": f"cannot be listed: {unlisted}" if unlisted else _events(events),
     }
     return "\n\n".join(f"{title}\n{indent(text, '  ')}" for title, text in parts.items() if text)
 
 
 def _head(body: Object, status: Object) -> str:
+    meta, model = body.get("metadata") or {}, (body.get("spec") or {}).get("model") or {}
+    uri, since = model.get("uri", "-"), meta.get("deletionTimestamp")
+    leaves = f"; it is being deleted, since {since}" if since else ""
+    note = note_on(status, meta.get("generation", 0))
     if not status:
-        return f"{body['spec']['model']['uri']}: {UNSEEN}"
-    generation = body["metadata"].get("generation", 0)
+        return f"{uri}: {note}{leaves}"
+    late = f" ({note})" if note else ""
+    return f"{uri} at {status.get('url', 'no address yet')}{late}{leaves}"
+
+
+def note_on(status: Object, generation: int) -> str:
+    """Why `status` is not what an operator says of the spec at `generation`, "" where it is."""
+    if not status:
+        return UNSEEN
     seen = status.get("observedGeneration", 0)
-    late = "" if seen == generation else f" (of generation {seen}; the spec is at {generation})"
-    return f"{body['spec']['model']['uri']} at {status.get('url', 'no address yet')}{late}"
+    return "" if seen == generation else f"of generation {seen}; the spec is at {generation}"
 
 
 def _plan(status: Object) -> str:
@@ -82,17 +97,21 @@ def _cap(batching: Object) -> str:
     limited = batching.get("limitedBy")
     lines = [
         f"{batching['maxNumSeqs']} of at most {batching.get('ceiling', '?')}, epoch "
-        f"{batching['epoch']}" + (f", limited by {limited}" if limited else ""),
+        f"{batching.get('epoch', '-')}" + (f", limited by {limited}" if limited else ""),
         f"effective batch {batching.get('effectiveBatch', '-')}, predicted to hold the "
         f"inter-token target: {batching.get('predicted', '-')}",
     ]
     lines += _why(batching)
     if change := batching.get("lastChange"):
-        lines.append(
-            f"last change: {change['from']} -> {change['to']} at {change['time']}: "
-            f"{change['reason']}"
-        )
+        moved, time, reason = _change(change)
+        lines.append(f"last change: {moved} at {time}: {reason}")
     return "\n".join(lines)
+
+
+def _change(change: Object) -> tuple[str, str, str]:
+    """From what to what it went, when and why."""
+    moved = f"{change.get('from', '-')} -> {change.get('to', '-')}"
+    return moved, change.get("time", "-"), change.get("reason", "-")
 
 
 def _why(part: Object) -> list[str]:
@@ -106,8 +125,9 @@ def _evidence(status: Object) -> str:
     header = ["target", "asked", "measured", "samples", "over", "over %", "allowed %", "verdict"]
     header.append("samples to headroom")
     keys = ("target", "p99", "samples", "over", "usedPercent", "allowedPercent", "verdict")
+    is_unused = (status.get("batching") or {}).get("reason") == Reason.CAP_UNUSED
     rows = [
-        [name, *(str(slo[name].get(key, "-")) for key in keys), _needed(slo[name])]
+        [name, *(str(slo[name].get(key, "-")) for key in keys), _needed(slo[name], is_unused)]
         for name in ("timeToFirstToken", "interTokenLatency", "endToEnd")
         if name in slo
     ]
@@ -124,31 +144,32 @@ def _evidence(status: Object) -> str:
     return "\n".join(lines)
 
 
-def _needed(target: Object) -> str:
-    """Clean samples that headroom still needs."""
+def _needed(target: Object, is_unused: bool) -> str:
+    """Clean samples that headroom still needs; `is_unused`: no more run than a lower cap allows,
+    so that none of them says anything of this one."""
     rare = "" if target.get("verifiable", True) else " (over an hour at this traffic)"
-    return f"{target.get('samplesNeeded', '-')}{rare}"
+    unused = " (the cap is unused)" if target.get("samplesNeeded") else ""
+    return f"{target.get('samplesNeeded', '-')}{unused if is_unused else rare}"
 
 
 def _replicas(status: Object) -> str:
     scaling, pods = status.get("scaling") or {}, status.get("pods") or {}
+    named = {kind: pods.get(kind) for kind in ("silent", "noisy")}
     owner = scaling.get("replicasOwner", "-")
     lines = [
         f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)} ready, wanted "
         f"{scaling.get('desired', '-')}, owner {owner}"
     ]
     lines += _why(scaling)
-    lines += [f"{kind}: {', '.join(names)}" for kind, names in pods.items() if names]
-    lines += [
-        f"{change['time']}  {change['from']} -> {change['to']}: {change['reason']}"
-        for change in scaling.get("history") or ()
-    ]
+    lines += [f"{kind}: {', '.join(names)}" for kind, names in named.items() if names]
+    changes = map(_change, scaling.get("history") or ())
+    lines += [f"{time}  {moved}: {reason}" for moved, time, reason in changes]
     return "\n".join(lines)
 
 
 def _conditions(status: Object) -> str:
     return "\n".join(
-        f"{c['type']}={c['status']} ({c.get('reason', '')}) since "
+        f"{c.get('type', '-')}={c.get('status', '-')} ({c.get('reason', '')}) since "
         f"{c.get('lastTransitionTime', '-')}" + (f": {c['message']}" if c.get("message") else "")
         for c in status.get("conditions") or ()
     )
@@ -156,7 +177,8 @@ def _conditions(status: Object) -> str:
 
 def _events(events: Sequence[Object]) -> str:
     lines = [
-        f"{e.get('lastTimestamp') or '-'}  {e['reason']}: {e.get('message', '')}" for e in events
+        f"{e.get('lastTimestamp') or '-'}  {e.get('reason') or '-'}: {e.get('message') or ''}"
+        for e in events
     ]
     left = len(lines) - MAX_EVENTS
     return "\n".join([*([f"({left} older ones)"] if left > 0 else []), *lines[-MAX_EVENTS:]])

@@ -17,8 +17,11 @@ def read_targets(text: str, overload: Overload = "Queue") -> Targets:
     """The targets of a text like `HELP`; raises ArgumentTypeError with one sentence."""
     found: dict[str, float] = {}
     percentile = "99"
-    for part in filter(None, text.split(",")):
-        name, _, value = part.strip().partition("=")
+    parts = [part.strip().partition("=") for part in text.split(",") if part]
+    names = [name for name, _, _ in parts]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise argparse.ArgumentTypeError(f"{twice} is given twice")
+    for name, equals, value in parts:
         if (
             name == "percentile"
             and re.fullmatch(r"\d{2}(\.\d+)?", value)
@@ -29,7 +32,7 @@ def read_targets(text: str, overload: Overload = "Queue") -> Targets:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)", value)
         if name not in ("ttft", "itl", "e2e") or not match or float(match[1]) <= 0:
             raise argparse.ArgumentTypeError(
-                f"{part!r} is not like ttft=1s, itl=100ms or percentile=99"
+                f"{name + equals + value!r} is not like ttft=1s, itl=100ms or percentile=99"
             )
         found[name] = float(match[1]) * _UNITS[match[2]]
     if not found:

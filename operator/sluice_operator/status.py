@@ -95,7 +95,9 @@ def fail(
     """`status` of a pass that could not read or write: an invalid spec, a quota, a policy, a
     missing right, a taken name."""
     conditions = _kept(status)
-    conditions.setdefault("Ready", Condition(False, reason, message))
+    ready = conditions.get("Ready")
+    if ready is None or ready.reason == Reason.STARTING:  # pods that cannot be made do not start
+        conditions["Ready"] = Condition(False, reason, message)
     conditions["Reconciling"] = Condition(False, reason, "")
     conditions["Stalled"] = Condition(True, reason, message)
     return _with(status, conditions, previous, now)
@@ -473,4 +475,6 @@ def milliseconds(value: float) -> str:
 
 
 def _percent(share: float) -> str:
-    return digits(100 * share)
+    """Under a thousandth of a percent it is 0: no target allows as little."""
+    percent = 100 * share
+    return digits(percent) if abs(percent) >= 0.001 else "0"

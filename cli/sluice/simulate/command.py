@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from . import compare, generate
 from .params import ParamsError, read_params
 from .runs import POLICIES, simulate
 from .trace import TraceError, read_trace, write_trace
+from .world import World
 
 DEFAULTS: dict[str, Any] = {
     "policy": "sluice",
@@ -33,6 +35,8 @@ MODES = {
     "compare": {"out", "requests", *compare.DEFAULTS},
 }
 """Which flags say something with each of the three."""
+SAY_EVERY_SECONDS = 5.0
+"""How often a run tells how far it is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,12 +114,32 @@ def _make(args: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass
+class Progress:
+    """Tells every few seconds how far a run of `policy` is, which may try several caps."""
+
+    policy: str
+    started_s: float = field(default_factory=time.monotonic)
+    num_told: int = 0
+
+    def watch(self, name: str, world: World) -> None:
+        """`name`: whose world it is."""
+        seconds = time.monotonic() - self.started_s
+        if seconds < SAY_EVERY_SECONDS * (self.num_told + 1):
+            return
+        self.num_told = int(seconds / SAY_EVERY_SECONDS)
+        whose = self.policy if name == self.policy else f"{self.policy}, {name}"
+        last_s = world.trace[-1].t_s
+        told = f"{min(world.now, last_s):.0f} of {last_s:.0f} s simulated"
+        print(f"{whose}: {told} after {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
 def _simulate(args: argparse.Namespace) -> int:
     params = read_params(args.params)
     targets = read_targets(args.slo, params.overload)
-    trace = read_trace(args.trace)
+    trace, watch = read_trace(args.trace), Progress(args.policy).watch
     started_s = time.process_time()
-    result = simulate(params, targets, trace, args.policy, args.seed)
+    result = simulate(params, targets, trace, args.policy, args.seed, watch=watch)
     result = {"policy": args.policy, "seed": args.seed, **result}
     result["cpu_s"] = round(time.process_time() - started_s, 3)
     if args.json:

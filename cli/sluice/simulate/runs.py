@@ -1,6 +1,7 @@
 """One run by name of its policy; the best fixed cap is searched among several."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from sluice_operator.tuner import Targets
@@ -13,6 +14,8 @@ from .trace import Request
 from .world import Policy, World
 
 Result = dict[str, Any]
+Watch = Callable[[str, World], None]
+"""Is told after each slice of virtual time whose world it is: `sluice`, `fixed:8` or `aimd`."""
 POLICIES = "sluice, fixed:N, fixed:max, best-fixed, oracle, aimd"
 
 
@@ -30,6 +33,7 @@ def simulate(
     policy: str,
     seed: int,
     every_s: float = TICK_SECONDS,
+    watch: Watch | None = None,
 ) -> Result:
     """The score of one policy. `best-fixed` and `oracle` name the cap that they found, as `cap`.
 
@@ -37,7 +41,7 @@ def simulate(
     that `sluice` had on this trace, so that only the cap differs. `every_s`: how often the tuner
     looks. Raises ParamsError.
     """
-    case = Case(params, targets, trace, seed, every_s)
+    case = Case(params, targets, trace, seed, every_s, watch)
     if policy == "sluice":
         return case.sluice()
     if policy == "aimd":
@@ -65,22 +69,23 @@ class Case:
         trace: Sequence[Request],
         seed: int,
         every_s: float = TICK_SECONDS,
+        watch: Watch | None = None,
     ) -> None:
         self.params, self.targets, self.trace, self.seed = params, targets, trace, seed
-        self.every_s = every_s
+        self.every_s, self._watch = every_s, watch
         self._tuned: World | None = None
         self._replayed: dict[int, Result] = {}
         self._unfilled: Result | None = None
 
-    def _run(self, policy: Policy) -> World:
+    def _run(self, name: str, policy: Policy) -> World:
         world = World(self.params, self.targets, self.trace, policy, self.seed)
-        world.run()
+        world.run(partial(self._watch, name) if self._watch else None)
         return world
 
     def tuned(self) -> World:
         """The world after the operator's own tuner has seen to it."""
         if self._tuned is None:
-            self._tuned = self._run(Tuner(self.params.limits(), every_s=self.every_s))
+            self._tuned = self._run("sluice", Tuner(self.params.limits(), every_s=self.every_s))
         return self._tuned
 
     def sluice(self) -> Result:
@@ -88,7 +93,8 @@ class Case:
 
     def fixed(self, cap: int) -> Result:
         """A fixed cap, and the tuner for the replicas."""
-        return {"cap": cap} | score(self._run(Tuner(self.params.limits(), cap, self.every_s)))
+        tuner = Tuner(self.params.limits(), cap, self.every_s)
+        return {"cap": cap} | score(self._run(f"fixed:{cap}", tuner))
 
     def replayed(self, cap: int) -> Result:
         """A fixed cap with the tuner's replicas of its own run. What comes of one that was never
@@ -96,7 +102,7 @@ class Case:
         if self._unfilled and cap > self._unfilled["cap"]:
             return self._unfilled | dict.fromkeys(("cap", "first_cap", "last_cap"), cap)
         if cap not in self._replayed:
-            world = self._run(Replay(cap, self._replicas()))
+            world = self._run(f"fixed:{cap}", Replay(cap, self._replicas()))
             self._replayed[cap] = {"cap": cap} | score(world)
             if world.totals.most_running < cap:
                 self._unfilled = self._replayed[cap]
@@ -104,7 +110,7 @@ class Case:
 
     def aimd(self) -> Result:
         """The limiters' law, from the cap that `sluice` begins at."""
-        return score(self._run(Aimd(None, self._replicas())))
+        return score(self._run("aimd", Aimd(None, self._replicas())))
 
     def _replicas(self) -> Sequence[tuple[float, int]]:
         if self.params.min_replicas == self.params.max_replicas:

@@ -1,7 +1,7 @@
 """Pods, the arrivals spread over them, and whoever decides: in slices of virtual time."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
@@ -69,8 +69,9 @@ class World:
         """Pods asked for."""
         return sum(not pod.terminating for pod in self.pods)
 
-    def run(self) -> None:
-        """Until everything is answered, or `DRAIN_S` after the last arrival."""
+    def run(self, watch: "Callable[[World], None] | None" = None) -> None:
+        """Until everything is answered, or `DRAIN_S` after the last arrival; `watch` is told after
+        each slice of time."""
         arrivals = deque(self.trace)
         end_s = self.trace[-1].t_s + DRAIN_S if self.trace else 0.0
         while self.now < end_s and (arrivals or not all(pod.is_idle for pod in self.pods)):
@@ -83,6 +84,8 @@ class World:
             self.now = until_s
             self._retire()
             self.policy.decide(self)
+            if watch is not None:
+                watch(self)
         for pod in self.pods:
             pod.run(self.now + 2.0, deque())
             self.pod_seconds += self.now - pod.created_s

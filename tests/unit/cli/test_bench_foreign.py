@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
@@ -10,6 +11,7 @@ from pathlib import Path
 from threading import Lock, Thread
 
 import pytest
+from sluice import bench
 from sluice.__main__ import main
 
 NUMBERS, LOCK = count(), Lock()
@@ -70,6 +72,35 @@ def test_refused_requests_count_and_what_is_unknown_is_not_made_up(
     said = capsys.readouterr().out
     assert "none of the caps" in said
     assert "what a step costs here is not known" in said
+
+
+def test_a_wave_under_way_tells_how_far_it_is_beside_the_output(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Foreign.do_POST
+
+    def answer_late(self: Foreign) -> None:
+        time.sleep(0.2)
+        answer(self)
+
+    monkeypatch.setattr(Foreign, "do_POST", answer_late)
+    monkeypatch.setattr(bench, "SAY_EVERY_SECONDS", 0.05)
+    small = ["--wave", "8", "--waves", "1", "--silence", "0", "--prompt-tokens", "4", "8"]
+    asked = ["--max-num-seqs", "2", "--client-side", "--out", str(tmp_path)]
+    assert main(["bench", "--url", url, *asked, *small]) == 0
+    told = capsys.readouterr()
+    lines = [line for line in told.err.splitlines() if line.startswith("round 1 of 1, cap   2: ")]
+    assert any(" of 8 answered" in line and " failed after " in line for line in lines), told.err
+    assert "warm-up: 0 of 4 answered after" in told.err
+    assert " after " not in told.out
+
+
+def test_a_wave_that_is_done_soon_says_nothing_meanwhile(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--wave", "2", "--waves", "1", "--silence", "0", "--max-num-seqs", "2"]
+    assert main(["bench", "--url", url, "--client-side", "--out", str(tmp_path), *small]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_url_without_a_model_list_is_one_sentence(

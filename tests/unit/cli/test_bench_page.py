@@ -41,7 +41,9 @@ def test_default_traffic_is_the_sources_and_scale_makes_it_smaller() -> None:
         *(("--scale", text) for text in ("0", "inf", "nan", "x")),
         *(("--silence", text) for text in ("-1", "inf", "nan")),
         ("--wave", "-1"),
+        ("--wave", "1"),
         ("--max-tokens", "0", "8"),
+        ("--max-tokens", "1", "8"),
         ("--vocab-size", "8"),
     ],
 )
@@ -51,6 +53,25 @@ def test_traffic_that_is_none_is_refused(
     with pytest.raises(SystemExit):
         arguments(*flags)
     assert f"argument {flags[0]}: {flags[1]!r} is not a " in capsys.readouterr().err
+
+
+def test_only_scale_rounds_a_wave_and_an_output_up_to_two() -> None:
+    small = bench.Traffic.of(arguments("--scale", "0.001"))
+    assert (small.wave, small.max_tokens) == (2, (2, 2))
+    least = bench.Traffic.of(arguments("--wave", "2", "--max-tokens", "2", "3"))
+    assert (least.wave, least.max_tokens) == (2, (2, 3))
+
+
+def test_flags_of_the_admin_port_are_refused_beside_client_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        arguments("--client-side", "--admin-url", "http://h:8001")
+    assert stop.value.code == 2
+    assert "not allowed with argument --client-side" in capsys.readouterr().err
+    token = ["--client-side", "--admin-token-file", str(tmp_path)]
+    assert main(["bench", "--url", "http://127.0.0.1:1", *token]) == 2
+    assert "--admin-token-file says nothing with --client-side" in capsys.readouterr().err
 
 
 def test_a_file_of_bytes_holds_no_bearer(

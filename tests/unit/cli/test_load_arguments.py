@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from sluice.__main__ import main
 from sluice.client import Outcome
-from sluice.load import Ledger, burst, misses_capacity, open_loop, phase, quantile_ms
+from sluice.endpoint import base_url
+from sluice.load import Ledger, burst, open_loop, phase, quantile_ms, refusal
 from sluice.targets import read_targets
 
 
@@ -27,6 +28,7 @@ def test_phase_names_its_kind_amount_and_seconds() -> None:
         "high:open:-1:2",
         "::::",
         "a:closed:0.5:1",
+        "a:closed:1.9:1",
         "a:open:1:nan",
     ],
 )
@@ -35,23 +37,35 @@ def test_phase_that_cannot_be_read_is_refused_with_its_text(text: str) -> None:
         phase(text)
 
 
+HALF = "half:open:0.5:1"
+FULL = "capacity:closed:8:1"
+
+
 @pytest.mark.parametrize(
-    ("texts", "misses"),
+    ("texts", "capacity", "why"),
     [
-        (["full:closed:8:1", "half:open:0.5:1"], True),
-        (["full:closed:8:1", "capacity:closed:8:1", "half:open:0.5:1"], False),
-        (["full:closed:8:1"], False),
-        (["half:open:0.5:1"], False),
+        (["full:closed:8:1", HALF], None, "name one so, or give --capacity"),
+        (["full:closed:8:1", FULL, HALF], None, ""),
+        (["full:closed:8:1", HALF], 3.0, ""),
+        (["full:closed:8:1"], None, ""),
+        ([HALF], None, ""),
+        ([HALF, FULL], None, "phase half takes a share of the capacity before phase capacity"),
+        (["wave:burst:1:1", FULL, HALF], None, "phase wave takes a share of the capacity before"),
+        ([FULL, HALF], 3.0, "a closed phase named `capacity` measures what --capacity gives"),
+        (["full:closed:8:1"], 3.0, "--capacity says nothing without an open phase or a burst"),
     ],
 )
-def test_shares_after_a_closed_phase_that_measures_no_capacity_are_refused(
-    texts: list[str], misses: bool, capsys: pytest.CaptureFixture[str]
+def test_shares_of_another_capacity_than_they_seem_to_be_of_are_refused(
+    texts: list[str], capacity: float | None, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert misses_capacity([phase(text) for text in texts]) == misses
-    if misses:
+    told = refusal([phase(text) for text in texts], capacity)
+    assert why in told
+    assert bool(told) == bool(why)
+    if why:
         where = ["--url", "http://127.0.0.1:1", "--model", "m"]
-        assert main(["load", *where, "--phases", *texts]) == 2
-        assert "name one so, or give --capacity" in capsys.readouterr().err
+        given = [] if capacity is None else ["--capacity", str(capacity)]
+        assert main(["load", *where, "--phases", *texts, *given]) == 2
+        assert capsys.readouterr() == ("", f"sluice load: {told}\n"), "nothing is sent"
 
 
 @pytest.mark.parametrize("text", ["localhost:8000", "ftp://a", "http://", "http://[", "http://a:b"])
@@ -63,6 +77,26 @@ def test_an_address_that_is_no_url_is_refused(
         main([command, "--url", text])
     assert stop.value.code == 2
     assert f"--url: {text!r} is not a URL like" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["http://h?x=1", "http://h/v1?", "http://h/#a", "http://h#"])
+def test_a_url_behind_which_no_route_can_be_put_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="has a query or a fragment"):
+        base_url(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://h:8000/v1", "http://h:8000"),
+        ("https://h/api/v1/", "https://h/api"),
+        ("http://v1", "http://v1"),
+        ("http://h/v1x/", "http://h/v1x"),
+        ("http://[::1]:80/", "http://[::1]:80"),
+    ],
+)
+def test_the_base_that_openai_s_clients_take_is_the_same_server(text: str, url: str) -> None:
+    assert base_url(text) == url
 
 
 @pytest.mark.parametrize("command", ["load", "bench"])
@@ -143,8 +177,17 @@ def test_lengths_are_a_range_whichever_comes_first_and_nothing_sent_is_no_succes
 ) -> None:
     where = ["--url", "http://127.0.0.1:1", "--model", "m", "--max-tokens", "96", "32"]
     assert main(["load", *where, "--phases", "one:burst:1:0.01"]) == 1
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    told, why = map(json.loads, capsys.readouterr().out.splitlines()[-2:])
     assert told["results"] == {"failed": 1}
     assert "Connect call failed" in next(iter(told["details"]))
+    assert why["error"].startswith("phase one: no request was answered: ClientConnectorError")
     assert main(["load", *where, "--phases", "none:open:0.001:0.01"]) == 1
     assert "no request was sent" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_server_that_is_dead_is_told_also_where_the_capacity_is_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    where = ["--url", "http://127.0.0.1:1", "--model", "m", "--capacity", "3"]
+    assert main(["load", *where, "--phases", "one:burst:1:0.01"]) == 1
+    assert "phase one: no request was answered" in capsys.readouterr().out.splitlines()[-1]

@@ -79,6 +79,33 @@ def test_a_snapshot_of_a_hubs_cache_is_read_through_its_links(
     assert "leads outside" in capsys.readouterr().err
 
 
+def test_a_path_that_no_system_can_follow_is_one_sentence_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "itself").symlink_to("itself")
+    for path, why in (
+        (tmp_path / ("a" * 300), "cannot be read: File name too long."),
+        (Path("b/" * 3000), "cannot be read: File name too long."),
+        (tmp_path / "itself", "is a link that leads to itself."),
+    ):
+        assert main(["plan", str(path), "--memory", "1Gi"]) == 2
+        assert capsys.readouterr().err == f"sluice plan: {path} {why}\n"
+
+
+def test_a_folder_that_may_not_be_listed_is_one_sentence_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(TOO_LARGE, tmp_path / "m")
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)  # who is root may list all
+    assert main(["plan", str(tmp_path / "m"), "--memory", "1Gi"]) == 2
+    told = capsys.readouterr().err
+    assert told == f"sluice plan: {tmp_path / 'm'} cannot be read: Permission denied.\n"
+
+
 @pytest.mark.parametrize("text", ["much", "-1Gi", "0", "Gi"])
 def test_memory_that_is_no_quantity_is_refused(
     text: str, capsys: pytest.CaptureFixture[str]

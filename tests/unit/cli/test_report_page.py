@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from sluice import report
+from sluice.status import UNSEEN, describe
 from sluice_operator.spec import parse
 from unit.cli.served import MODEL, NUM_TICKS, service_under_traffic
 
 
 def build(body: dict[str, Any], price: float | None = None) -> dict[str, Any]:
-    return report.build(parse(body), body["status"], price)
+    return report.build(parse(body), body.get("status") or {}, price)
 
 
 def advice(body: dict[str, Any], about: str) -> list[str]:
@@ -111,7 +112,7 @@ def test_more_memory_brings_nothing_where_the_cap_is_what_limits() -> None:
 
 def test_without_traffic_it_says_so_and_divides_by_nothing() -> None:
     body = service_under_traffic()
-    statuses: list[dict[str, Any]] = [{}, {"conditions": []}, {**body["status"], "load": {}}]
+    statuses: list[dict[str, Any]] = [{"conditions": []}, {**body["status"], "load": {}}]
     for status in statuses:
         found = build({**body, "status": status})
         assert found["advice"][0].startswith("Too little traffic")
@@ -136,3 +137,66 @@ def test_text_page_and_json_tell_the_same_numbers() -> None:
         assert number in text
         assert number in html
     assert json.loads(json.dumps(found))["cost"]["tokens"] == 7200
+
+
+def test_evidence_of_an_older_spec_says_so_wherever_it_is_told() -> None:
+    body = service_under_traffic()
+    assert body["status"]["observedGeneration"] == body["metadata"]["generation"]
+    assert build(body)["note"] is None
+    assert "generation" not in report.as_text(build(body))
+    body["metadata"]["generation"] += 1
+    found, note = build(body), "of generation 3; the spec is at 4"
+    assert found["note"] == note
+    assert report.as_text(found).splitlines()[0].endswith(f"({note})")
+    assert note in report.as_html(found)
+    assert f"({note})" in describe(body, [])
+
+
+def test_an_object_that_no_operator_has_seen_promised_nothing_yet() -> None:
+    body = service_under_traffic()
+    del body["status"]
+    found = build(body)
+    assert (found["note"], found["advice"]) == (UNSEEN, [])
+    assert report.as_text(found) == f"default/demo: {UNSEEN}"
+    assert UNSEEN.partition(";")[0] in report.as_html(found)
+
+
+def test_fields_that_are_not_there_are_dashes() -> None:
+    body = service_under_traffic()
+    first, gaps = (body["status"]["slo"][name] for name in report.TARGETS[:2])
+    del first["allowedPercent"], first["target"]
+    del gaps["samples"], body["status"]["load"]["busyPercent"]
+    said = report.as_text(build(body))
+    rows = [line.split() for line in said.splitlines() if line.startswith(report.TARGETS)]
+    assert [rows[0][1], rows[0][-1]] == ["-", "-"]
+    assert rows[1][-4:] == ["-", "-", "-", "-"]
+    assert "busy - %" in said
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        ("slo.timeToFirstToken.allowedPercent", "few", "is 'few', no number of at least 0"),
+        ("slo.timeToFirstToken.target", "soon", "is 'soon', no duration"),
+        ("slo.timeToFirstToken.over", 10**6, "is 1000000, of 240 samples"),
+        ("load.lengths.mean", "nan", "is 'nan', no number of at least 0"),
+        ("load.lengths.sigma", None, "no load.lengths.sigma"),
+        ("load.promptTokens", None, "no load.promptTokens"),
+        ("batching.step.kvTokenMs", None, "no batching.step.kvTokenMs"),
+        ("load.busyPercent", "much", "is 'much', no number of at least 0"),
+    ],
+)
+def test_a_number_that_the_sums_need_is_named_where_it_is_none(
+    path: str, value: object, why: str
+) -> None:
+    body = service_under_traffic()
+    *parents, last = path.split(".")
+    part = body["status"]
+    for parent in parents:
+        part = part[parent]
+    part[last] = value
+    if value is None:
+        del part[last]
+    told = why if value is None else f"{path} {why}"
+    with pytest.raises(report.ReportError, match=f"^its status is of another version: {told}$"):
+        build(body)

@@ -1,7 +1,16 @@
 """`sluice status`: one page from the object and its events."""
 
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice.__main__ import main
 from sluice.status import MAX_EVENTS, UNSEEN, describe
 from unit.cli.served import service_under_traffic
+
+FORBIDDEN = 'Error from server (Forbidden): events is forbidden: User "dev" cannot list'
 
 
 def event(number: int) -> dict[str, str]:
@@ -40,3 +49,118 @@ def test_object_whose_address_is_not_known_is_told_with_its_generation() -> None
     assert "no address yet (of generation 0; the spec is at 3)" in said
     assert "0 of 0 ready" in said
     assert "Cap" not in said
+
+
+def test_fields_that_are_not_there_are_dashes() -> None:
+    """As of another version of the operator, which reads no field back that it does not need."""
+    body = service_under_traffic()
+    status = body["status"]
+    del status["batching"]["epoch"], status["batching"]["lastChange"]["time"]
+    for target in (part for part in status["slo"].values() if isinstance(part, dict)):
+        del target["allowedPercent"], target["samplesNeeded"]
+    for change in status["scaling"]["history"]:
+        del change["reason"], change["from"]
+    for entry in status["conditions"]:
+        del entry["reason"], entry["type"]
+    said = describe(body, [{"lastTimestamp": "t1", "message": "no reason"}])
+    for part in ("epoch -", "2 -> 4 at -: Headroom", "- -> 1: -", "-=False", "t1  -: no reason"):
+        assert part in said, said
+
+
+def test_an_object_that_is_being_deleted_says_so_whether_it_was_seen_or_not() -> None:
+    body = service_under_traffic()
+    body["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    clause = "; it is being deleted, since 2026-01-02T03:04:05Z"
+    assert describe(body, []).splitlines()[1].endswith(clause)
+    del body["status"]
+    assert describe(body, []).endswith(clause)
+
+
+def test_a_cap_that_is_not_used_is_told_instead_of_rare_traffic() -> None:
+    body = service_under_traffic()
+    status = body["status"]
+    status["slo"]["timeToFirstToken"] |= {"samplesNeeded": 299, "verifiable": False}
+    assert "299 (over an hour at this traffic)" in describe(body, [])
+    status["batching"]["reason"] = "CapUnused"
+    said = describe(body, [])
+    assert "299 (the cap is unused)" in said
+    assert "over an hour" not in said
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose object.json is what kubectl gives; events may not be listed."""
+    script = tmp_path / "kubectl"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *events*) echo {shlex.quote(FORBIDDEN)} >&2; exit 1;; esac\n'
+        f"cat {shlex.quote(str(tmp_path))}/object.json\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return tmp_path
+
+
+def test_events_that_may_not_be_listed_are_told_below_the_rest(
+    kubectl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (kubectl / "object.json").write_text(json.dumps(service_under_traffic()))
+    assert main(["status", "demo"]) == 0
+    told = capsys.readouterr()
+    assert "4 of at most 64, epoch 1" in told.out
+    assert told.out.splitlines()[-2] == "Events"
+    assert told.out.splitlines()[-1].startswith("  cannot be listed: kubectl get ")
+    assert told.out.endswith(f"{FORBIDDEN}\n")
+    assert told.err == ""
+
+
+@pytest.mark.parametrize("command", ["status", "report"])
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        ("status", ["4"], "is of another version: it is no object"),
+        ("status.batching", "4", "is of another version: batching is no object"),
+        ("status.batching.maxNumSeqs", "4", "another version: batching.maxNumSeqs is no whole num"),
+        ("status.batching.epoch", True, "another version: batching.epoch is no whole number"),
+        ("status.slo.interTokenLatency", None, "slo.interTokenLatency is no object"),
+        ("status.conditions", [None], "another version: conditions[0] is no object"),
+        ("status.memory.planned.total_bytes", "1Gi", "memory.planned.total_bytes is no whole num"),
+        ("status.pods", {"silent": [1]}, "another version: pods.silent[0] is no text"),
+        (
+            "spec.model",
+            "m",
+            "what kubectl gave of demo is no InferenceService: spec.model is no ob",
+        ),
+        ("metadata", [], "what kubectl gave of demo is no InferenceService: metadata is no object"),
+    ],
+)
+def test_an_object_of_another_shape_is_one_sentence_and_code_2(
+    kubectl: Path,
+    command: str,
+    path: str,
+    value: object,
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    body: dict[str, Any] = service_under_traffic()
+    *parents, last = path.split(".")
+    part = body
+    for parent in parents:
+        part = part[parent]
+    part[last] = value
+    (kubectl / "object.json").write_text(json.dumps(body))
+    assert main([command, "demo"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"sluice {command}: ")
+    assert why in told.err
+    assert told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_what_is_no_object_at_all_is_one_sentence(
+    kubectl: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (kubectl / "object.json").write_text("[]")
+    assert main([command, "demo"]) == 2
+    why = "what kubectl gave of demo is no InferenceService: it is no object"
+    assert capsys.readouterr().err == f"sluice {command}: {why}\n"

@@ -25,6 +25,14 @@ def test_text_that_names_no_target_is_refused(text: str) -> None:
         read_targets(text)
 
 
+@pytest.mark.parametrize("name", ["itl", "percentile"])
+def test_a_name_that_is_given_twice_is_refused(name: str) -> None:
+    values = {"itl": ("0.05s", "5s"), "percentile": ("99", "95")}[name]
+    text = ",".join(f"{name}={value}" for value in values)
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^{name} is given twice$"):
+        read_targets(f"ttft=1s,{text}")
+
+
 def test_one_stall_leaves_a_request_good_but_not_smooth() -> None:
     stalled = answered(0.5, *[0.01] * 50, 0.9)
     assert is_good(stalled, TARGETS)

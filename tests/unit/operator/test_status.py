@@ -510,12 +510,14 @@ def test_an_unreadable_spec_keeps_what_was_known_and_says_every_problem() -> Non
 
 
 def test_refused_writes_are_told_in_the_status() -> None:
-    failed = status.fail(build(_report(), {}, NOW), {}, Reason.APPLY_FAILED, "exceeded quota", NOW)
+    starting = build(_report(pods=()), {}, NOW)
+    failed = status.fail(starting, {}, Reason.APPLY_FAILED, "exceeded quota", NOW)
     conditions = {c["type"]: c for c in failed["conditions"]}
     assert (conditions["Stalled"]["status"], conditions["Stalled"]["message"]) == (
         "True",
         "exceeded quota",
     )
+    assert conditions["Ready"]["message"] == "exceeded quota", "no pod starts"
 
 
 def test_measured_memory_stands_beside_the_plan() -> None:
@@ -534,6 +536,12 @@ def test_observed_lengths_tell_what_memory_carries_and_how_often_it_overflows() 
     assert memory["sequences"] == 2
     assert float(memory["expectedPreemptions"]) > 1
     assert "sequences" not in build(_report(evidence=(create_evidence(),)), {}, NOW)["memory"]
+
+
+def test_a_share_that_is_none_for_all_that_anyone_can_tell_is_0() -> None:
+    evidence = create_evidence(lengths=Lengths(500.0, 200.0, 50))
+    memory = build(_report(evidence=(evidence,)), {}, NOW)["memory"]
+    assert memory["expectedPreemptions"] == "0"
 
 
 def test_history_is_newest_first_and_bounded() -> None:

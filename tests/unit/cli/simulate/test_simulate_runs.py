@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from sluice.__main__ import main
+from sluice.simulate import command
 from sluice.simulate.compare import CPU, GPU, SERVICES
 from sluice.simulate.generate import Lengths, make_trace
 from sluice.simulate.runs import Case, best_near, best_of, caps_to_try, simulate
@@ -168,6 +170,34 @@ def test_a_folder_that_is_not_there_is_named(
     out = str(tmp_path / "nowhere" / "F.jsonl")
     assert main(["simulate", "--make", "steps", "--params", files[1], "--out", out]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("sluice", {"sluice"}),
+        ("fixed:8", {"fixed:8"}),
+        ("best-fixed", {"best-fixed, fixed:1", "best-fixed, fixed:12"}),
+    ],
+)
+def test_a_long_run_tells_how_far_it_is_beside_its_result(
+    files: tuple[str, str],
+    policy: str,
+    told: set[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = ["--trace", files[0], "--params", files[1], "--policy", policy, "--json"]
+    assert main(["simulate", *given]) == 0
+    quick = capsys.readouterr()
+    assert quick.err == "", "none where it is done within a few seconds"
+    monkeypatch.setattr(command, "SAY_EVERY_SECONDS", 1e-6)
+    assert main(["simulate", *given]) == 0
+    slow = capsys.readouterr()
+    assert json.loads(slow.out).keys() == json.loads(quick.out).keys()
+    lines = [line.rpartition(": ") for line in slow.err.splitlines()]
+    assert told <= {whose for whose, _, _ in lines}
+    assert all(re.fullmatch(r"\d+ of \d+ s simulated after 0 s", far) for _, _, far in lines)
 
 
 def test_unknown_parameters_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
