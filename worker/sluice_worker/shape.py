@@ -43,8 +43,8 @@ class Experts:
 class ModelShape:
     """Sizes of one model. `dtype`: that of the checkpoint.
 
-    `max_position`: how far positions reach; `original_position`: how far they did before longrope,
-    None without it. `sliding_window`: the tokens that `sliding_layers` see.
+    `max_position`: how far positions reach; `original_position`: how far they did before longrope
+    or linear scaling, None without. `sliding_window`: the tokens that `sliding_layers` see.
     """
 
     architecture: str
@@ -73,6 +73,8 @@ class ModelShape:
         architecture = _architecture(config)
         family = FAMILIES[architecture]
         config = {**family.defaults, **config}
+        if config.get("sliding_window") == 0:
+            config["sliding_window"] = None  # as in vLLM: some checkpoints mean that
         _refuse_unbuilt(config, architecture)
         hidden_size = positive(config, "hidden_size")
         num_heads = positive(config, "num_attention_heads")
@@ -93,7 +95,7 @@ class ModelShape:
             head_dim=positive(config, "head_dim", max(hidden_size // num_heads, 1)),
             intermediate_size=positive(config, "intermediate_size"),
             vocab_size=positive(config, "vocab_size"),
-            max_position=_max_position(config),
+            max_position=_max_position(family, config),
             tie_word_embeddings=config.get("tie_word_embeddings") is True,
             sliding_window=positive(config, "sliding_window") if sliding_layers else None,
             dtype=_dtype(config),
@@ -103,7 +105,7 @@ class ModelShape:
             output_bias=_bias(family, config),
             mlp_bias=family.mlp_bias and config.get("mlp_bias") is True,
             attention_softcap=_attention_softcap(family, config),
-            original_position=_original_position(config),
+            original_position=_original_position(family, config),
         )
 
     @property
@@ -114,7 +116,8 @@ class ModelShape:
     @property
     def default_len(self) -> int:
         """The longest sequence that is served where nobody says: with longrope the original length,
-        as in vLLM, for one set of factors serves all, and that of the longest is worse for others.
+        as in vLLM, for one set of factors serves all, and that of the longest is worse for others;
+        with linear scaling the length that is told.
         """
         return min(self.original_position or self.max_position, self.max_position)
 
@@ -212,19 +215,24 @@ def _attention_softcap(family: Family, config: Mapping[str, object]) -> float | 
     return float(value)
 
 
-def _max_position(config: Mapping[str, object]) -> int:
-    """Yarn reaches `factor` times beyond the original length; the others are told as they reach."""
+def _max_position(family: Family, config: Mapping[str, object]) -> int:
+    """Yarn reaches `factor` times beyond the original length, linear scaling beyond the one that is
+    told (as in vLLM, and not in Gemma 3); the others are told as they reach."""
     told, rope = positive(config, "max_position_embeddings"), _rope(config)
-    if rope_kind(rope) != "yarn":
-        return told
-    factor = rope.get("factor")
+    kind, factor = rope_kind(rope), rope.get("factor")
     if not isinstance(factor, int | float) or not 1 <= factor <= 1 << 20:
+        return told
+    if kind == "linear":
+        return told if family.local_rope else int(factor * told)
+    if kind != "yarn":
         return told
     return max(told, int(factor * positive(rope, "original_max_position_embeddings", 1)))
 
 
-def _original_position(config: Mapping[str, object]) -> int | None:
+def _original_position(family: Family, config: Mapping[str, object]) -> int | None:
     rope, name = _rope(config), "original_max_position_embeddings"
+    if rope_kind(rope) == "linear" and not family.local_rope:
+        return positive(config, "max_position_embeddings")
     if rope_kind(rope) != "longrope":
         return None
     values = config if config.get(name) is not None else rope

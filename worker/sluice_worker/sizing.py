@@ -21,7 +21,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 DEFAULT_BATCHED_TOKENS = 2048
-"""Tokens of one step; vLLM's default for servers."""
+"""Tokens of one step; vLLM's default for servers on all but the largest GPUs."""
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 64, "cuda": 16}
 """Tokens of one block of the KV cache."""
 MAX_CEILING = 256
@@ -316,7 +316,7 @@ def _check_request(
     if not 1 <= max_model_len <= shape.max_position:
         raise SizingError(
             f"max_model_len {max_model_len} is not between 1 and the model's "
-            f"max_position_embeddings {shape.max_position}."
+            f"max_position_embeddings {shape.max_position} (its scaling counted)."
         )
 
 

@@ -1,4 +1,8 @@
-"""What of config.json the decoder computes with. What is not built is refused, never ignored."""
+"""What of config.json the decoder computes with. What is not built is refused, never ignored.
+
+But for `attn_factor` of yarn, which DeepSeek-R1-0528-Qwen3-8B has: transformers 5.23 and vLLM 0.32
+know no such key of rope_scaling, and compute without it too.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -109,12 +109,16 @@ class ChatTemplate:
                 )
 
     def _shaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy whose content has the form that the template reads: a text, or a list of parts."""
+        """A copy whose content has the form that the template reads: a text, or a list of parts.
+
+        A tool's is a text to all, as in vLLM: most templates expect nothing else of it.
+        """
         shaped = dict(message)
         content = shaped.get("content")
-        if isinstance(content, list) and self._form == "text":
+        form = "text" if shaped["role"] == "tool" else self._form
+        if isinstance(content, list) and form == "text":
             shaped["content"] = _joined(content)
-        elif isinstance(content, str) and self._form == "parts":
+        elif isinstance(content, str) and form == "parts":
             shaped["content"] = [{"type": "text", "text": content}]
         elif isinstance(content, list):
             shaped["content"] = [dict(part) for part in content]

@@ -15,7 +15,7 @@ class Detokenizer(Protocol):
 
 
 class StopFinder:
-    """Finds the first of `stops` in a text that comes in pieces.
+    """Finds the first of `stops` to be complete in a text that comes in pieces.
 
     A piece's end that may be the beginning of a stop string is held back, so that no part of a stop
     string is ever sent; with `include` it is text like any other, and ends it.
@@ -56,14 +56,15 @@ class StopFinder:
         return held
 
     def _find(self, text: str, num_new: int) -> tuple[int, str] | None:
-        """Where the first stop string begins that ends in the last `num_new` characters."""
+        """Where the stop string begins that ends first in the last `num_new` characters; of those
+        that end together, the first of `stops` (as in vLLM)."""
         known = len(text) - num_new
         hits = [
             (at, stop)
             for stop in self._stops
             if (at := text.find(stop, max(known - len(stop) + 1, 0))) >= 0
         ]
-        return min(hits, key=lambda hit: hit[0], default=None)
+        return min(hits, key=lambda hit: hit[0] + len(hit[1]), default=None)
 
     def _num_open_ended(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""

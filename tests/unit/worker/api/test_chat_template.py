@@ -153,6 +153,17 @@ def test_content_has_the_form_that_the_template_reads() -> None:
     assert text_of(split, conversation("a/b")) == "[a][b]"
 
 
+def test_what_a_tool_says_is_a_text_to_every_template() -> None:
+    """As vLLM 0.32 has it (renderers/chat_utils.py), whatever the form of the other messages."""
+    listed = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    shown = "{% for m in messages %}{{ m.content is string }}={{ m.content }};{% endfor %}"
+    loop = "{% for m in messages %}{% for part in m.content %}{% endfor %}{% endfor %}"
+    either = "{% if messages[0].content is string %}{% endif %}"
+    for source in (shown, shown + loop, shown + loop + either):
+        said = text_of(source, conversation("x", listed, [], role="tool"))
+        assert said == "True=x;True=a\nb;True=;"
+
+
 ROLES = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
 
 

@@ -9,9 +9,13 @@ PIECES = st.lists(st.text(alphabet="ab\n", max_size=4), max_size=12)
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=3)
 
 
-def first_stop(text: str, stops: list[str]) -> int:
-    """Where the first stop string begins; the text's length without one."""
-    return min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))
+def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
+    """The stop string that ends first, and where it begins; the first of those that end together.
+
+    As vLLM's check_stop_strings (0.32, v1/engine/detokenizer.py).
+    """
+    hits = [(text.find(stop), stop) for stop in stops if stop in text]
+    return min(hits, key=lambda hit: hit[0] + len(hit[1]), default=None)
 
 
 @given(PIECES, STOPS)
@@ -27,11 +31,8 @@ def test_what_is_sent_is_the_text_before_the_first_stop(
     else:
         sent += finder.flush()
     whole = "".join(pieces)
-    # A later, longer stop may begin before the one that was complete first: compare on what came.
-    came = whole if found is None else whole[: len(sent) + len(found)]
-    assert whole.startswith(sent)
-    assert sent == came[: first_stop(came, stops)]
-    assert (found is None) == all(stop not in whole for stop in stops)
+    at, stop = first_stop(whole, stops) or (len(whole), None)
+    assert (sent, found) == (whole[:at], stop)
 
 
 @given(PIECES, STOPS)
@@ -47,11 +48,9 @@ def test_an_included_stop_ends_the_text_and_nothing_is_held_back(
             break
         assert sent == came
     assert finder.flush() == ""
-    if found is not None:
-        assert came.startswith(sent)
-        assert sent.endswith(found)
-        assert first_stop(came, stops) == len(sent) - len(found)
-    assert (found is None) == all(stop not in "".join(pieces) for stop in stops)
+    whole = "".join(pieces)
+    at, stop = first_stop(whole, stops) or (len(whole), None)
+    assert (sent, found) == (whole[: at + len(stop or "")], stop)
 
 
 @given(PIECES, STOPS, st.integers(0, 8), st.booleans())
@@ -77,7 +76,7 @@ def test_a_stop_counts_if_it_ends_after_min_tokens_wherever_it_begins(
             if text.startswith(stop, at) and at + len(stop) > len(before)
         ]
         if hits and num > min_tokens:
-            at, ended_by = min(hits, key=lambda hit: hit[0])
+            at, ended_by = min(hits, key=lambda hit: hit[0] + len(hit[1]))
             assert sent == text[: at + len(ended_by) if include else at]
             break
         assert text.startswith(sent)
@@ -85,6 +84,16 @@ def test_a_stop_counts_if_it_ends_after_min_tokens_wherever_it_begins(
     else:
         assert sent == "".join(pieces)
     assert transcript.stop_reason == ended_by
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "reason"),
+    [(["abc", "b"], "a", "b"), (["bc", "abc"], "a", "bc"), (["abc", "bc"], "", "abc")],
+)
+def test_of_stops_in_one_piece_the_first_to_end_wins_and_then_the_first_that_is_named(
+    stops: list[str], text: str, reason: str
+) -> None:
+    assert StopFinder(stops).push("abcd") == (text, reason)
 
 
 class Pieces:

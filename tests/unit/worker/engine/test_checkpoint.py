@@ -223,6 +223,14 @@ def test_the_tokenizers_own_eos_ends_an_output_too(tmp_path: Path) -> None:
     added = [{"id": 3, "content": "<a>"}, {"id": 9, "content": "<e>"}]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
     assert eos_of(tmp_path, {}) == {1, 9}
+    for vocabulary in ({"<a>": 3, "<e>": 5}, [["<a>", 0.0]] * 5 + [["<e>", -1.0]]):
+        whole = {"added_tokens": added[:1], "model": {"vocab": vocabulary}}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+        assert eos_of(tmp_path, {}) == {1, 5}
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "<a>"}}')
+    assert eos_of(tmp_path, {}) == {1, 3}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(listed))
+    assert eos_of(tmp_path, {}) == {1, 7}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

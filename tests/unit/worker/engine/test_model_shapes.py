@@ -189,6 +189,15 @@ def test_layers_slide_by_the_rule_of_their_family() -> None:
     assert late.sliding_layers == tuple(range(20, 28))
 
 
+@pytest.mark.parametrize("name", ["Mistral-7B-v0.1", "Qwen2.5-7B", "gemma-3-1b-it"])
+def test_a_window_of_no_tokens_is_none(name: str) -> None:
+    """As in vLLM 0.32 (config/model.py)."""
+    changes = {"use_sliding_window": True, "max_window_layers": 0} if "Qwen" in name else {}
+    assert len(shape_of(name, sliding_window=9, **changes).sliding_layers) > 0
+    shape = shape_of(name, sliding_window=0, **changes)
+    assert (shape.sliding_window, shape.sliding_layers, shape.windows) == (None, (), (None,))
+
+
 def test_a_window_that_hides_nothing_is_none_but_its_layers_are_still_told() -> None:
     shape = shape_of("gemma-3-1b-it", sliding_window=32768)
     assert shape.windows == (None,)
@@ -205,7 +214,21 @@ def test_own_list_of_layers_wins_where_transformers_listens_to_it() -> None:
 def test_yarn_reaches_factor_times_the_original_length() -> None:
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     assert shape_of("Qwen3-8B", rope_scaling=yarn).max_position == 131072
-    assert shape_of("Qwen3-8B", rope_scaling={**yarn, "type": "linear"}).max_position == 40960
+    assert shape_of("Qwen3-8B", rope_scaling={**yarn, "type": "dynamic"}).max_position == 40960
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths"), [("Qwen3-8B", (40960, 102400)), ("gemma-3-1b-it", (32768, 32768))]
+)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_linear_scaling_reaches_factor_times_the_told_length(
+    name: str, lengths: tuple[int, int], key: str
+) -> None:
+    """As in vLLM 0.32 (_get_and_verify_max_len), where Gemma 3 tells the scaled length."""
+    linear: dict[str, object] = {"rope_type": "linear", "factor": 2.5}
+    is_gemma = "gemma" in name and key == "rope_parameters"
+    shape = shape_of(name, **{key: {"full_attention": linear} if is_gemma else linear})
+    assert (shape.default_len, shape.max_position) == lengths
 
 
 def test_experts_of_some_layers_are_counted_there_only() -> None:

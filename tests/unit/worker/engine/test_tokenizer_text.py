@@ -22,6 +22,7 @@ from tokenizers import (
     trainers,
 )
 from tokenizers import Tokenizer as Library
+from transformers import PreTrainedTokenizerFast
 
 
 @pytest.fixture(scope="module")
@@ -272,26 +273,173 @@ def test_any_number_of_left_out_tokens_does_not_change_what_follows(
     )
 
 
+BOS_AND_EOS = {"bos_token": "<bos>", "eos_token": {"content": "<eos>", "__type": "AddedToken"}}
+ADDING = [
+    {},
+    {"add_bos_token": False},
+    {"add_bos_token": True},
+    {"add_eos_token": True},
+    {"add_bos_token": True, "add_eos_token": True},
+]
+
+
+@pytest.mark.parametrize("fields", ADDING)
+@pytest.mark.parametrize("single", ["<bos> $A", "$A", "$A <eos>"])
+def test_what_tokenizer_json_puts_around_a_text_counts_as_in_transformers(
+    tokenizer: Tokenizer, tmp_path: Path, fields: dict[str, object], single: str
+) -> None:
+    whole = json.loads(tokenizer._tokenizer.to_str())
+    template = processors.TemplateProcessing(
+        single=single, special_tokens=[("<bos>", 0), ("<eos>", 1)]
+    )
+    steps = [processors.ByteLevel(trim_offsets=False), template]
+    for processor in (template, processors.Sequence(steps)):
+        whole["post_processor"] = json.loads(processor.__getstate__())
+        write(tmp_path, whole, BOS_AND_EOS | fields)
+        expected = PreTrainedTokenizerFast.from_pretrained(tmp_path).encode("return x")
+        assert Tokenizer(tmp_path).encode("return x") == expected
+
+
 @pytest.mark.parametrize(
     ("fields", "around"),
     [
-        ({}, ([0], [])),  # as tokenizer.json has it
-        ({"add_bos_token": False}, ([], [])),
-        ({"add_bos_token": True}, ([0], [])),
-        ({"add_eos_token": True}, ([], [1])),
-        ({"add_bos_token": True, "add_eos_token": True}, ([0], [1])),
+        *zip(ADDING, [([], []), ([], []), ([0], []), ([], [1]), ([0], [1])], strict=True),
         ({"add_bos_token": True, "bos_token": None}, ([], [])),
         ({"add_bos_token": True, "bos_token": "not one of its tokens"}, ([], [])),
     ],
 )
-def test_what_stands_around_a_text_is_as_transformers_has_it(
-    tokenizer: Tokenizer, tmp_path: Path, fields: dict[str, object], around: tuple[list[int], ...]
+@pytest.mark.parametrize("steps", [None, [], [processors.ByteLevel(trim_offsets=False)]])
+def test_what_it_leaves_open_tokenizer_config_tells(
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    fields: dict[str, object],
+    around: tuple[list[int], ...],
+    steps: list[processors.PostProcessor] | None,
 ) -> None:
-    tokenizer._tokenizer.save(str(tmp_path / "tokenizer.json"))
-    named: dict[str, object] = {"bos_token": "<bos>", "eos_token": {"content": "<eos>"}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named | fields))
+    """transformers 5 puts nothing around such a text; 4 did, with which these were trained."""
+    whole = json.loads(tokenizer._tokenizer.to_str())
+    bare = None if steps is None else json.loads(processors.Sequence(steps).__getstate__())
+    write(tmp_path, whole | {"post_processor": bare}, BOS_AND_EOS | fields)
     body = tokenizer.encode("return x", add_special_tokens=False)
     assert Tokenizer(tmp_path).encode("return x") == [*around[0], *body, *around[1]]
+
+
+def write(directory: Path, tokenizer: object, config: object = None, **others: object) -> None:
+    """The files of a tokenizer: tokenizer.json, tokenizer_config.json, and `others`."""
+    files = {"tokenizer": tokenizer, "tokenizer_config": config or {}, **others}
+    for name, fields in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(fields))
+
+
+def with_end_of_text(*added: AddedToken) -> object:
+    """Byte-level BPE of 257 tokens: <e> (256) is in the vocabulary; `added` are behind it."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = Library(models.BPE({text: i for i, text in enumerate([*letters, "<e>"])}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_tokens([*added])
+    return json.loads(library.to_str())
+
+
+PLAIN = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+START, END = "<|im_start|>", "<|im_end|>"
+LISTED = {
+    "257": {"content": START, **PLAIN, "special": True},
+    "258": {"content": END, **PLAIN, "rstrip": True, "special": False},
+    "259": {"content": "<think>", **PLAIN, "special": False},
+}
+
+
+def known(**flags: bool) -> tuple[AddedToken, ...]:
+    return tuple(AddedToken(text, **flags) for text in (START, END, "<think>"))
+
+
+@pytest.mark.parametrize(
+    ("added", "config", "others"),
+    [
+        ((), {"added_tokens_decoder": LISTED}, {}),
+        ((), {"added_tokens_decoder": LISTED, "eos_token": END}, {}),
+        ((), {"added_tokens_decoder": LISTED, "extra_special_tokens": [END]}, {}),
+        ((), {"added_tokens_decoder": LISTED, "extra_special_tokens": {"end_token": END}}, {}),
+        (known(), {"added_tokens_decoder": LISTED}, {}),
+        (known(special=True), {"added_tokens_decoder": LISTED}, {}),
+        (known(rstrip=True), {"eos_token": END, "pad_token": "<e>"}, {}),
+        (known(rstrip=True), {"additional_special_tokens": [END, "<think>"]}, {}),
+        (known(), {"eos_token": "<e>"}, {}),
+        (known(), {}, {"special_tokens_map": {"eos_token": {"content": "<e>", **PLAIN}}}),
+        (known(), {"eos_token": END}, {"special_tokens_map": {"eos_token": "<e>"}}),
+        (known(), {}, {"special_tokens_map": {"additional_special_tokens": [START]}}),
+        # Not read: tokenizer_config.json has a list.
+        (known(), {"added_tokens_decoder": {}}, {"special_tokens_map": {"eos_token": "<e>"}}),
+        (known(), {"added_tokens_decoder": {}, "eos_token": END}, {}),
+        ((), {"added_tokens_decoder": {}}, {"added_tokens": {START: 257}}),
+        ((), {"eos_token": END}, {"added_tokens": {END: 258, START: 257, "<e>": 256}}),
+        (known(rstrip=True), {"eos_token": END}, {"added_tokens": {"<think>": 259, START: 257}}),
+    ],
+)
+def test_tokens_that_only_the_files_beside_it_name_are_as_in_transformers(
+    tmp_path: Path,
+    added: tuple[AddedToken, ...],
+    config: dict[str, object],
+    others: dict[str, object],
+) -> None:
+    write(tmp_path, with_end_of_text(*added), config, **others)
+    ours, theirs = Tokenizer(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    text = f"{START}a{END}  <think>b<e>"
+    expected = theirs.encode(text, add_special_tokens=False)
+    assert ours.encode(text, parse_special=True) == expected
+    assert not {*ours.control_tokens} & {*ours.encode(text)}
+    ids = range(len(theirs))
+    assert ours.vocab_size == len(ids)
+    for token_id in ids[200:]:
+        for skip in (False, True):
+            assert ours.decode([token_id], skip_special_tokens=skip) == theirs.decode(
+                [token_id], skip_special_tokens=skip
+            )
+    assert ours.config.eos_token_id == theirs.eos_token_id
+
+
+def test_a_special_token_without_an_id_stays_text(tmp_path: Path) -> None:
+    """transformers gives it the next id, for which the model may have no row."""
+    write(tmp_path, with_end_of_text(), {"pad_token": "[PAD]", "eos_token": "</s>"})
+    tokenizer = Tokenizer(tmp_path)
+    assert (tokenizer.vocab_size, tokenizer.control_tokens) == (257, {})
+    assert tokenizer.config.eos_token_id is None
+
+
+@pytest.mark.parametrize(
+    ("added", "config", "others", "sentence"),
+    [
+        (
+            (),
+            {"added_tokens_decoder": {"300": {"content": "x>"}}},
+            {},
+            "token 300, which .* is 257",
+        ),
+        ((), {}, {"added_tokens": {"<x>": 300}}, "added_tokens.json: '<x>' is listed as token 300"),
+        ((), {}, {"added_tokens": {"<x>": "300"}}, "must hold an id for each token"),
+        ((), {"added_tokens_decoder": []}, {}, "must hold tokens by their ids"),
+        ((), {"added_tokens_decoder": {"x": {"content": "<x>"}}}, {}, "tokens by their ids"),
+        ((), {"added_tokens_decoder": {"257": {"special": True}}}, {}, "tokens by their ids"),
+        ((), {"eos_token": "\ud800"}, {}, "has a lone surrogate"),
+    ],
+)
+def test_lists_of_tokens_that_cannot_be_true_are_refused(
+    tmp_path: Path,
+    added: tuple[AddedToken, ...],
+    config: dict[str, object],
+    others: dict[str, object],
+    sentence: str,
+) -> None:
+    write(tmp_path, with_end_of_text(*added), config, **others)
+    with pytest.raises(CheckpointError, match=sentence):
+        Tokenizer(tmp_path)
+
+
+def test_a_stale_list_leaves_a_token_the_id_that_tokenizer_json_has(tmp_path: Path) -> None:
+    listed = {"257": {"content": END, "special": True}}
+    write(tmp_path, with_end_of_text(*known()), {"added_tokens_decoder": listed})
+    assert Tokenizer(tmp_path).encode(END, parse_special=True) == [258]
 
 
 SIGNS, OTHERS = "<s/>", "áéíó"
