@@ -5,8 +5,11 @@ import logging
 import signal
 import socket
 import sys
+import time
 
 import kopf
+from kopf._cogs.clients.errors import APIError
+from kopf._cogs.clients.watching import WatchingError
 
 from .address import in_url
 from .cluster import Cluster, ClusterError
@@ -20,6 +23,10 @@ _CHATTY = ("aiohttp.access", "httpx", "kopf.activities", "kopf.objects")
 
 _FATAL = ("kopf._core.reactor.running", "kopf._core.reactor.orchestration")
 """Loggers that tell why kopf ends."""
+
+_AGAIN_S = 5.0
+"""Before kopf is run again; what the API server answers with an error it asks for 54 s itself."""
+_TOO_MANY_REQUESTS = 429
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -38,9 +45,9 @@ def run(settings: Settings) -> None:
             logging.getLogger(name).setLevel(logging.WARNING)
         for name in _FATAL:
             logging.getLogger(name).addFilter(_without_traceback)
-    known, seen = None, _first_look(settings)
-    while seen != known:
-        known, seen = seen, _serve(settings, seen)
+    namespaces: Namespaces | None = _first_look(settings)
+    while namespaces is not None:
+        namespaces = _serve(settings, namespaces)
 
 
 def _try_port(address: str, flag: str, port: int) -> None:
@@ -65,8 +72,8 @@ def _first_look(settings: Settings) -> Namespaces:
     return asyncio.run(look(cluster, settings.namespaces, wanted))
 
 
-def _serve(settings: Settings, namespaces: Namespaces) -> Namespaces:
-    """Serve until a signal, or until others can be watched than `namespaces`: those then."""
+def _serve(settings: Settings, namespaces: Namespaces) -> Namespaces | None:
+    """Serve until a signal: None; or until kopf has to be run anew: what to watch then."""
     operator = Operator(settings, namespaces)
     try:
         kopf.run(
@@ -78,10 +85,27 @@ def _serve(settings: Settings, namespaces: Namespaces) -> Namespaces:
             stop_flag=operator.moved,
         )
     except Exception as e:
+        if _passes(e):
+            _wait(e)
+            return namespaces
         if settings.verbose:
             raise
         sys.exit(f"sluice-operator: it cannot go on: {type(e).__name__}: {e}")
-    return operator.namespaces
+    return operator.namespaces if operator.namespaces != namespaces else None
+
+
+def _passes(error: Exception) -> bool:
+    """Whether it is the API server that fails (5xx, an etcd without a leader), not we."""
+    if isinstance(error, APIError):
+        return error.status >= 500 or error.status == _TOO_MANY_REQUESTS
+    return isinstance(error, WatchingError)
+
+
+def _wait(error: Exception) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # kopf has taken its own away
+    told = "%s: %s; watching anew in %d s"
+    logging.getLogger("sluice.operator").warning(told, type(error).__name__, error, _AGAIN_S)
+    time.sleep(_AGAIN_S)
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
