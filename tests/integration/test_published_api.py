@@ -22,6 +22,8 @@ CONFIG = """\
 mode = "negative"
 [phases.fuzzing.generation]
 max-examples = 10
+[checks.negative_data_rejection]
+expected-statuses = ["400", "401", "404", "405", "413", "422", "429", "5xx"]
 """
 FLAGS = (
     *("--max-num-seqs", "128", "--num-gpu-blocks-override", "512", "--max-model-len", "32"),

@@ -385,14 +385,17 @@ def test_a_control_token_written_in_a_prompt_is_only_text(worker: Worker) -> Non
 
 @pytest.mark.parametrize(
     ("fields", "more"),
-    [({"stream": True, "return_token_ids": True}, ""), ({"logprobs": 20}, "Connection: close\r\n")],
+    [
+        ({"stream": True, "return_token_ids": True, "n": 8}, ""),
+        ({"logprobs": 20, "n": 6}, "Connection: close\r\n"),
+    ],
     ids=["a stream", "a last answer"],
 )
 def test_a_reader_that_stops_reading_is_cut_and_others_go_on(
     worker: Worker, fields: dict[str, Any], more: str
 ) -> None:
     before = worker.metric("sluice_connections_cut_total")
-    asked = {"prompt": "def", "max_tokens": 2000, "ignore_eos": True, "n": 8, **fields}
+    asked = {"prompt": "def", "max_tokens": 2000, "ignore_eos": True, **fields}
     body = json.dumps(asked).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{more}\r\n"
     with socket.socket() as client:

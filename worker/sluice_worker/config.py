@@ -3,7 +3,7 @@
 import argparse
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -173,6 +173,11 @@ def _json(kind: Any, said: str) -> Callable[[str], object]:
     return convert
 
 
+def _one_gpu(text: str) -> None:
+    if text.strip() != "1":
+        raise ValueError(f"must be 1, not {text!r}: a pod has one GPU, and more GPUs are more pods")
+
+
 _speculation = _json(
     NgramSpeculation,
     f"object with method ngram and the keys {', '.join(NgramSpeculation.__struct_fields__)}",
@@ -212,6 +217,16 @@ ENGINE_FLAGS = (
     Flag("speculative-config", _speculation, 'JSON; {"method": "ngram", ...} drafts by lookup'),
     _choice("device", ("auto", "cpu", "cuda"), "where the model runs"),
 )
+# vLLM's, which is to say what is so here anyway.
+_PARALLEL = ("tensor", "pipeline", "data")
+GIVEN_FLAGS = (
+    *(Flag(f"{kind}-parallel-size", _one_gpu, "GPUs of a pod: 1") for kind in _PARALLEL),
+    _choice("kv-cache-dtype", ("auto",), "as --dtype"),
+    _choice("scheduling-policy", ("fcfs",), "first come, first served"),
+    _choice("tokenizer-mode", ("auto",), "the checkpoint's tokenizer.json"),
+    _choice("stream-interval", ("1",), "tokens of an event of a stream"),
+)
+SHORT_NAMES = {f"{kind}-parallel-size": (f"-{kind[0]}p",) for kind in _PARALLEL}
 OVERLOAD = _choice("overload", get_args(Overload), "Shed drops what cannot meet --slo-ttft-ms")
 SERVER_FLAGS = (
     Flag("host", str, "address of the API port; all of IPv4 and IPv6 if empty"),
@@ -227,12 +242,20 @@ SERVER_FLAGS = (
     Flag("runtime-config-dir", Path, "directory with cap, epoch and targets, read at start"),
     OVERLOAD,
     Flag("max-num-queued-reqs", _count, "waiting requests over which new ones get 429"),
-    Flag("max-num-queued-tokens", _count, "prompt tokens without an answer yet, likewise; 0: any"),
+    Flag(
+        "max-num-queued-tokens",
+        _count,
+        "prompt tokens without an answer yet, likewise; 0: as many as a 32nd of the memory holds",
+    ),
     Flag("max-body-bytes", _positive, "request bodies over it get 413"),
     Flag("liveness-timeout", _seconds, "seconds without a step, with work, until not live"),
     Flag("shutdown-timeout", _seconds, "seconds that running requests get after SIGTERM"),
-    Flag("receive-timeout", _seconds, "seconds for a request's headers, and for its body"),
-    Flag("write-timeout", _seconds, "seconds after which a reader that stopped reading is cut"),
+    Flag("receive-timeout", _seconds, "seconds for a request's body, and its headers (10 at most)"),
+    Flag(
+        "write-timeout",
+        _seconds,
+        "seconds in which a slow reader must read an eighth of what it has not, or is cut",
+    ),
     Flag(
         "connection-max-age",
         _seconds,
@@ -286,8 +309,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Serves one model over the OpenAI API, with a live max_num_seqs.",
         allow_abbrev=False,
     )
-    for flag in (*ENGINE_FLAGS, *HUB_FLAGS, *SERVER_FLAGS, *SLO_FLAGS):
-        parser.add_argument(f"--{flag.name}", help=_help(flag, fields), metavar=flag.metavar)
+    for flag in (*ENGINE_FLAGS, *GIVEN_FLAGS, *HUB_FLAGS, *SERVER_FLAGS, *SLO_FLAGS):
+        names = [f"--{flag.name}", *SHORT_NAMES.get(flag.name, ())]
+        parser.add_argument(*names, help=_help(flag, fields), metavar=flag.metavar)
     parser.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
@@ -309,7 +333,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Work
     """
     environ = os.environ if environ is None else environ
     given, unknown = _parser().parse_known_args(argv)
-    problems = [f"{argument} is not a flag of sluice-worker" for argument in unknown]
+    problems = [f"{argument} is not a flag of sluice-worker" for argument in _strays(unknown)]
+    _convert(given, GIVEN_FLAGS, problems)
     engine = _convert(given, ENGINE_FLAGS, problems)
     server = _convert(given, SERVER_FLAGS, problems)
     slo = _convert(given, SLO_FLAGS, problems)
@@ -337,6 +362,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Work
     if problems:
         raise ConfigError(problems)
     return WorkerConfig(EngineConfig(**engine | persisted), ServerConfig(**server), hub)
+
+
+def _strays(unknown: Sequence[str]) -> Iterator[str]:
+    """The arguments that nobody knows, but for the values of flags that nobody knows."""
+    is_value = False
+    for argument in unknown:
+        is_flag = argument.startswith("-") and not argument[1:2].isdigit()
+        if is_flag or not is_value:
+            yield argument.partition("=")[0] if is_flag else argument
+        is_value = is_value or is_flag
 
 
 def _slo(values: dict[str, Any]) -> Slo:

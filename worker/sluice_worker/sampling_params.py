@@ -25,8 +25,9 @@ MAX_ALLOWED = 4096
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 18
 """Log-probabilities of one request's prompts: they are held until the reply, and told at once."""
-MAX_OUTPUT_LOGPROBS = 1 << 19
-"""Of a request's output: some 75 MB until the end, and 320 MB while a chat's reply is written."""
+MAX_OUTPUT_LOGPROBS = 1 << 18
+"""Of a request's output: 4 MiB until the end, and 69 to 83 while a chat's reply is written, about
+what CPU_RESERVE_BYTES leaves."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow."""

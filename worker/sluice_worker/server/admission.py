@@ -1,5 +1,7 @@
 """Who may come in: what can run at all, finds room in the queue and can be in time. Pure."""
 
+from collections.abc import Sequence
+
 from ..deadlines import Deadlines
 from ..errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
 from ..protocol import Completion
@@ -49,6 +51,31 @@ def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int
             param=request.prompt_field,
         )
     return min(asked, window - num_prompt, pool - num_prompt)
+
+
+MAX_REPEATED_IDS = 1 << 20
+MAX_REPEATED_CHARS = 1 << 22
+"""Of its prompts, in one reply: a hundred answers to one prompt each repeat all of it."""
+
+
+def check_repeated(
+    request: Completion, prompts: Sequence[Sequence[int]], echoes: Sequence[str]
+) -> None:
+    """Raise for a reply that would repeat too much of its prompts. `echoes`: their texts, where it
+    begins with them."""
+    is_told_once = request.prompt_field == "messages" and not request.stream
+    num_ids = sum(map(len, prompts)) if request.return_token_ids else 0
+    for field, num, noun, most in (
+        ("return_token_ids", num_ids, "token ids", MAX_REPEATED_IDS),
+        ("echo", sum(map(len, echoes)), "characters", MAX_REPEATED_CHARS),
+    ):
+        told = num * (1 if is_told_once else request.sampling.n)
+        if told > most:
+            raise RequestError(
+                f"the reply would repeat {told} {noun} of its prompts, all choices together, over "
+                f"the limit of {most}; send fewer prompts or a smaller n",
+                param=field,
+            )
 
 
 def num_waiting(num_open: int, cap: int, state: Snapshot) -> int:

@@ -1,7 +1,8 @@
 """How each route tells a generation: as one body, or as one event for each token."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
@@ -12,9 +13,14 @@ from ..protocol import Completion
 from ..tokenizer import Tokenizer
 from . import shapes
 from .generation import Arrived, Choice, Generation
-from .logprobs import Scored, as_token_id, of_chat, of_completion, of_prompt, unpack_prompt
+from .logprobs import Scored, as_token_id, of_chat, of_completion, of_prompt, prompt_tokens
 from .replies import DONE, encode, event
 from .shapes import Usage
+
+SCORE_BYTES = 80
+"""Of one log-probability in a reply, about: a chat's, which tells the token's bytes too."""
+ID_BYTES = 8
+"""Of a token id in a reply; a token of text takes no more."""
 
 
 class Format(ABC):
@@ -24,6 +30,10 @@ class Format(ABC):
         self.generation = generation
         self._model = model
         self._told = TokenLogprobs(generation.request, tokenizer)
+        of_id = ID_BYTES if generation.request.return_token_ids else 0
+        sampling = generation.request.sampling.engine
+        self._token_bytes = ID_BYTES + of_id + _scores_bytes(sampling.logprobs)
+        self._prompt_token_bytes = of_id + _scores_bytes(sampling.prompt_logprobs)
 
     @abstractmethod
     def event(self, item: Arrived) -> bytes:
@@ -37,6 +47,14 @@ class Format(ABC):
     def body(self, texts: Sequence[str]) -> bytes:
         """The answer in one piece; `texts` of all choices, whose tokens were all taken in."""
 
+    def num_bytes(self, prompts: Iterable[Choice], num_tokens: int) -> int:
+        """About what is told of the prompts of these choices and of `num_tokens` of output."""
+        of_prompts = (
+            len(picked.echo) + picked.flight.num_prompt_tokens * self._prompt_token_bytes
+            for picked in prompts
+        )
+        return sum(of_prompts) + num_tokens * self._token_bytes
+
     def _ids(self, picked: Choice, known: int = 0) -> list[int] | UnsetType:
         """Of the output's tokens, from the `known`-th on."""
         asked = self.generation.request.return_token_ids
@@ -45,6 +63,14 @@ class Format(ABC):
     def _prompt_ids(self, picked: Choice, is_first: bool = True) -> list[int] | UnsetType:
         asked = self.generation.request.return_token_ids and is_first
         return picked.prompt_token_ids if asked else UNSET
+
+    def _all_prompt_ids(self) -> list[list[int] | UnsetType]:
+        """Of each choice: those of one prompt are one list, as it may have a hundred answers."""
+        found: dict[bytes, list[int] | UnsetType] = {}
+        for picked in self.generation.choices:
+            if picked.prompt not in found:
+                found[picked.prompt] = self._prompt_ids(picked)
+        return [found[picked.prompt] for picked in self.generation.choices]
 
 
 class _OpenAiFormat(Format):
@@ -100,10 +126,12 @@ class CompletionFormat(_OpenAiFormat):
                 finish_reason=_reason(picked),
                 stop_reason=picked.transcript.stop_reason,
                 token_ids=self._ids(picked),
-                prompt_token_ids=self._prompt_ids(picked),
+                prompt_token_ids=prompt_ids,
                 prompt_logprobs=self._told.of_prompt(picked),
             )
-            for picked, text in zip(generation.choices, texts, strict=True)
+            for picked, text, prompt_ids in zip(
+                generation.choices, texts, self._all_prompt_ids(), strict=True
+            )
         ]
         return encode(
             shapes.CompletionReply(
@@ -186,10 +214,11 @@ class GenerateFormat(Format):
     def event(self, item: Arrived) -> bytes:
         """One token; the last one brings the whole text and the details."""
         picked, token_id = item.choice, item.token.token_id
+        known = len(picked.transcript.token_ids)
         text = picked.feed(item.token)
         self._pieces.append(text)
         is_last = picked.finish_reason is not None
-        logprob = picked.scored[-1].logprob if picked.scored else None
+        logprob = next((scored.logprob for scored in picked.scored.tokens(known)), None)
         chunk = shapes.GenerateChunk(
             index=len(self._pieces),
             token=self._token(token_id, text, logprob),
@@ -227,7 +256,7 @@ class GenerateFormat(Format):
             return UNSET
         tokens = [
             self._token(token.token_id, self._text_of(token.token_id), token.logprob)
-            for token in picked.scored
+            for token in picked.scored.tokens()
         ]
         return replace(self._details(picked), prefill=[], tokens=tokens)
 
@@ -255,23 +284,28 @@ class TokenLogprobs:
         num = self._request.sampling.engine.logprobs
         if num is None:
             return None
-        prompt = self._prompt(picked) if with_prompt and self._request.echo else []
-        return of_completion([*prompt, *picked.scored[known:]], num, self._text_of)
+        prompt = self._prompt(picked) if with_prompt and self._request.echo else ()
+        return of_completion(chain(prompt, picked.scored.tokens(known)), num, self._text_of)
 
     def of_chat(self, picked: Choice, known: int) -> Any:
         """Those of the output's tokens from the `known`-th on."""
         num = self._request.sampling.engine.logprobs
         if num is None:
             return None
-        return of_chat(picked.scored[known:], num, self._text_of, self._bytes_of)
+        return of_chat(picked.scored.tokens(known), num, self._text_of, self._bytes_of)
 
     def of_prompt(self, picked: Choice) -> Any:
         """The field `prompt_logprobs`."""
         num = self._request.prompt_logprobs
         return UNSET if num is None else of_prompt(self._prompt(picked), num, self._plain)
 
-    def _prompt(self, picked: Choice) -> list[Scored]:
-        return unpack_prompt(picked.prompt_scores, picked.prompt_token_ids, self._plain)
+    def _prompt(self, picked: Choice) -> Iterator[Scored]:
+        return prompt_tokens(picked.prompt_scores, picked.prompt_token_ids, self._plain)
+
+
+def _scores_bytes(num: int | None) -> int:
+    """Beside one token, with the `num` likeliest."""
+    return 0 if num is None else SCORE_BYTES * (num + 1)
 
 
 def _reason(picked: Choice) -> shapes.FinishReason:

@@ -11,7 +11,7 @@ from ..evidence import Flight, Whole
 from ..protocol import Completion
 from ..wire import FinishReason, Scores, TokenOut, unpacked
 from .ledger import Ledger
-from .logprobs import Scored, unpack
+from .logprobs import PackedScores
 from .replies import usage
 from .shapes import Usage
 from .text import Transcript
@@ -38,7 +38,7 @@ class Choice:
     last_at_s: float | None = None
     """When the last token that was handed over had reached this process."""
     prompt_scores: list[Scores] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
+    scored: PackedScores = field(default_factory=PackedScores)
     """The output's tokens with their log-probabilities, where the request asks for them."""
 
     @property
@@ -58,7 +58,7 @@ class Choice:
             return echo
         if token.scores is not None:
             offset = len(self.echo) + self.transcript.num_chars
-            self.scored += unpack(token.scores, [offset])
+            self.scored.add(token.scores, [offset])
         text = self.transcript.push(
             token.token_id,
             is_last=token.finish_reason is not None,
@@ -103,6 +103,8 @@ class Generation:
         self.choices: list[Choice] = []
         self._whole = Whole()
         self.num_open = 0
+        self.has_left = False
+        """Whether nobody reads any more."""
         self.error: SluiceError | None = None
         self._ledger = ledger
         self._abort = abort
@@ -180,6 +182,7 @@ class Generation:
         What failed one sequence has failed the request: the others are no client's leaving.
         """
         now_s = time.monotonic()
+        self.has_left = True
         for choice in self.choices:
             if choice.is_booked:
                 continue

@@ -234,8 +234,6 @@ async def read_body(
     BodyTooLarge, RequestTimeout.
     """
     length = request.headers.get("content-length")
-    if length is not None and "transfer-encoding" in request.headers:
-        raise RequestError("Content-Length and Transfer-Encoding contradict each other")
     if (request.headers.get("content-encoding") or "identity").lower() != "identity":
         raise RequestError("Content-Encoding is not supported; send the body as it is")
     too_large = BodyTooLarge(f"the body is over the limit of {max_bytes} bytes")
@@ -268,6 +266,18 @@ def error_reply(error: SluiceError) -> Response:
         headers["www-authenticate"] = "Bearer"
     kind = LingeringReply if isinstance(error, UNREAD) else Response
     return kind(error_body(error), error.http_status, headers, JSON)
+
+
+class ReadReply(Response):
+    """An answer that is under way until its client has read all but the last few KB: what it holds
+    and whose turn it is lasts as long."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all, and then nothing more, which waits for the connection to have room."""
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class LingeringReply(Response):

@@ -1,9 +1,15 @@
-"""Log-probabilities as clients see them: of completions, of chats and of prompts. Pure."""
+"""Log-probabilities as clients see them: of completions, of chats and of prompts. Pure.
+
+They stay packed until they are told, and become JSON token by token: as objects, those of one reply
+would take ten times its size.
+"""
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Raw, json
 
 from ..wire import Scores
 
@@ -12,6 +18,7 @@ TextOf = Callable[[int], str]
 BytesOf = Callable[[int], bytes]
 """A token id's own bytes, of which some are no whole character."""
 
+_encoder = json.Encoder()
 LOWEST = -9999.0
 """Told in place of minus infinity, which JSON does not have (OpenAI's choice, and vLLM's)."""
 
@@ -31,41 +38,49 @@ class Scored:
     offset: int
 
 
-def unpack(scores: Scores, offsets: Sequence[int]) -> list[Scored]:
-    """Tokens of `scores`, each with its place in the text."""
-    width = scores.width
-    ids, logprobs, ranks = array("i"), array("f"), array("i")
-    ids.frombytes(scores.token_ids)
-    logprobs.frombytes(scores.logprobs)
-    ranks.frombytes(scores.ranks)
-    floored = [max(value, LOWEST) for value in logprobs]
-    return [
-        Scored(
-            token_id=ids[at],
-            logprob=floored[at],
-            rank=rank,
-            likeliest=tuple(
-                zip(ids[at + 1 : at + width], floored[at + 1 : at + width], strict=True)
-            ),
-            offset=offset,
-        )
-        for at, rank, offset in zip(range(0, len(ids), width), ranks, offsets, strict=True)
-    ]
+class PackedScores:
+    """Scores of successive tokens, all of one width, each with its place in the text."""
+
+    def __init__(self) -> None:
+        self._width = 1
+        self._ids, self._logprobs = array("i"), array("f")
+        self._ranks, self._offsets = array("i"), array("i")
+
+    def add(self, scores: Scores, offsets: Iterable[int]) -> None:
+        """Take in the next tokens."""
+        self._width = scores.width
+        self._ids.frombytes(scores.token_ids)
+        self._logprobs.frombytes(scores.logprobs)
+        self._ranks.frombytes(scores.ranks)
+        self._offsets.extend(offsets)
+
+    def tokens(self, start: int = 0) -> Iterator[Scored]:
+        """From the `start`-th on."""
+        width = self._width
+        for i in range(start, len(self._ranks)):
+            own, end = i * width, (i + 1) * width
+            ids = self._ids[own:end]
+            logprobs = [max(value, LOWEST) for value in self._logprobs[own:end]]
+            likeliest = tuple(zip(ids[1:], logprobs[1:], strict=True))
+            yield Scored(ids[0], logprobs[0], self._ranks[i], likeliest, self._offsets[i])
 
 
-def unpack_prompt(
+def prompt_tokens(
     parts: Iterable[Scores], token_ids: Sequence[int], text_of: TextOf
-) -> list[Scored]:
+) -> Iterator[Scored]:
     """A whole prompt's tokens; offsets count the characters of the tokens before, as vLLM does."""
-    offsets, offset = [], 0
-    for token_id in token_ids:
-        offsets.append(offset)
-        offset += len(text_of(token_id))
-    told = [Scored(token_ids[0], None, 0, (), 0)]
+    yield Scored(token_ids[0], None, 0, (), 0)
+    num_told, offset = 1, len(text_of(token_ids[0]))
     for part in parts:
+        offsets = []
         num = len(part.ranks) // array("i").itemsize
-        told += unpack(part, offsets[len(told) : len(told) + num])
-    return told
+        for token_id in token_ids[num_told : num_told + num]:
+            offsets.append(offset)
+            offset += len(text_of(token_id))
+        num_told += num
+        scores = PackedScores()
+        scores.add(part, offsets)
+        yield from scores.tokens()
 
 
 def as_token_id(token_id: int) -> str:
@@ -73,13 +88,23 @@ def as_token_id(token_id: int) -> str:
     return f"token_id:{token_id}"
 
 
-def of_completion(tokens: Sequence[Scored], num: int, text_of: TextOf) -> dict[str, Any]:
+def of_completion(tokens: Iterable[Scored], num: int, text_of: TextOf) -> dict[str, Any]:
     """`logprobs` of a completion's choice: the token itself and the `num` likeliest of each."""
+    offsets, logprobs, names = array("i"), list[float | None](), list[str]()
+
+    def likeliest() -> Iterator[dict[str, float] | None]:
+        for token in tokens:
+            offsets.append(token.offset)
+            logprobs.append(token.logprob)
+            names.append(text_of(token.token_id))
+            yield _by_name(token, num, text_of)
+
+    top_logprobs = _array(likeliest())
     return {
-        "text_offset": [token.offset for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "tokens": [text_of(token.token_id) for token in tokens],
-        "top_logprobs": [_by_name(token, num, text_of) for token in tokens],
+        "text_offset": _array(offsets),
+        "token_logprobs": logprobs,
+        "tokens": names,
+        "top_logprobs": top_logprobs,
     }
 
 
@@ -93,7 +118,7 @@ def _by_name(token: Scored, num: int, text_of: TextOf) -> dict[str, float] | Non
 
 
 def of_chat(
-    tokens: Sequence[Scored], num: int, text_of: TextOf, bytes_of: BytesOf
+    tokens: Iterable[Scored], num: int, text_of: TextOf, bytes_of: BytesOf
 ) -> dict[str, Any]:
     """`logprobs` of a chat's choice: each token with the `num` likeliest in its place."""
 
@@ -101,25 +126,22 @@ def of_chat(
         name, own = text_of(token_id), bytes_of(token_id)
         return {"token": name, "logprob": logprob, "bytes": list(own)}
 
-    return {
-        "content": [
-            {
-                **entry(token.token_id, token.logprob),
-                "top_logprobs": [entry(*pair) for pair in token.likeliest[:num]],
-            }
-            for token in tokens
-        ]
-    }
+    content = (
+        {
+            **entry(token.token_id, token.logprob),
+            "top_logprobs": [entry(*pair) for pair in token.likeliest[:num]],
+        }
+        for token in tokens
+    )
+    return {"content": _array(content)}
 
 
-def of_prompt(
-    tokens: Sequence[Scored], num: int, text_of: TextOf
-) -> list[dict[str, dict[str, Any]] | None]:
+def of_prompt(tokens: Iterable[Scored], num: int, text_of: TextOf) -> Raw:
     """vLLM's `prompt_logprobs`: per token what was known of it and of the `num` likeliest."""
-    return [
+    return _array(
         None if token.logprob is None else _by_id(token, token.logprob, num, text_of)
         for token in tokens
-    ]
+    )
 
 
 def _by_id(token: Scored, own: float, num: int, text_of: TextOf) -> dict[str, dict[str, Any]]:
@@ -130,3 +152,13 @@ def _by_id(token: Scored, own: float, num: int, text_of: TextOf) -> dict[str, di
         value = {"logprob": logprob, "rank": rank, "decoded_token": text_of(token_id)}
         told.setdefault(str(token_id), value)
     return told
+
+
+def _array(items: Iterable[object]) -> Raw:
+    """A JSON array of `items`, which are made one after the other."""
+    written = bytearray(b"[")
+    for item in items:
+        _encoder.encode_into(item, written, -1)
+        written += b","
+    written[max(len(written) - 1, 1) :] = b"]"  # in the place of the last comma
+    return Raw(written)

@@ -1,6 +1,7 @@
 """From a conversation to token ids, with the chat template of the checkpoint or of a flag."""
 
 import logging
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from ..errors import ConfigError, RequestError
 from ..files import inside
 from ..tokenizer import Tokenizer
 from ..tokenizer_config import TokenizerConfig
-from .admission import check_length
 from .template import ChatTemplate
 
 log = logging.getLogger(__name__)
@@ -47,18 +47,18 @@ class Renderer:
             self._problem = f"the chat template of this model is not a valid template: {error}"
             log.warning("chat template unusable", extra={"reason": str(error)})
 
-    def token_ids(self, conversation: Conversation, window: int | None = None) -> list[int]:
-        """The prompt of a conversation. Raises RequestError, also for what is surely over `window`
-        tokens; may take milliseconds per 100 kB."""
+    def token_ids(
+        self, conversation: Conversation, check: Callable[[int], None] = lambda num_chars: None
+    ) -> list[int]:
+        """The prompt of a conversation. Raises RequestError; `check` may as well, of the number of
+        its characters; may take milliseconds per 100 kB."""
         template = self._templates.get("tool_use") if conversation.tools else None
         template = template or self._templates.get("default")
         if template is None:
             raise RequestError(self._problem, param="messages")
         try:
             pieces = template.render(conversation, datetime.now())
-            if window is not None:
-                num_at_least = self._tokenizer.fewest(sum(len(piece) for piece, _ in pieces))
-                check_length(num_at_least, window, "messages")
+            check(sum(len(piece) for piece, _ in pieces))
             return self._tokenizer.encode_rendered(pieces)
         except UnicodeEncodeError as error:
             raise RequestError(

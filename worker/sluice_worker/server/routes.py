@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
@@ -18,7 +19,6 @@ from . import shapes
 from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
 from .generation import Generation
 from .guards import ASKED_ID, JSON, PROBE_PATHS, SALT, answer
-from .off_loop import parsed
 from .openapi import document
 from .operations import OPERATIONS
 from .replies import encode
@@ -36,9 +36,10 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        async with service.bodies.read(request) as body:
+        async with service.bodies.read(request, service.refuse_body) as body:
             arrival_s = time.monotonic()
-            asked = await parsed(body, lambda body: parse_chat(body, service.defaults))
+            parse = partial(parse_chat, body, service.defaults)
+            asked = await service.parsing.result(len(body), parse)
             asked = replace(asked, completion=_with_headers(asked.completion, request))
             generation = await service.open_chat(asked, len(body), arrival_s)
         return _reply(generation, service, ChatFormat)
@@ -76,9 +77,9 @@ async def _generated(
     kind: type[Format],
 ) -> Response:
     """Read, parse and submit. A request's clock starts with the last byte of its body."""
-    async with service.bodies.read(request) as body:
+    async with service.bodies.read(request, service.refuse_body) as body:
         arrival_s = time.monotonic()
-        asked = await parsed(body, lambda body: parse(body, service.defaults))
+        asked = await service.parsing.result(len(body), lambda: parse(body, service.defaults))
         generation = await service.open(_with_headers(asked, request), arrival_s)
     return _reply(generation, service, kind)
 
@@ -98,8 +99,8 @@ def _with_headers(asked: Completion, request: Request) -> Completion:
 def _reply(generation: Generation, service: Service, kind: type[Format]) -> Response:
     form = kind(generation, service.config.model_name, service.tokenizer)
     if generation.request.stream:
-        return EventStream(form, service.config.server.sse_keep_alive_interval)
-    return WholeReply(form)
+        return EventStream(form, service.answers, service.config.server.sse_keep_alive_interval)
+    return WholeReply(form, service.answers)
 
 
 def _add_models(app: FastAPI, service: Service) -> None:

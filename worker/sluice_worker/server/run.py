@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -15,16 +16,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..client import EngineProcess, spawn
 from ..config import ServerConfig, WorkerConfig
 from ..errors import ConfigError, Draining
+from ..sizing import MAX_CEILING
 from .app import admin_app, api_app
 from .connection import Connection, OnCut, connection_class
 from .guards import Inflight
-from .service import Service
+from .service import MAX_ON_THEIR_WAY, Service
 
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that the client closes first."""
 BACKLOG = 2048
+MAX_IDLE = 1024
+"""Connections of the API port beyond those of all requests that may be open: clients and gateways
+keep some for their next ones. One whose headers never end takes up to MAX_HEADER_BYTES."""
+MAX_ADMIN = 256
+"""Connections of the admin port: an operator's, a scraper's, probes'."""
+OTHER_FILES = 128
+"""Beside connections: sockets of our own, libraries, what a thread has open for a moment."""
 ANSWER_S = 2.0
 """After the engine died: seconds in which open requests get their error."""
 LAST_BYTES_S = 2
@@ -76,11 +85,30 @@ class _Door:
         await self.app(scope, receive, send)
 
 
-def _server(door: _Door, limits: ServerConfig) -> _Server:
+def max_connections(config: WorkerConfig) -> int:
+    """Of the API port: those of what may run, wait, be on its way or be tokenised, and MAX_IDLE."""
+    ceiling = config.engine.max_num_seqs or MAX_CEILING
+    return ceiling + config.server.max_num_queued_reqs + 2 * MAX_ON_THEIR_WAY + MAX_IDLE
+
+
+def _with_files(most: int) -> int:
+    """`most` connections, or as many as this process may have files for: beyond, none could even
+    be accepted, and a probe of the kubelet neither. Its soft limit is raised as far as it may be.
+    """
+    beside = MAX_ADMIN + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    infinite = resource.RLIM_INFINITY
+    if soft not in (infinite, hard) and soft < most + beside:
+        soft = most + beside if hard == infinite else min(most + beside, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return most if soft == infinite else max(min(most, soft - beside), 1)
+
+
+def _server(door: _Door, limits: ServerConfig, most: int) -> _Server:
     return _Server(
         uvicorn.Config(
             door,
-            http=connection_class(limits, lambda reason: door.on_cut(reason)),
+            http=connection_class(limits, lambda reason: door.on_cut(reason), most),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -113,7 +141,8 @@ async def serve(config: WorkerConfig, engine: EngineProcess | None) -> int:
             },
         )
         api_door, admin_door = _Door(), _Door()
-        api, admin = _server(api_door, limits), _server(admin_door, limits)
+        api = _server(api_door, limits, _with_files(max_connections(config)))
+        admin = _server(admin_door, limits, MAX_ADMIN)
         tasks = [
             asyncio.create_task(api.serve([api_socket])),
             asyncio.create_task(admin.serve([admin_socket])),

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -52,14 +52,32 @@ from ..sampling_params import (
 )
 from ..tokenizer import Tokenizer
 from ..tokenizer_config import eos_token_ids
-from ..wire import Finished, Heartbeat, Limits, Ready, Sampling, StepReport, Submit, packed
-from .admission import check_length, is_full, num_waiting, prompt_limit, token_budget, unreachable
-from .bodies import Bodies
+from ..wire import (
+    TOKEN_BYTES,
+    Finished,
+    Heartbeat,
+    Limits,
+    Ready,
+    Sampling,
+    StepReport,
+    Submit,
+    packed,
+)
+from .admission import (
+    check_length,
+    check_repeated,
+    is_full,
+    num_waiting,
+    prompt_limit,
+    token_budget,
+    unreachable,
+)
+from .bodies import Answers, Bodies, too_many
 from .forecast import Forecast
 from .generation import Choice, Generation
 from .ledger import Ledger
 from .live import Live
-from .off_loop import Texts, off_loop
+from .off_loop import bodies, off_loop, texts
 from .prompts import Prompts
 from .renderer import Renderer
 from .text import Transcript
@@ -71,6 +89,8 @@ BEAT_S = 0.1
 MAX_RETRY_AFTER_S = 60
 MAX_ON_THEIR_WAY = 64
 """HTTP requests beyond those that may run and wait: their bodies come, or their last bytes go."""
+QUEUE_SHARE = 32
+"""Of the memory, for prompts that wait: they are held packed, in both processes."""
 CROWDED_LIFETIME = 0.1
 """While requests wait, connections live a tenth as long: a Service picks a pod for each connection,
 so a pod that comes gets its share of the clients within seconds. A new one takes 0.1 ms."""
@@ -88,7 +108,8 @@ class Service:
         config_json = read_json(directory, "config.json")
         self.prompts = Prompts(self.tokenizer, config_json)
         self.bodies = Bodies(config.server)
-        self.texts = Texts()
+        self.answers = Answers()
+        self.parsing, self.texts = bodies(), texts()
         self.eos_token_ids = eos_token_ids(directory, config_json, self.tokenizer.config)
         self.defaults = OPENAI
         if config.server.generation_config == "auto" and (directory / GENERATION_CONFIG).exists():
@@ -102,6 +123,7 @@ class Service:
         self.engine: Ready | None = None
         self._ids = count(1)
         self._resources = Resources()
+        self._max_queued_tokens = self._resources.memory_bytes() // (2 * TOKEN_BYTES * QUEUE_SHARE)
         self.stats = Statistics(config.server.flag_slo, self.created_s)
         self.registry = create_registry(config.model_name, self.stats, self.view)
         self.ledger = Ledger(self.recorder, self.stats)
@@ -155,18 +177,19 @@ class Service:
             if keep is None and isinstance(prompt, str):
                 check_length(self.tokenizer.fewest(len(prompt)), window, request.prompt_field)
         size = sum(map(len, request.prompts))
-        prompts, echoes = await self.texts.tokenized(size, lambda: self.prompts.read(request, keep))
+        prompts, echoes = await self.texts.result(size, lambda: self.prompts.read(request, keep))
         engine = self._check_open()
         pool = engine.num_blocks * engine.block_size
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
         num_choices = request.sampling.n
+        check_repeated(request, prompts, echoes)
         check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
         if request.has_default_length:  # it is ours to choose
             longest = longest_scored(request.sampling, num_choices * len(prompts))
             budgets = [min(n, longest) for n in budgets]
         check_logprobs(request.sampling, num_choices * sum(budgets))
         check_min_tokens(request.sampling.min_tokens, min(budgets))
-        self._check_queue(len(prompts) * num_choices)
+        self._check_queue(len(prompts) * num_choices, num_choices * sum(map(len, prompts)))
         self._check_deadlines(request, prompts, arrival_s)
         reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
         # It may wait for long: as they were parsed, token ids take ten times what a choice keeps.
@@ -248,17 +271,22 @@ class Service:
         window = self._check_open().max_model_len
         self.check_model(chat.completion.model)
         is_cut = chat.completion.sampling.truncate_prompt_tokens is not None
-        ids = await self.render(chat.conversation, num_bytes, None if is_cut else window)
+
+        def check(num_chars: int) -> None:
+            if not is_cut:
+                check_length(self.tokenizer.fewest(num_chars), window, "messages")
+
+        ids = await self.render(chat.conversation, num_bytes, check)
         prompt = tuple(ids)
         return await self.open(replace(chat.completion, prompts=(prompt,)), arrival_s, "chatcmpl")
 
     async def render(
-        self, conversation: Conversation, num_bytes: int, window: int | None = None
+        self, conversation: Conversation, num_bytes: int, check: Callable[[int], None]
     ) -> list[int]:
-        """The token ids of a conversation, as its template writes it. Raises RequestError, also
-        for what is surely over `window` tokens."""
-        return await self.texts.tokenized(
-            num_bytes, lambda: self._renderer.token_ids(conversation, window)
+        """The token ids of a conversation, as its template writes it. Raises RequestError; `check`
+        may as well, of the number of its characters."""
+        return await self.texts.result(
+            num_bytes, lambda: self._renderer.token_ids(conversation, check)
         )
 
     def check_model(self, asked: str | None) -> None:
@@ -275,35 +303,51 @@ class Service:
             raise NotReady("the model is being loaded", retry_after_s=1)
         return self.engine
 
-    def _check_queue(self, num_new: int) -> None:
+    def _check_queue(self, num_new: int, num_new_tokens: int) -> None:
         flags, num_open, state = self.config.server, self.client.num_open, self.recorder.snapshot
         num_tokens, cap = self.recorder.num_pending_tokens, self.live.max_num_seqs
-        ceiling = self.limits().ceiling
-        if num_new > ceiling + flags.max_num_queued_reqs:
+        ceiling, most_tokens = self.limits().ceiling, self._max_queued_tokens
+        most = flags.max_num_queued_reqs
+        if num_new > ceiling + most:
             raise RequestError(
                 f"{num_new} sequences are more than may ever run ({ceiling}) and wait "
-                f"({flags.max_num_queued_reqs}) together; send fewer prompts or a smaller n",
+                f"({most}) together; send fewer prompts or a smaller n",
                 param="n",
             )
-        cause: Cause | None = None
-        if num_open and is_full(num_new, num_open, cap, state, flags.max_num_queued_reqs):
-            limit = "max_num_queued_reqs"
+        if num_new_tokens > most_tokens:
+            raise RequestError(
+                f"{num_new_tokens} prompt tokens, all choices together, are more than may ever "
+                f"wait in this worker's memory ({most_tokens}); send fewer prompts or a smaller n",
+                param="n",
+            )
+        if num_open and is_full(num_new, num_open, cap, state, most):
             sentence = f"{num_waiting(num_open, cap, state)} requests wait already"
-        elif 0 < flags.max_num_queued_tokens <= num_tokens:
-            limit = "max_num_queued_tokens"
-            sentence = f"{num_tokens} prompt tokens wait or are computed already"
-            cause = None if state.waiting else "prefill"  # of all that are computed
+            sentence += f", and max_num_queued_reqs is {most}"
+            raise self._full(QueueFull, sentence, "max_num_queued_reqs", num_new)
+        if 0 < flags.max_num_queued_tokens <= num_tokens:
+            bound = f"max_num_queued_tokens is {flags.max_num_queued_tokens}"
+        elif num_tokens + num_new_tokens > most_tokens:
+            bound = f"this worker's memory is for {most_tokens}, these {num_new_tokens} included"
         else:
             return
-        raise self._full(QueueFull, sentence, limit, num_new, cause)
+        sentence = f"{num_tokens} prompt tokens wait or are computed already, and {bound}"
+        cause: Cause | None = None if state.waiting else "prefill"  # of all that are computed
+        raise self._full(QueueFull, sentence, "max_num_queued_tokens", num_new, cause)
 
     def check_room(self, num_open: int) -> None:
         """Refuse an HTTP request before its body is read, if `num_open` others are more than may
         ever run and wait. How many sequences it asks for is not known: it counts as one."""
-        num_more = num_open - self.config.server.max_num_queued_reqs - MAX_ON_THEIR_WAY
+        most = self.config.server.max_num_queued_reqs
+        num_more = num_open - most - MAX_ON_THEIR_WAY
         if num_more >= 0 and num_more >= self._check_open().ceiling:
-            sentence = f"{num_open} requests are open already"
+            sentence = f"{num_open} requests are open already, and max_num_queued_reqs is {most}"
             raise self._full(TooManyOpen, sentence, "max_num_queued_reqs", 1)
+
+    def refuse_body(self, sentence: str) -> TooManyOpen:
+        """Why a request to generate is refused while its body comes, which is booked as one."""
+        self.recorder.refuse("cold")  # it waits for no engine
+        self.stats.reject("large_bodies")
+        return too_many(sentence)
 
     def _full(
         self,
@@ -317,10 +361,7 @@ class Service:
         for _ in range(num_new):
             self.recorder.refuse(cause)
         self.stats.reject(limit)
-        return kind(
-            f"{sentence}, and {limit} is {getattr(self.config.server, limit)}",
-            retry_after_s=_retry_after_s(self._forecast().wait_s(num_new)),
-        )
+        return kind(sentence, retry_after_s=_retry_after_s(self._forecast().wait_s(num_new)))
 
     def _check_deadlines(
         self, request: Completion, prompts: Sequence[Sequence[int]], arrival_s: float

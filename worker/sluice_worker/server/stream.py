@@ -7,20 +7,24 @@ answered with its own status code and Retry-After instead of an event in a 200. 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import SluiceError
+from ..wire import FinishReason
+from .bodies import FREE_BYTES, Answers
 from .formats import Format
-from .generation import Arrived, Choice, Generation
+from .generation import Arrived, Generation
+from .guards import ReadReply
 from .replies import error_event
 
+Told = tuple[Arrived, FinishReason | None]
+"""A token that was told, and how its sequence ended with it."""
 KEEP_ALIVE = b": keep-alive\n\n"
-MANY_IDS = 1 << 16
-"""Token ids of prompts whose writing down is for a thread: as many take 2 ms."""
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -45,19 +49,14 @@ async def watched(generation: Generation, receive: Receive) -> AsyncIterator[Non
         generation.leave()
 
 
-def _has_many_ids(generation: Generation, choices: Iterable[Choice]) -> bool:
-    """Whether a reply repeats so many tokens of these choices' prompts."""
-    num_ids = sum(choice.flight.num_prompt_tokens for choice in choices)
-    return generation.request.return_token_ids and num_ids > MANY_IDS
-
-
 class EventStream(Response):
     """An answer as server-sent events, one for each token, with comments while there is none."""
 
-    def __init__(self, form: Format, keep_alive_s: float) -> None:
+    def __init__(self, form: Format, answers: Answers, keep_alive_s: float) -> None:
         """`keep_alive_s`: seconds of silence after which a comment is sent; 0 for none."""
         super().__init__()
         self._form = form
+        self._answers = answers
         self._generation = form.generation
         self._keep_alive_s = keep_alive_s
         self._is_started = False
@@ -77,25 +76,34 @@ class EventStream(Response):
                 await self._send(send, self._form.tail(), is_last=True)
 
     async def _send_tokens(self, send: Send) -> None:
-        generation = self._generation
         while items := await self._take(send):
-            events, sent = bytearray(), []
-            for item in items:
-                if item.choice.finish_reason is None:
-                    scores = item.choice.prompt_scores  # a whole prompt's, echoed
-                    if item.token.first and (scores or _has_many_ids(generation, [item.choice])):
-                        events += await asyncio.to_thread(self._form.event, item)
-                    else:
-                        events += self._form.event(item)
-                    sent.append((item, item.choice.finish_reason))
-            ready_s = time.monotonic()
-            if events:
-                await self._send(send, bytes(events))
-            for item, end in sent:
-                # By its client, which reads slowly: it came while the last ones were being written.
-                is_held_up = self._ready_s <= item.at_s < self._sent_s
-                generation.handed_over(item, end, item.at_s if is_held_up else ready_s)
-            self._ready_s, self._sent_s = ready_s, time.monotonic()
+            firsts = [item.choice for item in items if item.token.first]
+            size = self._form.num_bytes(firsts, len(items))
+            told: list[Told] = []
+            async with self._answers.written(size, partial(self._events, items, told)) as events:
+                await self._hand_over(send, events, told)
+                if size > FREE_BYTES:
+                    await self._send(send, b"")  # which waits until the client has read
+                    self._sent_s = time.monotonic()
+
+    def _events(self, items: Sequence[Arrived], told: list[Told]) -> bytes:
+        """The events of `items`, which join `told`, but for those that nobody waits for."""
+        events = bytearray()
+        for item in items:
+            if item.choice.finish_reason is None:
+                events += self._form.event(item)
+                told.append((item, item.choice.finish_reason))
+        return bytes(events)
+
+    async def _hand_over(self, send: Send, events: bytes, told: Sequence[Told]) -> None:
+        ready_s = time.monotonic()
+        if events:
+            await self._send(send, events)
+        for item, end in told:
+            # By its client, which reads slowly: it came while the last ones were being written.
+            is_held_up = self._ready_s <= item.at_s < self._sent_s
+            self._generation.handed_over(item, end, item.at_s if is_held_up else ready_s)
+        self._ready_s, self._sent_s = ready_s, time.monotonic()
 
     async def _take(self, send: Send) -> list[Arrived]:
         """The next tokens. The first comment brings the status line forward to itself."""
@@ -118,25 +126,27 @@ class EventStream(Response):
 class WholeReply(Response):
     """An answer in one piece; a token counts as handed over when it reached this process."""
 
-    def __init__(self, form: Format) -> None:
+    def __init__(self, form: Format, answers: Answers) -> None:
         super().__init__()
         self._form = form
+        self._answers = answers
         self._generation = form.generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Collect all tokens, then answer; nothing is sent to a client that has left."""
-        async with watched(self._generation, receive):
+        generation = self._generation
+        async with watched(generation, receive):
             texts = await self._collect()
-            if any(choice.finish_reason == "abort" for choice in self._generation.choices):
+            if any(choice.finish_reason == "abort" for choice in generation.choices):
                 return
-            sampling = self._generation.request.sampling.engine
-            has_scores = sampling.prompt_logprobs is not None or sampling.logprobs is not None
-            if has_scores or _has_many_ids(self._generation, self._generation.choices):
-                body = await asyncio.to_thread(self._form.body, texts)  # which takes a while
-            else:
-                body = self._form.body(texts)
-        reply = Response(body, media_type="application/json")
-        await reply(scope, receive, send)
+            num_tokens = sum(len(choice.transcript.token_ids) for choice in generation.choices)
+
+            def write() -> bytes:  # in its turn: by then its client may have left
+                return b"" if generation.has_left else self._form.body(texts)
+
+            size = self._form.num_bytes(generation.choices, num_tokens)
+            async with self._answers.written(size, write) as body:
+                await ReadReply(body, media_type="application/json")(scope, receive, send)
 
     async def _collect(self) -> list[str]:
         """The text of each choice."""

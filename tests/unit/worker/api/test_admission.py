@@ -1,6 +1,8 @@
 """What can never run is refused before it waits; a full queue is full by what really waits."""
 
 import asyncio
+import contextlib
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from sluice_worker.chat import parse_chat
 from sluice_worker.config import ServerConfig
 from sluice_worker.errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
 from sluice_worker.protocol import Completion, parse_completion
+from sluice_worker.server import admission
 from sluice_worker.server.admission import is_full, num_waiting, token_budget
 from sluice_worker.wire import Snapshot
 
@@ -108,6 +111,43 @@ def test_more_tokens_at_least_than_the_prompt_leaves_are_refused_by_their_field(
         with pytest.raises(RequestError, match="over the 10 tokens") as refused:
             asyncio.run(service.open(asked, 0.0))
         assert refused.value.param == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("field", "limit", "of_one"),
+    [("return_token_ids", "MAX_REPEATED_IDS", 4), ("echo", "MAX_REPEATED_CHARS", 12)],
+)
+def test_a_reply_that_repeats_too_much_of_its_prompts_is_refused_by_the_field_that_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, limit: str, of_one: int
+) -> None:
+    service = create_service(tmp_path, ServerConfig())
+
+    def ask(**fields: object) -> None:
+        prompts = ["def def def ", "for for for "]
+        asyncio.run(service.open(create_request(prompt=prompts, max_tokens=1, **fields), 0.0))
+
+    (ids,) = {len(service.tokenizer.encode(text)) for text in ("def def def ", "for for for ")}
+    of_all = 2 * 3 * (ids if field == "return_token_ids" else of_one)
+    monkeypatch.setattr(admission, limit, of_all)
+    ask(n=3, **{field: True})
+    with pytest.raises(RequestError, match=f"over the limit of {of_all}; send fewer") as refused:
+        ask(n=4, **{field: True})
+    assert refused.value.param == field
+    ask(n=4)
+
+
+@pytest.mark.parametrize(("stream", "is_refused"), [(False, False), (True, True)])
+def test_a_chat_in_one_piece_tells_its_prompt_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool, is_refused: bool
+) -> None:
+    service = create_service(tmp_path, ServerConfig())
+    monkeypatch.setattr(admission, "MAX_REPEATED_IDS", 5)
+    asked = create_request(
+        prompt=[1, 2, 3], n=4, max_tokens=1, return_token_ids=True, stream=stream
+    )
+    asked = dataclasses.replace(asked, prompt_field="messages")
+    with pytest.raises(RequestError) if is_refused else contextlib.nullcontext():
+        asyncio.run(service.open(asked, 0.0))
 
 
 def test_a_free_place_is_no_queue() -> None:

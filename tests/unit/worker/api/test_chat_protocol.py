@@ -1,12 +1,13 @@
 """Any bytes are a chat or a 4xx that names the field; what is sent is what a template sees."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice_worker.chat import CHAT_FIELDS, CHAT_NEUTRAL, MAX_MESSAGES, parse_chat
+from sluice_worker.chat import CHAT_FIELDS, CHAT_NEUTRAL, MAX_ITEMS, parse_chat
 from sluice_worker.errors import RequestError, UnsupportedParameter
 from sluice_worker.protocol import parse_completion
 from sluice_worker.sampling_params import defaults_of
@@ -214,10 +215,41 @@ def test_what_a_provider_sells_is_accepted_and_asks_for_nothing() -> None:
         parse_chat(body_of(verbosity="low"))
 
 
-def test_a_conversation_is_bounded_in_messages() -> None:
-    assert parse_chat(body_of(messages=[HELLO] * MAX_MESSAGES))
+PART = {"type": "text", "text": "x"}
+CALL = {"function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("field", "many"),
+    [
+        ("messages", lambda num: [HELLO] * num),
+        ("tools", lambda num: [TOOL] * num),
+        ("documents", lambda num: [{"text": "x"}] * num),
+        ("messages", lambda num: [{"role": "user", "content": [PART] * num}]),
+        ("messages", lambda num: [{"role": "user", "content": ["x"] * num}]),
+        ("messages", lambda num: [{"role": "assistant", "tool_calls": [CALL] * num}]),
+    ],
+    ids=["messages", "tools", "documents", "parts", "texts", "calls"],
+)
+def test_what_a_template_loops_over_is_bounded(field: str, many: Callable[[int], Any]) -> None:
+    assert parse_chat(body_of(**{field: many(MAX_ITEMS)}))
     with pytest.raises(RequestError, match="4096") as refused:
-        parse_chat(body_of(messages=[HELLO] * (MAX_MESSAGES + 1)))
+        parse_chat(body_of(**{field: many(MAX_ITEMS + 1)}))
+    assert refused.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("message", "noun"),
+    [
+        ({"role": "user", "content": ["x"] * MAX_ITEMS}, "parts of contents"),
+        ({"role": "assistant", "tool_calls": [CALL] * MAX_ITEMS}, "tool calls"),
+    ],
+    ids=["parts", "calls"],
+)
+def test_and_in_all_messages_together(message: dict[str, Any], noun: str) -> None:
+    assert parse_chat(body_of(messages=[message] * 4))
+    with pytest.raises(RequestError, match=f"{5 * MAX_ITEMS} {noun} are over") as refused:
+        parse_chat(body_of(messages=[message] * 5))
     assert refused.value.param == "messages"
 
 

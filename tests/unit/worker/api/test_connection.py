@@ -1,26 +1,32 @@
 """Connections that end are watched as those that go on: who reads nothing more is cut."""
 
 import asyncio
+import contextlib
+import resource
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import h11
 import pytest
 import uvloop
-from sluice_worker.config import ServerConfig
+from sluice_worker.config import EngineConfig, ServerConfig, WorkerConfig
+from sluice_worker.server import connection as module
+from sluice_worker.server import run
 from sluice_worker.server.connection import (
+    MAX_HEADER_BYTES,
     MIN_CHUNK_BYTES,
     NUM_CHUNKS,
     Connection,
     Incoming,
     connection_class,
 )
+from sluice_worker.server.guards import ReadReply
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-WRITE_S = 0.3
+WRITE_S = 0.5
 ANSWER = bytes(32 << 20)
 """More than the buffers of both sockets hold."""
 
@@ -49,6 +55,7 @@ async def asked(
     bound = connection_class(
         ServerConfig(receive_timeout=receive_s, write_timeout=WRITE_S, connection_max_age=60.0),
         missed.append,
+        100,
     )
     config = Config(app, http=bound, lifespan="off", log_config=None, timeout_keep_alive=1)
     state, gone, loop = ServerState(), asyncio.Event(), asyncio.get_running_loop()
@@ -117,6 +124,48 @@ def test_a_slow_reader_of_a_last_answer_gets_all_of_it() -> None:
     assert missed == []
 
 
+def test_who_reads_too_little_of_an_answer_at_a_time_is_cut() -> None:
+    """Else a byte for each interval would keep it for ever."""
+
+    async def read() -> tuple[int, list[str]]:
+        loop, size = asyncio.get_running_loop(), 0
+        async with asked(CLOSE) as (client, missed):
+            with contextlib.suppress(ConnectionResetError):
+                began_s = loop.time()
+                while data := await loop.sock_recv(client, 1 << 18):
+                    size += len(data)
+                    ahead_s = began_s + 16 * WRITE_S * size / len(ANSWER) - loop.time()
+                    await asyncio.sleep(max(0.0, ahead_s))
+        return size, missed
+
+    size, missed = uvloop.run(read())
+    assert size < len(ANSWER)
+    assert missed == ["write"]
+
+
+def test_a_reply_is_under_way_until_it_is_read() -> None:
+    ended = asyncio.Event()
+
+    async def replies(scope: Scope, receive: Receive, send: Send) -> None:
+        await ReadReply(ANSWER)(scope, receive, send)
+        ended.set()
+
+    async def read() -> tuple[bool, int]:
+        loop, size = asyncio.get_running_loop(), 0
+        async with asked(CLOSE, app=replies) as (client, _):
+            await loop.sock_recv(client, 12)
+            await asyncio.sleep(0.1)
+            was_over = ended.is_set()
+            while data := await loop.sock_recv(client, 1 << 20):
+                size += len(data)
+            await asyncio.wait_for(ended.wait(), 5)
+        return was_over, size
+
+    was_over, size = uvloop.run(read())
+    assert not was_over
+    assert size > len(ANSWER)
+
+
 async def refuses(scope: Scope, receive: Receive, send: Send) -> None:
     """An answer that reads nothing of its request."""
     await send(
@@ -151,6 +200,143 @@ def test_an_answer_before_the_body_is_whole_leaves_no_deadline_behind() -> None:
         return heads, missed
 
     assert uvloop.run(post()) == ([b"HTTP/1.1 401"] * 2, [])
+
+
+async def listens(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers once the body is whole."""
+    while (await receive()).get("more_body"):
+        pass
+    await refuses(scope, receive, send)
+
+
+def test_headers_have_a_deadline_of_their_own_and_a_body_the_longer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HEADER_S", 0.2)
+
+    async def send(head: str, app: ASGIApp, rest: bytes = b"") -> tuple[bytes, list[str]]:
+        loop = asyncio.get_running_loop()
+        async with asked("", app=app, head=head) as (client, missed):
+            await asyncio.sleep(0.5)  # more than twice the deadline
+            if rest:
+                await loop.sock_sendall(client, rest)
+            with contextlib.suppress(ConnectionError):
+                return await loop.sock_recv(client, 12), missed
+        return b"", missed
+
+    closed = POST.replace("\r\n", "\r\nConnection: close\r\n", 1)
+    assert uvloop.run(send("GET / HTTP/1.1\r\nHost", listens)) == (b"", ["receive"])
+    for app, status in ((listens, b"HTTP/1.1 401"), (refuses, b"HTTP/1.1 401")):
+        assert uvloop.run(send(closed, app, b"abcd")) == (status, [])
+
+
+@asynccontextmanager
+async def bounded(most: int, app: ASGIApp) -> AsyncIterator[tuple[ServerState, tuple[str, int]]]:
+    """A port for at most so many connections, and its address."""
+    config = Config(app, http="h11", lifespan="off", log_config=None)
+    bound = connection_class(ServerConfig(), lambda reason: None, most)
+    state, loop = ServerState(), asyncio.get_running_loop()
+    server = await loop.create_server(lambda: bound(config, state, {}), "127.0.0.1", 0)
+    try:
+        yield state, server.sockets[0].getsockname()
+    finally:
+        for connection in list(state.connections):
+            connection.transport.abort()
+        server.close()
+        await server.wait_closed()
+
+
+class Clients(AsyncExitStack):
+    """Sockets that are connected to one address."""
+
+    async def connect(self, address: tuple[str, int], sent: bytes) -> socket.socket:
+        loop, client = asyncio.get_running_loop(), self.enter_context(socket.socket())
+        client.setblocking(False)
+        await loop.sock_connect(client, address)
+        await loop.sock_sendall(client, sent)
+        await asyncio.sleep(0.02)  # it is accepted and read
+        return client
+
+
+async def told(client: socket.socket) -> bytes:
+    """What it has been told; b"" if its connection was closed, b"?" if neither."""
+    loop = asyncio.get_running_loop()
+    try:
+        return await asyncio.wait_for(loop.sock_recv(client, 12), 0.2)
+    except ConnectionError:
+        return b""
+    except TimeoutError:
+        return b"?"
+
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+UNENDING = b"GET / HTTP/1.1\r\nHost: " + b"x" * 20_000
+
+
+def test_a_newcomer_takes_the_place_of_who_has_waited_longest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def crowd() -> tuple[list[bytes], list[bytes], int]:
+        async with bounded(3, refuses) as (state, address), Clients() as clients:
+            idle = await clients.connect(address, GET)
+            held = [await clients.connect(address, UNENDING) for _ in range(2)]
+            used = await told(idle)  # waits longest, as it was answered before the others came
+            newcomers = []
+            for _ in range(2):
+                newcomers.append(await told(await clients.connect(address, GET)))
+            while await told(idle) not in (b"", b"?"):
+                pass
+            left = [await told(client) for client in (idle, *held)]
+            return [used, *newcomers], left, len(state.connections)
+
+    answers, left, num_open = uvloop.run(crowd())
+    assert answers == [b"HTTP/1.1 401"] * 3
+    assert left == [b"", b"", b"?"]
+    assert num_open == 3
+    (line,) = [entry for entry in caplog.records if "limit" in entry.getMessage()]
+    assert line.__dict__["max_connections"] == 3
+
+
+def test_no_request_that_is_under_way_makes_room_for_a_newcomer() -> None:
+    async def crowd() -> tuple[bytes, list[bytes]]:
+        async with bounded(2, Waits()) as (_, address), Clients() as clients:
+            busy = [await clients.connect(address, GET) for _ in range(2)]
+            newest = await told(await clients.connect(address, GET))
+            return newest, [await told(client) for client in busy]
+
+    assert uvloop.run(crowd()) == (b"", [b"?", b"?"])
+
+
+def test_headers_that_go_on_for_over_32_kib_are_refused() -> None:
+    async def send(num_bytes: int) -> bytes:
+        async with bounded(2, refuses) as (_, address), Clients() as clients:
+            head = b"GET / HTTP/1.1\r\nHost: x\r\nCookie: " + b"x" * num_bytes
+            return await told(await clients.connect(address, head))
+
+    assert uvloop.run(send(MAX_HEADER_BYTES - 100)) == b"?"
+    assert uvloop.run(send(MAX_HEADER_BYTES)) == b"HTTP/1.1 400"
+
+
+def test_there_is_room_for_all_requests_and_files_for_all_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def config(ceiling: int | None = None) -> WorkerConfig:
+        engine = EngineConfig(model="m", max_num_seqs=ceiling)
+        return WorkerConfig(engine, ServerConfig(max_num_queued_reqs=1000))
+
+    most = run.max_connections(config(8))
+    assert most == 8 + 1000 + 2 * 64 + run.MAX_IDLE
+    assert run.max_connections(config()) == most - 8 + 256
+    limits = [256, 4096]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, new: limits.__setitem__(0, new[0]))
+    others = run.MAX_ADMIN + run.OTHER_FILES
+    assert run._with_files(most) == most
+    assert limits[0] == most + others
+    limits[:] = [1024, 1024]
+    assert run._with_files(most) == 1024 - others
+    limits[:] = [resource.RLIM_INFINITY] * 2
+    assert run._with_files(most) == most
 
 
 @pytest.mark.parametrize("behind", [b"\r\n", GET_LAST])
@@ -198,6 +384,25 @@ def test_a_body_in_tiny_chunks_is_ended(sizes: list[int]) -> None:
 )
 def test_other_bodies_are_taken_whole(size: int, header: str) -> None:
     assert taken([size] * 3 * NUM_CHUNKS, header) == size * 3 * NUM_CHUNKS
+
+
+def test_a_request_with_two_lengths_is_the_last_of_its_connection() -> None:
+    """Where a proxy before us has the body end by the other, what is behind is another client's."""
+    lengths = "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n"
+    hidden = "\r\n2\r\n{}\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n"
+
+    async def ask() -> bytes:
+        head = f"POST / HTTP/1.1\r\nHost: x\r\n{lengths}"
+        answer, loop = b"", asyncio.get_running_loop()
+        async with asked(hidden, head=head) as (client, _):
+            while part := await loop.sock_recv(client, 1 << 16):
+                answer += part
+        return answer
+
+    answer = uvloop.run(ask())
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"contradict each other" in answer
 
 
 def test_who_offers_http_2_is_answered_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:

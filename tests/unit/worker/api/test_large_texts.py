@@ -13,7 +13,8 @@ from sluice_worker.chat import Conversation, parse_chat
 from sluice_worker.config import EngineConfig, ServerConfig, WorkerConfig
 from sluice_worker.errors import ContextLengthExceeded
 from sluice_worker.protocol import parse_completion
-from sluice_worker.server.off_loop import LARGE_CHARS, Texts
+from sluice_worker.server.admission import check_length
+from sluice_worker.server.off_loop import LARGE_CHARS, texts
 from sluice_worker.server.renderer import Renderer
 from sluice_worker.server.service import Service
 from sluice_worker.tokenizer import SLACK, Tokenizer
@@ -132,12 +133,12 @@ def test_a_conversation_has_no_window_of_its_own(tmp_path: Path) -> None:
     conversation = Conversation(({"role": "user", "content": "x" * 10_000},))
     assert len(renderer.token_ids(conversation)) > READY.max_model_len
     with pytest.raises(ContextLengthExceeded):
-        renderer.token_ids(conversation, window=1)
+        renderer.token_ids(conversation, lambda num_chars: check_length(num_chars, 1, "messages"))
 
 
 async def test_large_texts_are_tokenised_one_at_a_time_and_small_ones_beside_them() -> None:
-    texts, begun, has_begun, may_end = Texts(), [], threading.Event(), threading.Event()
-    threads = set()
+    begun, has_begun, may_end = list[str](), threading.Event(), threading.Event()
+    turns, threads = texts(), set()
 
     def work(name: str) -> None:
         begun.append(name)
@@ -146,11 +147,11 @@ async def test_large_texts_are_tokenised_one_at_a_time_and_small_ones_beside_the
         may_end.wait(10)
 
     large = [
-        asyncio.create_task(texts.tokenized(LARGE_CHARS + 1, partial(work, name)))
+        asyncio.create_task(turns.result(LARGE_CHARS + 1, partial(work, name)))
         for name in ("first", "second")
     ]
     assert await asyncio.to_thread(has_begun.wait, 10)
-    assert await texts.tokenized(LARGE_CHARS, lambda: "small") == "small"
+    assert await turns.result(LARGE_CHARS, lambda: "small") == "small"
     assert begun == ["first"]
     may_end.set()
     await asyncio.gather(*large)

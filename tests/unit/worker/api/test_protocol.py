@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sluice_worker.errors import RequestError, UnsupportedParameter
-from sluice_worker.json_body import parse_object
+from sluice_worker.json_body import MAX_CONTAINERS, parse_object
 from sluice_worker.protocol import (
     MAX_SEQUENCES,
     NEUTRAL,
@@ -118,6 +118,25 @@ def test_mixed_and_impossible_prompts_are_refused(prompt: Any) -> None:
     with pytest.raises(RequestError) as refused:
         parse_completion(body_of(prompt=prompt))
     assert refused.value.param == "prompt"
+
+
+@pytest.mark.parametrize("unit", [b"[]", b"{}"])
+def test_a_body_of_nothing_but_brackets_is_refused_unparsed(
+    unit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(num: int) -> bytes:
+        return b'{"x":[' + b",".join([unit] * num) + b"]}"
+
+    assert parse_object(body(MAX_CONTAINERS - 2))
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(RequestError, match="more than 262,144 lists and objects"):
+        parse_object(body(MAX_CONTAINERS - 1))
+
+
+def test_128_prompts_of_a_whole_window_are_no_large_body() -> None:
+    ids = ",".join(["1"] * 16384)
+    body = f'{{"prompt":[{",".join([f"[{ids}]"] * 128)}]}}'.encode()
+    assert len(parse_completion(body).prompts) == 128
 
 
 def test_too_many_sequences_are_refused_before_any_is_made() -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from sluice_worker.config import ServerConfig
 from sluice_worker.contract import TICK_SECONDS, Causes
-from sluice_worker.errors import Draining, QueueFull
+from sluice_worker.errors import Draining, QueueFull, RequestError, TooManyOpen
 from sluice_worker.evidence import NOTHING
 from sluice_worker.protocol import parse_completion
 from sluice_worker.server.generation import Arrived
@@ -31,6 +31,33 @@ def test_the_bound_of_queued_tokens_is_prefill_unless_somebody_waits(
     recorder.advance(recorder._tick_start_s + TICK_SECONDS, 0.0, 0.0)
     (tick,) = recorder.evidence(0).ticks
     assert (tick.refused, tick.ttft.by) == (1, expected)
+
+
+def test_prompts_that_wait_are_bounded_by_the_memory_too(tmp_path: Path) -> None:
+    service = create_service(tmp_path, ServerConfig())
+    assert service._max_queued_tokens == service._resources.memory_bytes() // 32 // 8
+    service._max_queued_tokens = 8
+    for _ in range(2):
+        asyncio.run(service.open(parse_completion(BODY), 0.0))
+    with pytest.raises(QueueFull, match="6 prompt tokens wait .* is for 8, these 3 included"):
+        asyncio.run(service.open(parse_completion(BODY), 0.0))
+    assert service.stats.rejected == {"max_num_queued_tokens": 1}
+    many = parse_completion(b'{"prompt": [[1, 2, 3], [4]], "max_tokens": 1, "n": 3}')
+    with pytest.raises(RequestError, match="12 prompt tokens, all choices together") as refused:
+        asyncio.run(service.open(many, 0.0))
+    assert refused.value.param == "n"
+
+
+def test_a_request_whose_body_finds_no_room_is_booked_as_an_arrival(tmp_path: Path) -> None:
+    service = create_service(tmp_path, ServerConfig())
+    refused = service.refuse_body("too much is being read already")
+    assert isinstance(refused, TooManyOpen)
+    assert refused.retry_after_s == 1
+    recorder = service.recorder
+    recorder.advance(recorder._tick_start_s + TICK_SECONDS, 0.0, 0.0)
+    (tick,) = recorder.evidence(0).ticks
+    assert (tick.arrivals, tick.refused, tick.ttft.by) == (1, 1, Causes(cold=1))
+    assert service.stats.rejected == {"large_bodies": 1}
 
 
 def test_who_comes_alone_is_let_in_where_the_ceiling_has_room_for_all_of_it(

@@ -63,6 +63,36 @@ def test_every_problem_is_named_in_a_sentence_of_its_own(model: Path) -> None:
     assert len(problems) == len(expected)
 
 
+def test_one_gpu_is_what_a_pod_has_anyway(model: Path) -> None:
+    base = ("--model", str(model), "--load-format", "dummy")
+    for flag in (("--tensor-parallel-size", "1"), ("-tp", "1"), ("--tensor-parallel-size=1",)):
+        assert parse([*base, *flag]) == parse(base)
+    neutral = ("--kv-cache-dtype=auto", "--scheduling-policy=fcfs", "-pp=1", "--stream-interval=1")
+    assert parse([*base, *neutral]) == parse(base)
+    assert problems_of(*base, "--kv-cache-dtype", "fp8") == (
+        "--kv-cache-dtype must be one of auto, not 'fp8'",
+    )
+    assert problems_of(*base, "--tensor-parallel-size", "2") == (
+        "--tensor-parallel-size must be 1, not '2': a pod has one GPU, and more GPUs are more pods",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "strays"),
+    [
+        (("--colour", "red"), ["--colour"]),
+        (("--colour", "red", "blue", "--port", "9000", "--taste", "-1"), ["--colour", "--taste"]),
+        (("--colour=red",), ["--colour"]),
+        (("red", "--colour"), ["red", "--colour"]),
+    ],
+)
+def test_the_value_of_an_unknown_flag_is_not_called_a_flag(
+    model: Path, arguments: tuple[str, ...], strays: list[str]
+) -> None:
+    problems = problems_of("--model", str(model), "--load-format", "dummy", *arguments)
+    assert [*problems] == [f"{stray} is not a flag of sluice-worker" for stray in strays]
+
+
 def test_help_tells_choices_and_the_defaults_of_the_configurations(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
