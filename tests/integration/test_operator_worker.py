@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
-from integration.apiserver import ApiServer
+from integration.apiserver import TIED, ApiServer
 from integration.operator_runs import (
     Namespace,
     OperatorProcess,
@@ -31,8 +33,8 @@ from integration.operator_runs import (
 from sluice_cluster.shell import tail, wait_until
 
 ROOT = Path(__file__).parents[2]
-POD_IP = "127.0.0.77"
-MODELS = ROOT / "examples"
+PORTS = (8000, 8001)
+"""Where the operator looks for a pod's API and its admin port, whatever the address."""
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +60,12 @@ class Worker:
 
     token: str
     log: Path
+    ip: str
 
     def config(self) -> dict[str, Any]:
         """Its effective configuration; empty while it does not answer."""
         headers = {"Authorization": f"Bearer {self.token}"}
-        url = f"http://{POD_IP}:8001/v1/runtime_config"
+        url = f"http://{self.ip}:8001/v1/runtime_config"
         try:
             answer = httpx.get(url, headers=headers, trust_env=False)
         except httpx.TransportError:
@@ -71,10 +74,21 @@ class Worker:
         return config
 
 
+def free_address() -> str:
+    """A loopback address of which nobody has the ports."""
+    while True:
+        address = ".".join(map(str, [127, *(secrets.randbelow(254) + 1 for _ in range(3))]))
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in PORTS:
+                stack.enter_context(socket.socket()).bind((address, port))
+            return address
+
+
 @contextlib.contextmanager
 def running_worker(space: Namespace, models: Path, folder: Path) -> Iterator[Worker]:
     """Start what the Deployment asks for, and show it to the operator as a ready pod."""
     container = space.get("deployments", "demo")["spec"]["template"]["spec"]["containers"][0]
+    ip = free_address()
     token = base64.b64decode(space.get("secrets", "demo-admin")["data"]["token"]).decode()
     folder.mkdir()
     (folder / "token").write_text(token)
@@ -85,26 +99,30 @@ def running_worker(space: Namespace, models: Path, folder: Path) -> Iterator[Wor
         "/models/": f"{models}/",
         "/etc/sluice/admin": str(folder),
         "/etc/sluice/runtime": str(folder / "runtime"),
-        "--host=": f"--host={POD_IP} --was=",
+        "--host=": f"--host={ip} --was=",
     }
     arguments = [_replace(argument, replaced).partition(" ")[0] for argument in container["args"]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     log = folder / "worker.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "sluice_worker", *arguments],
+            [*TIED, sys.executable, "-m", "sluice_worker", *arguments],
             env=environment,
             stdout=output,
             stderr=output,
         )
     try:
-        worker = Worker(token, log)
+        worker = Worker(token, log, ip)
         wait_until("the worker", lambda: bool(worker.config()), 90.0, why_not=lambda: tail(log))
-        show_pod(space)
+        show_pod(space, ip)
         yield worker
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _replace(argument: str, replaced: dict[str, str]) -> str:
@@ -113,7 +131,7 @@ def _replace(argument: str, replaced: dict[str, str]) -> str:
     return argument
 
 
-def show_pod(space: Namespace) -> None:
+def show_pod(space: Namespace, ip: str) -> None:
     """A ready Pod object of the Deployment, as a ReplicaSet and a kubelet would leave it."""
     template = space.get("deployments", "demo")["spec"]["template"]
     name = f"demo-{os.urandom(4).hex()}"
@@ -121,7 +139,7 @@ def show_pod(space: Namespace) -> None:
     spec = {"containers": [{"name": "worker", "image": "none"}]}
     space.create("pods", {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
     ready = {"type": "Ready", "status": "True"}
-    addresses = {"podIP": POD_IP, "podIPs": [{"ip": POD_IP}]}
+    addresses = {"podIP": ip, "podIPs": [{"ip": ip}]}
     space.patch("pods", name, {"status": {**addresses, "conditions": [ready]}}, "status")
 
 
@@ -153,7 +171,7 @@ def test_decisions_reach_the_engine_live_and_survive_both_restarts(
             with running_operator(apiserver, models, tmp_path / "3.log", space.name) as third:
                 third.await_passes(4)
                 assert second.config()["slo"] == alone["slo"]
-                _traffic_is_told_in_turn(third, space)
+                _traffic_is_told_in_turn(third, space, second)
 
 
 def _the_predicted_cap_is_adopted(
@@ -187,13 +205,13 @@ def _a_lowered_maximum_arrives(operator: OperatorProcess, space: Namespace, work
     assert operator.metric("sluice_operator_decisions_total", reason="WithinLimits") == 1
 
 
-def _traffic_is_told_in_turn(operator: OperatorProcess, space: Namespace) -> None:
+def _traffic_is_told_in_turn(operator: OperatorProcess, space: Namespace, worker: Worker) -> None:
     """Each look brings other numbers, and not each of them a write of the status."""
     passes, writes = "sluice_operator_passes_total", "sluice_operator_api_requests_total"
     statuses = {"verb": "PATCH", "kind": "InferenceService"}
     before = operator.metric(passes), operator.metric(writes, **statuses)
     request = {"model": "demo", "prompt": "import ", "max_tokens": 8}
-    with httpx.Client(base_url=f"http://{POD_IP}:8000", trust_env=False, timeout=30) as client:
+    with httpx.Client(base_url=f"http://{worker.ip}:8000", trust_env=False, timeout=30) as client:
         while operator.metric(passes) < before[0] + 12:
             client.post("/v1/completions", json=request).raise_for_status()
     assert operator.metric(writes, **statuses) - before[1] <= 8

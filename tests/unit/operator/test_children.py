@@ -69,6 +69,26 @@ def test_a_leaving_pod_has_time_for_endpoints_drain_and_exit() -> None:
     assert pod["terminationGracePeriodSeconds"] > pre_stop + 45
 
 
+def test_a_pod_is_restarted_where_that_helps_and_left_alone_while_it_loads() -> None:
+    """It has half an hour to begin to listen; then half a minute, and 4 s for its readiness."""
+    container = _container()
+    [port] = [one["containerPort"] for one in container["ports"] if one["name"] == "http"]
+    assert f"--port={port}" in container["args"]
+    asked = {
+        name.removesuffix("Probe"): (
+            probe["httpGet"],
+            probe["periodSeconds"] * probe["failureThreshold"],
+            probe["timeoutSeconds"],
+        )
+        for name, probe in container.items()
+        if name.endswith("Probe")
+    }
+    alive, ready = ({"path": path, "port": "http"} for path in ("/healthz", "/readyz"))
+    assert asked == {
+        "startup": (alive, 1800, 5), "liveness": (alive, 30, 5), "readiness": (ready, 4, 5),
+    }  # fmt: skip
+
+
 def test_no_pod_goes_before_its_successor_is_ready() -> None:
     rolling = _deployment()["spec"]["strategy"]["rollingUpdate"]
     assert rolling == {"maxUnavailable": 0, "maxSurge": 1}

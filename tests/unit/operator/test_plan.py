@@ -10,7 +10,7 @@ import pytest
 from sluice_operator.checkpoint import Unread
 from sluice_operator.events import Notice
 from sluice_operator.fit import Fit, Refused, judge
-from sluice_operator.plan import Observed, Plan, plan
+from sluice_operator.plan import Observed, Plan, _limits, plan
 from sluice_operator.reasons import Reason
 from sluice_operator.runtime import Runtime
 from sluice_operator.scrape import Scrape
@@ -589,6 +589,29 @@ def test_a_lost_configmap_keeps_the_replicas_and_the_cap_that_serve() -> None:
     assert planned.runtime is not None
     assert (planned.runtime.replicas, planned.runtime.cap) == (6, 12)
     assert planned.runtime.epoch == 8
+
+
+def test_a_lost_configmap_keeps_the_least_cap_that_was_decided_and_no_first_one() -> None:
+    """Pods that missed a raise, and one that has just started with what it predicts."""
+    service = create_service()
+    said = {"demo-1": (7, 12), "demo-2": (6, 9), "demo-3": (0, 3)}
+    pods = tuple(create_pod(name) for name in said)
+    scrapes = {
+        pod.uid: create_scrape(epoch=epoch, max_num_seqs=cap)
+        for pod, (epoch, cap) in zip(pods, said.values(), strict=True)
+    }
+    planned = _plan(service, create_observed(service, pods=pods, scrapes=scrapes))
+    assert planned.runtime is not None
+    assert (planned.runtime.cap, planned.runtime.epoch) == (9, 8)
+
+
+def test_windows_of_scaling_are_the_object_s() -> None:
+    behavior = {
+        "scaleUp": {"stabilizationWindowSeconds": 7},
+        "scaleDown": {"stabilizationWindowSeconds": 11},
+    }
+    limits = _limits(create_service(scaling__behavior=behavior).spec, 32)
+    assert (limits.scale_up_window_s, limits.scale_down_window_s) == (7, 11)
 
 
 def test_a_child_that_is_edited_again_and_again_is_told_of_once_in_ten_minutes() -> None:

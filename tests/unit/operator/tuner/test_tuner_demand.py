@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from sluice_operator.tuner import Past, decide
 from sluice_operator.tuner.calibration import calibration
+from sluice_operator.tuner.constants import MAX_DISPERSION
 from sluice_operator.tuner.demand import Arrivals, Capacity, Queue, plan_demand, read_arrivals
 from sluice_operator.tuner.evidence import HeardPod, Work, describe_work
 from sluice_operator.tuner.model import StepTime
@@ -93,6 +94,26 @@ def test_of_a_burst_none_ends_before_its_whole_time() -> None:
     assert plan_demand(arrivals, one, queue, replicas=1, minimum=1).needed == 2
     assert plan_demand(arrivals, one, replace(queue, wait_s=2.2), 1, 1).needed == 1
     assert plan_demand(arrivals, one, replace(queue, wait_s=inf), 1, 1).needed == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "dispersion"),
+    [([0, 20] * 75, MAX_DISPERSION), ([5] * 75 + [20] * 75, 1.0), ([0, 20] * 7, 1.0)],
+    ids=["comes in lots", "a step of the load", "too few to tell"],
+)
+def test_arrivals_that_come_in_lots_are_told_from_a_load_that_rose(
+    counts: list[int], dispersion: float
+) -> None:
+    ticks = [tick(seq, arrivals=count) for seq, count in enumerate(counts, 1)]
+    assert read_arrivals((heard(ticks),), 2.0 * len(ticks), 1.0).dispersion == dispersion
+
+
+def test_arrivals_that_come_in_lots_need_more_pods() -> None:
+    one, queue = Capacity(concurrency=8, service_s=2.0), Queue(0.5, 0.01, 600.0, waiting=0)
+    even, in_lots = (Arrivals(20.0, dispersion, burst=0) for dispersion in (1.0, MAX_DISPERSION))
+    assert (
+        plan_demand(even, one, queue, 1, 1).needed < plan_demand(in_lots, one, queue, 1, 1).needed
+    )
 
 
 MODEL = StepTime(a=10.0, b=1.0, c=0.0, d=0.0, context_tokens=1.0)

@@ -8,7 +8,7 @@ import pytest
 from sluice_operator.tuner import Past, decide
 from sluice_operator.tuner.demand import read_arrivals
 from sluice_operator.tuner.evidence import Accepts, HeardPod, describe_work, slices, survey
-from sluice_operator.tuner.types import CapChange
+from sluice_operator.tuner.types import BreachedCap, CapChange, LoadedCap, ReplicaChange
 from sluice_worker.contract import StepModel, Tick, Waiting
 from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
 
@@ -115,6 +115,33 @@ def test_a_clock_that_was_put_back_voids_no_evidence() -> None:
     late_ticks = [*ticks, *(tick(seq, itl=BROKEN) for seq in range(31, 61))]
     _, then = decide(decide(ahead, asked)[0], observation(pod("a", late_ticks)))
     assert (then.cap, then.cap_reason) == (6, "InterTokenLatencyBreached")
+
+
+@pytest.mark.parametrize("since", ["scale_out_since_s", "scale_in_since_s"])
+def test_whatever_is_remembered_of_a_clock_that_was_put_back_is_of_now(since: str) -> None:
+    queued: dict[str, Any] = {"arrivals": 40, "waiting": Waiting(cap=9)}
+    idle: dict[str, Any] = {"arrivals": 1, "running": 1, "max_running": 1}
+    busy = since == "scale_out_since_s"
+    ticks = [tick(seq, **(queued if busy else idle)) for seq in range(1, 61)]
+    limits = replace(LIMITS, ceiling=8, scale_up_window_s=60.0)
+    seen = observation(*(pod(name, ticks) for name in "abc"), limits=limits)
+    ahead = seen.now + 3600
+    past = Past(
+        targets="99|500|50|None",
+        targets_since_s=ahead,
+        breached_caps=(BreachedCap(16, ahead, 0, 164.0),),
+        last_change=CapChange(ahead, 4, 8, epoch=1, reason="Headroom"),
+        scale_history=(ReplicaChange(ahead, 2, 3, "ScaledOut", 20.0, settled_s=ahead),),
+        loaded_cap=LoadedCap(8, ahead, 0, 1.0),
+    )
+    after, decision = decide(msgspec.structs.replace(past, **{since: ahead}), seen)
+    assert decision.replicas_move.reason == ("ScaleUpWindow" if busy else "ScaleDownWindow")
+    assert after.last_change
+    assert after.loaded_cap
+    [scaled], [breached] = after.scale_history, after.breached_caps
+    times = [after.targets_since_s, getattr(after, since), breached.time_s, scaled.time_s]
+    times += [scaled.settled_s, after.last_change.time_s, after.loaded_cap.time_s]
+    assert times == [seen.now] * 7
 
 
 def test_a_silent_pod_is_left_out_and_named() -> None:
@@ -252,7 +279,7 @@ def test_a_burst_of_cold_starts_changes_nothing() -> None:
 def test_time_outside_the_engine_of_an_old_pod_is_no_cold_start() -> None:
     ticks = [tick(seq, ttft=late(10, 10, "cold")) for seq in range(100, 120)]
     _, decision = decide(Past(), observation(pod("a", ticks)))
-    assert (decision.cap, decision.cap_reason) == (8, "")
+    assert (decision.cap, decision.cap_move.reason) == (8, "OutsideEngine")
     assert decision.replicas == 2
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from sluice_operator.tuner import Decision, Past, decide
 from sluice_operator.tuner.types import BreachedCap, CapChange
-from sluice_worker.contract import StepModel
+from sluice_worker import sketch
+from sluice_worker.contract import StepModel, TokenGaps
 from unit.operator.tuner.made import LIMITS, TARGETS, gaps, observation, pod, tick
 
 MODEL = StepModel(5.0, 6.0, 0.0, 0.05, 1000, 1.05)
@@ -65,6 +66,32 @@ def test_it_goes_back_no_further_than_where_it_came_from() -> None:
 def test_else_it_stays(why: str, changes: dict[str, Any]) -> None:
     _, decision = looked_at(**changes)
     assert (decision.cap, decision.cap_reason) == (8, ""), why
+
+
+@pytest.mark.parametrize(("num_over", "cap"), [(7, 8), (8, 6)])
+def test_it_goes_back_where_the_gaps_are_over_in_two_fifths_of_the_ticks(
+    num_over: int, cap: int
+) -> None:
+    """Of 20, and more than one in a hundred of all gaps is over by a little: no slow spell."""
+    slow = sketch.bucket_of(60.0)
+    broken = TokenGaps(1000, 30, 0, 1000, 30, {150: 970, slow: 30})
+    ticks = [
+        tick(seq, steps=250, itl=broken if seq > 20 - num_over else gaps(1000, 0))
+        for seq in range(1, 21)
+    ]
+    _, decision = decide(Past(last_change=RAISED), observation(pod("a", ticks, model=MODEL)))
+    judged = decision.verdicts["interTokenLatency"]
+    assert (judged.verdict, judged.epoch_over, judged.epoch_far) == ("Hold", 30 * num_over, 0)
+    assert decision.cap == cap
+
+
+@pytest.mark.parametrize(("from_cap", "cap"), [(14, 14), (15, 16)])
+def test_it_stays_where_it_would_go_back_by_less_than_a_tenth(from_cap: int, cap: int) -> None:
+    raised = CapChange(0.0, from_cap, 16, epoch=1, reason="FirstTokenBreached")
+    full = {"max_num_seqs": 16, "max_running": 16, "steps": 250, "itl": gaps(1000, 20)}
+    ticks = [tick(seq, **full) for seq in range(1, 9)]
+    seen = observation(pod("a", ticks, model=MODEL), cap=16)
+    assert decide(Past(last_change=raised), seen)[1].cap == cap
 
 
 def test_what_was_taken_back_is_not_tried_again_for_ten_minutes() -> None:
