@@ -59,7 +59,12 @@ def serving(folder: Path, *flags: str) -> Iterator[Served]:
         yield Served(process, log)
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
 
 
 Times = tuple[float, float]

@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,9 +16,9 @@ ADMIN = {"authorization": "Bearer admin-canary-7f3a"}
 CLIENT = {"authorization": "Bearer client-canary-91bc"}
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    directory = tmp_path_factory.mktemp("admin")
+@contextmanager
+def new_pod(directory: Path) -> Iterator[Worker]:
+    """A worker whose peers have cap 3 in epoch 5."""
     (directory / "token").write_text("admin-canary-7f3a\n")
     (directory / "keys").write_text("other-key\nclient-canary-91bc\n")
     runtime = directory / "runtime"
@@ -29,6 +31,12 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         *("--api-key-file", str(directory / "keys"), "--slo-ttft-ms", "250"),
     )
     with running_worker(directory, *flags) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with new_pod(tmp_path_factory.mktemp("admin")) as worker:
         yield worker
 
 
@@ -49,16 +57,21 @@ def evidence_of(worker: Worker, after: int = 0) -> Evidence:
 
 def until_closed(worker: Worker) -> int:
     """Wait until everything up to now is in closed ticks; the last tick's number."""
-    first = max((tick.seq for tick in evidence_of(worker).ticks), default=0)
-    end_s = time.monotonic() + 15 * TICK_SECONDS
-    while (last := evidence_of(worker).ticks[-1].seq) < first + 2:
+    first, end_s = last_closed(worker), time.monotonic() + 15 * TICK_SECONDS
+    while (last := last_closed(worker)) < first + 2:
         assert time.monotonic() < end_s
         time.sleep(0.1)
     return last
 
 
-def test_a_new_pod_starts_with_the_cap_and_epoch_of_its_peers(worker: Worker) -> None:
-    started = config_of(worker)
+def last_closed(worker: Worker) -> int:
+    """The number of the last closed tick; 0 before the first."""
+    return max((tick.seq for tick in evidence_of(worker).ticks), default=0)
+
+
+def test_a_new_pod_starts_with_the_cap_and_epoch_of_its_peers(tmp_path: Path) -> None:
+    with new_pod(tmp_path) as worker:
+        started = config_of(worker)
     assert (started.epoch, started.max_num_seqs, started.ceiling) == (5, 3, 16)
     assert started.slo.ttft_ms == 250
 

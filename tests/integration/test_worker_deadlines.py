@@ -4,7 +4,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ GREEDY = {"prompt": "def f():\n" * 4, "max_tokens": 200, "ignore_eos": True, "te
 SHORT = {"prompt": "x", "max_tokens": 4, "ignore_eos": True}
 
 
+ONE_PLACE = (
+    *("--max-num-seqs", "1", "--num-gpu-blocks-override", "256", "--speculative-config"),
+    '{"method": "ngram", "num_speculative_tokens": 4}',
+)
+
+
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    flags = (
-        *("--max-num-seqs", "1", "--num-gpu-blocks-override", "256", "--speculative-config"),
-        '{"method": "ngram", "num_speculative_tokens": 4}',
-    )
-    with running_worker(tmp_path_factory.mktemp("deadlines"), *flags) as worker:
+    with running_worker(tmp_path_factory.mktemp("deadlines"), *ONE_PLACE) as worker:
         yield worker
 
 
@@ -33,9 +35,9 @@ def post(worker: Worker, body: dict[str, Any], **headers: str) -> httpx.Response
     return httpx.post(worker.url + "/v1/completions", json=body, headers=headers, timeout=60)
 
 
-def test_a_waiting_request_is_dropped_once_its_deadline_is_out_of_reach(worker: Worker) -> None:
-    """The first of this module: nothing is known yet that it could be refused for on arrival."""
-    with ThreadPoolExecutor(3) as pool:
+def test_a_waiting_request_is_dropped_once_its_deadline_is_out_of_reach(tmp_path: Path) -> None:
+    """By a new worker: nothing is known yet that it could be refused for on arrival."""
+    with running_worker(tmp_path, *ONE_PLACE) as worker, ThreadPoolExecutor(3) as pool:
         before = [pool.submit(post, worker, {**LONG, "max_tokens": 1900}) for _ in range(3)]
         worker.until_metric("vllm:num_requests_running", 1)
         dropped = post(worker, {**SHORT, "slo_ttft_ms": 100})
@@ -46,7 +48,7 @@ def test_a_waiting_request_is_dropped_once_its_deadline_is_out_of_reach(worker: 
         )
         assert "was dropped" in dropped.json()["error"]["message"]
         assert [request.result().status_code for request in before] == [200] * 3
-    assert worker.metric("sluice_open_requests") == 0
+        assert worker.metric("sluice_open_requests") == 0
 
 
 @pytest.fixture
@@ -80,18 +82,29 @@ def test_an_idle_worker_lets_in_who_shows_whether_its_forecast_is_right(worker: 
 
 
 def test_a_client_that_asks_for_too_much_misses_no_target(busy: Worker) -> None:
-    url = busy.admin_url + "/v1/runtime_config"
-    epoch = httpx.get(url).json()["epoch"]
-    httpx.patch(url, json={"epoch": epoch, "slo": {"ttft_ms": 600_000, "e2e_ms": 600_000}})
-    last = _ticks(busy, 0)[-1]["seq"]
-    for headers in ({"x_slo_ttft_ms": "1"}, {"x_slo_tpot_ms": "0.001"}):
-        assert post(busy, SHORT, **headers).status_code == 429
-    ticks: list[dict[str, Any]] = []
-    while not sum(tick["refused"] for tick in ticks):
-        time.sleep(POLL_S)
-        ticks = _ticks(busy, last)
-    httpx.patch(url, json={"epoch": epoch, "slo": {}})
+    with _targets(busy, ttft_ms=600_000, e2e_ms=600_000):
+        last = max((tick["seq"] for tick in _ticks(busy, 0)), default=0)
+        for headers in ({"x_slo_ttft_ms": "1"}, {"x_slo_tpot_ms": "0.001"}):
+            assert post(busy, SHORT, **headers).status_code == 429
+        ticks: list[dict[str, Any]] = []
+        end_s = time.monotonic() + 20
+        while sum(tick["refused"] for tick in ticks) < 2:
+            assert time.monotonic() < end_s
+            time.sleep(POLL_S)
+            ticks = _ticks(busy, last)
     assert [tick["ttft"]["over"] + tick["e2e"]["over"] for tick in ticks] == [0] * len(ticks)
+
+
+@contextmanager
+def _targets(worker: Worker, **slo: int) -> Iterator[None]:
+    """`slo` in force, and none behind it."""
+    url = worker.admin_url + "/v1/runtime_config"
+    epoch = httpx.get(url).json()["epoch"]
+    try:
+        httpx.patch(url, json={"epoch": epoch, "slo": slo}).raise_for_status()
+        yield
+    finally:
+        httpx.patch(url, json={"epoch": epoch, "slo": {}}).raise_for_status()
 
 
 def _ticks(worker: Worker, after: int) -> list[dict[str, Any]]:

@@ -6,14 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from integration.worker_process import POLL_S, Worker, command, listening
+from integration.worker_process import Worker, command, listening
+from sluice_cluster.shell import tail, wait_until
 from unit.worker.api.tiny import write_checkpoint
 from unit.worker.hub.hub_server import COMMIT, REPO, Hub, files_of, running_hub, safetensors
 
@@ -49,17 +49,38 @@ def demo() -> Iterator[Hub]:
         yield hub
 
 
+def _until(worker: Worker, what: str, holds: Callable[[], bool]) -> None:
+    """Wait for `what`, as long as the worker lives."""
+
+    def holds_alive() -> bool:
+        assert worker.process.poll() is None, worker.log.read_text()
+        return holds()
+
+    wait_until(what, holds_alive, 60.0, why_not=lambda: tail(worker.log))
+
+
+def _percent(worker: Worker) -> int:
+    """How far it says that it is."""
+    said = worker.until("/readyz", 503).json()
+    assert said["reason"] == f"downloading {said['percent']} %"
+    return int(said["percent"])
+
+
+def _is_said_alive(worker: Worker, percent: int) -> bool:
+    """Whether the probe of its life says so much of the model as well."""
+    answer = httpx.get(worker.url + "/healthz")
+    assert answer.status_code == 200
+    return bool(answer.json()["reason"] == f"downloading {percent} %")
+
+
 def test_a_pod_is_alive_says_its_percent_then_serves_what_it_fetched(
     demo: Hub, tmp_path: Path
 ) -> None:
     demo.gate.clear()
     with fetching_worker(demo, tmp_path) as worker:
-        worker.until("/readyz", 503)
-        while (said := worker.until("/readyz", 503).json())["percent"] < 40:
-            assert said["reason"] == f"downloading {said['percent']} %"
-        assert said["reason"] == f"downloading {said['percent']} %"
-        assert said["percent"] <= 50
-        assert httpx.get(worker.url + "/healthz").json()["reason"] == said["reason"]
+        _until(worker, "the first half", lambda: _percent(worker) >= 40)
+        _until(worker, "the same on both probes", lambda: _is_said_alive(worker, _percent(worker)))
+        assert _percent(worker) <= 50
         assert httpx.get(worker.url + "/health").status_code == 503
         refused = httpx.post(worker.url + "/v1/completions", json={"prompt": "a"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")
@@ -78,8 +99,7 @@ def test_a_pod_is_alive_says_its_percent_then_serves_what_it_fetched(
 def test_a_pod_that_leaves_while_it_fetches_keeps_what_has_come(demo: Hub, tmp_path: Path) -> None:
     demo.gate.clear()
     with fetching_worker(demo, tmp_path) as worker:
-        while not worker.until("/readyz", 503).json()["percent"]:
-            pass
+        _until(worker, "the first bytes", lambda: _percent(worker) > 0)
         worker.process.send_signal(signal.SIGTERM)
         assert httpx.get(worker.url + "/healthz").status_code == 200  # and it has seen the signal
         demo.gate.set()
@@ -99,8 +119,7 @@ def test_a_pod_that_leaves_while_the_hub_is_asked_does_not_serve_what_it_kept(
     demo.seen.clear()
     demo.listing_gate.clear()
     with fetching_worker(demo, tmp_path) as worker:
-        while not demo.seen:
-            time.sleep(POLL_S)
+        _until(worker, "a question for the listing", lambda: bool(demo.seen))
         worker.terminate()
         assert httpx.get(worker.url + "/healthz").status_code == 200  # and it has seen the signal
         demo.listing_gate.set()

@@ -39,10 +39,6 @@ class BlockPool:
         """Times that a block became idle or findable: who lacks blocks lacks one less at most."""
 
     @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    @property
     def num_cached(self) -> int:
         return len(self._cached)
 

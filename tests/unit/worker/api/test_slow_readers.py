@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,24 +14,29 @@ from sluice_worker.contract import Slo
 from sluice_worker.evidence import Recorder
 from sluice_worker.metrics import Statistics
 from sluice_worker.protocol import parse_completion
+from sluice_worker.server import stream
+from sluice_worker.server.bodies import FREE_BYTES, Answers
 from sluice_worker.server.generation import Arrived, Choice, Generation
 from sluice_worker.server.ledger import Ledger
-from sluice_worker.server.stream import MANY_IDS, EventStream, WholeReply
+from sluice_worker.server.stream import EventStream, WholeReply
 from sluice_worker.server.text import Transcript
 from sluice_worker.tokenizer import Tokenizer
-from sluice_worker.wire import FinishReason, FirstToken, Scores, TokenOut, packed
+from sluice_worker.wire import FinishReason, FirstToken, TokenOut, packed
 from starlette.responses import Response
 
 from .tiny import write_tokenizer
 
-PAUSE_S = 0.6
+GAP_S = 0.1
 TOKENS = 6
+LARGE = FREE_BYTES + 1
 
 
-@pytest.mark.parametrize("kind", [WholeReply, lambda form: EventStream(form, 0.0)])
-async def test_a_reply_that_repeats_many_ids_is_written_down_in_a_thread(
-    kind: Callable[[Any], Response],
-) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [lambda form: WholeReply(form, Answers()), lambda form: EventStream(form, Answers(), 0.0)],
+    ids=["whole", "stream"],
+)
+async def test_a_large_reply_is_written_down_in_a_thread(kind: Callable[[Any], Response]) -> None:
     threads: list[int] = []
 
     def write(what: Any) -> bytes:
@@ -47,14 +50,12 @@ async def test_a_reply_that_repeats_many_ids_is_written_down_in_a_thread(
         pass
 
     nothing: Any = None
-    for asked, num_ids in ((True, MANY_IDS + 1), (True, MANY_IDS), (False, MANY_IDS + 1)):
-        body = json.dumps({"prompt": "a", "return_token_ids": asked}).encode()
-        generation = Generation("cmpl-1", parse_completion(body), nothing, nothing)
+    for size in (FREE_BYTES + 1, FREE_BYTES):
+        generation = Generation("cmpl-1", parse_completion(b'{"prompt": "a"}'), nothing, nothing)
         choice: Any = SimpleNamespace(
             index=0,
             finish_reason=None,
-            prompt_scores=[],
-            flight=SimpleNamespace(num_prompt_tokens=num_ids),
+            transcript=SimpleNamespace(token_ids=[]),
             feed=lambda token: "",
             is_booked=True,
         )
@@ -62,65 +63,75 @@ async def test_a_reply_that_repeats_many_ids_is_written_down_in_a_thread(
         generation.choices.append(choice)
         generation.arrive(Arrived(choice, first, False, 0.0))
         form: Any = SimpleNamespace(
-            generation=generation, event=write, body=write, tail=lambda: b""
+            generation=generation,
+            event=write,
+            body=write,
+            tail=lambda: b"",
+            num_bytes=lambda prompts, num_tokens, size=size: size,
         )
         await kind(form)({"type": "http"}, receive, send)
-    assert [thread == threading.get_ident() for thread in threads] == [False, True, True]
+    assert [thread == threading.get_ident() for thread in threads] == [False, True]
 
 
-@pytest.mark.parametrize("slow", ["client", "writing"])
-def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_came(
-    tmp_path: Path, slow: str
+@pytest.mark.parametrize("slow", ["client", "large", "writing"])
+async def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
-    """And what comes while the first token's scores are written down, after that token."""
+    """Its last token, or a large first one. What comes while that one is being written down is
+    handed over after it."""
     write_tokenizer(tmp_path / "tokenizer.json")
-    tokenizer, now_s = Tokenizer(tmp_path), time.monotonic()
-    recorder = Recorder("boot", now_s, 1000.0)
-    recorder.start(1, 4, Slo(itl_ms=1e3 * PAUSE_S / 2))
+    clock = SimpleNamespace(now_s=1000.0)
+    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    recorder = Recorder("boot", clock.now_s, 1000.0)
+    recorder.start(1, 4, Slo(itl_ms=1.5e3 * GAP_S))
     ledger = Ledger(recorder, Statistics(Slo(), 0.0))
     generation = Generation("cmpl-1", parse_completion(b'{"prompt": "a"}'), ledger, lambda _: None)
-    text = Transcript(tokenizer.detokenizer(), stops=(), stop_token_ids=frozenset(), min_tokens=0)
-    flight = recorder.arrive("0", now_s, now_s, 1)
+    text = Transcript(
+        Tokenizer(tmp_path).detokenizer(), stops=(), stop_token_ids=frozenset(), min_tokens=0
+    )
+    flight = recorder.arrive("0", clock.now_s, clock.now_s, 1)
     sink = generation.add(Choice(0, flight, text, packed([1]), counts_prompt=True))
-    if slow == "writing":
-        sink.prompt(Scores(1, b"", b"", b""))
+    loop, came_s, sent = asyncio.get_running_loop(), list[float](), list[Any]()
 
-    async def engine(stalls: asyncio.Event) -> None:
-        for i in range(TOKENS):
-            first = FirstToken(0.0, 0.0, 0.0, 0) if i == 0 else None
-            end: FinishReason | None = "length" if i == TOKENS - 1 else None
-            token = TokenOut("0", 2, first=first, finish_reason=end)
-            sink.token(token, at_cap=False, now_s=time.monotonic())
-            await (
-                stalls.wait() if i == 1 and slow == "client" else asyncio.sleep(PAUSE_S / TOKENS)
-            )
+    def come() -> None:
+        """The next token, a while after the one before it."""
+        clock.now_s += GAP_S
+        first = None if came_s else FirstToken(0.0, 0.0, 0.0, 0)
+        came_s.append(clock.now_s)
+        end: FinishReason | None = "length" if len(came_s) == TOKENS else None
+        token = TokenOut("0", 2, first=first, finish_reason=end)
+        sink.token(token, at_cap=False, now_s=clock.now_s)
 
-    async def answer() -> None:
-        stalls, gone, sent = asyncio.Event(), asyncio.Event(), list[Any]()
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-            if slow == "client" and len(sent) == len(["start", "first", "second"]):
-                stalls.set()  # the second token fills its buffers, and it reads on after a while
-                await asyncio.sleep(PAUSE_S)
-
-        async def receive() -> Any:
-            await gone.wait()
-
-        form: Any = SimpleNamespace(generation=generation, event=event, tail=lambda: b"")
-        tokens = asyncio.create_task(engine(stalls))
-        await EventStream(form, 0.0)({"type": "http"}, receive, send)
-        await tokens
-        assert sent[-1]["more_body"] is False
+    async def all_come() -> None:
+        while len(came_s) < TOKENS:
+            come()
+        clock.now_s += GAP_S
 
     def event(item: Any) -> bytes:
         if slow == "writing" and item.token.first:
-            time.sleep(PAUSE_S)
+            asyncio.run_coroutine_threadsafe(all_come(), loop).result(10)
         item.choice.feed(item.token)
         return b"data\n\n"
 
-    asyncio.run(answer())
-    assert flight.num_tokens == TOKENS
-    assert flight.num_gaps_over == 0
-    assert flight.first_s is not None
-    assert flight.last_s >= flight.first_s
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if slow == "client" and len(sent) == len(["start", "first"]):
+            come()
+        elif slow != "writing" and len(sent) == len(["start", "first", "next"]):
+            await all_come()  # the second token, or the whole first, fills its buffers
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    form: Any = SimpleNamespace(
+        generation=generation,
+        event=event,
+        tail=lambda: b"",
+        num_bytes=lambda firsts, num: LARGE if firsts and slow != "client" else 0,
+    )
+    come()
+    await EventStream(form, Answers(), 0.0)({"type": "http"}, receive, send)
+    assert sent[-1]["more_body"] is False
+    assert (flight.num_tokens, flight.num_gaps_over) == (TOKENS, 0)
+    told_s = (clock.now_s, clock.now_s) if slow == "writing" else (came_s[0], came_s[-1])
+    assert (flight.first_s, flight.last_s) == told_s

@@ -2,14 +2,26 @@
 
 import json
 import socket
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sluice_worker import engine_process as engine_process_module
 from sluice_worker import startup
 from sluice_worker.config import EngineConfig
-from sluice_worker.engine_process import MAX_TOLD, Disconnected, Link, Loop, serve, told
+from sluice_worker.engine_process import (
+    BURST_S,
+    LARGE_BYTES,
+    MAX_TOLD,
+    REFILL_S,
+    Disconnected,
+    Link,
+    Loop,
+    serve,
+    told,
+)
 from sluice_worker.wire import (
     Abort,
     CheckIntegrity,
@@ -137,19 +149,52 @@ def test_failed_start_says_why_and_exits_with_2(
         assert engine.exit_status() == 2
 
 
-def test_what_comes_behind_a_burst_is_heard_without_a_step_for_each_part_of_it() -> None:
-    requests = [create_request(str(i), 2048) for i in range(200)]
-    burst = b"".join(encode_frame(message) for message in [*requests, Abort("7")])
+class Scripted(Link):
+    """Reads of so many bytes, each of which takes a while on `clock`."""
+
+    def __init__(self, sizes: Iterable[int], read_s: float, clock: SimpleNamespace) -> None:
+        self._buffer = bytearray()
+        self._sizes, self._read_s, self._clock = iter(sizes), read_s, clock
+        self.timeouts_s: list[float] = []
+
+    def _read(self, timeout_s: float) -> int:
+        self.timeouts_s.append(timeout_s)
+        self._clock.now_s += self._read_s
+        return next(self._sizes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "read_s", "num_reads"),
+    [
+        ([0, LARGE_BYTES], 0.0, 1),
+        ([LARGE_BYTES - 1, 9], 0.0, 1),
+        ([LARGE_BYTES, 1, 5, 0, 9], 0.0, 4),
+        ([LARGE_BYTES] * 99, 0.3 * BURST_S, 5),
+    ],
+    ids=["nothing", "no burst", "until it ends", "for a while"],
+)
+def test_what_comes_behind_a_burst_is_heard_without_a_step_for_each_part_of_it(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], read_s: float, num_reads: int
+) -> None:
+    clock = SimpleNamespace(now_s=1000.0)
+    monkeypatch.setattr(
+        engine_process_module, "time", SimpleNamespace(monotonic=lambda: clock.now_s)
+    )
+    link = Scripted(sizes, read_s, clock)
+    assert link.receive(1.0) == []
+    assert link.timeouts_s == [1.0] + [REFILL_S] * (num_reads - 1)
+
+
+def test_a_burst_larger_than_the_socket_is_heard_in_its_order() -> None:
+    messages = [*(create_request(str(i), 2048) for i in range(200)), Abort("7")]
+    burst = b"".join(encode_frame(message) for message in messages)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs, ThreadPoolExecutor(1) as pool:
-        sent, link = pool.submit(ours.sendall, burst), Link(theirs)
-        frames, num_looks = list[bytes](), 0
-        while len(frames) <= len(requests):
+        sent, link, frames = pool.submit(ours.sendall, burst), Link(theirs), list[bytes]()
+        while len(frames) < len(messages):
             frames += link.receive(1.0)
-            num_looks += 1
         sent.result()
-    assert to_engine_decoder.decode(frames[-1]) == Abort("7")
-    assert num_looks < 6  # mostly one; a read for each look took at least seven
+    assert [to_engine_decoder.decode(frame) for frame in frames] == messages
 
 
 class Hearer(Link):

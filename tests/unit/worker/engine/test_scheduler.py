@@ -291,6 +291,44 @@ def test_non_finite_row_fails_alone_and_is_neither_cached_nor_left_dirty() -> No
     assert scheduler.take_dirty_blocks() == []
 
 
+def fail(scheduler: Scheduler, bad: Sequence) -> None:
+    """A step whose logits for `bad` are not finite."""
+    planned = scheduler.schedule(0.0, unlimited)
+    works = [work for work in planned.works if work.samples]
+    scheduler.commit(planned, [None if work.sequence is bad else 7 for work in works], 0.0)
+    assert scheduler.check_integrity() is None
+
+
+def test_what_was_sound_before_a_non_finite_row_is_found_no_more() -> None:
+    scheduler, prompt = create_scheduler(budget=100), list(range(64))
+    (bad,) = add(scheduler, create_request("bad", prompt, max_tokens=20))
+    step(scheduler)
+    blocks = list(bad.block_ids)
+    assert scheduler.pool.match([*prompt, 1], "") == blocks[:4]
+    fail(scheduler, bad)
+    assert scheduler.pool.match([*prompt, 1], "") == []
+    assert set(blocks) <= set(scheduler.take_dirty_blocks())
+
+
+def test_of_a_non_finite_row_what_another_sequence_shares_is_neither_cleared_nor_lost() -> None:
+    scheduler, prompt = create_scheduler(budget=100), list(range(64))
+    good, bad = add(
+        scheduler,
+        create_request("good", prompt, max_tokens=20),
+        create_request("bad", [*prompt, 5, 6], max_tokens=20),
+    )
+    step(scheduler)
+    step(scheduler)
+    shared, own = bad.block_ids[:4], bad.block_ids[4:]
+    assert good.block_ids[:4] == shared
+    assert bad.num_output_tokens
+    fail(scheduler, bad)
+    dirty = scheduler.take_dirty_blocks()
+    assert set(own) <= set(dirty)
+    assert not set(shared) & set(dirty)
+    assert scheduler.pool.match([*prompt, 1], "") == shared
+
+
 def test_of_a_prompt_that_is_given_up_only_what_was_written_is_cleared() -> None:
     scheduler = create_scheduler(num_blocks=64, block_size=16, budget=40)
     (long,) = add(scheduler, create_request("long", 500))
@@ -299,6 +337,19 @@ def test_of_a_prompt_that_is_given_up_only_what_was_written_is_cleared() -> None
     written = long.block_ids[:3]
     scheduler.abort("long")
     assert scheduler.take_dirty_blocks() == written
+
+
+def test_of_a_prompt_that_is_given_up_what_the_prefix_cache_gave_is_not_cleared() -> None:
+    scheduler, prompt = create_scheduler(budget=100), list(range(64))
+    add(scheduler, create_request("before", prompt, max_tokens=1))
+    step(scheduler)
+    (long,) = add(scheduler, create_request("long", [*prompt, *range(64, 190)]))
+    step(scheduler)
+    assert (long.cached_tokens, long.num_computed_tokens, long.num_output_tokens) == (64, 164, 0)
+    found, written = long.block_ids[:4], long.block_ids[4:11]
+    scheduler.abort("long")
+    assert scheduler.take_dirty_blocks() == written
+    assert scheduler.pool.match([*prompt, 1], "") == found
 
 
 def test_who_comes_with_a_burst_is_looked_up_once_in_the_step_that_admits_it() -> None:

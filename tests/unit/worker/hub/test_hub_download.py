@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -17,8 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_worker.errors import CheckpointError, StartupError, UnsupportedModel
 from sluice_worker.files import inside, read_json
-from sluice_worker.hub.cache import Stopped
+from sluice_worker.hub.cache import Cache, Stopped
 from sluice_worker.hub.download import download
+from sluice_worker.hub.listing import RemoteFile
 from sluice_worker.hub.reference import Access, HubModel
 from unit.worker.api.tiny import write_checkpoint
 from unit.worker.hub.forward_proxy import running_proxy
@@ -164,11 +169,17 @@ def test_a_second_start_fetches_nothing_and_one_at_a_commit_asks_nothing(
     assert hub.seen == []
 
 
+def add_shards(hub: Hub, *sizes: int) -> list[str]:
+    """Names of shards of so many bytes, which the model has now beside an index of them."""
+    shards = {f"model-{i}-of-{len(sizes)}.safetensors": size for i, size in enumerate(sizes, 1)}
+    hub.files |= {name: safetensors({}, size) for name, size in shards.items()}
+    hub.files[INDEX] = json.dumps({"weight_map": {f"of {name}": name for name in shards}}).encode()
+    return list(shards)
+
+
 def test_only_the_shards_of_the_index_are_fetched(hub: Hub, access: Access) -> None:
-    shards = {f"model-{i}-of-2.safetensors": safetensors({}, 1000 + i) for i in (1, 2)}
-    hub.files |= {**shards, "consolidated.safetensors": b"not needed"}
-    names = ", ".join(f'"t{i}": "{name}"' for i, name in enumerate(shards))
-    hub.files[INDEX] = f'{{"weight_map": {{{names}}}}}'.encode()
+    hub.files["consolidated.safetensors"] = b"not needed"
+    shards = add_shards(hub, 1001, 1002)
     present = {path.name for path in fetch(access).iterdir()}
     assert present == {"config.json", "tokenizer.json", INDEX, *shards}
 
@@ -285,6 +296,18 @@ def test_a_wrong_checksum_is_refused_and_the_bytes_are_not_kept(hub: Hub, access
     assert (fetch(access) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
 
 
+def test_a_wrong_checksum_is_told_without_waiting_for_the_other_shards(
+    hub: Hub, access: Access
+) -> None:
+    small, _ = add_shards(hub, 1000, SIZE)
+    hub.corrupt.add(small)
+    hub.gate.clear()  # the other stops half-way
+    stop = threading.Event()
+    said = refusal(dataclasses.replace(access, timeout_s=0.3), stop=stop)
+    assert small in said
+    assert stop.is_set(), "or the other is asked for again and again before this is told"
+
+
 def test_a_small_file_is_verified_too(hub: Hub, access: Access) -> None:
     hub.corrupt.add("config.json")
     assert "config.json" in refusal(access)
@@ -298,6 +321,15 @@ def test_a_spoilt_beginning_is_thrown_away_once(hub: Hub, access: Access) -> Non
     assert [seen.range for seen in hub.fetched(WEIGHTS)] == ["bytes=1000-", ""]
 
 
+def test_a_server_that_continues_elsewhere_is_asked_for_the_whole(hub: Hub, access: Access) -> None:
+    path = partial(access, hub)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(hub.files[WEIGHTS][:1000])
+    hub.answers[WEIGHTS] = [(206, {"Content-Range": f"bytes 500-999/{SIZE}"})]
+    assert (fetch(access) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    assert [seen.range for seen in hub.fetched(WEIGHTS)] == [""]
+
+
 def test_two_pods_that_share_a_volume_fetch_each_file_once(hub: Hub, access: Access) -> None:
     hub.gate.clear()
     with ThreadPoolExecutor(2) as pool:
@@ -308,6 +340,35 @@ def test_two_pods_that_share_a_volume_fetch_each_file_once(hub: Hub, access: Acc
         assert both[0].result() == both[1].result()
     assert len(hub.fetched(WEIGHTS)) == 1
     assert len(hub.fetched("tokenizer.json")) == 1
+
+
+def test_who_waits_for_what_another_pod_fetches_leaves_with_its_worker(
+    hub: Hub, access: Access
+) -> None:
+    cache, stop = Cache(access.cache, REPO), threading.Event()
+    cache.prepare(COMMIT)
+    weights = RemoteFile(WEIGHTS, len(hub.files[WEIGHTS]), hub.etag(WEIGHTS))
+    looks = count()
+    with ExitStack() as other:
+        other.enter_context(cache.writing(weights, threading.Event()))
+
+        def leave(done: int, total: int) -> None:
+            stop.set()
+            if next(looks) == 50:
+                other.close()  # so that who does not leave has an end
+
+        with pytest.raises(Stopped):
+            fetch(access, stop=stop, progress=leave)
+    assert hub.fetched(WEIGHTS) == []
+
+
+def test_what_another_pod_wrote_into_a_file_at_the_same_time_is_told(
+    hub: Hub, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda fd: os.write(fd, b"of another pod"))
+    assert "written by another pod at the same time" in refusal(access)
+    monkeypatch.undo()
+    assert (fetch(access) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
 
 
 def test_progress_counts_what_was_there_before(hub: Hub, access: Access) -> None:
@@ -356,6 +417,16 @@ def test_a_hub_that_is_away_does_not_keep_a_fetched_model_from_starting(
     assert fetch(dataclasses.replace(access, endpoint="http://127.0.0.1:9")) == directory
 
 
+def test_a_fetched_model_is_not_served_once_the_hub_has_taken_it_back(
+    hub: Hub, access: Access
+) -> None:
+    fetch(access)
+    hub.needs_token = True
+    assert "is private" in refusal(access)
+    hub.needs_token, hub.repo = False, "acme/renamed"
+    assert "does not exist" in refusal(access)
+
+
 def test_offline_takes_what_is_whole_and_refuses_the_rest(hub: Hub, access: Access) -> None:
     offline = dataclasses.replace(access, offline=True)
     assert "HF_HUB_OFFLINE is set" in refusal(offline)
@@ -365,6 +436,17 @@ def test_offline_takes_what_is_whole_and_refuses_the_rest(hub: Hub, access: Acce
     (directory / WEIGHTS).unlink()
     assert "HF_HUB_OFFLINE is set" in refusal(offline)
     assert hub.seen == []
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_offline_takes_shards_only_where_all_of_them_are_there(
+    hub: Hub, access: Access, which: int
+) -> None:
+    shards, offline = add_shards(hub, 1001, 1002), dataclasses.replace(access, offline=True)
+    directory = fetch(access)
+    assert fetch(offline) == directory
+    (directory / shards[which]).unlink()
+    assert "HF_HUB_OFFLINE is set" in refusal(offline)
 
 
 def test_a_full_disk_is_said_before_the_weights_are_fetched(
