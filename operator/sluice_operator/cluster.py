@@ -7,7 +7,7 @@ crash or a broken connection does no harm. Calls run in threads and each has a d
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +33,11 @@ _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _ATTEMPTS = 4
 _MAX_WAIT_S = 10.0
-_PAGE = "500"
+_PAGE = "10"
+"""Of a list: whoever may create objects may make each of them some MiB large."""
+_LISTS = 4
+"""Pages that are read at once."""
+_MAX_FAILED = 200
 _JSON = {"Accept": "application/json", "Content-Type": "application/json"}
 _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 """Of each object only its metadata."""
@@ -89,6 +93,7 @@ class Cluster:
     def __init__(self, api: ApiClient, metrics: Metrics) -> None:
         self._api, self._metrics = api, metrics
         self._threads = ThreadPoolExecutor(_THREADS, "api")
+        self._lists = asyncio.Semaphore(_LISTS)
 
     @staticmethod
     def connect(metrics: Metrics) -> "Cluster":
@@ -116,18 +121,41 @@ class Cluster:
         query = [("labelSelector", label) if label else named]
         if ref.kind == "Pod":
             query.append(("fieldSelector", LIVE_PODS))
-        path, headers = Ref(ref.kind, ref.namespace).path, {**_JSON, "Accept": _METADATA}
-        answer = await self._call("GET", ref.kind, path, query, headers=headers)
-        return frozenset(item["metadata"]["uid"] for item in answer.get("items") or ())
+        headers = {**_JSON, "Accept": _METADATA}
+        return frozenset(
+            [body["metadata"]["uid"] async for body in self._list(ref, query, headers)]
+        )
 
-    async def failed_pods(self, namespace: str, label: str) -> Sequence[Object]:
-        """Of the pods with the label that have failed, a page: in the order of their names, which
-        is none, so that of thousands it holds some of each hour."""
+    def live_pods(self, namespace: str, label: str) -> AsyncIterator[Object]:
+        """Those with the label that have not ended, one by one, as they are now."""
+        query = [("labelSelector", label), ("fieldSelector", LIVE_PODS)]
+        return self._list(Ref("Pod", namespace), query)
+
+    async def failed_pods(self, namespace: str, label: str) -> AsyncIterator[Object]:
+        """Of the pods with the label that have failed, as many as are looked at: in the order of
+        their names, which is none, so that of thousands it holds some of each hour."""
         query = [("labelSelector", label), ("fieldSelector", "status.phase=Failed")]
-        path = Ref("Pod", namespace).path
-        answer = await self._call("GET", "Pod", path, [*query, ("limit", _PAGE)])
-        found: Sequence[Object] = answer.get("items") or ()
-        return found
+        num_left = _MAX_FAILED
+        async for body in self._list(Ref("Pod", namespace), query):
+            yield body
+            num_left -= 1
+            if not num_left:
+                return
+
+    async def _list(
+        self, ref: Ref, query: Sequence[tuple[str, str]], headers: Mapping[str, str] = _JSON
+    ) -> AsyncIterator[Object]:
+        """The objects of a kind and namespace that `query` selects, read a few at a time."""
+        path, rest = Ref(ref.kind, ref.namespace).path, ""
+        while True:
+            page = [*query, ("limit", _PAGE), *([("continue", rest)] if rest else [])]
+            async with self._lists:
+                answer = await self._call("GET", ref.kind, path, page, headers=headers)
+            for body in answer.get("items") or ():
+                yield body
+            rest = (answer.get("metadata") or {}).get("continue") or ""
+            if not rest:
+                return
 
     async def refusal(self, ref: Ref) -> str:
         """Why objects of that kind and namespace may not be listed; "" where they may be."""

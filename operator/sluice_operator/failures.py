@@ -1,8 +1,7 @@
 """Why an object's pods failed before any container ran, asked for while none of them serves.
 
 The watch shows no pod that has ended. Where a node refuses every pod there is one more each second,
-up to 12,500 by default (kube-controller-manager's `--terminated-pod-gc-threshold`), and a list of
-all would take kopf a time that grows with the square of their number: 40 s for 2,500.
+up to 12,500 by default (kube-controller-manager's `--terminated-pod-gc-threshold`).
 """
 
 import math
@@ -26,6 +25,7 @@ class Failures:
         if any(pod.serving for pod in pods):
             return None
         if time.monotonic() - self._looked_s >= self._every_s:
-            found = await self._cluster.failed_pods(self._namespace, self._label)
-            self._seen, self._looked_s = [essence_of(body) for body in found], time.monotonic()
+            found = self._cluster.failed_pods(self._namespace, self._label)
+            self._seen = [essence_of(body) async for body in found]
+            self._looked_s = time.monotonic()
         return failure_of(self._seen, now)

@@ -8,9 +8,10 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
@@ -22,18 +23,30 @@ from .children import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, WATCHED
 from .cluster import LIVE_PODS, RESOURCES, Cluster, ClusterError
 from .metrics import Metrics
 from .namespaces import MOST_BETWEEN_LOOKS_S, Namespaces, await_change
-from .observed import Object, essence_of
+from .observed import Object
 from .reconcile import Context, Reconciler
 from .scrape import create_client
+from .seen import Key, Seen
 from .settings import Settings
-from .spec import GROUP, KIND, PLURAL, VERSION
-
-Key = tuple[str, str]
+from .shares import ROOM_BYTES, ROOM_SHARE, Room, Shares
+from .spec import GROUP, PLURAL, VERSION
 
 _log = logging.getLogger(__name__)
 
 CHILDREN = {kind: RESOURCES[kind] for kind in ("Pod", *WATCHED)}
 """What is watched, and only with our label; the other children are read by name."""
+_OF_A_LIST = 10
+"""Objects that kopf asks for at once: each may be some MiB, and of all kinds it lists one page."""
+_WORKER_IDLE_S = 0.2
+"""kopf's worker of an object holds what it last saw of it for so long."""
+_MEMORY_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Of the container, by the two versions of cgroups."""
+_NO_LIMIT = 1 << 50
+"""The older one writes the largest multiple of a page."""
+_LIST_AGAIN_S = 5.0
 
 
 @dataclass(slots=True)
@@ -47,38 +60,55 @@ class Operator:
     namespaces: Namespaces
     moved: asyncio.Event = field(default_factory=asyncio.Event)
     context: Context | None = None
-    indices: dict[str, Mapping[Key, Iterable[Object]]] = field(default_factory=dict)
+    seen: Seen = field(default_factory=Seen)
     reconcilers: dict[Key, Reconciler] = field(default_factory=dict)
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
     looking: asyncio.Task[None] | None = None
     close_metrics: Callable[[], None] = lambda: None
 
-    def children(self, kind: str, namespace: str, owner: str) -> Iterable[Object]:
-        """Live children of one kind, by their owner."""
-        return self.indices.get(kind, {}).get((namespace, owner), ())
-
     def see(self, context: Context, key: Key, body: Object) -> None:
         """An object is there, or has changed."""
         task = self.tasks.get(key)
         if task is None or task.done():
+            self.seen.open(key)
             self.reconcilers[key] = Reconciler(context, *key)
-            task = asyncio.create_task(self.reconcilers[key].run(), name="/".join(key))
+            task = asyncio.create_task(self._look_after(context, key), name="/".join(key))
             task.add_done_callback(partial(self._ended, key))
             self.tasks[key] = task
             context.metrics.objects.set(len(self.tasks))
         self.reconcilers[key].see(body)
 
-    def see_child(self, kind: str, body: kopf.Body, *, is_gone: bool) -> None:
+    async def _look_after(self, context: Context, key: Key) -> None:
+        """Its passes, from when its pods are known: the watch may be yet to show them, and without
+        them a pass would decide as if none served."""
+        reconciler = self.reconcilers[key]
+        await self._list_pods(context, key)
+        await reconciler.run()
+
+    async def _list_pods(self, context: Context, key: Key) -> None:
+        namespace, name = key
+        label = f"{INSTANCE_LABEL}={name},{MANAGED_BY_LABEL}={MANAGED_BY}"
+        while True:
+            try:
+                async for body in context.cluster.live_pods(namespace, label):
+                    self.seen.list_pod(key, body)
+            except ClusterError as e:
+                _log.warning("%s/%s: its pods cannot be listed: %s", namespace, name, e)
+                context.metrics.passes.labels("error").inc()
+                await asyncio.sleep(_LIST_AGAIN_S)
+            else:
+                return self.seen.end_list(key)
+
+    def see_child(self, kind: str, body: Object, *, is_gone: bool) -> None:
         """A child is there or has changed; or it is gone, at least from the watch."""
-        reconciler = self.reconcilers.get(_owner_of(body))
-        if reconciler is None:
-            return
-        if not is_gone:
-            reconciler.child_seen(str(body.metadata["uid"]))
-        elif kind != "Pod":
-            reconciler.child_deleted(kind, body)
-        else:
-            reconciler.wake()
+        keys = self.seen.lose(kind, body) if is_gone else self.seen.show(kind, body)
+        for reconciler in filter(None, map(self.reconcilers.get, keys)):
+            if not is_gone:
+                reconciler.child_seen(str(body["metadata"]["uid"]))
+            elif kind != "Pod":
+                reconciler.child_deleted(kind, body)
+            else:
+                reconciler.wake()
 
     async def forget(self, key: Key, uid: str) -> None:
         """The object with `uid` is gone; another one of its name may have been seen before that."""
@@ -98,6 +128,7 @@ class Operator:
     def _let_go(self, key: Key) -> asyncio.Task[None] | None:
         task = self.tasks.pop(key, None)
         self.reconcilers.pop(key, None)
+        self.seen.close(key)
         if self.context:
             self.context.metrics.objects.set(len(self.tasks))
         return task
@@ -187,7 +218,22 @@ async def connect(operator: Operator) -> Context:
         raise kopf.TemporaryError(str(e), delay=5) from e
     server, _ = start_http_server(settings.metrics_port, settings.address, metrics.registry)
     operator.close_metrics = partial(_close, server)
-    return Context(settings, cluster, create_client(), metrics, operator.children)
+    seen, shares = operator.seen, Shares(room=Room(_room_bytes(_MEMORY_LIMITS)))
+    return Context(
+        settings, cluster, create_client(), metrics, seen.of, shares=shares, missed=seen.lose_pod
+    )
+
+
+def _room_bytes(limits: Sequence[Path]) -> int:
+    """What evidence may take of the memory that this process may."""
+    for path in limits:
+        try:
+            limit = int(path.read_text())
+        except (OSError, ValueError):  # not that version, or "max"
+            continue
+        if limit < _NO_LIMIT:
+            return int(ROOM_SHARE * limit)
+    return ROOM_BYTES
 
 
 def _close(server: WSGIServer) -> None:
@@ -200,22 +246,19 @@ def _register_child(
 ) -> None:
     selector = {MANAGED_BY_LABEL: MANAGED_BY}
 
-    @kopf.index(*resource, id=kind, labels=selector, registry=registry)
-    async def index(body: kopf.Body, **_: Any) -> dict[Key, Object]:
-        return {_owner_of(body): essence_of(body) if kind == "Pod" else dict(body)}
-
+    # Not an index of kopf's: it keeps whatever bears the label, and wakes all that wait for any of
+    # it at each of it, so that the time to start would grow with the square of their number.
     @kopf.on.event(*resource, id=f"{kind}-changed", labels=selector, registry=registry)
     async def changed(body: kopf.Body, type: str, **_: Any) -> None:
-        operator.see_child(kind, body, is_gone=type == "DELETED")
+        operator.see_child(kind, dict(body), is_gone=type == "DELETED")
 
 
 def _register_objects(registry: kopf.OperatorRegistry, operator: Operator) -> None:
     @kopf.on.event(GROUP, VERSION, PLURAL, id="object-changed", registry=registry)
     async def changed(
-        body: kopf.Body, type: str, namespace: str | None, name: str, **others: Any
+        body: kopf.Body, type: str, namespace: str | None, name: str, **_: Any
     ) -> None:
         assert operator.context is not None  # kopf watches only once its start-up handlers are done
-        operator.indices.update({kind: others[kind] for kind in CHILDREN})
         key = (namespace or "", name)
         if type == "DELETED":
             await operator.forget(key, str(body.metadata["uid"]))
@@ -223,23 +266,33 @@ def _register_objects(registry: kopf.OperatorRegistry, operator: Operator) -> No
             operator.see(operator.context, key, dict(body))
 
 
-def _owner_of(body: kopf.Body) -> Key:
-    """Whose child it is: of pods their label tells, of others their owner, which no edited label
-    changes."""
-    owners = (o for o in body.metadata.get("ownerReferences") or () if o.get("kind") == KIND)
-    name = next((o.get("name") for o in owners), body.metadata.labels.get(INSTANCE_LABEL, ""))
-    return str(body.metadata.namespace), str(name)
+class _NoDifferences(kopf.DiffBaseStorage):
+    """No handler of ours asks what differs; kopf would copy each object for it, twice."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Nothing is copied."""
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Nothing was kept."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is kept."""
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
     """kopf's settings: measured values, and no trace of kopf on the objects."""
     settings.posting.enabled = False  # our events are our own, deduplicated
     settings.watching.server_timeout = 600  # an int: the API server refuses 600.0
+    settings.watching.chunk_size = _OF_A_LIST
+    settings.queueing.idle_timeout = _WORKER_IDLE_S
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
     settings.networking.enforce_retry_after = True
     settings.scanning.disabled = True  # needs rights on CRDs and namespaces that we do without
     settings.persistence.finalizer = f"{GROUP}/operator"
+    settings.persistence.diffbase_storage = _NoDifferences()
     settings.watching.field_selectors[CHILDREN["Pod"]] = LIVE_PODS
     for resource in CHILDREN.values():
         settings.watching.label_selectors[resource] = f"{MANAGED_BY_LABEL}={MANAGED_BY}"

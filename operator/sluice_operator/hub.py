@@ -5,9 +5,11 @@ was read, whether or not the server honours Range.
 """
 
 import re
+import socket
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -29,7 +31,7 @@ MAX_FILES = 32
 """Headers of more would take minutes; the index then tells the size."""
 _TIMEOUT_S = 10.0
 _DEADLINE_S = 60.0
-"""For all of a model: the time above is for each read, and a hub that drips would never end."""
+"""For all of a model: the time above is for each read of a socket."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -58,12 +60,59 @@ def read(model: HubModel, dtype: str, *, on_cpu: bool) -> Checkpoint | Unread:
     bearer = {"Authorization": f"Bearer {model.token}"} if model.token else {}
     headers = {"Accept-Encoding": "identity", "User-Agent": "sluice-operator", **bearer}
     try:
-        with httpx.Client(headers=headers, timeout=_TIMEOUT_S, proxy=model.proxy) as client:
-            files = _Files.listed(Redirects(client, model.endpoint), model)
-            return examine(files, dtype, files.commit, on_cpu=on_cpu)
+        with _Deadline(model.ends_s) as deadline:
+            hooks = {"request": [deadline.watch]}
+            with httpx.Client(headers=headers, proxy=model.proxy, event_hooks=hooks) as client:
+                files = _Files.listed(Redirects(client, model.endpoint), model)
+                return examine(files, dtype, files.commit, on_cpu=on_cpu)
     except (_Unavailable, httpx.HTTPError) as e:
-        said = str(e) or type(e).__name__
+        is_late = time.monotonic() >= model.ends_s  # whatever a connection that is shut looks like
+        said = str(_late()) if is_late else str(e) or type(e).__name__
         return Unread(f"{model.repo} cannot be read from {model.endpoint}: {said}")
+
+
+class _Deadline:
+    """Ends all that one reading has open, in time: of a hub that drips its headers or a body, each
+    read is in time, and the whole never ends."""
+
+    def __init__(self, ends_s: float) -> None:
+        self._ends_s, self._sockets = ends_s, list[socket.socket]()
+        self._timer = threading.Timer(max(0.0, ends_s - time.monotonic()), self._shut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> "_Deadline":
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def watch(self, request: httpx.Request) -> None:
+        """Called by httpx before it sends `request`, which may open another connection."""
+        left_s = self._ends_s - time.monotonic()
+        if left_s <= 0:
+            raise _late()
+        request.extensions["timeout"] = httpx.Timeout(min(_TIMEOUT_S, left_s)).as_dict()
+        others = request.extensions["trace"]
+
+        def trace(event: str, info: Any) -> None:
+            others(event, info)
+            if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+                self._sockets.append(info["return_value"].get_extra_info("socket"))
+                if time.monotonic() >= self._ends_s:  # too late for the timer
+                    self._shut()
+
+        request.extensions["trace"] = trace
+
+    def _shut(self) -> None:
+        for opened in list(self._sockets):
+            with suppress(OSError):  # closed already
+                # Not the method of a TLS socket, which another thread reads from.
+                socket.socket.shutdown(opened, socket.SHUT_RDWR)
+
+
+def _late() -> _Unavailable:
+    return _Unavailable(f"it took over {_DEADLINE_S:g} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +197,9 @@ def _refusal(model: HubModel, path: str, status: int, code: str) -> Exception:
 def _beginning(response: httpx.Response, most: int, ends_s: float) -> bytes:
     body = bytearray()
     for part in response.iter_bytes():
-        if time.monotonic() > ends_s:
-            raise _Unavailable(f"it took over {_DEADLINE_S:g} s")
         body += part
         if len(body) >= most:
             break
+    if time.monotonic() >= ends_s:  # a connection that is shut may look like the end of a body
+        raise _late()
     return bytes(body[:most])

@@ -3,8 +3,11 @@
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 from sluice_worker.sizing import SizingError
 
@@ -20,6 +23,9 @@ from .spec import InferenceService, Model
 Found = Checkpoint | Unread | Refused
 
 _REREAD_S = 60.0
+_MOST_REREAD_S = 600.0
+"""Until a hub's model that was read in vain is read again: at first the former, and twice as long
+each time."""
 _SERVING_REREAD_S = 600.0
 """Of what pods serve: they have sized themselves, but an edit is not judged without it."""
 _MEANWHILE_S = 5.0
@@ -29,18 +35,89 @@ _FIRST_S = 15.0
 It may be that all readers are busy with others' slow hubs."""
 _LOCAL_DEADLINE_S = 60.0
 """For a local model, whose file system may hang; a hub's has a deadline of its own."""
-_HUB_READERS = ThreadPoolExecutor(4, "hub")
 _LOCAL_READERS = ThreadPoolExecutor(4, "model")
-"""Each apart from the other and from the API server's calls, which one that hangs would hold up."""
+"""Apart from hubs' readers and the API server's calls, which one that hangs would hold up."""
+_AT_ONCE = 4
+"""Hubs that are read at once; each may take its minute, and as many MiB."""
+_OF_ONE_NAMESPACE = 2
+_LOST_S = 90.0
+"""A reading that has not ended by then, long after its own deadline, stands in nobody's way any
+more: a thread cannot be stopped, and may try address after address of one name."""
+_MOST_LOST = 12
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One that waits for its turn, or is under way."""
+
+    namespace: str
+    read: Callable[[], Found]
+    found: asyncio.Future[Found]
+    is_lost: bool = False
+
+
+class HubReaders:
+    """Reads models of hubs, for all objects: a few at once. A namespace has two of them at most,
+    and never the last one beside another of its own: slow hubs of one hold up no other."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_AT_ONCE + _MOST_LOST, "hub")
+        self._num_free, self._num_of = _AT_ONCE, Counter[str]()
+        self._waiting: list[_Reading] = []
+
+    def read(self, namespace: str, read: Callable[[], Found]) -> asyncio.Future[Found]:
+        """What `read` finds, in its turn. What is cancelled after that goes on, and counts."""
+        found: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Reading(namespace, read, found))
+        self._begin()
+        return found
+
+    def _begin(self) -> None:
+        """Begin all that may be begun, in the order in which they were asked for."""
+        loop, waiting = asyncio.get_running_loop(), self._waiting
+        self._waiting = []
+        for one in waiting:
+            num_of = self._num_of[one.namespace]
+            if one.found.cancelled():
+                continue
+            if num_of == _OF_ONE_NAMESPACE or self._num_free <= min(num_of, 1):
+                self._waiting.append(one)
+                continue
+            self._num_free -= 1
+            self._num_of[one.namespace] += 1
+            reading = loop.run_in_executor(self._threads, one.read)
+            lost = loop.call_later(_LOST_S, self._lose, one)
+            reading.add_done_callback(partial(self._end, one, lost))
+
+    def _lose(self, one: _Reading) -> None:
+        """Its place is another's; of its namespace it stays one."""
+        self._num_free += 1
+        one.is_lost = True
+        if not one.found.done():
+            one.found.set_result(Unread(f"reading it has not ended after {_LOST_S:g} s"))
+        self._begin()
+
+    def _end(
+        self, one: _Reading, lost: asyncio.TimerHandle, reading: asyncio.Future[Found]
+    ) -> None:
+        lost.cancel()
+        self._num_free += not one.is_lost
+        self._num_of -= Counter([one.namespace])
+        if not one.found.done():
+            if error := reading.exception():
+                one.found.set_exception(error)
+            else:
+                one.found.set_result(reading.result())
+        self._begin()
 
 
 class ModelReader:
     """What is known of the model of one object."""
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
-        self._cluster, self._settings = cluster, settings
+    def __init__(self, cluster: Cluster, settings: Settings, hubs: HubReaders) -> None:
+        self._cluster, self._settings, self._hubs = cluster, settings, hubs
         self._found: Found | None = None
-        self._found_key, self._found_s = "", -math.inf
+        self._found_key, self._found_s, self._reread_s = "", -math.inf, _REREAD_S
         self._under_way: tuple[str, asyncio.Future[Found], float] | None = None
 
     async def look(
@@ -57,7 +134,7 @@ class ModelReader:
         key = f"{model_of(service)}/{service.spec.hardware.accelerator}"
         known = self._found if self._found_key == key else None
         sizes_itself = is_served and isinstance(known, Unread) and not known.is_pending
-        reread_s = _SERVING_REREAD_S if sizes_itself else _REREAD_S
+        reread_s = _SERVING_REREAD_S if sizes_itself else self._reread_s
         if known and (isinstance(known, Checkpoint) or now_s - self._found_s < reread_s):
             return known
         wait_s = 0.0 if sizes_itself else _MEANWHILE_S if is_served or known else _FIRST_S
@@ -71,6 +148,11 @@ class ModelReader:
         self._found, self._found_key, self._found_s = found, key, now_s + time.monotonic() - began_s
         return found
 
+    def stop(self) -> None:
+        """Nobody waits for it any more: it is not begun, where it is not under way yet."""
+        if self._under_way:
+            self._under_way[1].cancel()
+
     async def _reading(self, service: InferenceService, key: str, wait_s: float) -> Found | None:
         """What comes of reading the model, None if that takes longer than `wait_s`: it goes on, and
         is not begun again, also past its deadline."""
@@ -79,17 +161,21 @@ class ModelReader:
             token, loop = await self._token(service), asyncio.get_running_loop()
             if isinstance(token, Refused):
                 return token
-            readers = _HUB_READERS if model.repo else _LOCAL_READERS
             on_cpu = service.spec.hardware.accelerator == "cpu"
-            if self._under_way:
-                self._under_way[1].cancel()  # where it has not begun
-            started = loop.run_in_executor(readers, _read, model, settings, token, on_cpu)
-            ends_s = math.inf if model.repo else time.monotonic() + _LOCAL_DEADLINE_S
+            self.stop()
+            read = partial(_read, model, settings, token, on_cpu)
+            if model.repo:
+                started, ends_s = self._hubs.read(service.namespace, read), math.inf
+            else:
+                started = loop.run_in_executor(_LOCAL_READERS, read)
+                ends_s = time.monotonic() + _LOCAL_DEADLINE_S
             self._under_way = key, started, ends_s
         _, future, ends_s = self._under_way
         await asyncio.wait({future}, timeout=min(wait_s, ends_s - time.monotonic()))
         if future.done():
             self._under_way = None
+            again = bool(model.repo) and key == self._found_key
+            self._reread_s = min(2 * self._reread_s, _MOST_REREAD_S) if again else _REREAD_S
             return future.result()
         if time.monotonic() < ends_s:
             return None

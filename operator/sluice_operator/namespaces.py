@@ -1,8 +1,7 @@
 """Which of the namespaces to serve can be watched: one that is deleted takes its Role along.
 
-kopf handles nothing before every watch has listed, and ends as a whole when one stays forbidden for
-a minute (it tries again for 54 s). So it is only given what answers, and started anew, within the
-process, when that changes.
+kopf ends as a whole when one watch stays forbidden for a minute (it tries again for 54 s). So it is
+only given what answers, and started anew, within the process, when that changes.
 """
 
 import asyncio

@@ -37,7 +37,15 @@ that serves, too."""
 NODE_S = 600.0
 """A pod that no node takes for so long counts as one that will not come: a node that restarts, or
 that an autoscaler adds, is there by then."""
-_POD_META = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp")
+_POD_META = ("name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+_POD_STATUS = ("phase", "reason", "message", "podIP", "startTime")
+_ENTRIES: Mapping[str, tuple[str, ...]] = {
+    "conditions": ("type", "status", "reason", "message", "lastTransitionTime"),
+    "initContainerStatuses": ("ready", "restartCount", "state", "lastState"),
+    "containerStatuses": ("ready", "restartCount", "state", "lastState"),
+}
+_MAX_ENTRIES = 64
+_TEMPLATE_LABEL = "pod-template-hash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +120,7 @@ def pod_of(body: Object, now: float) -> Pod:
         drains=now < unix_time(meta.get("deletionTimestamp")) + _LATE_S,
         roomless_s=_turned_s(scheduled) if scheduled.get("status") == "False" else 0.0,
         lacks_room=any(word in str(scheduled.get("message")) for word in _LACKS_ROOM),
-        template=(meta.get("labels") or {}).get("pod-template-hash", ""),
+        template=(meta.get("labels") or {}).get(_TEMPLATE_LABEL, ""),
     )
 
 
@@ -142,8 +150,19 @@ def unplaced(
 
 def essence_of(body: Object) -> Object:
     """What is read of a live pod: no spec, and not who wrote which field."""
-    meta = {key: body["metadata"][key] for key in _POD_META if key in body["metadata"]}
-    return {"metadata": meta, "status": body.get("status") or {}}
+    meta, status = body["metadata"], body.get("status") or {}
+    labels = _picked(meta.get("labels") or {}, (_TEMPLATE_LABEL,))
+    entries = {
+        name: [_picked(entry, keys) for entry in status[name][:_MAX_ENTRIES]]
+        for name, keys in _ENTRIES.items()
+        if status.get(name)
+    }
+    kept = {**_picked(meta, _POD_META), "labels": labels}
+    return {"metadata": kept, "status": {**_picked(status, _POD_STATUS), **entries}}
+
+
+def _picked(body: Object, keys: Iterable[str]) -> dict[str, Any]:
+    return {key: body[key] for key in keys if key in body}
 
 
 def has_ended(body: Object) -> bool:

@@ -24,7 +24,7 @@ from .events import Notice
 from .failures import Failures
 from .fit import Fit, judge
 from .metrics import Metrics
-from .model_reader import ModelReader
+from .model_reader import HubReaders, ModelReader
 from .observed import Object, Pod, controller_of, has_ended, pod_of
 from .ownership import Claim, Move
 from .pace import Turns
@@ -33,6 +33,7 @@ from .reasons import Reason
 from .runtime import Runtime
 from .scrape import Scrape, ScrapeError, Scraper, Target
 from .settings import Settings
+from .shares import Shares
 from .spec import KIND, InferenceService, SpecError, parse
 from .status_writer import StatusWriter
 from .tuner.replicas import wanting_none
@@ -47,13 +48,15 @@ _SERVING_BACKOFF_S = 10.0
 """What one refused child costs pods that serve: a look in so many seconds instead of two."""
 _WRITTEN_OVER: Mapping[str, Object] = {"Service": {}, "PodDisruptionBudget": {"minAvailable": None}}
 """Kinds whose spec is all ours, with what it must not have beside."""
+_NOT_READ = frozenset({"labels", "annotations", "managedFields"})
 _SWEEP_RESYNCS = 10
 """Five minutes by default between two looks for deletions that the watch has missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all reconcilers of one operator share. `children`: (kind, namespace, owner) -> live."""
+    """What all reconcilers of one operator share. `children`: (kind, namespace, owner) -> live, as
+    the watches have shown; `missed`: is told the uid of a pod that they still show, and is gone."""
 
     settings: Settings
     cluster: Cluster
@@ -61,21 +64,26 @@ class Context:
     metrics: Metrics
     children: Callable[[str, str, str], Iterable[Object]]
     turns: Turns = field(default_factory=lambda: Turns(time.monotonic))
+    hubs: HubReaders = field(default_factory=HubReaders)
+    shares: Shares = field(default_factory=Shares)
+    missed: Callable[[str], None] = lambda uid: None
 
 
 @dataclass(slots=True)
 class _Memory:
     """What one reconciler remembers; all of it can be lost at any time.
 
-    `deleted`: by kind, the uid of a child that is gone and not told of; `unread`: by kind, why a
-    child could not be read at the last pass. Times are of `time.monotonic`, as nobody else reads
-    them.
+    By kind, `written`: what our last write returned; `found`: what was read of a child that the
+    watch had not shown, and shows from then on; `deleted`: the uid of a child that is gone and not
+    told of; `unread`: why a child could not be read at the last pass. Times are of
+    `time.monotonic`, as nobody else reads them.
     """
 
     runtime: Runtime | None = None
     saved_s: float = -math.inf
     accepted: dict[str, str] = field(default_factory=dict)
     written: dict[str, Object] = field(default_factory=dict)
+    found: dict[str, Object] = field(default_factory=dict)
     deleted: dict[str, str] = field(default_factory=dict)
     unread: dict[str, ClusterError] = field(default_factory=dict)
     read_by_name_s: float = -math.inf
@@ -110,13 +118,14 @@ class Reconciler:
         if _asked(body) != _asked(before):
             self.wake()
         if body["metadata"]["uid"] != before.get("metadata", {}).get("uid"):
+            self._close()
             self._forget()  # another object of the same name
-        self._body = body
+        self._body = {**body, "metadata": _own_metadata(body)}
 
     def _forget(self) -> None:
         context, self._memory = self._context, _Memory()
-        self._model = ModelReader(context.cluster, context.settings)
-        self._scraper = Scraper(context.client, context.metrics)
+        self._model = ModelReader(context.cluster, context.settings, context.hubs)
+        self._scraper = Scraper(context.client, context.metrics, context.shares)
         self._status = StatusWriter(context.cluster, context.turns)
         cluster, every_s = context.cluster, context.settings.resync_s
         self._failures = Failures(cluster, self._namespace, self._own, every_s)
@@ -143,6 +152,17 @@ class Reconciler:
 
     async def run(self) -> None:
         """Pass after pass, until the object is found to be gone."""
+        try:
+            await self._passes()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        """Give back what it has of what all objects share."""
+        self._model.stop()
+        self._scraper.close()
+
+    async def _passes(self) -> None:
         failures = 0
         while True:
             self._wake.clear()
@@ -222,7 +242,8 @@ class Reconciler:
         """Whether the object is this operator's, and not another installation's."""
         memory, meta, settings = self._memory, self._body["metadata"], self._context.settings
         me, before = settings.instance, memory.claim
-        held = self._child(Ref("ConfigMap", self._namespace, runtime.runtime_name(self._name)))
+        ref = Ref("ConfigMap", self._namespace, runtime.runtime_name(self._name))
+        held = await self._find(ref)
         mark = ownership.mark_of(meta["uid"], held)
         move, claim = ownership.judge(mark, me, before, time.monotonic(), settings.resync_s)
         if held and move in (Move.ASK, Move.ANSWER):
@@ -277,20 +298,18 @@ class Reconciler:
 
     async def _is_served(self, service: InferenceService) -> bool:
         """Whether the Deployment is of the model that is asked for now."""
-        ref = Ref("Deployment", service.namespace, service.name)
-        live = self._child(ref) or await self._context.cluster.get(ref)
+        live = await self._find(Ref("Deployment", service.namespace, service.name))
         return children.is_of_model(service, live)
 
     async def _live(self, service: InferenceService, fit: Fit) -> dict[str, Object]:
         refs = _refs(service, children.WATCHED)
-        live = {ref.kind: child for ref in refs if (child := self._child(ref)) is not None}
         self._memory.unread = {}
-        if fit.status == "False" and "Deployment" not in live:
-            return live
-        for ref in refs:
-            # The watch shows only labelled ones; others of that name must not be written over.
-            if ref.kind not in live and (found := await self._context.cluster.get(ref)):
-                live[ref.kind] = found
+        pods = await self._find(Ref("Deployment", service.namespace, service.name))
+        if fit.status == "False" and not (pods and children.is_ours(service, pods)):
+            return {ref.kind: child for ref in refs if (child := self._child(ref)) is not None}
+        # The watch shows only labelled ones; others of that name must not be written over.
+        found = {ref.kind: await self._find(ref) for ref in refs}
+        live = {kind: child for kind, child in found.items() if child is not None}
         live.update(await self._by_name(service))
         secret = live.get("Secret")
         # Pods read theirs again when it changes: an edited Secret is put back, not believed.
@@ -301,18 +320,26 @@ class Reconciler:
         self._memory.token = known or secrets.token_urlsafe(32)
         return live
 
-    def _child(self, ref: Ref) -> Object | None:
-        """The newer of what the watch has seen and what our last write returned."""
-        found = (body for body in self._seen(ref.kind) if body["metadata"]["name"] == ref.name)
-        watched, written = next(found, None), self._written(ref.kind)
-        if watched is None or written is None:
-            return watched or written
-        return written if drift.version(written) > drift.version(watched) else watched
+    async def _find(self, ref: Ref) -> Object | None:
+        """The child of that name; read where the watch does not show it, or not yet."""
+        if (known := self._child(ref)) is not None:
+            return known
+        found = await self._context.cluster.get(ref)
+        if found and _is_watched(found):
+            self._memory.found[ref.kind] = found
+        return found
 
-    def _written(self, kind: str) -> Object | None:
-        """What our last write of a kind returned, unless it is gone since."""
-        live = self._memory.written.get(kind)
-        return None if live and live["metadata"]["uid"] in self._memory.ghosts else live
+    def _child(self, ref: Ref) -> Object | None:
+        """The newest of what the watch has shown, what was read, and what our last write
+        returned."""
+        watched = [body for body in self._seen(ref.kind) if body["metadata"]["name"] == ref.name]
+        return max([*watched, *self._known(ref.kind)], key=drift.version, default=None)
+
+    def _known(self, kind: str) -> Iterator[Object]:
+        """What was read of a kind, and what our last write returned, unless it is gone since."""
+        for held in (self._memory.found, self._memory.written):
+            if kind in held and _uid(held[kind]) not in self._memory.ghosts:
+                yield held[kind]
 
     def _seen(self, kind: str) -> Iterator[Object]:
         """What the watch has seen of a kind, without what is gone since."""
@@ -328,13 +355,19 @@ class Reconciler:
         memory, now_s = self._memory, time.monotonic()
         if now_s - memory.swept_s < _SWEEP_RESYNCS * self._context.settings.resync_s:
             return True
-        for kind in ("Pod", *children.WATCHED):
-            known = (*self._seen(kind), *filter(None, [self._written(kind)]))
-            there = await self._context.cluster.uids(Ref(kind, self._namespace), label=self._own)
-            missed = [body for body in known if _uid(body) not in there]
-            memory.ghosts = memory.ghosts - there | {_uid(body) for body in missed}
-            for body in missed if kind != "Pod" else ():
-                self._lose(kind, body)
+        there = await self._context.cluster.uids(Ref("Pod", self._namespace), label=self._own)
+        for uid in {_uid(body) for body in self._seen("Pod")} - there:
+            memory.ghosts.add(uid)
+            self._context.missed(uid)
+        for ref in _refs(service, children.WATCHED):
+            live = await self._context.cluster.get(ref)
+            if live and _is_watched(live):
+                there |= {_uid(live)}
+            for body in [*self._seen(ref.kind), *self._known(ref.kind)]:
+                if _uid(body) not in there | memory.ghosts:
+                    memory.ghosts.add(_uid(body))
+                    self._lose(ref.kind, body)
+        memory.ghosts -= there
         itself = Ref(KIND, self._namespace, self._name)
         memory.swept_s = now_s
         return self._body["metadata"]["uid"] in await self._context.cluster.uids(itself)
@@ -504,6 +537,11 @@ class Reconciler:
         return wait_s
 
 
+def _own_metadata(body: Object) -> Object:
+    """Without what may be large, and is not read."""
+    return {key: value for key, value in body["metadata"].items() if key not in _NOT_READ}
+
+
 def _asked(body: Object) -> tuple[Any, ...]:
     """What of an object is a person's: not its status, and not the bookkeeping of its writes."""
     meta = body.get("metadata", {})
@@ -512,6 +550,12 @@ def _asked(body: Object) -> tuple[Any, ...]:
 
 def _refs(service: InferenceService, kinds: Iterable[str]) -> list[Ref]:
     return [Ref(kind, service.namespace, children.name_of(service, kind)) for kind in kinds]
+
+
+def _is_watched(live: Object) -> bool:
+    """Whether the watch shows it: by its label, which somebody may have taken away."""
+    labels = live["metadata"].get("labels") or {}
+    return labels.get(children.MANAGED_BY_LABEL) == children.MANAGED_BY
 
 
 def _uid(child: Object | None) -> str:

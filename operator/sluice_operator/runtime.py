@@ -8,13 +8,33 @@ import msgspec
 from .kinds import MAX_NUM_SEQS
 from .spec import MAX_REPLICAS
 from .tuner import Past
+from .tuner.constants import HISTORY, MAX_DOUBLINGS, MAX_DRAIN_S, REMEMBERED_CAPS
 
 OWNER_ANNOTATION = "sluice.dev/operator"
 """On the ConfigMap: the installation that cares for the object."""
 _MAX_EPOCH = 2**52
 """Far below what workers and the status can hold: there is room for those that follow."""
 _MAX_NUMBER = 1e11
-"""Of the tuner's memory: as seconds the year 5138."""
+"""Of the tuner's memory, where it says nothing else: as seconds the year 5138."""
+_MAX_TEXT = 256
+"""Characters of a reason, or of the targets' key."""
+_LEAST = {"cap": 1, "from_cap": 1, "to_cap": 1}
+"""Of fields of the tuner's memory; no other is below 0."""
+_MOST = {
+    "cap": MAX_NUM_SEQS,
+    "from_cap": MAX_NUM_SEQS,
+    "to_cap": MAX_NUM_SEQS,
+    "epoch": _MAX_EPOCH,
+    "times": MAX_DOUBLINGS,
+    "from_replicas": MAX_REPLICAS,
+    "to_replicas": MAX_REPLICAS,
+    "scale_in_to": MAX_REPLICAS,
+    "drain_s": MAX_DRAIN_S,
+    "breached_caps": REMEMBERED_CAPS,
+    "scale_history": HISTORY,
+}
+"""Of fields and lists of the tuner's memory. `times` is an exponent of two: who may write the
+ConfigMap must not choose it."""
 
 
 def runtime_name(name: str) -> str:
@@ -59,13 +79,18 @@ def _past_of(text: str) -> Past:
         past = msgspec.json.decode(text, type=Past)
     except (ValueError, RecursionError):
         return Past()  # it only bounds how fast things change; the evidence is read anew
-    return past if _can_be_told(msgspec.to_builtins(past)) else Past()
+    return past if _is_believable("", msgspec.to_builtins(past)) else Past()
 
 
-def _can_be_told(value: object) -> bool:
-    """Whether all numbers are such that a status can name them."""
+def _is_believable(name: str, value: object) -> bool:
+    """Whether the field `name` is such as the law leaves it, so that the law can compute with it
+    and a status name it: others may write the ConfigMap, too."""
     if isinstance(value, Mapping):
-        return all(map(_can_be_told, value.values()))
+        return all(_is_believable(key, inner) for key, inner in value.items())
     if isinstance(value, list | tuple):
-        return all(map(_can_be_told, value))
-    return not isinstance(value, int | float) or abs(value) <= _MAX_NUMBER
+        return len(value) <= _MOST.get(name, 0) and all(_is_believable("", item) for item in value)
+    if isinstance(value, str):
+        return len(value) <= _MAX_TEXT
+    if isinstance(value, int | float):
+        return _LEAST.get(name, 0) <= value <= _MOST.get(name, _MAX_NUMBER)
+    return value is None

@@ -55,6 +55,7 @@ from sluice.simulate.generate import TRACES
 from sluice.simulate.trace import Request
 from sluice_operator.metrics import Metrics
 from sluice_operator.scrape import ScrapeError, Scraper, Target, create_client
+from sluice_operator.shares import Shares
 from sluice_operator.tuner import Limits, Observation, Past, PodView, Targets, decide
 from sluice_worker.contract import (
     TICK_SECONDS,
@@ -93,7 +94,7 @@ class Steered:
     def of(cls, worker: Worker, client: httpx.AsyncClient) -> "Steered":
         """That of `worker`."""
         target = Target(POD, "127.0.0.1", urlsplit(worker.admin_url).port or 0)
-        return cls(Scraper(client, Metrics()), target)
+        return cls(Scraper(client, Metrics(), Shares()), target)
 
     async def seen(self) -> tuple[Evidence, RuntimeConfig, float]:
         """What is held of the worker after one more look, and when it was read."""

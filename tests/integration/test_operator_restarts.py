@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from integration.operator_runs import (
     running_operator,
     settle,
 )
-from sluice_operator.cluster import Cluster
+from sluice_operator.cluster import Cluster, ClusterError
 from sluice_operator.metrics import Metrics
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.scrape import create_client
@@ -39,13 +39,18 @@ class Killed(BaseException):
 
 
 class DyingCluster(Cluster):
-    """The real thing, in a process that ends right after its n-th write went through."""
+    """The real thing, in a process that ends right after its n-th write went through. `meeting`:
+    where it waits before the first write of a ConfigMap."""
 
     writes_left: float = float("inf")
+    meeting: asyncio.Barrier | None = None
 
     async def apply(
         self, manifest: Object, subresource: str = "", manager: str = FIELD_MANAGER
     ) -> Object:
+        if manifest["kind"] == "ConfigMap" and self.meeting:
+            meeting, self.meeting = self.meeting, None
+            await meeting.wait()
         written = await super().apply(manifest, subresource, manager)
         self.writes_left -= 1
         if self.writes_left == 0:
@@ -67,11 +72,12 @@ async def a_reconciler(
     *,
     writes: float = float("inf"),
     resync_s: float = 30.0,
+    meeting: asyncio.Barrier | None = None,
 ) -> AsyncIterator[Reconciler]:
     """A new operator's, of demo; it is killed after `writes` writes."""
     metrics = Metrics()
     cluster = DyingCluster(api_client(server), metrics)
-    cluster.writes_left = writes
+    cluster.writes_left, cluster.meeting = writes, meeting
     settings = Settings("registry.invalid/worker:1", models_dir=models, resync_s=resync_s)
     async with create_client() as client:
         reconciler = Reconciler(Context(settings, cluster, client, metrics, children), *space.demo)
@@ -239,18 +245,28 @@ async def test_an_operator_that_was_overtaken_goes_on_from_where_the_other_is(
     assert (data["epoch"], data["max_num_seqs"]) == ("1", "2")
 
 
-def test_two_operators_never_both_open_an_epoch(
+async def test_of_two_operators_that_open_an_epoch_at_once_one_is_refused(
     apiserver: ApiServer, space: Namespace, models: Path
 ) -> None:
+    """Both have read the same ConfigMap. Each wants another cap, as each has seen another edit."""
     create_demo(space, batching__initialNumSeqs=4)
-    narrowed = {"spec": {"batching": {"maxNumSeqs": 2, "initialNumSeqs": 2}}}
+    await reconcile_once(apiserver, space, models, float("inf"))
+    meeting = asyncio.Barrier(2)
 
-    async def race() -> None:
-        await reconcile_once(apiserver, space, models, float("inf"))
-        space.patch("inferenceservices", "demo", narrowed)
-        both = (reconcile_once(apiserver, space, models, float("inf")) for _ in range(2))
-        await asyncio.gather(*both, return_exceptions=True)
+    async def narrow_to(cap: int, operators: AsyncExitStack) -> Reconciler:
+        batching = {"maxNumSeqs": cap, "initialNumSeqs": cap}
+        space.patch("inferenceservices", "demo", {"spec": {"batching": batching}})
+        children = live_children(space)
+        made = a_reconciler(apiserver, space, models, children, meeting=meeting)
+        return await operators.enter_async_context(made)
 
-    asyncio.run(race())
-    assert space.get("configmaps", "demo-runtime")["data"]["epoch"] == "1"
-    assert space.get("configmaps", "demo-runtime")["data"]["max_num_seqs"] == "2"
+    async with AsyncExitStack() as operators, asyncio.timeout(30.0):
+        both = {cap: await narrow_to(cap, operators) for cap in (3, 2)}
+        passes = (reconciler.reconcile() for reconciler in both.values())
+        ends = dict(zip(both, await asyncio.gather(*passes, return_exceptions=True), strict=True))
+    [won] = [cap for cap, end in ends.items() if isinstance(end, float)]
+    [lost] = [end for cap, end in ends.items() if cap != won]
+    assert isinstance(lost, ClusterError)
+    assert lost.status == 409
+    data = space.get("configmaps", "demo-runtime")["data"]
+    assert (data["epoch"], data["max_num_seqs"]) == ("1", str(won))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,31 @@ def test_the_charts_rights_are_enough_and_their_loss_is_outlived(
         )
         assert client.post(BINDINGS, json=binding).is_success
         operator.wait("the service", lambda: space.find("services", "demo") is not None, 90.0)
+
+
+def test_writes_that_the_api_server_refuses_are_told_and_not_hammered(
+    apiserver: ApiServer, client: httpx.Client, tmp_path: Path
+) -> None:
+    """After the third the next looks are 4, 8 and 16 s apart at least: three in half a minute, with
+    five requests each. The operator itself asks now and then whether its kind is served."""
+    space = create_namespace(client, "refused")
+    create_demo(space, replicas=0)
+    models, at_rest = write_models(tmp_path / "models"), "--resync-seconds=30"
+    log = tmp_path / "operator.log"
+    with running_operator(apiserver, models, log, space.name, at_rest) as operator:
+        operator.wait("the children", space.has_children)
+        operator.wait("a status", lambda: space.condition("Ready") != {})
+        # Without a controller manager a deleted namespace ends never, and takes in nothing new.
+        assert client.delete(f"/api/v1/namespaces/{space.name}").is_success
+        space.delete("services", "demo")
+        failed, requests = "sluice_operator_passes_total", "sluice_operator_api_requests_total"
+        operator.wait("three refusals", lambda: operator.metric(failed, result="error") >= 3)
+        said = space.condition("Stalled")
+        assert (said["status"], said["reason"]) == ("True", "ApplyFailed")
+        assert "being terminated" in said["message"]
+        before = operator.metric(requests)
+        time.sleep(30)
+        assert operator.metric(requests) - before < 20
 
 
 @pytest.fixture

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import socket
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -44,6 +47,20 @@ async def test_a_handshake_that_is_cut_is_an_api_server_that_cannot_be_reached(
     assert refused.value.reason == "Unreachable"
 
 
+async def test_an_api_server_that_says_nothing_is_given_up_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connection stands, as of one behind a load balancer that has lost it."""
+    monkeypatch.setattr(cluster, "_ATTEMPTS", 1)
+    monkeypatch.setattr(cluster, "_DEADLINE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        host = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        api = Cluster(ApiClient(Configuration(host=host)), Metrics())
+        async with asyncio.timeout(10.0):
+            with pytest.raises(ClusterError, match="cannot be reached"):
+                await api.get(Ref("ConfigMap", "default", "demo"))
+
+
 class OneOfEach(BaseHTTPRequestHandler):
     """Answers any list with one object, and notes what it was asked."""
 
@@ -69,14 +86,51 @@ async def test_looking_for_missed_deletions_reads_no_spec_and_no_pod_that_has_en
         api = Cluster(ApiClient(Configuration(host=host)), Metrics())
         for kind in ("Pod", "Service"):
             assert await api.uids(Ref(kind, "default"), label="a=b") == {"uid-1"}
-        assert len(await api.failed_pods("default", "a=b")) == 1
+        assert len([pod async for pod in api.failed_pods("default", "a=b")]) == 1
         server.shutdown()
     [(pods, accept), (services, _), (failed, _)] = OneOfEach.asked
     assert "fieldSelector=status.phase!=Failed,status.phase!=Succeeded" in pods
     assert "labelSelector=a=b" in pods
     assert "as=PartialObjectMetadataList" in accept
     assert "fieldSelector" not in services
-    assert "fieldSelector=status.phase=Failed&limit=500" in failed
+    assert "fieldSelector=status.phase=Failed&limit=10" in failed
+
+
+class Pages(BaseHTTPRequestHandler):
+    """Holds pods without end, a page of ten at a time."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        path = unquote(self.path)
+        self.asked.append(path)
+        first = int(path.partition("continue=")[2] or 0)
+        items = [{"metadata": {"uid": f"uid-{first + number}"}} for number in range(10)]
+        answer = json.dumps({"items": items, "metadata": {"continue": str(first + 10)}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+async def test_of_a_list_a_few_objects_are_held_at_a_time_and_failed_pods_have_an_end() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        host = f"http://127.0.0.1:{server.server_address[1]}"
+        api = Cluster(ApiClient(Configuration(host=host)), Metrics())
+        found = [pod["metadata"]["uid"] async for pod in api.failed_pods("default", "a=b")]
+        async for pod in api.live_pods("default", "a=b"):
+            if pod["metadata"]["uid"] == "uid-25":
+                break
+        server.shutdown()
+    assert found == [f"uid-{number}" for number in range(200)]
+    failed, live = Pages.asked[:20], Pages.asked[20:]
+    assert all("status.phase=Failed&limit=10" in path for path in failed)
+    assert [path.partition("&continue=")[2] for path in live] == ["", "10", "20"]
+    assert all("status.phase!=Failed,status.phase!=Succeeded&limit=10" in path for path in live)
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("token"), ConfigException("empty")])

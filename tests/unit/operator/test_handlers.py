@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import kopf
 import pytest
-from sluice_operator.cluster import LIVE_PODS
+from sluice_operator import handlers
+from sluice_operator.cluster import LIVE_PODS, ClusterError
 from sluice_operator.handlers import Operator, configure, create_registry
 from sluice_operator.metrics import Metrics
 from sluice_operator.namespaces import Namespaces
@@ -93,13 +96,95 @@ async def test_an_object_whose_deletion_the_watch_missed_is_let_go() -> None:
     assert (operator.tasks, operator.reconcilers) == ({}, {})
 
 
-async def test_of_a_pod_the_watch_keeps_no_more_than_is_read(operator: Operator) -> None:
-    [index] = [h for h in create_registry(operator)._indexing.get_all_handlers() if h.id == "Pod"]
-    pod: dict[str, Any] = {**pod_body(phase="Failed", reason="OutOfcpu"), "spec": {"volumes": []}}
-    pod["metadata"] |= {"namespace": "default", "managedFields": [{}]}
-    kept = await cast(Any, index.fn)(body=child_body(pod))
-    assert kept[KEY].keys() == {"metadata", "status"}
-    assert "managedFields" not in kept[KEY]["metadata"]
+def test_nothing_that_bears_our_label_is_kept_by_kopf_or_waited_for(operator: Operator) -> None:
+    """Anybody may make ten thousand such objects, or three hundred of a MiB each: kopf's indices
+    hold all of them, and take a time that grows with the square of their number."""
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    registry = create_registry(operator)
+    assert list(registry._indexing.get_all_handlers()) == []
+    assert settings.watching.chunk_size == 10
+    assert settings.queueing.idle_timeout < 1
+    essence = settings.persistence.diffbase_storage.build(body=child_body(pod_body()))
+    assert settings.persistence.progress_storage.clear(essence=essence) == {}
+
+
+def pod_of_demo(name: str, version: int = 1) -> dict[str, Any]:
+    pod = pod_body(name)
+    pod["metadata"] |= {"namespace": "default", "resourceVersion": str(version)}
+    return pod
+
+
+async def test_an_object_is_not_looked_at_before_its_pods_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else each start of an operator would tell that none is ready, and forget what they serve."""
+    operator, store, passes = Operator(SETTINGS, Namespaces(())), Store(), list[list[str]]()
+    monkeypatch.setattr(handlers, "_LIST_AGAIN_S", 0.01)
+    is_away = True
+
+    async def run(self: Reconciler) -> None:
+        passes.append([body["metadata"]["name"] for body in operator.seen.of("Pod", *KEY)])
+        await asyncio.Event().wait()
+
+    async def live_pods(namespace: str, label: str) -> AsyncIterator[dict[str, Any]]:
+        nonlocal is_away
+        assert "app.kubernetes.io/instance=demo,app.kubernetes.io/managed-by" in label
+        if is_away:
+            is_away = False
+            raise ClusterError(500, "InternalError", "away")
+        operator.see_child("Pod", pod_of_demo("new"), is_gone=False)
+        operator.see_child("Pod", pod_of_demo("gone"), is_gone=True)
+        for name in ("old", "gone"):
+            yield pod_of_demo(name)
+
+    monkeypatch.setattr(Reconciler, "run", run)
+    monkeypatch.setattr(store, "live_pods", live_pods)
+    operator.see(create_context(store), KEY, body())
+    async with asyncio.timeout(10):
+        while not passes:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert passes == [["new", "old"]]
+    await operator.forget(KEY, "uid-1")
+    assert list(operator.seen.of("Pod", *KEY)) == []
+
+
+async def test_a_child_wakes_its_own_object_only(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken = list[str]()
+    monkeypatch.setattr(Reconciler, "wake", lambda self: woken.append(self._name))
+    context = create_context(Store())
+    operator.see(context, KEY, body())
+    woken.clear()
+    named = {"namespace": "default", "uid": "uid-7", "resourceVersion": "1"}
+    for is_gone in (False, True):
+        for name in ("demo-runtime", "other-runtime", "demo-runtime-copy"):
+            copy = {"metadata": {**named, "name": name}}
+            operator.see_child("ConfigMap", copy, is_gone=is_gone)
+        assert woken == ["demo"] * (1 + is_gone)
+    operator.see_child("Pod", pod_of_demo("a"), is_gone=False)
+    operator.see_child("Pod", pod_of_demo("a"), is_gone=True)
+    assert woken == ["demo"] * 4
+    await operator.forget(KEY, "uid-1")
+
+
+@pytest.mark.parametrize(
+    ("said", "room"),
+    [
+        ("1073741824", (1 << 30) // 3),
+        ("max", 1 << 30),
+        ("9223372036854771712", 1 << 30),
+        (None, 1 << 30),
+    ],
+)
+def test_evidence_has_its_part_of_the_memory_that_the_container_may_have(
+    said: str | None, room: int, tmp_path: Path
+) -> None:
+    limits = tmp_path / "none", tmp_path / "memory.max"
+    if said:
+        limits[1].write_text(said + "\n")
+    assert handlers._room_bytes(limits) == room
 
 
 def test_pods_that_have_ended_are_not_watched() -> None:
@@ -118,7 +203,7 @@ async def test_a_child_whose_label_is_put_back_is_seen_again(operator: Operator)
     operator.see(create_context(store, "two"), KEY, body())
     held = "ConfigMap", "demo-runtime"
     for is_gone in (True, False):
-        operator.see_child("ConfigMap", child_body(store.objects[held]), is_gone=is_gone)
+        operator.see_child("ConfigMap", store.objects[held], is_gone=is_gone)
     await operator.reconcilers[KEY].reconcile()
     assert store.objects[held]["metadata"]["annotations"][OWNER_ANNOTATION] == "one"
     await operator.forget(KEY, "uid-1")
@@ -134,7 +219,7 @@ async def test_children_that_go_with_a_former_object_are_not_told_as_deleted(
     operator.see(context, KEY, another("uid-2"))
     for (kind, _), child in json.loads(json.dumps(list(store.objects.items()))):
         if kind in ("ConfigMap", "Service", "Deployment"):
-            operator.see_child(kind, child_body(child), is_gone=True)
+            operator.see_child(kind, child, is_gone=True)
     store.objects.clear()
     await operator.reconcilers[KEY].reconcile()
     assert ("Service", "demo") in store.objects

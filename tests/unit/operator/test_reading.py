@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from sluice_operator import children, model_reader
 from sluice_operator.checkpoint import Checkpoint, Unread
 from sluice_operator.cluster import Cluster, Ref
 from sluice_operator.fit import Refused
-from sluice_operator.model_reader import Found, ModelReader
+from sluice_operator.model_reader import Found, HubReaders, ModelReader
 from sluice_operator.spec import InferenceService
 from unit.operator.observations import CHECKPOINT, NOW, SETTINGS, create_service
 
@@ -61,7 +62,7 @@ class Reader:
 
     def __init__(self, rolled_out: InferenceService) -> None:
         self.secrets = Secrets()
-        self.reader = ModelReader(self.secrets, SETTINGS)
+        self.reader = ModelReader(self.secrets, SETTINGS, HubReaders())
         self.live = children.deployment(rolled_out, SETTINGS, ceiling=8, replicas=1, live=None)
 
     async def found(self, service: InferenceService, *, serving: bool, now: float = NOW) -> Found:
@@ -244,3 +245,113 @@ async def test_what_serves_is_left_as_it_is_while_its_secret_is_away(model: Mode
     assert seen.is_pending
     by.secrets.held["hf"] = {"metadata": {}, "data": {"token": "aGY="}}
     assert await by.found(asked, serving=True, now=NOW + 100) == CHECKPOINT
+
+
+class Hubs:
+    """Readings that end only when a test says so, by their names."""
+
+    def __init__(self) -> None:
+        self.readers = HubReaders()
+        self.begun: list[str] = []
+        self.may_end: dict[str, threading.Event] = {}
+
+    def ask(self, name: str) -> asyncio.Future[Found]:
+        """Ask for the reading `name`, whose letters are the namespace."""
+        self.may_end[name] = threading.Event()
+
+        def read() -> Found:
+            self.begun.append(name)
+            assert self.may_end[name].wait(30)
+            return Unread(name)
+
+        return self.readers.read(name.rstrip("0123456789"), read)
+
+    async def await_begun(self, *names: str) -> None:
+        """Until exactly these have begun, in any order."""
+        for _ in range(1000):
+            await asyncio.sleep(0.001)
+            if len(self.begun) >= len(names):
+                break
+        await asyncio.sleep(0.02)
+        assert sorted(self.begun) == sorted(names)
+
+    def end_all(self) -> None:
+        for event in self.may_end.values():
+            event.set()
+
+
+@pytest.fixture
+def hubs() -> Iterator[Hubs]:
+    made = Hubs()
+    yield made
+    made.end_all()
+
+
+async def test_slow_hubs_of_one_namespace_hold_up_no_other(hubs: Hubs) -> None:
+    asked = {name: hubs.ask(name) for name in ("a1", "a2", "a3", "a4", "b1", "c1", "d1")}
+    await hubs.await_begun("a1", "a2", "b1", "c1")
+    hubs.may_end["b1"].set()
+    assert await asked["b1"] == Unread("b1")
+    await hubs.await_begun("a1", "a2", "b1", "c1", "d1")
+    hubs.may_end["a1"].set()
+    assert await asked["a1"] == Unread("a1")
+    await hubs.await_begun("a1", "a2", "b1", "c1", "d1")  # the last place is for another namespace
+    hubs.ask("e1")
+    await hubs.await_begun("a1", "a2", "b1", "c1", "d1", "e1")
+    hubs.end_all()
+    for name, found in asked.items():
+        assert await found == Unread(name)
+
+
+async def test_what_nobody_waits_for_any_more_is_not_begun(hubs: Hubs) -> None:
+    asked = [hubs.ask(f"a{number}") for number in range(4)]
+    asked[2].cancel()
+    await hubs.await_begun("a0", "a1")
+    asked[0].cancel()  # it goes on, and counts
+    await hubs.await_begun("a0", "a1")
+    hubs.may_end["a0"].set()
+    await hubs.await_begun("a0", "a1", "a3")
+
+
+async def test_a_reading_that_never_ends_is_in_the_way_of_its_own_namespace_only(
+    hubs: Hubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_reader, "_LOST_S", 0.1)
+    names = [f"{space}{number}" for space in "ab" for number in range(2)]
+    lost = [hubs.ask(name) for name in names]
+    for found in lost:
+        assert await found == Unread("reading it has not ended after 0.1 s")
+    others = [hubs.ask(name) for name in ("a2", "b2", "c1", "c2", "d1")]
+    await hubs.await_begun(*names, "c1", "c2", "d1")
+    hubs.end_all()
+    for found in others:
+        assert isinstance(await found, Unread)
+
+
+async def test_a_reading_that_fails_is_told_and_holds_nothing(hubs: Hubs) -> None:
+    for _ in range(10):
+        with pytest.raises(ZeroDivisionError):
+            await hubs.readers.read("a", lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+
+
+async def test_a_model_of_a_hub_that_is_refused_is_read_again_less_and_less_often(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, by = create_service(model__uri="hf://org/gated"), Reader(create_service())
+    times: list[int] = []
+    second = 0
+
+    def read(*_: Any) -> Found:
+        times.append(second)
+        return REFUSED
+
+    monkeypatch.setattr(model_reader, "_read", read)
+    for second in range(0, 4000, 10):
+        assert await by.found(asked, serving=False, now=NOW + second) == REFUSED
+    between = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert between[:4] == pytest.approx([60, 120, 240, 480], abs=20)
+    assert between[4:] == pytest.approx([600] * 5, abs=20)
+    other = create_service(model__uri="hf://org/other")
+    assert await by.found(other, serving=False, now=NOW + 4001) == REFUSED
+    assert await by.found(other, serving=False, now=NOW + 4070) == REFUSED
+    assert len(times) == 12

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
+import random
 import time
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +25,8 @@ from sluice_operator.ownership import ASKING_MANAGER
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.settings import FIELD_MANAGER
 from sluice_operator.spec import parse
-from sluice_worker.contract import encode
+from sluice_operator.tuner import Past
+from sluice_worker.contract import Tick, encode
 from unit.operator.objects import changed, valid_object
 from unit.operator.observations import (
     CHECKPOINT,
@@ -31,6 +34,7 @@ from unit.operator.observations import (
     SETTINGS,
     create_config,
     create_evidence,
+    create_tick,
     pod_body,
 )
 
@@ -68,10 +72,15 @@ class Store(Cluster):
             body["metadata"]["uid"] for (kind, _), body in self.objects.items() if kind == ref.kind
         )
 
-    async def failed_pods(self, namespace: str, label: str) -> list[dict[str, Any]]:
+    async def failed_pods(self, namespace: str, label: str) -> AsyncIterator[dict[str, Any]]:
         assert label == "app.kubernetes.io/instance=demo,app.kubernetes.io/managed-by"
         self.num_looks += 1
-        return self.failed
+        for body in self.failed:
+            yield body
+
+    async def live_pods(self, namespace: str, label: str) -> AsyncIterator[dict[str, Any]]:
+        for body in self.pods:
+            yield body
 
     async def status_schema(self) -> dict[str, Any]:
         self.num_schemas += 1
@@ -129,12 +138,19 @@ class AdminPorts:
     """The pods' admin ports, and what they were asked."""
 
     asked: list[tuple[str, str]] = field(default_factory=list)
+    ticks: list[Tick] = field(default_factory=list)
+    refused: dict[tuple[str, str], Exception | int] = field(default_factory=dict)
+    """By verb and address: the status it is refused with, or why nobody is reached."""
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.asked.append((request.method, request.url.path))
+        refused = self.refused.get((request.method, request.url.host), 200)
+        if isinstance(refused, Exception):
+            raise refused
         is_config = request.url.path == "/v1/runtime_config"
-        found = encode(create_config()) if is_config else encode(create_evidence())
-        return httpx.Response(200, stream=httpx.ByteStream(found))
+        evidence = create_evidence(ticks=self.ticks)
+        found = encode(create_config()) if is_config else encode(evidence)
+        return httpx.Response(refused, stream=httpx.ByteStream(found))
 
 
 def body(generation: int = 1, **spec: Any) -> dict[str, Any]:
@@ -252,6 +268,23 @@ async def test_a_write_whose_answer_was_lost_is_no_conflict_with_somebody_else(
     assert store.objects["Deployment", "demo"]["spec"]["replicas"] == 2
 
 
+@pytest.mark.parametrize("status", [409, 429, 503])
+async def test_a_write_that_may_succeed_when_it_is_tried_again_is_not_told_as_refused(
+    store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    apply = Store.apply
+
+    async def refuses(self: Store, manifest: Any, *more: Any, **named: Any) -> Any:
+        if manifest["kind"] == "Deployment":
+            raise ClusterError(status, "Later", "the object has been modified")
+        return await apply(self, manifest, *more, **named)
+
+    monkeypatch.setattr(Store, "apply", refuses)
+    with pytest.raises(ClusterError, match="has been modified"):
+        await reconciler.reconcile()
+    assert (store.statuses, _reasons(store)) == ([], [])
+
+
 async def test_an_edit_that_meets_our_write_is_not_taken_for_it(
     store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +345,22 @@ async def test_what_another_process_has_written_is_gone_on_from(
     replicas = 1 if is_persons else 3
     assert store.objects[held]["data"]["replicas"] == str(replicas)
     assert store.objects["Deployment", "demo"]["spec"]["replicas"] == replicas
+
+
+async def test_for_how_long_fewer_replicas_were_wanted_is_not_taken_from_another_process(
+    store: Store, reconciler: Reconciler, ports: AdminPorts
+) -> None:
+    """Nobody has seen since that they were: of two idle pods none goes at the first look."""
+    past = Past(scale_in_since_s=NOW - 3600)
+    wrote = children.configmap(parse(body()), SETTINGS, runtime.Runtime(1, 4, 2, past))
+    wrote["metadata"] |= {"uid": "made-0", "resourceVersion": "0"}
+    store.objects["ConfigMap", "demo-runtime"] = wrote
+    store.pods = [pod_body("demo-1"), pod_body("demo-2")]
+    ports.ticks = [create_tick(seq, t_s=NOW - 60 + 2 * seq) for seq in range(30)]
+    for _ in range(2):
+        await reconciler.reconcile()
+    assert store.objects["Deployment", "demo"]["spec"]["replicas"] == 2
+    assert store.statuses[-1]["scaling"]["reason"] == "ScaleDownWindow"
 
 
 async def test_the_token_of_another_s_secret_is_not_ours(
@@ -378,6 +427,44 @@ async def test_pods_that_serve_are_looked_after_though_a_child_cannot_be_read(
     assert _condition(store, "Stalled")[0] == "False"
 
 
+@pytest.mark.parametrize(
+    ("refused", "reason"), [(409, "Refused"), (httpx.ConnectError("gone"), "Unreachable")]
+)
+async def test_a_pod_that_takes_no_configuration_holds_up_neither_the_pass_nor_the_others(
+    store: Store,
+    reconciler: Reconciler,
+    context: Context,
+    ports: AdminPorts,
+    refused: Exception | int,
+    reason: str,
+) -> None:
+    store.pods = [pod_body("demo-1"), pod_body("demo-2", podIP="10.0.0.8")]
+    await reconciler.reconcile()
+    ports.refused["PATCH", "10.0.0.7"] = refused
+    ports.asked.clear()
+    reconciler.see(body(2, **{"batching.maxNumSeqs": 2}))
+    await reconciler.reconcile()
+    assert ports.asked.count(("PATCH", "/v1/runtime_config")) == 2
+    failures = "sluice_operator_scrape_failures_total"
+    assert context.metrics.registry.get_sample_value(failures, {"reason": reason}) == 1
+    assert store.statuses[-1]["observedGeneration"] == 2
+    assert _condition(store, "Ready")[0] == "True"
+
+
+async def test_an_object_that_is_being_deleted_gets_no_child_back(
+    store: Store, reconciler: Reconciler
+) -> None:
+    await reconciler.reconcile()
+    leaving = body(2)
+    leaving["metadata"]["deletionTimestamp"] = timestamp(NOW)
+    reconciler.see(leaving)
+    reconciler.child_deleted("Deployment", store.objects.pop(("Deployment", "demo")))
+    writes, events = store.num_writes, len(store.events)
+    await reconciler.reconcile()
+    assert (store.num_writes, len(store.events)) == (writes, events)
+    assert ("Deployment", "demo") not in store.objects
+
+
 @pytest.mark.parametrize(("kind", "is_made"), [("Secret", False), ("PodDisruptionBudget", True)])
 async def test_a_child_that_was_never_read_is_not_written_over(
     store: Store, reconciler: Reconciler, kind: str, is_made: bool
@@ -398,6 +485,40 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pause between passes."""
     for name in ("_MIN_SPACING_S", "_SERVING_BACKOFF_S", "_MAX_BACKOFF_S"):
         monkeypatch.setattr(reconcile, name, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("serves", "pauses"),
+    [(False, [2, 4, 8, 16, 32, 60, 60]), (True, [2, 4, 8, 10, 10, 10, 10])],
+)
+async def test_a_pass_that_fails_is_tried_again_ever_later_until_one_succeeds(
+    store: Store,
+    reconciler: Reconciler,
+    monkeypatch: pytest.MonkeyPatch,
+    serves: bool,
+    pauses: list[float],
+) -> None:
+    """Sooner where pods serve, for which there may be something to decide."""
+    store.pods = [pod_body()] if serves else []
+    outcomes = iter([*(None for _ in pauses), 0.0, None, math.inf])
+    slept, look = [], reconciler.reconcile
+
+    async def reconcile_then() -> float:
+        await look()
+        outcome = next(outcomes)
+        if outcome is None:
+            raise ClusterError(403, "Forbidden", "no right")
+        return outcome
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        reconciler.wake()  # events do not cut it short
+
+    monkeypatch.setattr(reconciler, "reconcile", reconcile_then)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    await reconciler.run()
+    assert [pause for pause in slept if pause != reconcile._MIN_SPACING_S] == [*pauses, 2]
 
 
 @pytest.mark.usefixtures("hurried")
