@@ -26,7 +26,7 @@ _FATAL = ("kopf._core.reactor.running", "kopf._core.reactor.orchestration")
 
 _AGAIN_S = 5.0
 """Before kopf is run again; what the API server answers with an error it asks for 54 s itself."""
-_TOO_MANY_REQUESTS = 429
+_GONE, _TOO_MANY_REQUESTS = 410, 429
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -95,9 +95,10 @@ def _serve(settings: Settings, namespaces: Namespaces) -> Namespaces | None:
 
 
 def _passes(error: Exception) -> bool:
-    """Whether it is the API server that fails (5xx, an etcd without a leader), not we."""
+    """Whether it is the API server that fails (5xx, an etcd without a leader), not we; 410 is of a
+    list that took longer than its pages are kept."""
     if isinstance(error, APIError):
-        return error.status >= 500 or error.status == _TOO_MANY_REQUESTS
+        return error.status >= 500 or error.status in (_GONE, _TOO_MANY_REQUESTS)
     return isinstance(error, WatchingError)
 
 

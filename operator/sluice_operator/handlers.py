@@ -118,9 +118,7 @@ class Operator:
 
     def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
         """Its object is gone. Any other end of itself is a fault of ours."""
-        if task.cancelled():
-            return
-        if error := task.exception():
+        if not task.cancelled() and (error := task.exception()):
             _log.error("%s: its task has ended", task.get_name(), exc_info=error)
         if self.tasks.get(key) is task:
             self._let_go(key)

@@ -172,6 +172,9 @@ class ModelReader:
             self._under_way = key, started, ends_s
         _, future, ends_s = self._under_way
         await asyncio.wait({future}, timeout=min(wait_s, ends_s - time.monotonic()))
+        if future.cancelled():  # its object is gone; another one may have its name
+            self._under_way = None
+            return None
         if future.done():
             self._under_way = None
             again = bool(model.repo) and key == self._found_key

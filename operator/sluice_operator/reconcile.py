@@ -355,19 +355,23 @@ class Reconciler:
         memory, now_s = self._memory, time.monotonic()
         if now_s - memory.swept_s < _SWEEP_RESYNCS * self._context.settings.resync_s:
             return True
+        # What comes and goes while it is asked for is told by the watch.
+        gone = set(memory.ghosts)
+        pods = {_uid(body) for body in self._seen("Pod")}
         there = await self._context.cluster.uids(Ref("Pod", self._namespace), label=self._own)
-        for uid in {_uid(body) for body in self._seen("Pod")} - there:
+        for uid in pods - there:
             memory.ghosts.add(uid)
             self._context.missed(uid)
         for ref in _refs(service, children.WATCHED):
+            known = [*self._seen(ref.kind), *self._known(ref.kind)]
             live = await self._context.cluster.get(ref)
             if live and _is_watched(live):
                 there |= {_uid(live)}
-            for body in [*self._seen(ref.kind), *self._known(ref.kind)]:
+            for body in known:
                 if _uid(body) not in there | memory.ghosts:
                     memory.ghosts.add(_uid(body))
                     self._lose(ref.kind, body)
-        memory.ghosts -= there
+        memory.ghosts -= there & gone
         itself = Ref(KIND, self._namespace, self._name)
         memory.swept_s = now_s
         return self._body["metadata"]["uid"] in await self._context.cluster.uids(itself)

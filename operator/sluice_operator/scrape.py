@@ -108,11 +108,13 @@ class Scrape:
         return self.evidence.ticks if self.evidence else []
 
     def within(self, num_bytes: int) -> "Scrape":
-        """It without its oldest ticks, as far as all of them take more than that."""
+        """It without its oldest ticks, as far as all of them take more than that; the newest stays,
+        as it tells what to ask for next."""
         first, left = len(self.sizes), num_bytes
         while first and self.sizes[first - 1] <= left:
             first -= 1
             left -= self.sizes[first]
+        first = min(first, len(self.sizes) - 1)
         if self.evidence is None or not first:
             return self
         evidence = msgspec.structs.replace(self.evidence, ticks=self.ticks[first:])
@@ -152,10 +154,12 @@ def last_seq(held: Evidence | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Patience:
-    """`num_failed`: costly failures of one pod in a row. `num_to_pass`: looks without it now."""
+    """`num_failed`: costly failures of one pod in a row. `num_to_pass`: looks without it now.
+    `is_proven`: it answered when it was last asked."""
 
     num_failed: int = 0
     num_to_pass: int = 0
+    is_proven: bool = False
 
     @property
     def is_lost(self) -> bool:
@@ -241,7 +245,7 @@ class Scraper:
             self._held[target.uid] = replace(self._held[target.uid], problem=str(e))
             self._patience[target.uid] = patience.after(e.reason)
         else:
-            self._patience[target.uid] = _Patience()
+            self._patience[target.uid] = _Patience(is_proven=True)
 
     def _keep(self, uid: str, fresh: Evidence, config: RuntimeConfig, now: float) -> None:
         """Hold what a pod has just said, at once within all bounds."""
@@ -269,8 +273,7 @@ class Scraper:
     async def _ask(self, target: Target, token: str, call: "_Call") -> bytes:
         """What a pod answers, in its turn. Those that answered at the last look do not wait for
         others, and share no connections with them."""
-        held = self._held.get(target.uid, Scrape())
-        is_proven = held.seen_s is not None and held.problem is None
+        is_proven = self._patience.get(target.uid, _Patience()).is_proven
         exchanges = self._shares.proven if is_proven else self._shares.unproven
         try:
             async with exchanges.turn(self, call.most), _deadline():

@@ -76,8 +76,11 @@ class Exchanges:
             del self._taken[owner]
 
     def _begin(self) -> None:
-        """Let all begin that may, those first whose object waits for longest."""
-        for owner, waiting in list(self._waiting.items()):
+        """Let all begin that may, those first whose object waits for longest; who lacks bytes that
+        nobody has is waited for."""
+        for owner, waiting in list(self._waiting.items()) if self._free.num_open else ():
+            if waiting[0].num_bytes > self._free.num_bytes or not self._free.num_open:
+                break
             while waiting and (waiting[0].begun.done() or self._may_begin(owner, waiting[0])):
                 turn = waiting.popleft()
                 if not turn.begun.done():

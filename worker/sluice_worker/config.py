@@ -254,7 +254,7 @@ SERVER_FLAGS = (
     Flag(
         "write-timeout",
         _seconds,
-        "seconds in which a slow reader must read an eighth of what it has not, or is cut",
+        "seconds in which a slow reader must read an eighth of what is left, or 512 KiB, or is cut",
     ),
     Flag(
         "connection-max-age",

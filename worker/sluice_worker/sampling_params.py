@@ -25,9 +25,10 @@ MAX_ALLOWED = 4096
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 18
 """Log-probabilities of one request's prompts: they are held until the reply, and told at once."""
-MAX_OUTPUT_LOGPROBS = 1 << 18
-"""Of a request's output: 4 MiB until the end, and 69 to 83 while a chat's reply is written, about
-what CPU_RESERVE_BYTES leaves."""
+MAX_OUTPUT_LOGPROBS = 1 << 19
+LOGPROB_BYTES = 1 << 12
+"""Of a request's output, and the memory that a pod has for each: 2^18 take 4 MiB until the end, and
+69 to 83 while a chat's reply is written; CPU_RESERVE_BYTES and the utilization leave that."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow."""
@@ -225,18 +226,18 @@ def check_something_left(
         )
 
 
-def check_logprobs(params: SamplingParams, num_output: int) -> None:
-    """Raises RequestError if `num_output` tokens, all choices together, give too many to hold."""
+def check_logprobs(params: SamplingParams, num_output: int, most: int) -> None:
+    """Raises RequestError if `num_output` tokens, all choices together, give over `most`."""
     beside, remedy = f"up to {num_output} tokens", "; ask for fewer tokens (max_tokens, n)"
-    _check_held("logprobs", params.engine.logprobs, num_output, MAX_OUTPUT_LOGPROBS, beside, remedy)
+    _check_held("logprobs", params.engine.logprobs, num_output, most, beside, remedy)
 
 
-def longest_scored(params: SamplingParams, num_sequences: int) -> int:
+def longest_scored(params: SamplingParams, num_sequences: int, most: int) -> int:
     """The most tokens, at least 1, that each of `num_sequences` may have by `check_logprobs`."""
     logprobs = params.engine.logprobs
     if logprobs is None:
         return sys.maxsize
-    return max(1, MAX_OUTPUT_LOGPROBS // ((logprobs + 1) * num_sequences))
+    return max(1, most // ((logprobs + 1) * num_sequences))
 
 
 def check_prompt_logprobs(params: SamplingParams, num_prompt: int) -> None:

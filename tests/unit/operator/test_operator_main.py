@@ -11,6 +11,7 @@ from sluice_operator.__main__ import _passes
     [
         (APIServerError("unavailable", status=503, headers={}), True),
         (APIError("too many requests", status=429, headers={}), True),
+        (APIError("the token has expired", status=410, headers={}), True),
         (WatchingError("etcdserver: no leader"), True),
         (APIForbiddenError("no right", status=403, headers={}), False),
         (APIError("no such kind", status=404, headers={}), False),

@@ -177,6 +177,22 @@ async def test_a_model_without_pods_that_could_not_be_read_is_asked_for_beside_t
     model.may_end.set()
 
 
+async def test_a_reading_that_is_given_up_ends_no_pass(model: Model) -> None:
+    """Its object was made anew while the pass of the old one waits."""
+    by = Reader(create_service())
+    model.hold()
+    asked = create_service(model__uri="hf://org/new")
+    looking = asyncio.create_task(by.found(asked, serving=False))
+    async with asyncio.timeout(30):
+        done, _ = await asyncio.wait({looking}, timeout=0.1)
+        assert not done
+        by.reader.stop()
+        assert await looking == Unread("the model is being read", is_pending=True)
+        model.may_end.set()
+        while (seen := await by.found(asked, serving=False)) != CHECKPOINT:
+            assert isinstance(seen, Unread)
+
+
 async def test_what_took_long_to_read_in_vain_is_not_read_again_at_once(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

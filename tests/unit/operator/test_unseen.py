@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -155,6 +156,48 @@ async def test_a_pod_that_the_watch_still_shows_is_let_go_once_it_is_missed(
     clock.running_s += 11 * SETTINGS.resync_s
     await one.reconcile()  # the API server lists no pod
     assert missed == ["uid-demo-1"]
+
+
+class Listing(Slow):
+    """While a kind is asked for, what `meanwhile` says happens."""
+
+    meanwhile: Callable[[str], None] = staticmethod(lambda kind: None)
+
+    async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
+        found = await super().uids(ref, label)
+        self.meanwhile(ref.kind)
+        return found
+
+    async def get(self, ref: Ref) -> Any:
+        found = await super().get(ref)
+        self.meanwhile(ref.kind)
+        return found
+
+
+async def test_what_comes_and_goes_while_deletions_are_looked_for_is_as_the_watch_tells(
+    clock: Clock,
+) -> None:
+    store = Listing()
+    missed = list[str]()
+    client = httpx.AsyncClient(transport=httpx.MockTransport(AdminPorts().answer))
+    shared = Context(SETTINGS, store, client, Metrics(), store.watched, missed=missed.append)
+    one = Reconciler(shared, "default", "demo")
+    one.see(body())
+    await one.reconcile()
+
+    def meanwhile(kind: str) -> None:
+        if kind == "Pod":
+            store.pods = [pod_body()]
+        if kind == "Service" and (gone := store.objects.pop(("Service", "demo"), None)):
+            one.child_deleted("Service", gone)
+
+    store.meanwhile = meanwhile
+    clock.running_s += 11 * SETTINGS.resync_s
+    await one.reconcile()
+    store.meanwhile = lambda kind: None
+    assert missed == []
+    await one.reconcile()
+    assert ("Service", "demo") in store.objects, "made again, as it is known to be gone"
 
 
 async def test_of_the_object_itself_no_more_is_kept_than_is_read(store: Slow) -> None:

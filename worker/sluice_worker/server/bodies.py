@@ -15,8 +15,9 @@ FREE_BYTES = 1 << 16
 """Of each body, that count for nothing: ordinary requests come in whoever sends large ones."""
 MAX_LARGEST = 16
 """Bodies of the largest size that may be held at once."""
+LARGE_BYTES = 1 << 20
 MAX_UNREAD_BYTES = 32 << 20
-"""Of large answers: no other one is written while their clients have more than this to read."""
+"""Of answers: no other one of LARGE_BYTES is written while clients have more than this to read."""
 Refusal = Callable[[str], SluiceError]
 """What is raised for a sentence."""
 
@@ -57,12 +58,12 @@ class Bodies:
 
 
 class Answers:
-    """The bytes of large answers until they are read. One is written at a time: it takes as much
-    again meanwhile, and nothing else in Python runs."""
+    """The bytes of answers until they are read. Those over FREE_BYTES are written one at a time: it
+    takes as much again meanwhile, and nothing else in Python runs."""
 
     def __init__(self) -> None:
         self._num_bytes = 0
-        self._turn = asyncio.Lock()
+        self._large, self._turn = asyncio.Lock(), asyncio.Lock()
         self._was_read = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "large-answers")
 
@@ -71,20 +72,25 @@ class Answers:
         """What `write` makes, of about `size` bytes; if it is large, in its turn, and counted until
         the caller is done with it.
 
-        The wait has an end: who does not read is cut (`connection`).
+        Large ones wait for those who read, which has an end: who does not is cut (`connection`).
         """
         if size <= FREE_BYTES:
             yield write()
             return
-        async with self._turn:
+        if size >= LARGE_BYTES:
+            await self._await_room()
+        self._num_bytes += size
+        try:
+            async with self._turn:
+                body = await asyncio.get_running_loop().run_in_executor(self._thread, write)
+            yield body
+        finally:
+            self._num_bytes -= size
+            self._was_read.set()
+
+    async def _await_room(self) -> None:
+        """Others pass meanwhile: they take little."""
+        async with self._large:
             while self._num_bytes > MAX_UNREAD_BYTES:
                 self._was_read.clear()
                 await self._was_read.wait()
-            body = await asyncio.get_running_loop().run_in_executor(self._thread, write)
-            num_bytes = len(body)
-            self._num_bytes += num_bytes
-        try:
-            yield body
-        finally:
-            self._num_bytes -= num_bytes
-            self._was_read.set()

@@ -25,8 +25,9 @@ MAX_HEADER_BYTES = 32 << 10
 HEADER_S = 10.0
 """For a request's headers, which come in one piece or a few: at most, whatever a body may take."""
 READ_SHARE = 8
-"""Of what was unread when a reader first stopped, a part for each --write-timeout: then all of it
-is read in as many, where a byte each time would do for ever."""
+MOST_TO_READ = 512 << 10
+"""Of what was unread when a reader first stopped, a part for each --write-timeout, at most so many
+bytes: then all of it is read some time, where a byte each time would do for ever."""
 TELL_S = 60.0
 """Between two lines of the log that say that connections are at their limit."""
 NUM_CHUNKS = 1000
@@ -125,6 +126,7 @@ class Connection(H11Protocol):
         self.conn: Incoming = Incoming(h11.SERVER, MAX_HEADER_BYTES)
         self._receive_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._has_begun = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clocks. The age is jittered, or clients that came together leave together."""
@@ -132,7 +134,7 @@ class Connection(H11Protocol):
         age_s = self.limits.connection_max_age * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
         now_s = self.loop.time()
         self.app_state = {**self.app_state, LIFE: (now_s, age_s)}
-        self._arm_receive()
+        self._arm_receive(self.limits.receive_timeout)  # clients may dial ahead
         self.waiting.join(self)
         self.waiting.make_room(len(self.connections), now_s)
 
@@ -145,6 +147,9 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """The receive deadlines run from a request's first byte: to its headers', to its last."""
+        if not self._has_begun:
+            self._receive_timer = _cancelled(self._receive_timer)
+            self._has_begun = True
         if self._receive_timer is None:
             self._arm_receive()
         super().data_received(data)
@@ -202,7 +207,7 @@ class Connection(H11Protocol):
     def _check_read(self, num_first: int, num_before: int) -> None:
         """A large answer may take its time, as long as a part of it is read in each interval."""
         num_read = num_before - self.transport.get_write_buffer_size()
-        if num_read >= max(num_first // READ_SHARE, 1):
+        if num_read >= max(min(num_first // READ_SHARE, MOST_TO_READ), 1):
             self._arm_write(num_first)
         else:
             self._cut("write")
@@ -240,11 +245,13 @@ class Connection(H11Protocol):
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def _arm_receive(self) -> None:
-        is_body, limit_s = self._is_body(), self.limits.receive_timeout
-        self._receive_timer = self.loop.call_later(
-            limit_s if is_body else min(limit_s, HEADER_S), self._receive_is_late, is_body
-        )
+    def _arm_receive(self, limit_s: float | None = None) -> None:
+        """`limit_s`: None for what the headers or the body may take."""
+        is_body = self._is_body()
+        if limit_s is None:
+            limit_s = self.limits.receive_timeout
+            limit_s = limit_s if is_body else min(limit_s, HEADER_S)
+        self._receive_timer = self.loop.call_later(limit_s, self._receive_is_late, is_body)
 
     def _receive_is_late(self, is_body: bool) -> None:
         """Headers that do not end are cut here; a body that does not end is answered 408, and cut

@@ -101,7 +101,7 @@ def _with_files(most: int) -> int:
     if soft not in (infinite, hard) and soft < most + beside:
         soft = most + beside if hard == infinite else min(most + beside, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return most if soft == infinite else max(min(most, soft - beside), 1)
+    return most if soft == infinite else min(most, max(soft - beside, soft // 2))
 
 
 def _server(door: _Door, limits: ServerConfig, most: int) -> _Server:

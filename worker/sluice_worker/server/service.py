@@ -39,6 +39,8 @@ from ..open_tick import Cause
 from ..protocol import Completion
 from ..resources import Resources
 from ..sampling_params import (
+    LOGPROB_BYTES,
+    MAX_OUTPUT_LOGPROBS,
     OPENAI,
     SamplingParams,
     check_logprobs,
@@ -123,7 +125,9 @@ class Service:
         self.engine: Ready | None = None
         self._ids = count(1)
         self._resources = Resources()
-        self._max_queued_tokens = self._resources.memory_bytes() // (2 * TOKEN_BYTES * QUEUE_SHARE)
+        memory = self._resources.memory_bytes()
+        self._max_queued_tokens = memory // (2 * TOKEN_BYTES * QUEUE_SHARE)
+        self._max_logprobs = min(MAX_OUTPUT_LOGPROBS, memory // LOGPROB_BYTES)
         self.stats = Statistics(config.server.flag_slo, self.created_s)
         self.registry = create_registry(config.model_name, self.stats, self.view)
         self.ledger = Ledger(self.recorder, self.stats)
@@ -185,9 +189,11 @@ class Service:
         check_repeated(request, prompts, echoes)
         check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
         if request.has_default_length:  # it is ours to choose
-            longest = longest_scored(request.sampling, num_choices * len(prompts))
+            longest = longest_scored(
+                request.sampling, num_choices * len(prompts), self._max_logprobs
+            )
             budgets = [min(n, longest) for n in budgets]
-        check_logprobs(request.sampling, num_choices * sum(budgets))
+        check_logprobs(request.sampling, num_choices * sum(budgets), self._max_logprobs)
         check_min_tokens(request.sampling.min_tokens, min(budgets))
         self._check_queue(len(prompts) * num_choices, num_choices * sum(map(len, prompts)))
         self._check_deadlines(request, prompts, arrival_s)

@@ -17,7 +17,7 @@ from .replies import encode
 from .service import MAX_ON_THEIR_WAY, Service
 
 MAX_WINDOWS = 4
-LEAST_TOKENS = 1 << 16
+LEAST_TOKENS = 1 << 20
 """Tokens of one text: so many windows of the model, or these, if they are more."""
 CHARS_PER_TOKEN = 8
 """So many characters may be looked at for each: text has three to five."""

@@ -55,13 +55,14 @@ async def test_what_all_hold_is_bounded_and_given_back(bodies: Bodies) -> None:
     assert bodies._num_bytes == 0
 
 
-LARGE = FREE_BYTES + 1
+LARGE = FREE_BYTES + 2
 
 
 async def test_large_answers_are_written_one_at_a_time_and_not_before_others_were_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNREAD_BYTES", 2 * LARGE - 1)
+    monkeypatch.setattr(module, "LARGE_BYTES", LARGE)
     answers, may_be_read = Answers(), asyncio.Event()
     threads, running, most = set[int](), 0, 0
 
@@ -83,6 +84,8 @@ async def test_large_answers_are_written_one_at_a_time_and_not_before_others_wer
 
     tasks = [asyncio.create_task(answer()) for _ in range(5)]
     assert await settle() == 2
+    async with answers.written(LARGE - 1, lambda: b"larger") as larger:
+        assert larger == b"larger"  # which waits for no reader
     async with answers.written(FREE_BYTES, lambda: b"small") as small:
         assert small == b"small"  # beside them, and at once
     may_be_read.set()

@@ -134,7 +134,7 @@ def test_who_reads_too_little_of_an_answer_at_a_time_is_cut() -> None:
                 began_s = loop.time()
                 while data := await loop.sock_recv(client, 1 << 18):
                     size += len(data)
-                    ahead_s = began_s + 16 * WRITE_S * size / len(ANSWER) - loop.time()
+                    ahead_s = began_s + 80 * WRITE_S * size / len(ANSWER) - loop.time()
                     await asyncio.sleep(max(0.0, ahead_s))
         return size, missed
 

@@ -126,6 +126,26 @@ def test_a_request_that_still_waits_is_over_when_it_passes_the_target_and_never_
     assert second.good == 0
 
 
+def test_who_waits_on_and_on_is_over_only_in_the_tick_in_which_the_targets_passed() -> None:
+    """Also where several ticks are closed at once."""
+    recorder = create_recorder()
+    recorder.arrive("a", 2.9, 2.9, 10)
+    ticks = close(recorder, 8.0)
+    assert [(tick.ttft.n, tick.ttft.over) for tick in ticks] == [(0, 0), (1, 1), (0, 0), (0, 0)]
+    assert [(tick.e2e.n, tick.e2e.over) for tick in ticks] == [(0, 0), (1, 1), (0, 0), (0, 0)]
+
+
+def test_only_prompts_without_a_first_token_are_counted_as_pending() -> None:
+    recorder = create_recorder()
+    first, second = recorder.arrive("a", 0.0, 0.0, 10), recorder.arrive("b", 0.0, 0.0, 5)
+    assert recorder.num_pending_tokens == 15
+    recorder.first_token(first, 0.1, NO_WAIT)
+    assert recorder.num_pending_tokens == 5
+    recorder.finish(first, 0.2)
+    recorder.drop(second, 0.2, by_server=False)
+    assert recorder.num_pending_tokens == 0
+
+
 def test_a_request_within_the_target_at_the_end_of_a_tick_is_not_counted_yet() -> None:
     recorder = create_recorder()
     recorder.arrive("a", 1.8, 1.8, 10)
@@ -175,6 +195,25 @@ def test_a_refused_deadline_is_over_only_where_a_target_would_be(
     assert (tick.arrivals, tick.refused, tick.ttft.n, tick.ttft.over) == (1, 1, over, over)
     assert tick.ttft.by == by
     assert (tick.e2e.n, tick.e2e.over) == (e2e, e2e)
+
+
+def test_where_there_is_no_target_of_the_first_token_no_dropped_deadline_is_over() -> None:
+    slo = Slo(itl_ms=50, e2e_ms=1000)
+    recorder = create_recorder(slo=slo)
+    flight = recorder.arrive("hasty", 0.0, 0.0, 90, ttft_ms=100.0)
+    Ledger(recorder, Statistics(slo, 0.0)).fail(flight, DeadlineUnreachable("too late"), 0.2)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.refused, tick.ttft.over, tick.e2e.over) == (1, 0, 0)
+
+
+def test_a_client_that_leaves_after_the_end_to_end_target_has_missed_that() -> None:
+    recorder = create_recorder()
+    for name, left_s in (("in time", 0.9), ("late", 1.1)):
+        flight = recorder.arrive(name, 0.0, 0.0, 10)
+        recorder.first_token(flight, 0.1, NO_WAIT)
+        recorder.drop(flight, left_s, by_server=False)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.ttft.over, tick.e2e.n, tick.e2e.over) == (0, 2, 1)
 
 
 @pytest.mark.parametrize(("dropped_s", "over"), [(0.1, 0), (0.45, 1), (0.6, 1)])
@@ -279,6 +318,25 @@ def test_tokens_of_one_step_make_one_gap() -> None:
     assert recorder.mean_length() == 14
 
 
+def test_a_tick_keeps_the_most_that_ran_and_the_last_model_that_was_told() -> None:
+    recorder = create_recorder()
+    for report in (
+        msgspec.structs.replace(create_report(running=3), step_model=MODEL),
+        create_report(running=4),
+        create_report(running=1),
+    ):
+        recorder.step(report)
+    assert close(recorder, 2.0)[0].max_running == 4
+    assert recorder.step_model == MODEL
+
+
+def test_who_came_after_a_step_began_was_not_admitted_by_it() -> None:
+    recorder = create_recorder()
+    before, after = recorder.arrive("a", 0.0, 0.0, 10), recorder.arrive("b", 1.0, 1.0, 10)
+    recorder.step(create_report(running=2, started_s=0.9))
+    assert (before.admitted_s, after.admitted_s) == (0.9, None)
+
+
 def test_steps_of_a_slow_spell_are_counted_apart() -> None:
     recorder = create_recorder()
     for is_slow in (False, True, True):
@@ -302,6 +360,26 @@ def test_good_and_smooth_judge_a_request_by_its_own_gaps() -> None:
     (tick,) = close(recorder, 2.0)
     assert (tick.finished, tick.good, tick.smooth) == (2, 1, 1)
     assert (tick.e2e.n, tick.e2e.over) == (2, 0)
+
+
+def test_a_request_that_began_too_late_is_neither_good_nor_smooth() -> None:
+    recorder = create_recorder()
+    for name, first_s in (("in time", 0.4), ("late", 0.6)):
+        flight = recorder.arrive(name, 0.0, 0.0, 10)
+        recorder.first_token(flight, first_s, NO_WAIT)
+        recorder.next_token(flight, first_s + 0.01, at_cap=False)
+        recorder.finish(flight, first_s + 0.01)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.finished, tick.good, tick.smooth) == (2, 1, 1)
+
+
+def test_without_a_target_between_tokens_every_gap_is_good() -> None:
+    recorder = create_recorder(slo=Slo(ttft_ms=500))
+    flight = recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.first_token(flight, 0.1, NO_WAIT)
+    recorder.next_token(flight, 1.9, at_cap=False)
+    recorder.finish(flight, 1.9)
+    assert close(recorder, 2.0)[0].good == 1
 
 
 def test_a_request_that_ended_too_late_is_neither_good_nor_smooth() -> None:
@@ -398,6 +476,7 @@ def test_a_stalled_clock_closes_every_tick_that_passed_and_the_ring_forgets() ->
     recorder = create_recorder()
     ticks = close(recorder, TICK_SECONDS * (TICK_RING + 50))
     assert [tick.seq for tick in ticks] == list(range(51, TICK_RING + 51))
+    assert ticks[0].t_s == pytest.approx(1000.0 + TICK_SECONDS * 51)
     assert ticks[-1].t_s == pytest.approx(1000.0 + TICK_SECONDS * (TICK_RING + 50))
     assert recorder.evidence(TICK_RING + 48).ticks == recorder.newest_ticks(2) == ticks[-2:]
 
@@ -535,6 +614,14 @@ def test_hopeless_learns_that_prefills_take_longer_among_decodes() -> None:
     recorder.snapshot = BUSY
     assert recorder.hopeless(1.19, 500) == []
     assert [flight.request_id for flight in recorder.hopeless(1.22, 500)] == ["next"]
+
+
+def test_what_was_waited_for_is_not_learned_as_prefill() -> None:
+    recorder = create_learned()
+    for i in range(100):
+        flight = recorder.arrive(str(i), 0.0, 0.0, 90)
+        recorder.first_token(flight, 1.5, FirstToken(1.0, 0.4, 0.1, 0))
+    assert recorder.prefill_ms(90, 1.5) == pytest.approx(100, abs=1)
 
 
 def test_where_nothing_runs_who_waits_begins_at_once_whatever_is_expected() -> None:

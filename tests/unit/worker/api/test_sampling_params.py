@@ -214,20 +214,20 @@ def test_a_bad_word_is_spelled_as_at_a_beginning_and_behind_a_space() -> None:
 
 def test_more_output_logprobs_than_can_be_held_are_refused() -> None:
     checked = params(logprobs=7, n=2)
-    check_logprobs(checked, MAX_OUTPUT_LOGPROBS // 8)
-    check_logprobs(params(), 10**9)
+    check_logprobs(checked, MAX_OUTPUT_LOGPROBS // 8, MAX_OUTPUT_LOGPROBS)
+    check_logprobs(params(), 10**9, MAX_OUTPUT_LOGPROBS)
     with pytest.raises(RequestError, match="ask for fewer tokens"):
-        check_logprobs(checked, MAX_OUTPUT_LOGPROBS // 8 + 1)
+        check_logprobs(checked, MAX_OUTPUT_LOGPROBS // 8 + 1, MAX_OUTPUT_LOGPROBS)
 
 
 @given(st.integers(0, 20), st.integers(1, 4096))
 def test_answers_of_no_named_length_are_as_long_as_can_be_held(logprobs: int, num: int) -> None:
     checked = params(logprobs=logprobs)
-    longest = longest_scored(checked, num)
-    check_logprobs(checked, longest * num)
+    longest = longest_scored(checked, num, MAX_OUTPUT_LOGPROBS)
+    check_logprobs(checked, longest * num, MAX_OUTPUT_LOGPROBS)
     with pytest.raises(RequestError):
-        check_logprobs(checked, (longest + 1) * num)
-    assert longest_scored(params(), num) > 2**40
+        check_logprobs(checked, (longest + 1) * num, MAX_OUTPUT_LOGPROBS)
+    assert longest_scored(params(), num, MAX_OUTPUT_LOGPROBS) > 2**40
 
 
 def test_a_greedy_request_is_plain_whatever_the_checkpoint_cuts() -> None:
