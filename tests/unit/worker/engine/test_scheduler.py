@@ -62,6 +62,20 @@ def test_chunk_is_sized_for_the_inter_token_target_but_never_below_the_floor() -
     assert scheduler.schedule(0.0, lambda n, kv: -5).num_prefill_tokens == MIN_CHUNK_TOKENS
 
 
+def test_a_chunk_is_asked_for_with_all_that_decodes_and_the_context_that_it_reads() -> None:
+    scheduler, asked = create_scheduler(budget=400), list[tuple[int, int]]()
+
+    def limit(decodes: int, kv_tokens: int) -> int:
+        asked.append((decodes, kv_tokens))
+        return 200
+
+    add(scheduler, *create_requests((10, 20)))
+    step(scheduler)
+    add(scheduler, create_request("long", 300))
+    scheduler.schedule(0.0, limit)
+    assert asked == [(2, 11 + 21)]
+
+
 def test_without_decodes_a_chunk_is_as_large_as_such_a_step_may_be() -> None:
     def limit(decodes: int, kv_tokens: int) -> int:
         return 1 if decodes or kv_tokens else 200
@@ -90,10 +104,26 @@ def test_cap_bounds_admission_in_order_of_arrival() -> None:
     assert planned.at_cap
 
 
+@pytest.mark.parametrize(("num", "at_cap"), [(8, False), (9, True)])
+def test_a_step_that_nearly_fills_the_cap_is_at_the_cap(num: int, at_cap: bool) -> None:
+    scheduler = create_scheduler(cap=10, budget=200)
+    add(scheduler, *create_requests(range(1, num + 1)))
+    assert step(scheduler)[0].at_cap == at_cap
+
+
 def test_whom_no_step_has_looked_at_waits_for_nothing_yet() -> None:
     scheduler = create_scheduler(cap=2)
     add(scheduler, *create_requests((3, 4)))
     assert (scheduler.waiting_cap, scheduler.waiting_kv) == (0, 0)
+
+
+def test_who_comes_during_a_step_that_leaves_room_waits_for_nothing() -> None:
+    scheduler = create_scheduler(cap=2)
+    add(scheduler, create_request("a", 3))
+    step(scheduler, now=0.0)
+    (late,) = add(scheduler, create_request("b", 3), now=1.0)
+    step(scheduler, now=5.0)
+    assert (late.wait_cap_s, late.wait_kv_s) == (0.0, 0.0)
 
 
 def test_lowering_the_cap_drains_and_never_kills() -> None:
@@ -136,9 +166,65 @@ def test_out_of_blocks_preempts_the_newest_and_loses_no_token() -> None:
         assert scheduler.check_integrity() is None
     # What the prefix cache still had when it went on was not thrown away.
     assert scheduler.counters.preempted_tokens == lost - lost // 16 // 2 * 16
+    assert new.cached_tokens == 0
     # It was its own: who comes back does not ask for anything.
     assert (scheduler.counters.prefix_queries, scheduler.counters.prefix_hits) == (60, 0)
     assert (old.num_output_tokens, new.num_output_tokens) == (40, 40)
+
+
+def test_what_is_computed_again_from_its_beginning_is_found_as_that() -> None:
+    """Not behind what it held before: whoever asks for both would get the KV of other positions."""
+    scheduler = create_scheduler(num_blocks=6, block_size=16, cap=2, max_model_len=96)
+    _, new = add(
+        scheduler,
+        create_request("old", 30, max_tokens=66),  # takes the whole pool
+        create_request("new", 30, max_tokens=40),
+    )
+    while scheduler.has_work:
+        step(scheduler)
+    assert scheduler.counters.preempted_tokens > 30
+    assert len(scheduler.pool.match([*new.token_ids, 0], "")) == (new.num_tokens - 1) // 16
+
+
+def test_a_prompt_of_one_token_that_gives_way_in_the_step_that_was_to_compute_it_waits() -> None:
+    scheduler = create_scheduler(
+        num_blocks=4, block_size=1, budget=2, max_model_len=4, prefix_caching=False
+    )
+    *_, short = add(
+        scheduler,
+        create_request("a", [1], max_tokens=2),
+        create_request("b", [2], max_tokens=3),
+        create_request("short", [3], max_tokens=1),
+    )
+    step(scheduler)
+    assert short in scheduler.running
+    planned = scheduler.schedule(0.0, unlimited)
+    assert list(scheduler.waiting) == [short]
+    assert short not in [work.sequence for work in planned.works]
+    assert scheduler.check_integrity() is None
+
+
+@pytest.mark.parametrize(("num_blocks", "fits"), [(4, 2), (200, 1)])
+def test_who_starts_leaves_some_blocks_for_those_that_run(num_blocks: int, fits: int) -> None:
+    """One, or a hundredth of them."""
+    for num in (fits, fits + 1):
+        scheduler = create_scheduler(num_blocks=num_blocks, budget=1 << 20, max_model_len=1 << 20)
+        add(scheduler, create_request("first", 16 * (num_blocks - 3)))
+        add(scheduler, create_request("next", 16 * num - 1))
+        step(scheduler)
+        assert (scheduler.waiting_kv, len(scheduler.running)) == ((0, 2) if num == fits else (1, 1))
+
+
+def test_who_needs_the_whole_pool_starts_once_nobody_runs() -> None:
+    scheduler = create_scheduler(num_blocks=2, block_size=2, max_model_len=4)
+    _, whole = add(
+        scheduler,
+        create_request("a", [1], max_tokens=1),
+        create_request("whole", [2, 3, 4], max_tokens=1),
+    )
+    step(scheduler)
+    step(scheduler)
+    assert whole.num_output_tokens == 1
 
 
 def test_what_can_never_fit_is_refused_and_the_queue_moves_on() -> None:
@@ -150,7 +236,9 @@ def test_what_can_never_fit_is_refused_and_the_queue_moves_on() -> None:
     }
     for words, request in told.items():
         assert words in (scheduler.can_admit(request) or "")
-    assert scheduler.can_admit(create_request("d", [])) is not None
+    for bad in (create_request("d", []), create_request("f", 3, max_tokens=0)):
+        assert "at least one token in and one out" in (scheduler.can_admit(bad) or "")
+    assert "not in the vocabulary" in (scheduler.can_admit(create_request("g", [1, -1])) or "")
     assert scheduler.can_admit(create_request("e", 60, max_tokens=4)) is None
 
 
@@ -227,7 +315,15 @@ def test_prompts_that_are_scored_come_in_small_parts_beside_others() -> None:
     ]
     planned, _ = step(scheduler)
     assert not planned.scores_prompts
+    assert scheduler.counters.prefix_queries == 500, "only the plain one asked for anything"
     assert scheduler.check_integrity() is None
+
+
+def test_a_prompt_is_scored_also_where_there_is_hardly_room_for_one_row_of_logits() -> None:
+    scheduler = create_scheduler(scored_at_once=0)
+    (scored,) = add(scheduler, create_request("a", 9, sampling=Sampling(prompt_logprobs=1)))
+    step(scheduler)
+    assert scored.num_computed_tokens > 0
 
 
 def prefilled(scheduler: Scheduler, *requests: Submit) -> list[int]:
@@ -433,6 +529,7 @@ def run_checked_step(scheduler: Scheduler, live: dict[str, Sequence]) -> None:
     planned, outcomes = step(scheduler)
     assert planned.num_decodes + planned.num_prefill_tokens <= max(budget, planned.num_decodes + 1)
     assert len({id(work.sequence) for work in planned.works}) == len(planned.works)
+    assert all(work.num_tokens for work in planned.works)
     for outcome in outcomes:
         if outcome.finish_reason:
             ended = live.pop(outcome.sequence.request_id)

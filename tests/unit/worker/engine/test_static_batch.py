@@ -24,6 +24,8 @@ def test_a_batch_waits_for_its_size_or_for_the_time_of_its_first() -> None:
     add(scheduler, create_request("b", 5), now=10.6)
     assert not step(scheduler, 10.9)[0].works
     assert step(scheduler, 11.0)[0].num_running == 2
+    add(scheduler, create_request("c", 5), now=11.1)
+    assert scheduler.starts_at(11.2) == 11.2, "those that run wait for nobody"
 
     full = create_static()
     for name in "abcd":
