@@ -22,6 +22,9 @@ NO_LEADER = {
     "object": {"kind": "Status", "code": 500, "message": "etcdserver: no leader"},
 }
 
+_OUR_OWN = ("host", "connection", "accept-encoding")
+"""Headers of a request that are not handed on: answers come as they are."""
+
 
 class Gateway(ThreadingHTTPServer):
     """Hands all requests on; while `fails`, a watch gets an ERROR event, as without a leader."""
@@ -62,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
         if is_watch and self.server.fails:
             return self._answer(200, json.dumps(NO_LEADER).encode() + b"\n")
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        kept = {k: v for k, v in self.headers.items() if k.lower() not in ("host", "connection")}
+        kept = {k: v for k, v in self.headers.items() if k.lower() not in _OUR_OWN}
         host, port = self.server.upstream.hostname or "", self.server.upstream.port
         upstream = http.client.HTTPSConnection(host, port, context=self.server.tls)
         with contextlib.closing(upstream), contextlib.suppress(OSError):

@@ -14,6 +14,9 @@ from integration.operator_runs import (
     settle,
 )
 
+LONG_S = 120.0
+"""kopf takes its time to let go of what it has, and to list all anew."""
+
 
 def test_a_watch_that_ends_with_an_error_is_begun_anew(
     apiserver: ApiServer, models: Path, tmp_path: Path
@@ -25,8 +28,8 @@ def test_a_watch_that_ends_with_an_error_is_begun_anew(
         with running_operator(through, models, log) as operator:
             settle(operator, space)
             way.fail()
-            operator.wait("the error", lambda: "watching anew" in log.read_text(), 60)
+            operator.wait("the error", lambda: "watching anew" in log.read_text(), LONG_S)
             way.fails = False
             space.delete("deployments", "demo")
-            operator.wait("a new Deployment", space.has_children, 60)
+            operator.wait("a new Deployment", space.has_children, LONG_S)
             assert operator.process.poll() is None

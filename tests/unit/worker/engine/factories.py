@@ -42,6 +42,7 @@ def create_scheduler(
     static: StaticBatching | None = None,
     speculation: NgramSpeculation | None = None,
     scored_at_once: int = 128,
+    num_ahead: int = 0,
 ) -> Scheduler:
     return Scheduler(
         BlockPool(num_blocks, block_size, prefix_caching=prefix_caching),
@@ -52,6 +53,7 @@ def create_scheduler(
         static=static,
         speculation=speculation,
         scored_logits=scored_at_once * VOCAB,
+        num_ahead=num_ahead,
     )
 
 

@@ -276,6 +276,14 @@ def test_who_waits_for_blocks_is_matched_again_only_once_there_may_be_enough(
     assert (num_steps, num_matched) == (17, 3)
 
 
+def test_waste_is_what_no_token_will_have_of_the_blocks_that_are_used() -> None:
+    scheduler = create_scheduler(block_size=16)
+    assert scheduler.rounding_waste == 0.0
+    add(scheduler, *create_requests((14, 20)))
+    step(scheduler)
+    assert scheduler.rounding_waste == (1 + 11) / 48
+
+
 def test_prefix_hit_is_not_computed_again_and_counted() -> None:
     scheduler = create_scheduler(cap=1)
     prompt = list(range(40))
@@ -431,6 +439,16 @@ def test_of_a_prompt_that_is_given_up_only_what_was_written_is_cleared() -> None
     step(scheduler)
     assert (long.num_computed_tokens, len(long.block_ids)) == (40, 32)
     written = long.block_ids[:3]
+    scheduler.abort("long")
+    assert scheduler.take_dirty_blocks() == written
+
+
+def test_what_a_step_ahead_writes_has_a_block_from_the_start_and_is_cleared_as_well() -> None:
+    scheduler = create_scheduler(block_size=16, budget=48, num_ahead=1)
+    (long,) = add(scheduler, create_request("long", 160))
+    step(scheduler)
+    assert (long.num_computed_tokens, len(long.block_ids)) == (48, 11)
+    written = long.block_ids[:4]
     scheduler.abort("long")
     assert scheduler.take_dirty_blocks() == written
 

@@ -17,9 +17,10 @@ from sluice_worker.speculation import (
     draft_length,
     num_right,
 )
+from sluice_worker.step import Work
 
 from .factories import create_request, create_scheduler
-from .virtual import add, step, unlimited, written
+from .virtual import add, set_limits, step, unlimited, written
 
 NGRAM = NgramSpeculation("ngram", 4, prompt_lookup_max=4, prompt_lookup_min=2)
 
@@ -240,6 +241,90 @@ def test_drafts_take_only_blocks_that_are_left_and_give_back_what_was_rejected()
         assert scheduler.check_integrity() is None
     assert sequence.token_ids[12:] == written(sequence.request)
     assert scheduler.counters.num_preemptions == 0
+
+
+def test_a_guess_takes_no_block_that_is_not_there() -> None:
+    scheduler = create_scheduler(num_blocks=48, block_size=1, max_model_len=48, speculation=NGRAM)
+    sequences = [
+        add(scheduler, create_request(name, [1, 2, 3] * 4, max_tokens=36)) for name in "ab"
+    ]
+    while scheduler.has_work:
+        step(scheduler)
+        assert scheduler.check_integrity() is None
+    assert scheduler.counters.num_preemptions > 0
+    assert scheduler.counters.num_drafts > 0
+    for sequence in sequences:
+        assert sequence.token_ids[12:] == written(sequence.request)
+
+
+LOOP = [1, 2, 3]
+
+
+def sample_loop(works: Seq[Work]) -> list[int]:
+    """As `sample`, of a model that writes the three over and over."""
+    ends = [(work.start + work.num_tokens, work.num_samples) for work in works]
+    return [LOOP[p % 3] for end, num in ends for p in range(end - num + 1, end + 1)]
+
+
+def test_drafts_stay_within_the_budget_and_within_what_the_target_leaves() -> None:
+    scheduler, asked = create_scheduler(cap=2, budget=64, speculation=NGRAM), set[int]()
+    for name in "ab":
+        add(scheduler, create_request(name, LOOP * 10, max_tokens=120))
+
+    def growth(decodes: int, kv_tokens: int, drafted: int) -> float:
+        assert (decodes, kv_tokens) == (2, sum(s.num_tokens for s in scheduler.running))
+        asked.add(drafted)
+        return 1.0
+
+    planned = scheduler.schedule(0.0, unlimited, growth)
+    while planned.num_draft_tokens < 8:
+        scheduler.commit(planned, sample_loop(planned.works), 0.0)
+        planned = scheduler.schedule(0.0, unlimited, growth)
+    scheduler.commit(planned, sample_loop(planned.works), 0.0)
+    set_limits(scheduler, 2, 6)
+    planned = scheduler.schedule(0.0, unlimited, growth)
+    assert (planned.num_decodes, planned.num_draft_tokens) == (2, 4)
+    scheduler.commit(planned, sample_loop(planned.works), 0.0)
+    assert asked == {4, 8}
+    assert scheduler.schedule(0.0, lambda *_: 0, growth).num_draft_tokens == 0
+
+
+def test_no_guess_is_made_behind_the_last_token() -> None:
+    scheduler = create_scheduler(speculation=NGRAM)
+    add(scheduler, create_request("a", LOOP * 4, max_tokens=37))
+    while scheduler.has_work:
+        planned = scheduler.schedule(0.0, unlimited)
+        assert all(work.start + work.num_tokens < 12 + 37 for work in planned.works)
+        scheduler.commit(planned, sample_loop(planned.works), 0.0)
+    assert scheduler.counters.num_drafts > 3
+
+
+def test_blocks_of_guesses_that_were_wrong_are_given_back() -> None:
+    scheduler = create_scheduler(num_blocks=100, block_size=1, max_model_len=100, speculation=NGRAM)
+    sequence = add(scheduler, create_request("a", LOOP * 4, max_tokens=60))
+    planned = scheduler.schedule(0.0, unlimited)
+    while planned.num_draft_tokens < 4:
+        scheduler.commit(planned, sample_loop(planned.works), 0.0)
+        planned = scheduler.schedule(0.0, unlimited)
+    assert len(sequence.block_ids) == sequence.num_tokens + 4
+    scheduler.commit(planned, [9] * 5, 0.0)
+    assert len(sequence.block_ids) == sequence.num_tokens
+    assert scheduler.check_integrity() is None
+
+
+def test_a_stop_token_that_was_guessed_right_is_the_last_one() -> None:
+    scheduler = create_scheduler(speculation=NGRAM, eos=[3])
+    sequence = add(scheduler, create_request("a", LOOP * 4, max_tokens=60, min_tokens=38))
+    ended = []
+    while scheduler.has_work:
+        planned = scheduler.schedule(0.0, unlimited)
+        (work,), sampled = planned.works, sample_loop(planned.works)
+        outcomes = scheduler.commit(planned, sampled, 0.0)
+        ended += [(outcome.token_id, outcome.finish_reason) for outcome in outcomes]
+    assert 3 in work.drafts
+    assert sampled[-1] != 3, "more was right behind it"
+    assert ended == [(token, None) for token in sequence.token_ids[12:-1]] + [(3, "stop")]
+    assert sequence.num_output_tokens == 39
 
 
 def test_nan_of_a_later_draft_keeps_the_tokens_before_it_and_starts_over() -> None:

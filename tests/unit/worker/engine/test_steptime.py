@@ -126,11 +126,37 @@ def test_predicted_cap_is_the_largest_within_the_target(
     assert cap == ceiling or quantile_ms(cap + 1) > 0.85 * itl * (1 - 1e-9)
 
 
+@pytest.mark.parametrize(("a", "cap"), [(10.0, 64), (60.0, 1)])
+def test_where_a_sequence_costs_nothing_the_cap_is_all_or_one(a: float, cap: int) -> None:
+    model = StepModel(a=a, b=0.0, c=0.0, d=0.1, n=9, resid_q=1.0)
+    assert predicted_cap(model, itl_ms=50.0, kv_per_seq=99.0, chunk_tokens=32, ceiling=64) == cap
+
+
+def test_steps_that_are_all_faster_than_the_model_promise_no_more_than_it() -> None:
+    caps = [
+        predicted_cap(
+            StepModel(a=2.0, b=0.3, c=0.001, d=0.1, n=9, resid_q=resid),
+            itl_ms=20.0, kv_per_seq=100.0, chunk_tokens=32, ceiling=512,
+        )
+        for resid in (0.5, 1.0)
+    ]  # fmt: skip
+    assert caps[0] == caps[1] < 512
+    limits = [chunk_limit(TRUTH, Tail(ms), 30.0, 8, 1600) for ms in (-5.0, 0.0)]
+    assert limits[0] == limits[1]
+
+
 def test_chunk_limit_keeps_the_tail_of_the_step_within_the_target() -> None:
     limit = chunk_limit(TRUTH, Tail(10.0), 30.0, 8, 1600)
     assert 10.0 + TRUTH.step_ms(8, 1600 + limit, limit) <= 30.0
     assert 10.0 + TRUTH.step_ms(8, 1602 + limit, limit + 2) > 30.0
     assert chunk_limit(TRUTH, Tail(10.0), 13.0, 8, 1600) <= 0
+    slow = chunk_limit(TRUTH, Tail(10.0), 30.0, 8, 1600, slowdown=1.5)
+    assert 10.0 + 1.5 * TRUTH.step_ms(8, 1600 + slow, slow) <= 30.0
+    assert 10.0 + 1.5 * TRUTH.step_ms(8, 1602 + slow, slow + 2) > 30.0
+    free = StepModel(a=2.0, b=0.3, c=0.0, d=0.0, n=9, resid_q=1.0)
+    assert chunk_limit(free, Tail(), 1.0, 8, 1600) == NO_LIMIT, (
+        "a shorter chunk would change nothing"
+    )
 
 
 def test_chunks_that_take_longer_behind_much_context_are_made_shorter() -> None:
@@ -144,7 +170,7 @@ def test_chunks_that_take_longer_behind_much_context_are_made_shorter() -> None:
     assert 2 * TRUTH.step_ms(0, 800 + limit, limit) <= 1.2 * 40.0
 
 
-@pytest.mark.parametrize(("itl_ms", "decodes"), [(None, 0), (None, 8), (40.0, 0)])
+@pytest.mark.parametrize(("itl_ms", "decodes"), [(None, 0), (None, 8), (40.0, 0), (6e4, 8)])
 def test_no_prompt_makes_a_step_of_minutes(itl_ms: float | None, decodes: int) -> None:
     """8 billion parameters on two cores: 50 ms a token, and 2,048 tokens are a step's budget."""
     times = StepTimes()
@@ -270,6 +296,35 @@ def test_steps_that_are_slower_than_the_profile_said_are_no_spell() -> None:
     model = times.refit(4.0)
     assert model is not None
     assert model.step_ms(8, 1600, 64) == pytest.approx(2 * TRUTH.step_ms(8, 1600, 64), 0.05)
+
+
+@pytest.mark.parametrize(("scale", "is_slow"), [(3.0, True), (0.4, False)])
+def test_just_after_the_start_steps_are_compared_with_the_profile(
+    scale: float, is_slow: bool
+) -> None:
+    times = StepTimes()
+    times.set_profile([record(0.0, *shape) for shape in STEPS])
+    for i in range(5):
+        times.add(record(0.1 * i, 8, 1600, 64, scale=scale))
+    assert times.slowdown == pytest.approx(scale)
+    assert times.is_slow == is_slow
+
+
+def test_what_was_taken_for_a_spell_of_a_throttled_pod_counts_as_it_was_measured() -> None:
+    times = StepTimes()
+    times.set_profile([record(0.0, *shape) for shape in STEPS])
+    for i in range(240):
+        times.add(record(0.1 * i, *STEPS[i % len(STEPS)], scale=1.0 if i < 40 else 3.0))
+        if i % 20 == 19:
+            spelled = times.refit(0.1 * i)
+    usual = TRUTH.step_ms(8, 1600, 64)
+    assert spelled is not None
+    assert spelled.step_ms(8, 1600, 64) < 1.2 * usual
+    assert times.is_slow
+    throttled = times.refit(24.0, is_throttled=True)
+    assert throttled is not None
+    assert throttled.step_ms(8, 1600, 64) > 1.4 * usual
+    assert not times.is_slow
 
 
 def test_what_larger_batches_take_is_no_spell_where_small_ones_said_that_it_costs_nothing() -> None:
