@@ -83,7 +83,6 @@ def pod_spec(
     """`spec` of the template. `ceiling`, `commit` and `loading_bytes` as `children.deployment`
     takes them."""
     hardware = service.spec.hardware
-    storage = [*_storage(service), *_authorities(service, settings)]
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -95,7 +94,7 @@ def pod_spec(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(service, settings, ceiling, commit, loading_bytes)],
-        "volumes": [{"name": name, **source} for name, source, _ in storage],
+        "volumes": [{"name": name, **source} for name, source, _ in _volumes(service, settings)],
     }
     if hardware.node_selector:
         spec["nodeSelector"] = dict(hardware.node_selector)
@@ -136,7 +135,6 @@ def _container(
     loading_bytes: int,
 ) -> Manifest:
     hardware = service.spec.hardware
-    storage = [*_storage(service), *_authorities(service, settings)]
     return {
         "name": "worker",
         "image": service.spec.engine.image or settings.worker_image,
@@ -162,7 +160,7 @@ def _container(
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
         # The worker's last line names what is wrong; it becomes the reason in our status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": name, **mount} for name, _, mount in storage],
+        "volumeMounts": [{"name": name, **mount} for name, _, mount in _volumes(service, settings)],
     }
 
 
@@ -224,13 +222,15 @@ def _storage(service: InferenceService) -> list[_Volume]:
     return storage
 
 
-def _authorities(service: InferenceService, settings: Settings) -> list[_Volume]:
-    """The certificates that a hub is known by, where they are none of the public ones."""
-    if service.spec.model.repo is None or settings.hub_authorities is None:
-        return []
-    name, key = settings.hub_authorities
-    source = {"name": name, "items": [{"key": key, "path": _AUTHORITIES}]}
-    return [("ca", {"configMap": source}, _read_only(_AUTHORITIES_DIR))]
+def _volumes(service: InferenceService, settings: Settings) -> list[_Volume]:
+    """All of a pod's: also the certificates that a hub is known by, where they are none of the
+    public ones."""
+    volumes = _storage(service)
+    if service.spec.model.repo and settings.hub_authorities:
+        name, key = settings.hub_authorities
+        source = {"name": name, "items": [{"key": key, "path": _AUTHORITIES}]}
+        volumes.append(("ca", {"configMap": source}, _read_only(_AUTHORITIES_DIR)))
+    return volumes
 
 
 def _read_only(path: str) -> Manifest:

@@ -128,6 +128,8 @@ class Namespace:
         return body
 
 
+LONG_S = 120.0
+"""kopf asks some times more before it gives a watch up, lets go of what it has, and lists anew."""
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.sluice.dev"
 
 

@@ -7,15 +7,13 @@ from pathlib import Path
 from integration.apiserver import ApiServer
 from integration.operator_runs import (
     CRD,
+    LONG_S,
     administrator,
     create_demo,
     create_namespace,
     running_operator,
     settle,
 )
-
-LONG_S = 120.0
-"""kopf asks some times more before it gives a watch up."""
 
 
 def test_an_operator_whose_crd_is_deleted_ends_without_a_traceback(

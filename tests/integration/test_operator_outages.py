@@ -7,15 +7,13 @@ from pathlib import Path
 from integration.apiserver import ApiServer
 from integration.gateway import gateway
 from integration.operator_runs import (
+    LONG_S,
     administrator,
     create_demo,
     create_namespace,
     running_operator,
     settle,
 )
-
-LONG_S = 120.0
-"""kopf takes its time to let go of what it has, and to list all anew."""
 
 
 def test_a_watch_that_ends_with_an_error_is_begun_anew(

@@ -8,6 +8,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 from urllib.parse import unquote
@@ -61,14 +62,14 @@ async def test_an_api_server_that_says_nothing_is_given_up_in_time(
                 await api.get(Ref("ConfigMap", "default", "demo"))
 
 
-class OneOfEach(BaseHTTPRequestHandler):
-    """Answers any list with one object, and notes what it was asked."""
+class Lists(BaseHTTPRequestHandler):
+    """Answers any list with what `listed` gives."""
 
-    asked: ClassVar[list[tuple[str, str]]] = []
+    def listed(self, path: str) -> dict[str, object]:
+        raise NotImplementedError
 
     def do_GET(self) -> None:
-        self.asked.append((unquote(self.path), self.headers["Accept"]))
-        answer = b'{"items": [{"metadata": {"uid": "uid-1"}}]}'
+        answer = json.dumps(self.listed(unquote(self.path))).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -78,16 +79,32 @@ class OneOfEach(BaseHTTPRequestHandler):
         return
 
 
-async def test_looking_for_missed_deletions_reads_no_spec_and_no_pod_that_has_ended() -> None:
-    """There may be thousands."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), OneOfEach) as server:
+@contextmanager
+def served_by(lists: type[Lists]) -> Iterator[Cluster]:
+    """A cluster whose API server answers so."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), lists) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         host = f"http://127.0.0.1:{server.server_address[1]}"
-        api = Cluster(ApiClient(Configuration(host=host)), Metrics())
+        yield Cluster(ApiClient(Configuration(host=host)), Metrics())
+        server.shutdown()
+
+
+class OneOfEach(Lists):
+    """Answers any list with one object, and notes what it was asked."""
+
+    asked: ClassVar[list[tuple[str, str]]] = []
+
+    def listed(self, path: str) -> dict[str, object]:
+        self.asked.append((path, self.headers["Accept"]))
+        return {"items": [{"metadata": {"uid": "uid-1"}}]}
+
+
+async def test_looking_for_missed_deletions_reads_no_spec_and_no_pod_that_has_ended() -> None:
+    """There may be thousands."""
+    with served_by(OneOfEach) as api:
         for kind in ("Pod", "Service"):
             assert await api.uids(Ref(kind, "default"), label="a=b") == {"uid-1"}
         assert len([pod async for pod in api.failed_pods("default", "a=b")]) == 1
-        server.shutdown()
     [(pods, accept), (services, _), (failed, _)] = OneOfEach.asked
     assert "fieldSelector=status.phase!=Failed,status.phase!=Succeeded" in pods
     assert "labelSelector=a=b" in pods
@@ -96,36 +113,24 @@ async def test_looking_for_missed_deletions_reads_no_spec_and_no_pod_that_has_en
     assert "fieldSelector=status.phase=Failed&limit=10" in failed
 
 
-class Pages(BaseHTTPRequestHandler):
+class Pages(Lists):
     """Holds pods without end, a page of ten at a time."""
 
     asked: ClassVar[list[str]] = []
 
-    def do_GET(self) -> None:
-        path = unquote(self.path)
+    def listed(self, path: str) -> dict[str, object]:
         self.asked.append(path)
         first = int(path.partition("continue=")[2] or 0)
         items = [{"metadata": {"uid": f"uid-{first + number}"}} for number in range(10)]
-        answer = json.dumps({"items": items, "metadata": {"continue": str(first + 10)}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_: object) -> None:
-        return
+        return {"items": items, "metadata": {"continue": str(first + 10)}}
 
 
 async def test_of_a_list_a_few_objects_are_held_at_a_time_and_failed_pods_have_an_end() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        host = f"http://127.0.0.1:{server.server_address[1]}"
-        api = Cluster(ApiClient(Configuration(host=host)), Metrics())
+    with served_by(Pages) as api:
         found = [pod["metadata"]["uid"] async for pod in api.failed_pods("default", "a=b")]
         async for pod in api.live_pods("default", "a=b"):
             if pod["metadata"]["uid"] == "uid-25":
                 break
-        server.shutdown()
     assert found == [f"uid-{number}" for number in range(200)]
     failed, live = Pages.asked[:20], Pages.asked[20:]
     assert all("status.phase=Failed&limit=10" in path for path in failed)

@@ -50,11 +50,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def create_operator(store: Slow, instance: str = "one") -> Reconciler:
-    """A new one, which has read nothing."""
+def create_context(store: Slow, instance: str = "one", **fields: Any) -> Context:
+    """What a new operator's reconcilers share."""
     client = httpx.AsyncClient(transport=httpx.MockTransport(AdminPorts().answer))
     settings = replace(SETTINGS, instance=instance)
-    made = Reconciler(Context(settings, store, client, Metrics(), store.watched), "default", "demo")
+    return Context(settings, store, client, Metrics(), store.watched, **fields)
+
+
+def create_operator(store: Slow, instance: str = "one", **fields: Any) -> Reconciler:
+    """A new one, which has read nothing."""
+    made = Reconciler(create_context(store, instance, **fields), "default", "demo")
     made.see(body())
     return made
 
@@ -147,10 +152,7 @@ async def test_a_pod_that_the_watch_still_shows_is_let_go_once_it_is_missed(
     store: Slow, clock: Clock
 ) -> None:
     missed = list[str]()
-    client = httpx.AsyncClient(transport=httpx.MockTransport(AdminPorts().answer))
-    shared = Context(SETTINGS, store, client, Metrics(), store.watched, missed=missed.append)
-    one = Reconciler(shared, "default", "demo")
-    one.see(body())
+    one = create_operator(store, missed=missed.append)
     store.pods = [pod_body()]
     await one.reconcile()
     clock.running_s += 11 * SETTINGS.resync_s
@@ -179,10 +181,7 @@ async def test_what_comes_and_goes_while_deletions_are_looked_for_is_as_the_watc
 ) -> None:
     store = Listing()
     missed = list[str]()
-    client = httpx.AsyncClient(transport=httpx.MockTransport(AdminPorts().answer))
-    shared = Context(SETTINGS, store, client, Metrics(), store.watched, missed=missed.append)
-    one = Reconciler(shared, "default", "demo")
-    one.see(body())
+    one = create_operator(store, missed=missed.append)
     await one.reconcile()
 
     def meanwhile(kind: str) -> None:
@@ -212,8 +211,7 @@ async def test_of_the_object_itself_no_more_is_kept_than_is_read(store: Slow) ->
 
 
 async def test_what_all_objects_share_is_given_back_when_one_ends(store: Slow) -> None:
-    client = httpx.AsyncClient(transport=httpx.MockTransport(AdminPorts().answer))
-    context = Context(SETTINGS, store, client, Metrics(), store.watched)
+    context = create_context(store)
     one = Reconciler(context, "default", "demo")
     one.see(body())
     store.pods = [pod_body()]

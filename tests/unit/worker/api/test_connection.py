@@ -108,37 +108,31 @@ def test_who_reads_nothing_of_a_last_answer_is_cut(header: str, high: int | None
     assert uvloop.run(stall()) == ["write"]
 
 
-def test_a_slow_reader_of_a_last_answer_gets_all_of_it() -> None:
-    async def read() -> tuple[int, list[str]]:
-        loop, size = asyncio.get_running_loop(), 0
-        async with asked(CLOSE) as (client, missed):
+async def read_slowly(intervals: int, most: int) -> tuple[int, list[str], bool]:
+    """The answer, read evenly in so many of WRITE_S, at `most` bytes at once; how much came, the
+    deadlines that were missed, and whether the connection was ended in order."""
+    loop, size, is_whole = asyncio.get_running_loop(), 0, False
+    async with asked(CLOSE) as (client, missed):
+        with contextlib.suppress(ConnectionResetError):
             began_s = loop.time()
-            while data := await loop.sock_recv(client, 1 << 20):
+            while data := await loop.sock_recv(client, most):
                 size += len(data)
-                ahead_s = began_s + 3 * WRITE_S * size / len(ANSWER) - loop.time()
+                ahead_s = began_s + intervals * WRITE_S * size / len(ANSWER) - loop.time()
                 await asyncio.sleep(max(0.0, ahead_s))
-        return size, missed
+            is_whole = True
+    return size, missed, is_whole
 
-    size, missed = uvloop.run(read())
+
+def test_a_slow_reader_of_a_last_answer_gets_all_of_it() -> None:
+    size, missed, is_whole = uvloop.run(read_slowly(3, 1 << 20))
+    assert is_whole
     assert size > len(ANSWER)
     assert missed == []
 
 
 def test_who_reads_too_little_of_an_answer_at_a_time_is_cut() -> None:
     """Else a byte for each interval would keep it for ever."""
-
-    async def read() -> tuple[int, list[str]]:
-        loop, size = asyncio.get_running_loop(), 0
-        async with asked(CLOSE) as (client, missed):
-            with contextlib.suppress(ConnectionResetError):
-                began_s = loop.time()
-                while data := await loop.sock_recv(client, 1 << 18):
-                    size += len(data)
-                    ahead_s = began_s + 80 * WRITE_S * size / len(ANSWER) - loop.time()
-                    await asyncio.sleep(max(0.0, ahead_s))
-        return size, missed
-
-    size, missed = uvloop.run(read())
+    size, missed, _ = uvloop.run(read_slowly(80, 1 << 18))
     assert size < len(ANSWER)
     assert missed == ["write"]
 
