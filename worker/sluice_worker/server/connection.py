@@ -126,7 +126,6 @@ class Connection(H11Protocol):
         self.conn: Incoming = Incoming(h11.SERVER, MAX_HEADER_BYTES)
         self._receive_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._has_begun = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clocks. The age is jittered, or clients that came together leave together."""
@@ -147,9 +146,8 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """The receive deadlines run from a request's first byte: to its headers', to its last."""
-        if not self._has_begun:
+        if self._has_nothing_begun():  # the time to dial ahead ends
             self._receive_timer = _cancelled(self._receive_timer)
-            self._has_begun = True
         if self._receive_timer is None:
             self._arm_receive()
         super().data_received(data)
