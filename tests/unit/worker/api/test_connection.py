@@ -372,6 +372,23 @@ def test_a_body_in_tiny_chunks_is_ended(sizes: list[int]) -> None:
     assert taken(sizes[:-1]) == sum(sizes[:-1])
 
 
+def test_who_dials_ahead_is_not_late_with_headers_before_their_first_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HEADER_S", 0.2)
+
+    async def dial(sent: bytes) -> bytes:
+        async with bounded(9, listens) as (_, address), Clients() as clients:
+            client = await clients.connect(address, sent)
+            await asyncio.sleep(0.4)  # twice as long as headers may take
+            with contextlib.suppress(ConnectionError):
+                await asyncio.get_running_loop().sock_sendall(client, GET[len(sent) :])
+            return await told(client)
+
+    assert uvloop.run(dial(b"")) == b"HTTP/1.1 401", "which this application answers"
+    assert uvloop.run(dial(GET[:5])) == b""
+
+
 @pytest.mark.parametrize(
     ("size", "header"),
     [(MIN_CHUNK_BYTES, "Transfer-Encoding: chunked"), (1, f"Content-Length: {3 * NUM_CHUNKS}")],
