@@ -1,10 +1,26 @@
 """A request's prompts as token ids."""
 
+from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ..errors import RequestError
 from ..protocol import Completion
 from ..tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as the reply repeats it.
+
+    `places`: the character at which each token begins, where log-probabilities are told.
+    """
+
+    text: str
+    places: Sequence[int] = ()
+
+
+NO_ECHO = Echo("")
 
 
 class Prompts:
@@ -17,7 +33,7 @@ class Prompts:
         # Rows of the embedding table, over which a token id has no meaning.
         self.vocab_size = size if isinstance(size, int) else tokenizer.vocab_size
 
-    def read(self, request: Completion, keep: int | None) -> tuple[list[Sequence[int]], list[str]]:
+    def read(self, request: Completion, keep: int | None) -> tuple[list[Sequence[int]], list[Echo]]:
         """The token ids of each prompt, the last `keep` of them, and what a reply repeats of it."""
         prompts = [self._token_ids(prompt, request, keep) for prompt in request.prompts]
         both = zip(request.prompts, prompts, strict=True)
@@ -53,11 +69,23 @@ class Prompts:
         ids: Sequence[int],
         request: Completion,
         keep: int | None,
-    ) -> str:
+    ) -> Echo:
         """What the reply repeats of a prompt: the text as it came, unless it was cut."""
         if not request.echo:
-            return ""
-        if isinstance(asked, str) and (keep is None or len(ids) < keep):
-            return asked
+            return NO_ECHO
+        is_placed = request.sampling.engine.logprobs is not None
         skip = request.sampling.skip_special_tokens
-        return self._tokenizer.decode(ids, skip_special_tokens=skip)
+        if isinstance(asked, str) and (keep is None or len(ids) < keep):
+            text, places = asked, self._places(asked, request) if is_placed else []
+        elif is_placed:
+            text, places = self._tokenizer.decode_placed(ids, skip_special_tokens=skip)
+        else:
+            text, places = self._tokenizer.decode(ids, skip_special_tokens=skip), []
+        return Echo(text, array("i", places))
+
+    def _places(self, text: str, request: Completion) -> list[int]:
+        return self._tokenizer.places_in_text(
+            text,
+            add_special_tokens=request.add_special_tokens,
+            parse_special=request.parse_special,
+        )

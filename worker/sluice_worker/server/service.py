@@ -80,7 +80,7 @@ from .generation import Choice, Generation
 from .ledger import Ledger
 from .live import Live
 from .off_loop import bodies, off_loop, texts
-from .prompts import Prompts
+from .prompts import Echo, Prompts
 from .renderer import Renderer
 from .text import Transcript
 
@@ -186,7 +186,7 @@ class Service:
         pool = engine.num_blocks * engine.block_size
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
         num_choices = request.sampling.n
-        check_repeated(request, prompts, echoes)
+        check_repeated(request, prompts, (echo.text for echo in echoes))
         check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
         if request.has_default_length:  # it is ours to choose
             longest = longest_scored(
@@ -219,7 +219,7 @@ class Service:
         return sampling
 
     def _submit(
-        self, generation: Generation, message: Submit, echo: str, i: int, arrival_s: float
+        self, generation: Generation, message: Submit, echo: Echo, i: int, arrival_s: float
     ) -> None:
         """Submit the i-th answer to a prompt; each draws with a seed of its own."""
         request, params = generation.request, generation.request.sampling
@@ -236,7 +236,7 @@ class Service:
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
             ),
-            stops=params.stop,
+            stops=generation.stops,
             stop_token_ids=frozenset(params.stop_token_ids),
             min_tokens=params.min_tokens,
             include_stop=params.include_stop,
