@@ -206,9 +206,8 @@ class Tokenizer:
             places.append(output.place())
         text = "".join([*parts, output.flush()])
         whole = self.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        if text.startswith(" ") and not whole.startswith(" "):  # some decoders drop the first one
-            return text[1:], [max(place - 1, 0) for place in places]
-        return text, places
+        dropped = max(_num_first_spaces(text) - _num_first_spaces(whole), 0)
+        return text[dropped:], [max(place - dropped, 0) for place in places]
 
     def token_text(self, token_id: int) -> str:
         """A token's text as it stands inside a text; what is no whole character is U+FFFD."""
@@ -307,6 +306,10 @@ def _added(token: Token) -> AddedToken:
         return AddedToken(token["content"], **flags)
     except UnicodeEncodeError as error:
         raise CheckpointError("tokenizer_config.json: a token has a lone surrogate.") from error
+
+
+def _num_first_spaces(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
 
 
 def _place_spaces(tokenizer: tokenizers.Tokenizer) -> None:

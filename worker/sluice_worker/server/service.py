@@ -108,7 +108,9 @@ class Service:
         self.tokenizer = Tokenizer(directory)
         self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
         config_json = read_json(directory, "config.json")
-        self.prompts = Prompts(self.tokenizer, config_json)
+        self.prompts = Prompts(
+            self.tokenizer, config_json, parse_special=config.server.parse_special
+        )
         self.bodies = Bodies(config.server)
         self.answers = Answers()
         self.parsing, self.texts = bodies(), texts()
@@ -213,7 +215,8 @@ class Service:
         """The engine's part of `params`, checked against the model's tokens."""
         check_vocabulary(params, self.prompts.vocab_size)
         sampling = for_engine(
-            params, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
+            params,
+            lambda text: self.tokenizer.encode(text, add_special_tokens=False, parse_special=True),
         )
         check_something_left(params, sampling, self.eos_token_ids)
         return sampling
@@ -237,7 +240,7 @@ class Service:
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
             ),
             stops=generation.stops,
-            stop_token_ids=frozenset(params.stop_token_ids),
+            stop_token_ids=params.stop_token_ids,
             min_tokens=params.min_tokens,
             include_stop=params.include_stop,
         )
@@ -528,7 +531,7 @@ def _message(
         temperature=params.temperature,
         seed=None,
         ignore_eos=params.ignore_eos,
-        stop_token_ids=list(params.stop_token_ids),
+        stop_token_ids=sorted(params.stop_token_ids),
         min_tokens=params.min_tokens,
         submitted_s=0.0,
         cache_salt=request.cache_salt,

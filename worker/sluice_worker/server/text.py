@@ -19,12 +19,15 @@ class Detokenizer(Protocol):
 
 
 class StopStrings:
-    """The stop strings of one request, shared by its answers: however many, a character costs a
-    look at the lengths of those that end with it."""
+    """The stop strings of one request, shared by its answers.
+
+    However many there are, a character costs two looks, and more only where one begins or ends.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._order = {stop: at for at, stop in reversed([*enumerate(stops)])}
         self._sorted = sorted(self._order)
+        self._firsts = {stop[0] for stop in self._order}
         self.longest = max(map(len, stops), default=0)
         lengths: dict[str, set[int]] = {}
         for stop in self._order:
@@ -38,9 +41,10 @@ class StopStrings:
         """Where the stop string begins that ends first in the last `num_new` characters; of those
         that end together, the first that is named (as in vLLM)."""
         for end in range(len(text) - num_new + 1, len(text) + 1):
-            parts = (text[max(end - n, 0) : end] for n in self._lengths.get(text[end - 1], ()))
-            hits = [part for part in parts if part in self._order]
-            if hits:
+            if (lengths := self._lengths.get(text[end - 1])) is None:
+                continue
+            parts = (text[max(end - length, 0) : end] for length in lengths)
+            if hits := [part for part in parts if part in self._order]:
                 stop = min(hits, key=self._order.__getitem__)
                 return end - len(stop), stop
         return None
@@ -48,6 +52,8 @@ class StopStrings:
     def num_open_ended(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string and is none itself."""
         for length in range(min(len(text), self.longest - 1), 0, -1):
+            if text[-length] not in self._firsts:
+                continue
             end = text[-length:]
             behind = bisect_right(self._sorted, end)
             if behind < len(self._sorted) and self._sorted[behind].startswith(end):
