@@ -205,6 +205,25 @@ def test_control_tokens_in_the_text_of_a_prompt_are_read(worker: Worker, strict:
     assert read(strict, FIM, parse_special=True) == read(worker, FIM)
 
 
+@pytest.mark.parametrize("details", [False, True])
+def test_a_streamed_generation_tells_what_the_whole_one_tells(
+    worker: Worker, details: bool
+) -> None:
+    asked = {"prompt": FIM, "max_tokens": 6, "return_token_ids": True, "details": details}
+    reply = post(worker, "/generate", **asked)
+    answer = httpx.post(worker.url + "/generate", json={**asked, "stream": True}, timeout=60)
+    first, *others = [json.loads(event) for event in stream_events(answer.text)]
+    last = others[-1]
+    assert first["prompt_token_ids"] == reply["prompt_token_ids"]
+    assert not any("prompt_token_ids" in event for event in others)
+    assert [event["token"]["id"] for event in (first, *others)] == reply["token_ids"]
+    assert last["generated_text"] == reply["generated_text"]
+    told = reply.get("details", {**last["details"], "tokens": []})
+    assert {**last["details"], "prefill": [], "tokens": told["tokens"]} == {"prefill": [], **told}
+    logprobs = [event["token"]["logprob"] for event in (first, *others)]
+    assert logprobs == ([token["logprob"] for token in told["tokens"]] or [None] * 6)
+
+
 def test_a_bos_that_a_prompt_begins_with_comes_beside_the_tokenizers_own(worker: Worker) -> None:
     """As in vLLM and transformers; `add_special_tokens: false` leaves the tokenizer's out."""
     for ids in read(worker, "<s>def"):

@@ -224,6 +224,7 @@ class GenerateFormat(Format):
             token=self._token(token_id, text, logprob),
             generated_text="".join(self._pieces) if is_last else None,
             details=self._details(picked) if is_last else None,
+            prompt_token_ids=self._prompt_ids(picked, item.token.first is not None),
         )
         return event(encode(chunk))
 
