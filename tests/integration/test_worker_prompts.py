@@ -1,7 +1,7 @@
 """What a prompt's text becomes, and where its tokens stand, with a tokenizer that has a BOS."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +93,14 @@ def streamed(worker: Worker, **fields: Any) -> list[dict[str, Any]]:
     return [joined[index] for index in sorted(joined)]
 
 
-def check_places(choice: dict[str, Any]) -> None:
+def check_places(choice: dict[str, Any], *, left_out: Collection[str] = SPECIAL) -> None:
     """Offsets never decrease, and each whole token stands at its own in the choice's text."""
     told, text = choice["logprobs"], choice["text"]
     offsets = told["text_offset"]
     assert offsets == sorted(offsets)
     assert offsets[-1] <= len(text)
     for token, offset in zip(told["tokens"], offsets, strict=True):
-        if "\ufffd" not in token and token not in SPECIAL:
+        if "\ufffd" not in token and token not in left_out:
             assert text.startswith(token, offset), (token, offset, text)
 
 
@@ -148,6 +148,16 @@ def test_a_stream_of_any_prompts_and_choices_tells_what_the_whole_reply_tells(
     for choice in choices:
         if choice["stop_reason"] is None:
             check_places(choice)
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+def test_control_tokens_that_are_shown_stand_where_they_are(worker: Worker, spaced: bool) -> None:
+    asked = {"prompt": [PREFIX, 90, SUFFIX, 91], "echo": True, "max_tokens": 8, "logprobs": 0}
+    asked |= {"logit_bias": {str(PREFIX): 50, str(MIDDLE): 51}, "frequency_penalty": 2}
+    asked |= {"skip_special_tokens": False, "spaces_between_special_tokens": spaced}
+    (choice,) = whole(worker, **asked)
+    assert {"<fim_prefix>", "<fim_middle>"} <= {*choice["logprobs"]["tokens"][4:]}
+    check_places(choice, left_out=())
 
 
 def test_a_token_that_a_stop_string_cuts_off_stands_behind_the_text(worker: Worker) -> None:

@@ -19,8 +19,8 @@ from .wire import Sampling
 MAX_SEQUENCES = 1024
 """Sequences of one request (prompts x n): bounded before anything is allocated for them."""
 MAX_TEXT_CHARS = 1 << 14
-"""Of all stop strings, and of all bad words: to find the first among them takes time by the longest,
-40 ms where one has as many. How many they are costs next to nothing."""
+"""Of all stop strings, and of all bad words. The longest stop string decides what is held back and
+looked through: 20 ms where one has as many. Their number costs next to nothing."""
 MAX_BAD_WORDS = 256
 """Each is compared with the end of the text before every token; vLLM takes half as many."""
 MAX_TOKEN_IDS = 4096

@@ -1,12 +1,14 @@
 """Stop strings: no part of one is ever sent, and all else is."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_worker.server.text import StopFinder, StopStrings, Transcript
 
 PIECES = st.lists(st.text(alphabet="ab\n", max_size=4), max_size=12)
-STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=3)
+STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=8)
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
@@ -94,6 +96,20 @@ def test_of_stops_in_one_piece_the_first_to_end_wins_and_then_the_first_that_is_
     stops: list[str], text: str, reason: str
 ) -> None:
     assert StopFinder(StopStrings(stops)).push("abcd") == (text, reason)
+
+
+def test_a_thousand_stop_strings_cost_a_token_what_one_does() -> None:
+    def seconds(num: int) -> float:
+        finder = StopFinder(StopStrings([f"\nUser {i}:" for i in range(num)]))
+        begin = time.perf_counter()
+        for _ in range(2000):
+            assert finder.push(" some words\nof User 1 and 2") == (
+                " some words\nof User 1 and 2",
+                None,
+            )
+        return time.perf_counter() - begin
+
+    assert min(seconds(1000) for _ in range(3)) < 5 * min(seconds(1) for _ in range(3))
 
 
 class Pieces:
