@@ -1,6 +1,7 @@
 """What a worker is started with: flags spelled as vLLM's; parsing names all problems at once."""
 
 import argparse
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,6 +85,7 @@ class ServerConfig(Struct, frozen=True):
     connection_max_age: float = 30.0
     chat_template: Path | None = None
     generation_config: Literal["auto", "vllm"] = "auto"
+    parse_special: bool = True
     sse_keep_alive_interval: float = 0.0
     allowed_origins: tuple[str, ...] = ("*",)
 
@@ -178,6 +180,12 @@ def _one_gpu(text: str) -> None:
         raise ValueError(f"must be 1, not {text!r}: a pod has one GPU, and more GPUs are more pods")
 
 
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"must be true or false, not {text!r}")
+    return text == "true"
+
+
 _speculation = _json(
     NgramSpeculation,
     f"object with method ngram and the keys {', '.join(NgramSpeculation.__struct_fields__)}",
@@ -263,6 +271,12 @@ SERVER_FLAGS = (
     ),
     Flag("chat-template", Path, "file of a Jinja template, instead of the checkpoint's own"),
     _choice("generation-config", ("auto", "vllm"), "sampling defaults; auto: the checkpoint's"),
+    Flag(
+        "parse-special",
+        _truth,
+        "read control tokens in the text of a prompt, unless its request says otherwise",
+        "{true,false}",
+    ),
     Flag("sse-keep-alive-interval", _interval, "seconds of silence until a comment; 0: never"),
     Flag("allowed-origins", _origins, 'JSON list of pages that may ask from a browser; ["*"]: all'),
 )
@@ -297,6 +311,8 @@ def _help(flag: Flag, fields: Mapping[str, object]) -> str:
     default = fields.get(flag.name.replace("-", "_"))
     if default == "" or not isinstance(default, str | int | float):
         return flag.help
+    if isinstance(default, bool):
+        default = json.dumps(default)
     return f"{flag.help}; default: {default if isinstance(default, str | int) else f'{default:g}'}"
 
 

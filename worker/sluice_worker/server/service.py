@@ -80,7 +80,7 @@ from .generation import Choice, Generation
 from .ledger import Ledger
 from .live import Live
 from .off_loop import bodies, off_loop, texts
-from .prompts import Prompts
+from .prompts import Echo, Prompts
 from .renderer import Renderer
 from .text import Transcript
 
@@ -108,7 +108,9 @@ class Service:
         self.tokenizer = Tokenizer(directory)
         self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
         config_json = read_json(directory, "config.json")
-        self.prompts = Prompts(self.tokenizer, config_json)
+        self.prompts = Prompts(
+            self.tokenizer, config_json, parse_special=config.server.parse_special
+        )
         self.bodies = Bodies(config.server)
         self.answers = Answers()
         self.parsing, self.texts = bodies(), texts()
@@ -186,7 +188,7 @@ class Service:
         pool = engine.num_blocks * engine.block_size
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
         num_choices = request.sampling.n
-        check_repeated(request, prompts, echoes)
+        check_repeated(request, prompts, (echo.text for echo in echoes))
         check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
         if request.has_default_length:  # it is ours to choose
             longest = longest_scored(
@@ -213,13 +215,14 @@ class Service:
         """The engine's part of `params`, checked against the model's tokens."""
         check_vocabulary(params, self.prompts.vocab_size)
         sampling = for_engine(
-            params, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
+            params,
+            lambda text: self.tokenizer.encode(text, add_special_tokens=False, parse_special=True),
         )
         check_something_left(params, sampling, self.eos_token_ids)
         return sampling
 
     def _submit(
-        self, generation: Generation, message: Submit, echo: str, i: int, arrival_s: float
+        self, generation: Generation, message: Submit, echo: Echo, i: int, arrival_s: float
     ) -> None:
         """Submit the i-th answer to a prompt; each draws with a seed of its own."""
         request, params = generation.request, generation.request.sampling
@@ -236,8 +239,8 @@ class Service:
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
             ),
-            stops=params.stop,
-            stop_token_ids=frozenset(params.stop_token_ids),
+            stops=generation.stops,
+            stop_token_ids=params.stop_token_ids,
             min_tokens=params.min_tokens,
             include_stop=params.include_stop,
         )
@@ -528,7 +531,7 @@ def _message(
         temperature=params.temperature,
         seed=None,
         ignore_eos=params.ignore_eos,
-        stop_token_ids=list(params.stop_token_ids),
+        stop_token_ids=sorted(params.stop_token_ids),
         min_tokens=params.min_tokens,
         submitted_s=0.0,
         cache_salt=request.cache_salt,
