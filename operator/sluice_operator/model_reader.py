@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from sluice_worker.errors import CheckpointError
 from sluice_worker.sizing import SizingError
 
 from . import hub
 from .admin_token import may_be_sent, token_of
-from .checkpoint import Checkpoint, CheckpointError, Unread, read
+from .checkpoint import Checkpoint, Unread, read
 from .children import model_of
 from .cluster import Cluster, Ref
 from .fit import Refused

@@ -19,9 +19,10 @@ import msgspec
 
 from .config import EngineConfig
 from .errors import StartupError, told
-from .files import checkpoint_dir, read_json
+from .files import Directory, checkpoint_dir
 from .models.config import DecoderConfig
 from .resources import Resources
+from .stored import read_config
 from .wire import (
     Abort,
     CheckIntegrity,
@@ -168,7 +169,7 @@ def serve(link: Link) -> int:
     set_threads(Resources().num_threads())
     try:
         # What can be refused without torch, whose import takes seconds, is refused before it.
-        DecoderConfig.from_json(read_json(checkpoint_dir(config.model), "config.json"))
+        DecoderConfig.from_json(read_config(Directory(checkpoint_dir(config.model))))
         gc.disable()  # all of it stays: looking for garbage takes a seventh of the import
         from .startup import start  # imports torch, which reads the settings above
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError, DownloadError
-from ..files import INDEX, WEIGHTS, read_json, shard_names
+from ..files import Directory
+from ..stored import WEIGHTS, Weights
 from .listing import REQUIRED, RemoteFile
 from .reference import HubModel
 
@@ -151,12 +152,12 @@ class Cache:
             yield
 
 
-def _weights(directory: Path) -> list[str]:
+def _weights(directory: Path) -> tuple[str, ...]:
     """The safetensors files that must be in `directory`."""
     try:
-        return [INDEX, *shard_names(read_json(directory, INDEX))]
+        return Weights.of(Directory(directory)).files
     except CheckpointError:
-        return [WEIGHTS]
+        return (WEIGHTS,)
 
 
 def _locked(fd: int, root: Path) -> bool:

@@ -1,4 +1,5 @@
-"""What a model of the hub consists of, and which of its files are fetched. Pure.
+"""What a model of the hub consists of, and which of its files are fetched. Pure but for
+the index that `weight_files` reads.
 
 Names are hostile input: only plain names at the top of the repository are taken, from a list of
 known ones, so that no file of a repository is ever written outside its directory or run.
@@ -7,9 +8,11 @@ known ones, so that no file of a repository is ever written outside its director
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import CheckpointError, DownloadError
-from ..files import INDEX, WEIGHTS, shard_names
+from ..files import Directory
+from ..stored import INDEX, WEIGHTS, Weights
 
 REQUIRED = ("config.json", "tokenizer.json")
 OPTIONAL = (
@@ -85,11 +88,9 @@ def small_files(repo: str, listing: Listing, *, weights: bool) -> tuple[RemoteFi
     return tuple(listing.files[name] for name in wanted if name in listing.files)
 
 
-def weight_files(
-    repo: str, listing: Listing, index: Mapping[str, object] | None
-) -> tuple[RemoteFile, ...]:
-    """The safetensors files: those that `index` names, or the one."""
-    names = [WEIGHTS] if index is None else shard_names(index)
+def weight_files(repo: str, listing: Listing, directory: Path) -> tuple[RemoteFile, ...]:
+    """The safetensors files: the one, or those that the index in `directory` names."""
+    names = Weights.of(Directory(directory), listing.files).files
     missing = [name for name in names if name not in listing.files]
     if missing:
         raise CheckpointError(f"{repo}: {INDEX} names {missing[0]}, which is not there.")

@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 
 from ..chat import Conversation
 from ..errors import ConfigError, RequestError
-from ..files import inside
+from ..files import is_there, read_text
 from ..tokenizer import Tokenizer
 from ..tokenizer_config import TokenizerConfig
 from .template import ChatTemplate
@@ -82,6 +82,6 @@ def _flag(path: Path | None) -> dict[str, str]:
 
 def _checkpoint(directory: Path, config: TokenizerConfig) -> dict[str, str]:
     """chat_template.jinja, or what tokenizer_config.json says."""
-    if (directory / JINJA).exists():
-        return {"default": inside(directory, JINJA).read_text(encoding="utf-8", errors="replace")}
+    if is_there(directory, JINJA):
+        return {"default": read_text(directory, JINJA, MAX_TEMPLATE_BYTES)}
     return config.chat_templates

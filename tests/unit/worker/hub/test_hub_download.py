@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_worker.errors import CheckpointError, StartupError, UnsupportedModel
-from sluice_worker.files import inside, read_json
+from sluice_worker.files import Directory, read_json
 from sluice_worker.hub.cache import Cache, Stopped
 from sluice_worker.hub.download import download
 from sluice_worker.hub.listing import RemoteFile
@@ -139,10 +139,10 @@ def test_all_that_is_served_is_fetched_and_nothing_that_can_run(hub: Hub, access
 def test_files_of_a_snapshot_are_read_as_its_own(access: Access) -> None:
     directory = fetch(access)
     assert read_json(directory, "config.json")["model_type"] == "llama"
-    assert inside(directory, WEIGHTS).stat().st_size > SIZE
+    assert Directory(directory).locate(WEIGHTS).stat().st_size > SIZE
     (directory / "out.json").symlink_to("/etc/hostname")
     with pytest.raises(CheckpointError, match="outside"):
-        inside(directory, "out.json")
+        Directory(directory).locate("out.json")
 
 
 def test_the_cache_is_laid_out_as_huggingface_hub_reads_it(hub: Hub, access: Access) -> None:
@@ -170,7 +170,8 @@ def test_a_second_start_fetches_nothing_and_one_at_a_commit_asks_nothing(
 
 
 def add_shards(hub: Hub, *sizes: int) -> list[str]:
-    """Names of shards of so many bytes, which the model has now beside an index of them."""
+    """Names of shards of so many bytes, which the model has now in place of its one file."""
+    hub.files.pop(WEIGHTS, None)
     shards = {f"model-{i}-of-{len(sizes)}.safetensors": size for i, size in enumerate(sizes, 1)}
     hub.files |= {name: safetensors({}, size) for name, size in shards.items()}
     hub.files[INDEX] = json.dumps({"weight_map": {f"of {name}": name for name in shards}}).encode()
