@@ -8,6 +8,7 @@ from pathlib import Path
 from jinja2 import TemplateError
 
 from ..chat import Conversation
+from ..config import MAX_TEXT_BYTES, read_named
 from ..errors import ConfigError, RequestError
 from ..files import is_there, read_text
 from ..tokenizer import Tokenizer
@@ -15,7 +16,6 @@ from ..tokenizer_config import TokenizerConfig
 from .template import ChatTemplate
 
 log = logging.getLogger(__name__)
-MAX_TEMPLATE_BYTES = 1 << 20
 JINJA = "chat_template.jinja"
 
 
@@ -72,16 +72,13 @@ def _flag(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     try:
-        if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise ConfigError([f"--chat-template {path} is larger than 1 MiB"])
-        return {"default": path.read_text(encoding="utf-8")}
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError([f"--chat-template {path} cannot be read: {reason}"]) from error
+        return {"default": read_named(path)}
+    except ConfigError as error:
+        raise ConfigError([f"--chat-template {problem}" for problem in error.problems]) from error
 
 
 def _checkpoint(directory: Path, config: TokenizerConfig) -> dict[str, str]:
     """chat_template.jinja, or what tokenizer_config.json says."""
     if is_there(directory, JINJA):
-        return {"default": read_text(directory, JINJA, MAX_TEMPLATE_BYTES)}
+        return {"default": read_text(directory, JINJA, MAX_TEXT_BYTES)}
     return config.chat_templates
