@@ -3,6 +3,8 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 NOBODY = 65534
 
@@ -18,3 +20,12 @@ def ordinary_user() -> Iterator[int]:
         yield os.geteuid()
     finally:
         os.seteuid(own)
+
+
+@contextmanager
+def open_directory() -> Iterator[Path]:
+    """A directory that any user may look into; pytest's own are for their owner alone."""
+    with TemporaryDirectory() as made:
+        path = Path(made)
+        path.chmod(0o755)
+        yield path

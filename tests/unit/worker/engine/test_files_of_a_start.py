@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,7 +15,7 @@ from sluice_worker.server.guards import Inflight
 from sluice_worker.server.service import Service
 from sluice_worker.startup import start
 from unit.worker.api.tiny import VOCAB_SIZE, write_tokenizer
-from unit.worker.ordinary_user import ordinary_user
+from unit.worker.ordinary_user import open_directory, ordinary_user
 
 from .factories import save_llama
 
@@ -80,10 +79,8 @@ def write_checkpoint(directory: Path, *, sharded: bool = False, lists_tokens: bo
 
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Path]:
-    """Undamaged files, where an ordinary user may look: pytest's own directories are root's."""
-    with TemporaryDirectory() as made:
-        root = Path(made)
-        root.chmod(0o755)
+    """Undamaged files."""
+    with open_directory() as root:
         write_checkpoint(root / "model")
         write_checkpoint(root / "older", lists_tokens=False)
         write_checkpoint(root / "sharded", sharded=True)
@@ -103,10 +100,8 @@ def whole() -> Iterator[Path]:
 
 @pytest.fixture
 def root(whole: Path) -> Iterator[Path]:
-    with TemporaryDirectory() as made:
-        copy = Path(made) / "files"
-        copy.parent.chmod(0o755)
-        yield shutil.copytree(whole, copy)
+    with open_directory() as made:
+        yield shutil.copytree(whole, made / "files")
 
 
 class Loaded(Exception):
