@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import httpx
 from sluice_worker.errors import CheckpointError
-from sluice_worker.files import json_object
+from sluice_worker.files import cause, json_object
 from sluice_worker.redirects import RedirectRefused, Redirects
 from sluice_worker.stored import MAX_INDEX_BYTES, MAX_VALUES
 
@@ -63,7 +63,9 @@ def read(model: HubModel, dtype: str, *, on_cpu: bool) -> Checkpoint | Unread:
     except (_Unavailable, httpx.HTTPError) as e:
         is_late = time.monotonic() >= model.ends_s  # whatever a connection that is shut looks like
         said = str(_late()) if is_late else str(e) or type(e).__name__
-        return Unread(f"{model.repo} cannot be read from {model.endpoint}: {said}")
+    except OSError as e:  # of a connection, httpx makes errors of its own
+        said = f"the certificates that SSL_CERT_FILE names cannot be read: {cause(e)}"
+    return Unread(f"{model.repo} cannot be read from {model.endpoint}: {said}")
 
 
 class _Deadline:

@@ -134,9 +134,7 @@ def test_an_empty_file_is_refused(model: Path) -> None:
 
 def test_deeply_nested_json_is_refused(model: Path) -> None:
     (model / "config.json").write_text("[" * 200_000)
-    with pytest.raises(
-        CheckpointError, match=r"config\.json: not valid JSON \(nested"
-    ):
+    with pytest.raises(CheckpointError, match=r"config\.json: not valid JSON \(nested"):
         _read(model)
 
 
