@@ -9,14 +9,13 @@ from jinja2 import TemplateError
 
 from ..chat import Conversation
 from ..errors import ConfigError, RequestError
-from ..files import is_there, read_text
+from ..files import JINJA, TEMPLATES, is_there, read_text
 from ..tokenizer import Tokenizer
 from ..tokenizer_config import TokenizerConfig
 from .template import ChatTemplate
 
 log = logging.getLogger(__name__)
 MAX_TEMPLATE_BYTES = 1 << 20
-JINJA = "chat_template.jinja"
 
 
 class Renderer:
@@ -81,7 +80,10 @@ def _flag(path: Path | None) -> dict[str, str]:
 
 
 def _checkpoint(directory: Path, config: TokenizerConfig) -> dict[str, str]:
-    """chat_template.jinja, or what tokenizer_config.json says."""
-    if is_there(directory, JINJA):
-        return {"default": read_text(directory, JINJA, MAX_TEMPLATE_BYTES)}
-    return config.chat_templates
+    """The templates in files, or what tokenizer_config.json says where there is no such file, as in
+    transformers 5.23. So chat_template.json, which is of processors, is not asked."""
+    files = {JINJA: "default"} if is_there(directory, JINJA) else {}
+    folder = directory / TEMPLATES
+    files |= {f"{TEMPLATES}/{path.name}": path.stem for path in sorted(folder.glob("*.jinja"))}
+    read = {name: read_text(directory, file, MAX_TEMPLATE_BYTES) for file, name in files.items()}
+    return read or config.chat_templates

@@ -57,6 +57,18 @@ def overlapping(path: Path) -> None:
     (path / WEIGHTS).write_bytes(struct.pack("<Q", len(body)) + body + bytes(8))
 
 
+def written(data: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        (path / WEIGHTS).write_bytes(data)
+
+    return write
+
+
+def directory_in_place(path: Path) -> None:
+    (path / WEIGHTS).unlink()
+    (path / WEIGHTS).mkdir()
+
+
 def only_pickle(path: Path) -> None:
     (path / WEIGHTS).rename(path / "pytorch_model.bin")
 
@@ -91,7 +103,10 @@ def index(*, file_name: str) -> Callable[[Path], None]:
     ("damage", "sentence"),
     [
         (truncate, "model.safetensors: not a complete safetensors file"),
-        (huge_header, "model.safetensors: not a complete safetensors file"),
+        (huge_header, "model.safetensors: truncated, or not a safetensors file"),
+        (written(b""), "model.safetensors: empty"),
+        (written(b"version https://git-lfs.github.com/spec/v1\n"), "model.safetensors: a git-lfs"),
+        (directory_in_place, "model.safetensors: not a regular file"),
         (overlapping, "model.safetensors: not a complete safetensors file"),
         (only_pickle, "pytorch_model.bin: only safetensors are read"),
         (fifo, "model.safetensors: not a regular file"),
@@ -188,10 +203,16 @@ def test_bad_json_and_missing_directory_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "empty.json").touch()
+    (tmp_path / "pointer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (tmp_path / "folder.json").mkdir()
     for name, sentence in (
         ("config.json", "not valid JSON"),
         ("list.json", "not a JSON object"),
         ("deep.json", "not valid JSON"),
+        ("empty.json", "empty.json: empty"),
+        ("pointer.json", "pointer.json: a git-lfs pointer, not the file"),
+        ("folder.json", "folder.json: not a regular file"),
         ("../secret", "leads outside"),
         ("absent.json", "missing"),
     ):
