@@ -131,8 +131,8 @@ def test_without_a_dtype_in_the_config_the_stored_tensors_tell_it(
     (model / "config.json").write_text(json.dumps({**kept, **named}))
     found = _read(model)
     assert (found.dtype, found.weights_bytes, found.num_parameters) == ("bfloat16", 2000, 1000)
-    index = {"metadata": {"total_size": 4000}, "weight_map": {"w": "model.safetensors", "v": "b"}}
-    index["weight_map"]["v"] = "z.safetensors"  # which is not there
+    shards = {"w": "model.safetensors", "v": "z.safetensors"}  # of which one is not there
+    index = {"metadata": {"total_size": 4000}, "weight_map": shards}
     (model / INDEX).write_text(json.dumps(index))
     found = _read(model)
     assert (found.dtype, found.weights_bytes, found.num_parameters) == ("bfloat16", 4000, 2000)

@@ -106,7 +106,7 @@ def index(*, file_name: str) -> Callable[[Path], None]:
         (huge_header, "model.safetensors: truncated, or not a safetensors file"),
         (written(b""), "model.safetensors: empty"),
         (written(b"version https://git-lfs.github.com/spec/v1\n"), "model.safetensors: a git-lfs"),
-        (directory_in_place, "model.safetensors: not a regular file"),
+        (directory_in_place, "model.safetensors: Is a directory"),
         (overlapping, "model.safetensors: not a complete safetensors file"),
         (only_pickle, "pytorch_model.bin: only safetensors are read"),
         (fifo, "model.safetensors: not a regular file"),
@@ -212,7 +212,7 @@ def test_bad_json_and_missing_directory_are_named(tmp_path: Path) -> None:
         ("deep.json", "not valid JSON"),
         ("empty.json", "empty.json: empty"),
         ("pointer.json", "pointer.json: a git-lfs pointer, not the file"),
-        ("folder.json", "folder.json: not a regular file"),
+        ("folder.json", "folder.json: Is a directory"),
         ("../secret", "leads outside"),
         ("absent.json", "missing"),
     ):
