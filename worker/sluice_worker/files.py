@@ -18,6 +18,9 @@ from .errors import CheckpointError
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
+JINJA = "chat_template.jinja"
+TEMPLATES = "additional_chat_templates"
+"""The folder of a checkpoint's further chat templates, NAME.jinja each."""
 MAX_JSON_BYTES = 64 << 20
 """A tokenizer of 256 k entries takes about 20 MiB."""
 _PARSING = threading.Lock()
@@ -150,8 +153,6 @@ def read_bytes(source: Source, name: str, most: int) -> bytes:
     data = source.read(name, 0, most + 1)
     if len(data) > most:
         raise CheckpointError(f"{name}: larger than {most >> 20} MiB.")
-    if not data:
-        raise CheckpointError(f"{name}: empty.")
     refuse_pointer(data, name)
     return data
 
@@ -164,6 +165,8 @@ def refuse_pointer(data: bytes, name: str) -> None:
 
 def json_object(data: bytes, name: str, max_values: int | None = None) -> Mapping[str, object]:
     """`data` as a JSON object; CheckpointError naming the file."""
+    if not data:
+        raise CheckpointError(f"{name}: empty.")
     if max_values is not None and sum(map(data.count, (b"{", b"[", b","))) > max_values:
         raise CheckpointError(f"{name}: more than {max_values:,} values.")
     try:

@@ -34,11 +34,11 @@ class Checkpoint:
         self._dtype = dtype
         self._device = device
         self._directory = Directory(directory)
-        weights = Weights.of(self._directory)
-        self._files = {name: self._open(name) for name in weights.files}
+        self._files: dict[str, _SafeFile] = {}
         self._tensors: dict[str, str] = {}
         self._places: dict[str, _Place] = {}
-        for name, header in weights.headers():
+        for name, header in Weights.of(self._directory).headers():
+            self._files[name] = self._open(name)
             self._tensors.update(dict.fromkeys(header, name))
             self._places.update(_places(self._directory.locate(name), header))
         self._read: set[str] = set()

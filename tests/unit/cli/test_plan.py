@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sluice.__main__ import main
 
+MODEL = Path(__file__).parents[3] / "examples/model"
 TOO_LARGE = str(Path(__file__).parents[3] / "examples/models/too-large")
 
 
@@ -18,6 +19,23 @@ def test_model_that_cannot_fit_is_refused_with_what_would_fit(
     said = capsys.readouterr().out
     assert "24.0 GiB" in said
     assert "It would fit with" in said
+
+
+@pytest.mark.parametrize("named", [{}, {"dtype": None}])
+def test_without_a_dtype_in_the_config_the_stored_tensors_tell_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: dict[str, object]
+) -> None:
+    shutil.copytree(MODEL, tmp_path / "m")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    del config["dtype"]
+    (tmp_path / "m/config.json").write_text(json.dumps({**config, **named}))
+    asked = ["--memory", "4Gi", "--device", "cpu"]
+    assert main(["plan", str(tmp_path / "m"), *asked]) == 0
+    said = capsys.readouterr().out
+    assert "weights 5.3 MiB" in said
+    assert "1.0 KiB per token" in said
+    assert main(["plan", str(MODEL), *asked]) == 0
+    assert capsys.readouterr().out == said
 
 
 def test_same_model_fits_where_there_is_enough_memory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,6 +109,35 @@ def test_shards_are_added_up(model: Path) -> None:
     assert _read(model).weights_bytes == 2100
 
 
+def test_a_tensor_is_counted_once_in_the_file_that_weight_map_names(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "model-1.safetensors")
+    tensor = {"dtype": "BF16", "shape": [50], "data_offsets": [0, 100]}
+    _write_tensors(model / "delta.safetensors", {"w": tensor})
+    (model / INDEX).write_text(json.dumps({"weight_map": {"w": "model-1.safetensors"}}))
+    assert _read(model).weights_bytes == 2000
+    both = {"w": "delta.safetensors", "v": "model-1.safetensors"}
+    (model / INDEX).write_text(json.dumps({"weight_map": both}))
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors: tensor v is missing, and"):
+        _read(model)
+    _write_tensors(model / "model-1.safetensors", {"w": tensor, "v": tensor})
+    assert _read(model).weights_bytes == 200
+
+
+@pytest.mark.parametrize("named", [{}, {"torch_dtype": None}])
+def test_without_a_dtype_in_the_config_the_stored_tensors_tell_it(
+    model: Path, named: dict[str, Any]
+) -> None:
+    kept = {key: value for key, value in CONFIG.items() if key != "torch_dtype"}
+    (model / "config.json").write_text(json.dumps({**kept, **named}))
+    found = _read(model)
+    assert (found.dtype, found.weights_bytes, found.num_parameters) == ("bfloat16", 2000, 1000)
+    shards = {"w": "model.safetensors", "v": "z.safetensors"}  # of which one is not there
+    index = {"metadata": {"total_size": 4000}, "weight_map": shards}
+    (model / INDEX).write_text(json.dumps(index))
+    found = _read(model)
+    assert (found.dtype, found.weights_bytes, found.num_parameters) == ("bfloat16", 4000, 2000)
+
+
 @pytest.mark.parametrize("uri", ["pvc://claim/demo", "file:///models/absent"])
 def test_what_is_not_here_is_unknown_and_no_error(model: Path, uri: str) -> None:
     assert isinstance(_read(model, uri=uri), Unread)

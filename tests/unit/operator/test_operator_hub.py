@@ -137,6 +137,20 @@ def test_of_very_many_shards_the_index_tells_the_size_and_one_header_the_type(
     assert len(hub.fetched("model.safetensors")) == 1
 
 
+def test_without_a_dtype_in_the_config_one_header_tells_it(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {key: value for key, value in CONFIG.items() if key != "torch_dtype"}
+    hub.files["config.json"] = json.dumps(config).encode()
+    assert found(hub).dtype == "bfloat16"
+    monkeypatch.setattr(module, "MAX_FILES", 0)
+    index = {"metadata": {"total_size": 5000}, "weight_map": {"w": "model.safetensors"}}
+    hub.files[INDEX] = json.dumps(index).encode()
+    seen = found(hub)
+    assert (seen.dtype, seen.weights_bytes, seen.num_parameters) == ("bfloat16", 5000, 2500)
+    assert len(hub.fetched("model.safetensors")) == 2
+
+
 def test_the_token_opens_what_is_private_and_stays_with_the_hub(hub: Hub) -> None:
     hub.needs_token = True
     assert "name in spec.model.secretRef" in refusal(of(hub))

@@ -92,11 +92,12 @@ class Cache:
     def link(self, commit: str, file: RemoteFile) -> None:
         """Show the blob of `file` in the snapshot, under its own name."""
         pointer = self.snapshot(commit) / file.name
+        pointer.parent.mkdir(exist_ok=True)
         target = os.path.relpath(self.blob(file), pointer.parent)
         with contextlib.suppress(OSError):
             if os.readlink(pointer) == target:
                 return
-        beside = pointer.with_name(f".{file.name}.{os.getpid()}")
+        beside = pointer.with_name(f".{pointer.name}.{os.getpid()}")
         beside.unlink(missing_ok=True)
         try:
             beside.symlink_to(target)

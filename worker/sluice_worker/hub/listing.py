@@ -1,8 +1,8 @@
 """What a model of the hub consists of, and which of its files are fetched. Pure but for
 the index that `weight_files` reads.
 
-Names are hostile input: only plain names at the top of the repository are taken, from a list of
-known ones, so that no file of a repository is ever written outside its directory or run.
+Names are hostile input: only plain names are taken, known ones at the top of the repository and
+chat templates in their folder. So no file is ever written outside its directory, or run.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError, DownloadError
-from ..files import Directory
+from ..files import JINJA, TEMPLATES, Directory
 from ..stored import INDEX, WEIGHTS, Weights
 
 REQUIRED = ("config.json", "tokenizer.json")
@@ -23,9 +23,9 @@ OPTIONAL = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
+    JINJA,
 )
+_TEMPLATE = re.compile(rf"{TEMPLATES}/[A-Za-z0-9][A-Za-z0-9_-]{{0,63}}\.jinja")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
@@ -84,7 +84,8 @@ def small_files(repo: str, listing: Listing, *, weights: bool) -> tuple[RemoteFi
         raise CheckpointError(
             f"{repo} has no {WEIGHTS}; other formats are never fetched, because they can run code."
         )
-    wanted = (*REQUIRED, *OPTIONAL, *((INDEX,) if weights else ()))
+    templates = sorted(filter(_TEMPLATE.fullmatch, listing.files))
+    wanted = (*REQUIRED, *OPTIONAL, *templates, *((INDEX,) if weights else ()))
     return tuple(listing.files[name] for name in wanted if name in listing.files)
 
 

@@ -10,13 +10,12 @@ from jinja2 import TemplateError
 from ..chat import Conversation
 from ..config import MAX_TEXT_BYTES, read_named
 from ..errors import ConfigError, RequestError
-from ..files import is_there, read_text
+from ..files import JINJA, TEMPLATES, Directory, is_there, read_text
 from ..tokenizer import Tokenizer
 from ..tokenizer_config import TokenizerConfig
 from .template import ChatTemplate
 
 log = logging.getLogger(__name__)
-JINJA = "chat_template.jinja"
 
 
 class Renderer:
@@ -78,7 +77,11 @@ def _flag(path: Path | None) -> dict[str, str]:
 
 
 def _checkpoint(directory: Path, config: TokenizerConfig) -> dict[str, str]:
-    """chat_template.jinja, or what tokenizer_config.json says."""
-    if is_there(directory, JINJA):
-        return {"default": read_text(directory, JINJA, MAX_TEXT_BYTES)}
-    return config.chat_templates
+    """The templates in files, or what tokenizer_config.json says where there is no such file, as in
+    transformers 5.23. So chat_template.json, which is of processors, is not asked."""
+    files = {JINJA: "default"} if is_there(directory, JINJA) else {}
+    more = Directory(directory / TEMPLATES).names() if is_there(directory, TEMPLATES) else ()
+    named = sorted(name for name in more if name.endswith(".jinja"))
+    files |= {f"{TEMPLATES}/{name}": name.removesuffix(".jinja") for name in named}
+    read = {name: read_text(directory, file, MAX_TEXT_BYTES) for file, name in files.items()}
+    return read or config.chat_templates

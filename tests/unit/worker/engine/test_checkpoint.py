@@ -62,6 +62,18 @@ def overlapping(path: Path) -> None:
     (path / WEIGHTS).write_bytes(struct.pack("<Q", len(body)) + body + bytes(8))
 
 
+def written(data: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        (path / WEIGHTS).write_bytes(data)
+
+    return write
+
+
+def directory_in_place(path: Path) -> None:
+    (path / WEIGHTS).unlink()
+    (path / WEIGHTS).mkdir()
+
+
 def only_pickle(path: Path) -> None:
     (path / WEIGHTS).rename(path / "pytorch_model.bin")
 
@@ -97,6 +109,9 @@ def index(*, file_name: str) -> Callable[[Path], None]:
     [
         (truncate, TRUNCATED),
         (huge_header, "10 bytes are there, and its header alone asks for 1,099,511,627,784"),
+        (written(b""), "model.safetensors: empty"),
+        (written(b"version https://git-lfs.github.com/spec/v1\n"), "model.safetensors: a git-lfs"),
+        (directory_in_place, "model.safetensors: Is a directory"),
         (overlapping, "model.safetensors: not a safetensors file .*invalid offset"),
         (only_pickle, "pytorch_model.bin: only safetensors are read"),
         (fifo, "model.safetensors: not a regular file"),
@@ -193,10 +208,16 @@ def test_bad_json_and_missing_directory_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "empty.json").touch()
+    (tmp_path / "pointer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (tmp_path / "folder.json").mkdir()
     for name, sentence in (
         ("config.json", "not valid JSON"),
         ("list.json", "not a JSON object"),
         ("deep.json", "not valid JSON"),
+        ("empty.json", "empty.json: empty"),
+        ("pointer.json", "pointer.json: a git-lfs pointer, not the file"),
+        ("folder.json", "folder.json: Is a directory"),
         ("../secret", "leads outside"),
         ("absent.json", "missing"),
     ):

@@ -30,26 +30,28 @@ LOST_CAUSES = ("Traceback", "not a tokenizer.", "No such file", "Error(", "[Errn
 
 
 class Case(NamedTuple):
-    """A file, where a start finds it, and what is told of it; of `half`, None where half of it is
-    as good as the whole: that nothing can tell."""
+    """A file, where a start finds it, and what is told of it; None where half a file or an empty one
+    is as good as any other."""
 
     name: str
     where: str = "model"
     half: str | None = "not valid JSON .*"
-    empty: str = "empty"
+    empty: str | None = "empty"
 
 
+CUT_TOKENIZER = r"not a tokenizer \(.*EOF while parsing .*\)"
 HALF_TENSORS = r"truncated: [\d,]+ bytes are there, and its header asks for [\d,]+"
 CASES = (
     Case("config.json"),
     Case("generation_config.json"),
-    Case("tokenizer.json", half=r"not (a tokenizer|valid JSON) \(.+\)"),
+    Case("tokenizer.json", half=CUT_TOKENIZER, empty=CUT_TOKENIZER),
     Case("tokenizer_config.json"),
     Case("special_tokens_map.json", "older"),
     Case("added_tokens.json", "older"),
-    # Jinja refuses half of a loop only where a chat asks for it: the other routes do not need it.
-    # transformers reads an empty one as a template that leaves all messages out.
-    Case("chat_template.jinja", half=None),
+    # A template that is none, or that leaves the messages out, is told to each chat: the other
+    # routes do not need it, and transformers reads an empty one too.
+    Case("chat_template.jinja", half=None, empty=None),
+    Case("additional_chat_templates/tool_use.jinja", half=None, empty=None),
     Case("model.safetensors", half=HALF_TENSORS),
     Case("model.safetensors.index.json", "sharded"),
     Case("model-00001-of-*.safetensors", "sharded", half=HALF_TENSORS),
@@ -74,7 +76,9 @@ def write_checkpoint(directory: Path, *, sharded: bool = False, lists_tokens: bo
     }
     for name, content in files.items():
         (directory / name).write_text(json.dumps(content))
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    (directory / "additional_chat_templates").mkdir()
+    for name in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja"):
+        (directory / name).write_text(TEMPLATE)
 
 
 @pytest.fixture(scope="module")

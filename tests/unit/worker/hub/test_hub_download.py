@@ -125,15 +125,18 @@ def test_all_that_is_served_is_fetched_and_nothing_that_can_run(hub: Hub, access
         "pytorch_model.bin": b"\x80\x02}q\x00.", "modeling_tiny.py": b"import os",
         "README.md": b"#", "../evil.json": b"{}", "onnx/model.safetensors": b"",
         "chat_template.jinja": b"{{ 1 }}",
+        "additional_chat_templates/tool_use.jinja": b"{{ 2 }}",
+        "additional_chat_templates/../../evil.jinja": b"{{ 3 }}",
     }  # fmt: skip
     directory = fetch(access)
-    assert {path.name for path in directory.iterdir()} == {
+    fetched = {str(path.relative_to(directory)): path for path in directory.rglob("*.*")}
+    assert fetched.keys() == {
         "config.json", "tokenizer.json", "chat_template.jinja", WEIGHTS,
+        "additional_chat_templates/tool_use.jinja",
     }  # fmt: skip
-    for path in directory.iterdir():
-        assert path.read_bytes() == hub.files[path.name]
+    assert all(path.read_bytes() == hub.files[name] for name, path in fetched.items())
     asked = {seen.path.rpartition("/")[2] for seen in hub.seen}
-    assert asked.isdisjoint({"pytorch_model.bin", "modeling_tiny.py", "evil.json"})
+    assert asked.isdisjoint({"pytorch_model.bin", "modeling_tiny.py", "evil.json", "evil.jinja"})
 
 
 def test_files_of_a_snapshot_are_read_as_its_own(access: Access) -> None:
