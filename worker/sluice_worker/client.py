@@ -294,6 +294,8 @@ class EngineClient:
     def lost(self, error: Exception | None) -> None:
         """The socket closed, or what it gave is no message (`error`): the engine is gone."""
         if self._ending is None:
+            if not self._is_leaving:
+                self.pulse.died("the engine process is ending")  # until it is known how
             self._ending = asyncio.create_task(self._end(error, time.time()))
 
     async def _end(self, error: Exception | None, now_s: float) -> None:

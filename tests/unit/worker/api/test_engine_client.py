@@ -72,6 +72,7 @@ async def test_a_panic_is_told_to_everybody_with_its_reason_and_ends_readiness_a
     client.receive(msgspec.msgpack.encode(Failed("IndexError: oops")))
     client._engine = await ended_by(sys.executable, "-c", "raise SystemExit(1)")
     client.lost(None)
+    assert not pulse.readiness(time.monotonic(), 1e9).ok
     await client.closed.wait()
     for sink in sinks:
         assert re.fullmatch(f"{ENDED} with exit code 1: IndexError: oops", str(sink.error))

@@ -30,8 +30,8 @@ LOST_CAUSES = ("Traceback", "not a tokenizer.", "No such file", "Error(", "[Errn
 
 
 class Case(NamedTuple):
-    """A file, where a start finds it, and what is told of it; None where half a file or an empty one
-    is as good as any other."""
+    """A file, where a start finds it, and what is told of it; None where half a file, or an empty
+    one, is as good as any other."""
 
     name: str
     where: str = "model"
@@ -189,12 +189,18 @@ def test_a_damaged_file_is_one_sentence_with_its_name_and_its_cause(
         assert not any(lost in sentence for lost in LOST_CAUSES), sentence
 
 
-@pytest.mark.parametrize(("folder", "flag"), [("model", "--model"), ("runtime", "--runtime")])
+@pytest.mark.parametrize(
+    ("folder", "begins", "says"),
+    [
+        ("model", "--model ", " cannot be read: "),
+        ("runtime", "--runtime-config-dir ", " cannot be read: "),
+        ("model/additional_chat_templates", "", ": "),
+    ],
+)
 def test_a_folder_that_may_not_be_looked_into_is_named_with_the_cause(
-    root: Path, folder: str, flag: str
+    root: Path, folder: str, begins: str, says: str
 ) -> None:
     (root / folder).chmod(0)
     with ordinary_user() as user:
         (told,) = sentences(root, root / "model")
-    assert told.startswith(flag)
-    assert told.endswith(f"{root / folder} cannot be read: permission denied for user {user}")
+    assert told.rstrip(".") == f"{begins}{root / folder}{says}permission denied for user {user}"
