@@ -32,7 +32,7 @@ from ..errors import (
     TooManyOpen,
 )
 from ..evidence import Recorder
-from ..files import GENERATION_CONFIG, read_json
+from ..files import GENERATION_CONFIG, Directory, is_there, read_json
 from ..health import Pulse, Verdict
 from ..metrics import MINUTE_TICKS, Statistics, View, create_registry
 from ..open_tick import Cause
@@ -52,6 +52,7 @@ from ..sampling_params import (
     for_engine,
     longest_scored,
 )
+from ..stored import read_config
 from ..tokenizer import Tokenizer
 from ..tokenizer_config import eos_token_ids
 from ..wire import (
@@ -102,12 +103,12 @@ class Service:
     """One worker's API side. All methods belong to the event loop's thread."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        now_s = time.monotonic()
+        now_s, self.created_s = time.monotonic(), time.time()
         directory = Path(config.engine.model.removeprefix("file://"))
         self.config = config
         self.tokenizer = Tokenizer(directory)
         self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
-        config_json = read_json(directory, "config.json")
+        config_json = read_config(Directory(directory))
         self.prompts = Prompts(
             self.tokenizer, config_json, parse_special=config.server.parse_special
         )
@@ -116,12 +117,11 @@ class Service:
         self.parsing, self.texts = bodies(), texts()
         self.eos_token_ids = eos_token_ids(directory, config_json, self.tokenizer.config)
         self.defaults = OPENAI
-        if config.server.generation_config == "auto" and (directory / GENERATION_CONFIG).exists():
+        if config.server.generation_config == "auto" and is_there(directory, GENERATION_CONFIG):
             self.defaults = defaults_of(read_json(directory, GENERATION_CONFIG))
         self.boot_id = uuid.uuid4().hex
-        self.created_s = time.time()
         self.live = Live.at_start(config)
-        self.pulse = Pulse(now_s)
+        self.pulse = Pulse(now_s, self.created_s)
         self.client = EngineClient(self.pulse, self)
         self.recorder = Recorder(self.boot_id, now_s, self.created_s)
         self.engine: Ready | None = None
@@ -414,6 +414,7 @@ class Service:
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
             boot_id=self.boot_id,
+            hung=self.pulse.hung(time.monotonic(), self.config.server.liveness_timeout),
         )
 
     def patch(self, change: RuntimePatch) -> RuntimeConfig:
