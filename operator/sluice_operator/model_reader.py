@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sluice_worker.errors import StartupError
+from sluice_worker.files import cause
 from sluice_worker.sizing import SizingError
 
 from . import hub
@@ -217,4 +218,4 @@ def _read(model: Model, settings: Settings, token: str | None, on_cpu: bool) -> 
     except (StartupError, SizingError) as e:
         return Refused(str(e))
     except OSError as e:
-        return Refused(f"{model.uri[:128]} cannot be read: {e.strerror or type(e).__name__}.")
+        return Refused(f"{model.uri[:128]} cannot be read: {cause(e)}.")
