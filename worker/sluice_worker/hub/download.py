@@ -47,7 +47,9 @@ def download(
         return known
     if access.offline:
         raise DownloadError(f"HF_HUB_OFFLINE is set, and {access.cache} has no whole {model}.")
-    with Site(access, model) as site:
+    advice = "the token of HF_TOKEN may not read it" if access.token else "set HF_TOKEN"
+    timeout_s = access.timeout_s
+    with Site(access.endpoint, model, access.token, advice=advice, timeout_s=timeout_s) as site:
         patience = Patience(access.retry_s, stop)
         try:
             listing = patience.attempt(site.listing)

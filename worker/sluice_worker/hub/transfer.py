@@ -116,7 +116,7 @@ class Transfer:
         """What one connection brings. It may be nothing, or break off."""
         file, start = partial.file, partial.num_bytes
         try:
-            with self._site.content(self._commit, file, start) as response:
+            with self._site.content(self._commit, file.name, start) as response:
                 if start and not _continues(response, start):
                     partial.restart()
                 for part in response.iter_bytes():  # as it comes: a cut loses none

@@ -138,6 +138,10 @@ def widen_norm(tensors: dict[str, torch.Tensor]) -> None:
     tensors["model.norm.weight"] = torch.ones(33)
 
 
+def add_rows(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.embed_tokens.weight"] = torch.ones(200, 32)
+
+
 def integer_norm(tensors: dict[str, torch.Tensor]) -> None:
     tensors["model.norm.weight"] = torch.ones(32, dtype=torch.int32)
 
@@ -151,6 +155,7 @@ def extra_bias(tensors: dict[str, torch.Tensor]) -> None:
     [
         (drop_norm, "tensor model.norm.weight is missing"),
         (widen_norm, r"has shape \[33\], but config.json asks for \[32\]"),
+        (add_rows, r"has shape \[200, 32\], but config.json asks for \[199, 32\]"),
         (integer_norm, "not of a floating dtype"),
         (extra_bias, "q_proj.bias has no place in the model"),
     ],
