@@ -196,12 +196,6 @@ class Conversation:
     continue_final_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields of the request that only a template can honour, of those that are given."""
-        names = ("tools", "documents", "reasoning_effort")
-        return tuple(name for name in names if getattr(self, name))
-
 
 @dataclass(frozen=True, slots=True)
 class Chat:

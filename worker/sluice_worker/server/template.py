@@ -39,7 +39,6 @@ from .contents import (
 
 # Noncharacters, which Unicode reserves for such use: a text that holds one is refused.
 OPEN, CLOSE, END = "\ufdd0", "\ufdd1", "\ufdd2"
-_READ_AS = {"reasoning_effort": ("reasoning_effort", "enable_thinking")}
 _TAG = re.compile(f"{END}([0-9]+){END}")
 _MARKERS = re.compile(f"[{OPEN}{CLOSE}{END}]")
 _MARKED = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}|[{OPEN}{CLOSE}]")
@@ -172,13 +171,11 @@ class ChatTemplate:
         return {at for tag, at in enumerate(owners) if tag not in shown}
 
     def _check_read(self, conversation: Conversation) -> None:
-        """What the template never reads would be ignored, so it is refused."""
-        given = {name: "chat_template_kwargs" for name in conversation.variables}
-        given |= {name: name for name in conversation.fields}
-        for name, param in given.items():
-            if self.variables.isdisjoint(_READ_AS.get(name, (name,))):
+        """Refuse texts that the template never reads: they would be lost in silence."""
+        for name in ("tools", "documents"):
+            if getattr(conversation, name) and name not in self.variables:
                 raise UnsupportedParameter(
-                    f"the chat template of this model does not read {name}", param=param
+                    f"the chat template of this model does not read {name}", param=name
                 )
 
     def _marked(self, value: Any) -> Any:

@@ -238,18 +238,18 @@ def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
     assert rendered == ""  # jinja's undefined
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"variables": {"enable_thinking": True}}, "chat_template_kwargs"),
-        ({"documents": ({"text": "x"},)}, "documents"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
-    ],
-)
-def test_what_the_template_does_not_read_is_refused(fields: dict[str, Any], param: str) -> None:
+@pytest.mark.parametrize("param", ["documents", "tools"])
+def test_texts_that_the_template_does_not_read_are_refused(param: str) -> None:
     with pytest.raises(UnsupportedParameter) as refused:
-        template(CHATML).render(conversation("x", **fields), NOW)
+        template(SAID).render(conversation("x", **{param: ({"text": "x"},)}), NOW)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "fields", [{"variables": {"enable_thinking": False}}, {"reasoning_effort": "low"}]
+)
+def test_settings_that_the_template_does_not_read_are_ignored(fields: dict[str, Any]) -> None:
+    assert text_of(CHATML, conversation("x", **fields)) == text_of(CHATML, conversation("x"))
 
 
 def test_variables_reach_a_template_that_reads_them() -> None:
