@@ -258,7 +258,6 @@ def test_log_probabilities_come_in_the_clients_types(client: OpenAI) -> None:
         ({"max_completion_tokens": 9999}, "max_completion_tokens"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages"),
         ({"extra_body": {"chat_template": "{{ messages }}"}}, "chat_template"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
     ],
 )
 def test_a_bad_chat_raises_bad_request_naming_the_field(
