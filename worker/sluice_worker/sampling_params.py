@@ -19,12 +19,12 @@ from .wire import Sampling
 MAX_SEQUENCES = 1024
 """Sequences of one request (prompts x n): bounded before anything is allocated for them."""
 MAX_TEXT_CHARS = 1 << 14
-"""All stop strings together, and all bad words. The longest stop string decides what is held back and
-looked through: 20 ms where one has as many. Their number costs next to nothing."""
+"""All stop strings together, and all bad words. As much text is held back as the longest stop has
+characters, and looking through so much takes 20 ms. Their number costs next to nothing."""
 MAX_BAD_WORDS = 256
 """Each is compared with the end of the text before every token; vLLM takes half as many."""
 MAX_TOKEN_IDS = 4096
-"""Entries of one list of token ids or biases: the engine holds them for each sequence, in 32 KiB."""
+"""Entries of one list of ids or biases: the engine holds them for each sequence, in 32 KiB."""
 MAX_LOGPROBS = 20
 """OpenAI's limit of top_logprobs, and the default of vLLM's --max-logprobs."""
 MAX_PROMPT_LOGPROBS = 1 << 18
