@@ -74,7 +74,7 @@ def test_who_comes_alone_is_let_in_where_the_ceiling_has_room_for_all_of_it(
 
 def test_a_worker_that_leaves_says_so_also_once_its_engine_is_gone(tmp_path: Path) -> None:
     service = create_service(tmp_path, ServerConfig())
-    service.drain()
+    service.close()
     service.client.closed.set()
     with pytest.raises(Draining):
         asyncio.run(service.open(parse_completion(BODY), 0.0))
