@@ -15,8 +15,8 @@ _Volume = tuple[str, Manifest, Manifest]
 API_PORT = 8000
 ADMIN_PORT = 8001
 DELAY_SECONDS = 5
-"""Longer than endpoints take to leave kube-proxy, so that no request meets a closed port. The worker
-waits, not a preStop hook: it knows from the first second that it leaves, and its answers say so."""
+"""Longer than endpoints take to leave kube-proxy, so that no request meets a closed port. No
+preStop hook waits so long: the worker is to know that it leaves, and says so in its answers."""
 GRACE_MARGIN_SECONDS = 10
 _USER = 65532
 _CLAIM_MOUNT = "/mnt/models"

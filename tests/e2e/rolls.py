@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice.kube import NAMESPACE, wait_for
-
 from e2e.kit import Cluster
+from sluice.kube import NAMESPACE, wait_for
 
 NAME = "rolls"
 NUM_PHASES = 1000
