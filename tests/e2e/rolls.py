@@ -8,7 +8,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -77,9 +78,9 @@ class Report:
         return int(failed + sum(p["retries"] for p in self._phases))
 
     @property
-    def causes(self) -> list[str]:
+    def causes(self) -> Counter[str]:
         """What clients saw of lost ones."""
-        return [f"{cause} x {n}" for p in self._phases for cause, n in p["details"].items()]
+        return sum((Counter(phase["details"]) for phase in self._phases), Counter())
 
     @property
     def _phases(self) -> list[Mapping[str, Any]]:
@@ -89,7 +90,8 @@ class Report:
         done = [step.kind for step in self.steps]
         counts = ", ".join(f"{done.count(kind)} {kind}s" for kind in dict.fromkeys(done))
         sent, lost = self.num_sent, self.num_lost
-        return "; ".join([f"{counts}: {lost} of {sent} requests lost", *self.causes])
+        causes = [f"{n} x {cause}" for cause, n in self.causes.items()]
+        return "; ".join([f"{counts}: {lost} of {sent} requests lost", *causes])
 
     def as_json(self) -> dict[str, object]:
         """All of it, for a file."""
@@ -144,7 +146,7 @@ class Rolls:
         self._settled(2)
 
     def _step(
-        self, kind: str, spec: Mapping[str, object], num: int, old: set[str] = frozenset()
+        self, kind: str, spec: Mapping[str, object], num: int, old: Set[str] = frozenset()
     ) -> None:
         began_s = time.time()
         self._cluster.patch(NAME, spec)
@@ -152,7 +154,7 @@ class Rolls:
         self.report.steps.append(Step(kind, began_s, time.time()))
         print(self.report, flush=True)
 
-    def _settled(self, num: int, old: set[str] = frozenset()) -> None:
+    def _settled(self, num: int, old: Set[str] = frozenset()) -> None:
         """Wait until there are `num` pods, all ready, and none of `old`."""
 
         def look() -> bool | None:
