@@ -1,7 +1,7 @@
 """What the end-to-end tests share: objects, and looks at a real cluster. No sleeps but polling."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,8 @@ class Cluster:
         return [record for record in records if "phase" in record]
 
 
-def lost(phases: list[dict[str, Any]]) -> int:
-    """Requests that were not answered in full."""
-    return sum(int(p["sent"]) - int(p["results"].get("ok", 0)) for p in phases)
+def lost(phases: Sequence[Mapping[str, Any]]) -> int:
+    """Tries that brought no whole answer: those of requests that never got one, and those that
+    their client had to repeat."""
+    failed = sum(int(p["sent"]) - int(p["results"].get("ok", 0)) for p in phases)
+    return failed + sum(int(p["retries"]) for p in phases)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from e2e.kit import Cluster
+from e2e.kit import Cluster, lost
 from sluice.kube import NAMESPACE, wait_for
 
 NAME = "rolls"
@@ -72,10 +72,8 @@ class Report:
 
     @property
     def num_lost(self) -> int:
-        """Tries that did not bring a whole 200: those of requests that never got one, and those
-        that their client repeated."""
-        failed = sum(p["sent"] - p["results"].get("ok", 0) for p in self._phases)
-        return int(failed + sum(p["retries"] for p in self._phases))
+        """As `lost` counts them."""
+        return lost(self._phases)
 
     @property
     def causes(self) -> Counter[str]:
@@ -89,9 +87,8 @@ class Report:
     def __str__(self) -> str:
         done = [step.kind for step in self.steps]
         counts = ", ".join(f"{done.count(kind)} {kind}s" for kind in dict.fromkeys(done))
-        sent, lost = self.num_sent, self.num_lost
-        causes = [f"{n} x {cause}" for cause, n in self.causes.items()]
-        return "; ".join([f"{counts}: {lost} of {sent} requests lost", *causes])
+        told = f"{counts}: {self.num_lost} of {self.num_sent} requests lost"
+        return "; ".join([told, *(f"{n} x {cause}" for cause, n in self.causes.items())])
 
     def as_json(self) -> dict[str, object]:
         """All of it, for a file."""
@@ -170,15 +167,13 @@ class Rolls:
     def _start_load(self, name: str) -> threading.Thread:
         sends, flags = CLIENTS[name]
         phases = [f"{i}:{sends}" for i in range(NUM_PHASES)]
-        pod, load = f"rolls-{name}", Load()
-        kube = self._cluster.kube
-        kube.kubectl("delete", "pod", pod, "--ignore-not-found", "--wait=true")
         lengths = ("--prompt-tokens", "16", "64", "--max-tokens", "8", "64")
-        image = self._cluster.operator_image
-        kube.start_load(pod, image, NAME, *lengths, *flags, "--phases", *phases)
-        self.report.loads[name] = load
+        pod, load = f"rolls-{name}", self.report.loads.setdefault(name, Load())
+        kube, image = self._cluster.kube, self._cluster.operator_image
 
         def follow() -> None:
+            kube.kubectl("delete", "pod", pod, "--ignore-not-found", "--wait=true")
+            kube.start_load(pod, image, NAME, *lengths, *flags, "--phases", *phases)
             with closing(kube.follow("kubectl", "logs", "-f", "-n", NAMESPACE, pod)) as lines:
                 load.read(lines)
 
