@@ -42,9 +42,11 @@ class Load:
 
     def read(self, lines: Iterator[str]) -> None:
         """Read `kubectl logs -f` to its end."""
-        for line in lines:
-            record = json.loads(line) if line.startswith("{") else {}
-            (self.phases if "phase" in record else self.progress).append(record)
+        for record in (json.loads(line) for line in lines if line.startswith("{")):
+            if "phase" in record:
+                self.phases.append(record)
+            elif "done" in record:
+                self.progress.append(record)
         self.is_ended = True
 
 
@@ -231,7 +233,7 @@ def draw(report: Report, path: Path) -> None:
     above, below = figure.subplots(2, 1, sharex=True)
     start_s = report.pods[0][0]
     for name, load in report.loads.items():
-        times_s, per_s = zip(*rates([p for p in load.progress if "done" in p]), strict=True)
+        times_s, per_s = zip(*rates(load.progress), strict=True)
         above.plot([t - start_s for t in times_s], per_s, label=name, linewidth=1)
     for step in report.steps:
         color = "C1" if step.kind == "roll" else "C2"
