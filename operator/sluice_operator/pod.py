@@ -14,8 +14,9 @@ _Volume = tuple[str, Manifest, Manifest]
 
 API_PORT = 8000
 ADMIN_PORT = 8001
-PRE_STOP_SECONDS = 5
-"""Longer than endpoints take to leave kube-proxy, so that no request meets a closed port."""
+DELAY_SECONDS = 5
+"""Longer than endpoints take to leave kube-proxy, so that no request meets a closed port. No
+preStop hook waits so long: the worker is to know that it leaves, and says so in its answers."""
 GRACE_MARGIN_SECONDS = 10
 _USER = 65532
 _CLAIM_MOUNT = "/mnt/models"
@@ -126,7 +127,7 @@ def _user(settings: Settings) -> dict[str, int]:
 
 def grace_seconds(service: InferenceService) -> int:
     """How long a pod may take to leave."""
-    return PRE_STOP_SECONDS + math.ceil(service.spec.drain.timeout_s) + GRACE_MARGIN_SECONDS
+    return DELAY_SECONDS + math.ceil(service.spec.drain.timeout_s) + GRACE_MARGIN_SECONDS
 
 
 def _container(
@@ -159,7 +160,6 @@ def _container(
         "startupProbe": _probe("/healthz", period=2, failures=900),  # half an hour to listen
         "livenessProbe": _probe("/healthz", period=10, failures=3),
         "readinessProbe": _probe("/readyz", period=2, failures=2),
-        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
         # For an end that left no word: the worker writes why it ends, for our status, if it can.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": name, **mount} for name, _, mount in _volumes(service, settings)],
@@ -283,6 +283,7 @@ def _arguments(service: InferenceService, ceiling: int | None, commit: str) -> l
         "api-key-file": f"{_KEYS_DIR}/{_KEYS}" if spec.api_key_secret_ref else None,
         "admin-token-file": f"{_ADMIN_DIR}/token",
         "runtime-config-dir": _RUNTIME_DIR,
+        "shutdown-delay": DELAY_SECONDS,
         "shutdown-timeout": f"{spec.drain.timeout_s:g}",
     }
     flags = [f"--{name}={value}" for name, value in chosen.items() if value is not None]

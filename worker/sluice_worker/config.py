@@ -82,6 +82,7 @@ class ServerConfig(Struct, frozen=True):
     max_num_queued_tokens: int = 0
     max_body_bytes: int = 4 << 20
     liveness_timeout: float = 30.0
+    shutdown_delay: float = 0.0
     shutdown_timeout: float = 30.0
     receive_timeout: float = 30.0
     write_timeout: float = 30.0
@@ -260,7 +261,12 @@ SERVER_FLAGS = (
     ),
     Flag("max-body-bytes", _positive, "request bodies over it get 413"),
     Flag("liveness-timeout", _seconds, "seconds without a step, with work, until not live"),
-    Flag("shutdown-timeout", _seconds, "seconds that running requests get after SIGTERM"),
+    Flag(
+        "shutdown-delay",
+        _interval,
+        "seconds after SIGTERM in which others may not know yet that this worker leaves: it serves",
+    ),
+    Flag("shutdown-timeout", _seconds, "seconds that running requests get after that"),
     Flag("receive-timeout", _seconds, "seconds for a request's body, and its headers (10 at most)"),
     Flag(
         "write-timeout",

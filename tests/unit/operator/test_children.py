@@ -72,9 +72,10 @@ def test_a_worker_is_told_where_its_last_sentence_goes_and_the_log_stands_in_for
 
 def test_a_leaving_pod_has_time_for_endpoints_drain_and_exit() -> None:
     pod = _pod(drain__timeout="45s")
-    pre_stop = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert "--shutdown-timeout=45" in pod["containers"][0]["args"]
-    assert pod["terminationGracePeriodSeconds"] > pre_stop + 45
+    [container] = pod["containers"]
+    assert "lifecycle" not in container, "a hook would keep from the worker that it leaves"
+    assert {"--shutdown-delay=5", "--shutdown-timeout=45"} <= set(container["args"])
+    assert pod["terminationGracePeriodSeconds"] >= 5 + 45 + 10
 
 
 def test_a_pod_is_restarted_where_that_helps_and_left_alone_while_it_loads() -> None:
@@ -404,7 +405,7 @@ def test_the_worker_accepts_every_flag_that_it_is_given(
     assert parsed.engine.max_num_seqs == 32
     assert parsed.engine.enable_prefix_caching is False
     assert parsed.engine.speculative_config is not None
-    assert parsed.server.shutdown_timeout == 60.0
+    assert (parsed.server.shutdown_delay, parsed.server.shutdown_timeout) == (5.0, 60.0)
 
 
 def test_drafts_are_switched_off_by_the_object() -> None:

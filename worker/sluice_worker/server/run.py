@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import resource
 import signal
 import socket
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..client import EngineProcess, spawn
 from ..config import ServerConfig, WorkerConfig
-from ..errors import ConfigError, Draining, EngineDied
+from ..errors import ConfigError, EngineDied
 from ..sizing import MAX_CEILING
 from .app import admin_app, api_app
 from .connection import Connection, OnCut, connection_class
@@ -35,7 +36,10 @@ MAX_ADMIN = 256
 OTHER_FILES = 128
 """Beside connections: sockets of our own, libraries, what a thread has open for a moment."""
 ANSWER_S = 2.0
-"""After the engine died: seconds in which open requests get their error."""
+"""Seconds in which open requests get their error, once the engine has died or a drain must end."""
+QUIET_S = 1.0
+"""A drain's last connections are closed when nothing has come on them for so long: whoever was just
+answered, or has just dialled, may be about to ask."""
 LAST_BYTES_S = 2
 """For slow readers of answers that were written before the server closes: within the margin that a
 pod's grace period leaves beside --shutdown-timeout."""
@@ -49,11 +53,17 @@ class _Server(uvicorn.Server):
         """Do nothing."""
         yield
 
+    def heard_s(self) -> float:
+        """The latest of its connections; -inf without any."""
+        return max((one.heard_s for one in self._connections()), default=-math.inf)
+
     def close_idle(self) -> None:
         """Close connections that wait for a next request."""
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, Connection):
-                connection.close_if_idle()
+        for connection in self._connections():
+            connection.close_if_idle()
+
+    def _connections(self) -> list[Connection]:
+        return [one for one in self.server_state.connections if isinstance(one, Connection)]
 
 
 def bind(flag: str, host: str, port: int) -> socket.socket:
@@ -232,13 +242,31 @@ async def _live(
 
 
 async def _drain(service: Service, api: _Server, inflight: Inflight) -> None:
-    """Readiness off, no new work, running work finishes; what does not is told so."""
-    limit_s = service.config.server.shutdown_timeout
+    """Readiness off. Requests that still come are answered, each as the last of its connection,
+    until none come; what the limit finds open is told so."""
+    flags, now_s = service.config.server, asyncio.get_running_loop().time()
+    from_s = now_s + flags.shutdown_delay
+    limit_s = flags.shutdown_timeout
     log.info("draining", extra={"open_requests": service.client.num_open, "limit_s": limit_s})
     service.drain()
-    api.close_idle()
-    if not await inflight.until_empty(limit_s):
+    if await _until_quiet(api, inflight, from_s, from_s + limit_s):
+        api.close_idle()  # before the loop turns again, so that no request is lost in between
+    elif inflight.num_open:
         log.warning("cut at the limit", extra={"open_requests": service.client.num_open})
-        sentence = "the worker shut down before this was finished"
-        service.client.fail_all(Draining(sentence, retry_after_s=1))
-        await inflight.until_empty(ANSWER_S)
+    service.close()
+    await inflight.until_empty(ANSWER_S)
+
+
+async def _until_quiet(api: _Server, inflight: Inflight, from_s: float, until_s: float) -> bool:
+    """Wait until no request is under way and none is to be expected, `from_s` at the earliest.
+
+    False if that takes until `until_s`; both are loop time.
+    """
+    loop = asyncio.get_running_loop()
+    while await inflight.until_empty(until_s - loop.time()):
+        await asyncio.sleep(0)  # the loop reads what has come by now
+        quiet_s = max(from_s, api.heard_s() + QUIET_S)
+        if loop.time() >= quiet_s:
+            return True
+        await asyncio.sleep(min(quiet_s, until_s) - loop.time())
+    return False

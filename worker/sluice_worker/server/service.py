@@ -125,6 +125,7 @@ class Service:
         self.client = EngineClient(self.pulse, self)
         self.recorder = Recorder(self.boot_id, now_s, self.created_s)
         self.engine: Ready | None = None
+        self._is_closed = False
         self._ids = count(1)
         self._resources = Resources()
         memory = self._resources.memory_bytes()
@@ -261,8 +262,8 @@ class Service:
     def _check_open(self) -> Ready:
         """The engine's limits, or why no request is taken now."""
         problem: SluiceError | None = None
-        if self.pulse.is_draining:
-            problem = Draining("this worker is shutting down", retry_after_s=1)
+        if self._is_closed:
+            problem = Draining("this worker has shut down", retry_after_s=1)
         elif self.client.closed.is_set():
             problem = EngineDied(self.pulse.death or "the engine process ended", retry_after_s=1)
         elif self.engine is None:
@@ -464,8 +465,14 @@ class Service:
         return CROWDED_LIFETIME if self.recorder.snapshot.waiting else 1.0
 
     def drain(self) -> None:
-        """Take no new request from now on."""
+        """Be not ready from now on; each answer closes its connection."""
         self.pulse.is_draining = True
+
+    def close(self) -> None:
+        """Take no request from now on, and end those that are open."""
+        self._is_closed = True
+        sentence = "the worker shut down before this was finished"
+        self.client.fail_all(Draining(sentence, retry_after_s=1))
 
     def view(self) -> View:
         """What a scrape shows."""
