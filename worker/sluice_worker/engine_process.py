@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .config import EngineConfig
-from .errors import StartupError
+from .errors import StartupError, told
 from .files import Directory, checkpoint_dir
 from .models.config import DecoderConfig
 from .resources import Resources
@@ -51,7 +51,6 @@ REFILL_S = 0.001
 """How long the sender may take to fill the socket again before it is taken to be empty."""
 BURST_S = 0.02
 """How long a step may wait for the rest of a burst."""
-MAX_TOLD = 200
 
 
 class Disconnected(Exception):
@@ -191,13 +190,6 @@ def serve(link: Link) -> int:
         link.send(Failed(told(error)))
         return 1
     return 0
-
-
-def told(error: Exception) -> str:
-    """Its first line, as far as a pod's status can quote it. CUDA's errors go on with advice for
-    whoever wrote the code; the traceback has all of it."""
-    line = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {line}"[:MAX_TOLD]
 
 
 def set_threads(count: int) -> None:

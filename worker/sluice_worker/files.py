@@ -83,10 +83,8 @@ class Directory:
     def open(self, name: str) -> Iterator[BinaryIO]:
         """The regular file `name`, open; what fails inside the block is told as of that file."""
         try:
-            # Without O_NONBLOCK a pipe would block for ever.
-            fd = os.open(self._inside(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(fd, "rb") as file:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
+            with open(self._inside(name), "rb", opener=_open_at_once) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise CheckpointError(f"{name}: not a regular file.")
                 yield file
         except FileNotFoundError as error:
@@ -102,6 +100,10 @@ class Directory:
         if not any(path.is_relative_to(root) for root in self._roots):
             raise CheckpointError(f"{name[:128]}: leads outside the checkpoint directory.")
         return path
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # for a pipe it would wait for ever
 
 
 def cause(error: OSError) -> str:

@@ -169,10 +169,23 @@ def _read_header(source: Source, name: str) -> Header:
     if not data:
         raise CheckpointError(f"{name}: empty.")
     if length + 8 > len(data):
-        raise CheckpointError(f"{name}: truncated, or not a safetensors file.")
+        raise CheckpointError(
+            f"{name}: truncated, or not a safetensors file: {len(data):,} bytes are there, and its "
+            f"header alone asks for {length + 8:,}."
+        )
     header = dict(json_object(data[8 : length + 8], name, MAX_VALUES))
     header.pop("__metadata__", None)
     return header
+
+
+def asked_bytes(source: Source, name: str) -> int:
+    """Bytes that a safetensors file has by its header; CheckpointError."""
+    header = _read_header(source, name)
+    (length,) = struct.unpack("<Q", source.read(name, 0, 8))
+    entries = [entry for entry in header.values() if isinstance(entry, Mapping)]
+    places = [place for entry in entries if isinstance(place := entry.get("data_offsets"), list)]
+    ends = [end for place in places for end in place if isinstance(end, int)]
+    return 8 + int(length) + max(ends, default=0)
 
 
 def _dtype(header: Header, name: str) -> str:

@@ -13,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .errors import CheckpointError
-from .files import Directory
+from .files import Directory, cause
 from .models.linear import ReadTensor
 from .shape import EMBEDDINGS, HEAD, ModelShape
-from .stored import Header, Weights
+from .stored import Header, Weights, asked_bytes
 
 _ROWS = 4096
 """Compared at once."""
@@ -61,7 +61,9 @@ class Checkpoint:
         try:
             tensor: Tensor = self._files[file_name].get_tensor(name)
         except SafetensorError as error:
-            raise CheckpointError(f"{file_name}: tensor {name} cannot be read.") from error
+            raise CheckpointError(
+                f"{file_name}: tensor {name} cannot be read ({error})."
+            ) from error
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"{file_name}: tensor {name} has shape {list(tensor.shape)}, but config.json asks "
@@ -90,8 +92,14 @@ class Checkpoint:
         path = self._directory.locate(name)
         try:
             return cast(_SafeFile, safe_open(str(path), framework="pt"))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{name}: not a complete safetensors file ({error}).") from error
+        except OSError as error:
+            raise CheckpointError(f"{name}: {cause(error)}.") from error
+        except SafetensorError as error:
+            there, asked = path.stat().st_size, asked_bytes(self._directory, name)
+            if there < asked:
+                sizes = f"{there:,} bytes are there, and its header asks for {asked:,}"
+                raise CheckpointError(f"{name}: truncated: {sizes}.") from error
+            raise CheckpointError(f"{name}: not a safetensors file ({error}).") from error
 
     def _is_tied(self) -> bool:
         """Whether the stored head is the stored embeddings, as most that are stored are."""

@@ -88,6 +88,9 @@ def test_a_hub_with_an_authority_of_its_own_is_read_where_the_environment_names_
         assert "CERTIFICATE_VERIFY_FAILED" in unread(of(own))
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))
         assert found(own).weights_bytes == 2 << 20
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+        names = "the certificates that SSL_CERT_FILE names cannot be read"
+        assert f"{names}: No such file or directory" in unread(of(own))
 
 
 def test_by_a_proxy_goes_all_that_is_asked_of_a_hub_and_its_cdn(hub: Hub) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from ..errors import CheckpointError, DownloadError
-from ..files import json_object
+from ..files import cause, json_object
 from ..redirects import RedirectRefused, Redirects
 from ..stored import MAX_INDEX_BYTES, MAX_VALUES
 from .listing import Listing, RemoteFile, clean_etag, parse_listing
@@ -26,6 +26,10 @@ class Transient(Exception):
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.message, self.retry_after_s = message, retry_after_s
+
+
+class NoCertificates(DownloadError):
+    """This process cannot check who a hub is, whatever the model."""
 
 
 class Site:
@@ -48,13 +52,17 @@ class Site:
         """
         self._endpoint, self._model, self._advice = endpoint, model, advice
         bearer = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(
-            # Compressed content could neither be resumed nor be compared with its hash.
-            headers={"Accept-Encoding": "identity", "User-Agent": "sluice", **bearer},
-            timeout=timeout_s,
-            proxy=proxy,
-            event_hooks={"request": [watch] if watch else []},
-        )
+        # Compressed content could neither be resumed nor be compared with its hash.
+        headers = {"Accept-Encoding": "identity", "User-Agent": "sluice", **bearer}
+        hooks = {"request": [watch] if watch else []}
+        try:
+            self._client = httpx.Client(
+                headers=headers, timeout=timeout_s, proxy=proxy, event_hooks=hooks
+            )
+        except OSError as error:
+            raise NoCertificates(
+                f"the certificates that SSL_CERT_FILE names cannot be read: {cause(error)}."
+            ) from error
         self._redirects = Redirects(self._client, endpoint)
 
     def __enter__(self) -> "Site":

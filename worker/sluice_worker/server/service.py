@@ -103,7 +103,7 @@ class Service:
     """One worker's API side. All methods belong to the event loop's thread."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        now_s = time.monotonic()
+        now_s, self.created_s = time.monotonic(), time.time()
         directory = Path(config.engine.model.removeprefix("file://"))
         self.config = config
         self.tokenizer = Tokenizer(directory)
@@ -118,9 +118,8 @@ class Service:
         if config.server.generation_config == "auto" and is_there(directory, GENERATION_CONFIG):
             self.defaults = defaults_of(read_json(directory, GENERATION_CONFIG))
         self.boot_id = uuid.uuid4().hex
-        self.created_s = time.time()
         self.live = Live.at_start(config)
-        self.pulse = Pulse(now_s)
+        self.pulse = Pulse(now_s, self.created_s)
         self.client = EngineClient(self.pulse, self)
         self.recorder = Recorder(self.boot_id, now_s, self.created_s)
         self.engine: Ready | None = None
@@ -412,6 +411,7 @@ class Service:
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
             boot_id=self.boot_id,
+            hung=self.pulse.hung(time.monotonic(), self.config.server.liveness_timeout),
         )
 
     def patch(self, change: RuntimePatch) -> RuntimeConfig:
