@@ -16,7 +16,7 @@ import httpx
 from sluice_worker.errors import StartupError
 from sluice_worker.hub import reference
 from sluice_worker.hub.listing import Listing
-from sluice_worker.hub.site import TIMEOUT_S, BadCertificates, Site, Transient, beginning
+from sluice_worker.hub.site import TIMEOUT_S, NoCertificates, Site, Transient, beginning
 
 from .checkpoint import Checkpoint, Unread, examine
 
@@ -60,7 +60,7 @@ def read(model: HubModel, dtype: str, *, on_cpu: bool) -> Checkpoint | Unread:
         if time.monotonic() >= model.ends_s:  # whatever a connection that is shut looks like
             late = f"it took over {_DEADLINE_S:g} s"
             return Unread(f"{model.repo} cannot be read from {model.endpoint}: {late}")
-        if isinstance(e, StartupError) and not isinstance(e, BadCertificates):
+        if isinstance(e, StartupError) and not isinstance(e, NoCertificates):
             raise
         return Unread(f"{model.repo} cannot be read: {e.message}")
 

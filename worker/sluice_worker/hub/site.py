@@ -28,8 +28,8 @@ class Transient(Exception):
         self.message, self.retry_after_s = message, retry_after_s
 
 
-class BadCertificates(DownloadError):
-    """What SSL_CERT_FILE names cannot be read: no hub can be asked from this machine."""
+class NoCertificates(DownloadError):
+    """This process cannot check who a hub is, whatever the model."""
 
 
 class Site:
@@ -60,7 +60,7 @@ class Site:
                 headers=headers, timeout=timeout_s, proxy=proxy, event_hooks=hooks
             )
         except OSError as error:
-            raise BadCertificates(
+            raise NoCertificates(
                 f"the certificates that SSL_CERT_FILE names cannot be read: {cause(error)}."
             ) from error
         self._redirects = Redirects(self._client, endpoint)

@@ -103,6 +103,6 @@ def test_certificates_that_cannot_be_read_are_told_with_their_variable(
         authorities.write_text(content)
     monkeypatch.setenv("SSL_CERT_FILE", str(authorities))
     with pytest.raises(DownloadError, match="SSL_CERT_FILE") as refused:
-        Site("https://127.0.0.1:9", MODEL, advice="")
+        Site("https://127.0.0.1:9", MODEL, advice="none")
     assert cause in refused.value.message
     assert isinstance(refused.value.__cause__, FileNotFoundError | ssl.SSLError)
