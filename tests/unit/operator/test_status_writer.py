@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sluice_operator import status_writer
 from sluice_operator.cluster import ClusterError
-from sluice_operator.observed import timestamp
+from sluice_operator.times import timestamp
 from sluice_operator.pace import Turns
 from sluice_operator.prune import prune_status
 from sluice_operator.reconcile import Reconciler
