@@ -468,14 +468,14 @@ def _to_apply(wanted: tuple[Object, ...], observed: Observed) -> Iterator[Object
 def _in_sync(manifest: Object, live: Object | None, observed: Observed) -> bool:
     if live is None:
         return False
-    if next(drift.differences(manifest, live), None) is None:
+    if next(drift.changes(manifest, live), None) is None:
         return True
     return observed.accepted.get(manifest["kind"]) == drift.acceptance(manifest, live)
 
 
 def _can_wait(manifest: Object, live: Object, observed: Observed) -> bool:
     """Whether only the tuner's memory changed, and was saved not long ago."""
-    changed = set(drift.differences(manifest, live))
+    changed = set(drift.changes(manifest, live))
     return changed <= _MEMORY_ONLY and observed.unsaved_s < PAST_SAVE_SECONDS
 
 
