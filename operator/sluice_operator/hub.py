@@ -15,17 +15,12 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+from sluice_worker.errors import CheckpointError
+from sluice_worker.files import cause, json_object
 from sluice_worker.redirects import RedirectRefused, Redirects
+from sluice_worker.stored import MAX_INDEX_BYTES, MAX_VALUES
 
-from .checkpoint import (
-    INDEX,
-    MAX_JSON_BYTES,
-    Checkpoint,
-    CheckpointError,
-    Unread,
-    examine,
-    json_object,
-)
+from .checkpoint import Checkpoint, Unread, examine
 
 MAX_FILES = 32
 """Headers of more would take minutes; the index then tells the size."""
@@ -68,7 +63,9 @@ def read(model: HubModel, dtype: str, *, on_cpu: bool) -> Checkpoint | Unread:
     except (_Unavailable, httpx.HTTPError) as e:
         is_late = time.monotonic() >= model.ends_s  # whatever a connection that is shut looks like
         said = str(_late()) if is_late else str(e) or type(e).__name__
-        return Unread(f"{model.repo} cannot be read from {model.endpoint}: {said}")
+    except OSError as e:  # of a connection, httpx makes errors of its own
+        said = f"the certificates that SSL_CERT_FILE names cannot be read: {cause(e)}"
+    return Unread(f"{model.repo} cannot be read from {model.endpoint}: {said}")
 
 
 class _Deadline:
@@ -129,9 +126,9 @@ class _Files:
         """Ask the hub what there is."""
         path = f"api/models/{model.repo}/revision/{quote(model.revision, safe='')}"
         with _answer(hub, model, path) as response:
-            body = _beginning(response, MAX_JSON_BYTES + 1, model.ends_s)
+            body = _beginning(response, MAX_INDEX_BYTES + 1, model.ends_s)
         try:
-            answer: Any = json_object(body, path)
+            answer: Any = json_object(body, path, MAX_VALUES)
             commit = str(answer["sha"])
             names = {str(sibling["rfilename"]) for sibling in answer["siblings"]}
         except (CheckpointError, KeyError, TypeError) as e:
@@ -144,11 +141,13 @@ class _Files:
     def title(self) -> str:
         return self._model.repo
 
+    @property
+    def max_headers(self) -> int:
+        return MAX_FILES
+
     def names(self) -> Collection[str]:
-        """Those at the top; of more weights than headers are read of, the index tells the size."""
-        names = {name for name in self._names if "/" not in name}
-        large = {name for name in names if name.endswith(".safetensors")}
-        return names if INDEX not in names or len(large) <= MAX_FILES else names - large
+        """Those at the top."""
+        return {name for name in self._names if "/" not in name}
 
     def read(self, name: str, start: int, length: int) -> bytes:
         path = f"{self._model.repo}/resolve/{self.commit}/{quote(name, safe='')}"

@@ -23,6 +23,8 @@ _CACHE_MOUNT = "/mnt/cache"
 _ADMIN_DIR = "/etc/sluice/admin"
 _RUNTIME_DIR = "/etc/sluice/runtime"
 _KEYS_DIR = "/etc/sluice/keys"
+_TERMINATION_LOG = "/dev/termination-log"
+"""Kubernetes' default, which the kubelet mounts writable."""
 _AUTHORITIES_DIR, _AUTHORITIES = "/etc/sluice/ca", "ca.crt"
 KEYS = "keys"
 """Key of the Secret of spec.apiKeySecretRef."""
@@ -158,7 +160,7 @@ def _container(
         "livenessProbe": _probe("/healthz", period=10, failures=3),
         "readinessProbe": _probe("/readyz", period=2, failures=2),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
-        # The worker's last line names what is wrong; it becomes the reason in our status.
+        # For an end that left no word: the worker writes why it ends, for our status, if it can.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": name, **mount} for name, _, mount in _volumes(service, settings)],
     }
@@ -179,6 +181,7 @@ def _environment(service: InferenceService) -> list[Manifest]:
     return [
         {"name": "HOME", "value": "/tmp"},  # noqa: S108 - an emptyDir; the root is read-only
         {"name": "OMP_NUM_THREADS", "value": str(threads)},
+        {"name": "SLUICE_TERMINATION_LOG", "value": _TERMINATION_LOG},
     ]
 
 

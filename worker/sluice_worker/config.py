@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from .contract import MAX_MS, Overload, Slo
-from .errors import ConfigError
+from .errors import CheckpointError, ConfigError
+from .files import cause, refuse_pointer
 from .hub.reference import FILE, Access, HubModel, access, hub_model
 from .sizing import DEFAULT_BATCHED_TOKENS
 from .speculation import NgramSpeculation
@@ -22,6 +23,8 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["w8a8"]
 API_KEY = "VLLM_API_KEY"
 """vLLM's environment variable for the key of the API."""
+MAX_TEXT_BYTES = 1 << 20
+"""Of a file that a flag names: keys, a chat template."""
 
 
 class EngineConfig(Struct, frozen=True):
@@ -470,15 +473,15 @@ def _checkpoint_problems(model: str | None, load_format: str) -> list[str]:
     path = (model or "").removeprefix(FILE)
     if not path:
         return ["--model is required: a checkpoint's directory, or hf://ORG/NAME"]
-    directory = Path(path)
-    if not directory.is_dir():
+    try:
+        names = os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
         return [f"--model {model} is not a directory, nor hf://ORG/NAME"]
-    problems = [
-        f"--model {model} has no {name}"
-        for name in ("config.json", "tokenizer.json")
-        if not (directory / name).is_file()
-    ]
-    if load_format != "dummy" and not any(directory.glob("*.safetensors")):
+    except OSError as error:
+        return [f"--model {model} cannot be read: {cause(error)}"]
+    needed = ("config.json", "tokenizer.json")
+    problems = [f"--model {model} has no {name}" for name in needed if name not in names]
+    if load_format != "dummy" and not any(n.endswith(".safetensors") for n in names):
         problems.append(
             f"--model {model} has no *.safetensors; other formats are not loaded, because "
             "they can run code"
@@ -496,36 +499,54 @@ def _file_problems(server: dict[str, Any]) -> list[str]:
             read_secrets(path)
         except ConfigError as error:
             problems += [f"--{flag.replace('_', '-')} {problem}" for problem in error.problems]
-    directory: Path | None = server.get("runtime_config_dir")
-    if directory is not None and not directory.is_dir():
-        problems.append(f"--runtime-config-dir {directory} is not a directory")
     return problems
+
+
+def read_named(path: Path) -> str:
+    """The text of a file that a flag names, which may be a pipe; ConfigError with its cause."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT_BYTES + 1)
+        refuse_pointer(data, str(path))
+        text = data.decode()
+    except OSError as error:
+        raise ConfigError([f"{path} cannot be read: {cause(error)}"]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path} cannot be read: not UTF-8 text"]) from error
+    except CheckpointError as error:
+        raise ConfigError([error.message]) from error
+    if len(data) > MAX_TEXT_BYTES:
+        raise ConfigError([f"{path} is larger than {MAX_TEXT_BYTES >> 20} MiB"])
+    if not text.strip():
+        raise ConfigError([f"{path} is empty"])
+    return text
 
 
 def read_secrets(path: Path) -> tuple[str, ...]:
     """The non-empty lines of `path`; raises ConfigError if there is none or it cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError([f"{path} cannot be read: {reason}"]) from error
-    secrets = tuple(line.strip() for line in text.splitlines() if line.strip())
-    if not secrets:
-        raise ConfigError([f"{path} holds no key"])
-    return secrets
+    return tuple(line.strip() for line in read_named(path).splitlines() if line.strip())
 
 
 def _persisted(directory: Path | None, problems: list[str]) -> dict[str, Any]:
     """What the operator wrote down, so that a new pod starts as its peers are: cap, epoch, and the
     targets, for which it predicts its first cap and sizes chunks of prefill."""
+    if directory is None:
+        return {}
     values: dict[str, Any] = {}
+    try:
+        names = os.listdir(directory)
+    except OSError as error:
+        problems.append(f"--runtime-config-dir {directory} cannot be read: {cause(error)}")
+        return values
     for flag in RUNTIME_FILES:
-        path = directory / flag.name if directory else None
-        if path is None or not path.is_file():
+        if flag.name not in names:
             continue
-        text = path.read_text(encoding="utf-8", errors="replace").strip()
+        path = directory / flag.name
         try:
+            text = path.read_text(encoding="utf-8", errors="replace").strip()
             values[flag.name] = flag.convert(text[:40])
+        except OSError as error:
+            problems.append(f"{path} cannot be read: {cause(error)}")
         except ValueError as error:
             problems.append(f"{path} {error}")
     if "max_num_seqs" in values:

@@ -13,8 +13,8 @@ from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 
 from .errors import CheckpointError
-from .files import inside
-from .tokenizer_config import Token, TokenizerConfig
+from .files import MAX_JSON_BYTES, Directory, read_bytes
+from .tokenizer_config import TOKENIZER, Token, TokenizerConfig
 from .vocabulary import byte_of_letter, bytes_of_spelling, longest_token
 
 REPLACEMENT = "\ufffd"
@@ -39,11 +39,11 @@ class Tokenizer:
     """
 
     def __init__(self, directory: Path) -> None:
-        path = inside(directory, "tokenizer.json")
+        data = read_bytes(Directory(directory), TOKENIZER, MAX_JSON_BYTES)
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError("tokenizer.json: not a tokenizer.") from error
+            raise CheckpointError(f"{TOKENIZER}: not a tokenizer ({error}).") from error
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -62,6 +62,14 @@ def test_pods_satisfy_pod_security_restricted() -> None:
     }
 
 
+def test_a_worker_is_told_where_its_last_sentence_goes_and_the_log_stands_in_for_none() -> None:
+    container = _container()
+    word = {"name": "SLUICE_TERMINATION_LOG", "value": "/dev/termination-log"}
+    assert word in container["env"]
+    assert "terminationMessagePath" not in container  # which is that file by default
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
 def test_a_leaving_pod_has_time_for_endpoints_drain_and_exit() -> None:
     pod = _pod(drain__timeout="45s")
     pre_stop = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]

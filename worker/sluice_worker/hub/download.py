@@ -11,7 +11,6 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from ..errors import DownloadError
-from ..files import INDEX, read_json
 from .cache import Cache
 from .listing import RemoteFile, small_files, total_bytes, weight_files
 from .reference import Access, HubModel
@@ -64,8 +63,7 @@ def download(
         directory = cache.snapshot(listing.commit)
         check(directory)
         if weights:
-            index = read_json(directory, INDEX) if INDEX in listing.files else None
-            large = transfer.described(weight_files(model.repo, listing, index))
+            large = transfer.described(weight_files(model.repo, listing, directory))
             _refuse_without_room(cache, large)
             _fetch(transfer, large, progress)
         cache.remember(model, listing.commit)

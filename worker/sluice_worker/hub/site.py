@@ -8,6 +8,7 @@ from urllib.parse import quote
 import httpx
 
 from ..errors import DownloadError
+from ..files import cause
 from ..redirects import RedirectRefused, Redirects
 from .listing import Listing, RemoteFile, clean_etag, parse_listing
 from .reference import Access, HubModel
@@ -30,11 +31,14 @@ class Site:
     def __init__(self, access: Access, model: HubModel) -> None:
         self._access, self._model = access, model
         bearer = {"Authorization": f"Bearer {access.token}"} if access.token else {}
-        self._client = httpx.Client(
-            # Compressed content could neither be resumed nor be compared with its hash.
-            headers={"Accept-Encoding": "identity", "User-Agent": "sluice", **bearer},
-            timeout=access.timeout_s,
-        )
+        # Compressed content could neither be resumed nor be compared with its hash.
+        headers = {"Accept-Encoding": "identity", "User-Agent": "sluice", **bearer}
+        try:
+            self._client = httpx.Client(headers=headers, timeout=access.timeout_s)
+        except OSError as error:
+            raise DownloadError(
+                f"the certificates that SSL_CERT_FILE names cannot be read: {cause(error)}."
+            ) from error
         self._redirects = Redirects(self._client, access.endpoint)
 
     def __enter__(self) -> "Site":

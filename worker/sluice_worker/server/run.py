@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..client import EngineProcess, spawn
 from ..config import ServerConfig, WorkerConfig
-from ..errors import ConfigError, Draining
+from ..errors import ConfigError, Draining, EngineDied
 from ..sizing import MAX_CEILING
 from .app import admin_app, api_app
 from .connection import Connection, OnCut, connection_class
@@ -120,11 +120,11 @@ def _server(door: _Door, limits: ServerConfig, most: int) -> _Server:
     )
 
 
-async def serve(config: WorkerConfig, engine: EngineProcess | None) -> int:
-    """Serve until a signal or the engine's end. `engine`: None if it must wait for its model.
+async def serve(config: WorkerConfig, engine: EngineProcess | None) -> None:
+    """Serve until a signal. `engine`: None if it must wait for its model.
 
-    Returns the exit status: 0 after a signal, 1 if the engine died while serving; raises
-    StartupError if it cannot start.
+    Raises StartupError if it cannot start, EngineDied if the engine ended while serving, or is hung
+    at the signal and at the end of the time that open requests got.
     """
     limits = config.server
     admin_host = limits.host if limits.admin_token_file else "127.0.0.1"
@@ -149,9 +149,8 @@ async def serve(config: WorkerConfig, engine: EngineProcess | None) -> int:
         ]
         try:
             there = await _fetched(config, (api_door, admin_door))
-            if there is None:
-                return 0
-            return await _serve(there, engine, api, api_door, admin_door)
+            if there is not None:
+                await _serve(there, engine, api, api_door, admin_door)
         finally:
             api.should_exit = admin.should_exit = True
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -180,14 +179,14 @@ async def _serve(
     api: _Server,
     api_door: _Door,
     admin_door: _Door,
-) -> int:
+) -> None:
     service, inflight = Service(config), Inflight()
     _quieten_collections()
     api_door.app, admin_door.app = api_app(service, inflight), admin_app(service)
     api_door.on_cut = admin_door.on_cut = service.stats.connection_cut
     beat = asyncio.create_task(service.beat())
     try:
-        return await _live(service, engine, api, inflight)
+        await _live(service, engine, api, inflight)
     finally:
         await service.client.stop()
         beat.cancel()
@@ -212,22 +211,24 @@ def _on_signals(act: Callable[[], None]) -> None:
 
 async def _live(
     service: Service, engine: EngineProcess | None, api: _Server, inflight: Inflight
-) -> int:
+) -> None:
     stop = asyncio.Event()
     _on_signals(stop.set)
     await service.client.attach(engine or await spawn(service.config.engine))
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(service.client.closed.wait())]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set():
-            await _drain(service, api, inflight)
-            return 0
     finally:
         for end in ends:
             end.cancel()
-    service.client.raise_if_never_served()
-    await inflight.until_empty(ANSWER_S)
-    return 1
+    if stop.is_set():
+        await _drain(service, api, inflight)
+    else:
+        service.client.raise_if_never_served()
+        await inflight.until_empty(ANSWER_S)
+    verdict = service.liveness()
+    if not verdict.ok:
+        raise EngineDied(verdict.reason)
 
 
 async def _drain(service: Service, api: _Server, inflight: Inflight) -> None:

@@ -32,7 +32,7 @@ from ..errors import (
     TooManyOpen,
 )
 from ..evidence import Recorder
-from ..files import GENERATION_CONFIG, read_json
+from ..files import GENERATION_CONFIG, Directory, is_there, read_json
 from ..health import Pulse, Verdict
 from ..metrics import MINUTE_TICKS, Statistics, View, create_registry
 from ..open_tick import Cause
@@ -52,6 +52,7 @@ from ..sampling_params import (
     for_engine,
     longest_scored,
 )
+from ..stored import read_config
 from ..tokenizer import Tokenizer
 from ..tokenizer_config import eos_token_ids
 from ..wire import (
@@ -107,14 +108,14 @@ class Service:
         self.config = config
         self.tokenizer = Tokenizer(directory)
         self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
-        config_json = read_json(directory, "config.json")
+        config_json = read_config(Directory(directory))
         self.prompts = Prompts(self.tokenizer, config_json)
         self.bodies = Bodies(config.server)
         self.answers = Answers()
         self.parsing, self.texts = bodies(), texts()
         self.eos_token_ids = eos_token_ids(directory, config_json, self.tokenizer.config)
         self.defaults = OPENAI
-        if config.server.generation_config == "auto" and (directory / GENERATION_CONFIG).exists():
+        if config.server.generation_config == "auto" and is_there(directory, GENERATION_CONFIG):
             self.defaults = defaults_of(read_json(directory, GENERATION_CONFIG))
         self.boot_id = uuid.uuid4().hex
         self.live = Live.at_start(config)

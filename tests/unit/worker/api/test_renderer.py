@@ -9,9 +9,11 @@ from sluice_worker.chat import Conversation
 from sluice_worker.errors import CheckpointError, ConfigError, RequestError
 from sluice_worker.server.renderer import Renderer
 from sluice_worker.tokenizer import Tokenizer
+from transformers import PreTrainedTokenizerFast
 from unit.worker.api.tiny import write_tokenizer
 
 HELLO: dict[str, Any] = {"role": "user", "content": "hello"}
+READS_TOOLS = "{% if tools %}{% endif %}"
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 
 
@@ -58,6 +60,35 @@ def test_tools_have_a_template_of_their_own_where_there_is_one(directory: Path) 
     configure(directory, chat_template=named)
     assert text_of(directory) == "plain"
     assert text_of(directory, tools=(TOOL, TOOL)) == "2 tools"
+
+
+@pytest.mark.parametrize("files", ["", "default", "tool_use", "default other tool_use"])
+@pytest.mark.parametrize("configured", [None, "text", [], ["tool_use"], ["default", "tool_use"]])
+@pytest.mark.parametrize("tools", [(), (TOOL,)])
+def test_the_template_is_the_one_that_transformers_takes(
+    directory: Path, files: str, configured: list[str] | str | None, tools: tuple[Any, ...]
+) -> None:
+    """Files go before the configuration, all of them; chat_template.json is of processors."""
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "chat_template.json").write_text('{"chat_template": "of a processor"}')
+    for name in files.split():
+        file = "chat_template" if name == "default" else f"additional_chat_templates/{name}"
+        (directory / f"{file}.jinja").write_text(f"{name} in a file{READS_TOOLS}")
+    if isinstance(configured, list):
+        named = [
+            {"name": name, "template": f"{name} configured{READS_TOOLS}"} for name in configured
+        ]
+        configure(directory, chat_template=named)
+    elif configured:
+        configure(directory, chat_template=configured + READS_TOOLS)
+    theirs = PreTrainedTokenizerFast.from_pretrained(directory)
+    try:
+        expected = theirs.get_chat_template(tools=list(tools) or None)
+    except ValueError:
+        with pytest.raises(RequestError, match="no chat template"):
+            text_of(directory, tools=tools)
+    else:
+        assert text_of(directory, tools=tools) == expected.removesuffix(READS_TOOLS)
 
 
 def test_a_model_without_a_template_says_so(directory: Path) -> None:

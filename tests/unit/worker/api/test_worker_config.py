@@ -152,7 +152,7 @@ def test_an_empty_secret_file_is_refused(model: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(" \n\n")
     flags = ("--load-format", "dummy", "--api-key-file", str(tmp_path / "keys"))
     (problem,) = problems_of("--model", str(model), *flags)
-    assert "holds no key" in problem
+    assert "keys is empty" in problem
 
 
 def test_the_key_of_the_environment_is_taken_unless_a_file_holds_keys_and_never_shown(

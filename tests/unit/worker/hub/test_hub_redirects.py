@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 from sluice_operator import hub as operators
-from sluice_operator.checkpoint import Checkpoint, CheckpointError
+from sluice_operator.checkpoint import Checkpoint
 from sluice_worker import redirects
-from sluice_worker.errors import DownloadError
+from sluice_worker.errors import CheckpointError, DownloadError
 from sluice_worker.hub.reference import Access, HubModel
 from sluice_worker.hub.site import Site
 from sluice_worker.redirects import RedirectRefused, Redirects, may_lead_to
