@@ -27,7 +27,7 @@ _KEYS_DIR = "/etc/sluice/keys"
 _TERMINATION_LOG = "/dev/termination-log"
 """Kubernetes' default, which the kubelet mounts writable."""
 _AUTHORITIES_DIR, _AUTHORITIES = "/etc/sluice/ca", "ca.crt"
-_KEYS = "keys"
+KEYS = "keys"
 """Key of the Secret of spec.apiKeySecretRef."""
 _SPECULATION = '{"method":"ngram","num_speculative_tokens":8}'
 """What Auto means: drafts by lookup, which the engine stops where they do not pay."""
@@ -212,11 +212,9 @@ def _storage(service: InferenceService) -> list[_Volume]:
         ("runtime", {"configMap": {"name": runtime_name(service.name)}}, _read_only(_RUNTIME_DIR)),
     ]
     if keys:
-        # Without the Secret the worker starts, and ends with a sentence that the status shows; the
-        # kubelet would wait for it in an event of the pod's. Other keys are not for the image.
-        items = [{"key": _KEYS, "path": _KEYS}]
-        source = {"secretName": keys.name, "optional": True, "items": items}
-        storage.append(("keys", {"secret": source}, _read_only(_KEYS_DIR)))
+        # Required: without it pods wait instead of ending. Other keys are not for the image.
+        chosen = {"secretName": keys.name, "items": [{"key": KEYS, "path": KEYS}]}
+        storage.append(("keys", {"secret": chosen}, _read_only(_KEYS_DIR)))
     if claim:
         source = {"claimName": claim, "readOnly": True}
         storage.append(("models", {"persistentVolumeClaim": source}, _read_only(_CLAIM_MOUNT)))
@@ -280,7 +278,7 @@ def _arguments(service: InferenceService, ceiling: int | None, commit: str) -> l
         "max-num-batched-tokens": spec.batching.max_num_batched_tokens,
         "gpu-memory-utilization": f"{spec.batching.memory_utilization:g}",
         "gpu-memory-bytes": spec.hardware.memory_bytes if has_gpu else None,
-        "api-key-file": f"{_KEYS_DIR}/{_KEYS}" if spec.api_key_secret_ref else None,
+        "api-key-file": f"{_KEYS_DIR}/{KEYS}" if spec.api_key_secret_ref else None,
         "admin-token-file": f"{_ADMIN_DIR}/token",
         "runtime-config-dir": _RUNTIME_DIR,
         "shutdown-delay": DELAY_SECONDS,

@@ -171,15 +171,14 @@ def test_a_worker_plans_with_the_gpu_memory_that_the_object_names() -> None:
     assert "--gpu-memory-bytes=10737418240" in edited["args"]
 
 
-def test_keys_of_the_api_are_a_file_that_may_be_missing() -> None:
-    """The worker then ends with a sentence, which the status shows, and never serves without."""
+def test_a_pod_waits_for_the_keys_of_its_api_instead_of_ending_without_them() -> None:
     pod = _pod(apiKeySecretRef={"name": "demo-keys"})
     assert "--api-key-file=/etc/sluice/keys/keys" in pod["containers"][0]["args"]
     [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "keys"]
     assert (mount["mountPath"], mount["readOnly"]) == ("/etc/sluice/keys", True)
     [volume] = [v for v in pod["volumes"] if v["name"] == "keys"]
     items = [{"key": "keys", "path": "keys"}]  # and nothing else that the Secret may hold
-    assert volume["secret"] == {"secretName": "demo-keys", "optional": True, "items": items}
+    assert volume["secret"] == {"secretName": "demo-keys", "items": items}
     assert "keys" not in [volume["name"] for volume in _pod()["volumes"]]
 
 

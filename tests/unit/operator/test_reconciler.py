@@ -20,11 +20,11 @@ from sluice_operator.checkpoint import Unread
 from sluice_operator.cluster import Cluster, ClusterError, Ref
 from sluice_operator.metrics import Metrics
 from sluice_operator.model_reader import Found
-from sluice_operator.observed import timestamp
 from sluice_operator.ownership import ASKING_MANAGER
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.settings import FIELD_MANAGER
 from sluice_operator.spec import parse
+from sluice_operator.times import timestamp
 from sluice_operator.tuner import Past
 from sluice_worker.contract import Tick, encode
 from unit.operator.objects import changed, valid_object
