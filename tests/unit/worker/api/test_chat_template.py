@@ -240,8 +240,9 @@ def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
 
 @pytest.mark.parametrize("param", ["documents", "tools"])
 def test_texts_that_the_template_does_not_read_are_refused(param: str) -> None:
+    fields: dict[str, Any] = {param: ({"text": "x"},)}
     with pytest.raises(UnsupportedParameter) as refused:
-        template(SAID).render(conversation("x", **{param: ({"text": "x"},)}), NOW)
+        template(SAID).render(conversation("x", **fields), NOW)
     assert refused.value.param == param
 
 
