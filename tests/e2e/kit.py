@@ -16,6 +16,13 @@ from sluice_cluster.state import State
 SYSTEM = "sluice-system"
 HOW = "python3 cluster/cluster.py up --images"
 CHART = Path(__file__).parents[2] / "charts" / "sluice"
+_SIGNAL = """
+import os, signal, sys
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    with open(f"/proc/{pid}/cmdline") as words:
+        if "sluice_worker.engine_process" in words.read().split(chr(0)):
+            os.kill(int(pid), signal.Signals[sys.argv[1]])
+"""
 
 
 class NoClusterError(Exception):
@@ -103,6 +110,11 @@ class Cluster:
             for pod in self.kube.pods(name)
         }
 
+    def signal_engine(self, name: str, signal: str) -> None:
+        """Send `signal` to the engine process of the object's only pod."""
+        [pod] = [pod["metadata"]["name"] for pod in self.kube.pods(name)]
+        self.kube.kubectl("exec", "-n", NAMESPACE, pod, "--", "python3", "-c", _SIGNAL, signal)
+
     def delete(self, name: str) -> None:
         """Delete the object and wait until its pods are gone."""
         self.kube.kubectl("delete", "infs", name, "--ignore-not-found", "--wait=true")
@@ -136,6 +148,12 @@ class Cluster:
         records = [json.loads(line) for line in lines if line.startswith("{")]
         self.kube.kubectl("delete", "pod", pod, "--wait=false")
         return [record for record in records if "phase" in record]
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Whether a live pod is Ready, also one that is leaving."""
+    conditions = pod["status"].get("conditions", ())
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def lost(phases: Sequence[Mapping[str, Any]]) -> int:

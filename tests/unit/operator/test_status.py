@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sluice_operator import events, status
+from sluice_operator.ends import last_end
 from sluice_operator.observed import (
     Pod,
     Rollout,
@@ -133,6 +134,22 @@ def test_a_crashing_worker_speaks_through_its_last_line() -> None:
     # Until the next crash: a run that began after a back-off.
     pod["containerStatuses"][0]["state"] = {"running": {"startedAt": "2025-10-09T08:53:10Z"}}
     assert _condition(_report(pods=(create_pod(**pod),)), "Ready") == _condition(report, "Ready")
+
+
+def test_of_a_log_s_end_only_whole_sentences_are_told() -> None:
+    """The kubelet gives it for a container that wrote no last words."""
+    log = '"ms": 12}\n{"event": "served"}\nsluice-worker: out of file descriptors\n'
+    ended = {"exitCode": 1, "message": log, "finishedAt": "2025-10-09T08:52:00Z"}
+    known = last_end({"name": "worker", "state": {"terminated": ended}, "restartCount": 1})
+    assert known
+    assert known.words == "sluice-worker: out of file descriptors"
+    killed = {**ended, "exitCode": 128 + 15, "message": "the middle of"}
+    known = last_end({"name": "proxy", "state": {"terminated": killed}, "restartCount": 2})
+    assert known
+    assert known.sentence == (
+        "its container proxy was ended by signal 15 (SIGTERM) at 2025-10-09T08:52:00Z "
+        "(2 restarts in all)"
+    )
 
 
 def _deployment(kind: str, is_true: bool, reason: str, message: str) -> dict[str, Any]:
