@@ -204,8 +204,8 @@ def _is_ready(pod: Mapping[str, Any]) -> bool:
 def run(cluster: Cluster, num_each: int) -> Report:
     """`num_each` rollouts and as many scale-ins, in turns."""
     rolls = Rolls(cluster)
-    rolls.start()
     try:
+        rolls.start()
         with rolls.loaded():
             for _ in range(num_each):
                 rolls.roll()
