@@ -132,17 +132,17 @@ class Rolls:
                 thread.join(60)
 
     def roll(self) -> None:
-        """Replace both pods, by an edit of their template."""
+        """Replace two pods, by an edit of their template."""
+        self._cluster.patch(NAME, {"replicas": 2})
+        self._settled(2)
         old = set(self._cluster.identities(NAME))
         self._num_rolls += 1
         args = [f"--seed={self._num_rolls}"]
         self._step("roll", {"engine": {"args": args}}, 2, old)
 
     def scale_in(self) -> None:
-        """Take one of two pods, and give it back."""
+        """Take one of two pods."""
         self._step("scale-in", {"replicas": 1}, 1)
-        self._cluster.patch(NAME, {"replicas": 2})
-        self._settled(2)
 
     def _step(
         self, kind: str, spec: Mapping[str, object], num: int, old: Set[str] = frozenset()
@@ -204,8 +204,8 @@ def _is_ready(pod: Mapping[str, Any]) -> bool:
 def run(cluster: Cluster, num_each: int) -> Report:
     """`num_each` rollouts and as many scale-ins, in turns."""
     rolls = Rolls(cluster)
-    rolls.start()
     try:
+        rolls.start()
         with rolls.loaded():
             for _ in range(num_each):
                 rolls.roll()

@@ -162,6 +162,18 @@ def test_for_the_delay_a_worker_serves_all_who_do_not_know_yet(
         assert time.monotonic() - began_s > 2.9
 
 
+def test_a_connection_that_a_client_keeps_for_longer_than_the_delay_is_waited_for(
+    tmp_path: Path, connect: Connect
+) -> None:
+    with running_worker(tmp_path, *FLAGS, "--shutdown-delay", "1") as worker:
+        kept = connect(worker)
+        assert ask(kept) == (200, "")
+        leave(worker)
+        assert not select.select([kept.sock], [], [], 5)[0], "the worker has hung up"
+        assert ask(kept) == (200, "close")
+        assert worker.process.wait(5) == 0, "and for nobody else"
+
+
 def test_a_worker_without_connections_leaves_at_once(worker: Worker) -> None:
     began_s = time.monotonic()
     leave(worker)

@@ -264,7 +264,8 @@ SERVER_FLAGS = (
     Flag(
         "shutdown-delay",
         _interval,
-        "seconds after SIGTERM in which others may not know yet that this worker leaves: it serves",
+        "seconds after SIGTERM in which a load balancer may still send clients here; over 0, "
+        "connections that they keep idle are waited for as well, 20 seconds at most",
     ),
     Flag("shutdown-timeout", _seconds, "seconds that running requests get after that"),
     Flag("receive-timeout", _seconds, "seconds for a request's body, and its headers (10 at most)"),

@@ -38,8 +38,11 @@ OTHER_FILES = 128
 ANSWER_S = 2.0
 """Seconds in which open requests get their error, once the engine has died or a drain must end."""
 QUIET_S = 1.0
-"""A drain's last connections are closed when nothing has come on them for so long: whoever was just
-answered, or has just dialled, may be about to ask."""
+"""A drain closes connections on which nothing has come for so long: whoever was just answered, or
+has just dialled, may be about to ask."""
+POOL_S = 20.0
+"""The same, where clients are not ours to end: for longer than openai's and httpx's pools (5 s) and
+aiohttp's (15 s) keep one. What they send as it is closed would have no answer (RFC 9112, 9.5)."""
 LAST_BYTES_S = 2
 """For slow readers of answers that were written before the server closes: within the margin that a
 pod's grace period leaves beside --shutdown-timeout."""
@@ -246,10 +249,11 @@ async def _drain(service: Service, api: _Server, inflight: Inflight) -> None:
     until none come; what the limit finds open is told so."""
     flags, now_s = service.config.server, asyncio.get_running_loop().time()
     from_s = now_s + flags.shutdown_delay
+    idle_s = POOL_S if flags.shutdown_delay else QUIET_S
     limit_s = flags.shutdown_timeout
     log.info("draining", extra={"open_requests": service.client.num_open, "limit_s": limit_s})
     service.drain()
-    if await _until_quiet(api, inflight, from_s, from_s + limit_s):
+    if await _until_quiet(api, inflight, idle_s, from_s, from_s + limit_s):
         api.close_idle()  # before the loop turns again, so that no request is lost in between
     elif inflight.num_open:
         log.warning("cut at the limit", extra={"open_requests": service.client.num_open})
@@ -257,16 +261,18 @@ async def _drain(service: Service, api: _Server, inflight: Inflight) -> None:
     await inflight.until_empty(ANSWER_S)
 
 
-async def _until_quiet(api: _Server, inflight: Inflight, from_s: float, until_s: float) -> bool:
-    """Wait until no request is under way and none is to be expected, `from_s` at the earliest.
+async def _until_quiet(
+    api: _Server, inflight: Inflight, idle_s: float, from_s: float, until_s: float
+) -> bool:
+    """Wait until no request is under way and all connections have been idle for `idle_s`.
 
-    False if that takes until `until_s`; both are loop time.
+    That is `from_s` at the earliest; False if it takes until `until_s`; both are loop time.
     """
     loop = asyncio.get_running_loop()
     while await inflight.until_empty(until_s - loop.time()):
         await asyncio.sleep(0)  # the loop reads what has come by now
-        quiet_s = max(from_s, api.heard_s() + QUIET_S)
-        if loop.time() >= quiet_s:
+        now_s, quiet_s = loop.time(), max(from_s, api.heard_s() + idle_s)
+        if now_s >= quiet_s:
             return True
-        await asyncio.sleep(min(quiet_s, until_s) - loop.time())
+        await asyncio.sleep(min(quiet_s - now_s, until_s - now_s, QUIET_S))  # clients may go, too
     return False
