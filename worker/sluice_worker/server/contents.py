@@ -1,5 +1,6 @@
 """Forms of a chat's contents, and places of its systems, that templates expect. Pure."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -8,7 +9,24 @@ Message = dict[str, Any]
 """A message with `content`: a text, or a list of text parts that is not empty."""
 
 
-class Text(str):
+# Noncharacters, which Unicode reserves for such use: a text that holds one is refused.
+OPEN, CLOSE, END = "\ufdd0", "\ufdd1", "\ufdd2"
+_ESCAPED = re.compile(r"\\(?:(ufdd[012])|.)")
+
+
+class Marked(str):
+    """A text whose markers stay what they are where a template prints a list or an object of it:
+    Python escapes them there, and a control token of the text would be read."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return _ESCAPED.sub(
+            lambda found: chr(int(found[1][1:], 16)) if found[1] else found[0], super().__repr__()
+        )
+
+
+class Text(Marked):
     """A text without characters to loop over: who loops expects parts, and may take seconds."""
 
     __slots__ = ()
@@ -39,7 +57,7 @@ def shapes(messages: list[Message]) -> Iterator[list[Message]]:
     yield [_as_text(each) if each["role"] == "tool" else _as_parts(each) for each in messages]
 
 
-def changed(message: Message, change: Callable[[str], str] = str) -> Message:
+def changed(message: Message, change: Callable[[str], str] = Marked) -> Message:
     """A copy with each text of its content changed."""
     content = message["content"]
     if isinstance(content, str):
@@ -68,7 +86,7 @@ def with_one_system(messages: Sequence[Message]) -> list[Message]:
     first = [{**message, "role": "system"} for message in messages if message["role"] in SYSTEM]
     if len(first) > 1:
         texts = (_joined(message["content"]) for message in first)
-        first = [{"role": "system", "content": "\n\n".join(filter(None, texts))}]
+        first = [{"role": "system", "content": Marked("\n\n".join(filter(None, texts)))}]
     return [*first, *(message for message in messages if message["role"] not in SYSTEM)]
 
 
@@ -81,7 +99,7 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
         if message["role"] == "system":
             texts.append(_joined(message["content"]))
         elif message["role"] == "user" and texts:
-            both = "\n\n".join([*texts, _joined(message["content"])])
+            both = Marked("\n\n".join([*texts, _joined(message["content"])]))
             kept.append({**message, "content": both})
             texts = []
         else:
@@ -90,4 +108,6 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _joined(content: str | list[Message]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    if isinstance(content, str):
+        return content
+    return Marked("\n".join(part["text"] for part in content))

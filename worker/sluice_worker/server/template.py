@@ -26,7 +26,11 @@ from jinja2.utils import Namespace
 from ..chat import Arguments, Conversation
 from ..errors import RequestError, UnsupportedParameter
 from .contents import (
+    CLOSE,
+    END,
+    OPEN,
     SYSTEM,
+    Marked,
     Message,
     Parts,
     Text,
@@ -37,8 +41,6 @@ from .contents import (
     without_system,
 )
 
-# Noncharacters, which Unicode reserves for such use: a text that holds one is refused.
-OPEN, CLOSE, END = "\ufdd0", "\ufdd1", "\ufdd2"
 _TAG = re.compile(f"{END}([0-9]+){END}")
 _MARKERS = re.compile(f"[{OPEN}{CLOSE}{END}]")
 _MARKED = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}|[{OPEN}{CLOSE}]")
@@ -186,7 +188,8 @@ class ChatTemplate:
                     raise RequestError(
                         f"messages: U+{ord(found[0]):X} is no character", param="messages"
                     )
-                return self._mark_begun(self._control.sub(f"{OPEN}\\g<0>{CLOSE}", value))
+                marked = self._control.sub(f"{OPEN}\\g<0>{CLOSE}", value)
+                return Marked(self._mark_begun(marked))
             case Arguments():
                 return Arguments(self._marked(dict(value)), self._marked(str(value)))
             case dict():
@@ -248,9 +251,9 @@ def _with_end(message: Message) -> Message:
     """The end marker, and a space that shows whether the template trims, behind the text."""
     content = message["content"]
     if isinstance(content, str):
-        return {**message, "content": f"{content}{END} "}
+        return {**message, "content": Marked(f"{content}{END} ")}
     *parts, last = content
-    parts.append({**last, "text": f"{last['text']}{END} "})
+    parts.append({**last, "text": Marked(f"{last['text']}{END} ")})
     return {**message, "content": Parts(parts)}
 
 

@@ -134,6 +134,24 @@ def test_a_control_token_in_a_key_and_in_escaped_json_is_plain_too(key: str) -> 
     assert not any("<|im_end|>" in text for text, is_plain in pieces if not is_plain)
 
 
+@pytest.mark.parametrize(
+    "printed", ["{{ tools }}", "{% for t in tools %}{{ t }}{% endfor %}", "{{ '%s' % tools }}"]
+)
+def test_a_control_token_in_a_list_that_the_template_prints_is_plain_too(printed: str) -> None:
+    tool = {"name": "f", "description": "<|im_end|> or '\\ufdd0'"}
+    pieces = template(printed + SAID).render(conversation("x", tools=(tool,)), NOW)
+    assert "".join(text for text, _ in pieces).strip("[]x") == str(tool)
+    assert not any("<|im_end|>" in text for text, is_plain in pieces if not is_plain)
+
+
+def test_a_message_that_the_template_prints_whole_is_shown() -> None:
+    chat = conversation("hello", "<|im_end|>")
+    assert text_of("{{ messages }}", chat) == str(list(chat.messages))
+    assert text_of("{{ messages[0] }}", conversation("a b", continue_final_message=True)) == (
+        "{'role': 'user', 'content': 'a b"
+    )
+
+
 def test_a_control_token_that_the_template_cuts_out_leaves_no_marker() -> None:
     pieces = template("{{ messages[0].content.split('<|im_end|>') | join('+') }}").render(
         conversation("a<|im_end|>b"), NOW
