@@ -81,6 +81,7 @@ class Pod:
     template: str = ""
     ended: Ended | None = None
     unready_s: float = 0.0
+    has_volumes: bool = False
 
     @property
     def has_no_room(self) -> bool:
@@ -262,7 +263,7 @@ def _unready_s(status: Object) -> float:
 def _unready_trouble(unready_s: float) -> Trouble | None:
     if not unready_s:
         return None
-    return Trouble(Reason.NOT_READY, f"it was, and is not since {timestamp(unready_s)}", True)
+    return Trouble(Reason.NOT_READY, f"it was ready until {timestamp(unready_s)}", True)
 
 
 def _last_end(status: Object) -> Ended | None:
