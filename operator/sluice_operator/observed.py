@@ -126,6 +126,7 @@ def pod_of(body: Object, now: float) -> Pod:
         trouble=_pod_trouble(status, now),
         ended=_last_end(status),
         unready_s=_unready_s(status),
+        has_volumes=_condition(status, "PodReadyToStartContainers").get("status") == "True",
         # The API server writes when the grace period ends, not when it began.
         drains=now < unix_time(meta.get("deletionTimestamp")) + _LATE_S,
         roomless_s=_turned_s(scheduled) if scheduled.get("status") == "False" else 0.0,
