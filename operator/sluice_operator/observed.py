@@ -81,6 +81,7 @@ class Pod:
     template: str = ""
     ended: Ended | None = None
     unready_s: float = 0.0
+    has_volumes: bool = False
 
     @property
     def has_no_room(self) -> bool:
@@ -125,6 +126,7 @@ def pod_of(body: Object, now: float) -> Pod:
         trouble=_pod_trouble(status, now),
         ended=_last_end(status),
         unready_s=_unready_s(status),
+        has_volumes=_condition(status, "PodReadyToStartContainers").get("status") == "True",
         # The API server writes when the grace period ends, not when it began.
         drains=now < unix_time(meta.get("deletionTimestamp")) + _LATE_S,
         roomless_s=_turned_s(scheduled) if scheduled.get("status") == "False" else 0.0,
@@ -262,7 +264,7 @@ def _unready_s(status: Object) -> float:
 def _unready_trouble(unready_s: float) -> Trouble | None:
     if not unready_s:
         return None
-    return Trouble(Reason.NOT_READY, f"it was, and is not since {timestamp(unready_s)}", True)
+    return Trouble(Reason.NOT_READY, f"it was ready until {timestamp(unready_s)}", True)
 
 
 def _last_end(status: Object) -> Ended | None:

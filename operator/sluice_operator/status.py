@@ -222,7 +222,11 @@ def _last_restart(pods: Sequence[Pod]) -> str:
 
 
 def _keys_trouble(report: Report) -> tuple[Reason, str] | None:
-    return (Reason.KEYS_MISSING, report.keys_problem) if report.keys_problem else None
+    """None where pods have the keys, and none of them serves for another reason."""
+    has_keys = any(pod.has_volumes and not pod.terminating for pod in report.pods)
+    if not report.keys_problem or (has_keys and not num_serving(report.pods)):
+        return None
+    return Reason.KEYS_MISSING, report.keys_problem
 
 
 def _first_trouble(report: Report) -> tuple[Reason | Foreign, str] | None:
@@ -266,8 +270,9 @@ def _stalled(report: Report, ready: Condition, now: float) -> Condition:
     """Whether what is asked for will not come about by itself."""
     if report.fit.status == "False":
         return Condition(True, report.fit.reason, report.fit.message)
-    keys = _keys_trouble(report) if report.is_withheld or not ready.holds else None
-    trouble = keys or (_stuck_rollout if ready.holds else _stuck_start)(report, now)
+    if ready.reason == Reason.KEYS_MISSING or (report.is_withheld and report.keys_problem):
+        return Condition(True, Reason.KEYS_MISSING, report.keys_problem)
+    trouble = _stuck_rollout(report, now) if ready.holds else _stuck_start(report, now)
     if trouble:
         return Condition(True, *trouble)
     return Condition(False, Reason.NOT_STALLED, "")

@@ -239,7 +239,7 @@ def test_keys_that_are_missing_are_named_and_no_pod_is_made_until_they_come(
 ) -> None:
     create_demo(space, apiKeySecretRef={"name": "api-keys"})
     why = "spec.apiKeySecretRef: there is no Secret api-keys"
-    operator.wait("a status", lambda: bool(space.condition("Stalled")))
+    operator.wait("a status", lambda: bool(space.condition("Ready")))
     for kind, status in (("Ready", "False"), ("Stalled", "True")):
         told = space.condition(kind)
         assert (told["status"], told["reason"], told["message"]) == (status, "KeysMissing", why)

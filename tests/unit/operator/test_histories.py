@@ -73,6 +73,11 @@ def pod(
     }  # fmt: skip
     conditions = [
         {"type": "PodScheduled", "status": "True", "lastTransitionTime": _at("12:25")},
+        {
+            "type": "PodReadyToStartContainers",
+            "status": str(state != waits("ContainerCreating")),
+            "lastTransitionTime": _at(ready[1]),
+        },
         {"type": "Ready", "status": str(ready[0]), "lastTransitionTime": _at(ready[1])},
     ]
     meta: Object = {"name": name, "uid": f"uid-{name}", "labels": {"pod-template-hash": name[:-2]}}
@@ -163,7 +168,7 @@ HISTORIES: dict[str, list[Moment]] = {
         Moment(  # not ready later, for another reason
             "22:47", [pod(runs("12:35"), (False, "22:46"), _OOM, 1)],
             "False/NotReady True/Scaling False/NotStalled",
-            f"pod demo-1: NotReady: it was, and is not since {_at('22:46')}", "NotReady",
+            f"pod demo-1: NotReady: it was ready until {_at('22:46')}", "NotReady",
         ),
     ],
     "its process is killed from outside": [
@@ -293,7 +298,7 @@ HISTORIES: dict[str, list[Moment]] = {
         Moment(
             "12:39", [pod(runs("12:27"), (False, "12:38"))],
             "False/NotReady True/Scaling False/NotStalled",
-            f"pod demo-1: NotReady: it was, and is not since {_at('12:38')}; its admin port: "
+            f"pod demo-1: NotReady: it was ready until {_at('12:38')}; its admin port: "
             "no answer within 2 s", "NotReady", problem="no answer within 2 s",
         ),
         Moment("12:49", [pod(runs("12:27"), (True, "12:48"))], SERVING, _SERVES),
@@ -388,6 +393,12 @@ HISTORIES: dict[str, list[Moment]] = {
         Moment(
             "12:40", [pod(runs("12:27"), (True, "12:28"))], SERVING, f"{_SERVES}; {_KEYS}",
             keys_problem=_KEYS,
+        ),
+        Moment(  # its container starts again, with the keys that it has
+            "12:45", [pod(runs("12:44"), (False, "12:43"), ended(1, "12:27", "12:43"), 1)],
+            RESTARTING,
+            "pod demo-1: Restarting: its container worker ended with exit code 1 at "
+            f"{_at('12:43')} (1 restart in all)", "Restarting", keys_problem=_KEYS,
         ),
         Moment(
             "12:50", [pod(waits("ContainerCreating"), (False, "12:49"), name="demo-2")],
