@@ -40,7 +40,7 @@ class Source(Protocol):
         """How many files' headers are read; of more files the index tells the size."""
 
     def names(self) -> Collection[str]:
-        """The files that are there."""
+        """The files that are there, links that lead nowhere among them."""
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """At most `length` bytes of a file from `start` on."""
@@ -65,7 +65,7 @@ class Directory:
 
     def names(self) -> Collection[str]:
         try:
-            return {path.name for path in self.path.iterdir() if os.path.exists(path)}
+            return {path.name for path in self.path.iterdir()}
         except OSError as error:
             raise CheckpointError(f"{self.path}: {cause(error)}.") from error
 
@@ -88,6 +88,9 @@ class Directory:
                     raise CheckpointError(f"{name}: not a regular file.")
                 yield file
         except FileNotFoundError as error:
+            if os.path.islink(link := self.path / name):
+                why = f"a link to {os.readlink(link)[:256]}, which is not there"
+                raise CheckpointError(f"{name}: {why}.") from error
             raise CheckpointError(f"{name}: missing in {self.path}.") from error
         except OSError as error:
             raise CheckpointError(f"{name}: {cause(error)}.") from error

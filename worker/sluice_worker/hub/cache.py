@@ -161,7 +161,7 @@ class Cache:
 def _weights(directory: Path) -> tuple[str, ...]:
     """The safetensors files that must be in `directory`; CheckpointError."""
     source = Directory(directory)
-    names = source.names()
+    names = {name for name in source.names() if _is_there(directory / name)}
     return Weights.of(source, names).files if INDEX in names else (WEIGHTS,)
 
 

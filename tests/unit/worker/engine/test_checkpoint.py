@@ -88,6 +88,11 @@ def link_outside(path: Path) -> None:
     (path / WEIGHTS).symlink_to(path.parent / "elsewhere.safetensors")
 
 
+def link_to_nothing(path: Path) -> None:
+    (path / WEIGHTS).unlink()
+    (path / WEIGHTS).symlink_to("gone.safetensors")
+
+
 def link_in_a_circle(path: Path) -> None:
     (path / "a.safetensors").symlink_to("b.safetensors")
     (path / "b.safetensors").symlink_to("a.safetensors")
@@ -116,6 +121,7 @@ def index(*, file_name: str) -> Callable[[Path], None]:
         (only_pickle, "pytorch_model.bin: only safetensors are read"),
         (fifo, "model.safetensors: not a regular file"),
         (link_outside, "model.safetensors: leads outside"),
+        (link_to_nothing, "model.safetensors: a link to gone.safetensors, which is not there"),
         (link_in_a_circle, "a.safetensors: Too many levels of symbolic links"),
         (index(file_name="../other.safetensors"), "is not a safetensors file beside it"),
         (index(file_name="absent.safetensors"), "absent.safetensors: missing"),
