@@ -14,6 +14,7 @@ from sluice_worker.sizing import (
     HEAD,
     MOST_BYTES,
     ModelShape,
+    SizingError,
     resolve_dtype,
     safetensors_header_bytes,
 )
@@ -86,10 +87,13 @@ def _num_bytes(weights: Weights, shape: ModelShape, wanted: int) -> tuple[int, i
             num_elements -= shape.vocab_size * shape.hidden_size
         return num_elements * own, num_elements * wanted
     totals = [0, 0]
-    for _, every in weights.headers():
+    for file, every in weights.headers():
         header = {name: entry for name, entry in every.items() if shape.holds(name)}
-        totals[0] += safetensors_header_bytes(header, own)
-        totals[1] += safetensors_header_bytes(header, wanted)
+        try:
+            totals[0] += safetensors_header_bytes(header, own)
+            totals[1] += safetensors_header_bytes(header, wanted)
+        except SizingError as error:
+            raise SizingError(f"{file}: {error}") from error
     return totals[0], totals[1]
 
 

@@ -182,6 +182,12 @@ class Arguments(dict[str, Any]):
     def __radd__(self, other: str) -> str:
         return other + self._text
 
+    def __getattr__(self, name: str) -> Any:
+        """A method of the text, as in `arguments.strip()`; a field of that name goes before."""
+        if name.startswith("_") or name in self:
+            raise AttributeError(name)
+        return getattr(self._text, name)
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:

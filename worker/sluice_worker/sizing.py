@@ -86,12 +86,12 @@ def _tensor_bytes(name: str, entry: object, dtype_bytes: int | None) -> int:
     dtype = entry.get("dtype") if isinstance(entry, Mapping) else None
     dims = entry.get("shape") if isinstance(entry, Mapping) else None
     if not isinstance(dtype, str) or dtype not in _HEADER_BITS or not isinstance(dims, list):
-        raise SizingError(f"safetensors header: tensor {name[:128]} has no known dtype and shape.")
+        raise SizingError(f"tensor {name[:128]} has no known dtype and shape.")
     # A product of many dims takes a time that grows with the square of their number.
     if len(dims) > MAX_DIMS or not all(
         isinstance(dim, int) and 0 <= dim <= 1 << 40 for dim in dims
     ):
-        raise SizingError(f"safetensors header: tensor {name[:128]} has an impossible shape.")
+        raise SizingError(f"tensor {name[:128]} has an impossible shape.")
     bits = _HEADER_BITS[dtype]
     if dtype_bytes is not None and dtype in _HEADER_FLOAT_BITS:
         bits = 8 * dtype_bytes

@@ -109,6 +109,12 @@ def test_shards_are_added_up(model: Path) -> None:
     assert _read(model).weights_bytes == 2100
 
 
+def test_the_file_of_an_impossible_tensor_is_named(model: Path) -> None:
+    _write_tensors(model / "model.safetensors", {"w": {"dtype": "Q9", "shape": [1]}})
+    with pytest.raises(SizingError, match=r"^model\.safetensors: tensor w has no known dtype"):
+        _read(model)
+
+
 def test_a_tensor_is_counted_once_in_the_file_that_weight_map_names(model: Path) -> None:
     (model / "model.safetensors").rename(model / "model-1.safetensors")
     tensor = {"dtype": "BF16", "shape": [50], "data_offsets": [0, 100]}

@@ -74,6 +74,8 @@ def of_call(expression: str) -> str:
         ("'a' ~ c.function.arguments", "a" + GIVEN),
         ("c.function.arguments", GIVEN),
         ("c.function.arguments | trim", GIVEN),
+        ("c.function.arguments.strip() + '!'", GIVEN + "!"),
+        ("c.function.arguments | wordwrap", GIVEN),
         ('"%s" | format(c.function.arguments)', GIVEN),
         ("[c.function.arguments, 1] | join", GIVEN + "1"),
         (QWEN, '{"city": "Bern"}'),
@@ -98,6 +100,11 @@ def test_arguments_are_an_object_and_the_clients_own_text(
         written = written.replace(GIVEN, '{"city": "Bern"}')
     expected = f"<user>hi<assistant>{written}<tool>sun<user>so"
     assert prompt(of_call(expression), *chat) == expected
+
+
+def test_a_field_that_is_named_as_a_method_of_texts_is_the_field() -> None:
+    chat = said("user", "hi"), called('{"title": "Bern"}')
+    assert prompt(of_call("c.function.arguments.title"), *chat).endswith("<assistant>Bern")
 
 
 @pytest.mark.parametrize(
