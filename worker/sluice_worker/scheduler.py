@@ -2,24 +2,29 @@
 
 Admission gives a sequence the blocks of all its tokens and a place below the cap; from then on it
 is running. Each step first serves those that lack one token (decodes), then hands the rest of the
-budget to the others in order of admission (chunks of prefill), sized for the inter-token target.
-So a request waits for one of two things only, the cap or KV blocks; all else is prefill time.
+budget to the others (chunks of prefill), sized for the inter-token target. Those without a first
+token stand in a line (`ordering`); its order decides who is admitted and who computes. A place
+below the cap is for those who compute: an unfinished prefill whose place another takes keeps its
+blocks, and waits for the cap. So a request waits for one of two things only, the cap or KV blocks;
+all else is prefill time.
 A step without prefill may verify drafts (`speculation`); in static mode (`static_batch`) the cap is
 that of a batch, which is full until its longest has ended.
 """
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import islice
+from math import inf
 
 import numpy as np
 
 from . import prefix
 from .blocks import BlockPool
 from .contract import AT_CAP_SHARE, MIN_CHUNK_TOKENS
+from .ordering import Line, Terms
 from .preemption import choose_victim
 from .sequence import Sequence
 from .sizing import blocks_for
@@ -39,6 +44,8 @@ from .waiting import Lack, WaitClocks
 from .window import over_window
 from .wire import Limits, Submit
 
+Price = Callable[[int, int], float]
+"""(decodes, kv_tokens) of a step -> seconds that a prefill token takes beside them."""
 ChunkLimit = Callable[[int, int], int]
 """(decodes, kv_tokens) of a step -> prefill tokens that keep it within the inter-token target."""
 SCORED_LOGITS = 1 << 22
@@ -79,6 +86,10 @@ class Scheduler:
         # Both in order of arrival: a preempted sequence takes its old place again.
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        # Those of both without a first token. The others of `waiting` are resumed before them.
+        self.line = Line(self._terms)
+        self._paused: set[Sequence] = set()
+        self._newest: Sequence | None = None  # whose prompt the next one may have
         self.counters = Counters()
         if speculation is not None:
             self.counters.accepted_by_position = [0] * speculation.num_speculative_tokens
@@ -94,6 +105,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def num_computing(self) -> int:
+        """Running sequences that have a place below the cap."""
+        return len(self.running) - len(self._paused)
 
     @property
     def waiting_cap(self) -> int:
@@ -140,6 +156,13 @@ class Scheduler:
         if self.speculation is not None and is_eligible(sequence.request):
             sequence.drafter = Drafter(self.speculation)
         self.waiting.append(sequence)
+        if self.limits.policy == "deadline":
+            prompt, salt = sequence.request.prompt_token_ids, sequence.request.cache_salt
+            num_found = len(self.pool.match(prompt, salt)) * self.pool.block_size
+            sequence.num_findable_tokens = 0 if sequence.needs_prompt_scores else num_found
+        self.line.add(sequence, self._newest if sequence.request.is_another else None)
+        if not sequence.request.is_another:
+            self._newest = sequence
 
     def abort(self, request_id: str, *, if_waiting: bool = False) -> bool:
         """Forget a request (`if_waiting`: one that has not begun); whether there was one."""
@@ -149,24 +172,33 @@ class Scheduler:
                     if if_waiting and sequence.has_begun:
                         return False
                     queue.remove(sequence)
+                    self._leave_line(sequence)
                     self._free(sequence)
                     self._end_batch()
                     return True
         return False
 
-    def schedule(self, now: float, chunk_limit: ChunkLimit, growth: Growth = few_decodes) -> Step:
+    def schedule(
+        self,
+        now: float,
+        chunk_limit: ChunkLimit,
+        growth: Growth = few_decodes,
+        price: Price = lambda decodes, kv_tokens: 0.0,
+    ) -> Step:
         """Choose the next step's work, taking blocks for it and preempting where none is left."""
         self._clocks.advance(now)
         before = self.counters.num_preemptions
         works = self._decodes()
-        if self.counters.num_preemptions == before:
-            self._admit(now)
+        decoding = {work.sequence for work in works}
+        price_s = price(len(works), sum(work.start + 1 for work in works))
+        is_short = self.counters.num_preemptions > before
+        prefills = self._prefills(decoding, price_s, now, may_admit=not is_short)
+        self._pause(set(self.running) - decoding - set(prefills))
         self._clocks.blocked_by = self._why_blocked()
-        if len(works) == len(self.running):
-            works = self._with_drafts(works, chunk_limit, growth)
+        if prefills:
+            works += self._chunks(prefills, self._prefill_budget(works, chunk_limit), bool(works))
         else:
-            budget = self._prefill_budget(works, chunk_limit)
-            works += self._chunks({id(work.sequence) for work in works}, budget)
+            works = self._with_drafts(works, chunk_limit, growth)
         works += self._padding()
         works.sort(key=lambda work: work.num_tokens > 1)
         return self._as_step(tuple(works))
@@ -290,16 +322,14 @@ class Scheduler:
         kv_tokens = sum(work.start + 1 for work in decodes)
         return min(left, max(chunk_limit(len(decodes), kv_tokens), floor))
 
-    def _chunks(self, served: set[int], budget: int) -> Iterator[Work]:
-        """Prefill for those not `served`. Of a prefix that several lack, the first computes it and
-        the others find it in the next step: a burst with one system prompt comes all at once."""
+    def _chunks(self, prefills: Seq[Sequence], budget: int, has_decodes: bool) -> Iterator[Work]:
+        """Prefill, for the first of `prefills` first. A prefix that several lack is computed by the
+        first; the others find it in the next step: a burst with one system prompt comes at once."""
         ending: list[Sequence] = []
-        scored = self._scored_at_once * (1 if served else ALONE_TIMES)
-        for sequence in self.running:
+        scored = self._scored_at_once * (1 if has_decodes else ALONE_TIMES)
+        for sequence in prefills:
             if budget <= 0:
                 return
-            if id(sequence) in served:
-                continue
             self._count_found(sequence, prefix.take_more(sequence, self.pool))
             if any(prefix.will_find(sequence, other, self.pool) for other in ending):
                 continue
@@ -328,34 +358,107 @@ class Scheduler:
             num_draft_tokens=num_draft_tokens,
             num_padding=num_padding,
             scores_prompts=any(work.sequence.needs_prompt_scores for work in works),
-            num_running=len(self.running),
-            at_cap=len(self.running) >= AT_CAP_SHARE * self.limits.max_num_seqs,
+            num_running=self.num_computing,
+            at_cap=self.num_computing >= AT_CAP_SHARE * self.limits.max_num_seqs,
             limits=self.limits,
         )
 
     # Who may start
 
-    def _admit(self, now: float) -> None:
-        """Start waiting sequences, first come first served, below the cap and within the pool."""
-        cap = self.limits.max_num_seqs
+    def _prefills(
+        self, decoding: Set[Sequence], price_s: float, now: float, *, may_admit: bool
+    ) -> list[Sequence]:
+        """Those that this step may serve beside `decoding`, in the order of the line; who is next
+        and waits is admitted, as far as places and blocks reach."""
+        running = [s for s in self.running if s not in decoding]
         if self.static is not None:
-            may_start = self.static.may_start(self.waiting, self.running, now)
-            cap = min(cap, self.static.size) if may_start else 0
-        while self.waiting and len(self.running) < cap:
-            sequence = self.waiting[0]
-            known, enough = self._lacking
-            if self.running and sequence is known and self.pool.num_gains < enough:
-                break  # as at the last look: to match a long prompt takes milliseconds
-            sequence.token_ids = sequence.token_ids or sequence.request.prompt_token_ids
+            may_admit = self.static.may_start(self.waiting, self.running, now)
+            most = min(self.static.size, self.limits.max_num_seqs)
+            places = most if may_admit else len(running)
+        else:
+            places = self.limits.max_num_seqs - len(decoding)
+        is_alone = not self.waiting and len(running) < 2
+        if not may_admit or is_alone:
+            return sorted(running, key=self._rank)[: max(places, 0)]
+        prefills: list[Sequence] = []
+        for sequence in self._candidates(running, now, price_s):
+            if len(prefills) >= places:
+                break
+            if sequence in decoding:
+                continue
+            if not sequence.block_ids and not self._admit(sequence, prefills):
+                left = sorted(set(running).difference(prefills), key=self._rank)
+                return [*prefills, *(s for s in left if s.block_ids)][:places]
+            prefills.append(sequence)
+        return prefills
+
+    def _candidates(self, running: Seq[Sequence], now: float, price_s: float) -> Iterator[Sequence]:
+        """Who has had a first token goes on before all others, by arrival; then the line."""
+        resumed = [s for s in (*running, *self.waiting) if s not in self.line]
+        yield from sorted(resumed, key=lambda sequence: sequence.order)
+        yield from self.line.ordered(now, price_s)
+
+    def _rank(self, sequence: Sequence) -> tuple[bool, int, bool, float]:
+        if sequence not in self.line:
+            return False, 0, False, sequence.order
+        return True, *self.line.rank(sequence)
+
+    def _terms(self, sequence: Sequence) -> Terms:
+        """What the line asks of a sequence."""
+        request, limits = sequence.request, self.limits
+        if limits.policy == "fcfs" or self.static is not None:
+            return Terms(0, inf, sequence.order, sequence.prefill_left)
+        due_s, ttft_ms = inf, request.ttft_ms or limits.ttft_ms
+        if limits.policy == "deadline" and ttft_ms is not None:
+            due_s = request.arrived_s + ttft_ms / 1e3
+        return Terms(request.priority, due_s, sequence.order, sequence.prefill_left)
+
+    def _admit(self, sequence: Sequence, prefills: Seq[Sequence]) -> bool:
+        """Give a waiting sequence the blocks of all its tokens; False where too few are left.
+
+        Whoever can be in time may have those of the late, but for what `prefills` will compute.
+        """
+        known, enough = self._lacking
+        if self.running and sequence is known and self.pool.num_gains < enough:
+            return False  # as at the last look: to match a long prompt takes milliseconds
+        sequence.token_ids = sequence.token_ids or sequence.request.prompt_token_ids
+        while True:
             matched = prefix.find(sequence, self.pool)
             total = blocks_for(sequence.num_tokens + self.num_ahead, self.pool.block_size)
             # A margin for those that run: else the next step may preempt whom this one admits.
             margin = max(1, self.pool.num_total // 100) if self.running else 0
             lacking = self.pool.num_lacking(matched, total - len(matched) + margin)
             self._lacking = (sequence, self.pool.num_gains + lacking)
-            if lacking > 0:
+            if lacking <= 0:
                 break
-            self._start(self.waiting.popleft(), matched, total)
+            victim = self._late_prefill(sequence, prefills)
+            if victim is None:
+                return False
+            self._preempt(victim)
+        self.waiting.remove(sequence)
+        self._start(sequence, matched, total)
+        return True
+
+    def _late_prefill(self, sequence: Sequence, prefills: Seq[Sequence]) -> Sequence | None:
+        """The latest unfinished prefill that is late, where `sequence` is not."""
+        if sequence not in self.line or self.line.is_late(sequence):
+            return None
+        late = [s for s in self.running[1:] if s in self.line and self.line.is_late(s)]
+        return next((s for s in reversed(late) if s not in prefills), None)
+
+    def _pause(self, paused: set[Sequence]) -> None:
+        """Admitted prefills whose places others have now wait for the cap."""
+        for sequence in paused - self._paused:
+            self._clocks.enqueue(sequence)
+        for sequence in self._paused - paused:
+            if sequence.block_ids:
+                self._clocks.dequeue(sequence)
+        self._paused = paused
+
+    def _leave_line(self, sequence: Sequence) -> None:
+        self.line.remove(sequence)
+        if self._newest is sequence:
+            self._newest = None
 
     def _start(self, sequence: Sequence, matched: list[int], total: int) -> None:
         self.pool.acquire(matched)
@@ -380,7 +483,7 @@ class Scheduler:
     def _why_blocked(self) -> Lack | None:
         """What a request that arrives now would wait for."""
         is_closed = self.static is not None and bool(self.running or self.waiting)
-        if is_closed or len(self.running) >= self.limits.max_num_seqs:
+        if is_closed or self.num_computing >= self.limits.max_num_seqs:
             return "cap"
         return "kv" if self.waiting else None
 
@@ -438,10 +541,12 @@ class Scheduler:
             self._dirty += self.pool.forget(sequence.block_ids)
             sequence.num_trusted_tokens = sequence.num_computed_tokens
             self.running.remove(sequence)
+            self._leave_line(sequence)
             self._free(sequence)
             return Outcome(sequence, None, "error")
         sequence.num_trusted_tokens = sequence.num_computed_tokens - is_spoiled
         prefix.seal(sequence, self.pool)
+        self._leave_line(sequence)
         reason = sequence.append(token_id, self.eos_token_ids)
         if reason is not None:
             self._retire(sequence)

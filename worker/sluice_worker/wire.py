@@ -16,6 +16,7 @@ from msgspec import Struct
 from .contract import MemoryReport, StepModel
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Policy = Literal["deadline", "fcfs", "priority"]
 MAX_FRAME_BYTES = 64 << 20
 TOKEN_BYTES = array("i").itemsize
 
@@ -83,6 +84,8 @@ class Submit(Message, frozen=True):
     """A request that the API process has validated, and sent at `submitted_s`.
 
     `prompt`: token ids as int32, as many may wait: in a list each takes ten times as much.
+    `arrived_s`, `ttft_ms`: from when to count its own deadline for the first token, if it has one.
+    `is_another`: it has the prompt of the request before it, and another answer is wanted.
     """
 
     request_id: str
@@ -96,6 +99,10 @@ class Submit(Message, frozen=True):
     submitted_s: float
     cache_salt: str = ""
     sampling: Sampling = Sampling()
+    arrived_s: float = 0.0
+    ttft_ms: float | None = None
+    priority: int = 0
+    is_another: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -118,12 +125,17 @@ class Abort(Message, frozen=True):
 
 
 class Limits(Message, frozen=True):
-    """The live limits, in force from the next step on. The API process has checked them."""
+    """The live limits, in force from the next step on. The API process has checked them.
+
+    `ttft_ms`: the deadline of requests without one of their own. `policy`: who is served first.
+    """
 
     epoch: int
     max_num_seqs: int
     max_num_batched_tokens: int
     itl_ms: float | None = None
+    ttft_ms: float | None = None
+    policy: Policy = "fcfs"
 
 
 class CheckIntegrity(Message, frozen=True):
