@@ -245,6 +245,7 @@ class Engine:
             snapshot=self.snapshot(),
             step_model=model,
             prompts=[*_take_prompt_scores(step)],
+            admitted=[*step.admitted],
         )
 
     def _failures(self, outcomes: list[Outcome]) -> list[Finished]:

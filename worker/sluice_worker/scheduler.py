@@ -89,6 +89,7 @@ class Scheduler:
         # Those of both without a first token. The others of `waiting` are resumed before them.
         self.line = Line(self._terms)
         self._paused: set[Sequence] = set()
+        self._begun: list[str] = []  # in the step at hand
         self._newest: Sequence | None = None  # whose prompt the next one may have
         self.counters = Counters()
         if speculation is not None:
@@ -187,6 +188,7 @@ class Scheduler:
     ) -> Step:
         """Choose the next step's work, taking blocks for it and preempting where none is left."""
         self._clocks.advance(now)
+        self._begun.clear()
         before = self.counters.num_preemptions
         works = self._decodes()
         decoding = {work.sequence for work in works}
@@ -361,6 +363,7 @@ class Scheduler:
             num_running=self.num_computing,
             at_cap=self.num_computing >= AT_CAP_SHARE * self.limits.max_num_seqs,
             limits=self.limits,
+            admitted=tuple(self._begun),
         )
 
     # Who may start
@@ -471,6 +474,7 @@ class Scheduler:
         self._clocks.dequeue(sequence)
         if not sequence.has_begun:
             sequence.has_begun = True
+            self._begun.append(sequence.request_id)
             sequence.cached_tokens = num_cached
         insort(self.running, sequence, key=lambda other: other.order)
 

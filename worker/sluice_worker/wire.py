@@ -266,7 +266,7 @@ class StepReport(Message, frozen=True):
 
     `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `is_slow`:
     in a slow spell, see `StepTimes.slowdown`. `prompts`: what it found out about prompts, of which
-    each request's last comes no later than its first token.
+    each request's last comes no later than its first token. `admitted`: requests that began.
     """
 
     tokens: list[TokenOut]
@@ -284,6 +284,7 @@ class StepReport(Message, frozen=True):
     num_padding: int = 0
     is_slow: bool = False
     prompts: list[PromptScores] = []
+    admitted: list[str] = []
 
 
 class Finished(Message, frozen=True):

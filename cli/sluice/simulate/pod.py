@@ -253,6 +253,7 @@ class Pod(Scraped):
             snapshot=Snapshot(len(scheduler.running), *waiting, 0, 0, 0, 0, 0, 0, 0),
             step_model=model,
             is_slow=self.times.is_slow,
+            admitted=[*step.admitted],
         )
 
 
