@@ -37,27 +37,39 @@ class Terms(NamedTuple):
     work: float
 
 
-def arrange(jobs: Sequence[Terms], now_s: float, price_s: float) -> tuple[list[int], list[int]]:
+class Pace(NamedTuple):
+    """How fast jobs are served. `price_s`: seconds that a unit of work takes. A job beyond the
+    `num_free` places waits `place_s` for each one before it, as that many become free."""
+
+    price_s: float
+    place_s: float = 0.0
+    num_free: int = 0
+
+
+def arrange(jobs: Sequence[Terms], now_s: float, pace: Pace) -> tuple[list[int], list[int]]:
     """Indices of `jobs` in time, by deadline, and of the late, by arrival; each by priority first.
 
-    `price_s`: seconds that a unit of work takes. Of one priority the fewest possible are late, if
-    jobs of a lower one wait for it. Takes O(n log n).
+    Among jobs of one priority the fewest possible are late, as far as work is what they wait for.
+    Takes O(n log n).
     """
     late = [i for i, job in enumerate(jobs) if job.due_s == math.inf]
     by_deadline = sorted(set(range(len(jobs))).difference(late), key=jobs.__getitem__)
     in_time: list[int] = []
     kept: list[tuple[float, int]] = []  # of the priority at hand, the most work first
     ends_s, priority = now_s, None
+    place_s = now_s - pace.place_s * pace.num_free
     for i in by_deadline:
         job = jobs[i]
         if job.priority != priority:
             in_time += (other for _, other in kept)
             kept, priority = [], job.priority
         heappush(kept, (-job.work, -i))
-        ends_s += job.work * price_s
-        if ends_s > job.due_s:
+        ends_s += job.work * pace.price_s
+        place_s += pace.place_s
+        if max(ends_s, place_s) > job.due_s:
             work, other = heappop(kept)
-            ends_s += work * price_s
+            ends_s += work * pace.price_s
+            place_s -= pace.place_s
             late.append(-other)
     chosen = set(range(len(jobs))).difference(late)
     return [i for i in by_deadline if i in chosen], sorted(late, key=lambda i: _age(jobs[i]))
@@ -124,9 +136,9 @@ class Line(Generic[Job]):
         terms, late = self._terms_of(self._leaders.get(id(job), job)), self.is_late(job)
         return terms.priority, late, terms.arrived_s if late else terms.due_s
 
-    def ordered(self, now_s: float, price_s: float) -> Iterator[Job]:
-        """The jobs as one step serves them; called once a step. `price_s`: see `arrange`."""
-        self._arrange(now_s, price_s)
+    def ordered(self, now_s: float, pace: Pace) -> Iterator[Job]:
+        """The jobs as one step serves them; called once a step."""
+        self._arrange(now_s, pace)
         owed = self._whose_turn()
         both = self._there(self._in_time), self._there(self._late)
         merged = heapq.merge(*both, key=lambda job: self._terms_of(job).priority)
@@ -142,13 +154,13 @@ class Line(Generic[Job]):
         insort(self._late, job, key=lambda other: _age(self._terms_of(other)))
         self._late_ids.add(id(job))
 
-    def _arrange(self, now_s: float, price_s: float) -> None:
+    def _arrange(self, now_s: float, pace: Pace) -> None:
         if self._num_steps_left:
             self._num_steps_left -= 1
-            self._pass_by_the_late(now_s, price_s)
+            self._pass_by_the_late(now_s, pace.price_s)
             return
         jobs = list(self._jobs.values())
-        in_time, late = arrange([self._terms_of(job) for job in jobs], now_s, price_s)
+        in_time, late = arrange([self._terms_of(job) for job in jobs], now_s, pace)
         self._in_time = [jobs[i] for i in in_time]
         self._late = [jobs[i] for i in late]
         self._late_ids = {id(job) for job in self._late}

@@ -24,7 +24,7 @@ import numpy as np
 from . import prefix
 from .blocks import BlockPool
 from .contract import AT_CAP_SHARE, MIN_CHUNK_TOKENS
-from .ordering import Line, Terms
+from .ordering import Line, Pace, Terms
 from .preemption import choose_victim
 from .sequence import Sequence
 from .sizing import blocks_for
@@ -53,6 +53,10 @@ SCORED_LOGITS = 1 << 22
 given: each token takes the whole head and a pass over the vocabulary (152k: 3 ms on a core)."""
 ALONE_TIMES = 16
 """As many times more where nobody decodes: who comes, leaves or asks for health waits for it."""
+
+
+RECENT = 32
+"""Sequences that ended, of which the mean time after the first token is taken."""
 
 
 class Scheduler:
@@ -90,6 +94,10 @@ class Scheduler:
         self.line = Line(self._terms)
         self._paused: set[Sequence] = set()
         self._begun: list[str] = []  # in the step at hand
+        self._num_retired = 0
+        self._decode_s = (
+            0.0  # mean time from the first token to the last, of those that ended lately
+        )
         self._newest: Sequence | None = None  # whose prompt the next one may have
         self.counters = Counters()
         if speculation is not None:
@@ -193,8 +201,10 @@ class Scheduler:
         works = self._decodes()
         decoding = {work.sequence for work in works}
         price_s = price(len(works), sum(work.start + 1 for work in works))
+        free = self.limits.max_num_seqs - len(works)
+        pace = Pace(price_s, self._decode_s / self.limits.max_num_seqs, free)
         is_short = self.counters.num_preemptions > before
-        prefills = self._prefills(decoding, price_s, now, may_admit=not is_short)
+        prefills = self._prefills(decoding, pace, now, may_admit=not is_short)
         self._pause(set(self.running) - decoding - set(prefills))
         self._clocks.blocked_by = self._why_blocked()
         if prefills:
@@ -369,7 +379,7 @@ class Scheduler:
     # Who may start
 
     def _prefills(
-        self, decoding: Set[Sequence], price_s: float, now: float, *, may_admit: bool
+        self, decoding: Set[Sequence], pace: Pace, now: float, *, may_admit: bool
     ) -> list[Sequence]:
         """Those that this step may serve beside `decoding`, in the order of the line; who is next
         and waits is admitted, as far as places and blocks reach."""
@@ -384,7 +394,7 @@ class Scheduler:
         if not may_admit or is_alone:
             return sorted(running, key=self._rank)[: max(places, 0)]
         prefills: list[Sequence] = []
-        for sequence in self._candidates(running, now, price_s):
+        for sequence in self._candidates(running, now, pace):
             if len(prefills) >= places:
                 break
             if sequence in decoding:
@@ -395,11 +405,11 @@ class Scheduler:
             prefills.append(sequence)
         return prefills
 
-    def _candidates(self, running: Seq[Sequence], now: float, price_s: float) -> Iterator[Sequence]:
+    def _candidates(self, running: Seq[Sequence], now: float, pace: Pace) -> Iterator[Sequence]:
         """Who has had a first token goes on before all others, by arrival; then the line."""
         resumed = [s for s in (*running, *self.waiting) if s not in self.line]
         yield from sorted(resumed, key=lambda sequence: sequence.order)
-        yield from self.line.ordered(now, price_s)
+        yield from self.line.ordered(now, pace)
 
     def _rank(self, sequence: Sequence) -> tuple[bool, int, bool, float]:
         if sequence not in self.line:
@@ -550,13 +560,18 @@ class Scheduler:
             return Outcome(sequence, None, "error")
         sequence.num_trusted_tokens = sequence.num_computed_tokens - is_spoiled
         prefix.seal(sequence, self.pool)
-        self._leave_line(sequence)
+        if sequence in self.line:
+            self._leave_line(sequence)
+            sequence.first_s = self._clocks.now
         reason = sequence.append(token_id, self.eos_token_ids)
         if reason is not None:
             self._retire(sequence)
         return Outcome(sequence, token_id, reason)
 
     def _retire(self, sequence: Sequence) -> None:
+        took_s = self._clocks.now - sequence.first_s
+        self._decode_s += (took_s - self._decode_s) / min(self._num_retired + 1, RECENT)
+        self._num_retired += 1
         self.running.remove(sequence)
         if self.static is None:
             self._free(sequence)

@@ -39,6 +39,8 @@ class Sequence:
     num_findable_tokens: int = 0
     """Prompt tokens that the prefix cache had when it came or last gave its blocks back."""
     queued_s: float = 0.0
+    first_s: float = 0.0
+    """When it had its first token."""
     num_preemptions: int = 0
     num_lost_tokens: int = 0
     """Computed tokens that it had when it was preempted, until it runs again."""

@@ -22,7 +22,7 @@ from sluice_worker.speculation import NgramSpeculation
 from sluice_worker.static_batch import StaticBatching
 from sluice_worker.steptime import StepTimes
 from sluice_worker.weights import Checkpoint
-from sluice_worker.wire import Finished, Limits, Sampling, Submit, packed
+from sluice_worker.wire import Finished, Limits, Policy, Sampling, Submit, packed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 199
@@ -43,10 +43,12 @@ def create_scheduler(
     speculation: NgramSpeculation | None = None,
     scored_at_once: int = 128,
     num_ahead: int = 0,
+    ttft_ms: float | None = None,
+    policy: Policy = "deadline",
 ) -> Scheduler:
     return Scheduler(
         BlockPool(num_blocks, block_size, prefix_caching=prefix_caching),
-        Limits(0, cap, budget, itl_ms),
+        Limits(0, cap, budget, itl_ms, ttft_ms, policy),
         max_model_len=max_model_len,
         vocab_size=VOCAB,
         eos_token_ids=frozenset(eos),
@@ -70,6 +72,9 @@ def create_request(
     submitted_s: float = 0.0,
     salt: str = "",
     sampling: Sampling | None = None,
+    ttft_ms: float | None = None,
+    priority: int = 0,
+    is_another: bool = False,
 ) -> Submit:
     """A request; a prompt given as a length is made of tokens that no other request shares."""
     if isinstance(prompt, int):
@@ -87,6 +92,10 @@ def create_request(
         submitted_s=submitted_s,
         cache_salt=salt,
         sampling=sampling or Sampling(),
+        arrived_s=submitted_s,
+        ttft_ms=ttft_ms,
+        priority=priority,
+        is_another=is_another,
     )
 
 
