@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test bench bench-gpu demo cluster cluster-down clean
+.PHONY: setup lint unit test rolls bench bench-gpu demo cluster cluster-down clean
 
 setup: .venv/.ready
 
@@ -24,6 +24,10 @@ unit: setup
 
 test: lint
 	@bash tests/run
+
+# Rollouts and scale-ins on the cluster, beneath clients that keep their connections: none lost.
+rolls: setup cluster
+	@PYTHONPATH=tests $(PY) -m e2e.rolls $(ARGS)
 
 # Sluice beside its peers; ARGS="--help" says more. Needs gcc, a quiet machine, 12 GB.
 bench: setup

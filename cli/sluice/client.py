@@ -54,6 +54,7 @@ class Shape:
     max_tokens: tuple[int, int]
     vocab_size: int
     model: str
+    stream: bool = True
 
     def lengths(self, rng: random.Random) -> tuple[int, int]:
         """Of one request: prompt and output."""
@@ -68,8 +69,8 @@ class Shape:
             "max_tokens": num_output,
             "temperature": 0.0,
             "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream": self.stream,
+            **({"stream_options": {"include_usage": True}} if self.stream else {}),
         }
 
 
@@ -77,6 +78,7 @@ class Shape:
 class Outcome:
     """What became of one request. `result`: ok, failed (typed error) or cut (no end was told).
 
+    `detail`: why it was not answered in full, or had to be sent again.
     `gaps_s`: between arrivals of tokens; those that come at once, as a step's accepted drafts do,
     have no gap, or they would hide those between steps among zeros.
     """
@@ -138,6 +140,14 @@ async def read_stream(response: aiohttp.ClientResponse, start: float) -> Outcome
     num_tokens = events.told if isinstance(events.told, int) and times else events.num_texts
     total_s = time.monotonic() - start
     return Outcome(result, pod, ttft, total_s, num_tokens, gaps, 0, events.error)
+
+
+async def read_whole(response: aiohttp.ClientResponse, start: float) -> Outcome:
+    """Read one answer in one piece: its first token comes with its last."""
+    num_tokens = (_object(await response.read()).get("usage") or {}).get("completion_tokens", 0)
+    total_s = time.monotonic() - start
+    pod = response.headers.get("x-sluice-pod", "unknown")
+    return Outcome("ok" if num_tokens else "cut", pod, total_s, total_s, num_tokens, (), 0)
 
 
 async def _arrivals(response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
@@ -207,7 +217,8 @@ async def attempt(
             if response.status != 200:
                 detail = f"HTTP {response.status}: {(await response.text(errors='replace'))[:200]}"
                 return Outcome("failed", "", 0.0, time.monotonic() - start, 0, (), 0, detail)
-            return await read_stream(response, start)
+            read = read_whole if body.get("stream") is False else read_stream
+            return await read(response, start)
     except (TimeoutError, aiohttp.ClientError, ConnectionError) as e:
         is_closed = isinstance(e, aiohttp.ClientConnectionError | ConnectionError)
         if is_closed and not has_begun and not isinstance(e, TimeoutError):
@@ -231,12 +242,15 @@ async def request(
     clock on if that is given: a client that is late hides nothing.
     """
     start = time.monotonic() if due_s is None else due_s
+    why = ""
     async with slot or nullcontext():
         for retries in range(max_retries + 1):
             try:
-                return replace(await attempt(session, url, body, start), retries=retries)
+                told = await attempt(session, url, body, start)
+                return replace(told, retries=retries, detail=told.detail or why)
             except Retry as again:
+                why = str(again)
                 if retries == max_retries:
-                    return Outcome("failed", "", 0.0, 0.0, 0, (), retries, str(again))
+                    return Outcome("failed", "", 0.0, 0.0, 0, (), retries, why)
                 await asyncio.sleep(again.after_s)
     raise AssertionError("unreachable: the last try returns")

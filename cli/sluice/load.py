@@ -148,7 +148,7 @@ async def run(args: argparse.Namespace) -> int:
     """
     rng = random.Random(args.seed)  # noqa: S311 - a load, not a secret
     (prompt, longest), (least, most) = sorted(args.prompt_tokens), sorted(args.max_tokens)
-    shape = Shape((prompt, longest), (least, most), args.vocab_size, args.model)
+    shape = Shape((prompt, longest), (least, most), args.vocab_size, args.model, not args.whole)
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
     connector = aiohttp.TCPConnector(limit=0)
     ledgers: list[Ledger] = []
@@ -253,6 +253,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--capacity", type=positive, help="requests/s that a fraction of 1 stands for; default: 1"
     )
     add_length_arguments(parser, prompt=(64, 192), output=(32, 96))
+    parser.add_argument("--whole", action="store_true", help="ask for whole answers, no streams")
     parser.add_argument(
         "--vocab-size", type=vocabulary, default=1000, help="token ids are drawn below it"
     )

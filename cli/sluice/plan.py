@@ -3,11 +3,12 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from sluice_operator import checkpoint, kinds
 from sluice_operator.resources import bytes_quantity
 from sluice_worker import sizing
+from sluice_worker.errors import CheckpointError
+from sluice_worker.files import Directory, checkpoint_dir
 
 from sluice.numbers import count
 
@@ -23,9 +24,7 @@ def memory(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `sluice plan`."""
-    parser.add_argument(
-        "model", type=Path, help="a checkpoint's folder, or one with its config and index"
-    )
+    parser.add_argument("model", help="a checkpoint's folder, or one with its config and index")
     parser.add_argument(
         "--memory", type=memory, required=True, help="of one GPU, or of the pod: 24Gi"
     )
@@ -68,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
             max_num_seqs=args.max_num_seqs,
             device=args.device,
         )
-    except (checkpoint.CheckpointError, sizing.SizingError) as e:
+    except (CheckpointError, sizing.SizingError) as e:
         print(f"sluice plan: {e}", file=sys.stderr)
         return 2
     host = {}
@@ -89,24 +88,8 @@ def _read(args: argparse.Namespace) -> checkpoint.Checkpoint:
     """What the checkpoint says of itself; raises CheckpointError or SizingError."""
     if args.quantization and args.device != "cpu":
         raise sizing.SizingError(f"{args.quantization} is for CPUs: --device cpu is needed.")
-    try:
-        root = _resolved(args.model)
-        # In a hub's cache the files of a snapshot are links to the blobs beside it.
-        models = root.parents[1] if root.parent.name == "snapshots" else root.parent
-        uri = f"file:///models/{root.relative_to(models)}"
-        found = checkpoint.read(uri, args.dtype, models, on_cpu=args.device == "cpu")
-    except OSError as e:
-        raise checkpoint.CheckpointError(f"{args.model} cannot be read: {e.strerror}.") from e
-    if isinstance(found, checkpoint.Unread):
-        raise sizing.SizingError(f"{args.model} is not a folder.")
-    return found
-
-
-def _resolved(model: Path) -> Path:
-    try:
-        return model.resolve()
-    except RuntimeError as e:  # Python before 3.13; later ones leave such a link as it is
-        raise checkpoint.CheckpointError(f"{model} is a link that leads to itself.") from e
+    source = Directory(checkpoint_dir(args.model))
+    return checkpoint.examine(source, args.dtype, on_cpu=args.device == "cpu")
 
 
 def _ceiling(plan: sizing.MemoryPlan) -> str:

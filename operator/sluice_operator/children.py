@@ -215,6 +215,11 @@ def is_of_model(service: InferenceService, live: Object | None) -> bool:
     return annotation(live, MODEL_ANNOTATION) == model_of(service)
 
 
+def is_as_asked(service: InferenceService, settings: Settings, live: Object) -> bool:
+    """Whether the pod template of `live` was made from what is asked for now."""
+    return annotation(live, TEMPLATE_INPUTS_ANNOTATION) == digest(pod.inputs(service, settings))
+
+
 def digest(value: object) -> str:
     """A short stable hash of JSON-like data."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))

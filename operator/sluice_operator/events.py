@@ -1,16 +1,17 @@
 """What is told as Kubernetes events: only changes, each once, under stable reasons. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .children import digest
-from .observed import Object, timestamp
+from .observed import Object, Pod
 from .reasons import Foreign, Reason
 from .runtime import Runtime
 from .settings import FIELD_MANAGER
 from .spec import API_VERSION, KIND
 from .status import milliseconds
+from .times import timestamp
 from .tuner import Decision
 
 _MAX_MESSAGE = 1024
@@ -50,14 +51,32 @@ _WAITS = frozenset({Reason.NO_ROOM_TO_SURGE, Reason.HEADERS_UNAVAILABLE})
 """For these `Reconciling` may stay true for good, until somebody does something."""
 
 
-def transitions(previous: Object, status: Object) -> Iterator[Notice]:
+def of_pods(before: Mapping[str, Pod], pods: Sequence[Pod]) -> Iterator[Notice]:
+    """An event for each container that ended since `before`, by uid, and for each pod that hangs
+    since then: also of a pod whose object is Ready all the while."""
+    for pod in pods:
+        old = before.get(pod.uid)
+        if old is None or pod.terminating:
+            continue
+        if pod.ended and pod.ended.at_s > (old.ended.at_s if old.ended else 0.0):
+            text, key = pod.ended.sentence, f"ended/{pod.uid}/{pod.ended.at_s:.0f}"
+            yield Notice(True, pod.ended.reason, f"pod {pod.name}: {text}", key)
+        if pod.trouble and pod.trouble.reason == Reason.HUNG and pod.trouble != old.trouble:
+            text = pod.trouble.message
+            yield Notice(True, Reason.HUNG, f"pod {pod.name}: {text}", f"hung/{pod.uid}/{text}")
+
+
+def transitions(
+    previous: Object, status: Object, told: Collection[Reason | Foreign] = ()
+) -> Iterator[Notice]:
     """An event for what turned bad, or bad for another reason, and for what is good again.
 
-    One reason is told once, though it may turn several conditions. From Unknown to good is no news.
+    One reason is told once, though it may turn several conditions, or is `told` already. From
+    Unknown to good is no news.
     """
     before = {entry["type"]: entry for entry in previous.get("conditions") or ()}
     after = {entry["type"]: entry for entry in status["conditions"]}
-    told = set(_QUIET)
+    told = _QUIET.union(told)
     for kind in filter(after.__contains__, _GOOD):
         new, old = after[kind], before.get(kind, {})
         if new["status"] == "Unknown" or new["reason"] in told:
@@ -67,7 +86,7 @@ def transitions(previous: Object, status: Object) -> Iterator[Notice]:
             bad or old.get("status") in ("True", "False")
         )
         if turned or (bad and old.get("reason") != new["reason"]):
-            told.add(new["reason"])
+            told |= {new["reason"]}
             key = f"{kind}/{new['status']}/{new['reason']}/{_when(new)}"
             yield Notice(bad, new["reason"], _text(new), key)
     new, old = after["Reconciling"], before.get("Reconciling", {})

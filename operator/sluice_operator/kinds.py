@@ -21,6 +21,7 @@ ENGINE_FLAGS = {
     "load-format": "(auto|safetensors|dummy)",
     "max-num-queued-reqs": "[0-9]{1,6}",
     "num-gpu-blocks-override": "[1-9][0-9]{0,8}",
+    "parse-special": "(true|false)",
     "quantization": "w8a8",
     "seed": "[0-9]{1,9}",
 }

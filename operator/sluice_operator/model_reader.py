@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from sluice_worker.errors import StartupError
+from sluice_worker.files import cause
 from sluice_worker.sizing import SizingError
 
 from . import hub
 from .admin_token import may_be_sent, token_of
-from .checkpoint import Checkpoint, CheckpointError, Unread, read
+from .checkpoint import Checkpoint, Unread, read
 from .children import model_of
 from .cluster import Cluster, Ref
 from .fit import Refused
@@ -213,7 +215,7 @@ def _read(model: Model, settings: Settings, token: str | None, on_cpu: bool) -> 
             wanted = hub.HubModel(*where, token, settings.hub_proxy)
             return hub.read(wanted, model.dtype, on_cpu=on_cpu)
         return read(model.uri, model.dtype, settings.models_dir, on_cpu=on_cpu)
-    except (CheckpointError, SizingError) as e:
+    except (StartupError, SizingError) as e:
         return Refused(str(e))
     except OSError as e:
-        return Refused(f"{model.uri[:128]} cannot be read: {e.strerror or type(e).__name__}.")
+        return Refused(f"{model.uri[:128]} cannot be read: {cause(e)}.")

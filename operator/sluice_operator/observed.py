@@ -1,11 +1,12 @@
 """What was seen of the cluster, as frozen values. Pure: reads objects of the API server."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from .reasons import Foreign
+from .ends import Ended, last_end
+from .reasons import Foreign, Reason
+from .times import timestamp, unix_time
 
 Object = Mapping[str, Any]
 
@@ -22,8 +23,10 @@ _WAITING_TROUBLES = frozenset(
 )
 _SAME_TROUBLE = {"ErrImagePull": "ImagePullBackOff"}
 """The kubelet alternates between the two; one that flaps would be told at every turn."""
-_RECENT_S = 600.0
-"""A pod whose container was killed for memory this recently is not called healthy (kaito#1493)."""
+_HELD_BACK_S = 10.0
+"""The kubelet's first back-off; before that it starts a container again within a second or two."""
+_FAILED_S = 600.0
+"""For so long a pod that failed may be why none serves."""
 _UNMOUNTED_S = 120.0
 """A pod has no volumes and no network for so long before it is called trouble."""
 _LATE_S = 10.0
@@ -41,8 +44,8 @@ _POD_META = ("name", "uid", "resourceVersion", "creationTimestamp", "deletionTim
 _POD_STATUS = ("phase", "reason", "message", "podIP", "startTime")
 _ENTRIES: Mapping[str, tuple[str, ...]] = {
     "conditions": ("type", "status", "reason", "message", "lastTransitionTime"),
-    "initContainerStatuses": ("ready", "restartCount", "state", "lastState"),
-    "containerStatuses": ("ready", "restartCount", "state", "lastState"),
+    "initContainerStatuses": ("name", "ready", "restartCount", "state", "lastState"),
+    "containerStatuses": ("name", "ready", "restartCount", "state", "lastState"),
 }
 _MAX_ENTRIES = 64
 _TEMPLATE_LABEL = "pod-template-hash"
@@ -50,10 +53,12 @@ _TEMPLATE_LABEL = "pod-template-hash"
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a pod, or the creation of pods, makes no progress; the reason is Kubernetes' own word."""
+    """Why a pod, or the creation of pods, makes no progress; the reason is Kubernetes' own word
+    where it has one. `passes`: it may by itself, and soon."""
 
-    reason: Foreign
+    reason: Reason | Foreign
     message: str
+    passes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ class Pod:
     roomless_s: float = 0.0
     lacks_room: bool = False
     template: str = ""
+    ended: Ended | None = None
+    unready_s: float = 0.0
 
     @property
     def has_no_room(self) -> bool:
@@ -116,6 +123,8 @@ def pod_of(body: Object, now: float) -> Pod:
         terminating=meta.get("deletionTimestamp") is not None,
         started_s=unix_time(status.get("startTime")),
         trouble=_pod_trouble(status, now),
+        ended=_last_end(status),
+        unready_s=_unready_s(status),
         # The API server writes when the grace period ends, not when it began.
         drains=now < unix_time(meta.get("deletionTimestamp")) + _LATE_S,
         roomless_s=_turned_s(scheduled) if scheduled.get("status") == "False" else 0.0,
@@ -174,7 +183,7 @@ def failure_of(bodies: Iterable[Object], now: float) -> Trouble | None:
     """Why the newest of the pods that failed lately did, where Kubernetes says so: evicted, or not
     admitted by its node. Such a pod has no container that could."""
     newest = max(filter(_is_failure, bodies), key=_changed_s, default=None)
-    if newest is None or now - _changed_s(newest) >= _RECENT_S:
+    if newest is None or now - _changed_s(newest) >= _FAILED_S:
         return None
     return _trouble(newest["status"]["reason"], newest["status"].get("message"))
 
@@ -199,18 +208,6 @@ def rollout_of(body: Object | None) -> Rollout:
         trouble=_rollout_trouble(status),
         roomless_s=_refused_s(status),
     )
-
-
-def unix_time(stamp: str | None) -> float:
-    """Unix time of an API server's timestamp; 0 for None."""
-    if not stamp:
-        return 0.0
-    return datetime.fromisoformat(stamp).timestamp()
-
-
-def timestamp(now: float) -> str:
-    """Unix time as the API server writes it."""
-    return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _condition(status: Object, kind: str) -> Object:
@@ -242,9 +239,36 @@ def _pod_trouble(status: Object, now: float) -> Trouble | None:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
         return _trouble(scheduled.get("reason") or "Unschedulable", scheduled.get("message"))
+    if _condition(status, "Ready").get("status") == "True":
+        return None
     initial = status.get("initContainerStatuses") or ()  # of a webhook's, say
     containers = (*initial, *(status.get("containerStatuses") or ()))
-    return next(_container_troubles(containers, now), None) or _sandbox_trouble(status, now)
+    unready_s = _unready_s(status)
+    told = next(filter(None, (_container_trouble(one, unready_s) for one in containers)), None)
+    return told or _sandbox_trouble(status, now) or _unready_trouble(unready_s)
+
+
+def _unready_s(status: Object) -> float:
+    """The condition turns also when a container ends, but then before the next one starts."""
+    states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
+    ready = _condition(status, "Ready")
+    is_running = bool(states) and all("running" in state for state in states)
+    if ready.get("status") != "False" or not is_running:
+        return 0.0
+    started_s = max(unix_time(state["running"].get("startedAt")) for state in states)
+    return _turned_s(ready) if _turned_s(ready) > started_s else 0.0
+
+
+def _unready_trouble(unready_s: float) -> Trouble | None:
+    if not unready_s:
+        return None
+    return Trouble(Reason.NOT_READY, f"it was, and is not since {timestamp(unready_s)}", True)
+
+
+def _last_end(status: Object) -> Ended | None:
+    """Of the containers that stay. Those that come first end when they are done."""
+    ends = filter(None, map(last_end, status.get("containerStatuses") or ()))
+    return max(ends, key=lambda ended: ended.at_s, default=None)
 
 
 def _sandbox_trouble(status: Object, now: float) -> Trouble | None:
@@ -274,28 +298,30 @@ def _changed_s(body: Object) -> float:
     return unix_time(max([*changed, str(body["metadata"].get("creationTimestamp") or "")]))
 
 
-def _container_troubles(containers: Sequence[Object], now: float) -> Iterator[Trouble]:
-    for container in containers:
-        last = (container.get("lastState") or {}).get("terminated") or {}
-        state = container.get("state") or {}
-        waiting, ended = state.get("waiting") or {}, state.get("terminated") or last
-        said = str(waiting.get("reason", ""))
-        reason = _SAME_TROUBLE.get(said, said)
-        if ended.get("reason") == "OOMKilled" and _is_recent(ended, now):
-            times = container.get("restartCount", 0)
-            yield Trouble(Foreign("OOMKilled"), f"killed for memory, restarted {times} times")
-        elif ended.get("exitCode") and not container.get("ready") and _is_recent(ended, now):
-            # Also while it runs once more: the trouble is over when it is ready, not before. Its
-            # last words say more than "back-off restarting failed container".
-            yield _trouble("CrashLoopBackOff", ended.get("message") or waiting.get("message"))
-        elif reason in _WAITING_TROUBLES:
-            yield _trouble(reason, waiting.get("message"))
+def _container_trouble(container: Object, unready_s: float) -> Trouble | None:
+    """A container that was ready since it ended has no end that keeps it from serving."""
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    ended, said = last_end(container), str(waiting.get("reason", ""))
+    reason = _SAME_TROUBLE.get(said, said)
+    if reason in _WAITING_TROUBLES and not (ended and reason == "CrashLoopBackOff"):
+        return _trouble(reason, waiting.get("message"))
+    if ended is None or container.get("ready") or unready_s:
+        return None
+    # Its own words say more than "back-off restarting failed container".
+    is_held_back = reason == "CrashLoopBackOff" or _was_held_back(container)
+    word = Foreign("CrashLoopBackOff") if is_held_back else Reason.RESTARTING
+    return Trouble(ended.reason if ended.is_for_memory else word, ended.sentence, not is_held_back)
 
 
-def _is_recent(ended: Object, now: float) -> bool:
-    return now - unix_time(ended.get("finishedAt")) < _RECENT_S
+def _was_held_back(container: Object) -> bool:
+    """Whether the kubelet waited before it started this run: it would again, and says no word of
+    that while the container runs."""
+    state, last = container.get("state") or {}, container.get("lastState") or {}
+    run = state.get("running") or state.get("terminated") or {}
+    ended_s = unix_time((last.get("terminated") or {}).get("finishedAt"))
+    return bool(ended_s) and unix_time(run.get("startedAt")) - ended_s >= _HELD_BACK_S
 
 
 def _trouble(reason: str, message: object) -> Trouble:
     text = " ".join(str(message or "").split())
-    return Trouble(Foreign(reason), text[-_MAX_MESSAGE:])
+    return Trouble(Foreign(reason), text[:_MAX_MESSAGE])

@@ -5,7 +5,7 @@ ever hears of an epoch that would be lost with the operator.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median_high
 from typing import Any
 
@@ -44,7 +44,8 @@ class Observed:
     `runtime`: what the ConfigMap holds, or the newer memory of this process; None at the start.
     `accepted`: by kind, `drift.acceptance` of our last write; `deleted`: kinds whose child somebody
     deleted since the last pass, with its uid; `unsaved_s`: seconds since the runtime was last
-    persisted; `failed`: why the newest of the pods that failed did.
+    persisted; `failed`: why the newest of the pods that failed did; `keys_problem`: why the Secret
+    of the API's keys is of no use, "" where it is; `former`: the pods of the last pass, by uid.
     """
 
     live: Mapping[str, Object]
@@ -58,6 +59,8 @@ class Observed:
     deleted: Mapping[str, str]
     unsaved_s: float
     failed: Trouble | None = None
+    keys_problem: str = ""
+    former: Mapping[str, Pod] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ class PodPatch:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to do: apply the ConfigMap, send, tell of `decided`, apply the rest, tell of `restored`
-    (by kind) where that changed anything, and of `noticed`, write the status if it differs."""
+    (by kind) where that changed anything, and of `noticed`, write the status if it differs.
+    `pods`: as they were told of, by uid."""
 
     apply: tuple[Object, ...]
     patches: tuple[PodPatch, ...]
@@ -81,6 +85,7 @@ class Plan:
     status: dict[str, object]
     runtime: Runtime | None
     requeue_s: float
+    pods: Mapping[str, Pod] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +99,12 @@ class _Tuned:
 
 def plan(service: InferenceService, observed: Observed, settings: Settings, now: float) -> Plan:
     """What this pass shall do about `service`."""
-    is_unknown = observed.fit.is_pending and not observed.pods
-    if (is_unknown or observed.fit.status == "False") and not _has_pods(service, observed):
+    observed = replace(observed, pods=tuple(_told(observed)))
+    if _is_premature(observed) and not _has_pods(service, observed):
         return _plan_nothing(service, observed, settings, now)
     ceiling = _effective_ceiling(service.spec, observed)
     tuned = _tune(service.spec, observed, ceiling, now)
-    withheld = _is_withheld(service, observed)
+    withheld = _is_withheld(service, observed, settings)
     is_pending = observed.fit.status == "False" or withheld
     num_unplaced = _num_unplaced(service, observed, tuned.runtime.replicas, now)
     wanted = _children(
@@ -124,24 +129,33 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
         patches=tuple(_patches(service.spec, observed, tuned.runtime)),
         decided=tuned.notices,
         restored=dict(_restorations(wanted, observed, now)),
-        noticed=tuple(events.transitions(observed.previous, new_status)),
+        noticed=tuple(_noticed(observed, new_status)),
         status=new_status,
         runtime=tuned.runtime,
         requeue_s=_requeue_s(observed, settings),
+        pods={pod.uid: pod for pod in observed.pods},
     )
 
 
 def _plan_nothing(
     service: InferenceService, observed: Observed, settings: Settings, now: float
 ) -> Plan:
-    """The model does not fit, or is being read, and no pods are there: no child is made."""
+    """The model does not fit, or is being read, or the API's keys are missing, and no pods are
+    there: no child is made."""
     runtime = observed.runtime or Runtime(0, None, 0)
     rollout = rollout_of(observed.live.get("Deployment"))
     report = _report(service, observed, _Tuned(runtime, None), None, rollout)
     new_status = status.build(report, observed.previous, now)
     notices = tuple(events.transitions(observed.previous, new_status))
-    again_s = settings.tick_s if observed.fit.is_pending else settings.resync_s
+    is_awaited = observed.fit.is_pending or observed.keys_problem
+    again_s = settings.tick_s if is_awaited else settings.resync_s
     return Plan((), (), (), {}, notices, new_status, observed.runtime, again_s)
+
+
+def _is_premature(observed: Observed) -> bool:
+    """Whether pods could not start, as far as is known."""
+    is_unknown = observed.fit.is_pending and not observed.pods
+    return is_unknown or observed.fit.status == "False" or bool(observed.keys_problem)
 
 
 def _has_pods(service: InferenceService, observed: Observed) -> bool:
@@ -150,11 +164,15 @@ def _has_pods(service: InferenceService, observed: Observed) -> bool:
     return live is not None and children.is_ours(service, live)
 
 
-def _is_withheld(service: InferenceService, observed: Observed) -> bool:
-    """Whether the Deployment stays as it is, as the model that is now asked for is not known."""
+def _is_withheld(service: InferenceService, observed: Observed, settings: Settings) -> bool:
+    """Whether the Deployment stays as it is: the model that is now asked for is not known, or new
+    pods would wait for the API's keys."""
     live = observed.live.get("Deployment")
-    is_other = live is not None and not children.is_of_model(service, live)
-    return observed.fit.is_pending and is_other
+    if live is None:
+        return False
+    if observed.keys_problem and not children.is_as_asked(service, settings, live):
+        return True
+    return observed.fit.is_pending and not children.is_of_model(service, live)
 
 
 def _commit(observed: Observed) -> str:
@@ -188,13 +206,24 @@ def _report(
         configs=tuple(_configs(observed)),
         problems=tuple(_problems(observed)),
         is_withheld=is_withheld,
+        keys_problem=observed.keys_problem,
         failed=observed.failed,
     )
 
 
+def _noticed(observed: Observed, new_status: Object) -> Iterator[Notice]:
+    """What became of pods, and what turned, each reason once."""
+    of_pods = tuple(events.of_pods(observed.former, observed.pods))
+    yield from of_pods
+    told = {notice.reason for notice in of_pods}
+    yield from events.transitions(observed.previous, new_status, told)
+
+
 def _requeue_s(observed: Observed, settings: Settings) -> float:
-    """Evidence is looked at while there may be some; everything else wakes us by itself."""
-    return settings.tick_s if any(pod.serving for pod in observed.pods) else settings.resync_s
+    """Pods are asked while they may have something to say, and the Secret of the keys is looked at
+    while it lacks; everything else wakes us by itself."""
+    speaks = any(pod.serving or pod.unready_s for pod in observed.pods)
+    return settings.tick_s if speaks or observed.keys_problem else settings.resync_s
 
 
 # What the pods said
@@ -202,6 +231,20 @@ def _requeue_s(observed: Observed, settings: Settings) -> float:
 
 def _scrape_of(observed: Observed, pod: Pod) -> Scrape:
     return observed.scrapes.get(pod.uid, Scrape())
+
+
+def _told(observed: Observed) -> Iterator[Pod]:
+    """The pods, those that are not ready though they run with what they say of it themselves."""
+    for pod in observed.pods:
+        scrape = _scrape_of(observed, pod)
+        hung = scrape.config.hung if scrape.config and not scrape.problem else None
+        if hung and (pod.trouble is None or pod.trouble.reason == Reason.NOT_READY):
+            yield replace(pod, trouble=Trouble(Reason.HUNG, hung.reason, passes=True))
+        elif pod.trouble and pod.trouble.reason == Reason.NOT_READY and scrape.problem:
+            said = f"{pod.trouble.message}; its admin port: {scrape.problem}"
+            yield replace(pod, trouble=replace(pod.trouble, message=said))
+        else:
+            yield pod
 
 
 def _serving(observed: Observed) -> list[Scrape]:
@@ -425,14 +468,14 @@ def _to_apply(wanted: tuple[Object, ...], observed: Observed) -> Iterator[Object
 def _in_sync(manifest: Object, live: Object | None, observed: Observed) -> bool:
     if live is None:
         return False
-    if next(drift.differences(manifest, live), None) is None:
+    if next(drift.changes(manifest, live), None) is None:
         return True
     return observed.accepted.get(manifest["kind"]) == drift.acceptance(manifest, live)
 
 
 def _can_wait(manifest: Object, live: Object, observed: Observed) -> bool:
     """Whether only the tuner's memory changed, and was saved not long ago."""
-    changed = set(drift.differences(manifest, live))
+    changed = set(drift.changes(manifest, live))
     return changed <= _MEMORY_ONLY and observed.unsaved_s < PAST_SAVE_SECONDS
 
 

@@ -14,8 +14,9 @@ _Volume = tuple[str, Manifest, Manifest]
 
 API_PORT = 8000
 ADMIN_PORT = 8001
-PRE_STOP_SECONDS = 5
-"""Longer than endpoints take to leave kube-proxy, so that no request meets a closed port."""
+DELAY_SECONDS = 5
+"""Longer than endpoints take to leave kube-proxy, so that no request meets a closed port. No
+preStop hook waits so long: the worker is to know that it leaves, and says so in its answers."""
 GRACE_MARGIN_SECONDS = 10
 _USER = 65532
 _CLAIM_MOUNT = "/mnt/models"
@@ -23,8 +24,10 @@ _CACHE_MOUNT = "/mnt/cache"
 _ADMIN_DIR = "/etc/sluice/admin"
 _RUNTIME_DIR = "/etc/sluice/runtime"
 _KEYS_DIR = "/etc/sluice/keys"
+_TERMINATION_LOG = "/dev/termination-log"
+"""Kubernetes' default, which the kubelet mounts writable."""
 _AUTHORITIES_DIR, _AUTHORITIES = "/etc/sluice/ca", "ca.crt"
-_KEYS = "keys"
+KEYS = "keys"
 """Key of the Secret of spec.apiKeySecretRef."""
 _SPECULATION = '{"method":"ngram","num_speculative_tokens":8}'
 """What Auto means: drafts by lookup, which the engine stops where they do not pay."""
@@ -124,7 +127,7 @@ def _user(settings: Settings) -> dict[str, int]:
 
 def grace_seconds(service: InferenceService) -> int:
     """How long a pod may take to leave."""
-    return PRE_STOP_SECONDS + math.ceil(service.spec.drain.timeout_s) + GRACE_MARGIN_SECONDS
+    return DELAY_SECONDS + math.ceil(service.spec.drain.timeout_s) + GRACE_MARGIN_SECONDS
 
 
 def _container(
@@ -157,8 +160,7 @@ def _container(
         "startupProbe": _probe("/healthz", period=2, failures=900),  # half an hour to listen
         "livenessProbe": _probe("/healthz", period=10, failures=3),
         "readinessProbe": _probe("/readyz", period=2, failures=2),
-        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
-        # The worker's last line names what is wrong; it becomes the reason in our status.
+        # For an end that left no word: the worker writes why it ends, for our status, if it can.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": name, **mount} for name, _, mount in _volumes(service, settings)],
     }
@@ -179,6 +181,7 @@ def _environment(service: InferenceService) -> list[Manifest]:
     return [
         {"name": "HOME", "value": "/tmp"},  # noqa: S108 - an emptyDir; the root is read-only
         {"name": "OMP_NUM_THREADS", "value": str(threads)},
+        {"name": "SLUICE_TERMINATION_LOG", "value": _TERMINATION_LOG},
     ]
 
 
@@ -209,11 +212,9 @@ def _storage(service: InferenceService) -> list[_Volume]:
         ("runtime", {"configMap": {"name": runtime_name(service.name)}}, _read_only(_RUNTIME_DIR)),
     ]
     if keys:
-        # Without the Secret the worker starts, and ends with a sentence that the status shows; the
-        # kubelet would wait for it in an event of the pod's. Other keys are not for the image.
-        items = [{"key": _KEYS, "path": _KEYS}]
-        source = {"secretName": keys.name, "optional": True, "items": items}
-        storage.append(("keys", {"secret": source}, _read_only(_KEYS_DIR)))
+        # Required: without it pods wait instead of ending. Other keys are not for the image.
+        chosen = {"secretName": keys.name, "items": [{"key": KEYS, "path": KEYS}]}
+        storage.append(("keys", {"secret": chosen}, _read_only(_KEYS_DIR)))
     if claim:
         source = {"claimName": claim, "readOnly": True}
         storage.append(("models", {"persistentVolumeClaim": source}, _read_only(_CLAIM_MOUNT)))
@@ -277,9 +278,10 @@ def _arguments(service: InferenceService, ceiling: int | None, commit: str) -> l
         "max-num-batched-tokens": spec.batching.max_num_batched_tokens,
         "gpu-memory-utilization": f"{spec.batching.memory_utilization:g}",
         "gpu-memory-bytes": spec.hardware.memory_bytes if has_gpu else None,
-        "api-key-file": f"{_KEYS_DIR}/{_KEYS}" if spec.api_key_secret_ref else None,
+        "api-key-file": f"{_KEYS_DIR}/{KEYS}" if spec.api_key_secret_ref else None,
         "admin-token-file": f"{_ADMIN_DIR}/token",
         "runtime-config-dir": _RUNTIME_DIR,
+        "shutdown-delay": DELAY_SECONDS,
         "shutdown-timeout": f"{spec.drain.timeout_s:g}",
     }
     flags = [f"--{name}={value}" for name, value in chosen.items() if value is not None]

@@ -27,6 +27,16 @@ class Reason(StrEnum):
     SERVING = "Serving", "Pods serve."
     READING_MODEL = "ReadingModel", "The model is being read; pods are made after that."
     STARTING = "Starting", "No pod is ready yet."
+    RESTARTING = (
+        "Restarting",
+        "A pod's container has ended and starts again. The message says how it ended, and when.",
+    )
+    HUNG = "Hung", "The engine of a pod makes no step. The kubelet restarts it if that lasts."
+    NOT_READY = "NotReady", "A pod that was ready is not; its container runs."
+    KEYS_MISSING = (
+        "KeysMissing",
+        "The Secret of `spec.apiKeySecretRef` is not there, or has no keys; no pod is made.",
+    )
     SCALED_TO_ZERO = "ScaledToZero", "`spec.replicas` is 0, and no pod is left."
     ROLLING_OUT = "RollingOut", "Pods of an older spec are being replaced."
     NO_ROOM_TO_SURGE = (

@@ -19,6 +19,7 @@ import httpx
 
 from . import children, drift, events, ownership, runtime, status
 from .admin_token import token_of
+from .api_keys import ApiKeys
 from .cluster import Cluster, ClusterError, Ref, ref_of
 from .events import Notice
 from .failures import Failures
@@ -75,8 +76,8 @@ class _Memory:
 
     By kind, `written`: what our last write returned; `found`: what was read of a child that the
     watch had not shown, and shows from then on; `deleted`: the uid of a child that is gone and not
-    told of; `unread`: why a child could not be read at the last pass. Times are of
-    `time.monotonic`, as nobody else reads them.
+    told of; `unread`: why a child could not be read at the last pass. `pods`: as they were told of
+    last, by uid. Times are of `time.monotonic`, as nobody else reads them.
     """
 
     runtime: Runtime | None = None
@@ -86,6 +87,7 @@ class _Memory:
     found: dict[str, Object] = field(default_factory=dict)
     deleted: dict[str, str] = field(default_factory=dict)
     unread: dict[str, ClusterError] = field(default_factory=dict)
+    pods: Mapping[str, Pod] = field(default_factory=dict)
     read_by_name_s: float = -math.inf
     swept_s: float = field(default_factory=time.monotonic)
     ghosts: set[str] = field(default_factory=set)
@@ -129,6 +131,7 @@ class Reconciler:
         self._status = StatusWriter(context.cluster, context.turns)
         cluster, every_s = context.cluster, context.settings.resync_s
         self._failures = Failures(cluster, self._namespace, self._own, every_s)
+        self._keys = ApiKeys(cluster, every_s)
 
     def child_seen(self, uid: str) -> None:
         """A child is there, though it may have left the watch before, by an edit of its labels."""
@@ -235,6 +238,7 @@ class Reconciler:
         planned = plan(service, observed, self._context.settings, now)
         wait_s = await self._execute(planned, previous, now)
         self._memory.deleted = dict(self._memory.deleted.items() - observed.deleted.items())
+        self._memory.pods = planned.pods
         # A look a tick is enough also where the status waits for its turn.
         return min(planned.requeue_s, max(wait_s, self._context.settings.tick_s))
 
@@ -282,6 +286,8 @@ class Reconciler:
             deleted={k: uid for k, uid in memory.deleted.items() if uid != _uid(live.get(k))},
             unsaved_s=time.monotonic() - memory.saved_s,
             failed=await self._failures.newest(pods, now),
+            keys_problem=await self._keys.problem(service, time.monotonic()),
+            former=memory.pods,
         )
 
     def _take(self, held: Object) -> None:
@@ -417,7 +423,8 @@ class Reconciler:
         if not self._memory.token:  # nothing of ours is there yet
             return {}
         known = self._scraper.knows
-        targets = tuple(_target(p) for p in pods if p.ip and (p.serving or known(p.uid)))
+        asked = (p for p in pods if p.serving or p.unready_s or known(p.uid))
+        targets = tuple(_target(pod) for pod in asked if pod.ip)
         keep_s = service.spec.slo.window_s
         return await self._scraper.scrape(targets, self._memory.token, now, keep_s)
 

@@ -13,10 +13,11 @@ from sluice_worker.sizing import carried_sequences, overflow_share
 
 from .children import selector
 from .fit import Fit
-from .observed import NODE_S, Object, Pod, Rollout, Trouble, timestamp
+from .observed import NODE_S, Object, Pod, Rollout, Trouble
 from .reasons import Foreign, Reason
 from .runtime import Runtime
 from .spec import MAX_HISTORY, InferenceService
+from .times import timestamp
 from .tuner import Condition, Decision, TargetVerdict
 from .tuner.evidence import pooled
 from .tuner.types import Move, ReplicaChange
@@ -35,7 +36,8 @@ class Report:
     are pinned to, "" where they are not.
 
     `decision` is None before there is a cap; `problems`: sentences on pods that did not answer;
-    `is_withheld`: an edit waits for its model to be read; `failed`: why the newest of the pods that
+    `is_withheld`: an edit waits for its model to be read, or for its keys; `keys_problem`: why the
+    Secret of the API's keys is of no use, "" where it is; `failed`: why the newest of the pods that
     failed did.
     """
 
@@ -52,6 +54,7 @@ class Report:
     configs: tuple[RuntimeConfig, ...]
     problems: tuple[str, ...]
     is_withheld: bool = False
+    keys_problem: str = ""
     failed: Trouble | None = None
 
     @property
@@ -60,9 +63,9 @@ class Report:
         return any(pod.drains for pod in self.pods)
 
 
-def healthy_pods(pods: Sequence[Pod]) -> int:
-    """Pods that serve and were not killed for memory lately: Ready must not hide an OOM loop."""
-    return sum(pod.serving and pod.trouble is None for pod in pods)
+def num_serving(pods: Sequence[Pod]) -> int:
+    """Pods that the Service sends requests to."""
+    return sum(pod.serving for pod in pods)
 
 
 def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
@@ -187,11 +190,12 @@ def _tuned(report: Report) -> dict[str, Condition]:
 
 
 def _ready(report: Report) -> Condition:
-    healthy = healthy_pods(report.pods)
-    trouble = _first_trouble(report)
-    if healthy:
-        message = f"{healthy} of {report.desired} pods serve"
-        return Condition(True, Reason.SERVING, message + (f"; {trouble[1]}" if trouble else ""))
+    """Whether a pod serves now. What has passed is told as that."""
+    trouble = _keys_trouble(report) or _first_trouble(report)
+    if serving := num_serving(report.pods):
+        told = trouble[1] if trouble else _last_restart(report.pods)
+        message = f"{serving} of {report.desired} pods serve"
+        return Condition(True, Reason.SERVING, "; ".join(filter(None, (message, told))))
     if report.fit.status == "False":
         return Condition(False, report.fit.reason, report.fit.message)
     if trouble:
@@ -203,33 +207,50 @@ def _ready(report: Report) -> Condition:
         if left := len(report.pods):
             return Condition(False, Reason.SCALING, f"{said}; pods left: {left}")
         return Condition(True, Reason.SCALED_TO_ZERO, said)
-    return Condition(False, Reason.STARTING, f"none of {report.desired} pods is ready yet")
+    failed = _sentence("one failed before", report.failed) if report.failed else ""
+    message = f"none of {report.desired} pods is ready yet"
+    return Condition(False, Reason.STARTING, "; ".join(filter(None, (message, failed))))
 
 
-def _first_trouble(report: Report) -> tuple[Foreign, str] | None:
+def _last_restart(pods: Sequence[Pod]) -> str:
+    """Of the pods that serve; empty where none has restarted."""
+    ends = [
+        (pod.ended.at_s, pod.name, pod.ended.sentence) for pod in pods if pod.serving and pod.ended
+    ]
+    _, name, sentence = max(ends, default=(0.0, "", ""))
+    return f"pod {name} has restarted: {sentence}" if ends else ""
+
+
+def _keys_trouble(report: Report) -> tuple[Reason, str] | None:
+    return (Reason.KEYS_MISSING, report.keys_problem) if report.keys_problem else None
+
+
+def _first_trouble(report: Report) -> tuple[Reason | Foreign, str] | None:
     """Reason and sentence of the first pod, by name, that makes no progress. One that waits for
-    the room of a pod that drains will. Pods that have failed count while none is healthy."""
+    the room of a pod that drains will."""
     pods = [pod for pod in report.pods if not (report.drains and pod.has_no_room)]
     if told := _first_of(pods):
         return told
     return _of_failed(report) or _of_deployment(report)
 
 
-def _first_of(pods: Sequence[Pod]) -> tuple[Foreign, str] | None:
+def _first_of(pods: Sequence[Pod]) -> tuple[Reason | Foreign, str] | None:
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.trouble and not pod.terminating:
             return pod.trouble.reason, _sentence(f"pod {pod.name}", pod.trouble)
     return None
 
 
-def _of_failed(report: Report) -> tuple[Foreign, str] | None:
-    if not report.failed or not report.desired or healthy_pods(report.pods):
+def _of_failed(report: Report) -> tuple[Reason | Foreign, str] | None:
+    """Why pods have failed, where none has got further since."""
+    live = [pod for pod in report.pods if not pod.terminating]
+    if not report.failed or not report.desired or any(pod.started_s for pod in live):
         return None
     # Not its name: where each is refused by its node, another one fails every second.
     return report.failed.reason, _sentence("a pod that failed", report.failed)
 
 
-def _of_deployment(report: Report) -> tuple[Foreign, str] | None:
+def _of_deployment(report: Report) -> tuple[Reason | Foreign, str] | None:
     """What the Deployment says of itself; the quota that a pod wants may be one's that drains."""
     trouble = report.rollout.trouble
     if trouble is None or (report.drains and trouble.reason == "FailedCreate"):
@@ -242,29 +263,35 @@ def _sentence(who: str, trouble: Trouble) -> str:
 
 
 def _stalled(report: Report, ready: Condition, now: float) -> Condition:
+    """Whether what is asked for will not come about by itself."""
     if report.fit.status == "False":
         return Condition(True, report.fit.reason, report.fit.message)
-    trouble = _stuck_rollout(report, now) if ready.holds else _stuck_start(report, now)
+    keys = _keys_trouble(report) if report.is_withheld or not ready.holds else None
+    trouble = keys or (_stuck_rollout if ready.holds else _stuck_start)(report, now)
     if trouble:
         return Condition(True, *trouble)
     return Condition(False, Reason.NOT_STALLED, "")
 
 
-def _stuck_start(report: Report, now: float) -> tuple[Foreign, str] | None:
-    """Why none will serve by itself. A node may yet take a pod, or be added for it; and that pods
-    have failed is past where another one starts."""
+def _stuck_start(report: Report, now: float) -> tuple[Reason | Foreign, str] | None:
+    """Why none will serve by itself. A node may yet take a pod, or be added for it."""
     live = [pod for pod in report.pods if not pod.terminating]
     waiting = [
         pod for pod in live if pod.roomless_s and (report.drains or now - pod.roomless_s < NODE_S)
     ]
-    if told := _first_of([pod for pod in live if pod not in waiting]):
+    if told := _first_of([pod for pod in _stuck(live) if pod not in waiting]):
         return told
-    starts = waiting or any(pod.started_s for pod in live)
-    is_past = starts or (report.failed and report.failed.reason in _ENDED)
+    # The place of one that its node has ended is another's.
+    is_past = waiting or (report.failed and report.failed.reason in _ENDED)
     return (None if is_past else _of_failed(report)) or _of_deployment(report)
 
 
-def _stuck_rollout(report: Report, now: float) -> tuple[Foreign, str] | None:
+def _stuck(pods: Sequence[Pod]) -> list[Pod]:
+    """Those whose trouble does not pass by itself."""
+    return [pod for pod in pods if pod.trouble and not pod.trouble.passes]
+
+
+def _stuck_rollout(report: Report, now: float) -> tuple[Reason | Foreign, str] | None:
     """Why the newest spec cannot take over, where pods of an older one go on serving. A pod that
     is ready does not stand in its way, and of nodes without room `_rolling_out` tells: but that no
     node takes a pod for another reason is none of room, unless an autoscaler adds one."""
@@ -273,7 +300,7 @@ def _stuck_rollout(report: Report, now: float) -> tuple[Foreign, str] | None:
     starting = [pod for pod in report.pods if not pod.ready and not pod.terminating]
     waiting = [p for p in starting if p.trouble and p.trouble.reason in _OF_THE_NODES]
     late = [pod for pod in waiting if pod.has_no_room and _is_late(report, pod, now)]
-    told = _first_of([*(pod for pod in starting if pod not in waiting), *late])
+    told = _first_of([*(pod for pod in _stuck(starting) if pod not in waiting), *late])
     return told or (None if waiting else _of_deployment(report))
 
 
@@ -290,9 +317,10 @@ def _reconciling(report: Report, ready: Condition, stalled: Condition) -> Condit
     rollout, desired = report.rollout, report.desired
     if stalled.holds:
         return Condition(False, stalled.reason, "")
-    if ready.reason == Reason.READING_MODEL:
+    if ready.reason in (Reason.READING_MODEL, Reason.SCALING):
         return Condition(True, ready.reason, ready.message)
-    if not rollout.observed or rollout.updated < desired or rollout.outdated:
+    is_behind = not rollout.observed or rollout.updated < desired or rollout.outdated
+    if is_behind or _serving_still(report):
         return _rolling_out(report)
     if rollout.replicas != desired or rollout.ready < desired:
         return Condition(True, Reason.SCALING, f"{rollout.ready} of {desired} pods are ready")
@@ -300,6 +328,13 @@ def _reconciling(report: Report, ready: Condition, stalled: Condition) -> Condit
         message = "the pods stay as they are until the model that is asked for can be read"
         return Condition(True, Reason.HEADERS_UNAVAILABLE, message)
     return Condition(False, Reason.SETTLED, "")
+
+
+def _serving_still(report: Report) -> int:
+    """Pods of an older template that serve while they leave: the Deployment counts them no more."""
+    newest = {pod.template for pod in report.pods if not pod.terminating}
+    leaving = [pod for pod in report.pods if pod.terminating and pod.ready]
+    return sum(pod.template not in newest for pod in leaving) if newest else 0
 
 
 def _rolling_out(report: Report) -> Condition:
@@ -316,6 +351,8 @@ def _rolling_out(report: Report) -> Condition:
         return Condition(True, Reason.NO_ROOM_TO_SURGE, message)
     message = f"{rollout.updated} of {report.desired} pods are up to date"
     left = f", {old} of an older spec are left" if old else ""
+    if not old and (leaving := _serving_still(report)):
+        left = f", and those of an older spec still serve while they leave: {leaving}"
     told = None if report.drains else _first_of(roomless)
     return Condition(True, Reason.ROLLING_OUT, message + left + (f"; {told[1]}" if told else ""))
 

@@ -1,14 +1,32 @@
 """What the end-to-end tests share: objects, and looks at a real cluster. No sleeps but polling."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 from sluice.kube import NAMESPACE, Kube, KubeError, condition, wait_for
+from sluice_cluster import binaries
+from sluice_cluster.settings import Settings
+from sluice_cluster.shell import succeeds
+from sluice_cluster.state import State
 
 SYSTEM = "sluice-system"
+HOW = "python3 cluster/cluster.py up --images"
+CHART = Path(__file__).parents[2] / "charts" / "sluice"
+_SIGNAL = """
+import os, signal, sys
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    with open(f"/proc/{pid}/cmdline") as words:
+        if "sluice_worker.engine_process" in words.read().split(chr(0)):
+            os.kill(int(pid), signal.Signals[sys.argv[1]])
+"""
+
+
+class NoClusterError(Exception):
+    """No cluster is up, or it has none of our images; the message says which, and what helps."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +35,27 @@ class Cluster:
 
     kube: Kube
     operator_image: str
+
+    @classmethod
+    def installed(cls) -> "Cluster":
+        """The cluster that is up, with the chart and our images; raises NoClusterError."""
+        settings = Settings.from_environment()
+        state = State.read(settings.paths.state_file)
+        if state is None:
+            raise NoClusterError(f"no cluster is up ({HOW})")
+        kubectl = binaries.folder(settings.paths) / "kubectl"
+        if not succeeds([kubectl, f"--kubeconfig={state.kubeconfig}", "get", "--raw=/readyz"]):
+            raise NoClusterError(f"the cluster does not answer ({HOW})")
+        if not state.images:
+            raise NoClusterError(f"the cluster has none of our images ({HOW})")
+        kube = Kube(Path(state.kubeconfig), binaries.folder(settings.paths))
+        kube.run(
+            "helm", "upgrade", "--install", "sluice", str(CHART), "--namespace", SYSTEM,
+            "--create-namespace", "--wait", "--timeout", "120s",
+            "--set", f"image={state.images['operator']}",
+            "--set", f"worker.image={state.images['worker']}",
+        )  # fmt: skip
+        return cls(kube, state.images["operator"])
 
     def apply(self, name: str, checkpoint: str, **spec: object) -> None:
         """Apply an InferenceService on CPU; `spec` holds further top-level fields."""
@@ -71,6 +110,11 @@ class Cluster:
             for pod in self.kube.pods(name)
         }
 
+    def signal_engine(self, name: str, signal: str) -> None:
+        """Send `signal` to the engine process of the object's only pod."""
+        [pod] = [pod["metadata"]["name"] for pod in self.kube.pods(name)]
+        self.kube.kubectl("exec", "-n", NAMESPACE, pod, "--", "python3", "-c", _SIGNAL, signal)
+
     def delete(self, name: str) -> None:
         """Delete the object and wait until its pods are gone."""
         self.kube.kubectl("delete", "infs", name, "--ignore-not-found", "--wait=true")
@@ -106,6 +150,14 @@ class Cluster:
         return [record for record in records if "phase" in record]
 
 
-def lost(phases: list[dict[str, Any]]) -> int:
-    """Requests that were not answered in full."""
-    return sum(int(p["sent"]) - int(p["results"].get("ok", 0)) for p in phases)
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Whether a live pod is Ready, also one that is leaving."""
+    conditions = pod["status"].get("conditions", ())
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def lost(phases: Sequence[Mapping[str, Any]]) -> int:
+    """Tries that brought no whole answer: those of requests that never got one, and those that
+    their client had to repeat."""
+    failed = sum(int(p["sent"]) - int(p["results"].get("ok", 0)) for p in phases)
+    return failed + sum(int(p["retries"]) for p in phases)

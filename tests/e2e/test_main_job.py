@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from e2e.kit import Cluster, lost
-from sluice.kube import KubeError
+from e2e.kit import Cluster, is_ready, lost
+from sluice.kube import NAMESPACE, KubeError
 
 DEMO = "e2e-demo"
 LARGE = "e2e-large"
@@ -85,11 +86,7 @@ def test_wrong_input_gets_one_sentence_and_the_right_code(demo: Cluster) -> None
             "ModelFits",
             "1000000",
         ),
-        (
-            {"apiKeySecretRef": {"name": "e2e-none"}},
-            "Ready",
-            "/etc/sluice/keys/keys cannot be read",
-        ),
+        ({"apiKeySecretRef": {"name": "e2e-none"}}, "Ready", "there is no Secret e2e-none"),
     ],
 )
 def test_what_cannot_start_is_told_on_the_object(
@@ -104,6 +101,7 @@ def test_what_cannot_start_is_told_on_the_object(
                 for c in status.get("conditions", ())
             ),
         )  # fmt: skip
+        assert cluster.kube.pods("e2e-wrong") == []
     finally:
         cluster.delete("e2e-wrong")
 
@@ -138,23 +136,66 @@ def test_nobody_without_the_token_reads_or_changes_the_cap(demo: Cluster) -> Non
         demo.kube.kubectl("get", "--raw", path)
 
 
+def test_an_engine_that_is_killed_once_is_told_as_past_and_stalls_nothing(demo: Cluster) -> None:
+    seen = set()
+
+    def is_past(status: dict[str, Any]) -> bool:
+        conditions = {c["type"]: c for c in status["conditions"]}
+        seen.add(conditions["Stalled"]["status"])
+        ready = conditions["Ready"]
+        return ready["status"] == "True" and "has restarted" in ready["message"]
+
+    demo.signal_engine(DEMO, "SIGKILL")
+    status = demo.wait_status(DEMO, "the pod to serve again", 90, is_past)
+    [ready] = [c for c in status["conditions"] if c["type"] == "Ready"]
+    assert "the engine process ended at 2" in ready["message"]
+    assert "by signal 9 (SIGKILL)" in ready["message"]
+    assert seen == {"False"}
+    [told] = [e["message"] for e in demo.events(DEMO) if e["reason"] == "Restarting"]
+    assert "by signal 9 (SIGKILL)" in told
+
+
+def test_an_engine_that_hangs_is_called_hung_until_it_goes_on(demo: Cluster) -> None:
+    demo.signal_engine(DEMO, "SIGSTOP")
+    ready = demo.wait_condition(DEMO, "Ready", "False", 60)
+    assert ready["reason"] == "Hung"
+    assert "the engine process is hung: no sign of life since 2" in ready["message"]
+    assert [e for e in demo.events(DEMO) if e["reason"] == "Hung"]
+    demo.signal_engine(DEMO, "SIGCONT")
+    demo.wait_condition(DEMO, "Ready", "True", 60)
+
+
 def test_keys_of_a_secret_lock_the_api_and_an_editor_may_ask_for_them(cluster: Cluster) -> None:
-    secret = {"name": "e2e-keys", "namespace": "default"}
-    body = {"apiVersion": "v1", "kind": "Secret", "metadata": secret}
+    name = "e2e-keys"
+    cluster.apply(name, "demo")
+    cluster.wait_condition(name, "Ready", "True")
+    before = cluster.identities(name)
+    cluster.patch(name, {"apiKeySecretRef": {"name": name}})
+    stalled = cluster.wait_condition(name, "Stalled", "True", 30)
+    assert stalled["message"] == f"spec.apiKeySecretRef: there is no Secret {name}"
+    assert cluster.identities(name) == before, "the pod serves on"
+    body = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+    }
     keys = {"stringData": {"keys": "one\ntwo\n"}}
     cluster.kube.kubectl("apply", "-f", "-", stdin=json.dumps(body | keys))
-    cluster.apply("e2e-keys", "demo", apiKeySecretRef={"name": "e2e-keys"})
+    cluster.wait_condition(name, "Stalled", "False", 30)
+    cluster.wait_condition(name, "Reconciling", "False")
+    serving = [pod["metadata"]["uid"] for pod in cluster.kube.pods(name) if is_ready(pod)]
+    assert serving, "settled, so that none without keys serves"
+    assert not set(serving) & set(before)
     rules = cluster.kube.get("clusterrole", "edit")["rules"]
     assert any("inferenceservices" in rule["resources"] for rule in rules), "the chart's, taken in"
-    cluster.wait_condition("e2e-keys", "Ready", "True")
-    with cluster.kube.service_url("e2e-keys") as url:
+    with cluster.kube.service_url(name) as url:
         codes = [
             httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
             for key in ("none", "one", "two")
         ]
     assert codes == [401, 200, 200]
-    cluster.delete("e2e-keys")
-    cluster.kube.kubectl("delete", "secret", "e2e-keys", "-n", "default")
+    cluster.delete(name)
+    cluster.kube.kubectl("delete", "secret", name, "-n", NAMESPACE)
 
 
 def test_load_raises_the_cap_adds_a_pod_and_gives_both_back(demo: Cluster) -> None:

@@ -21,11 +21,13 @@ from integration.operator_runs import (
     settle,
 )
 from sluice_cluster.shell import wait_until
+from sluice_operator.settings import FIELD_MANAGER
 from unit.operator.objects import changed, valid_object
 
 _numbers = itertools.count()
 OURS = "app.kubernetes.io/managed-by"
 UNLABELLED = {"metadata": {"labels": {OURS: None}}}
+_KEPT = ("name", "labels", "annotations", "ownerReferences")
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +182,96 @@ def test_edited_targets_do_not_change_the_pod_template(
         lambda: space.condition("Ready")["observedGeneration"] == generation,
     )
     assert space.get("deployments", "demo")["metadata"]["generation"] == before
+
+
+def test_a_target_that_the_spec_no_longer_has_leaves_the_configmap_at_once(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    """Not with the next save of the tuner's memory, which comes twice a minute."""
+    create_demo(space)
+    settle(operator, space)
+    assert space.get("configmaps", "demo-runtime")["data"]["slo_itl_ms"] == "50.0"
+    space.patch("inferenceservices", "demo", {"spec": {"slo": {"interTokenLatency": None}}})
+    operator.wait(
+        "the target to go",
+        lambda: "slo_itl_ms" not in space.get("configmaps", "demo-runtime")["data"],
+        seconds=8.0,
+    )
+
+
+@pytest.mark.parametrize("plural", sorted(CHILDREN))
+def test_fields_that_our_writes_left_on_a_child_are_taken_out(
+    operator: OperatorProcess, space: Namespace, plural: str
+) -> None:
+    """As an operator of another version may have written them, under the same hash."""
+    create_demo(space)
+    settle(operator, space)
+    live = space.get(plural, CHILDREN[plural])
+    meta = {key: live["metadata"][key] for key in _KEPT}
+    meta["annotations"]["example.com/old"] = "yes"
+    body = {**live, "metadata": meta}
+    answer = space.client.patch(
+        space.path(plural, CHILDREN[plural]),
+        params={"fieldManager": FIELD_MANAGER, "force": "true"},
+        headers={"Content-Type": "application/apply-patch+yaml"},
+        json=body,
+    )
+    assert answer.is_success, answer.text
+
+    def is_gone() -> bool:
+        found = space.get(plural, CHILDREN[plural])["metadata"]["annotations"]
+        return "example.com/old" not in found
+
+    operator.wait("the annotation to go", is_gone)
+    operator.await_passes(2)
+    versions = space.versions()
+    operator.await_passes(3)
+    assert space.versions() == versions
+
+
+def _create_keys(space: Namespace, **data: str) -> None:
+    body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "api-keys"}}
+    space.create("secrets", {**body, "stringData": data})
+
+
+def test_keys_that_are_missing_are_named_and_no_pod_is_made_until_they_come(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    create_demo(space, apiKeySecretRef={"name": "api-keys"})
+    why = "spec.apiKeySecretRef: there is no Secret api-keys"
+    operator.wait("a status", lambda: bool(space.condition("Stalled")))
+    for kind, status in (("Ready", "False"), ("Stalled", "True")):
+        told = space.condition(kind)
+        assert (told["status"], told["reason"], told["message"]) == (status, "KeysMissing", why)
+    assert space.condition("Reconciling")["status"] == "False"
+    assert not space.ours("deployments")
+    _create_keys(space, others="x")
+    why = "spec.apiKeySecretRef: the Secret api-keys has no key `keys`"
+    operator.wait("what lacks now", lambda: space.condition("Ready")["message"] == why)
+    space.patch("secrets", "api-keys", {"stringData": {"keys": " \n"}})
+    why = "spec.apiKeySecretRef: `keys` of the Secret api-keys is empty"
+    operator.wait("what lacks now", lambda: space.condition("Ready")["message"] == why)
+    space.patch("secrets", "api-keys", {"stringData": {"keys": "one\n"}})
+    operator.wait("the pods", lambda: bool(space.ours("deployments")), seconds=12.0)
+    operator.wait("the start", lambda: space.condition("Ready")["reason"] == "Starting")
+    assert space.condition("Stalled")["status"] == "False"
+    assert len(space.events("KeysMissing")) >= 1
+
+
+def test_an_edit_to_keys_that_are_missing_leaves_the_pods_as_they_are(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    create_demo(space)
+    settle(operator, space)
+    before = space.get("deployments", "demo")["spec"]["template"]
+    space.patch("inferenceservices", "demo", {"spec": {"apiKeySecretRef": {"name": "api-keys"}}})
+    operator.wait("the word", lambda: space.condition("Stalled")["reason"] == "KeysMissing")
+    assert space.get("deployments", "demo")["spec"]["template"] == before
+    _create_keys(space, keys="one")
+    operator.wait(
+        "the edit", lambda: space.get("deployments", "demo")["spec"]["template"] != before
+    )
+    operator.wait("the word", lambda: space.condition("Stalled")["status"] == "False")
 
 
 @pytest.mark.parametrize("plural", sorted(CHILDREN))

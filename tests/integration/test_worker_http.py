@@ -378,11 +378,6 @@ async def test_many_clients_that_leave_at_any_moment_leak_no_block(worker: Worke
     assert integrity.json() == {"problem": None}
 
 
-def test_a_control_token_written_in_a_prompt_is_only_text(worker: Worker) -> None:
-    choice = post(worker, prompt="<|end|>", return_token_ids=True).json()["choices"][0]
-    assert 0 not in choice["prompt_token_ids"]
-
-
 @pytest.mark.parametrize(
     ("fields", "more"),
     [

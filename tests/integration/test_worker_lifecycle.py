@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,10 +17,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from integration.worker_process import Worker, command, running_worker, stream_events
+from sluice_worker.contract import RuntimeConfig, decode
 from unit.worker.api.tiny import write_checkpoint
 
 LONG: dict[str, Any] = {"prompt": "def", "max_tokens": 3600, "ignore_eos": True}
 FLAGS = ("--max-num-seqs", "4", "--num-gpu-blocks-override", "1024", "--shutdown-timeout", "60")
+MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 RUNNING = "vllm:num_requests_running"
 
 
@@ -60,9 +63,8 @@ async def test_sigterm_under_load_loses_nothing_and_exits_0(tmp_path: Path) -> N
             tasks = await open_requests(client, worker)
             worker.terminate()
             await asyncio.to_thread(worker.until, "/readyz", 503)
-            refused = await post(client)
-            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-            assert refused.headers["connection"] == "close"
+            late = await post(client, max_tokens=4)
+            assert (late.status_code, late.headers["connection"]) == (200, "close")
             answers = await asyncio.gather(*tasks)
         assert [outcome(a, stream=i % 2 == 0) for i, a in enumerate(answers)] == ["ok"] * 6
         assert await asyncio.to_thread(worker.process.wait, 20) == 0
@@ -81,7 +83,11 @@ async def test_what_outlives_the_shutdown_timeout_is_told_so(tmp_path: Path) -> 
         assert await asyncio.to_thread(worker.process.wait, 20) == 0
 
 
-async def test_a_killed_engine_answers_everybody_and_ends_the_worker(tmp_path: Path) -> None:
+async def test_a_killed_engine_answers_everybody_and_ends_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = tmp_path / "termination-log"
+    monkeypatch.setenv("SLUICE_TERMINATION_LOG", str(word))
     with running_worker(tmp_path, *FLAGS) as worker:
         async with httpx.AsyncClient(base_url=worker.url, timeout=120) as client:
             tasks = await open_requests(client, worker)
@@ -91,7 +97,54 @@ async def test_a_killed_engine_answers_everybody_and_ends_the_worker(tmp_path: P
         assert seen == ["fail"] * 6
         assert retry_headers(answers) == [(503, "1")] * 3
         assert await asyncio.to_thread(worker.process.wait, 20) == 1
-        assert any(event["event"] == "engine died" for event in worker.events())
+        died = [event["reason"] for event in worker.events() if event["event"] == "engine died"]
+    told = word.read_text()
+    assert re.fullmatch(rf"the engine process ended at {MOMENT} by signal 9 \(SIGKILL\)", told)
+    assert {answer.json()["error"]["message"] for answer in answers[1::2]} == {told}
+    assert died == [told]
+    assert worker.log.read_text().splitlines()[-1] == f"sluice-worker: {told}"
+
+
+async def test_an_engine_killed_while_it_starts_is_told_with_its_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = tmp_path / "termination-log"
+    monkeypatch.setenv("SLUICE_TERMINATION_LOG", str(word))
+    with running_worker(tmp_path, *FLAGS, ready=False) as worker:
+        os.kill(worker.engine_pid(), signal.SIGKILL)
+        assert await asyncio.to_thread(worker.process.wait, 60) == 2
+    sentence = (
+        rf"the engine process ended at {MOMENT} by signal 9 \(SIGKILL\) before it could serve"
+    )
+    assert re.fullmatch(sentence, word.read_text())
+    assert "Traceback" not in worker.log.read_text()
+
+
+async def test_a_hung_engine_is_told_on_the_admin_port_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = tmp_path / "termination-log"
+    monkeypatch.setenv("SLUICE_TERMINATION_LOG", str(word))
+    flags = (*FLAGS, "--liveness-timeout", "6", "--shutdown-timeout", "0.2")
+    with running_worker(tmp_path, *flags) as worker:
+        async with httpx.AsyncClient(base_url=worker.admin_url, timeout=10) as client:
+            before = decode((await client.get("/v1/runtime_config")).content, RuntimeConfig)
+            os.kill(worker.engine_pid(), signal.SIGSTOP)
+            began_s = time.time()
+            await asyncio.to_thread(worker.until, "/readyz", 503, 40)
+            seen = decode((await client.get("/v1/runtime_config")).content, RuntimeConfig)
+            await asyncio.to_thread(worker.until, "/healthz", 503, 40)
+            later = decode((await client.get("/v1/runtime_config")).content, RuntimeConfig)
+            assert (await client.get("/v1/evidence")).status_code == 200
+        worker.terminate()
+        assert await asyncio.to_thread(worker.process.wait, 20) == 1
+    assert before.hung is None
+    assert seen.hung is not None
+    assert seen.hung == later.hung
+    assert abs(seen.hung.since_s - began_s) < 2
+    sentence = f"the engine process is hung: no sign of life since {MOMENT}"
+    assert re.fullmatch(sentence, seen.hung.reason)
+    assert re.fullmatch(rf"{sentence} \(\d+ s\)", word.read_text())
 
 
 async def test_a_hung_engine_loses_readiness_first_and_then_liveness(tmp_path: Path) -> None:
@@ -103,7 +156,7 @@ async def test_a_hung_engine_loses_readiness_first_and_then_liveness(tmp_path: P
             await asyncio.to_thread(worker.until, "/readyz", 503, 40)
             assert (await client.get("/healthz")).status_code == 200
             failed = await asyncio.to_thread(worker.until, "/healthz", 503, 40)
-            assert "no step" in failed.json()["reason"]
+            assert "is hung: no step" in failed.json()["reason"]
             os.kill(engine, signal.SIGCONT)
             await asyncio.to_thread(worker.until, "/readyz", 200, 40)
             answers = await asyncio.gather(*tasks)

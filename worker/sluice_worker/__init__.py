@@ -1,5 +1,5 @@
 """One worker: an API process that speaks HTTP and an engine process that owns the model.
 
-`sizing` and `contract` are pure and may be imported by the operator; nothing else here may be.
+The operator may import what docs/structure.md names, and nothing else here.
 The API process never imports torch; only what the engine process alone imports does.
 """

@@ -15,9 +15,15 @@ if TYPE_CHECKING:
 
     from .config import WorkerConfig
 
+MAX_WORD_BYTES = 4096
+"""The kubelet cuts what is longer."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a worker until it is told to leave. Exit status 0, 1 (engine died), 2 (cannot start)."""
+    """Run a worker until it is told to leave. Exit status 0, 1 (engine died), 2 (cannot start).
+
+    SLUICE_TERMINATION_LOG, which the operator sets, names a file for the sentence that says why.
+    """
     return run("sluice-worker", sys.argv[1:] if argv is None else argv)
 
 
@@ -31,21 +37,46 @@ def run(
         import uvloop
 
         from .config import parse
-        from .errors import ConfigError, StartupError
+        from .errors import SluiceError
         from .server import logs
 
         try:
             config = parse(argv)
             lines = formatter(config) if formatter else logs.EventFormatter()
             logs.install(os.environ.get("SLUICE_LOG_LEVEL") or "INFO", lines)
-            return uvloop.run(_serve(config))
-        except ConfigError as error:
-            for problem in error.problems:
-                print(f"{program}: {problem}", file=sys.stderr)
+            uvloop.run(_serve(config))
+        except SluiceError as error:
+            _leave_word(program, error.message)
             return error.exit_status
-        except StartupError as error:
-            print(f"{program}: {error.message}", file=sys.stderr)
-            return error.exit_status
+        except Exception as error:
+            _leave_word(program, _unexpected(error))
+            return 1
+        return 0
+
+
+def _unexpected(error: Exception) -> str:
+    """A sentence for an error that no line of ours foresaw. Its traceback is in the log alone."""
+    import logging
+    import time
+
+    from .errors import told
+    from .health import rfc3339
+
+    logging.getLogger(__name__).exception("failed")
+    return f"the API process failed at {rfc3339(time.time())}: {told(error)}"
+
+
+def _leave_word(program: str, sentences: str) -> None:
+    """Say why the process ends: the last lines of its output, and all that Kubernetes shows."""
+    path = os.environ.get("SLUICE_TERMINATION_LOG")
+    if path:
+        try:
+            with open(path, "wb") as file:
+                file.write(sentences.encode(errors="backslashreplace")[:MAX_WORD_BYTES])
+        except OSError as error:
+            print(f"{program}: {path} cannot be written: {error.strerror}", file=sys.stderr)
+    for sentence in sentences.splitlines():
+        print(f"{program}: {sentence}", file=sys.stderr)
 
 
 @contextmanager
@@ -64,7 +95,7 @@ def _leaving_at_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def _serve(config: "WorkerConfig") -> int:
+async def _serve(config: "WorkerConfig") -> None:
     """Both processes import at the same time, as neither does so in less than a second."""
     from .client import spawn
 
@@ -72,7 +103,7 @@ async def _serve(config: "WorkerConfig") -> int:
     try:
         from .server.run import serve
 
-        return await serve(config, engine)
+        await serve(config, engine)
     finally:
         if engine is not None:
             await engine.end()

@@ -34,9 +34,12 @@ Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
 
 class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
-    """One part of a message's content; other kinds (image_url, input_audio) are not built."""
+    """One part of a message's content; other kinds (image_url, input_audio) are not built.
 
-    text: str
+    A part whose text is null is left out, as in vLLM.
+    """
+
+    text: str | None
 
 
 class InputTextPart(TextPart, frozen=True, tag="input_text"):
@@ -50,13 +53,13 @@ class OutputTextPart(TextPart, frozen=True, tag="output_text"):
 class RefusalPart(Struct, frozen=True, tag_field="type", tag="refusal"):
     """What an assistant said in place of an answer: a text to the template."""
 
-    refusal: str
+    refusal: str | None
 
 
 class ThinkingPart(Struct, frozen=True, tag_field="type", tag="thinking"):
     """What an assistant thought: a text to the template, as in vLLM."""
 
-    thinking: str
+    thinking: str | None
 
 
 Part = TextPart | InputTextPart | OutputTextPart | RefusalPart | ThinkingPart
@@ -160,6 +163,26 @@ CHAT_NEUTRAL: Mapping[str, tuple[object, ...]] = {
 CHAT_FIELDS = frozenset(ConversationFields.__struct_fields__ + ChatFields.__struct_fields__)
 
 
+class Arguments(dict[str, Any]):
+    """A call's arguments as templates want them: an object, and the client's own text where one is
+    printed or joined to another (`'```json' + arguments`), as DeepSeek's templates do."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, fields: Mapping[str, Any], text: str) -> None:
+        super().__init__(fields)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """What a chat template sees. `messages`: at least one, as JSON, without null fields;
@@ -172,12 +195,6 @@ class Conversation:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields of the request that only a template can honour, of those that are given."""
-        names = ("tools", "documents", "reasoning_effort")
-        return tuple(name for name in names if getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +316,10 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     if refusal := message.pop("refusal", ""):
         parts = [content] if isinstance(content, str) else content
         content = [*filter(None, parts), refusal] if content else refusal
-    message["content"] = content if isinstance(content, str) else [_part(part) for part in content]
+    if not isinstance(content, str):
+        parts = map(_part, content)
+        content = [part for part in parts if part["text"] is not None] or ""
+    message["content"] = content
     if calls := message.pop("tool_calls", None):
         message["tool_calls"] = [_call(call) for call in calls]
     return message
@@ -315,13 +335,13 @@ def _part(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked call. Arguments that are no object become an empty one, as in vLLM: a model wrote
-    them, and refused they would be in each of its conversation's later requests."""
-    arguments = call["function"].get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-    function = {**call["function"], "arguments": arguments if isinstance(arguments, dict) else {}}
-    return {"type": "function", **call, "function": function}
+    """A checked call. Arguments that are no object become an empty one: a model wrote them, and
+    refused they would be in each of its conversation's later requests."""
+    given = call["function"].get("arguments") or {}
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    arguments = Arguments(found if isinstance(found, dict) else {}, text)
+    return {"type": "function", **call, "function": {**call["function"], "arguments": arguments}}

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -13,9 +14,9 @@ from typing import Protocol
 import msgspec
 
 from .config import EngineConfig
-from .errors import EngineDied, NotReady, RequestFailed, SluiceError, StartupError
-from .health import Pulse
-from .resources import engine_environment
+from .errors import EngineDied, NotReady, RequestFailed, SluiceError, StartupError, told
+from .health import Pulse, rfc3339
+from .resources import Resources, engine_environment
 from .wire import (
     Abort,
     CheckIntegrity,
@@ -71,10 +72,27 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """The engine's process, which has its config, and this side of its socket."""
+    """The engine's process, which has its config, and this side of its socket.
+
+    `oom_kills`: those of the cgroup before it was started.
+    """
 
     process: asyncio.subprocess.Process
     socket: socket.socket
+    oom_kills: int = 0
+
+    @property
+    def was_killed_for_memory(self) -> bool:
+        """Whether it ended as the kernel ends processes of a cgroup that is out of memory, and the
+        cgroup has counted one since."""
+        is_killed = self.process.returncode == -signal.SIGKILL
+        return is_killed and Resources().oom_kills() > self.oom_kills
+
+    async def has_ended(self, timeout_s: float) -> bool:
+        """Whether it has, or does so within `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.process.wait(), timeout_s)
+        return self.process.returncode is not None
 
     async def end(self) -> None:
         """End it at once; nothing is done if it has ended."""
@@ -87,6 +105,7 @@ class EngineProcess:
 async def spawn(config: EngineConfig) -> EngineProcess:
     """Start the engine process and send it `config`; returns before it is ready."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    oom_kills = Resources().oom_kills()
     with theirs:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -98,7 +117,18 @@ async def spawn(config: EngineConfig) -> EngineProcess:
     with contextlib.suppress(ConnectionError):  # it has ended: whoever reads will see
         ours.sendall(encode_frame(config))
     ours.setblocking(False)
-    return EngineProcess(process, ours)
+    return EngineProcess(process, ours, oom_kills)
+
+
+def manner(returncode: int | None) -> str:
+    """How a process ended, by the status that `subprocess` has for it."""
+    if returncode is None or returncode >= 0:
+        return f"with exit code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:  # a real-time signal
+        return f"by signal {-returncode}"
+    return f"by signal {-returncode} ({name})"
 
 
 class EngineClient:
@@ -112,7 +142,8 @@ class EngineClient:
         self._sinks: dict[str, Sink] = {}
         self._dropped: dict[str, SluiceError] = {}  # why, if they have not begun
         self._transport: asyncio.WriteTransport | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._engine: EngineProcess | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._integrity: list[asyncio.Future[str | None]] = []
         self._is_leaving = False
 
@@ -123,7 +154,7 @@ class EngineClient:
 
     async def attach(self, engine: EngineProcess) -> None:
         """Speak with `engine` from now on, and hear what it has said."""
-        self._process = engine.process
+        self._engine = engine
         loop = asyncio.get_running_loop()
         connected = loop.create_unix_connection(lambda: _Wire(self), sock=engine.socket)
         self._transport, _ = await connected
@@ -181,31 +212,34 @@ class EngineClient:
 
     def raise_if_never_served(self) -> None:
         """If the engine ended before it was ready: StartupError with its own sentence."""
-        if not self.pulse.is_serving:
-            if self.failure is not None:
-                raise StartupError(self.failure.message)
-            raise StartupError("the engine process ended before it could serve; see its output")
+        if self.pulse.is_serving:
+            return
+        assert self._engine is not None  # it has ended
+        assert self.pulse.death is not None
+        is_refusal = self._engine.process.returncode == StartupError.exit_status
+        said = self.failure.message if self.failure and is_refusal else self.pulse.death
+        raise StartupError(said)
 
     async def stop(self) -> None:
         """Ask the engine to leave, wait a little, and end it if it does not."""
         self._is_leaving = True
-        if self._process is None:
+        if self._engine is None:
             return
         if not self.closed.is_set():
             self._send(Shutdown())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), EXIT_TIMEOUT_S)
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        if not await self._engine.has_ended(EXIT_TIMEOUT_S):
+            self._engine.process.kill()
+            await self._engine.process.wait()
         if self._transport is not None:
             self._transport.close()
+            await self.closed.wait()
 
     def _send(self, message: ToEngine) -> None:
         if self._transport is None or self.closed.is_set():
             reason = self.pulse.death or "the engine process is not running"
             raise EngineDied(reason, retry_after_s=1)
-        self._transport.write(encode_frame(message))
+        if self._ending is None:  # else everybody is told as soon as it is known how
+            self._transport.write(encode_frame(message))
 
     # -- called by the socket
 
@@ -258,17 +292,16 @@ class EngineClient:
             sink.ended(error)
 
     def lost(self, error: Exception | None) -> None:
-        """The socket closed: the engine is gone, and everybody who waits is told."""
-        if self.closed.is_set():
-            return
+        """The socket closed, or what it gave is no message (`error`): the engine is gone."""
+        if self._ending is None:
+            if not self._is_leaving:
+                self.pulse.died("the engine process is ending")  # until it is known how
+            self._ending = asyncio.create_task(self._end(error, time.time()))
+
+    async def _end(self, error: Exception | None, now_s: float) -> None:
+        """Tell everybody who waits how the engine ended."""
+        reason = await self._reason(error, rfc3339(now_s))
         self.closed.set()
-        reason = "the engine process ended"
-        if self.failure is not None:
-            reason = f"the engine process failed: {self.failure.message}"
-        elif error is not None:
-            reason = f"the engine's messages cannot be read: {error}"
-        if not self._is_leaving:
-            self.pulse.died(reason)
         died = EngineDied(reason, retry_after_s=1)
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
@@ -277,7 +310,21 @@ class EngineClient:
             if not answer.done():
                 answer.set_exception(died)
         if not self._is_leaving:
+            self.pulse.died(reason)
             log.error("engine died", extra={"reason": reason, "open_requests": len(sinks)})
+
+    async def _reason(self, error: Exception | None, moment: str) -> str:
+        if error is not None:
+            return f"what the engine process sent at {moment} cannot be handled: {told(error)}"
+        if self._engine is None or not await self._engine.has_ended(EXIT_TIMEOUT_S):
+            return f"the engine process closed its connection at {moment}, and has not ended"
+        how = f"the engine process ended at {moment} {manner(self._engine.process.returncode)}"
+        if not self.pulse.is_serving:
+            how += " before it could serve"
+        cause = self.failure.message if self.failure else None
+        if self._engine.was_killed_for_memory:
+            cause = "killed for memory"
+        return f"{how}: {cause}" if cause else how
 
 
 class _Wire(asyncio.Protocol):
@@ -302,4 +349,5 @@ class _Wire(asyncio.Protocol):
             self._client.lost(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._client.lost(exc)
+        # A reset says only that the process is gone, and how it went is better known.
+        self._client.lost(None if isinstance(exc, OSError) else exc)

@@ -1,6 +1,7 @@
 """What a worker is started with: flags spelled as vLLM's; parsing names all problems at once."""
 
 import argparse
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from .contract import MAX_MS, Overload, Slo
-from .errors import ConfigError
+from .errors import CheckpointError, ConfigError
+from .files import cause, refuse_pointer
 from .hub.reference import FILE, Access, HubModel, access, hub_model
 from .sizing import DEFAULT_BATCHED_TOKENS
 from .speculation import NgramSpeculation
@@ -22,6 +24,8 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["w8a8"]
 API_KEY = "VLLM_API_KEY"
 """vLLM's environment variable for the key of the API."""
+MAX_TEXT_BYTES = 1 << 20
+"""Of a file that a flag names: keys, a chat template."""
 
 
 class EngineConfig(Struct, frozen=True):
@@ -78,12 +82,14 @@ class ServerConfig(Struct, frozen=True):
     max_num_queued_tokens: int = 0
     max_body_bytes: int = 4 << 20
     liveness_timeout: float = 30.0
+    shutdown_delay: float = 0.0
     shutdown_timeout: float = 30.0
     receive_timeout: float = 30.0
     write_timeout: float = 30.0
     connection_max_age: float = 30.0
     chat_template: Path | None = None
     generation_config: Literal["auto", "vllm"] = "auto"
+    parse_special: bool = True
     sse_keep_alive_interval: float = 0.0
     allowed_origins: tuple[str, ...] = ("*",)
 
@@ -178,6 +184,12 @@ def _one_gpu(text: str) -> None:
         raise ValueError(f"must be 1, not {text!r}: a pod has one GPU, and more GPUs are more pods")
 
 
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"must be true or false, not {text!r}")
+    return text == "true"
+
+
 _speculation = _json(
     NgramSpeculation,
     f"object with method ngram and the keys {', '.join(NgramSpeculation.__struct_fields__)}",
@@ -249,7 +261,13 @@ SERVER_FLAGS = (
     ),
     Flag("max-body-bytes", _positive, "request bodies over it get 413"),
     Flag("liveness-timeout", _seconds, "seconds without a step, with work, until not live"),
-    Flag("shutdown-timeout", _seconds, "seconds that running requests get after SIGTERM"),
+    Flag(
+        "shutdown-delay",
+        _interval,
+        "seconds after SIGTERM in which a load balancer may still send clients here; over 0, "
+        "connections that they keep idle are waited for as well, 20 seconds at most",
+    ),
+    Flag("shutdown-timeout", _seconds, "seconds that running requests get after that"),
     Flag("receive-timeout", _seconds, "seconds for a request's body, and its headers (10 at most)"),
     Flag(
         "write-timeout",
@@ -263,6 +281,12 @@ SERVER_FLAGS = (
     ),
     Flag("chat-template", Path, "file of a Jinja template, instead of the checkpoint's own"),
     _choice("generation-config", ("auto", "vllm"), "sampling defaults; auto: the checkpoint's"),
+    Flag(
+        "parse-special",
+        _truth,
+        "read control tokens in the text of a prompt, unless its request says otherwise",
+        "{true,false}",
+    ),
     Flag("sse-keep-alive-interval", _interval, "seconds of silence until a comment; 0: never"),
     Flag("allowed-origins", _origins, 'JSON list of pages that may ask from a browser; ["*"]: all'),
 )
@@ -297,6 +321,8 @@ def _help(flag: Flag, fields: Mapping[str, object]) -> str:
     default = fields.get(flag.name.replace("-", "_"))
     if default == "" or not isinstance(default, str | int | float):
         return flag.help
+    if isinstance(default, bool):
+        default = json.dumps(default)
     return f"{flag.help}; default: {default if isinstance(default, str | int) else f'{default:g}'}"
 
 
@@ -470,15 +496,15 @@ def _checkpoint_problems(model: str | None, load_format: str) -> list[str]:
     path = (model or "").removeprefix(FILE)
     if not path:
         return ["--model is required: a checkpoint's directory, or hf://ORG/NAME"]
-    directory = Path(path)
-    if not directory.is_dir():
+    try:
+        names = os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
         return [f"--model {model} is not a directory, nor hf://ORG/NAME"]
-    problems = [
-        f"--model {model} has no {name}"
-        for name in ("config.json", "tokenizer.json")
-        if not (directory / name).is_file()
-    ]
-    if load_format != "dummy" and not any(directory.glob("*.safetensors")):
+    except OSError as error:
+        return [f"--model {model} cannot be read: {cause(error)}"]
+    needed = ("config.json", "tokenizer.json")
+    problems = [f"--model {model} has no {name}" for name in needed if name not in names]
+    if load_format != "dummy" and not any(n.endswith(".safetensors") for n in names):
         problems.append(
             f"--model {model} has no *.safetensors; other formats are not loaded, because "
             "they can run code"
@@ -496,36 +522,54 @@ def _file_problems(server: dict[str, Any]) -> list[str]:
             read_secrets(path)
         except ConfigError as error:
             problems += [f"--{flag.replace('_', '-')} {problem}" for problem in error.problems]
-    directory: Path | None = server.get("runtime_config_dir")
-    if directory is not None and not directory.is_dir():
-        problems.append(f"--runtime-config-dir {directory} is not a directory")
     return problems
+
+
+def read_named(path: Path) -> str:
+    """The text of a file that a flag names, which may be a pipe; ConfigError with its cause."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT_BYTES + 1)
+        refuse_pointer(data, str(path))
+        text = data.decode()
+    except OSError as error:
+        raise ConfigError([f"{path} cannot be read: {cause(error)}"]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path} cannot be read: not UTF-8 text"]) from error
+    except CheckpointError as error:
+        raise ConfigError([error.message]) from error
+    if len(data) > MAX_TEXT_BYTES:
+        raise ConfigError([f"{path} is larger than {MAX_TEXT_BYTES >> 20} MiB"])
+    if not text.strip():
+        raise ConfigError([f"{path} is empty"])
+    return text
 
 
 def read_secrets(path: Path) -> tuple[str, ...]:
     """The non-empty lines of `path`; raises ConfigError if there is none or it cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError([f"{path} cannot be read: {reason}"]) from error
-    secrets = tuple(line.strip() for line in text.splitlines() if line.strip())
-    if not secrets:
-        raise ConfigError([f"{path} holds no key"])
-    return secrets
+    return tuple(line.strip() for line in read_named(path).splitlines() if line.strip())
 
 
 def _persisted(directory: Path | None, problems: list[str]) -> dict[str, Any]:
     """What the operator wrote down, so that a new pod starts as its peers are: cap, epoch, and the
     targets, for which it predicts its first cap and sizes chunks of prefill."""
+    if directory is None:
+        return {}
     values: dict[str, Any] = {}
+    try:
+        names = os.listdir(directory)
+    except OSError as error:
+        problems.append(f"--runtime-config-dir {directory} cannot be read: {cause(error)}")
+        return values
     for flag in RUNTIME_FILES:
-        path = directory / flag.name if directory else None
-        if path is None or not path.is_file():
+        if flag.name not in names:
             continue
-        text = path.read_text(encoding="utf-8", errors="replace").strip()
+        path = directory / flag.name
         try:
+            text = path.read_text(encoding="utf-8", errors="replace").strip()
             values[flag.name] = flag.convert(text[:40])
+        except OSError as error:
+            problems.append(f"{path} cannot be read: {cause(error)}")
         except ValueError as error:
             problems.append(f"{path} {error}")
     if "max_num_seqs" in values:

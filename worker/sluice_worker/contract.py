@@ -83,7 +83,17 @@ class Waiting(Struct, frozen=True):
         return self.cap + self.kv
 
 
-class RuntimeConfig(Struct, frozen=True):
+class Hung(Struct, frozen=True):
+    """An engine process that is there and makes no progress, so that its worker is not ready.
+
+    `since_s`: Unix time of its last progress. `reason`: a sentence that stays the same meanwhile.
+    """
+
+    since_s: Seconds
+    reason: Annotated[str, Meta(max_length=256)]
+
+
+class RuntimeConfig(Struct, frozen=True, omit_defaults=True):
     """The whole effective configuration: answer of GET and PATCH /v1/runtime_config."""
 
     epoch: Count
@@ -95,6 +105,7 @@ class RuntimeConfig(Struct, frozen=True):
     running: Count
     waiting: Waiting
     boot_id: BootId
+    hung: Hung | None = None
 
 
 class Causes(Struct, frozen=True):

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .config import EngineConfig
-from .errors import StartupError
-from .files import checkpoint_dir, read_json
+from .errors import StartupError, told
+from .files import Directory, checkpoint_dir
 from .models.config import DecoderConfig
 from .resources import Resources
+from .stored import read_config
 from .wire import (
     Abort,
     CheckIntegrity,
@@ -50,7 +51,6 @@ REFILL_S = 0.001
 """How long the sender may take to fill the socket again before it is taken to be empty."""
 BURST_S = 0.02
 """How long a step may wait for the rest of a burst."""
-MAX_TOLD = 200
 
 
 class Disconnected(Exception):
@@ -169,7 +169,7 @@ def serve(link: Link) -> int:
     set_threads(Resources().num_threads())
     try:
         # What can be refused without torch, whose import takes seconds, is refused before it.
-        DecoderConfig.from_json(read_json(checkpoint_dir(config.model), "config.json"))
+        DecoderConfig.from_json(read_config(Directory(checkpoint_dir(config.model))))
         gc.disable()  # all of it stays: looking for garbage takes a seventh of the import
         from .startup import start  # imports torch, which reads the settings above
 
@@ -190,13 +190,6 @@ def serve(link: Link) -> int:
         link.send(Failed(told(error)))
         return 1
     return 0
-
-
-def told(error: Exception) -> str:
-    """Its first line, as far as a pod's status can quote it. CUDA's errors go on with advice for
-    whoever wrote the code; the traceback has all of it."""
-    line = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {line}"[:MAX_TOLD]
 
 
 def set_threads(count: int) -> None:

@@ -31,14 +31,18 @@ SluiceError
 
 from typing import ClassVar
 
+MAX_TOLD = 200
+
 
 class SluiceError(Exception):
     """One sentence for a person, an HTTP status and a stable code for a program.
 
-    `param` names the request field at fault. `retry_after_s` becomes the Retry-After header.
+    `exit_status`: of a process that ends by it. `param` names the request field at fault.
+    `retry_after_s` becomes the Retry-After header.
     """
 
     http_status: ClassVar[int] = 500
+    exit_status: ClassVar[int] = 1
     kind: ClassVar[str] = (
         "InternalServerError"  # the `type` of an OpenAI error body, as vLLM spells it
     )
@@ -54,9 +58,9 @@ class SluiceError(Exception):
 
 
 class StartupError(SluiceError):
-    """The worker cannot start; the process says why and exits with `exit_status`."""
+    """The worker cannot start."""
 
-    exit_status: ClassVar[int] = 2
+    exit_status = 2
 
 
 class ConfigError(StartupError):
@@ -217,3 +221,10 @@ class RequestFailed(SluiceError):
     """The engine failed this one request."""
 
     code = "request_failed"
+
+
+def told(error: Exception) -> str:
+    """An unexpected error's type and first line, as far as a pod's status can quote it. CUDA's
+    errors go on with advice for whoever wrote the code; the traceback has all of it."""
+    line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {line}"[:MAX_TOLD]

@@ -5,6 +5,9 @@ longest step that is still believed.
 """
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from .contract import Hung
 
 LOADING_TIMEOUT_S = 1800.0
 """Without a word from an engine that starts; each of its phases says how far it is."""
@@ -26,11 +29,12 @@ class Verdict:
 class Pulse:
     """What is known of the engine process; times are monotonic seconds.
 
-    `heard_s`: the last message; `moved_s`: the last time that the step counter moved or there was
-    nothing to do.
+    `created_s`: Unix time at its making. `heard_s`: the last message; `moved_s`: the last time that
+    the step counter moved or there was nothing to do.
     """
 
     now_s: float
+    created_s: float = 0.0
     phase: str = "process"
     percent: int = 0
     is_serving: bool = False
@@ -83,10 +87,14 @@ class Pulse:
                 reason = f"starting: {self.phase}, and nothing was heard for {silent_s:.0f} s"
                 return Verdict(False, reason, self.phase, self.percent)
             return Verdict(True, f"starting: {self.phase}", self.phase, self.percent)
-        stalled_s = self._stalled_s(now_s)
+        stalled_s = now_s - self._stalled_since_s
         if stalled_s > timeout_s:
-            return Verdict(False, f"no step for {stalled_s:.0f} s while there is work", "hung")
+            return Verdict(False, f"{self._hung.reason} ({stalled_s:.0f} s)", "hung")
         return Verdict(True, "ok")
+
+    def hung(self, now_s: float, timeout_s: float) -> Hung | None:
+        """Since when the engine is hung; None if it is not, or if it has ended."""
+        return self._hung if self.progress(now_s, timeout_s).phase == "hung" else None
 
     def progress(self, now_s: float, timeout_s: float) -> Verdict:
         """Whether the engine can be believed to answer soon."""
@@ -106,7 +114,20 @@ class Pulse:
             return Verdict(False, "draining: the worker is shutting down", "draining")
         return Verdict(True, "ok")
 
-    def _stalled_s(self, now_s: float) -> float:
-        """Seconds without progress: of steps while there is work, of heartbeats always."""
-        silent_s = now_s - self.heard_s
-        return max(silent_s, now_s - self.moved_s) if self.has_work else silent_s
+    @property
+    def _stalled_since_s(self) -> float:
+        """The last progress: of steps while there is work, of heartbeats always."""
+        return min(self.heard_s, self.moved_s) if self.has_work else self.heard_s
+
+    @property
+    def _hung(self) -> Hung:
+        """The same while there is no progress, as whoever compares conditions needs it."""
+        since_s = self.created_s + self._stalled_since_s - self.now_s
+        missing = "step, though there is work," if self.has_work else "sign of life"
+        reason = f"the engine process is hung: no {missing} since {rfc3339(since_s)}"
+        return Hung(since_s, reason)
+
+
+def rfc3339(unix_s: float) -> str:
+    """Unix time as Kubernetes writes it."""
+    return datetime.fromtimestamp(int(unix_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -19,6 +19,7 @@ from .deadlines import Deadlines
 from .errors import RequestError, UnsupportedParameter
 from .json_body import checked, convert, parse_object, printable
 from .sampling_params import (
+    MAX_SEQUENCES,
     OPENAI,
     Defaults,
     NumLogprobs,
@@ -30,8 +31,6 @@ from .sampling_params import (
 
 log = logging.getLogger(__name__)
 
-MAX_SEQUENCES = 1024
-"""Sequences of one request (prompts x n): bounded before anything is allocated for them."""
 GENERATE_MAX_TOKENS = 128
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
 
@@ -85,7 +84,7 @@ class CompletionBody(AnswerFields, frozen=True, kw_only=True):
     logprobs: NumLogprobs | None = None
     echo: bool | None = False
     add_special_tokens: bool | None = True
-    parse_special: bool | None = False
+    parse_special: bool | None = None
 
 
 class GenerateFields(SamplingFields, frozen=True, kw_only=True):
@@ -97,7 +96,7 @@ class GenerateFields(SamplingFields, frozen=True, kw_only=True):
     do_sample: bool | None = None
     details: bool | None = None
     add_special_tokens: bool | None = True
-    parse_special: bool | None = False
+    parse_special: bool | None = None
     return_token_ids: bool | None = False
     cache_salt: Name | None = None
     slo_ttft_ms: DeadlineMs | None = None
@@ -179,7 +178,7 @@ class Completion:
     `prompt_logprobs`: how many to tell in a field of their own (echo tells them with the text).
     `echo`: the reply begins with the prompt. `is_scoring`: it is nothing else (max_tokens was 0,
     and is 1 here: the engine ends a sequence with a token, which is not told). `parse_special`:
-    the texts of special tokens in a text are control tokens.
+    whether the texts of special tokens in a prompt are control tokens; None: as the server has it.
     """
 
     prompts: tuple[str | tuple[int, ...], ...]
@@ -191,7 +190,7 @@ class Completion:
     echo: bool = False
     is_scoring: bool = False
     add_special_tokens: bool = True
-    parse_special: bool = False
+    parse_special: bool | None = None
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -247,7 +246,7 @@ def parse_completion(body: bytes, defaults: Defaults = OPENAI) -> Completion:
         echo=bool(typed.echo),
         is_scoring=typed.max_tokens == 0,
         add_special_tokens=typed.add_special_tokens is not False,
-        parse_special=bool(typed.parse_special),
+        parse_special=typed.parse_special,
     )
     return answered(request, typed)
 
@@ -313,7 +312,7 @@ def parse_generate(
             defaults=_generate_defaults(typed, defaults),
         ),
         add_special_tokens=typed.add_special_tokens is not False,
-        parse_special=bool(typed.parse_special),
+        parse_special=typed.parse_special,
         stream=default_stream if typed.stream is None else typed.stream,
         return_token_ids=bool(typed.return_token_ids),
         cache_salt=typed.cache_salt or "",

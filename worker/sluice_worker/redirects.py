@@ -1,4 +1,4 @@
-"""Where a hub may send us on: one rule for the worker's hub and the operator's. No torch.
+"""Where a hub may send us on: the rule of `hub.site`. No torch.
 
 A hub sends large files by redirects to hosts of a CDN, so a redirect leads where the hub likes, and
 who can write to a hub may like an address that only we can reach. A redirect to another host is

@@ -42,21 +42,30 @@ class Resources:
     def throttled_s(self) -> float:
         """Seconds that the quota held us back since the cgroup began; 0 where there is none.
 
-        v2 counts microseconds, v1 nanoseconds. What is not shown for our own cgroup is for the
-        root, which is ours inside a cgroup namespace.
+        v2 counts microseconds, v1 nanoseconds.
         """
-        own = [base / path.lstrip("/") for base, path in self._groups("cpu")]
-        roots = [self._cgroup / name for name in ("", "cpu", "cpu,cpuacct")]
-        for directory in (*own, *roots):
-            try:
-                fields = dict(line.split() for line in _lines(directory / "cpu.stat"))
-                if "throttled_usec" in fields:
-                    return int(fields["throttled_usec"]) / 1e6
-                if "throttled_time" in fields:
-                    return int(fields["throttled_time"]) / 1e9
-            except ValueError:
-                continue  # not this layout
+        for fields in self._counts("cpu", "cpu.stat"):
+            if "throttled_usec" in fields:
+                return fields["throttled_usec"] / 1e6
+            if "throttled_time" in fields:
+                return fields["throttled_time"] / 1e9
         return 0.0
+
+    def oom_kills(self) -> int:
+        """Processes of the cgroup that the kernel has killed for memory; 0 where it is not told."""
+        files = ("memory.events", "memory.oom_control")  # v2 and v1
+        counts = (fields for name in files for fields in self._counts("memory", name))
+        return next((fields["oom_kill"] for fields in counts if "oom_kill" in fields), 0)
+
+    def _counts(self, controller: str, name: str) -> Iterator[dict[str, int]]:
+        """A file of counters by their names, of our own cgroup, then of the root, which is ours
+        inside a cgroup namespace."""
+        own = [base / path.lstrip("/") for base, path in self._groups(controller)]
+        roots = [self._cgroup / each for each in ("", controller, "cpu,cpuacct")]
+        for directory in (*own, *roots):
+            words = [line.split() for line in _lines(directory / name)]
+            pairs = [each for each in words if len(each) == 2 and each[1].isdigit()]
+            yield {key: int(value) for key, value in pairs}
 
     def memory_bytes(self) -> int:
         """The cgroup's memory limit, or the machine's memory where that is smaller or unlimited."""

@@ -16,13 +16,17 @@ from msgspec import Meta, Struct, structs
 from .errors import CheckpointError, RequestError
 from .wire import Sampling
 
-MAX_N = 128
-MAX_STOPS = 16
-MAX_STOP_IDS = 64
+MAX_SEQUENCES = 1024
+"""Sequences of one request (prompts x n): bounded before anything is allocated for them."""
+MAX_TEXT_CHARS = 1 << 14
+"""All stop strings together, and all bad words. As much text is held back as the longest stop has
+characters, and looking through so much takes 20 ms. Their number costs next to nothing."""
 MAX_BAD_WORDS = 256
-MAX_BIASES = 1024
-MAX_ALLOWED = 4096
+"""Each is compared with the end of the text before every token; vLLM takes half as many."""
+MAX_TOKEN_IDS = 4096
+"""Entries of one list of ids or biases: the engine holds them for each sequence, in 32 KiB."""
 MAX_LOGPROBS = 20
+"""OpenAI's limit of top_logprobs, and the default of vLLM's --max-logprobs."""
 MAX_PROMPT_LOGPROBS = 1 << 18
 """Log-probabilities of one request's prompts: they are held until the reply, and told at once."""
 MAX_OUTPUT_LOGPROBS = 1 << 19
@@ -41,8 +45,8 @@ MinP = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Repetition = Annotated[float, Meta(ge=0.01, le=100)]
-Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
-Word = Annotated[str, Meta(min_length=1, max_length=256)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
+Text = Annotated[str, Meta(min_length=1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
@@ -60,16 +64,14 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)] | None = None
-    allowed_token_ids: (
-        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None
-    ) = None
-    bad_words: Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_TOKEN_IDS)] | None = None
+    allowed_token_ids: Annotated[TokenIds, Meta(min_length=1)] | None = None
+    bad_words: Annotated[list[Text], Meta(max_length=MAX_BAD_WORDS)] | None = None
     seed: Seed | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
+    stop: Text | list[Text] | None = None
     include_stop_str_in_output: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     prompt_logprobs: NumLogprobs | None = None
@@ -123,7 +125,7 @@ class SamplingParams:
     n: int = 1
     stop: tuple[str, ...] = ()
     include_stop: bool = False
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     min_tokens: int = 0
     skip_special_tokens: bool = True
@@ -171,12 +173,12 @@ def resolve(
     return SamplingParams(
         engine=engine,
         temperature=temperature,
-        bad_words=tuple(fields.bad_words or ()),
+        bad_words=_texts(fields.bad_words, "bad_words"),
         seed=None if fields.seed == -1 else fields.seed,
         n=fields.n or 1,
-        stop=_stops(fields.stop),
+        stop=_texts(fields.stop, "stop"),
         include_stop=bool(fields.include_stop_str_in_output),
-        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        stop_token_ids=frozenset(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         min_tokens=min_tokens,
         skip_special_tokens=fields.skip_special_tokens is not False,
@@ -287,7 +289,14 @@ def _first(asked: Number | None, default: Number | None, last: Number) -> Number
     return next((value for value in (asked, default) if value is not None), last)
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+def _texts(given: str | list[str] | None, param: str) -> tuple[str, ...]:
+    """The texts of one field; raises RequestError for too many characters."""
+    texts = (given,) if isinstance(given, str) else tuple(given or ())
+    num_chars = sum(map(len, texts))
+    if num_chars > MAX_TEXT_CHARS:
+        raise RequestError(
+            f"{param}: {num_chars} characters, all entries together, are over the limit of "
+            f"{MAX_TEXT_CHARS}",
+            param=param,
+        )
+    return texts

@@ -61,9 +61,11 @@ class Sequence:
     num_scored_tokens: int = 1
     """Prompt tokens that need no more scores; the first never has one."""
     num_prompt_tokens: int = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = self.request.num_prompt_tokens
+        self.stop_token_ids = frozenset(self.request.stop_token_ids)
 
     @property
     def request_id(self) -> str:
@@ -111,7 +113,7 @@ class Sequence:
         if self.num_output_tokens >= request.min_tokens:
             if token_id in eos_token_ids and not request.ignore_eos:
                 return "stop"
-            if token_id in request.stop_token_ids:
+            if token_id in self.stop_token_ids:
                 return "stop"
         return "length" if self.num_output_tokens >= request.max_tokens else None
 
@@ -123,4 +125,4 @@ class Sequence:
         """
         if self.num_output_tokens + ahead >= self.request.min_tokens:
             return []
-        return [*sorted(eos_token_ids), *self.request.stop_token_ids]
+        return [*sorted(eos_token_ids), *self.stop_token_ids]

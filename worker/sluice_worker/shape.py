@@ -124,9 +124,7 @@ class ModelShape:
     def holds(self, tensor: str) -> bool:
         """Whether a tensor of that name in a checkpoint is one that the model has: not the head of
         tied embeddings, which some are stored with."""
-        if tensor == HEAD:
-            return not self.tie_word_embeddings
-        return not _FREQUENCIES.search(tensor)
+        return not may_lack(tensor) or (tensor == HEAD and not self.tie_word_embeddings)
 
     def window(self, layer: int) -> int | None:
         """Tokens that a layer sees, its own included; None where it sees all."""
@@ -137,6 +135,11 @@ class ModelShape:
     def windows(self) -> tuple[int | None, ...]:
         """The different windows of the layers."""
         return tuple(dict.fromkeys(self.window(layer) for layer in range(self.num_layers)))
+
+
+def may_lack(tensor: str) -> bool:
+    """Whether some checkpoints do without a tensor that others have."""
+    return tensor == HEAD or _FREQUENCIES.search(tensor) is not None
 
 
 def _architecture(config: Mapping[str, object]) -> str:
@@ -309,9 +312,13 @@ def _experts(family: Family, config: Mapping[str, object], num_layers: int) -> E
     return Experts(count, per_token, positive(config, names.width), layers)
 
 
+def names_dtype(config: Mapping[str, object]) -> object:
+    """What config.json names as its dtype: transformers 5 writes `dtype`, before `torch_dtype`."""
+    return config.get("dtype") or config.get("torch_dtype")
+
+
 def _dtype(config: Mapping[str, object]) -> str:
-    # transformers 5 writes `dtype`; before that it was `torch_dtype`.
-    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    name = names_dtype(config) or "float32"
     if not isinstance(name, str) or name.removeprefix("torch.") not in DTYPE_BYTES:
         raise SizingError(f"config.json: dtype must be one of {', '.join(sorted(DTYPE_BYTES))}.")
     return name.removeprefix("torch.")

@@ -20,7 +20,7 @@ from .config import EngineConfig
 from .contract import MIN_CHUNK_TOKENS, MemoryReport
 from .engine import Engine
 from .errors import ConfigError, DoesNotFit, UnsupportedModel
-from .files import checkpoint_dir, read_json
+from .files import Directory, checkpoint_dir
 from .models.config import DecoderConfig
 from .models.decoder import Decoder
 from .resources import Resources, release_freed
@@ -46,6 +46,7 @@ from .sizing import (
 from .static_batch import StaticBatching
 from .step import Work
 from .steptime import StepRecord, StepTimes, predicted_cap
+from .stored import Weights, read_config, with_stored_dtype
 from .tokenizer_config import TokenizerConfig, eos_token_ids
 from .weights import Checkpoint, random_weights
 from .wire import Limits, Ready, Submit, packed
@@ -76,7 +77,10 @@ class _Start:
         self.config = config
         self.resources = resources
         self.directory: Path = checkpoint_dir(config.model)
-        config_json = read_json(self.directory, "config.json")
+        source = Directory(self.directory)
+        config_json = read_config(source)
+        if config.load_format != "dummy":
+            config_json = with_stored_dtype(config_json, Weights.of(source))
         self.decoder = DecoderConfig.from_json(config_json, config.max_model_len)
         self.eos = eos_token_ids(self.directory, config_json, TokenizerConfig(self.directory))
         self.kind = _pick_device(config.device)

@@ -23,7 +23,7 @@ class TokenizeTextBody(TokenizeFields, frozen=True, kw_only=True):
 
     prompt: str
     add_special_tokens: bool | None = True
-    parse_special: bool | None = False
+    parse_special: bool | None = None
 
 
 class DetokenizeBody(Struct, frozen=True, kw_only=True):
@@ -38,12 +38,15 @@ _CHAT_FIELDS = frozenset(ConversationFields.__struct_fields__ + TokenizeFields._
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """What to tokenise: a text, or a conversation as its template writes it."""
+    """What to tokenise: a text, or a conversation as its template writes it.
+
+    `parse_special`: as a Completion's.
+    """
 
     source: str | Conversation
     model: str | None
     add_special_tokens: bool
-    parse_special: bool
+    parse_special: bool | None
     return_token_strs: bool
 
 
@@ -57,14 +60,14 @@ def parse_tokenize(body: bytes) -> Tokenize:
             text.prompt,
             text.model,
             text.add_special_tokens is not False,
-            bool(text.parse_special),
+            text.parse_special,
             bool(text.return_token_strs),
         )
     if "prompt" in fields:
         raise RequestError("prompt and messages exclude each other", param="prompt")
     refuse_unsupported(fields, _CHAT_FIELDS, CHAT_NEUTRAL)
     chat, conversation = convert(fields, TokenizeFields), parse_conversation(fields)
-    return Tokenize(conversation, chat.model, False, False, bool(chat.return_token_strs))
+    return Tokenize(conversation, chat.model, False, None, bool(chat.return_token_strs))
 
 
 def parse_detokenize(body: bytes) -> DetokenizeBody:

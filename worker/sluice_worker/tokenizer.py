@@ -13,8 +13,8 @@ from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 
 from .errors import CheckpointError
-from .files import inside
-from .tokenizer_config import Token, TokenizerConfig
+from .files import MAX_JSON_BYTES, Directory, read_bytes
+from .tokenizer_config import TOKENIZER, Token, TokenizerConfig
 from .vocabulary import byte_of_letter, bytes_of_spelling, longest_token
 
 REPLACEMENT = "\ufffd"
@@ -39,14 +39,15 @@ class Tokenizer:
     """
 
     def __init__(self, directory: Path) -> None:
-        path = inside(directory, "tokenizer.json")
+        data = read_bytes(Directory(directory), TOKENIZER, MAX_JSON_BYTES)
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError("tokenizer.json: not a tokenizer.") from error
+            raise CheckpointError(f"{TOKENIZER}: not a tokenizer ({error}).") from error
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        _place_spaces(self._tokenizer)
         self.config = TokenizerConfig(directory)
         self._add_listed(self.config)
         self._add_special(self.config)
@@ -178,6 +179,36 @@ class Tokenizer:
         dropped = set(inner[:-room])
         return [token_id for at, token_id in enumerate(ids) if at not in dropped]
 
+    def places_in_text(
+        self, text: str, *, add_special_tokens: bool, parse_special: bool
+    ) -> list[int]:
+        """The character of `text` at which each token begins that `encode` makes of it.
+
+        A token that is put around the text stands where the one before it ends.
+        """
+        tokenizer = self._with_control if parse_special else self._tokenizer
+        encoding = _encode(tokenizer, text, add_special_tokens, offsets=True)
+        places, last, end = list[int](), 0, 0
+        for span, around in zip(encoding.offsets, encoding.special_tokens_mask, strict=True):
+            last = max(last, end if around else span[0])
+            end = end if around else span[1]
+            places.append(last)
+        return places
+
+    def decode_placed(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool
+    ) -> tuple[str, list[int]]:
+        """The text of `token_ids` as an answer has it, and the character at which each begins."""
+        output = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        parts, places = list[str](), list[int]()
+        for token_id in token_ids:
+            parts.append(output.push(token_id))
+            places.append(output.place())
+        text = "".join([*parts, output.flush()])
+        whole = self.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        dropped = max(_num_first_spaces(text) - _num_first_spaces(whole), 0)
+        return text[dropped:], [max(place - dropped, 0) for place in places]
+
     def token_text(self, token_id: int) -> str:
         """A token's text as it stands inside a text; what is no whole character is U+FFFD."""
         text = self._texts.get(token_id)
@@ -277,6 +308,19 @@ def _added(token: Token) -> AddedToken:
         raise CheckpointError("tokenizer_config.json: a token has a lone surrogate.") from error
 
 
+def _num_first_spaces(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
+
+
+def _place_spaces(tokenizer: tokenizers.Tokenizer) -> None:
+    """Count a token's spaces as its own where it is told at which characters it stands."""
+    processor: Any = tokenizer.post_processor
+    if processor is not None:
+        state = processor.__getstate__()
+        processor.__setstate__(state.replace(b'"trim_offsets":true', b'"trim_offsets":false'))
+        tokenizer.post_processor = processor
+
+
 def _tells_around(processor: Any) -> bool:
     """Whether a post-processor tells what stands around a text; one for bytes alone does not."""
     steps = [] if processor is None else [json.loads(processor.__getstate__())]
@@ -327,26 +371,46 @@ class Detokenizer:
         self._ids = list(tokenizer.behind)
         self._start = 0  # where both decodings begin
         self._shown = len(self._ids)  # tokens whose text was given out
+        self._num_given = 0  # characters that were given out
+        self._last = (-1, 0, "")  # the last token, the characters before it, and what it adds
+        self._place = 0
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; may be empty."""
-        piece = self._push(token_id)
-        if self._spaced:
-            return piece
-        added, follows = self._tokenizer.added_text(token_id), self._after_added
-        self._after_added = added is not None
-        return added if added is not None and follows else piece
+        piece, open_text = self._push(token_id)
+        if not self._spaced:
+            added, follows = self._tokenizer.added_text(token_id), self._after_added
+            self._after_added = added is not None
+            piece = added if added is not None and follows else piece
+        self._last = (token_id, self._num_given, open_text or piece)
+        self._num_given += len(piece)
+        return piece
 
-    def _push(self, token_id: int) -> str:
+    def place(self) -> int:
+        """The character of the output at which the token begins that was pushed last.
+
+        Asked for every token or for none, it never decreases. A part of a character stands where
+        the characters begin that are incomplete, and a token that is left out where it would be.
+        """
+        token_id, start, text = self._last
+        own = self._tokenizer.token_text(token_id)
+        if own != REPLACEMENT and text.endswith(own):
+            start += len(text) - len(own)
+        self._place = max(self._place, start)
+        return self._place
+
+    def _push(self, token_id: int) -> tuple[str, str]:
+        """The text that is given out, and all that is open if it ends in part of a character."""
         if self._skip and token_id in self._tokenizer.control_tokens:
-            return ""  # kept, a row of them would end what the next word is decoded behind
+            return "", ""  # kept, a row of them would end what the next word is decoded behind
         self._ids.append(token_id)
         before, text = self._before(), self._decode(len(self._ids))
         if text.endswith(REPLACEMENT) or len(text) <= len(before):
-            return self._settled(before, text) if self._num_pending > MAX_PENDING else ""
+            settled = self._settled(before, text) if self._num_pending > MAX_PENDING else ""
+            return settled, text[len(before) :]
         piece = self._since(before, text)
         self._start, self._shown = self._shown, len(self._ids)
-        return piece
+        return piece, ""
 
     def _since(self, before: str, text: str) -> str:
         """What `text` adds to `before`. Of a run of bytes one that is amiss makes all unreadable to

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError
-from .files import GENERATION_CONFIG, read_json
+from .files import GENERATION_CONFIG, is_there, read_json
 
 NAME = "tokenizer_config.json"
 TOKENIZER = "tokenizer.json"
@@ -38,7 +38,7 @@ class TokenizerConfig:
         self._map = {} if self.lists_tokens else self._read(SPECIAL)
 
     def _read(self, name: str) -> Mapping[str, Any]:
-        return read_json(self._directory, name) if (self._directory / name).exists() else {}
+        return read_json(self._directory, name) if is_there(self._directory, name) else {}
 
     @cached_property
     def named_special(self) -> dict[str, Token]:
@@ -137,7 +137,7 @@ def eos_token_ids(
     """End-of-sequence ids: generation_config.json's if it names any, else those of `config`
     (config.json); and the tokenizer's own."""
     values = None
-    if (directory / GENERATION_CONFIG).exists():
+    if is_there(directory, GENERATION_CONFIG):
         values = read_json(directory, GENERATION_CONFIG).get("eos_token_id")
     if values is None:
         values = config.get("eos_token_id")
@@ -154,7 +154,7 @@ def _token(value: Any) -> Token | None:
 
 def _id_in_tokenizer(directory: Path, text: str) -> int | None:
     """The id that tokenizer.json has for a text, as an added token or in its vocabulary."""
-    if not (directory / TOKENIZER).exists():
+    if not is_there(directory, TOKENIZER):
         return None
     tokenizer: Mapping[str, Any] = read_json(directory, TOKENIZER)
     for token in tokenizer.get("added_tokens") or ():

@@ -1,8 +1,8 @@
 """Tensors of a checkpoint, from safetensors files only, or random ones from the config alone."""
 
 import contextlib
-import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,11 +13,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .errors import CheckpointError
-from .files import INDEX, WEIGHTS, inside, read_json, shard_names
+from .files import Directory, cause
 from .models.linear import ReadTensor
 from .shape import EMBEDDINGS, HEAD, ModelShape
+from .stored import Header, Weights, asked_bytes
 
-_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _ROWS = 4096
 """Compared at once."""
 _ASKED_BYTES = 128 << 10
@@ -33,12 +33,14 @@ class Checkpoint:
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._device = device
-        self._files = {name: _open(directory, name) for name in _file_names(directory)}
+        self._directory = Directory(directory)
+        self._files: dict[str, _SafeFile] = {}
         self._tensors: dict[str, str] = {}
         self._places: dict[str, _Place] = {}
-        for name, file in self._files.items():
-            self._tensors.update(dict.fromkeys(file.keys(), name))
-            self._places.update(_places(inside(directory, name)))
+        for name, header in Weights.of(self._directory).headers():
+            self._files[name] = self._open(name)
+            self._tensors.update(dict.fromkeys(header, name))
+            self._places.update(_places(self._directory.locate(name), header))
         self._read: set[str] = set()
 
     def num_elements(self, shape: ModelShape) -> int:
@@ -59,7 +61,9 @@ class Checkpoint:
         try:
             tensor: Tensor = self._files[file_name].get_tensor(name)
         except SafetensorError as error:
-            raise CheckpointError(f"{file_name}: tensor {name} cannot be read.") from error
+            raise CheckpointError(
+                f"{file_name}: tensor {name} cannot be read ({error})."
+            ) from error
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"{file_name}: tensor {name} has shape {list(tensor.shape)}, but config.json asks "
@@ -83,6 +87,19 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self._tensors[name]}: tensor {name} has no place in the model."
             )
+
+    def _open(self, name: str) -> "_SafeFile":
+        path = self._directory.locate(name)
+        try:
+            return cast(_SafeFile, safe_open(str(path), framework="pt"))
+        except OSError as error:
+            raise CheckpointError(f"{name}: {cause(error)}.") from error
+        except SafetensorError as error:
+            there, asked = path.stat().st_size, asked_bytes(self._directory, name)
+            if there < asked:
+                sizes = f"{there:,} bytes are there, and its header asks for {asked:,}"
+                raise CheckpointError(f"{name}: truncated: {sizes}.") from error
+            raise CheckpointError(f"{name}: not a safetensors file ({error}).") from error
 
     def _is_tied(self) -> bool:
         """Whether the stored head is the stored embeddings, as most that are stored are."""
@@ -128,14 +145,6 @@ class _SafeFile(Protocol):
     def get_slice(self, name: str) -> _Slice: ...
 
 
-def _open(directory: Path, name: str) -> _SafeFile:
-    path = inside(directory, name)
-    try:
-        return cast(_SafeFile, safe_open(str(path), framework="pt"))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{name}: not a complete safetensors file ({error}).") from error
-
-
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Bytes [begin, end) of a file."""
@@ -145,15 +154,14 @@ class _Place:
     end: int
 
 
-def _places(path: Path) -> dict[str, _Place]:
-    """Where the tensors of a file lie, by its header, which has been checked."""
+def _places(path: Path, header: Header) -> dict[str, _Place]:
+    """Where the tensors of a file lie, by its header, which safetensors has checked."""
     with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
+        start = 8 + int.from_bytes(file.read(8), "little")
+    entries = cast(Mapping[str, Mapping[str, list[int]]], header)
     return {
-        name: _Place(path, *(8 + size + at for at in told["data_offsets"]))
-        for name, told in header.items()
-        if name != "__metadata__"
+        name: _Place(path, *(start + at for at in entry["data_offsets"]))
+        for name, entry in entries.items()
     }
 
 
@@ -166,14 +174,3 @@ def _ask_for(place: _Place) -> None:
     with contextlib.suppress(OSError), place.path.open("rb", buffering=0) as file:  # only advice
         for at in range(place.begin, end, _ASKED_BYTES):
             os.posix_fadvise(file.fileno(), at, _ASKED_BYTES, os.POSIX_FADV_WILLNEED)
-
-
-def _file_names(directory: Path) -> list[str]:
-    if (directory / INDEX).exists():
-        return shard_names(read_json(directory, INDEX))
-    if (directory / WEIGHTS).exists():
-        return [WEIGHTS]
-    pickles = sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLES)
-    if pickles:
-        raise CheckpointError(f"{pickles[0]}: only safetensors are read; convert the checkpoint.")
-    raise CheckpointError(f"{WEIGHTS}: missing in {directory}.")

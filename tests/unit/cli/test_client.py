@@ -13,10 +13,13 @@ from sluice.client import Outcome, read_stream, request
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 USAGE = '{"choices":[],"usage":{"completion_tokens":8}}'
+WHOLE = USAGE.encode()
 EVENT, END = b"9\r\ndata: {}\n\r\n", b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
-async def outcome(handlers: list[Handler], due_s: float | None = None) -> tuple[Outcome, int]:
+async def outcome(
+    handlers: list[Handler], due_s: float | None = None, *, stream: bool = True
+) -> tuple[Outcome, int]:
     """Of one request; each connection meets the next of `handlers`. And the connections made."""
     made = 0
 
@@ -33,8 +36,9 @@ async def outcome(handlers: list[Handler], due_s: float | None = None) -> tuple[
         async with aiohttp.ClientSession() as session:
             url = f"http://127.0.0.1:{port}/v1/completions"
             body: dict[str, object] = {
-                "prompt": "x" * 900_000
-            }  # more than the socket takes while nobody reads
+                "prompt": "x" * 900_000,  # more than the socket takes while nobody reads
+                "stream": stream,
+            }
             return await request(session, url, body, due_s=due_s), made
 
 
@@ -72,6 +76,23 @@ async def read_request(reader: asyncio.StreamReader) -> None:
 async def test_a_connection_that_closes_before_any_answer_is_tried_again(gone: Handler) -> None:
     told, made = await outcome([gone, answers])
     assert (told.result, told.retries, made) == ("ok", 1, 2)
+    assert told.detail.startswith(("ClientOSError", "ServerDisconnectedError")), told.detail
+
+
+@pytest.mark.parametrize(
+    ("length", "result", "num_tokens"), [(len(WHOLE), "ok", 8), (len(WHOLE) + 1, "cut", 0)]
+)
+async def test_an_answer_in_one_piece_is_ok_once_all_of_it_is_there(
+    length: int, result: str, num_tokens: int
+) -> None:
+    async def replies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % length + WHOLE)
+        await writer.drain()
+
+    found, _ = await outcome([replies], stream=False)
+    assert (found.result, found.num_tokens) == (result, num_tokens)
 
 
 async def test_an_answer_that_breaks_off_is_cut_and_not_asked_for_twice() -> None:

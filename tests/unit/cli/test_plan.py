@@ -1,12 +1,14 @@
 """`sluice plan`: the arithmetic at the command line, with the exit code as its answer."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 from sluice.__main__ import main
 
+MODEL = Path(__file__).parents[3] / "examples/model"
 TOO_LARGE = str(Path(__file__).parents[3] / "examples/models/too-large")
 
 
@@ -17,6 +19,23 @@ def test_model_that_cannot_fit_is_refused_with_what_would_fit(
     said = capsys.readouterr().out
     assert "24.0 GiB" in said
     assert "It would fit with" in said
+
+
+@pytest.mark.parametrize("named", [{}, {"dtype": None}])
+def test_without_a_dtype_in_the_config_the_stored_tensors_tell_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: dict[str, object]
+) -> None:
+    shutil.copytree(MODEL, tmp_path / "m")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    del config["dtype"]
+    (tmp_path / "m/config.json").write_text(json.dumps({**config, **named}))
+    asked = ["--memory", "4Gi", "--device", "cpu"]
+    assert main(["plan", str(tmp_path / "m"), *asked]) == 0
+    said = capsys.readouterr().out
+    assert "weights 5.3 MiB" in said
+    assert "1.0 KiB per token" in said
+    assert main(["plan", str(MODEL), *asked]) == 0
+    assert capsys.readouterr().out == said
 
 
 def test_same_model_fits_where_there_is_enough_memory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,12 +103,12 @@ def test_a_path_that_no_system_can_follow_is_one_sentence_and_code_2(
 ) -> None:
     (tmp_path / "itself").symlink_to("itself")
     for path, why in (
-        (tmp_path / ("a" * 300), "cannot be read: File name too long."),
-        (Path("b/" * 3000), "cannot be read: File name too long."),
-        (tmp_path / "itself", "is a link that leads to itself."),
+        (tmp_path / ("a" * 300), ": File name too long."),
+        (Path("b/" * 3000), ": File name too long."),
+        (tmp_path / "itself", " is a link that leads to itself."),
     ):
         assert main(["plan", str(path), "--memory", "1Gi"]) == 2
-        assert capsys.readouterr().err == f"sluice plan: {path} {why}\n"
+        assert capsys.readouterr().err == f"sluice plan: {path}{why}\n"
 
 
 def test_a_folder_that_may_not_be_listed_is_one_sentence_and_code_2(
@@ -103,7 +122,7 @@ def test_a_folder_that_may_not_be_listed_is_one_sentence_and_code_2(
     monkeypatch.setattr(Path, "iterdir", refuse)  # who is root may list all
     assert main(["plan", str(tmp_path / "m"), "--memory", "1Gi"]) == 2
     told = capsys.readouterr().err
-    assert told == f"sluice plan: {tmp_path / 'm'} cannot be read: Permission denied.\n"
+    assert told == f"sluice plan: {tmp_path / 'm'}: permission denied for user {os.geteuid()}.\n"
 
 
 @pytest.mark.parametrize("text", ["much", "-1Gi", "0", "Gi"])

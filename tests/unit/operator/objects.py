@@ -95,6 +95,7 @@ INVALID = [
     Invalid("spec.engine.args", ["--model=/etc"], "must be --FLAG=VALUE"),
     Invalid("spec.engine.args", ["--seed=1 --model=/"], "must be --FLAG=VALUE"),
     Invalid("spec.engine.args", ["--seed=x"], "with a value that fits"),
+    Invalid("spec.engine.args", ["--parse-special=no"], "with a value that fits"),
     Invalid("spec.engine.args", ["--seed=1", "--seed=2"], "must not give a flag twice"),
     Invalid("spec", _QUANTISED_ON_A_GPU, "--quantization=w8a8 is for accelerator cpu only"),
     Invalid("spec.engine.args", "--seed=1", "must be a list", "must be of type array"),
@@ -172,7 +173,7 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
     "spec.model.maxModelLen": st.integers(1, 1_048_576),
     "spec.engine.image": _texts("", "a", "10.0.0.1:5000/w/x:1.0", "r/w@sha256:" + "0" * 64),
     "spec.engine.args": st.lists(
-        _texts("--seed=1", "--block-size=16", "--load-format=dummy", "--quantization=w8a8"),
+        _texts("--seed=1", "--block-size=16", "--quantization=w8a8", "--parse-special=false"),
         unique=True,
     ),
     "spec.hardware.memory": st.integers(1, 2**50)

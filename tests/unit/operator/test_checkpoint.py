@@ -12,17 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sluice_operator import checkpoint
-from sluice_operator.checkpoint import (
-    INDEX,
-    MAX_CONFIG_BYTES,
-    MAX_HEADER_BYTES,
-    Checkpoint,
-    CheckpointError,
-    Unread,
-    read,
-)
+from sluice_operator.checkpoint import Checkpoint, Unread, read
+from sluice_worker import files
+from sluice_worker.errors import CheckpointError
 from sluice_worker.sizing import SizingError
+from sluice_worker.stored import INDEX, MAX_CONFIG_BYTES, MAX_HEADER_BYTES
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
@@ -102,7 +96,7 @@ def test_links_that_lead_to_each_other_are_refused(model: Path) -> None:
     (model / "config.json").unlink()
     (model / "config.json").symlink_to(model / "b")
     (model / "b").symlink_to(model / "config.json")
-    with pytest.raises(CheckpointError, match="leads nowhere"):
+    with pytest.raises(CheckpointError, match=r"config\.json: Too many levels of symbolic links"):
         _read(model)
 
 
@@ -113,6 +107,35 @@ def test_shards_are_added_up(model: Path) -> None:
     weight_map = {"w": "model-1.safetensors", "v": "model-2.safetensors"}
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert _read(model).weights_bytes == 2100
+
+
+def test_a_tensor_is_counted_once_in_the_file_that_weight_map_names(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "model-1.safetensors")
+    tensor = {"dtype": "BF16", "shape": [50], "data_offsets": [0, 100]}
+    _write_tensors(model / "delta.safetensors", {"w": tensor})
+    (model / INDEX).write_text(json.dumps({"weight_map": {"w": "model-1.safetensors"}}))
+    assert _read(model).weights_bytes == 2000
+    both = {"w": "delta.safetensors", "v": "model-1.safetensors"}
+    (model / INDEX).write_text(json.dumps({"weight_map": both}))
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors: tensor v is missing, and"):
+        _read(model)
+    _write_tensors(model / "model-1.safetensors", {"w": tensor, "v": tensor})
+    assert _read(model).weights_bytes == 200
+
+
+@pytest.mark.parametrize("named", [{}, {"torch_dtype": None}])
+def test_without_a_dtype_in_the_config_the_stored_tensors_tell_it(
+    model: Path, named: dict[str, Any]
+) -> None:
+    kept = {key: value for key, value in CONFIG.items() if key != "torch_dtype"}
+    (model / "config.json").write_text(json.dumps({**kept, **named}))
+    found = _read(model)
+    assert (found.dtype, found.weights_bytes, found.num_parameters) == ("bfloat16", 2000, 1000)
+    shards = {"w": "model.safetensors", "v": "z.safetensors"}  # of which one is not there
+    index = {"metadata": {"total_size": 4000}, "weight_map": shards}
+    (model / INDEX).write_text(json.dumps(index))
+    found = _read(model)
+    assert (found.dtype, found.weights_bytes, found.num_parameters) == ("bfloat16", 4000, 2000)
 
 
 @pytest.mark.parametrize("uri", ["pvc://claim/demo", "file:///models/absent"])
@@ -134,13 +157,13 @@ def test_a_broken_header_is_refused_with_the_files_name(
 
 def test_an_empty_file_is_refused(model: Path) -> None:
     (model / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="truncated"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: empty"):
         _read(model)
 
 
 def test_deeply_nested_json_is_refused(model: Path) -> None:
     (model / "config.json").write_text("[" * 200_000)
-    with pytest.raises(CheckpointError, match=r"config\.json is not JSON"):
+    with pytest.raises(CheckpointError, match=r"config\.json: not valid JSON \(nested"):
         _read(model)
 
 
@@ -165,7 +188,7 @@ def test_only_the_weights_that_a_worker_loads_are_counted(model: Path) -> None:
 def test_an_index_that_points_outside_is_refused(model: Path, name: str) -> None:
     index = {"weight_map": {"w": name}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match="outside"):
+    with pytest.raises(CheckpointError, match="is not a safetensors file beside it"):
         _read(model)
 
 
@@ -188,13 +211,13 @@ def test_a_pipe_is_refused_without_waiting_for_a_writer(model: Path) -> None:
 def test_a_header_that_would_take_the_operators_memory_is_refused(model: Path) -> None:
     large = b'{"w":' + b" " * MAX_HEADER_BYTES + b"{}}"
     _write_tensors(model / "model.safetensors", large)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors has a header of over 8 MiB"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: a header of over 8 MiB"):
         _read(model)
 
 
 def test_a_config_that_would_take_the_operators_memory_is_refused(model: Path) -> None:
     (model / "config.json").write_text("{}" + " " * MAX_CONFIG_BYTES)
-    with pytest.raises(CheckpointError, match=r"config\.json is larger than 1 MiB"):
+    with pytest.raises(CheckpointError, match=r"config\.json: larger than 1 MiB"):
         _read(model)
 
 
@@ -202,7 +225,7 @@ def test_an_index_of_millions_of_empty_values_is_refused(model: Path) -> None:
     """Within its size limit, and half a gigabyte of objects."""
     index = b'{"weight_map": {"w": "model.safetensors"}, "metadata": [' + b"{}," * 210_000
     (model / INDEX).write_bytes(index + b"{}]}")
-    with pytest.raises(CheckpointError, match=r"index\.json holds more than 400,000 values"):
+    with pytest.raises(CheckpointError, match=r"index\.json: more than 400,000 values"):
         _read(model)
 
 
@@ -218,7 +241,7 @@ def test_one_text_is_parsed_at_a_time(model: Path, monkeypatch: pytest.MonkeyPat
         busy -= 1
         return parse(data)
 
-    monkeypatch.setattr(checkpoint, "json", SimpleNamespace(loads=counted))
+    monkeypatch.setattr(files, "json", SimpleNamespace(loads=counted))
     with ThreadPoolExecutor(4) as readers:
         assert all(readers.map(_read, 4 * [model]))
     assert most == 1

@@ -62,11 +62,20 @@ def test_pods_satisfy_pod_security_restricted() -> None:
     }
 
 
+def test_a_worker_is_told_where_its_last_sentence_goes_and_the_log_stands_in_for_none() -> None:
+    container = _container()
+    word = {"name": "SLUICE_TERMINATION_LOG", "value": "/dev/termination-log"}
+    assert word in container["env"]
+    assert "terminationMessagePath" not in container  # which is that file by default
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
 def test_a_leaving_pod_has_time_for_endpoints_drain_and_exit() -> None:
     pod = _pod(drain__timeout="45s")
-    pre_stop = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert "--shutdown-timeout=45" in pod["containers"][0]["args"]
-    assert pod["terminationGracePeriodSeconds"] > pre_stop + 45
+    [container] = pod["containers"]
+    assert "lifecycle" not in container, "a hook would keep from the worker that it leaves"
+    assert {"--shutdown-delay=5", "--shutdown-timeout=45"} <= set(container["args"])
+    assert pod["terminationGracePeriodSeconds"] >= 5 + 45 + 10
 
 
 def test_a_pod_is_restarted_where_that_helps_and_left_alone_while_it_loads() -> None:
@@ -162,15 +171,14 @@ def test_a_worker_plans_with_the_gpu_memory_that_the_object_names() -> None:
     assert "--gpu-memory-bytes=10737418240" in edited["args"]
 
 
-def test_keys_of_the_api_are_a_file_that_may_be_missing() -> None:
-    """The worker then ends with a sentence, which the status shows, and never serves without."""
+def test_a_pod_waits_for_the_keys_of_its_api_instead_of_ending_without_them() -> None:
     pod = _pod(apiKeySecretRef={"name": "demo-keys"})
     assert "--api-key-file=/etc/sluice/keys/keys" in pod["containers"][0]["args"]
     [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "keys"]
     assert (mount["mountPath"], mount["readOnly"]) == ("/etc/sluice/keys", True)
     [volume] = [v for v in pod["volumes"] if v["name"] == "keys"]
     items = [{"key": "keys", "path": "keys"}]  # and nothing else that the Secret may hold
-    assert volume["secret"] == {"secretName": "demo-keys", "optional": True, "items": items}
+    assert volume["secret"] == {"secretName": "demo-keys", "items": items}
     assert "keys" not in [volume["name"] for volume in _pod()["volumes"]]
 
 
@@ -396,7 +404,7 @@ def test_the_worker_accepts_every_flag_that_it_is_given(
     assert parsed.engine.max_num_seqs == 32
     assert parsed.engine.enable_prefix_caching is False
     assert parsed.engine.speculative_config is not None
-    assert parsed.server.shutdown_timeout == 60.0
+    assert (parsed.server.shutdown_delay, parsed.server.shutdown_timeout) == (5.0, 60.0)
 
 
 def test_drafts_are_switched_off_by_the_object() -> None:

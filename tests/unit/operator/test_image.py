@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[3]
 
 def test_the_operator_starts_from_the_files_that_its_image_copies(tmp_path: Path) -> None:
     copied = re.findall(
-        r"worker/sluice_worker/\w+\.py", (ROOT / "operator" / "Dockerfile").read_text()
+        r"worker/(sluice_worker/[\w/]+\.py)", (ROOT / "operator" / "Dockerfile").read_text()
     )
-    (tmp_path / "sluice_worker").mkdir()
+    (tmp_path / "sluice_worker/hub").mkdir(parents=True)
     for name in copied:
-        shutil.copy(ROOT / name, tmp_path / "sluice_worker")
+        shutil.copy(ROOT / "worker" / name, tmp_path / name)
     shutil.copytree(ROOT / "operator" / "sluice_operator", tmp_path / "sluice_operator")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", "import sluice_operator.__main__, sluice_operator.handlers"]

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from sluice_operator import hub as module
-from sluice_operator.checkpoint import Checkpoint, CheckpointError, Unread
+from sluice_operator.checkpoint import Checkpoint, Unread
 from sluice_operator.hub import HubModel, read
+from sluice_worker.errors import CheckpointError, DownloadError
 from unit.operator.test_checkpoint import CONFIG
 from unit.worker.hub.forward_proxy import running_proxy
 from unit.worker.hub.hub_server import (
@@ -25,6 +26,7 @@ from unit.worker.hub.hub_server import (
 )
 
 INDEX = "model.safetensors.index.json"
+TENSOR = {"dtype": "BF16", "shape": [50], "data_offsets": [0, 100]}
 
 
 def header(num_elements: int, **more: Any) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def found(hub: Hub, dtype: str = "auto", **changes: Any) -> Checkpoint:
 
 
 def refusal(model: HubModel) -> str:
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises((CheckpointError, DownloadError)) as refused:
         read(model, "auto", on_cpu=True)
     return str(refused.value)
 
@@ -86,6 +88,9 @@ def test_a_hub_with_an_authority_of_its_own_is_read_where_the_environment_names_
         assert "CERTIFICATE_VERIFY_FAILED" in unread(of(own))
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))
         assert found(own).weights_bytes == 2 << 20
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+        names = "the certificates that SSL_CERT_FILE names cannot be read"
+        assert f"{names}: No such file or directory" in unread(of(own))
 
 
 def test_by_a_proxy_goes_all_that_is_asked_of_a_hub_and_its_cdn(hub: Hub) -> None:
@@ -113,23 +118,37 @@ def test_a_server_without_ranges_is_read_as_far_as_needed(hub: Hub) -> None:
 
 def test_shards_are_added_up_and_other_files_left_out(hub: Hub) -> None:
     names = ["a.safetensors", "b.safetensors"]
-    hub.files |= {name: safetensors(header(50), 100) for name in names}
     hub.files |= {"consolidated.safetensors": b"", "onnx/model.safetensors": b""}
+    hub.files |= {name: safetensors({f"t{i}": TENSOR}, 100) for i, name in enumerate(names)}
     weight_map = {f"t{i}": name for i, name in enumerate(names)}
     hub.files[INDEX] = json.dumps({"weight_map": weight_map}).encode()
-    assert found(hub).weights_bytes == 200
-    del hub.files[INDEX]
     assert found(hub).weights_bytes == 2 << 20
+    del hub.files["model.safetensors"]
+    assert found(hub).weights_bytes == 200
 
 
-def test_of_very_many_shards_the_index_tells_the_size(
+def test_of_very_many_shards_the_index_tells_the_size_and_one_header_the_type(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_FILES", 0)
     index = {"metadata": {"total_size": 5000}, "weight_map": {"w": "model.safetensors"}}
     hub.files[INDEX] = json.dumps(index).encode()
     assert found(hub, "float32").weights_bytes == 10_000
-    assert hub.fetched("model.safetensors") == []
+    assert len(hub.fetched("model.safetensors")) == 1
+
+
+def test_without_a_dtype_in_the_config_one_header_tells_it(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {key: value for key, value in CONFIG.items() if key != "torch_dtype"}
+    hub.files["config.json"] = json.dumps(config).encode()
+    assert found(hub).dtype == "bfloat16"
+    monkeypatch.setattr(module, "MAX_FILES", 0)
+    index = {"metadata": {"total_size": 5000}, "weight_map": {"w": "model.safetensors"}}
+    hub.files[INDEX] = json.dumps(index).encode()
+    seen = found(hub)
+    assert (seen.dtype, seen.weights_bytes, seen.num_parameters) == ("bfloat16", 5000, 2500)
+    assert len(hub.fetched("model.safetensors")) == 2
 
 
 def test_the_token_opens_what_is_private_and_stays_with_the_hub(hub: Hub) -> None:
@@ -152,14 +171,14 @@ def test_what_a_person_must_put_right_is_refused(hub: Hub) -> None:
 
 def test_a_model_without_safetensors_is_refused(hub: Hub) -> None:
     hub.files["pytorch_model.bin"] = hub.files.pop("model.safetensors")
-    assert "pytorch_model.bin is a pickle" in refusal(of(hub))
+    assert "pytorch_model.bin: only safetensors are read" in refusal(of(hub))
     assert hub.fetched("pytorch_model.bin") == []
 
 
 @pytest.mark.parametrize("content", [b"", b"\x10", b"\xff" * 8, b"\x09" + b"\0" * 7 + b"{}"])
 def test_a_broken_header_is_refused_with_the_files_name(hub: Hub, content: bytes) -> None:
     hub.files["model.safetensors"] = content
-    assert "model.safetensors is" in refusal(of(hub))
+    assert "model.safetensors: " in refusal(of(hub))
 
 
 @pytest.mark.parametrize("status", [403, 429, 500, 503])
@@ -170,7 +189,7 @@ def test_a_hub_that_cannot_answer_now_leaves_the_size_unknown(hub: Hub, status: 
 
 def test_a_hub_out_of_reach_leaves_the_size_unknown(hub: Hub) -> None:
     url = "http://127.0.0.1:9"
-    assert f"cannot be read from {url}" in unread(of(hub, endpoint=url))
+    assert f"cannot be read: {url} cannot be reached" in unread(of(hub, endpoint=url))
 
 
 def test_a_hub_that_takes_too_long_in_all_is_given_up(hub: Hub) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +20,9 @@ from sluice_operator.fit import Refused
 from sluice_operator.model_reader import Found, HubReaders, ModelReader
 from sluice_operator.spec import InferenceService
 from unit.operator.observations import CHECKPOINT, NOW, SETTINGS, create_service
+from unit.worker.ordinary_user import open_directory, ordinary_user
+
+EXAMPLE = Path(__file__).parents[3] / "examples/model"
 
 REFUSED = Refused("the repository is gated")
 
@@ -371,3 +377,27 @@ async def test_a_model_of_a_hub_that_is_refused_is_read_again_less_and_less_ofte
     assert await by.found(other, serving=False, now=NOW + 4001) == REFUSED
     assert await by.found(other, serving=False, now=NOW + 4070) == REFUSED
     assert len(times) == 12
+
+
+@pytest.mark.parametrize(
+    ("closed", "named"),
+    [
+        ("demo/config.json", "config.json"),
+        ("demo/model.safetensors", "model.safetensors"),
+        ("demo", "config.json"),
+        (".", "file:///models/demo cannot be read"),
+    ],
+)
+def test_a_model_that_the_operator_may_not_read_is_told_with_file_cause_and_user(
+    closed: str, named: str
+) -> None:
+    with open_directory() as made:
+        root = made / "models"
+        shutil.copytree(EXAMPLE, root / "demo")
+        settings = replace(SETTINGS, models_dir=root)
+        asked = create_service(model__uri="file:///models/demo").spec.model
+        assert isinstance(model_reader._read(asked, settings, None, True), Checkpoint)
+        (root / closed).chmod(0)
+        with ordinary_user() as user:
+            found = model_reader._read(asked, settings, None, True)
+    assert found == Refused(f"{named}: permission denied for user {user}.")

@@ -20,13 +20,13 @@ from sluice_operator.checkpoint import Unread
 from sluice_operator.cluster import Cluster, ClusterError, Ref
 from sluice_operator.metrics import Metrics
 from sluice_operator.model_reader import Found
-from sluice_operator.observed import timestamp
 from sluice_operator.ownership import ASKING_MANAGER
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.settings import FIELD_MANAGER
 from sluice_operator.spec import parse
+from sluice_operator.times import timestamp
 from sluice_operator.tuner import Past
-from sluice_worker.contract import Tick, encode
+from sluice_worker.contract import Hung, Tick, encode
 from unit.operator.objects import changed, valid_object
 from unit.operator.observations import (
     CHECKPOINT,
@@ -141,6 +141,7 @@ class AdminPorts:
     ticks: list[Tick] = field(default_factory=list)
     refused: dict[tuple[str, str], Exception | int] = field(default_factory=dict)
     """By verb and address: the status it is refused with, or why nobody is reached."""
+    hung: Hung | None = None
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.asked.append((request.method, request.url.path))
@@ -149,7 +150,7 @@ class AdminPorts:
             raise refused
         is_config = request.url.path == "/v1/runtime_config"
         evidence = create_evidence(ticks=self.ticks)
-        found = encode(create_config()) if is_config else encode(evidence)
+        found = encode(create_config(hung=self.hung)) if is_config else encode(evidence)
         return httpx.Response(refused, stream=httpx.ByteStream(found))
 
 
@@ -629,3 +630,22 @@ async def test_a_wall_clock_that_is_set_back_keeps_nobody_from_an_object_whose_o
     assert held["metadata"]["annotations"][runtime.OWNER_ANNOTATION] == "another"
     [mine] = [o for (kind, _), o in store.objects.items() if kind == "ConfigMap"]
     assert mine["metadata"]["annotations"][runtime.OWNER_ANNOTATION] == SETTINGS.instance
+
+
+async def test_a_pod_that_hangs_is_told_once_also_by_an_operator_that_is_new(
+    store: Store, ports: AdminPorts, context: Context, reconciler: Reconciler, clock: Clock
+) -> None:
+    """It is not ready, and has not been asked by this process before."""
+    await reconciler.reconcile()
+    running = {"state": {"running": {"startedAt": timestamp(NOW - 60)}}, "ready": False}
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": timestamp(NOW - 4)}
+    store.pods = [pod_body(conditions=[unready], containerStatuses=[running])]
+    ports.hung = Hung(NOW - 20, "the engine process is hung: no step since then")
+    another = Reconciler(context, "default", "demo")
+    another.see(body())
+    for _ in range(3):
+        await another.reconcile()
+    [ready] = [c for c in store.statuses[-1]["conditions"] if c["type"] == "Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "Hung")
+    assert ready["message"] == "pod demo-1: Hung: the engine process is hung: no step since then"
+    assert len({e["metadata"]["name"] for e in store.events if e["reason"] == "Hung"}) == 1

@@ -13,12 +13,12 @@ from sluice_operator.observed import (
     essence_of,
     pod_of,
     rollout_of,
-    timestamp,
     unplaced,
 )
 from sluice_operator.plan import Observed, Plan, plan
 from sluice_operator.runtime import Runtime
 from sluice_operator.spec import InferenceService
+from sluice_operator.times import timestamp
 from unit.operator.observations import (
     NOW,
     SETTINGS,

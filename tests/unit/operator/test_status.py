@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sluice_operator import events, status
+from sluice_operator.ends import last_end
 from sluice_operator.observed import (
     Pod,
     Rollout,
@@ -17,11 +18,11 @@ from sluice_operator.observed import (
     has_ended,
     pod_of,
     rollout_of,
-    timestamp,
 )
 from sluice_operator.reasons import Foreign, Reason
 from sluice_operator.runtime import Runtime
 from sluice_operator.status import Report, build, milliseconds
+from sluice_operator.times import timestamp
 from sluice_operator.tuner import decide
 from sluice_operator.tuner.types import CapChange, Past, ReplicaChange
 from sluice_worker.contract import Lengths
@@ -75,11 +76,12 @@ def _waiting(reason: str, message: str = "why") -> dict[str, Any]:
     return {"containerStatuses": [{"state": state, "restartCount": 3}], "conditions": []}
 
 
-def _oom(finished: str, ready: str = "True") -> dict[str, Any]:
-    ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": finished}
-    container = {"state": {"running": {}}, "lastState": {"terminated": ended}, "restartCount": 4}
-    conditions = [{"type": "Ready", "status": ready}]
-    return {"containerStatuses": [container], "conditions": conditions}
+def _killed(reason: str) -> dict[str, Any]:
+    """A pod whose container was killed for memory, and waits for that reason."""
+    pod = _waiting(reason)
+    ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2025-10-09T08:52:00Z"}
+    pod["containerStatuses"][0]["lastState"] = {"terminated": ended}
+    return pod
 
 
 @pytest.mark.parametrize(
@@ -129,18 +131,25 @@ def test_a_crashing_worker_speaks_through_its_last_line() -> None:
     pod["containerStatuses"][0]["lastState"] = {"terminated": ended}
     report = _report(pods=(create_pod(**pod),))
     assert said in _condition(report, "Ready")["message"]
-    pod["containerStatuses"][0]["state"] = {"running": {}}  # until the next crash
+    # Until the next crash: a run that began after a back-off.
+    pod["containerStatuses"][0]["state"] = {"running": {"startedAt": "2025-10-09T08:53:10Z"}}
     assert _condition(_report(pods=(create_pod(**pod),)), "Ready") == _condition(report, "Ready")
 
 
-def test_ready_does_not_hide_a_pod_that_is_killed_for_memory_again_and_again() -> None:
-    report = _report(pods=(create_pod(**_oom("2025-10-09T08:52:00Z")),))
-    assert _condition(report, "Ready")["reason"] == "OOMKilled"
-
-
-def test_a_pod_killed_for_memory_long_ago_counts_again() -> None:
-    report = _report(pods=(create_pod(**_oom("2025-10-09T08:00:00Z")),))
-    assert _condition(report, "Ready")["status"] == "True"
+def test_of_a_log_s_end_only_whole_sentences_are_told() -> None:
+    """The kubelet gives it for a container that wrote no last words."""
+    log = '"ms": 12}\n{"event": "served"}\nsluice-worker: out of file descriptors\n'
+    ended = {"exitCode": 1, "message": log, "finishedAt": "2025-10-09T08:52:00Z"}
+    known = last_end({"name": "worker", "state": {"terminated": ended}, "restartCount": 1})
+    assert known
+    assert known.words == "sluice-worker: out of file descriptors"
+    killed = {**ended, "exitCode": 128 + 15, "message": "the middle of"}
+    known = last_end({"name": "proxy", "state": {"terminated": killed}, "restartCount": 2})
+    assert known
+    assert known.sentence == (
+        "its container proxy was ended by signal 15 (SIGTERM) at 2025-10-09T08:52:00Z "
+        "(2 restarts in all)"
+    )
 
 
 def _deployment(kind: str, is_true: bool, reason: str, message: str) -> dict[str, Any]:
@@ -192,7 +201,11 @@ def test_pods_that_fail_before_any_container_are_the_reason_of_not_ready() -> No
     none_asked_for = _report(pods=(), failed=failed, desired=0)
     assert _condition(none_asked_for, "Ready")["reason"] == "ScaledToZero"
     started = replace(report, pods=(create_pod(conditions=[]),))
-    assert _condition(started, "Ready")["reason"] == "UnexpectedAdmissionError"
+    assert _condition(started, "Ready")["reason"] == "Starting"
+    assert _condition(started, "Ready")["message"] == (
+        "none of 1 pods is ready yet; one failed before: UnexpectedAdmissionError: "
+        "UnexpectedAdmissionError it was"
+    )
     assert _condition(started, "Stalled")["status"] == "False"
 
 
@@ -382,7 +395,7 @@ _DEADLINE = Trouble(Foreign("ProgressDeadlineExceeded"), "it has timed out progr
     [
         (_waiting("ErrImagePull"), None, "ImagePullBackOff"),
         (_waiting("CrashLoopBackOff"), None, "CrashLoopBackOff"),
-        (_oom("2025-10-09T08:52:00Z", ready="False"), None, "OOMKilled"),
+        (_killed("CrashLoopBackOff"), None, "OOMKilled"),
         ({"conditions": []}, _DEADLINE, "ProgressDeadlineExceeded"),
     ],
 )
@@ -402,7 +415,7 @@ def test_a_rollout_that_cannot_succeed_is_told_while_older_pods_serve(
 
 
 def test_what_is_no_fault_of_the_newest_spec_does_not_stall_its_rollout() -> None:
-    old, killed = create_pod("demo-a"), create_pod("demo-b", **_oom("2025-10-09T08:52:00Z"))
+    old, killed = create_pod("demo-a"), create_pod("demo-b", **_killed("ContainerCreating"))
     pods = (old, killed, create_pod("demo-new", conditions=[]))
     report = _report(pods=pods, desired=2, rollout=Rollout(True, 3, 1, 2))
     assert _condition(report, "Reconciling")["reason"] == "RollingOut"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from sluice_operator import status_writer
 from sluice_operator.cluster import ClusterError
-from sluice_operator.observed import timestamp
 from sluice_operator.pace import Turns
 from sluice_operator.prune import prune_status
 from sluice_operator.reconcile import Reconciler
 from sluice_operator.status_schema import STATUS
 from sluice_operator.status_writer import StatusWriter
+from sluice_operator.times import timestamp
 from unit.operator.observations import NOW
 from unit.operator.test_pace import Clock as Seconds
 from unit.operator.test_reconciler import (

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CheckpointError, DownloadError
-from ..files import INDEX, WEIGHTS, read_json, shard_names
+from ..errors import DownloadError
+from ..files import Directory, cause
+from ..stored import INDEX, WEIGHTS, Weights
 from .listing import REQUIRED, RemoteFile
 from .reference import HubModel
 
@@ -84,18 +85,19 @@ class Cache:
                 path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DownloadError(
-                f"{self.root} cannot be written ({error.strerror}): name a directory that can "
+                f"{self.root} cannot be written ({cause(error)}): name a directory that can "
                 "with --download-dir."
             ) from error
 
     def link(self, commit: str, file: RemoteFile) -> None:
         """Show the blob of `file` in the snapshot, under its own name."""
         pointer = self.snapshot(commit) / file.name
+        pointer.parent.mkdir(exist_ok=True)
         target = os.path.relpath(self.blob(file), pointer.parent)
         with contextlib.suppress(OSError):
             if os.readlink(pointer) == target:
                 return
-        beside = pointer.with_name(f".{file.name}.{os.getpid()}")
+        beside = pointer.with_name(f".{pointer.name}.{os.getpid()}")
         beside.unlink(missing_ok=True)
         try:
             beside.symlink_to(target)
@@ -124,14 +126,19 @@ class Cache:
         if commit is None:
             return None
         directory = self.snapshot(commit)
-        names = [*REQUIRED, *(_weights(directory) if weights else ())]
-        return directory if all((directory / name).is_file() for name in names) else None
+        if not all(_is_there(directory / name) for name in REQUIRED):
+            return None
+        names = _weights(directory) if weights else ()
+        return directory if all(_is_there(directory / name) for name in names) else None
 
     def _remembered(self, model: HubModel) -> str | None:
-        try:
-            text = (self.root / self._folder / "refs" / model.revision).read_text().strip()
-        except (OSError, UnicodeDecodeError):
+        path = self.root / self._folder / "refs" / model.revision
+        if not _is_there(path):
             return None
+        try:
+            text = path.read_text(encoding="ascii", errors="replace").strip()
+        except OSError as error:
+            raise DownloadError(f"{path} cannot be read: {cause(error)}.") from error
         return HubModel(self.repo, text).commit
 
     @property
@@ -151,12 +158,22 @@ class Cache:
             yield
 
 
-def _weights(directory: Path) -> list[str]:
-    """The safetensors files that must be in `directory`."""
+def _weights(directory: Path) -> tuple[str, ...]:
+    """The safetensors files that must be in `directory`; CheckpointError."""
+    source = Directory(directory)
+    names = source.names()
+    return Weights.of(source, names).files if INDEX in names else (WEIGHTS,)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file, readable or not; DownloadError where that cannot be seen."""
     try:
-        return [INDEX, *shard_names(read_json(directory, INDEX))]
-    except CheckpointError:
-        return [WEIGHTS]
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise DownloadError(f"{path} cannot be read: {cause(error)}.") from error
+    return True
 
 
 def _locked(fd: int, root: Path) -> bool:
@@ -166,7 +183,7 @@ def _locked(fd: int, root: Path) -> bool:
         return False
     except OSError as error:
         raise DownloadError(
-            f"{root} is on a file system without locks ({error.strerror}): name another directory "
+            f"{root} is on a file system without locks ({cause(error)}): name another directory "
             "with --download-dir."
         ) from error
     return True

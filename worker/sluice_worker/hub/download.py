@@ -11,7 +11,6 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from ..errors import DownloadError
-from ..files import INDEX, read_json
 from .cache import Cache
 from .listing import RemoteFile, small_files, total_bytes, weight_files
 from .reference import Access, HubModel
@@ -48,7 +47,9 @@ def download(
         return known
     if access.offline:
         raise DownloadError(f"HF_HUB_OFFLINE is set, and {access.cache} has no whole {model}.")
-    with Site(access, model) as site:
+    advice = "the token of HF_TOKEN may not read it" if access.token else "set HF_TOKEN"
+    timeout_s = access.timeout_s
+    with Site(access.endpoint, model, access.token, advice=advice, timeout_s=timeout_s) as site:
         patience = Patience(access.retry_s, stop)
         try:
             listing = patience.attempt(site.listing)
@@ -64,8 +65,7 @@ def download(
         directory = cache.snapshot(listing.commit)
         check(directory)
         if weights:
-            index = read_json(directory, INDEX) if INDEX in listing.files else None
-            large = transfer.described(weight_files(model.repo, listing, index))
+            large = transfer.described(weight_files(model.repo, listing, directory))
             _refuse_without_room(cache, large)
             _fetch(transfer, large, progress)
         cache.remember(model, listing.commit)

@@ -1,15 +1,18 @@
-"""What a model of the hub consists of, and which of its files are fetched. Pure.
+"""What a model of the hub consists of, and which of its files are fetched. Pure but for
+the index that `weight_files` reads.
 
-Names are hostile input: only plain names at the top of the repository are taken, from a list of
-known ones, so that no file of a repository is ever written outside its directory or run.
+Names are hostile input: only plain names are taken, known ones at the top of the repository and
+chat templates in their folder. So no file is ever written outside its directory, or run.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import CheckpointError, DownloadError
-from ..files import INDEX, WEIGHTS, shard_names
+from ..files import JINJA, TEMPLATES, Directory
+from ..stored import INDEX, WEIGHTS, Weights
 
 REQUIRED = ("config.json", "tokenizer.json")
 OPTIONAL = (
@@ -20,9 +23,9 @@ OPTIONAL = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
+    JINJA,
 )
+_TEMPLATE = re.compile(rf"{TEMPLATES}/[A-Za-z0-9][A-Za-z0-9_-]{{0,63}}\.jinja")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
@@ -81,15 +84,14 @@ def small_files(repo: str, listing: Listing, *, weights: bool) -> tuple[RemoteFi
         raise CheckpointError(
             f"{repo} has no {WEIGHTS}; other formats are never fetched, because they can run code."
         )
-    wanted = (*REQUIRED, *OPTIONAL, *((INDEX,) if weights else ()))
+    templates = sorted(filter(_TEMPLATE.fullmatch, listing.files))
+    wanted = (*REQUIRED, *OPTIONAL, *templates, *((INDEX,) if weights else ()))
     return tuple(listing.files[name] for name in wanted if name in listing.files)
 
 
-def weight_files(
-    repo: str, listing: Listing, index: Mapping[str, object] | None
-) -> tuple[RemoteFile, ...]:
-    """The safetensors files: those that `index` names, or the one."""
-    names = [WEIGHTS] if index is None else shard_names(index)
+def weight_files(repo: str, listing: Listing, directory: Path) -> tuple[RemoteFile, ...]:
+    """The safetensors files: the one, or those that the index in `directory` names."""
+    names = Weights.of(Directory(directory), listing.files).files
     missing = [name for name in names if name not in listing.files]
     if missing:
         raise CheckpointError(f"{repo}: {INDEX} names {missing[0]}, which is not there.")

@@ -1,9 +1,12 @@
 """How a model is named: a directory, or a model on the hub at a revision. Pure but for `exists`."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from ..files import cause
 
 HUB = "hf://"
 FILE = "file://"
@@ -55,7 +58,7 @@ def hub_model(model: str, revision: str | None = None) -> HubModel | None:
     """
     named = model.startswith(HUB)
     found = _MODEL.fullmatch(model.removeprefix(HUB))
-    if not named and (model.startswith(FILE) or found is None or Path(model).exists()):
+    if not named and (model.startswith(FILE) or found is None or _is_there(model)):
         if revision is not None:
             raise ValueError(f"--revision {revision} belongs to models of the hub, not to {model}")
         return None
@@ -67,6 +70,16 @@ def hub_model(model: str, revision: str | None = None) -> HubModel | None:
     if None not in (revision, written) and revision != written:
         raise ValueError(f"--model {model} and --revision {revision} name two revisions")
     return HubModel(repo, revision or written or DEFAULT_REVISION)
+
+
+def _is_there(model: str) -> bool:
+    try:
+        os.lstat(model)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ValueError(f"--model {model} cannot be read: {cause(error)}") from error
+    return True
 
 
 def access(environ: Mapping[str, str], download_dir: Path | None) -> Access:
@@ -109,5 +122,9 @@ def _saved_token(environ: Mapping[str, str], home: Path) -> str | None:
     path = Path(environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
     try:
         return path.read_text(encoding="utf-8").strip() or None
-    except (OSError, UnicodeDecodeError):
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise ValueError(f"the hub's token {path} cannot be read: {cause(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the hub's token {path} cannot be read: not UTF-8 text") from error

@@ -11,6 +11,7 @@ from typing import BinaryIO, TypeVar
 import httpx
 
 from ..errors import DownloadError
+from ..files import cause
 from .cache import Cache, Stopped
 from .listing import RemoteFile
 from .site import Site, Transient
@@ -82,7 +83,7 @@ class Transfer:
             where = self.cache.root
             if error.errno in _FULL:
                 raise DownloadError(f"{where} is full; {file.name} does not fit in.") from error
-            raise DownloadError(f"{where}: {file.name}: {error.strerror or error}.") from error
+            raise DownloadError(f"{where}: {file.name}: {cause(error)}.") from error
 
     def _bring(self, file: RemoteFile) -> None:
         path, patience = self.cache.partial(file), Patience(self._retry_s, self.stop)
@@ -115,7 +116,7 @@ class Transfer:
         """What one connection brings. It may be nothing, or break off."""
         file, start = partial.file, partial.num_bytes
         try:
-            with self._site.content(self._commit, file, start) as response:
+            with self._site.content(self._commit, file.name, start) as response:
                 if start and not _continues(response, start):
                     partial.restart()
                 for part in response.iter_bytes():  # as it comes: a cut loses none

@@ -43,17 +43,23 @@ def read_rope(
     `max_model_len`: the longest sequence that will be served; longrope chooses its factors by it.
     """
     # transformers 5 writes everything to `rope_parameters`; before, theta stood beside the scaling.
-    # Where both are told, as by who adds a scaling to a checkpoint, that of before comes first.
+    # Where both are told, as by who adds a scaling to a checkpoint, that of before replaces it.
     scaling = _mapping(config.get("rope_scaling"), "rope_scaling")
     told = _mapping(config.get("rope_parameters"), "rope_parameters")
     if not shape.family.local_rope:
-        thetas = {"rope_theta": told.get("rope_theta", config.get("rope_theta"))}
-        rope = _read({**config, **thetas}, scaling or told, shape, max_model_len)
+        if scaling and "rope_theta" in told.keys() - scaling.keys() - config.keys():
+            raise UnsupportedModel(
+                "config.json: rope_scaling replaces rope_parameters, and names no rope_theta."
+            )
+        rope = _read(config, scaling or told, shape, max_model_len)
         return rope, rope
     if set(told) - set(_LAYER_KINDS):
         raise UnsupportedModel("config.json: rope_parameters must name the kinds of layers.")
     parts = {kind: _mapping(told.get(kind), kind) for kind in _LAYER_KINDS}
-    parts["full_attention"] = {**parts["full_attention"], **scaling}
+    # A scaling is put over the kind of before, so its older key `type` says nothing.
+    plain = {} if told else {"rope_type": "default"}
+    parts["full_attention"] = {**plain, **parts["full_attention"], **scaling}
+    config = {**config, "original_max_position_embeddings": None}  # only that inside counts
     local = {**config, "rope_theta": config.get("rope_local_base_freq")}
     full, sliding = (parts[kind] for kind in _LAYER_KINDS)
     return _read(config, full, shape, max_model_len), _read(local, sliding, shape, max_model_len)

@@ -1,6 +1,6 @@
 """Who may come in: what can run at all, finds room in the queue and can be in time. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..deadlines import Deadlines
 from ..errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
@@ -59,7 +59,7 @@ MAX_REPEATED_CHARS = 1 << 22
 
 
 def check_repeated(
-    request: Completion, prompts: Sequence[Sequence[int]], echoes: Sequence[str]
+    request: Completion, prompts: Sequence[Sequence[int]], echoes: Iterable[str]
 ) -> None:
     """Raise for a reply that would repeat too much of its prompts. `echoes`: their texts, where it
     begins with them."""

@@ -10,12 +10,13 @@ from starlette.types import ASGIApp
 
 from ..config import HubConfig, WorkerConfig
 from ..errors import NotReady
-from ..files import read_json
+from ..files import Directory
 from ..health import Verdict
 from ..hub.cache import Stopped
 from ..hub.download import download
 from ..hub.progress import DownloadProgress
 from ..models.config import DecoderConfig
+from ..stored import read_config
 from .app import bare
 from .routes import add_health
 
@@ -78,4 +79,4 @@ class Arrival:
 
 def _refuse_unbuilt(directory: Path) -> None:
     """What this engine cannot run is refused before its weights are fetched."""
-    DecoderConfig.from_json(read_json(directory, "config.json"))
+    DecoderConfig.from_json(read_config(Directory(directory)))

@@ -124,6 +124,7 @@ class Connection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.conn: Incoming = Incoming(h11.SERVER, MAX_HEADER_BYTES)
+        self._heard_s = 0.0
         self._receive_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -131,7 +132,7 @@ class Connection(H11Protocol):
         """Start the clocks. The age is jittered, or clients that came together leave together."""
         super().connection_made(transport)
         age_s = self.limits.connection_max_age * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
-        now_s = self.loop.time()
+        self._heard_s = now_s = self.loop.time()
         self.app_state = {**self.app_state, LIFE: (now_s, age_s)}
         self._arm_receive(self.limits.receive_timeout)  # clients may dial ahead
         self.waiting.join(self)
@@ -178,6 +179,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """An answer was written; uvicorn has closed a connection that takes no other request."""
+        self._heard_s = self.loop.time()
         super().on_response_complete()
         # Else another request was there already, or none may follow.
         if self._is_idle() and not self.transport.is_closing():
@@ -210,9 +212,14 @@ class Connection(H11Protocol):
         else:
             self._cut("write")
 
+    @property
+    def heard_s(self) -> float:
+        """Loop time at which its client dialled or was last answered; now, amid a request."""
+        return self._heard_s if self._has_nothing_begun() else self.loop.time()
+
     def close_if_idle(self) -> None:
-        """Close between two requests; a request under way gets its answer."""
-        if self._is_idle():
+        """Close between two requests; one under way, or begun, gets its answer."""
+        if self._has_nothing_begun():
             self.shutdown()
 
     def _unsupported_upgrade_warning(self) -> None:

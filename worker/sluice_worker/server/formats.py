@@ -50,7 +50,7 @@ class Format(ABC):
     def num_bytes(self, prompts: Iterable[Choice], num_tokens: int) -> int:
         """About what is told of the prompts of these choices and of `num_tokens` of output."""
         of_prompts = (
-            len(picked.echo) + picked.flight.num_prompt_tokens * self._prompt_token_bytes
+            len(picked.echo.text) + picked.flight.num_prompt_tokens * self._prompt_token_bytes
             for picked in prompts
         )
         return sum(of_prompts) + num_tokens * self._token_bytes
@@ -224,6 +224,7 @@ class GenerateFormat(Format):
             token=self._token(token_id, text, logprob),
             generated_text="".join(self._pieces) if is_last else None,
             details=self._details(picked) if is_last else None,
+            prompt_token_ids=self._prompt_ids(picked, item.token.first is not None),
         )
         return event(encode(chunk))
 
@@ -300,7 +301,7 @@ class TokenLogprobs:
         return UNSET if num is None else of_prompt(self._prompt(picked), num, self._plain)
 
     def _prompt(self, picked: Choice) -> Iterator[Scored]:
-        return prompt_tokens(picked.prompt_scores, picked.prompt_token_ids, self._plain)
+        return prompt_tokens(picked.prompt_scores, picked.prompt_token_ids, picked.echo.places)
 
 
 def _scores_bytes(num: int | None) -> int:

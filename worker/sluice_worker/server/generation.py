@@ -12,16 +12,17 @@ from ..protocol import Completion
 from ..wire import FinishReason, Scores, TokenOut, unpacked
 from .ledger import Ledger
 from .logprobs import PackedScores
+from .prompts import NO_ECHO, Echo
 from .replies import usage
 from .shapes import Usage
-from .text import Transcript
+from .text import StopStrings, Transcript
 
 
 @dataclass(slots=True, eq=False)
 class Choice:
     """One sequence: a prompt's i-th answer. `prompt`: its token ids, as in a `Submit`.
 
-    `echo`: the prompt's text, where the reply begins with it; `is_scoring`: it is nothing else.
+    `echo`: the prompt, where the reply begins with it; `is_scoring`: it is nothing else.
     `finish_reason`: None until its last token was read; `is_booked`: its one outcome was counted.
     """
 
@@ -30,7 +31,7 @@ class Choice:
     transcript: Transcript
     prompt: bytes
     counts_prompt: bool
-    echo: str = ""
+    echo: Echo = NO_ECHO
     is_scoring: bool = False
     finish_reason: FinishReason | None = None
     is_booked: bool = False
@@ -51,19 +52,19 @@ class Choice:
         echo = ""
         if token.first is not None:
             self.cached_tokens = token.first.cached_tokens
-            echo = self.echo
+            echo = self.echo.text
         self.finish_reason = token.finish_reason
         if self.is_scoring:  # the token itself is not told
             self.finish_reason = token.finish_reason and "length"
             return echo
-        if token.scores is not None:
-            offset = len(self.echo) + self.transcript.num_chars
-            self.scored.add(token.scores, [offset])
         text = self.transcript.push(
             token.token_id,
             is_last=token.finish_reason is not None,
             by_token=token.finish_reason == "stop",
         )
+        if token.scores is not None:
+            place = len(self.echo.text) + self.transcript.place()
+            self.scored.add(token.scores, [place])
         if self.transcript.stop_reason is not None:
             self.finish_reason = "stop"
         return echo + text
@@ -100,6 +101,7 @@ class Generation:
         self.reply_id = reply_id
         self.created = int(time.time())
         self.request = request
+        self.stops = StopStrings(request.sampling.stop)
         self.choices: list[Choice] = []
         self._whole = Whole()
         self.num_open = 0

@@ -1,7 +1,6 @@
 """Between the network and the routes: bodies, bearer tokens, request ids, connection ages."""
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import logging
@@ -78,14 +77,16 @@ class Bearer:
         return hashlib.sha256(found[0]).hexdigest()
 
     def _read_again(self) -> None:
-        """A Secret that was rotated reaches its volume within a minute; one that was spoilt is left
-        alone."""
+        """A Secret that was rotated reaches its volume within a minute; one that was spoilt changes
+        nothing, and the log says why."""
         version = _version(self._path)
         if self._path is None or version in (None, self._version):
             return
         self._version = version
-        with contextlib.suppress(ConfigError):
+        try:
             self._take(read_secrets(self._path))
+        except ConfigError as error:
+            log.warning("tokens not read again", extra={"reason": error.message})
 
     def _take(self, tokens: Collection[str]) -> None:
         self._tokens = frozenset(token.encode() for token in tokens)

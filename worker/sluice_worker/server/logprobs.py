@@ -7,6 +7,7 @@ would take ten times its size.
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, repeat
 from typing import Any
 
 from msgspec import Raw, json
@@ -28,7 +29,7 @@ class Scored:
     """One token with its log-probability and the likeliest in its place, in order.
 
     `logprob` None: a prompt's first token, of which nothing is known. `rank`: 1 for the likeliest.
-    `offset`: characters of the choice's text before it.
+    `offset`: the character of the choice's text at which it begins.
     """
 
     token_id: int
@@ -66,20 +67,14 @@ class PackedScores:
 
 
 def prompt_tokens(
-    parts: Iterable[Scores], token_ids: Sequence[int], text_of: TextOf
+    parts: Iterable[Scores], token_ids: Sequence[int], places: Iterable[int]
 ) -> Iterator[Scored]:
-    """A whole prompt's tokens; offsets count the characters of the tokens before, as vLLM does."""
-    yield Scored(token_ids[0], None, 0, (), 0)
-    num_told, offset = 1, len(text_of(token_ids[0]))
+    """A whole prompt's tokens. `places`: the offset of each; none where nobody asks for them."""
+    offsets = chain(places, repeat(0))
+    yield Scored(token_ids[0], None, 0, (), next(offsets))
     for part in parts:
-        offsets = []
-        num = len(part.ranks) // array("i").itemsize
-        for token_id in token_ids[num_told : num_told + num]:
-            offsets.append(offset)
-            offset += len(text_of(token_id))
-        num_told += num
         scores = PackedScores()
-        scores.add(part, offsets)
+        scores.add(part, islice(offsets, len(part.ranks) // array("i").itemsize))
         yield from scores.tokens()
 
 

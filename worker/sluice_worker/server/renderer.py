@@ -8,15 +8,14 @@ from pathlib import Path
 from jinja2 import TemplateError
 
 from ..chat import Conversation
+from ..config import MAX_TEXT_BYTES, read_named
 from ..errors import ConfigError, RequestError
-from ..files import inside
+from ..files import JINJA, TEMPLATES, Directory, is_there, read_text
 from ..tokenizer import Tokenizer
 from ..tokenizer_config import TokenizerConfig
 from .template import ChatTemplate
 
 log = logging.getLogger(__name__)
-MAX_TEMPLATE_BYTES = 1 << 20
-JINJA = "chat_template.jinja"
 
 
 class Renderer:
@@ -72,16 +71,17 @@ def _flag(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     try:
-        if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise ConfigError([f"--chat-template {path} is larger than 1 MiB"])
-        return {"default": path.read_text(encoding="utf-8")}
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError([f"--chat-template {path} cannot be read: {reason}"]) from error
+        return {"default": read_named(path)}
+    except ConfigError as error:
+        raise ConfigError([f"--chat-template {problem}" for problem in error.problems]) from error
 
 
 def _checkpoint(directory: Path, config: TokenizerConfig) -> dict[str, str]:
-    """chat_template.jinja, or what tokenizer_config.json says."""
-    if (directory / JINJA).exists():
-        return {"default": inside(directory, JINJA).read_text(encoding="utf-8", errors="replace")}
-    return config.chat_templates
+    """The templates in files, or what tokenizer_config.json says where there is no such file, as in
+    transformers 5.23. So chat_template.json, which is of processors, is not asked."""
+    files = {JINJA: "default"} if is_there(directory, JINJA) else {}
+    more = Directory(directory / TEMPLATES).names() if is_there(directory, TEMPLATES) else ()
+    named = sorted(name for name in more if name.endswith(".jinja"))
+    files |= {f"{TEMPLATES}/{name}": name.removesuffix(".jinja") for name in named}
+    read = {name: read_text(directory, file, MAX_TEXT_BYTES) for file, name in files.items()}
+    return read or config.chat_templates

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import resource
 import signal
 import socket
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..client import EngineProcess, spawn
 from ..config import ServerConfig, WorkerConfig
-from ..errors import ConfigError, Draining
+from ..errors import ConfigError, EngineDied
 from ..sizing import MAX_CEILING
 from .app import admin_app, api_app
 from .connection import Connection, OnCut, connection_class
@@ -35,7 +36,13 @@ MAX_ADMIN = 256
 OTHER_FILES = 128
 """Beside connections: sockets of our own, libraries, what a thread has open for a moment."""
 ANSWER_S = 2.0
-"""After the engine died: seconds in which open requests get their error."""
+"""Seconds in which open requests get their error, once the engine has died or a drain must end."""
+QUIET_S = 1.0
+"""A drain closes connections on which nothing has come for so long: whoever was just answered, or
+has just dialled, may be about to ask."""
+POOL_S = 20.0
+"""The same, where clients are not ours to end: for longer than openai's and httpx's pools (5 s) and
+aiohttp's (15 s) keep one. What they send as it is closed would have no answer (RFC 9112, 9.5)."""
 LAST_BYTES_S = 2
 """For slow readers of answers that were written before the server closes: within the margin that a
 pod's grace period leaves beside --shutdown-timeout."""
@@ -49,11 +56,17 @@ class _Server(uvicorn.Server):
         """Do nothing."""
         yield
 
+    def heard_s(self) -> float:
+        """The latest of its connections; -inf without any."""
+        return max((one.heard_s for one in self._connections()), default=-math.inf)
+
     def close_idle(self) -> None:
         """Close connections that wait for a next request."""
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, Connection):
-                connection.close_if_idle()
+        for connection in self._connections():
+            connection.close_if_idle()
+
+    def _connections(self) -> list[Connection]:
+        return [one for one in self.server_state.connections if isinstance(one, Connection)]
 
 
 def bind(flag: str, host: str, port: int) -> socket.socket:
@@ -120,11 +133,11 @@ def _server(door: _Door, limits: ServerConfig, most: int) -> _Server:
     )
 
 
-async def serve(config: WorkerConfig, engine: EngineProcess | None) -> int:
-    """Serve until a signal or the engine's end. `engine`: None if it must wait for its model.
+async def serve(config: WorkerConfig, engine: EngineProcess | None) -> None:
+    """Serve until a signal. `engine`: None if it must wait for its model.
 
-    Returns the exit status: 0 after a signal, 1 if the engine died while serving; raises
-    StartupError if it cannot start.
+    Raises StartupError if it cannot start, EngineDied if the engine ended while serving, or is hung
+    at the signal and at the end of the time that open requests got.
     """
     limits = config.server
     admin_host = limits.host if limits.admin_token_file else "127.0.0.1"
@@ -149,9 +162,8 @@ async def serve(config: WorkerConfig, engine: EngineProcess | None) -> int:
         ]
         try:
             there = await _fetched(config, (api_door, admin_door))
-            if there is None:
-                return 0
-            return await _serve(there, engine, api, api_door, admin_door)
+            if there is not None:
+                await _serve(there, engine, api, api_door, admin_door)
         finally:
             api.should_exit = admin.should_exit = True
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -180,14 +192,14 @@ async def _serve(
     api: _Server,
     api_door: _Door,
     admin_door: _Door,
-) -> int:
+) -> None:
     service, inflight = Service(config), Inflight()
     _quieten_collections()
     api_door.app, admin_door.app = api_app(service, inflight), admin_app(service)
     api_door.on_cut = admin_door.on_cut = service.stats.connection_cut
     beat = asyncio.create_task(service.beat())
     try:
-        return await _live(service, engine, api, inflight)
+        await _live(service, engine, api, inflight)
     finally:
         await service.client.stop()
         beat.cancel()
@@ -212,32 +224,55 @@ def _on_signals(act: Callable[[], None]) -> None:
 
 async def _live(
     service: Service, engine: EngineProcess | None, api: _Server, inflight: Inflight
-) -> int:
+) -> None:
     stop = asyncio.Event()
     _on_signals(stop.set)
     await service.client.attach(engine or await spawn(service.config.engine))
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(service.client.closed.wait())]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set():
-            await _drain(service, api, inflight)
-            return 0
     finally:
         for end in ends:
             end.cancel()
-    service.client.raise_if_never_served()
-    await inflight.until_empty(ANSWER_S)
-    return 1
+    if stop.is_set():
+        await _drain(service, api, inflight)
+    else:
+        service.client.raise_if_never_served()
+        await inflight.until_empty(ANSWER_S)
+    verdict = service.liveness()
+    if not verdict.ok:
+        raise EngineDied(verdict.reason)
 
 
 async def _drain(service: Service, api: _Server, inflight: Inflight) -> None:
-    """Readiness off, no new work, running work finishes; what does not is told so."""
-    limit_s = service.config.server.shutdown_timeout
+    """Readiness off. Requests that still come are answered, each as the last of its connection,
+    until none come; what the limit finds open is told so."""
+    flags, now_s = service.config.server, asyncio.get_running_loop().time()
+    from_s = now_s + flags.shutdown_delay
+    idle_s = POOL_S if flags.shutdown_delay else QUIET_S
+    limit_s = flags.shutdown_timeout
     log.info("draining", extra={"open_requests": service.client.num_open, "limit_s": limit_s})
     service.drain()
-    api.close_idle()
-    if not await inflight.until_empty(limit_s):
+    if await _until_quiet(api, inflight, idle_s, from_s, from_s + limit_s):
+        api.close_idle()  # before the loop turns again, so that no request is lost in between
+    elif inflight.num_open:
         log.warning("cut at the limit", extra={"open_requests": service.client.num_open})
-        sentence = "the worker shut down before this was finished"
-        service.client.fail_all(Draining(sentence, retry_after_s=1))
-        await inflight.until_empty(ANSWER_S)
+    service.close()
+    await inflight.until_empty(ANSWER_S)
+
+
+async def _until_quiet(
+    api: _Server, inflight: Inflight, idle_s: float, from_s: float, until_s: float
+) -> bool:
+    """Wait until no request is under way and all connections have been idle for `idle_s`.
+
+    That is `from_s` at the earliest; False if it takes until `until_s`; both are loop time.
+    """
+    loop = asyncio.get_running_loop()
+    while await inflight.until_empty(until_s - loop.time()):
+        await asyncio.sleep(0)  # the loop reads what has come by now
+        now_s, quiet_s = loop.time(), max(from_s, api.heard_s() + idle_s)
+        if now_s >= quiet_s:
+            return True
+        await asyncio.sleep(min(quiet_s - now_s, until_s - now_s, QUIET_S))  # clients may go, too
+    return False

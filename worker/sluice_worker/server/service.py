@@ -32,7 +32,7 @@ from ..errors import (
     TooManyOpen,
 )
 from ..evidence import Recorder
-from ..files import GENERATION_CONFIG, read_json
+from ..files import GENERATION_CONFIG, Directory, is_there, read_json
 from ..health import Pulse, Verdict
 from ..metrics import MINUTE_TICKS, Statistics, View, create_registry
 from ..open_tick import Cause
@@ -52,6 +52,7 @@ from ..sampling_params import (
     for_engine,
     longest_scored,
 )
+from ..stored import read_config
 from ..tokenizer import Tokenizer
 from ..tokenizer_config import eos_token_ids
 from ..wire import (
@@ -80,7 +81,7 @@ from .generation import Choice, Generation
 from .ledger import Ledger
 from .live import Live
 from .off_loop import bodies, off_loop, texts
-from .prompts import Prompts
+from .prompts import Echo, Prompts
 from .renderer import Renderer
 from .text import Transcript
 
@@ -102,27 +103,29 @@ class Service:
     """One worker's API side. All methods belong to the event loop's thread."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        now_s = time.monotonic()
+        now_s, self.created_s = time.monotonic(), time.time()
         directory = Path(config.engine.model.removeprefix("file://"))
         self.config = config
         self.tokenizer = Tokenizer(directory)
         self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
-        config_json = read_json(directory, "config.json")
-        self.prompts = Prompts(self.tokenizer, config_json)
+        config_json = read_config(Directory(directory))
+        self.prompts = Prompts(
+            self.tokenizer, config_json, parse_special=config.server.parse_special
+        )
         self.bodies = Bodies(config.server)
         self.answers = Answers()
         self.parsing, self.texts = bodies(), texts()
         self.eos_token_ids = eos_token_ids(directory, config_json, self.tokenizer.config)
         self.defaults = OPENAI
-        if config.server.generation_config == "auto" and (directory / GENERATION_CONFIG).exists():
+        if config.server.generation_config == "auto" and is_there(directory, GENERATION_CONFIG):
             self.defaults = defaults_of(read_json(directory, GENERATION_CONFIG))
         self.boot_id = uuid.uuid4().hex
-        self.created_s = time.time()
         self.live = Live.at_start(config)
-        self.pulse = Pulse(now_s)
+        self.pulse = Pulse(now_s, self.created_s)
         self.client = EngineClient(self.pulse, self)
         self.recorder = Recorder(self.boot_id, now_s, self.created_s)
         self.engine: Ready | None = None
+        self._is_closed = False
         self._ids = count(1)
         self._resources = Resources()
         memory = self._resources.memory_bytes()
@@ -186,7 +189,7 @@ class Service:
         pool = engine.num_blocks * engine.block_size
         budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
         num_choices = request.sampling.n
-        check_repeated(request, prompts, echoes)
+        check_repeated(request, prompts, (echo.text for echo in echoes))
         check_prompt_logprobs(request.sampling, num_choices * sum(map(len, prompts)))
         if request.has_default_length:  # it is ours to choose
             longest = longest_scored(
@@ -213,13 +216,14 @@ class Service:
         """The engine's part of `params`, checked against the model's tokens."""
         check_vocabulary(params, self.prompts.vocab_size)
         sampling = for_engine(
-            params, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
+            params,
+            lambda text: self.tokenizer.encode(text, add_special_tokens=False, parse_special=True),
         )
         check_something_left(params, sampling, self.eos_token_ids)
         return sampling
 
     def _submit(
-        self, generation: Generation, message: Submit, echo: str, i: int, arrival_s: float
+        self, generation: Generation, message: Submit, echo: Echo, i: int, arrival_s: float
     ) -> None:
         """Submit the i-th answer to a prompt; each draws with a seed of its own."""
         request, params = generation.request, generation.request.sampling
@@ -236,8 +240,8 @@ class Service:
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
             ),
-            stops=params.stop,
-            stop_token_ids=frozenset(params.stop_token_ids),
+            stops=generation.stops,
+            stop_token_ids=params.stop_token_ids,
             min_tokens=params.min_tokens,
             include_stop=params.include_stop,
         )
@@ -258,8 +262,8 @@ class Service:
     def _check_open(self) -> Ready:
         """The engine's limits, or why no request is taken now."""
         problem: SluiceError | None = None
-        if self.pulse.is_draining:
-            problem = Draining("this worker is shutting down", retry_after_s=1)
+        if self._is_closed:
+            problem = Draining("this worker has shut down", retry_after_s=1)
         elif self.client.closed.is_set():
             problem = EngineDied(self.pulse.death or "the engine process ended", retry_after_s=1)
         elif self.engine is None:
@@ -411,6 +415,7 @@ class Service:
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
             boot_id=self.boot_id,
+            hung=self.pulse.hung(time.monotonic(), self.config.server.liveness_timeout),
         )
 
     def patch(self, change: RuntimePatch) -> RuntimeConfig:
@@ -460,8 +465,14 @@ class Service:
         return CROWDED_LIFETIME if self.recorder.snapshot.waiting else 1.0
 
     def drain(self) -> None:
-        """Take no new request from now on."""
+        """Be not ready from now on; each answer closes its connection."""
         self.pulse.is_draining = True
+
+    def close(self) -> None:
+        """Take no request from now on, and end those that are open."""
+        self._is_closed = True
+        sentence = "the worker shut down before this was finished"
+        self.client.fail_all(Draining(sentence, retry_after_s=1))
 
     def view(self) -> View:
         """What a scrape shows."""
@@ -528,7 +539,7 @@ def _message(
         temperature=params.temperature,
         seed=None,
         ignore_eos=params.ignore_eos,
-        stop_token_ids=list(params.stop_token_ids),
+        stop_token_ids=sorted(params.stop_token_ids),
         min_tokens=params.min_tokens,
         submitted_s=0.0,
         cache_salt=request.cache_salt,

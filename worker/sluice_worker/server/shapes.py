@@ -233,6 +233,7 @@ class GenerateChunk(Struct, frozen=True):
     token: GeneratedToken
     generated_text: str | None = None
     details: GenerateDetails | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class TokenizeReply(Struct, frozen=True):

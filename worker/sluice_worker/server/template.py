@@ -8,6 +8,7 @@ in a user's text are wrapped in markers here, and stay text (see `Tokenizer.enco
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -22,12 +23,25 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from ..chat import Conversation
+from ..chat import Arguments, Conversation
 from ..errors import RequestError, UnsupportedParameter
+from .contents import (
+    CLOSE,
+    END,
+    OPEN,
+    SYSTEM,
+    Marked,
+    Message,
+    Parts,
+    Text,
+    changed,
+    other_form,
+    shapes,
+    with_one_system,
+    without_system,
+)
 
-# Noncharacters, which Unicode reserves for such use: a text that holds one is refused.
-OPEN, CLOSE, END = "\ufdd0", "\ufdd1", "\ufdd2"
-_READ_AS = {"reasoning_effort": ("reasoning_effort", "enable_thinking")}
+_TAG = re.compile(f"{END}([0-9]+){END}")
 _MARKERS = re.compile(f"[{OPEN}{CLOSE}{END}]")
 _MARKED = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}|[{OPEN}{CLOSE}]")
 _NOT_ASCII = re.compile(f"[^\x00-\x7f{OPEN}{CLOSE}{END}]")
@@ -60,22 +74,15 @@ class ChatTemplate:
         self._begun = frozenset(t[:end] for t in control_tokens for end in range(1, len(t)))
         self._longest = max(map(len, control_tokens), default=0)
         self.variables = frozenset(meta.find_undeclared_variables(tree))
-        self._form = _content_form(tree)
         self._knows_developer = "'developer'" in source or '"developer"' in source
 
     def render(self, conversation: Conversation, now: datetime) -> Pieces:
-        """The prompt's text in pieces. Raises RequestError with the template's own sentence."""
+        """The prompt's text in pieces. Raises RequestError, with the template's own sentence where
+        the template refuses, and for a text that it does not show (see `_fitting`)."""
         self._check_read(conversation)
-        given: Sequence[dict[str, Any]] = conversation.messages
-        if not self._knows_developer and any(each["role"] == "developer" for each in given):
-            given = _with_one_system(given)
-        messages = self._marked([self._shaped(message) for message in given])
-        if conversation.continue_final_message:
-            _mark_end(messages[-1])
         names = {
             **self._special_tokens,
             **self._marked(dict(conversation.variables)),
-            "messages": messages,
             "tools": self._marked(_or_none(conversation.tools)),
             "documents": self._marked(_or_none(conversation.documents)),
             "add_generation_prompt": conversation.add_generation_prompt,
@@ -84,45 +91,94 @@ class ChatTemplate:
         if conversation.reasoning_effort is not None:  # templates ask whether it is defined
             names["reasoning_effort"] = self._marked(conversation.reasoning_effort)
             names.setdefault("enable_thinking", conversation.reasoning_effort != "none")  # as vLLM
+        messages = self._fitting([self._marked(each) for each in conversation.messages], names)
+        if not conversation.continue_final_message:
+            return _pieces(self._written(messages, names))
+        messages[-1] = _with_end(messages[-1])
+        return _pieces(_cut_at_end(self._written(messages, names)))
+
+    def _written(self, messages: list[Message], names: Mapping[str, Any]) -> str:
+        """What the template writes, markers included."""
         try:
-            text = self._template.render(names)
-        except TemplateError as error:
-            reason = str(error)[:MAX_REASON]
-            raise RequestError(f"the chat template refuses: {reason}", param="messages") from error
+            return self._template.render({**names, "messages": messages})
         except Exception as error:  # a template's expression can raise whatever Python can
-            reason = str(error)[:MAX_REASON]
-            raise RequestError(
-                f"the chat template cannot render these messages: {reason}", param="messages"
-            ) from error
-        if conversation.continue_final_message:
-            text = _cut_at_end(text)
-        return _pieces(text)
+            does = "refuses" if isinstance(error, TemplateError) else "cannot render these messages"
+            reason = _MARKERS.sub("", _TAG.sub("", str(error)))[:MAX_REASON]
+            raise RequestError(f"the chat template {does}: {reason}", param="messages") from error
+
+    def _fitting(self, messages: list[Message], names: Mapping[str, Any]) -> list[Message]:
+        """`messages` in the first form in which the template shows the text of each.
+
+        Contents are tried as they came, as texts and as parts. A system's text that the template
+        drops moves to the front, and else to the next user's. Raises RequestError for a text that
+        no form shows. An assistant's text beside tool calls may be missing: 19 of 135 public
+        templates drop it on purpose (Llama 3's, Hermes', Mistral's). Its reasoning may be too.
+        """
+        problems: list[RequestError] = []
+        for arranged in self._arrangements(messages):
+            dropped: set[str] = set()
+            for shaped in shapes(arranged):
+                try:
+                    fitting, lost = self._repaired(shaped, names)
+                except RequestError as error:
+                    problems.append(error)
+                    continue
+                if not lost:
+                    return fitting
+                dropped |= {arranged[at]["role"] for at in lost}
+                problems.append(_not_shown(arranged[min(lost)], messages))
+            if dropped.isdisjoint(SYSTEM):
+                break
+        raise max(problems, key=_tells)
+
+    def _arrangements(self, messages: list[Message]) -> Iterator[list[Message]]:
+        """The messages, with one system in front of them, and without one."""
+        roles = {message["role"] for message in messages}
+        if self._knows_developer or "developer" not in roles:
+            yield messages
+        one = with_one_system(messages)
+        if one != messages:
+            yield one
+        yield without_system(one)
+
+    def _repaired(
+        self, messages: list[Message], names: Mapping[str, Any]
+    ) -> tuple[list[Message], set[int]]:
+        """`messages`, with those that lose text in their other form if that helps; and the places
+        of those that still lose a text that must be shown."""
+        lost = self._lost(messages, names)
+        if lost:
+            other = [other_form(each) if at in lost else each for at, each in enumerate(messages)]
+            with suppress(RequestError):
+                if len(still := self._lost(other, names)) < len(lost):
+                    messages, lost = other, still
+        return messages, {at for at in lost if not messages[at].get("tool_calls")}
+
+    def _lost(self, messages: list[Message], names: Mapping[str, Any]) -> set[int]:
+        """The places of messages with a text whose end the template does not write.
+
+        Each text has a tag of its own behind it: a short one may stand elsewhere in the prompt, and
+        a template may trim a text, cut reasoning off its beginning, or write it as JSON.
+        """
+        owners: list[int] = []
+
+        def tagged(text: str, at: int) -> str:
+            if not text:
+                return text
+            owners.append(at)
+            return Text(f"{text}{END}{len(owners) - 1}{END}")
+
+        each = [changed(message, partial(tagged, at=at)) for at, message in enumerate(messages)]
+        shown = {int(tag) for tag in _TAG.findall(self._written(each, names))}
+        return {at for tag, at in enumerate(owners) if tag not in shown}
 
     def _check_read(self, conversation: Conversation) -> None:
-        """What the template never reads would be ignored, so it is refused."""
-        given = {name: "chat_template_kwargs" for name in conversation.variables}
-        given |= {name: name for name in conversation.fields}
-        for name, param in given.items():
-            if self.variables.isdisjoint(_READ_AS.get(name, (name,))):
+        """Refuse texts that the template never reads: they would be lost in silence."""
+        for name in ("tools", "documents"):
+            if getattr(conversation, name) and name not in self.variables:
                 raise UnsupportedParameter(
-                    f"the chat template of this model does not read {name}", param=param
+                    f"the chat template of this model does not read {name}", param=name
                 )
-
-    def _shaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy whose content has the form that the template reads: a text, or a list of parts.
-
-        A tool's is a text to all, as in vLLM: most templates expect nothing else of it.
-        """
-        shaped = dict(message)
-        content = shaped.get("content")
-        form = "text" if shaped["role"] == "tool" else self._form
-        if isinstance(content, list) and form == "text":
-            shaped["content"] = _joined(content)
-        elif isinstance(content, str) and form == "parts":
-            shaped["content"] = [{"type": "text", "text": content}]
-        elif isinstance(content, list):
-            shaped["content"] = [dict(part) for part in content]
-        return shaped
 
     def _marked(self, value: Any) -> Any:
         """`value` with each control token in its texts between markers."""
@@ -132,7 +188,10 @@ class ChatTemplate:
                     raise RequestError(
                         f"messages: U+{ord(found[0]):X} is no character", param="messages"
                     )
-                return self._mark_begun(self._control.sub(f"{OPEN}\\g<0>{CLOSE}", value))
+                marked = self._control.sub(f"{OPEN}\\g<0>{CLOSE}", value)
+                return Marked(self._mark_begun(marked))
+            case Arguments():
+                return Arguments(self._marked(dict(value)), self._marked(str(value)))
             case dict():
                 return {self._marked(key): self._marked(item) for key, item in value.items()}
             case list() | tuple():
@@ -149,19 +208,21 @@ class ChatTemplate:
         return text
 
 
-def _with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The developer's messages as the system's, and those as one in front of the others, as in
-    vLLM: many templates know no more."""
-    roles = ("system", "developer")
-    first = [{**message, "role": "system"} for message in messages if message["role"] in roles]
-    if len(first) > 1:
-        texts = (_joined(message["content"]) for message in first)
-        first = [{"role": "system", "content": "\n\n".join(filter(None, texts))}]
-    return [*first, *(message for message in messages if message["role"] not in roles)]
+def _tells(problem: RequestError) -> int:
+    """How much it says to the client: a text is lost; the template's own sentence; an error that
+    may come of a form of the contents which the template does not expect."""
+    return 2 if problem.__cause__ is None else int(type(problem.__cause__) is TemplateError)
 
 
-def _joined(content: str | list[dict[str, Any]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+def _not_shown(message: Message, messages: Sequence[Message]) -> RequestError:
+    """`message` is one of `messages`, or what became of their systems."""
+    places = [at for at, each in enumerate(messages) if each is message]
+    places += [at for at, each in enumerate(messages) if each["role"] in SYSTEM]
+    return RequestError(
+        f"messages[{places[0]}].content does not appear in the prompt that the model's chat "
+        "template renders",
+        param="messages",
+    )
 
 
 def any_of(texts: Collection[str]) -> re.Pattern[str]:
@@ -186,17 +247,14 @@ def _or_none(values: tuple[dict[str, Any], ...]) -> list[dict[str, Any]] | None:
     return list(values) or None
 
 
-def _mark_end(message: dict[str, Any]) -> None:
-    """Put the end marker, and a space that shows whether the template trims, behind the text."""
-    content = message.get("content")
-    if isinstance(content, list) and content:
-        content[-1]["text"] += END + " "
-    elif isinstance(content, str):
-        message["content"] = content + END + " "
-    else:
-        raise RequestError(
-            "continue_final_message needs a final message with text", param="continue_final_message"
-        )
+def _with_end(message: Message) -> Message:
+    """The end marker, and a space that shows whether the template trims, behind the text."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": Marked(f"{content}{END} ")}
+    *parts, last = content
+    parts.append({**last, "text": Marked(f"{last['text']}{END} ")})
+    return {**message, "content": Parts(parts)}
 
 
 def _cut_at_end(text: str) -> str:
@@ -279,39 +337,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON (jinja's own filter escapes HTML); markers stay markers in every case."""
+    if isinstance(value, Parts):
+        return str(value)
     text = json.dumps(
         value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
     return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
-
-
-def _content_form(tree: nodes.Template) -> str:
-    """What the template takes a message's content for: "text", "parts", or "either".
-
-    Read off the tree: does it loop over `content`, and does it ask whether something is a string?
-    """
-    names = {"content", *_aliases(tree)}
-    if not any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For)):
-        return "text"
-    asks = any(test.name == "string" for test in tree.find_all(nodes.Test))
-    return "either" if asks else "parts"
-
-
-def _aliases(tree: nodes.Template) -> Iterator[str]:
-    for assign in tree.find_all(nodes.Assign):
-        if isinstance(assign.target, nodes.Name) and _is_content(assign.node, {"content"}):
-            yield assign.target.name
-
-
-def _is_content(node: nodes.Node | None, names: Collection[str]) -> bool:
-    """Whether `node` is a message's content, filters (selectattr, ...) looked through."""
-    while isinstance(node, nodes.Filter):
-        node = node.node
-    match node:
-        case nodes.Getattr():
-            return bool(node.attr == "content")
-        case nodes.Getitem(arg=nodes.Const()):
-            return bool(node.arg.as_const() == "content")
-        case nodes.Name():
-            return node.name in names
-    return False

@@ -1,5 +1,6 @@
 """From token ids to the text that a client sees: stop strings, and what is held back for them."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,8 +11,54 @@ class Detokenizer(Protocol):
     def push(self, token_id: int) -> str:
         """The text that `token_id` adds; empty while a character is incomplete."""
 
+    def place(self) -> int:
+        """The character of the text at which the last token begins."""
+
     def flush(self) -> str:
         """What is left at the end; an incomplete character becomes U+FFFD."""
+
+
+class StopStrings:
+    """The stop strings of one request, shared by its answers.
+
+    However many there are, a character costs two looks, and more only where one begins or ends.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._order = {stop: at for at, stop in reversed([*enumerate(stops)])}
+        self._sorted = sorted(self._order)
+        self._firsts = {stop[0] for stop in self._order}
+        self.longest = max(map(len, stops), default=0)
+        lengths: dict[str, set[int]] = {}
+        for stop in self._order:
+            lengths.setdefault(stop[-1], set()).add(len(stop))
+        self._lengths = {end: sorted(each) for end, each in lengths.items()}
+
+    def __bool__(self) -> bool:
+        return bool(self._order)
+
+    def find(self, text: str, num_new: int) -> tuple[int, str] | None:
+        """Where the stop string begins that ends first in the last `num_new` characters; of those
+        that end together, the first that is named (as in vLLM)."""
+        for end in range(len(text) - num_new + 1, len(text) + 1):
+            if (lengths := self._lengths.get(text[end - 1])) is None:
+                continue
+            parts = (text[max(end - length, 0) : end] for length in lengths)
+            if hits := [part for part in parts if part in self._order]:
+                stop = min(hits, key=self._order.__getitem__)
+                return end - len(stop), stop
+        return None
+
+    def num_open_ended(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string and is none itself."""
+        for length in range(min(len(text), self.longest - 1), 0, -1):
+            if text[-length] not in self._firsts:
+                continue
+            end = text[-length:]
+            behind = bisect_right(self._sorted, end)
+            if behind < len(self._sorted) and self._sorted[behind].startswith(end):
+                return length
+        return 0
 
 
 class StopFinder:
@@ -21,10 +68,9 @@ class StopFinder:
     string is ever sent; with `include` it is text like any other, and ends it.
     """
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops = tuple(stops)
+    def __init__(self, stops: StopStrings, *, include: bool = False) -> None:
+        self._stops = stops
         self._include = include
-        self._longest = max((len(stop) for stop in stops), default=0)
         self._held = ""
         self._seen = ""  # sent already, but a stop string may begin in it
 
@@ -37,16 +83,16 @@ class StopFinder:
         if not self._stops:
             return piece, None
         text = self._seen + self._held + piece
-        hit = self._find(text, len(piece)) if may_end else None
+        hit = self._stops.find(text, len(piece)) if may_end else None
         num_sent = len(self._seen)
         if hit is not None:
             at, stop = hit
             self._held = self._seen = ""
             return text[num_sent : at + len(stop) if self._include else at], stop
         if self._include:
-            self._seen = text[max(len(text) - self._longest + 1, 0) :]
+            self._seen = text[max(len(text) - self._stops.longest + 1, 0) :]
             return piece, None
-        num_held = self._num_open_ended(text)
+        num_held = self._stops.num_open_ended(text)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held], None
 
@@ -54,25 +100,6 @@ class StopFinder:
         """What was held back, at the end of the text."""
         held, self._held, self._seen = self._held, "", ""
         return held
-
-    def _find(self, text: str, num_new: int) -> tuple[int, str] | None:
-        """Where the stop string begins that ends first in the last `num_new` characters; of those
-        that end together, the first of `stops` (as in vLLM)."""
-        known = len(text) - num_new
-        hits = [
-            (at, stop)
-            for stop in self._stops
-            if (at := text.find(stop, max(known - len(stop) + 1, 0))) >= 0
-        ]
-        return min(hits, key=lambda hit: hit[0] + len(hit[1]), default=None)
-
-    def _num_open_ended(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            end = text[-length:]
-            if any(stop.startswith(end) and stop != end for stop in self._stops):
-                return length
-        return 0
 
 
 class Transcript:
@@ -82,15 +109,15 @@ class Transcript:
         self,
         detokenizer: Detokenizer,
         *,
-        stops: Sequence[str],
+        stops: StopStrings,
         stop_token_ids: frozenset[int],
         min_tokens: int,
         include_stop: bool = False,
     ) -> None:
         self.token_ids: list[int] = []
         self.stop_reason: str | int | None = None
-        self.num_chars = 0
-        """Characters of all tokens so far, sent or held back."""
+        self._num_chars = 0  # of all tokens so far, sent or held back
+        self._is_text = True  # the last token
         self._detokenizer = detokenizer
         self._finder = StopFinder(stops, include=include_stop)
         self._stop_token_ids = stop_token_ids
@@ -105,15 +132,23 @@ class Transcript:
         self.token_ids.append(token_id)
         if by_token and token_id in self._stop_token_ids:
             self.stop_reason = token_id
-        is_text = self._include_stop or not by_token  # a stop token is counted only (as in vLLM)
-        piece = self._detokenizer.push(token_id) if is_text else ""
+        # A stop token is counted only (as in vLLM).
+        self._is_text = self._include_stop or not by_token
+        piece = self._detokenizer.push(token_id) if self._is_text else ""
         if is_last:
             piece += self._detokenizer.flush()
-        self.num_chars += len(piece)
-        may_end = is_text and len(self.token_ids) > self._min_tokens
+        self._num_chars += len(piece)
+        may_end = self._is_text and len(self.token_ids) > self._min_tokens
         text, stop = self._finder.push(piece, may_end=may_end)
         if stop is not None:
             self.stop_reason = stop
         elif is_last:
             text += self._finder.flush()
         return text
+
+    def place(self) -> int:
+        """The character at which the last token begins, in the text as no stop string cuts it.
+
+        So a token that one cuts off stands behind the end. Asked for every token or for none.
+        """
+        return self._detokenizer.place() if self._is_text else self._num_chars

@@ -95,7 +95,7 @@ async def _token_ids(service: Service, asked: Tokenize, num_bytes: int) -> list[
         return await service.render(source, num_bytes, check)
     _check_chars(len(source), service, "prompt")
     encoded = partial(
-        service.tokenizer.encode,
+        service.prompts.encode,
         source,
         add_special_tokens=asked.add_special_tokens,
         parse_special=asked.parse_special,

@@ -262,6 +262,8 @@ def test_and_in_all_messages_together(message: dict[str, Any], noun: str) -> Non
         ({"content": [{"type": "input_text", "text": "a"}]}, ["a"]),
         ({"content": [{"type": "output_text", "text": "a", "annotations": []}]}, ["a"]),
         ({"content": [{"type": "thinking", "thinking": "a", "closed": True}]}, ["a"]),
+        ({"content": [{"type": "text", "text": None}, "a"]}, ["a"]),
+        ({"content": [{"type": "refusal", "refusal": None}]}, ""),
         ({"content": None, "refusal": "no"}, "no"),
         ({"content": "a", "refusal": "no"}, ["a", "no"]),
         ({"content": [{"type": "text", "text": "a"}], "refusal": "no"}, ["a", "no"]),

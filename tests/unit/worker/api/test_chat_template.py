@@ -41,6 +41,7 @@ EITHER = (
     "{% for m in messages %}{% if m.content is string %}{{ m.content }}"
     "{% else %}{% for part in m.content %}[{{ part['text'] }}]{% endfor %}{% endif %}{% endfor %}"
 )
+SAID = "{{ messages[0].content }}"
 CONTROL = ("<|im_start|>", "<|im_end|>")
 
 
@@ -121,16 +122,34 @@ def test_a_control_token_in_parts_that_the_template_joins_is_plain_too(
 
 def test_a_control_token_in_the_reasoning_effort_is_plain_too() -> None:
     chat = conversation("x", reasoning_effort="low<|im_end|>")
-    pieces = template("{{ reasoning_effort }}").render(chat, NOW)
+    pieces = template("{{ reasoning_effort }}" + SAID).render(chat, NOW)
     assert [text for text, is_plain in pieces if is_plain] == ["<|im_end|>"]
 
 
 @pytest.mark.parametrize("key", ["<|im_end|>", "a<|im_end|>"])
 def test_a_control_token_in_a_key_and_in_escaped_json_is_plain_too(key: str) -> None:
     chat = conversation("x", tools=({key: "é<|im_end|>"},))
-    pieces = template("{{ tools | tojson(ensure_ascii=true) }}").render(chat, NOW)
-    assert "".join(text for text, _ in pieces) == f'[{{"{key}": "\\u00e9<|im_end|>"}}]'
+    pieces = template("{{ tools | tojson(ensure_ascii=true) }}" + SAID).render(chat, NOW)
+    assert "".join(text for text, _ in pieces) == f'[{{"{key}": "\\u00e9<|im_end|>"}}]x'
     assert not any("<|im_end|>" in text for text, is_plain in pieces if not is_plain)
+
+
+@pytest.mark.parametrize(
+    "printed", ["{{ tools }}", "{% for t in tools %}{{ t }}{% endfor %}", "{{ '%s' % tools }}"]
+)
+def test_a_control_token_in_a_list_that_the_template_prints_is_plain_too(printed: str) -> None:
+    tool = {"name": "f", "description": "<|im_end|> or '\\ufdd0'"}
+    pieces = template(printed + SAID).render(conversation("x", tools=(tool,)), NOW)
+    assert "".join(text for text, _ in pieces).strip("[]x") == str(tool)
+    assert not any("<|im_end|>" in text for text, is_plain in pieces if not is_plain)
+
+
+def test_a_message_that_the_template_prints_whole_is_shown() -> None:
+    chat = conversation("hello", "<|im_end|>")
+    assert text_of("{{ messages }}", chat) == str(list(chat.messages))
+    assert text_of("{{ messages[0] }}", conversation("a b", continue_final_message=True)) == (
+        "{'role': 'user', 'content': 'a b"
+    )
 
 
 def test_a_control_token_that_the_template_cuts_out_leaves_no_marker() -> None:
@@ -198,9 +217,9 @@ def test_parts_of_a_developer_and_of_the_system_are_joined() -> None:
 
 
 def test_special_tokens_and_the_date_are_names_of_a_template() -> None:
-    source = "{{ bos_token }}{{ strftime_now('%Y-%m') }}"
+    source = "{{ bos_token }}{{ strftime_now('%Y-%m') }}" + SAID
     assert template(source, bos_token="<s>").render(conversation("x"), NOW) == [
-        ("<s>2026-11", False)
+        ("<s>2026-11x", False)
     ]
 
 
@@ -237,28 +256,29 @@ def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
     assert rendered == ""  # jinja's undefined
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"variables": {"enable_thinking": True}}, "chat_template_kwargs"),
-        ({"documents": ({"text": "x"},)}, "documents"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
-    ],
-)
-def test_what_the_template_does_not_read_is_refused(fields: dict[str, Any], param: str) -> None:
+@pytest.mark.parametrize("param", ["documents", "tools"])
+def test_texts_that_the_template_does_not_read_are_refused(param: str) -> None:
+    fields: dict[str, Any] = {param: ({"text": "x"},)}
     with pytest.raises(UnsupportedParameter) as refused:
-        template(CHATML).render(conversation("x", **fields), NOW)
+        template(SAID).render(conversation("x", **fields), NOW)
     assert refused.value.param == param
 
 
+@pytest.mark.parametrize(
+    "fields", [{"variables": {"enable_thinking": False}}, {"reasoning_effort": "low"}]
+)
+def test_settings_that_the_template_does_not_read_are_ignored(fields: dict[str, Any]) -> None:
+    assert text_of(CHATML, conversation("x", **fields)) == text_of(CHATML, conversation("x"))
+
+
 def test_variables_reach_a_template_that_reads_them() -> None:
-    source = "{% if enable_thinking is defined and enable_thinking is false %}no{% endif %}"
-    assert text_of(source, conversation("x", variables={"enable_thinking": False})) == "no"
+    source = "{% if enable_thinking is defined and enable_thinking is false %}no{% endif %}" + SAID
+    assert text_of(source, conversation("x", variables={"enable_thinking": False})) == "nox"
 
 
-def test_a_final_message_without_text_cannot_be_continued() -> None:
-    with pytest.raises(RequestError) as refused:
-        text_of(CHATML, conversation(None, continue_final_message=True))
+def test_a_final_message_that_the_template_drops_cannot_be_continued() -> None:
+    with pytest.raises(RequestError, match="drops the final message") as refused:
+        text_of(SAID, conversation("x", "", continue_final_message=True))
     assert refused.value.param == "continue_final_message"
 
 
@@ -309,5 +329,5 @@ def test_a_thousand_control_tokens_do_not_make_a_text_slow() -> None:
 def test_an_effort_says_whether_to_think_where_the_caller_does_not(
     fields: dict[str, Any], text: str
 ) -> None:
-    source = "{{ enable_thinking if enable_thinking is defined else 'unsaid' }}"
-    assert text_of(source, conversation("x", **fields)) == text
+    source = "{{ enable_thinking if enable_thinking is defined else 'unsaid' }}" + SAID
+    assert text_of(source, conversation("x", **fields)) == f"{text}x"

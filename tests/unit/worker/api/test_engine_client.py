@@ -1,16 +1,22 @@
 """The API process's side of the socket: an answer that comes too late harms nobody."""
 
 import asyncio
+import re
+import signal
+import socket
+import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 from sluice_worker import client as module
-from sluice_worker.client import EngineClient
-from sluice_worker.errors import EngineDied, SluiceError, Unavailable
+from sluice_worker.client import EngineClient, EngineProcess, _Wire
+from sluice_worker.errors import EngineDied, SluiceError, StartupError, Unavailable
 from sluice_worker.evidence import NOTHING
 from sluice_worker.health import Pulse
+from sluice_worker.resources import Resources
 from sluice_worker.wire import (
     Failed,
     Finished,
@@ -28,6 +34,16 @@ class Silence:
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **named: None
+
+
+MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+ENDED = f"the engine process ended at {MOMENT}"
+
+
+async def ended_by(*command: str) -> EngineProcess:
+    """A process in the engine's place, which ends by itself."""
+    with socket.socket() as unused:
+        return EngineProcess(await asyncio.create_subprocess_exec(*command), unused)
 
 
 def _step(*tokens: TokenOut) -> Message:
@@ -54,16 +70,61 @@ async def test_a_panic_is_told_to_everybody_with_its_reason_and_ends_readiness_a
         client.submit(Submit(str(i), packed([1]), 1, 0.0, 0, False, [], 0, 0.0), sink)
     assert pulse.readiness(time.monotonic(), 1e9).ok
     client.receive(msgspec.msgpack.encode(Failed("IndexError: oops")))
+    client._engine = await ended_by(sys.executable, "-c", "raise SystemExit(1)")
     client.lost(None)
-    assert [str(sink.error) for sink in sinks] == [
-        "the engine process failed: IndexError: oops"
-    ] * 2
+    assert not pulse.readiness(time.monotonic(), 1e9).ok
+    await client.closed.wait()
+    for sink in sinks:
+        assert re.fullmatch(f"{ENDED} with exit code 1: IndexError: oops", str(sink.error))
     assert [sink.error.retry_after_s for sink in sinks if sink.error] == [1, 1]
     verdict = pulse.readiness(time.monotonic(), 1e9)
     assert (verdict.ok, verdict.reason) == (False, str(sinks[0].error))
     with pytest.raises(EngineDied) as refused:
         client.submit(Submit("2", packed([1]), 1, 0.0, 0, False, [], 0, 0.0), Sink())
     assert refused.value.retry_after_s == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(9, " (SIGKILL)"), (11, " (SIGSEGV)"), (signal.SIGRTMIN + 3, "")]
+)
+async def test_an_engine_ended_by_a_signal_is_told_with_signal_and_time(
+    number: int, name: str
+) -> None:
+    pulse = Pulse(0.0)
+    pulse.serving(0.0)
+    client = EngineClient(pulse, Silence())
+    client._engine = await ended_by("sh", "-c", f"kill -{number} $$")
+    client.lost(None)
+    await client.closed.wait()
+    assert re.fullmatch(f"{ENDED} by signal {number}{re.escape(name)}", pulse.death or "")
+
+
+async def test_an_engine_killed_for_memory_is_told_so_where_the_cgroup_counted_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for num_before, cause in ((2, ": killed for memory"), (3, "")):
+        monkeypatch.setattr(Resources, "oom_kills", lambda self: 3)
+        pulse = Pulse(0.0)
+        client = EngineClient(pulse, Silence())
+        engine = await ended_by("sh", "-c", "kill -9 $$")
+        client._engine = replace(engine, oom_kills=num_before)
+        client.lost(None)
+        await client.closed.wait()
+        told = rf"{ENDED} by signal 9 \(SIGKILL\) before it could serve{cause}"
+        assert re.fullmatch(told, pulse.death or "")
+        with pytest.raises(StartupError, match=f"{cause}$"):
+            client.raise_if_never_served()
+
+
+async def test_what_breaks_in_handling_a_message_is_not_called_the_end_of_the_process() -> None:
+    pulse = Pulse(0.0)
+    client = EngineClient(pulse, Silence())
+    _Wire(client).connection_lost(KeyError("slot"))
+    await client.closed.wait()
+    assert re.fullmatch(
+        f"what the engine process sent at {MOMENT} cannot be handled: KeyError: 'slot'",
+        pulse.death or "",
+    )
 
 
 async def test_an_integrity_answer_after_its_deadline_does_not_break_the_connection(

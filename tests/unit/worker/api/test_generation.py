@@ -10,7 +10,8 @@ from sluice_worker.metrics import Statistics
 from sluice_worker.protocol import parse_completion
 from sluice_worker.server.generation import Choice, Generation
 from sluice_worker.server.ledger import Ledger
-from sluice_worker.server.text import Transcript
+from sluice_worker.server.prompts import Echo
+from sluice_worker.server.text import StopStrings, Transcript
 from sluice_worker.tokenizer import Tokenizer
 from sluice_worker.wire import FirstToken, TokenOut, packed
 
@@ -35,7 +36,9 @@ def left(directory: Path, dropped: SluiceError | None = None) -> Tick:
         Ledger(recorder, Statistics(Slo(), 0.0)),
         aborted.append,
     )
-    text = Transcript(tokenizer.detokenizer(), stops=(), stop_token_ids=frozenset(), min_tokens=0)
+    text = Transcript(
+        tokenizer.detokenizer(), stops=StopStrings(()), stop_token_ids=frozenset(), min_tokens=0
+    )
     flights = [recorder.arrive(str(i), now_s, now_s, 1) for i in range(3)]
     choices = [Choice(i, f, text, packed([1]), counts_prompt=i == 0) for i, f in enumerate(flights)]
     sinks = [generation.add(choice) for choice in choices]
@@ -52,10 +55,15 @@ def left(directory: Path, dropped: SluiceError | None = None) -> Tick:
 def test_a_scored_prompt_ends_by_its_length_whatever_token_would_have_come(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer.json")
     text = Transcript(
-        Tokenizer(tmp_path).detokenizer(), stops=(), stop_token_ids=frozenset(), min_tokens=0
+        Tokenizer(tmp_path).detokenizer(),
+        stops=StopStrings(()),
+        stop_token_ids=frozenset(),
+        min_tokens=0,
     )
     flight = Recorder("boot", 0.0, 0.0).arrive("0", 0.0, 0.0, 1)
-    choice = Choice(0, flight, text, packed([1]), counts_prompt=True, echo="a", is_scoring=True)
+    choice = Choice(
+        0, flight, text, packed([1]), counts_prompt=True, echo=Echo("a"), is_scoring=True
+    )
     parts = FirstToken(0.0, 0.0, 0.0, 0)
     assert choice.feed(TokenOut("0", 2, first=parts, finish_reason="stop")) == "a"
     assert choice.finish_reason == "length"

@@ -27,7 +27,9 @@ def test_anything_else_is_refused(sent: bytes) -> None:
         Bearer(["one", "two"]).check(sent)
 
 
-def test_a_rotated_token_is_taken_and_a_spoilt_file_is_not(tmp_path: Path) -> None:
+def test_a_rotated_token_is_taken_and_a_spoilt_file_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "token"
 
     def write(text: str) -> None:
@@ -43,7 +45,10 @@ def test_a_rotated_token_is_taken_and_a_spoilt_file_is_not(tmp_path: Path) -> No
     with pytest.raises(Unauthorized):
         bearer.check(b"Bearer one")
     write("\n")
-    bearer.check(b"Bearer two")
+    for _ in range(2):
+        bearer.check(b"Bearer two")
+    told = [vars(record)["reason"] for record in caplog.records]
+    assert told == [f"{path} is empty"]
     path.unlink()
     bearer.check(b"Bearer two")
 

@@ -1,6 +1,7 @@
 """Live is idle or moving; busy is not dead."""
 
 import pytest
+from sluice_worker.contract import Hung
 from sluice_worker.health import LOADING_TIMEOUT_S, Pulse
 
 TIMEOUT_S = 10.0
@@ -61,6 +62,31 @@ def test_steps_keep_a_busy_engine_live() -> None:
     for second in range(9, 100, 9):
         pulse.stepped(float(second))
     assert pulse.liveness(100.0, TIMEOUT_S).ok
+
+
+def test_a_hung_engine_is_told_with_since_when_in_a_sentence_that_stays() -> None:
+    pulse = Pulse(100.0, created_s=1_000_000_000.0)
+    pulse.serving(103.0)
+    pulse.beat(0, False, 110.0)
+    pulse.work_arrived(110.0)
+    assert pulse.hung(115.0, TIMEOUT_S) is None
+    sentence = "the engine process is hung: no step, though there is work, since "
+    since = Hung(1_000_000_010.0, sentence + "2001-09-09T01:46:50Z")
+    assert pulse.hung(116.0, TIMEOUT_S) == pulse.hung(190.0, TIMEOUT_S) == since
+    verdict = pulse.liveness(151.0, TIMEOUT_S)
+    assert (verdict.phase, verdict.reason) == ("hung", f"{since.reason} (41 s)")
+    pulse.stepped(191.0)
+    assert pulse.hung(191.0, TIMEOUT_S) is None
+
+
+def test_an_idle_engine_that_is_silent_is_hung_and_one_that_ended_is_not() -> None:
+    pulse = Pulse(0.0, created_s=1_000_000_000.0)
+    pulse.serving(0.0)
+    hung = pulse.hung(6.0, TIMEOUT_S)
+    assert hung is not None
+    assert "no sign of life since 2001-09-09T01:46:40Z" in hung.reason
+    pulse.died("the engine process ended")
+    assert pulse.hung(6.0, TIMEOUT_S) is None
 
 
 def test_a_dead_engine_is_neither_live_nor_ready_at_once() -> None:

@@ -111,8 +111,9 @@ def test_a_prompt_begins_with_a_token_of_which_nothing_is_known() -> None:
         create_scores([[(2, -1.0), (5, -0.5)]], [2]),
         create_scores([[(4, -0.5), (4, -0.5)]], [1]),
     ]
-    tokens = [*prompt_tokens(parts, [1, 2, 4], text_of)]
-    assert [token.offset for token in tokens] == [0, 1, 2]
+    tokens = [*prompt_tokens(parts, [1, 2, 4], [0, 0, 3])]
+    assert [token.offset for token in tokens] == [0, 0, 3]
+    assert {token.offset for token in prompt_tokens(parts, [1, 2, 4], ())} == {0}
     completion = told(of_completion(tokens, 1, text_of))
     assert completion["token_logprobs"] == [None, -1.0, -0.5]
     assert completion["top_logprobs"][0] is None

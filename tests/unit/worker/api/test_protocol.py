@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from sluice_worker.errors import RequestError, UnsupportedParameter
 from sluice_worker.json_body import MAX_CONTAINERS, parse_object
 from sluice_worker.protocol import (
-    MAX_SEQUENCES,
     NEUTRAL,
     CompletionBody,
     parse_completion,
     parse_generate,
 )
+from sluice_worker.sampling_params import MAX_SEQUENCES
 
 
 def refusal(parse: Callable[[bytes], object], body: bytes) -> RequestError | None:

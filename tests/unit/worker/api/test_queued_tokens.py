@@ -72,9 +72,20 @@ def test_who_comes_alone_is_let_in_where_the_ceiling_has_room_for_all_of_it(
         asyncio.run(service.open(parse_completion(BODY), 0.0))
 
 
-def test_a_worker_that_leaves_says_so_also_once_its_engine_is_gone(tmp_path: Path) -> None:
+def test_a_worker_that_drains_takes_requests_until_its_time_is_up(tmp_path: Path) -> None:
     service = create_service(tmp_path, ServerConfig())
     service.drain()
+    assert (service.readiness().ok, service.lifetime()) == (False, 0.0)
+    asyncio.run(service.open(parse_completion(BODY), 0.0))
+    service.close()
+    assert service.client.num_open == 0, "it was told so"
+    with pytest.raises(Draining):
+        asyncio.run(service.open(parse_completion(BODY), 0.0))
+
+
+def test_a_worker_that_leaves_says_so_also_once_its_engine_is_gone(tmp_path: Path) -> None:
+    service = create_service(tmp_path, ServerConfig())
+    service.close()
     service.client.closed.set()
     with pytest.raises(Draining):
         asyncio.run(service.open(parse_completion(BODY), 0.0))

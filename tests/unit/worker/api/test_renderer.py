@@ -9,9 +9,12 @@ from sluice_worker.chat import Conversation
 from sluice_worker.errors import CheckpointError, ConfigError, RequestError
 from sluice_worker.server.renderer import Renderer
 from sluice_worker.tokenizer import Tokenizer
+from transformers import PreTrainedTokenizerFast
 from unit.worker.api.tiny import write_tokenizer
 
 HELLO: dict[str, Any] = {"role": "user", "content": "hello"}
+SAID = " {{ messages[0].content }}"
+READS_TOOLS = "{% if tools %}{% endif %}" + SAID
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 
 
@@ -35,29 +38,58 @@ def configure(directory: Path, **fields: Any) -> None:
 def test_the_flag_is_before_the_file_and_the_file_before_the_configuration(
     directory: Path,
 ) -> None:
-    configure(directory, chat_template="configured")
-    assert text_of(directory) == "configured"
-    (directory / "chat_template.jinja").write_text("in the file")
-    assert text_of(directory) == "in the file"
-    (directory / "mine").write_text("by the flag")
-    assert text_of(directory, directory / "mine") == "by the flag"
+    configure(directory, chat_template="configured" + SAID)
+    assert text_of(directory) == "configured hello"
+    (directory / "chat_template.jinja").write_text("in the file" + SAID)
+    assert text_of(directory) == "in the file hello"
+    (directory / "mine").write_text("by the flag" + SAID)
+    assert text_of(directory, directory / "mine") == "by the flag hello"
 
 
 def test_special_tokens_are_read_as_texts_or_objects(directory: Path) -> None:
-    template = "{{ bos_token }}|{{ eos_token }}|{{ add_bos_token }}"
+    template = "{{ bos_token }}|{{ eos_token }}|{{ add_bos_token }}" + SAID
     tokens = {"bos_token": "<|end|>", "eos_token": {"content": "<e>"}, "add_bos_token": True}
     configure(directory, chat_template=template, **tokens)
-    assert text_of(directory) == "<|end|>|<e>|"
+    assert text_of(directory) == "<|end|>|<e>| hello"
 
 
 def test_tools_have_a_template_of_their_own_where_there_is_one(directory: Path) -> None:
     named = [
-        {"name": "default", "template": "plain"},
-        {"name": "tool_use", "template": "{{ tools | length }} tools"},
+        {"name": "default", "template": "plain" + SAID},
+        {"name": "tool_use", "template": "{{ tools | length }} tools" + SAID},
     ]
     configure(directory, chat_template=named)
-    assert text_of(directory) == "plain"
-    assert text_of(directory, tools=(TOOL, TOOL)) == "2 tools"
+    assert text_of(directory) == "plain hello"
+    assert text_of(directory, tools=(TOOL, TOOL)) == "2 tools hello"
+
+
+@pytest.mark.parametrize("files", ["", "default", "tool_use", "default other tool_use"])
+@pytest.mark.parametrize("configured", [None, "text", [], ["tool_use"], ["default", "tool_use"]])
+@pytest.mark.parametrize("tools", [(), (TOOL,)])
+def test_the_template_is_the_one_that_transformers_takes(
+    directory: Path, files: str, configured: list[str] | str | None, tools: tuple[Any, ...]
+) -> None:
+    """Files go before the configuration, all of them; chat_template.json is of processors."""
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "chat_template.json").write_text('{"chat_template": "of a processor"}')
+    for name in files.split():
+        file = "chat_template" if name == "default" else f"additional_chat_templates/{name}"
+        (directory / f"{file}.jinja").write_text(f"{name} in a file{READS_TOOLS}")
+    if isinstance(configured, list):
+        named = [
+            {"name": name, "template": f"{name} configured{READS_TOOLS}"} for name in configured
+        ]
+        configure(directory, chat_template=named)
+    elif configured:
+        configure(directory, chat_template=configured + READS_TOOLS)
+    theirs = PreTrainedTokenizerFast.from_pretrained(directory)
+    try:
+        expected = theirs.get_chat_template(tools=list(tools) or None)
+    except ValueError:
+        with pytest.raises(RequestError, match="no chat template"):
+            text_of(directory, tools=tools)
+    else:
+        assert text_of(directory, tools=tools) == expected.removesuffix(READS_TOOLS) + " hello"
 
 
 def test_a_model_without_a_template_says_so(directory: Path) -> None:
@@ -91,7 +123,7 @@ def test_a_template_outside_the_checkpoint_is_not_read(directory: Path) -> None:
 
 
 def test_a_lone_surrogate_is_refused(directory: Path) -> None:
-    (directory / "chat_template.jinja").write_text("{{ '\\ud800' }}")
+    (directory / "chat_template.jinja").write_text("{{ '\\ud800' }}" + SAID)
     with pytest.raises(RequestError, match="surrogate"):
         text_of(directory)
 

@@ -1,6 +1,7 @@
 """What the sampling fields of a body mean, and which of their values are refused by name."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_worker.chat import parse_chat
 from sluice_worker.errors import CheckpointError, RequestError
-from sluice_worker.protocol import parse_completion, parse_generate
+from sluice_worker.protocol import Completion, parse_completion, parse_generate
 from sluice_worker.sampling_params import (
     MAX_OUTPUT_LOGPROBS,
     MAX_PROMPT_LOGPROBS,
+    MAX_TEXT_CHARS,
     SamplingFields,
     SamplingParams,
     check_logprobs,
@@ -105,15 +107,16 @@ def test_a_checkpoints_default_that_makes_no_sense_is_named(wrong: dict[str, obj
         ("repetition_penalty", [0, -1, 1e30]),
         (
             "logit_bias",
-            [{"a": 1}, {"-1": 1}, {"1": 101}, {"1": None}, [1], {str(n): 1 for n in range(2000)}],
+            [{"a": 1}, {"-1": 1}, {"1": 101}, {"1": None}, [1], {str(n): 1 for n in range(5000)}],
         ),  # fmt: skip
         ("allowed_token_ids", [[], [-1], ["a"], list(range(5000))]),
         ("bad_words", [[""], [1], "a", ["a"] * 1000]),
-        ("stop_token_ids", [[-1], ["a"]]),
+        ("stop_token_ids", [[-1], ["a"], list(range(5000))]),
         ("logprobs", [-1, 21, True, "1"]),
         ("prompt_logprobs", [-1, 21]),
         ("truncate_prompt_tokens", [0, -2]),
-        ("n", [0, 129]),
+        ("n", [0, 1025]),
+        ("stop", ["", [""], ["a", 1], 1]),
         ("echo", [1, "yes"]),
     ],
 )
@@ -122,6 +125,35 @@ def test_values_out_of_range_are_refused_by_name(name: str, values: list[Any]) -
         with pytest.raises(RequestError) as refused:
             params(**{name: value})
         assert (refused.value.param, name in refused.value.message) == (name, True)
+
+
+@pytest.mark.parametrize("parse", [parse_completion, parse_generate])
+@pytest.mark.parametrize(
+    "stops", [[f"{i}" * 9 for i in range(n)] for n in (17, 24, 64)] + [["x"] * MAX_TEXT_CHARS]
+)
+def test_stop_strings_are_bounded_by_their_characters_and_not_by_their_number(
+    parse: Callable[[bytes], Completion], stops: list[str]
+) -> None:
+    def asked(stop: object) -> tuple[str, ...]:
+        return parse(json.dumps({"prompt": "x", "stop": stop}).encode()).sampling.stop
+
+    assert asked(stops) == tuple(stops)
+    assert asked("x" * MAX_TEXT_CHARS) == ("x" * MAX_TEXT_CHARS,)
+    for over in ([*stops, "x" * MAX_TEXT_CHARS], "x" * (MAX_TEXT_CHARS + 1)):
+        with pytest.raises(RequestError, match=f"over the limit of {MAX_TEXT_CHARS}") as refused:
+            asked(over)
+        assert refused.value.param == "stop"
+
+
+def test_lists_may_be_as_long_as_in_vllm() -> None:
+    """Its limits, by source: 128 stop token ids and bad words, 1,024 biases, ids and prompts."""
+    ids = [*range(1024)]
+    assert params(stop_token_ids=ids[:200]).stop_token_ids == frozenset(ids[:200])
+    assert len(params(bad_words=["a" * 100] * 128).bad_words) == 128
+    assert len(params(logit_bias={str(i): 1 for i in ids}).engine.logit_bias) == 1024
+    assert params(allowed_token_ids=ids).engine.allowed_token_ids == tuple(ids)
+    assert params(n=1024).n == 1024
+    assert len(parse_completion(json.dumps({"prompt": ["x"] * 1024}).encode()).prompts) == 1024
 
 
 def test_vllms_two_ways_to_turn_top_k_off_are_read() -> None:

@@ -19,7 +19,7 @@ from sluice_worker.server.bodies import FREE_BYTES, Answers
 from sluice_worker.server.generation import Arrived, Choice, Generation
 from sluice_worker.server.ledger import Ledger
 from sluice_worker.server.stream import EventStream, WholeReply
-from sluice_worker.server.text import Transcript
+from sluice_worker.server.text import StopStrings, Transcript
 from sluice_worker.tokenizer import Tokenizer
 from sluice_worker.wire import FinishReason, FirstToken, TokenOut, packed
 from starlette.responses import Response
@@ -87,7 +87,10 @@ async def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_cam
     ledger = Ledger(recorder, Statistics(Slo(), 0.0))
     generation = Generation("cmpl-1", parse_completion(b'{"prompt": "a"}'), ledger, lambda _: None)
     text = Transcript(
-        Tokenizer(tmp_path).detokenizer(), stops=(), stop_token_ids=frozenset(), min_tokens=0
+        Tokenizer(tmp_path).detokenizer(),
+        stops=StopStrings(()),
+        stop_token_ids=frozenset(),
+        min_tokens=0,
     )
     flight = recorder.arrive("0", clock.now_s, clock.now_s, 1)
     sink = generation.add(Choice(0, flight, text, packed([1]), counts_prompt=True))

@@ -1,12 +1,14 @@
 """Stop strings: no part of one is ever sent, and all else is."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_worker.server.text import StopFinder, Transcript
+from sluice_worker.server.text import StopFinder, StopStrings, Transcript
 
 PIECES = st.lists(st.text(alphabet="ab\n", max_size=4), max_size=12)
-STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=3)
+STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=8)
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
@@ -22,7 +24,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
 def test_what_is_sent_is_the_text_before_the_first_stop(
     pieces: list[str], stops: list[str]
 ) -> None:
-    finder, sent, found = StopFinder(stops), "", None
+    finder, sent, found = StopFinder(StopStrings(stops)), "", None
     for piece in pieces:
         text, found = finder.push(piece)
         sent += text
@@ -39,7 +41,7 @@ def test_what_is_sent_is_the_text_before_the_first_stop(
 def test_an_included_stop_ends_the_text_and_nothing_is_held_back(
     pieces: list[str], stops: list[str]
 ) -> None:
-    finder, sent, came, found = StopFinder(stops, include=True), "", "", None
+    finder, sent, came, found = StopFinder(StopStrings(stops), include=True), "", "", None
     for piece in pieces:
         came += piece
         text, found = finder.push(piece)
@@ -60,7 +62,7 @@ def test_a_stop_counts_if_it_ends_after_min_tokens_wherever_it_begins(
     """Token n is the n-th piece. The reference searches the whole text after each token."""
     transcript = Transcript(
         Pieces(pieces),
-        stops=stops,
+        stops=StopStrings(stops),
         stop_token_ids=frozenset(),
         min_tokens=min_tokens,
         include_stop=include,
@@ -93,7 +95,21 @@ def test_a_stop_counts_if_it_ends_after_min_tokens_wherever_it_begins(
 def test_of_stops_in_one_piece_the_first_to_end_wins_and_then_the_first_that_is_named(
     stops: list[str], text: str, reason: str
 ) -> None:
-    assert StopFinder(stops).push("abcd") == (text, reason)
+    assert StopFinder(StopStrings(stops)).push("abcd") == (text, reason)
+
+
+def test_a_thousand_stop_strings_cost_a_token_what_one_does() -> None:
+    def seconds(num: int) -> float:
+        finder = StopFinder(StopStrings([f"\nUser {i}:" for i in range(num)]))
+        begin = time.perf_counter()
+        for _ in range(2000):
+            assert finder.push(" some words\nof User 1 and 2") == (
+                " some words\nof User 1 and 2",
+                None,
+            )
+        return time.perf_counter() - begin
+
+    assert min(seconds(1000) for _ in range(3)) < 5 * min(seconds(1) for _ in range(3))
 
 
 class Pieces:
@@ -105,6 +121,9 @@ class Pieces:
     def push(self, token_id: int) -> str:
         return self._pieces[token_id]
 
+    def place(self) -> int:
+        raise NotImplementedError
+
     def flush(self) -> str:
         return ""
 
@@ -112,8 +131,15 @@ class Pieces:
 class Letters:
     """A detokenizer whose token n is the n-th letter; 0 is a control token."""
 
+    def __init__(self) -> None:
+        self._num = 0
+
     def push(self, token_id: int) -> str:
+        self._num += token_id > 0
         return "" if token_id == 0 else chr(96 + token_id)
+
+    def place(self) -> int:
+        return self._num - 1
 
     def flush(self) -> str:
         return ""
@@ -127,7 +153,7 @@ def create_transcript(
 ) -> Transcript:
     return Transcript(
         Letters(),
-        stops=stops,
+        stops=StopStrings(stops),
         stop_token_ids=stop_ids,
         min_tokens=min_tokens,
         include_stop=include_stop,
@@ -155,11 +181,13 @@ def test_an_included_stop_token_is_text() -> None:
     assert (transcript.token_ids, transcript.stop_reason) == ([1, 2], 2)
 
 
-def test_characters_are_counted_whether_sent_or_held_back() -> None:
-    transcript = create_transcript(stops=("abc",))
-    for expected, token_id in enumerate((1, 2), start=1):
+def test_a_token_has_its_place_whether_its_text_is_sent_or_held_back() -> None:
+    transcript = create_transcript(stops=("abc",), stop_ids=frozenset({5}))
+    for place, token_id in enumerate((1, 2)):
         assert transcript.push(token_id, is_last=False, by_token=False) == ""
-        assert transcript.num_chars == expected
+        assert transcript.place() == place
+    assert transcript.push(5, is_last=True, by_token=True) == "ab"
+    assert transcript.place() == 2
 
 
 def test_the_end_token_gives_no_stop_reason() -> None:

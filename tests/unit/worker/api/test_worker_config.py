@@ -36,6 +36,16 @@ def test_flags_become_the_two_configurations(model: Path) -> None:
     assert (config.server.port, config.server.slo.ttft_ms, config.model_name) == (9000, 500, "tiny")
 
 
+@pytest.mark.parametrize(("flags", "expected"), [([], True), (["--parse-special=false"], False)])
+def test_control_tokens_of_prompts_are_read_unless_the_flag_says_otherwise(
+    model: Path, flags: list[str], expected: bool
+) -> None:
+    basic = ["--model", str(model), "--load-format", "dummy"]
+    assert parse([*basic, *flags]).server.parse_special is expected
+    (problem,) = problems_of(*basic, "--parse-special", "no")
+    assert problem == "--parse-special must be true or false, not 'no'"
+
+
 def test_a_level_of_the_log_is_one_in_any_case_or_refused_in_a_sentence(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,7 +162,7 @@ def test_an_empty_secret_file_is_refused(model: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(" \n\n")
     flags = ("--load-format", "dummy", "--api-key-file", str(tmp_path / "keys"))
     (problem,) = problems_of("--model", str(model), *flags)
-    assert "holds no key" in problem
+    assert "keys is empty" in problem
 
 
 def test_the_key_of_the_environment_is_taken_unless_a_file_holds_keys_and_never_shown(

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sluice_kernels.linear import PlainLinear
 from sluice_worker.errors import CheckpointError, StartupError, UnsupportedModel
-from sluice_worker.files import checkpoint_dir, inside, read_json
+from sluice_worker.files import Directory, checkpoint_dir, read_json
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
 from sluice_worker.shape import ModelShape, weights_bytes
@@ -42,6 +42,11 @@ def edit_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) 
     save_file(tensors, path / WEIGHTS)
 
 
+TRUNCATED = (
+    r"model.safetensors: truncated: [\d,]{6,} bytes are there, and its header asks for [\d,]+"
+)
+
+
 def truncate(path: Path) -> None:
     data = (path / WEIGHTS).read_bytes()
     (path / WEIGHTS).write_bytes(data[: len(data) // 2])
@@ -55,6 +60,18 @@ def overlapping(path: Path) -> None:
     header = {name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for name in ("a", "b")}
     body = json.dumps(header).encode()
     (path / WEIGHTS).write_bytes(struct.pack("<Q", len(body)) + body + bytes(8))
+
+
+def written(data: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        (path / WEIGHTS).write_bytes(data)
+
+    return write
+
+
+def directory_in_place(path: Path) -> None:
+    (path / WEIGHTS).unlink()
+    (path / WEIGHTS).mkdir()
 
 
 def only_pickle(path: Path) -> None:
@@ -79,6 +96,7 @@ def link_in_a_circle(path: Path) -> None:
 
 def index(*, file_name: str) -> Callable[[Path], None]:
     def write(path: Path) -> None:
+        (path / WEIGHTS).unlink()
         weight_map = {"model.norm.weight": file_name}
         text = json.dumps({"weight_map": weight_map})
         (path / "model.safetensors.index.json").write_text(text)
@@ -89,13 +107,16 @@ def index(*, file_name: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (truncate, "model.safetensors: not a complete safetensors file"),
-        (huge_header, "model.safetensors: not a complete safetensors file"),
-        (overlapping, "model.safetensors: not a complete safetensors file"),
+        (truncate, TRUNCATED),
+        (huge_header, "10 bytes are there, and its header alone asks for 1,099,511,627,784"),
+        (written(b""), "model.safetensors: empty"),
+        (written(b"version https://git-lfs.github.com/spec/v1\n"), "model.safetensors: a git-lfs"),
+        (directory_in_place, "model.safetensors: Is a directory"),
+        (overlapping, "model.safetensors: not a safetensors file .*invalid offset"),
         (only_pickle, "pytorch_model.bin: only safetensors are read"),
         (fifo, "model.safetensors: not a regular file"),
         (link_outside, "model.safetensors: leads outside"),
-        (link_in_a_circle, "a.safetensors: cannot be followed"),
+        (link_in_a_circle, "a.safetensors: Too many levels of symbolic links"),
         (index(file_name="../other.safetensors"), "is not a safetensors file beside it"),
         (index(file_name="absent.safetensors"), "absent.safetensors: missing"),
         (index(file_name="weights.bin"), "weights.bin is not a safetensors file"),
@@ -117,6 +138,10 @@ def widen_norm(tensors: dict[str, torch.Tensor]) -> None:
     tensors["model.norm.weight"] = torch.ones(33)
 
 
+def add_rows(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.embed_tokens.weight"] = torch.ones(200, 32)
+
+
 def integer_norm(tensors: dict[str, torch.Tensor]) -> None:
     tensors["model.norm.weight"] = torch.ones(32, dtype=torch.int32)
 
@@ -130,6 +155,7 @@ def extra_bias(tensors: dict[str, torch.Tensor]) -> None:
     [
         (drop_norm, "tensor model.norm.weight is missing"),
         (widen_norm, r"has shape \[33\], but config.json asks for \[32\]"),
+        (add_rows, r"has shape \[200, 32\], but config.json asks for \[199, 32\]"),
         (integer_norm, "not of a floating dtype"),
         (extra_bias, "q_proj.bias has no place in the model"),
     ],
@@ -187,10 +213,16 @@ def test_bad_json_and_missing_directory_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "empty.json").touch()
+    (tmp_path / "pointer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (tmp_path / "folder.json").mkdir()
     for name, sentence in (
         ("config.json", "not valid JSON"),
         ("list.json", "not a JSON object"),
         ("deep.json", "not valid JSON"),
+        ("empty.json", "empty.json: empty"),
+        ("pointer.json", "pointer.json: a git-lfs pointer, not the file"),
+        ("folder.json", "folder.json: Is a directory"),
         ("../secret", "leads outside"),
         ("absent.json", "missing"),
     ):
@@ -198,7 +230,7 @@ def test_bad_json_and_missing_directory_are_named(tmp_path: Path) -> None:
             read_json(tmp_path, name)
     with pytest.raises(CheckpointError, match="not a directory"):
         checkpoint_dir(str(tmp_path / "absent"))
-    assert checkpoint_dir(f"file://{tmp_path}") == inside(tmp_path, "config.json").parent
+    assert checkpoint_dir(f"file://{tmp_path}") == Directory(tmp_path).locate("config.json").parent
 
 
 def eos_of(directory: Path, config: dict[str, object]) -> frozenset[int]:

@@ -14,14 +14,13 @@ from sluice_worker.config import EngineConfig
 from sluice_worker.engine_process import (
     BURST_S,
     LARGE_BYTES,
-    MAX_TOLD,
     REFILL_S,
     Disconnected,
     Link,
     Loop,
     serve,
-    told,
 )
+from sluice_worker.errors import MAX_TOLD, told
 from sluice_worker.wire import (
     Abort,
     CheckIntegrity,

@@ -87,13 +87,15 @@ def test_longrope_takes_the_factors_of_the_longest_sequence_that_is_served(kind:
 
 
 def test_a_scaling_that_is_added_to_a_newer_config_comes_first() -> None:
-    """As transformers has it, and Qwen's own advice for long prompts."""
+    """As transformers has it: it replaces all of the newer field."""
     plain = {"rope_type": "default", "rope_theta": 1e6}
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-    found = config_of("Qwen3", rope_parameters=plain, rope_scaling=yarn)
+    found = config_of("Qwen3", rope_parameters=plain, rope_scaling={**yarn, "rope_theta": 1e6})
     assert (found.rope.kind, found.rope.theta, found.rope.factor) == ("yarn", 1e6, 4.0)
     assert found.shape.max_position == 16384
     assert config_of("Qwen3", rope_parameters=plain).shape.max_position == 4096
+    with pytest.raises(UnsupportedModel, match="rope_scaling replaces rope_parameters, and names"):
+        config_of("Qwen3", rope_parameters=plain, rope_scaling=yarn)
     kinds = {"full_attention": {"rope_theta": 2e6}, "sliding_attention": {"rope_theta": 3e4}}
     linear = {"rope_type": "linear", "factor": 8.0}
     gemma = config_of("Gemma3", rope_parameters=kinds, rope_scaling=linear)

@@ -90,6 +90,23 @@ def test_a_file_of_another_layout_is_passed_by(tmp_path: Path) -> None:
     assert machine(tmp_path, "0::/pod\n", files).throttled_s() == 2.5
 
 
+@pytest.mark.parametrize(
+    ("membership", "file", "content"),
+    [
+        ("0::/\n", "memory.events", "low 0\noom 1\noom_kill 3\n"),
+        ("0::/pod/c\n", "pod/c/memory.events", "oom_kill 3\n"),
+        ("0::/pod/c\n", "memory.events", "oom_kill 3\n"),
+        ("5:memory:/pod/c\n", "memory/pod/c/memory.oom_control", "under_oom 0\noom_kill 3\n"),
+        ("5:memory:/away\n", "memory/memory.oom_control", "oom_kill_disable 0\noom_kill 3\n"),
+    ],
+)
+def test_kills_for_memory_are_read_from_both_cgroup_versions(
+    tmp_path: Path, membership: str, file: str, content: str
+) -> None:
+    assert machine(tmp_path, membership, {file: content}).oom_kills() == 3
+    assert Resources(tmp_path / "none", tmp_path / "none").oom_kills() == 0
+
+
 def test_without_a_quota_nothing_is_throttled(tmp_path: Path) -> None:
     assert machine(tmp_path, "0::/\n", {"cpu.stat": "usage_usec 9\n"}).throttled_s() == 0.0
     assert Resources(tmp_path, tmp_path / "none").throttled_s() == 0.0

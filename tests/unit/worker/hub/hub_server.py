@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif parts.path.startswith(f"/api/models/{hub.repo}/revision/"):
             self._listing(parts.path.rpartition("/")[2], "blobs" in parse_qs(parts.query))
         elif parts.path.startswith(f"/{hub.repo}/resolve/"):
-            self._resolve(parts.path.rpartition("/")[2], authorization)
+            self._resolve(parts.path.split("/", 5)[5], authorization)
         else:
             self._reply(404, b"", {"X-Error-Code": "RepoNotFound"})
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_worker.errors import CheckpointError, StartupError, UnsupportedModel
-from sluice_worker.files import inside, read_json
+from sluice_worker.files import Directory, read_json
 from sluice_worker.hub.cache import Cache, Stopped
 from sluice_worker.hub.download import download
 from sluice_worker.hub.listing import RemoteFile
@@ -125,24 +125,27 @@ def test_all_that_is_served_is_fetched_and_nothing_that_can_run(hub: Hub, access
         "pytorch_model.bin": b"\x80\x02}q\x00.", "modeling_tiny.py": b"import os",
         "README.md": b"#", "../evil.json": b"{}", "onnx/model.safetensors": b"",
         "chat_template.jinja": b"{{ 1 }}",
+        "additional_chat_templates/tool_use.jinja": b"{{ 2 }}",
+        "additional_chat_templates/../../evil.jinja": b"{{ 3 }}",
     }  # fmt: skip
     directory = fetch(access)
-    assert {path.name for path in directory.iterdir()} == {
+    fetched = {str(path.relative_to(directory)): path for path in directory.rglob("*.*")}
+    assert fetched.keys() == {
         "config.json", "tokenizer.json", "chat_template.jinja", WEIGHTS,
+        "additional_chat_templates/tool_use.jinja",
     }  # fmt: skip
-    for path in directory.iterdir():
-        assert path.read_bytes() == hub.files[path.name]
+    assert all(path.read_bytes() == hub.files[name] for name, path in fetched.items())
     asked = {seen.path.rpartition("/")[2] for seen in hub.seen}
-    assert asked.isdisjoint({"pytorch_model.bin", "modeling_tiny.py", "evil.json"})
+    assert asked.isdisjoint({"pytorch_model.bin", "modeling_tiny.py", "evil.json", "evil.jinja"})
 
 
 def test_files_of_a_snapshot_are_read_as_its_own(access: Access) -> None:
     directory = fetch(access)
     assert read_json(directory, "config.json")["model_type"] == "llama"
-    assert inside(directory, WEIGHTS).stat().st_size > SIZE
+    assert Directory(directory).locate(WEIGHTS).stat().st_size > SIZE
     (directory / "out.json").symlink_to("/etc/hostname")
     with pytest.raises(CheckpointError, match="outside"):
-        inside(directory, "out.json")
+        Directory(directory).locate("out.json")
 
 
 def test_the_cache_is_laid_out_as_huggingface_hub_reads_it(hub: Hub, access: Access) -> None:
@@ -170,7 +173,8 @@ def test_a_second_start_fetches_nothing_and_one_at_a_commit_asks_nothing(
 
 
 def add_shards(hub: Hub, *sizes: int) -> list[str]:
-    """Names of shards of so many bytes, which the model has now beside an index of them."""
+    """Names of shards of so many bytes, which the model has now in place of its one file."""
+    hub.files.pop(WEIGHTS, None)
     shards = {f"model-{i}-of-{len(sizes)}.safetensors": size for i, size in enumerate(sizes, 1)}
     hub.files |= {name: safetensors({}, size) for name, size in shards.items()}
     hub.files[INDEX] = json.dumps({"weight_map": {f"of {name}": name for name in shards}}).encode()

@@ -7,16 +7,15 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from sluice_operator import hub as operators
-from sluice_operator.checkpoint import Checkpoint, CheckpointError
+from sluice_operator.checkpoint import Checkpoint
 from sluice_worker import redirects
-from sluice_worker.errors import DownloadError
-from sluice_worker.hub.reference import Access, HubModel
+from sluice_worker.errors import CheckpointError, DownloadError
+from sluice_worker.hub.reference import HubModel
 from sluice_worker.hub.site import Site
 from sluice_worker.redirects import RedirectRefused, Redirects, may_lead_to
 from unit.operator.test_checkpoint import CONFIG
@@ -44,7 +43,7 @@ def hub() -> Iterator[Hub]:
 
 
 def _worker(endpoint: str) -> str:
-    with Site(Access(endpoint, Path("none"), token=TOKEN), HubModel(REPO)) as site:
+    with Site(endpoint, HubModel(REPO), TOKEN, advice="none") as site:
         return site.listing().commit
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_worker.config import parse
 from sluice_worker.errors import CheckpointError, ConfigError
-from sluice_worker.files import shard_names
 from sluice_worker.hub.listing import clean_etag
 from sluice_worker.hub.progress import DownloadProgress, bar
 from sluice_worker.hub.reference import HubModel, access, hub_model
+from sluice_worker.stored import shard_names
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 

@@ -1,0 +1,108 @@
+"""What a start on a hub's model may not read beside the checkpoint is told with its cause."""
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+from sluice_worker.errors import DownloadError, StartupError
+from sluice_worker.hub.cache import Cache
+from sluice_worker.hub.download import download
+from sluice_worker.hub.reference import Access, HubModel, access, hub_model
+from sluice_worker.hub.site import Site
+from unit.worker.ordinary_user import open_directory, ordinary_user
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+MODEL = HubModel("org/name")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with open_directory() as made:
+        yield made
+
+
+def kept(folder: Path) -> Path:
+    """A cache that holds all of MODEL; its snapshot."""
+    cache = Cache(folder, MODEL.repo)
+    cache.prepare(COMMIT)
+    cache.remember(MODEL, COMMIT)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (cache.snapshot(COMMIT) / name).write_text("{}")
+    return cache.snapshot(COMMIT)
+
+
+def offline(folder: Path) -> Path:
+    """The directory of MODEL without a hub."""
+    hub = Access("http://127.0.0.1:9", folder, offline=True)
+    return download(
+        MODEL,
+        hub,
+        weights=True,
+        check=lambda directory: None,
+        progress=lambda done, total: None,
+        stop=Event(),
+    )
+
+
+def test_a_saved_token_that_may_not_be_read_is_no_missing_token(folder: Path) -> None:
+    token = folder / "token"
+    environ = {"HF_HOME": str(folder)}
+    assert access(environ, None).token is None
+    token.write_text("hf_saved\n")
+    token.chmod(0)
+    with ordinary_user() as user, pytest.raises(ValueError, match="the hub's token") as refused:
+        access(environ, None)
+    assert str(refused.value).endswith(f"{token} cannot be read: permission denied for user {user}")
+    token.chmod(0o644)
+    token.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="token cannot be read: not UTF-8 text"):
+        access(environ, None)
+
+
+def test_a_directory_that_may_not_be_looked_into_is_not_taken_for_a_hubs_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "org").mkdir(mode=0)
+    monkeypatch.chdir(folder)
+    with ordinary_user() as user, pytest.raises(ValueError, match="org/name") as refused:
+        hub_model("org/name")
+    assert f"cannot be read: permission denied for user {user}" in str(refused.value)
+
+
+@pytest.mark.parametrize("closed", ["refs/main", "refs", "snapshots", f"snapshots/{COMMIT}"])
+def test_a_cache_that_may_not_be_read_is_not_called_incomplete(folder: Path, closed: str) -> None:
+    snapshot = kept(folder)
+    assert offline(folder) == snapshot
+    path = folder / "models--org--name" / closed
+    path.chmod(0)
+    with ordinary_user() as user, pytest.raises(StartupError) as refused:
+        offline(folder)
+    path.chmod(0o755)
+    assert str(path) in refused.value.message
+    assert f"permission denied for user {user}" in refused.value.message
+
+
+def test_an_index_that_is_cut_is_named_also_without_the_hub(folder: Path) -> None:
+    snapshot = kept(folder)
+    (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {"a')
+    with pytest.raises(StartupError, match=r"^model.safetensors.index.json: not valid JSON"):
+        offline(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [(None, "No such file or directory"), ("", "no certificate or crl found")],
+)
+def test_certificates_that_cannot_be_read_are_told_with_their_variable(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, cause: str
+) -> None:
+    authorities = folder / "ca.crt"
+    if content is not None:
+        authorities.write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authorities))
+    with pytest.raises(DownloadError, match="SSL_CERT_FILE") as refused:
+        Site("https://127.0.0.1:9", MODEL, advice="none")
+    assert cause in refused.value.message
+    assert isinstance(refused.value.__cause__, FileNotFoundError | ssl.SSLError)
