@@ -13,10 +13,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from .contract import MemoryReport, StepModel
+from .contract import MemoryReport, SchedulingPolicy, StepModel
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-Policy = Literal["deadline", "fcfs", "priority"]
 MAX_FRAME_BYTES = 64 << 20
 TOKEN_BYTES = array("i").itemsize
 
@@ -135,7 +134,7 @@ class Limits(Message, frozen=True):
     max_num_batched_tokens: int
     itl_ms: float | None = None
     ttft_ms: float | None = None
-    policy: Policy = "fcfs"
+    policy: SchedulingPolicy = "fcfs"
 
 
 class CheckIntegrity(Message, frozen=True):

@@ -10,6 +10,7 @@ from sluice_kernels.choose import choose
 from sluice_kernels.interface import Kernels
 from sluice_kernels.plain import PlainKernels
 from sluice_worker.blocks import BlockPool
+from sluice_worker.contract import SchedulingPolicy
 from sluice_worker.engine import Engine
 from sluice_worker.files import read_json
 from sluice_worker.gpu.runner import GpuRunner
@@ -22,7 +23,7 @@ from sluice_worker.speculation import NgramSpeculation
 from sluice_worker.static_batch import StaticBatching
 from sluice_worker.steptime import StepTimes
 from sluice_worker.weights import Checkpoint
-from sluice_worker.wire import Finished, Limits, Policy, Sampling, Submit, packed
+from sluice_worker.wire import Finished, Limits, Sampling, Submit, packed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 199
@@ -44,7 +45,7 @@ def create_scheduler(
     scored_at_once: int = 128,
     num_ahead: int = 0,
     ttft_ms: float | None = None,
-    policy: Policy = "deadline",
+    policy: SchedulingPolicy = "deadline",
 ) -> Scheduler:
     return Scheduler(
         BlockPool(num_blocks, block_size, prefix_caching=prefix_caching),

@@ -5,10 +5,11 @@ from random import Random
 
 import pytest
 from sluice_worker.blocks import BlockPool
+from sluice_worker.contract import SchedulingPolicy
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
 from sluice_worker.step import Step
-from sluice_worker.wire import Limits, Policy, Submit, packed
+from sluice_worker.wire import Limits, Submit, packed
 
 from .factories import create_request, create_scheduler
 
@@ -98,7 +99,7 @@ def test_answers_to_one_prompt_go_together_and_count_once() -> None:
     ("policy", "expected"),
     [("deadline", ["c", "a", "b"]), ("priority", ["c", "b", "a"]), ("fcfs", ["b", "a", "c"])],
 )
-def test_the_policy_says_what_counts(policy: Policy, expected: list[str]) -> None:
+def test_the_policy_says_what_counts(policy: SchedulingPolicy, expected: list[str]) -> None:
     scheduler = create_scheduler(budget=16, cap=8, policy=policy, ttft_ms=500)
     requests = (
         create_request("b", 16, max_tokens=1),
@@ -191,9 +192,10 @@ def random_requests(chance: Random, num_blocks: int) -> list[Submit]:
         prompt = packed([7] * num_shared + [100 + number] * (length - num_shared))
         ttft_ms = chance.uniform(50, 8000) if chance.random() < 0.3 else None
         length = chance.randint(1, 30)
-        times = {"submitted_s": now, "arrived_s": now}
         name = str(number)
-        requests.append(Submit(name, prompt, length, 0.0, 0, True, [], 0, **times, ttft_ms=ttft_ms))
+        requests.append(
+            Submit(name, prompt, length, 0.0, 0, True, [], 0, now, arrived_s=now, ttft_ms=ttft_ms)
+        )
     return requests
 
 
@@ -207,7 +209,7 @@ def test_of_any_trace_all_end_once_and_hardly_more_are_late_than_first_come(hund
         num_blocks, cap = chance.choice((64, 256, 4096)), chance.choice((1, 2, 4, 16, 64))
         itl_ms = a + b * cap * chance.uniform(1, 2) + d * chance.uniform(16, 200)
         requests, ttft_ms = random_requests(chance, num_blocks), chance.uniform(50, 5000)
-        late: dict[Policy, int] = {}
+        late: dict[SchedulingPolicy, int] = {}
         for policy in ("fcfs", "deadline"):
             limits = Limits(0, cap, 2048, itl_ms, ttft_ms, policy)
             run = Run(requests, limits, num_blocks, model)
