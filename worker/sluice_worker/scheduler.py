@@ -384,26 +384,33 @@ class Scheduler:
         """Those that this step may serve beside `decoding`, in the order of the line; who is next
         and waits is admitted, as far as places and blocks reach."""
         running = [s for s in self.running if s not in decoding]
+        places = self.limits.max_num_seqs - len(decoding)
         if self.static is not None:
             may_admit = self.static.may_start(self.waiting, self.running, now)
             most = min(self.static.size, self.limits.max_num_seqs)
             places = most if may_admit else len(running)
-        else:
-            places = self.limits.max_num_seqs - len(decoding)
-        is_alone = not self.waiting and len(running) < 2
-        if not may_admit or is_alone:
-            return sorted(running, key=self._rank)[: max(places, 0)]
+        has_order = self.static is None and self.limits.policy != "fcfs"
+        num_free = places - sum(s not in self._paused for s in running)
         prefills: list[Sequence] = []
-        for sequence in self._candidates(running, now, pace):
-            if len(prefills) >= places:
-                break
-            if sequence in decoding:
-                continue
-            if not sequence.block_ids and not self._admit(sequence, prefills):
-                left = sorted(set(running).difference(prefills), key=self._rank)
-                return [*prefills, *(s for s in left if s.block_ids)][:places]
-            prefills.append(sequence)
-        return prefills
+        takes_place = False
+        if may_admit and (self.waiting or (has_order and len(running) > 1)):
+            for sequence in self._candidates(running, now, pace):
+                if sequence in decoding:
+                    continue
+                if not sequence.block_ids or sequence in self._paused:
+                    is_ahead = has_order and sequence in self.line and len(prefills) < places
+                    if num_free <= 0 and not is_ahead:
+                        break
+                    if not sequence.block_ids and not self._admit(sequence, prefills):
+                        break
+                    takes_place = takes_place or num_free <= 0
+                    num_free -= 1
+                prefills.append(sequence)
+        for sequence in sorted(set(running).difference(prefills), key=self._rank):
+            is_held = sequence in self._paused and len(prefills) >= places
+            if sequence.block_ids and not is_held:
+                prefills.append(sequence)
+        return prefills[:places] if takes_place else prefills
 
     def _candidates(self, running: Seq[Sequence], now: float, pace: Pace) -> Iterator[Sequence]:
         """Who has had a first token goes on before all others, by arrival; then the line."""
