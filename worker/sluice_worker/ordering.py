@@ -20,8 +20,9 @@ Job = TypeVar("Job")
 TURN = 20
 """Steps. At 1.5 times the capacity the late wait 2 % longer than with every 5th, and 6 points more
 requests are in time (docs/slo.md)."""
-ARRANGED_AT_ONCE = 256
-"""Jobs that are arranged anew in each step; so many more are arranged in so many more steps."""
+ARRANGED_A_STEP = 128
+"""Jobs: so many more are arranged anew in so many more steps. Whoever comes meanwhile is put in its
+place, and whoever has become late is passed by."""
 
 
 class Terms(NamedTuple):
@@ -164,7 +165,7 @@ class Line(Generic[Job]):
         self._in_time = [jobs[i] for i in in_time]
         self._late = [jobs[i] for i in late]
         self._late_ids = {id(job) for job in self._late}
-        self._num_steps_left = len(jobs) // ARRANGED_AT_ONCE
+        self._num_steps_left = len(jobs) // ARRANGED_A_STEP
 
     def _pass_by_the_late(self, now_s: float, price_s: float) -> None:
         """Move those at the front that have become late since, or have left."""

@@ -90,8 +90,9 @@ class Scheduler:
         # Both in order of arrival: a preempted sequence takes its old place again.
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        # Those of both without a first token. The others of `waiting` are resumed before them.
+        # Those of both without a first token; others that wait are resumed before them, by arrival.
         self.line = Line(self._terms)
+        self._resumed: list[Sequence] = []
         self._paused: set[Sequence] = set()
         self._begun: list[str] = []  # in the step at hand
         self._num_retired = 0
@@ -182,6 +183,8 @@ class Scheduler:
                         return False
                     queue.remove(sequence)
                     self._leave_line(sequence)
+                    if sequence in self._resumed:
+                        self._resumed.remove(sequence)
                     self._free(sequence)
                     self._end_batch()
                     return True
@@ -287,6 +290,8 @@ class Scheduler:
         self._clocks.enqueue(sequence)
         before = sum(1 for other in self.waiting if other.order < sequence.order)
         self.waiting.insert(before, sequence)
+        if sequence not in self.line:
+            self._resumed.append(sequence)
 
     def _padding(self) -> list[Work]:
         """Rows of a static batch that ended: their last computed token, over and over."""
@@ -381,24 +386,21 @@ class Scheduler:
     def _prefills(
         self, decoding: Set[Sequence], pace: Pace, now: float, *, may_admit: bool
     ) -> list[Sequence]:
-        """Those that this step may serve beside `decoding`, in the order of the line; who is next
-        and waits is admitted, as far as places and blocks reach."""
+        """Those that this step may serve beside `decoding`, in their order; who is next and waits
+        is admitted, as far as places and blocks reach."""
         running = [s for s in self.running if s not in decoding]
+        if self.static is not None or self.limits.policy == "fcfs":
+            return self._by_arrival(decoding, now) if may_admit else running
         places = self.limits.max_num_seqs - len(decoding)
-        if self.static is not None:
-            may_admit = self.static.may_start(self.waiting, self.running, now)
-            most = min(self.static.size, self.limits.max_num_seqs)
-            places = most if may_admit else len(running)
-        has_order = self.static is None and self.limits.policy != "fcfs"
         num_free = places - sum(s not in self._paused for s in running)
         prefills: list[Sequence] = []
         takes_place = False
-        if may_admit and (self.waiting or (has_order and len(running) > 1)):
+        if may_admit and (self.waiting or len(running) > 1):
             for sequence in self._candidates(running, now, pace):
                 if sequence in decoding:
                     continue
                 if not sequence.block_ids or sequence in self._paused:
-                    is_ahead = has_order and sequence in self.line and len(prefills) < places
+                    is_ahead = sequence in self.line and len(prefills) < places
                     if num_free <= 0 and not is_ahead:
                         break
                     if not sequence.block_ids and not self._admit(sequence, prefills):
@@ -412,9 +414,19 @@ class Scheduler:
                 prefills.append(sequence)
         return prefills[:places] if takes_place else prefills
 
+    def _by_arrival(self, decoding: Set[Sequence], now: float) -> list[Sequence]:
+        """First come, first served."""
+        cap = self.limits.max_num_seqs
+        if self.static is not None:
+            may_start = self.static.may_start(self.waiting, self.running, now)
+            cap = min(cap, self.static.size) if may_start else 0
+        while self.waiting and len(self.running) < cap and self._admit(self.waiting[0], ()):
+            pass
+        return [s for s in self.running if s not in decoding]
+
     def _candidates(self, running: Seq[Sequence], now: float, pace: Pace) -> Iterator[Sequence]:
         """Who has had a first token goes on before all others, by arrival; then the line."""
-        resumed = [s for s in (*running, *self.waiting) if s not in self.line]
+        resumed = [*self._resumed, *(s for s in running if s not in self.line)]
         yield from sorted(resumed, key=lambda sequence: sequence.order)
         yield from self.line.ordered(now, pace)
 
@@ -456,6 +468,8 @@ class Scheduler:
                 return False
             self._preempt(victim)
         self.waiting.remove(sequence)
+        if sequence in self._resumed:
+            self._resumed.remove(sequence)
         self._start(sequence, matched, total)
         return True
 
