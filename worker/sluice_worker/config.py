@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args
 import msgspec
 from msgspec import Struct, structs
 
-from .contract import MAX_MS, Overload, Slo
+from .contract import MAX_MS, Overload, SchedulingPolicy, Slo
 from .errors import CheckpointError, ConfigError
 from .files import cause, refuse_pointer
 from .hub.reference import FILE, Access, HubModel, access, hub_model
@@ -45,6 +45,8 @@ class EngineConfig(Struct, frozen=True):
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
     itl_ms: float | None = None
+    ttft_ms: float | None = None
+    scheduling_policy: SchedulingPolicy = "fcfs"
     epoch: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     batching_mode: Literal["continuous", "static"] = "continuous"
@@ -223,6 +225,11 @@ ENGINE_FLAGS = (
     Flag("gpu-memory-utilization", _number(float, 0.01, 1), "share of the memory to use"),
     Flag("gpu-memory-bytes", _positive, "the GPU's memory to plan with, where it has more"),
     Flag("num-gpu-blocks-override", _positive, "KV blocks, instead of what the memory gives"),
+    _choice(
+        "scheduling-policy",
+        get_args(SchedulingPolicy),
+        "who is served first; deadline: who can still have a first token in time",
+    ),
     _choice("batching-mode", ("continuous", "static"), "static: one padded batch at a time"),
     Flag("static-batch-size", _positive, "sequences of a static batch"),
     Flag("static-batch-timeout-ms", _milliseconds, "wait for a full static batch, at most"),
@@ -234,7 +241,6 @@ _PARALLEL = ("tensor", "pipeline", "data")
 GIVEN_FLAGS = (
     *(Flag(f"{kind}-parallel-size", _one_gpu, "GPUs of a pod: 1") for kind in _PARALLEL),
     _choice("kv-cache-dtype", ("auto",), "as --dtype"),
-    _choice("scheduling-policy", ("fcfs",), "first come, first served"),
     _choice("tokenizer-mode", ("auto",), "the checkpoint's tokenizer.json"),
     _choice("stream-interval", ("1",), "tokens of an event of a stream"),
 )
@@ -375,7 +381,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Work
     if OVERLOAD.name in persisted:
         server["overload"] = persisted.pop(OVERLOAD.name)
     server["slo"] = _slo(slo)
-    engine["itl_ms"] = slo.get("slo_itl_ms")
+    engine["itl_ms"], engine["ttft_ms"] = slo.get("slo_itl_ms"), slo.get("slo_ttft_ms")
     hub = None
     try:
         hub = _hub(given.model, _convert(given, HUB_FLAGS, problems), environ)

@@ -12,6 +12,8 @@ from msgspec import Meta, Struct
 
 T = TypeVar("T")
 Overload = Literal["Queue", "Shed"]
+SchedulingPolicy = Literal["deadline", "fcfs", "priority"]
+"""Who is served first, see `ordering`."""
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e12)]
@@ -69,6 +71,7 @@ class RuntimePatch(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     max_num_batched_tokens: Positive | None = None
     slo: Slo | None = None
     overload: Overload | None = None
+    scheduling_policy: SchedulingPolicy | None = None
 
 
 class Waiting(Struct, frozen=True):
@@ -106,6 +109,7 @@ class RuntimeConfig(Struct, frozen=True, omit_defaults=True):
     waiting: Waiting
     boot_id: BootId
     hung: Hung | None = None
+    scheduling_policy: SchedulingPolicy = "fcfs"
 
 
 class Causes(Struct, frozen=True):

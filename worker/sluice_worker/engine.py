@@ -102,7 +102,7 @@ class Engine:
         """One step: its report (None where nothing could run), and the requests that it failed."""
         self._check_at = None
         started = self._clock()
-        step = self.scheduler.schedule(started, self._chunk_limit, self._growth)
+        step = self.scheduler.schedule(started, self._chunk_limit, self._growth, self._price_s)
         self.runner.clear(self.scheduler.take_dirty_blocks())
         if not step.works:
             return None, []
@@ -173,6 +173,11 @@ class Engine:
     def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
         return self.times.chunk_limit(self.scheduler.limits.itl_ms, decodes, kv_tokens)
 
+    def _price_s(self, decodes: int, kv_tokens: int) -> float:
+        limits = self.scheduler.limits
+        most = limits.max_num_batched_tokens
+        return self.times.price_s(limits.itl_ms, most, decodes, kv_tokens)
+
     def _growth(self, decodes: int, kv_tokens: int, drafted: int) -> float:
         model = self.times.model
         if model is None:
@@ -240,6 +245,7 @@ class Engine:
             snapshot=self.snapshot(),
             step_model=model,
             prompts=[*_take_prompt_scores(step)],
+            admitted=[*step.admitted],
         )
 
     def _failures(self, outcomes: list[Outcome]) -> list[Finished]:

@@ -8,9 +8,9 @@ client takes to read is its own.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 
 from .contract import (
     SMOOTH_SHARE,
@@ -58,7 +58,7 @@ class Flight:
     """The clock of one request from arrival to end; times in seconds, gaps in milliseconds.
 
     `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
-    `admitted_s` is an estimate until the first token (see `Recorder.step`). `decided`: its first
+    `admitted_s`: of the step that it began with. `decided`: its first
     token has been counted, on time or over; `e2e_decided`: the whole of it has. `whole`: what
     it shares with those that are answered together with it.
     """
@@ -312,9 +312,7 @@ class Recorder:
     # -- the engine's side
 
     def step(self, report: StepReport) -> None:
-        """Book a step. Who was admitted follows from the queue's length, which is first in, first
-        out: of the requests the step knew of, all but the last `waiting` have left the queue.
-        """
+        """Book a step."""
         tick = self._tick
         tick.steps += 1
         tick.decodes += report.num_decodes
@@ -326,7 +324,7 @@ class Recorder:
         if report.step_model is not None:
             self.step_model = report.step_model
         self.see(report.snapshot)
-        self._admit(report.started_s, report.num_running)
+        self._admit(report.admitted, report.started_s)
         if report.epoch == self.epoch:
             self._settle(report.num_running)
 
@@ -336,17 +334,12 @@ class Recorder:
         if snapshot.waiting:
             self._last_lack = self._waiting_cause()
 
-    def _admit(self, step_start_s: float, num_running: int) -> None:
-        newest = reversed(self._waiting.values())
-        unseen = sum(1 for _ in takewhile(lambda f: f.submitted_s > step_start_s, newest))
-        while len(self._waiting) - unseen > self.snapshot.waiting:
-            # Of a burst, some may have come as the step began: no more were admitted than run.
-            if len(self._pending) - len(self._waiting) >= num_running:
-                break
-            request_id = next(iter(self._waiting))
-            flight = self._waiting.pop(request_id)
-            flight.admitted_s = max(flight.submitted_s, step_start_s)
-            flight.whole.has_begun = True
+    def _admit(self, request_ids: Iterable[str], step_start_s: float) -> None:
+        for request_id in request_ids:
+            flight = self._waiting.pop(request_id, None)
+            if flight is not None:  # else its client has left
+                flight.admitted_s = max(flight.submitted_s, step_start_s)
+                flight.whole.has_begun = True
 
     # -- ticks
 

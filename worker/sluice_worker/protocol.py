@@ -39,6 +39,7 @@ TokensOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 ModelName = Annotated[str, Meta(max_length=256)]
 """Empty or missing: whatever is served."""
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 DeadlineMs = Annotated[float, Meta(gt=0, le=MAX_MS)]
 REQUEST_ID = "^[ -~]{1,128}$"
 """Of a request's id, in its body or its header: printable ASCII."""
@@ -72,6 +73,7 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True):
     cache_salt: Name | None = None
     user: str | None = None
     service_tier: str | None = None  # a provider's prices: here all requests are of one
+    priority: Priority | None = 0
     slo_ttft_ms: DeadlineMs | None = None
     slo_tpot_ms: DeadlineMs | None = None
 
@@ -146,7 +148,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "lora_request": (None,),
     "max_repetition_pattern_size": (None, 0),
     "min_repetition_pattern_size": (None, 0),
-    "priority": (None, 0),
     "prompt_embeds": (None,),
     "repetition_detection": (None,),
     "repetition_min_count": (None, 0),
@@ -197,6 +198,7 @@ class Completion:
     return_token_ids: bool = False
     request_id: str | None = None
     cache_salt: str = ""
+    priority: int = 0
     prompt_field: str = "prompt"
     length_field: str = "max_tokens"
     deadlines: Deadlines = Deadlines()
@@ -219,6 +221,7 @@ def answered(request: Completion, body: AnswerFields) -> Completion:
         return_token_ids=bool(body.return_token_ids),
         request_id=body.request_id,
         cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
         deadlines=Deadlines(body.slo_ttft_ms, body.slo_tpot_ms),
     )
 

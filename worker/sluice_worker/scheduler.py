@@ -2,24 +2,29 @@
 
 Admission gives a sequence the blocks of all its tokens and a place below the cap; from then on it
 is running. Each step first serves those that lack one token (decodes), then hands the rest of the
-budget to the others in order of admission (chunks of prefill), sized for the inter-token target.
-So a request waits for one of two things only, the cap or KV blocks; all else is prefill time.
+budget to the others (chunks of prefill), sized for the inter-token target. Those without a first
+token stand in a line (`ordering`); its order decides who is admitted and who computes. A place
+below the cap is for those who compute: an unfinished prefill whose place another takes keeps its
+blocks, and waits for the cap. So a request waits for one of two things only, the cap or KV blocks;
+all else is prefill time.
 A step without prefill may verify drafts (`speculation`); in static mode (`static_batch`) the cap is
 that of a batch, which is full until its longest has ended.
 """
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import islice
+from math import inf
 
 import numpy as np
 
 from . import prefix
 from .blocks import BlockPool
 from .contract import AT_CAP_SHARE, MIN_CHUNK_TOKENS
+from .ordering import Line, Pace, Terms
 from .preemption import choose_victim
 from .sequence import Sequence
 from .sizing import blocks_for
@@ -39,6 +44,8 @@ from .waiting import Lack, WaitClocks
 from .window import over_window
 from .wire import Limits, Submit
 
+Price = Callable[[int, int], float]
+"""(decodes, kv_tokens) of a step -> seconds that a prefill token takes beside them."""
 ChunkLimit = Callable[[int, int], int]
 """(decodes, kv_tokens) of a step -> prefill tokens that keep it within the inter-token target."""
 SCORED_LOGITS = 1 << 22
@@ -46,6 +53,10 @@ SCORED_LOGITS = 1 << 22
 given: each token takes the whole head and a pass over the vocabulary (152k: 3 ms on a core)."""
 ALONE_TIMES = 16
 """As many times more where nobody decodes: who comes, leaves or asks for health waits for it."""
+
+
+RECENT = 32
+"""Sequences that ended, of which the mean time after the first token is taken."""
 
 
 class Scheduler:
@@ -79,6 +90,16 @@ class Scheduler:
         # Both in order of arrival: a preempted sequence takes its old place again.
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        # Those of both without a first token; others that wait are resumed before them, by arrival.
+        self.line = Line(self._terms)
+        self._resumed: list[Sequence] = []
+        self._paused: set[Sequence] = set()
+        self._begun: list[str] = []  # in the step at hand
+        self._num_retired = 0
+        self._decode_s = (
+            0.0  # mean time from the first token to the last, of those that ended lately
+        )
+        self._newest: Sequence | None = None  # whose prompt the next one may have
         self.counters = Counters()
         if speculation is not None:
             self.counters.accepted_by_position = [0] * speculation.num_speculative_tokens
@@ -94,6 +115,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def num_computing(self) -> int:
+        """Running sequences that have a place below the cap."""
+        return len(self.running) - len(self._paused)
 
     @property
     def waiting_cap(self) -> int:
@@ -140,6 +166,13 @@ class Scheduler:
         if self.speculation is not None and is_eligible(sequence.request):
             sequence.drafter = Drafter(self.speculation)
         self.waiting.append(sequence)
+        if self.limits.policy == "deadline":
+            prompt, salt = sequence.request.prompt_token_ids, sequence.request.cache_salt
+            num_found = len(self.pool.match(prompt, salt)) * self.pool.block_size
+            sequence.num_findable_tokens = 0 if sequence.needs_prompt_scores else num_found
+        self.line.add(sequence, self._newest if sequence.request.is_another else None)
+        if not sequence.request.is_another:
+            self._newest = sequence
 
     def abort(self, request_id: str, *, if_waiting: bool = False) -> bool:
         """Forget a request (`if_waiting`: one that has not begun); whether there was one."""
@@ -149,24 +182,38 @@ class Scheduler:
                     if if_waiting and sequence.has_begun:
                         return False
                     queue.remove(sequence)
+                    self._leave_line(sequence)
+                    if sequence in self._resumed:
+                        self._resumed.remove(sequence)
                     self._free(sequence)
                     self._end_batch()
                     return True
         return False
 
-    def schedule(self, now: float, chunk_limit: ChunkLimit, growth: Growth = few_decodes) -> Step:
+    def schedule(
+        self,
+        now: float,
+        chunk_limit: ChunkLimit,
+        growth: Growth = few_decodes,
+        price: Price = lambda decodes, kv_tokens: 0.0,
+    ) -> Step:
         """Choose the next step's work, taking blocks for it and preempting where none is left."""
         self._clocks.advance(now)
+        self._begun.clear()
         before = self.counters.num_preemptions
         works = self._decodes()
-        if self.counters.num_preemptions == before:
-            self._admit(now)
+        decoding = {work.sequence for work in works}
+        price_s = price(len(works), sum(work.start + 1 for work in works))
+        free = self.limits.max_num_seqs - len(works)
+        pace = Pace(price_s, self._decode_s / self.limits.max_num_seqs, free)
+        is_short = self.counters.num_preemptions > before
+        prefills = self._prefills(decoding, pace, now, may_admit=not is_short)
+        self._pause(set(self.running) - decoding - set(prefills))
         self._clocks.blocked_by = self._why_blocked()
-        if len(works) == len(self.running):
-            works = self._with_drafts(works, chunk_limit, growth)
+        if prefills:
+            works += self._chunks(prefills, self._prefill_budget(works, chunk_limit), bool(works))
         else:
-            budget = self._prefill_budget(works, chunk_limit)
-            works += self._chunks({id(work.sequence) for work in works}, budget)
+            works = self._with_drafts(works, chunk_limit, growth)
         works += self._padding()
         works.sort(key=lambda work: work.num_tokens > 1)
         return self._as_step(tuple(works))
@@ -243,6 +290,8 @@ class Scheduler:
         self._clocks.enqueue(sequence)
         before = sum(1 for other in self.waiting if other.order < sequence.order)
         self.waiting.insert(before, sequence)
+        if sequence not in self.line:
+            self._resumed.append(sequence)
 
     def _padding(self) -> list[Work]:
         """Rows of a static batch that ended: their last computed token, over and over."""
@@ -290,16 +339,14 @@ class Scheduler:
         kv_tokens = sum(work.start + 1 for work in decodes)
         return min(left, max(chunk_limit(len(decodes), kv_tokens), floor))
 
-    def _chunks(self, served: set[int], budget: int) -> Iterator[Work]:
-        """Prefill for those not `served`. Of a prefix that several lack, the first computes it and
-        the others find it in the next step: a burst with one system prompt comes all at once."""
+    def _chunks(self, prefills: Seq[Sequence], budget: int, has_decodes: bool) -> Iterator[Work]:
+        """Prefill, for the first of `prefills` first. A prefix that several lack is computed by the
+        first; the others find it in the next step: a burst with one system prompt comes at once."""
         ending: list[Sequence] = []
-        scored = self._scored_at_once * (1 if served else ALONE_TIMES)
-        for sequence in self.running:
+        scored = self._scored_at_once * (1 if has_decodes else ALONE_TIMES)
+        for sequence in prefills:
             if budget <= 0:
                 return
-            if id(sequence) in served:
-                continue
             self._count_found(sequence, prefix.take_more(sequence, self.pool))
             if any(prefix.will_find(sequence, other, self.pool) for other in ending):
                 continue
@@ -328,34 +375,124 @@ class Scheduler:
             num_draft_tokens=num_draft_tokens,
             num_padding=num_padding,
             scores_prompts=any(work.sequence.needs_prompt_scores for work in works),
-            num_running=len(self.running),
-            at_cap=len(self.running) >= AT_CAP_SHARE * self.limits.max_num_seqs,
+            num_running=self.num_computing,
+            at_cap=self.num_computing >= AT_CAP_SHARE * self.limits.max_num_seqs,
             limits=self.limits,
+            admitted=tuple(self._begun),
         )
 
     # Who may start
 
-    def _admit(self, now: float) -> None:
-        """Start waiting sequences, first come first served, below the cap and within the pool."""
+    def _prefills(
+        self, decoding: Set[Sequence], pace: Pace, now: float, *, may_admit: bool
+    ) -> list[Sequence]:
+        """Those that this step may serve beside `decoding`, in their order; who is next and waits
+        is admitted, as far as places and blocks reach."""
+        running = [s for s in self.running if s not in decoding]
+        if self.static is not None or self.limits.policy == "fcfs":
+            return self._by_arrival(decoding, now) if may_admit else running
+        places = self.limits.max_num_seqs - len(decoding)
+        num_free = places - sum(s not in self._paused for s in running)
+        prefills: list[Sequence] = []
+        takes_place = False
+        if may_admit and (self.waiting or len(running) > 1):
+            for sequence in self._candidates(running, now, pace):
+                if sequence in decoding:
+                    continue
+                if not sequence.block_ids or sequence in self._paused:
+                    is_ahead = sequence in self.line and len(prefills) < places
+                    if num_free <= 0 and not is_ahead:
+                        break
+                    if not sequence.block_ids and not self._admit(sequence, prefills):
+                        break
+                    takes_place = takes_place or num_free <= 0
+                    num_free -= 1
+                prefills.append(sequence)
+        for sequence in sorted(set(running).difference(prefills), key=self._rank):
+            is_held = sequence in self._paused and len(prefills) >= places
+            if sequence.block_ids and not is_held:
+                prefills.append(sequence)
+        return prefills[:places] if takes_place else prefills
+
+    def _by_arrival(self, decoding: Set[Sequence], now: float) -> list[Sequence]:
+        """First come, first served."""
         cap = self.limits.max_num_seqs
         if self.static is not None:
             may_start = self.static.may_start(self.waiting, self.running, now)
             cap = min(cap, self.static.size) if may_start else 0
-        while self.waiting and len(self.running) < cap:
-            sequence = self.waiting[0]
-            known, enough = self._lacking
-            if self.running and sequence is known and self.pool.num_gains < enough:
-                break  # as at the last look: to match a long prompt takes milliseconds
-            sequence.token_ids = sequence.token_ids or sequence.request.prompt_token_ids
+        while self.waiting and len(self.running) < cap and self._admit(self.waiting[0], ()):
+            pass
+        return [s for s in self.running if s not in decoding]
+
+    def _candidates(self, running: Seq[Sequence], now: float, pace: Pace) -> Iterator[Sequence]:
+        """Who has had a first token goes on before all others, by arrival; then the line."""
+        resumed = [*self._resumed, *(s for s in running if s not in self.line)]
+        yield from sorted(resumed, key=lambda sequence: sequence.order)
+        yield from self.line.ordered(now, pace)
+
+    def _rank(self, sequence: Sequence) -> tuple[bool, int, bool, float]:
+        if sequence not in self.line:
+            return False, 0, False, sequence.order
+        return True, *self.line.rank(sequence)
+
+    def _terms(self, sequence: Sequence) -> Terms:
+        """What the line asks of a sequence."""
+        request, limits = sequence.request, self.limits
+        if limits.policy == "fcfs" or self.static is not None:
+            return Terms(0, inf, sequence.order, sequence.prefill_left)
+        due_s, ttft_ms = inf, request.ttft_ms or limits.ttft_ms
+        if limits.policy == "deadline" and ttft_ms is not None:
+            due_s = request.arrived_s + ttft_ms / 1e3
+        return Terms(request.priority, due_s, sequence.order, sequence.prefill_left)
+
+    def _admit(self, sequence: Sequence, prefills: Seq[Sequence]) -> bool:
+        """Give a waiting sequence the blocks of all its tokens; False where too few are left.
+
+        Whoever can be in time may have those of the late, but for what `prefills` will compute.
+        """
+        known, enough = self._lacking
+        if self.running and sequence is known and self.pool.num_gains < enough:
+            return False  # as at the last look: to match a long prompt takes milliseconds
+        sequence.token_ids = sequence.token_ids or sequence.request.prompt_token_ids
+        while True:
             matched = prefix.find(sequence, self.pool)
             total = blocks_for(sequence.num_tokens + self.num_ahead, self.pool.block_size)
             # A margin for those that run: else the next step may preempt whom this one admits.
             margin = max(1, self.pool.num_total // 100) if self.running else 0
             lacking = self.pool.num_lacking(matched, total - len(matched) + margin)
             self._lacking = (sequence, self.pool.num_gains + lacking)
-            if lacking > 0:
+            if lacking <= 0:
                 break
-            self._start(self.waiting.popleft(), matched, total)
+            victim = self._late_prefill(sequence, prefills)
+            if victim is None:
+                return False
+            self._preempt(victim)
+        self.waiting.remove(sequence)
+        if sequence in self._resumed:
+            self._resumed.remove(sequence)
+        self._start(sequence, matched, total)
+        return True
+
+    def _late_prefill(self, sequence: Sequence, prefills: Seq[Sequence]) -> Sequence | None:
+        """The latest unfinished prefill that is late, where `sequence` is not."""
+        if sequence not in self.line or self.line.is_late(sequence):
+            return None
+        late = [s for s in self.running[1:] if s in self.line and self.line.is_late(s)]
+        return next((s for s in reversed(late) if s not in prefills), None)
+
+    def _pause(self, paused: set[Sequence]) -> None:
+        """Admitted prefills whose places others have now wait for the cap."""
+        for sequence in paused - self._paused:
+            self._clocks.enqueue(sequence)
+        for sequence in self._paused - paused:
+            if sequence.block_ids:
+                self._clocks.dequeue(sequence)
+        self._paused = paused
+
+    def _leave_line(self, sequence: Sequence) -> None:
+        self.line.remove(sequence)
+        if self._newest is sequence:
+            self._newest = None
 
     def _start(self, sequence: Sequence, matched: list[int], total: int) -> None:
         self.pool.acquire(matched)
@@ -368,6 +505,7 @@ class Scheduler:
         self._clocks.dequeue(sequence)
         if not sequence.has_begun:
             sequence.has_begun = True
+            self._begun.append(sequence.request_id)
             sequence.cached_tokens = num_cached
         insort(self.running, sequence, key=lambda other: other.order)
 
@@ -380,7 +518,7 @@ class Scheduler:
     def _why_blocked(self) -> Lack | None:
         """What a request that arrives now would wait for."""
         is_closed = self.static is not None and bool(self.running or self.waiting)
-        if is_closed or len(self.running) >= self.limits.max_num_seqs:
+        if is_closed or self.num_computing >= self.limits.max_num_seqs:
             return "cap"
         return "kv" if self.waiting else None
 
@@ -438,16 +576,23 @@ class Scheduler:
             self._dirty += self.pool.forget(sequence.block_ids)
             sequence.num_trusted_tokens = sequence.num_computed_tokens
             self.running.remove(sequence)
+            self._leave_line(sequence)
             self._free(sequence)
             return Outcome(sequence, None, "error")
         sequence.num_trusted_tokens = sequence.num_computed_tokens - is_spoiled
         prefix.seal(sequence, self.pool)
+        if sequence in self.line:
+            self._leave_line(sequence)
+            sequence.first_s = self._clocks.now
         reason = sequence.append(token_id, self.eos_token_ids)
         if reason is not None:
             self._retire(sequence)
         return Outcome(sequence, token_id, reason)
 
     def _retire(self, sequence: Sequence) -> None:
+        took_s = self._clocks.now - sequence.first_s
+        self._decode_s += (took_s - self._decode_s) / min(self._num_retired + 1, RECENT)
+        self._num_retired += 1
         self.running.remove(sequence)
         if self.static is None:
             self._free(sequence)

@@ -36,7 +36,11 @@ class Sequence:
     """Prompt tokens that the prefix cache spared, at the first admission."""
     order: int = 0
     """Rank by arrival: who is older."""
+    num_findable_tokens: int = 0
+    """Prompt tokens that the prefix cache had when it came or last gave its blocks back."""
     queued_s: float = 0.0
+    first_s: float = 0.0
+    """When it had its first token."""
     num_preemptions: int = 0
     num_lost_tokens: int = 0
     """Computed tokens that it had when it was preempted, until it runs again."""
@@ -78,6 +82,12 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def prefill_left(self) -> int:
+        """Tokens to compute before its next one, those left out that the cache may have."""
+        found = 0 if self.block_ids else self.num_findable_tokens
+        return self.num_uncomputed_tokens - found
 
     @property
     def is_drafting(self) -> bool:

@@ -300,6 +300,8 @@ class _Start:
             max_num_seqs=min(config.initial_num_seqs or predicted, ceiling),
             max_num_batched_tokens=config.max_num_batched_tokens,
             itl_ms=config.itl_ms,
+            ttft_ms=config.ttft_ms,
+            policy=config.scheduling_policy,
         )
 
     def _scheduler(self, plan: MemoryPlan, limits: Limits) -> Scheduler:

@@ -39,6 +39,7 @@ class Step:
 
     `num_kv_tokens`: context lengths summed over the work. `num_running`, `at_cap`: at its start.
     `num_decodes` leaves padding out, `num_prefill_tokens` drafts: those are counted by themselves.
+    `admitted`: those that began with it.
     `scores_prompts`: it takes longer than its numbers say, as logits of prompts are asked for.
     """
 
@@ -52,6 +53,7 @@ class Step:
     num_running: int
     at_cap: bool
     limits: Limits
+    admitted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

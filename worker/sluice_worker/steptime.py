@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .contract import TARGET_MARGIN, StepModel
+from .contract import MIN_CHUNK_TOKENS, TARGET_MARGIN, StepModel
 
 MAX_AGE_S = 120.0
 BUCKET_RECORDS = 64
@@ -191,6 +191,15 @@ class StepTimes:
             return NO_LIMIT
         limit_ms = MAX_STEP_MS if itl_ms is None or not decodes else min(itl_ms, MAX_STEP_MS)
         return chunk_limit(self.model, self.tail, limit_ms, decodes, kv_tokens, self.slowdown)
+
+    def price_s(self, itl_ms: float | None, most: int, decodes: int, kv_tokens: int) -> float:
+        """Seconds that a prefill token takes beside `decodes` in chunks of up to `most`; 0 without
+        a model."""
+        if self.model is None:
+            return 0.0
+        room = min(self.chunk_limit(itl_ms, decodes, kv_tokens), most - decodes)
+        chunk = max(room, MIN_CHUNK_TOKENS)
+        return self.slowdown * self.model.step_ms(decodes, kv_tokens, chunk) / chunk / 1e3
 
     @property
     def is_slow(self) -> bool:

@@ -20,6 +20,11 @@ class WaitClocks:
         self._kv_s = 0.0
         self._at: float | None = None
 
+    @property
+    def now(self) -> float:
+        """The newest time that it was told."""
+        return self._at or 0.0
+
     def advance(self, now: float) -> None:
         """Let the clock that runs go on to `now`."""
         elapsed = 0.0 if self._at is None else max(now - self._at, 0.0)

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from .contract import MemoryReport, StepModel
+from .contract import MemoryReport, SchedulingPolicy, StepModel
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_FRAME_BYTES = 64 << 20
@@ -83,6 +83,8 @@ class Submit(Message, frozen=True):
     """A request that the API process has validated, and sent at `submitted_s`.
 
     `prompt`: token ids as int32, as many may wait: in a list each takes ten times as much.
+    `arrived_s`, `ttft_ms`: from when to count its own deadline for the first token, if it has one.
+    `is_another`: it has the prompt of the request before it, and another answer is wanted.
     """
 
     request_id: str
@@ -96,6 +98,10 @@ class Submit(Message, frozen=True):
     submitted_s: float
     cache_salt: str = ""
     sampling: Sampling = Sampling()
+    arrived_s: float = 0.0
+    ttft_ms: float | None = None
+    priority: int = 0
+    is_another: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -118,12 +124,17 @@ class Abort(Message, frozen=True):
 
 
 class Limits(Message, frozen=True):
-    """The live limits, in force from the next step on. The API process has checked them."""
+    """The live limits, in force from the next step on. The API process has checked them.
+
+    `ttft_ms`: the deadline of requests without one of their own. `policy`: who is served first.
+    """
 
     epoch: int
     max_num_seqs: int
     max_num_batched_tokens: int
     itl_ms: float | None = None
+    ttft_ms: float | None = None
+    policy: SchedulingPolicy = "fcfs"
 
 
 class CheckIntegrity(Message, frozen=True):
@@ -254,7 +265,7 @@ class StepReport(Message, frozen=True):
 
     `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `is_slow`:
     in a slow spell, see `StepTimes.slowdown`. `prompts`: what it found out about prompts, of which
-    each request's last comes no later than its first token.
+    each request's last comes no later than its first token. `admitted`: requests that began.
     """
 
     tokens: list[TokenOut]
@@ -272,6 +283,7 @@ class StepReport(Message, frozen=True):
     num_padding: int = 0
     is_slow: bool = False
     prompts: list[PromptScores] = []
+    admitted: list[str] = []
 
 
 class Finished(Message, frozen=True):

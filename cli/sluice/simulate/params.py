@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 from sluice_operator.tuner import Limits
-from sluice_worker.contract import MIN_CHUNK_TOKENS, Overload
+from sluice_worker.contract import MIN_CHUNK_TOKENS, Overload, SchedulingPolicy
 from sluice_worker.sizing import DEFAULT_BATCHED_TOKENS
 
 MOST = 1e9
@@ -54,6 +54,7 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
     min_replicas: Count = 1
     max_replicas: Count = 1
     overload: Overload = "Queue"
+    order: SchedulingPolicy = "fcfs"
 
     def step_ms(self, decodes: float, kv_tokens: float, prefill_tokens: float) -> float:
         """Mean time of a step."""

@@ -71,7 +71,10 @@ class Pod(Scraped):
         self._shared: dict[str | int, int] = {}  # name of a prefix -> the token that it consists of
 
     def _limits(self) -> Limits:
-        return Limits(self.epoch, self.cap, self.params.max_num_batched_tokens, self.slo.itl_ms)
+        return Limits(
+            self.epoch, self.cap, self.params.max_num_batched_tokens, self.slo.itl_ms,
+            self.slo.ttft_ms, self.params.order,
+        )  # fmt: skip
 
     @property
     def is_idle(self) -> bool:
@@ -153,7 +156,9 @@ class Pod(Scraped):
         number, now_s = self._num_let_in, request.t_s
         self._num_let_in += 1
         prompt, name = self._prompt(request, number), str(number)
-        submit = Submit(name, prompt, request.max_tokens, 0.0, number, True, [], 0, now_s)
+        submit = Submit(
+            name, prompt, request.max_tokens, 0.0, number, True, [], 0, now_s, arrived_s=now_s
+        )
         self.open[name] = self.recorder.arrive(name, now_s, now_s, request.prompt_tokens)
         self.inbox.append(Sequence(submit, number))
 
@@ -175,7 +180,7 @@ class Pod(Scraped):
         self.inbox.clear()
         if self.params.overload == "Shed" and now_s >= self._shed_s:
             self._shed(now_s)
-        step = self.scheduler.schedule(now_s, self._chunk_limit)
+        step = self.scheduler.schedule(now_s, self._chunk_limit, price=self._price_s)
         if not step.works:  # as where all were shed
             return
         kinds = step.num_decodes, step.num_kv_tokens, step.num_prefill_tokens
@@ -193,6 +198,10 @@ class Pod(Scraped):
 
     def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
         return self.times.chunk_limit(self.slo.itl_ms, decodes, kv_tokens)
+
+    def _price_s(self, decodes: int, kv_tokens: int) -> float:
+        most = self.params.max_num_batched_tokens
+        return self.times.price_s(self.slo.itl_ms, most, decodes, kv_tokens)
 
     def _end(self, step: Step, started_s: float, step_ms: float, now_s: float) -> None:
         self._advance(now_s)
@@ -244,6 +253,7 @@ class Pod(Scraped):
             snapshot=Snapshot(len(scheduler.running), *waiting, 0, 0, 0, 0, 0, 0, 0),
             step_model=model,
             is_slow=self.times.is_slow,
+            admitted=[*step.admitted],
         )
 
 

@@ -8,8 +8,9 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from ..config import WorkerConfig
-from ..contract import Overload, RuntimePatch, Slo
+from ..contract import Overload, RuntimePatch, SchedulingPolicy, Slo
 from ..errors import OverCeiling, StaleEpoch
+from ..wire import Limits
 
 
 class Live(Struct, frozen=True):
@@ -20,6 +21,7 @@ class Live(Struct, frozen=True):
     max_num_batched_tokens: int
     slo: Slo
     overload: Overload
+    scheduling_policy: SchedulingPolicy
 
     @classmethod
     def at_start(cls, config: WorkerConfig) -> "Live":
@@ -31,12 +33,24 @@ class Live(Struct, frozen=True):
             max_num_batched_tokens=engine.max_num_batched_tokens,
             slo=server.slo,
             overload=server.overload,
+            scheduling_policy=engine.scheduling_policy,
         )
 
     @property
     def shed_ms(self) -> float | None:
         """The first-token deadline of requests that bring none; None: they may wait."""
         return self.slo.ttft_ms if self.overload == "Shed" else None
+
+    def for_engine(self) -> Limits:
+        """What of it the engine has to know."""
+        return Limits(
+            epoch=self.epoch,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            itl_ms=self.slo.itl_ms,
+            ttft_ms=self.slo.ttft_ms,
+            policy=self.scheduling_policy,
+        )
 
     def changed(self, patch: RuntimePatch, *, ceiling: int, largest_budget: int) -> "Live":
         """What `patch` puts in force; equal to this one if it changes nothing.

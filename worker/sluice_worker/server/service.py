@@ -59,7 +59,6 @@ from ..wire import (
     TOKEN_BYTES,
     Finished,
     Heartbeat,
-    Limits,
     Ready,
     Sampling,
     StepReport,
@@ -177,6 +176,7 @@ class Service:
         """Let a request in and submit its sequences, or raise why not."""
         window = self._check_open().max_model_len
         self.check_model(request.model)
+        self._check_priority(request.priority)
         size = sum(map(len, request.sampling.bad_words))
         sampling = await off_loop(size, lambda: self._sampling(request.sampling))
         keep = prompt_limit(request, window)
@@ -256,7 +256,14 @@ class Service:
             is_scoring=request.is_scoring,
         )
         seed = None if params.seed is None else params.seed + i
-        changed = structs.replace(message, request_id=request_id, seed=seed, submitted_s=now_s)
+        changed = structs.replace(
+            message,
+            request_id=request_id,
+            seed=seed,
+            arrived_s=arrival_s,
+            submitted_s=now_s,
+            is_another=i > 0,
+        )
         self.client.submit(changed, generation.add(choice))
 
     def _check_open(self) -> Ready:
@@ -305,6 +312,14 @@ class Service:
         if asked and asked != name:
             raise ModelNotFound(
                 f"the model {asked!r} does not exist; this worker serves {name!r}", param="model"
+            )
+
+    def _check_priority(self, priority: int) -> None:
+        """Raise for one that would be ignored, as vLLM does."""
+        if priority and self.live.scheduling_policy == "fcfs":
+            raise RequestError(
+                f"priority {priority} would have no effect: --scheduling-policy is fcfs",
+                param="priority",
             )
 
     def limits(self) -> Ready:
@@ -426,9 +441,7 @@ class Service:
             largest_budget=self.config.engine.max_num_batched_tokens,
         )
         if new != self.live:
-            self.client.configure(
-                Limits(new.epoch, new.max_num_seqs, new.max_num_batched_tokens, new.slo.itl_ms)
-            )
+            self.client.configure(new.for_engine())
             self.live = new
             self.recorder.configure(new.epoch, new.max_num_seqs, new.slo)
             log.info("configured", extra={"epoch": new.epoch, "max_num_seqs": new.max_num_seqs})
@@ -543,5 +556,7 @@ def _message(
         min_tokens=params.min_tokens,
         submitted_s=0.0,
         cache_salt=request.cache_salt,
+        ttft_ms=request.deadlines.ttft_ms,
+        priority=request.priority,
         sampling=sampling,
     )

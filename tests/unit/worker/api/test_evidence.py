@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -48,6 +49,7 @@ def create_report(
     step_s: float = 0.01,
     num_tokens: int = 0,
     is_slow: bool = False,
+    admitted: Sequence[str] = (),
 ) -> StepReport:
     """A step's report with the numbers that the evidence reads."""
     return StepReport(
@@ -61,6 +63,7 @@ def create_report(
         num_running=running,
         at_cap=False,
         is_slow=is_slow,
+        admitted=[*admitted],
         snapshot=Snapshot(running, waiting_cap, waiting_kv, 0, 0, 8, 0, 0, 0, 0),
     )
 
@@ -241,14 +244,14 @@ def test_the_last_of_a_queue_for_memory_waited_for_memory() -> None:
     recorder = create_recorder()
     recorder.arrive("last", 0.0, 0.0, 10)
     recorder.step(create_report(running=2, waiting_kv=1))
-    recorder.step(create_report(running=3, started_s=1.4))  # nobody waits any more
+    recorder.step(create_report(running=3, started_s=1.4, admitted=["last"]))
     assert close(recorder, 2.0)[0].ttft.by == Causes(kv=1)
 
 
 def test_a_long_prefill_is_not_booked_to_the_cap_that_others_wait_for() -> None:
     recorder = create_recorder()
     recorder.arrive("long prompt", 0.0, 0.0, 3000)
-    recorder.step(create_report(running=1, started_s=0.04))  # admitted, prefilling
+    recorder.step(create_report(running=1, started_s=0.04, admitted=["long prompt"]))
     recorder.arrive("behind it", 0.1, 0.1, 10)
     recorder.step(create_report(running=1, waiting_cap=1, started_s=0.99))
     assert close(recorder, 2.0)[0].ttft.by == Causes(cap=1, prefill=1)
@@ -275,7 +278,9 @@ def test_of_answers_of_one_token_it_is_known_how_long_they_take() -> None:
     recorder = create_recorder()
     flight = recorder.arrive("a", 0.0, 0.0, 10)
     snapshot = Snapshot(0, 0, 0, 0, 0, 8, 0, 0, 0, 0)
-    report = msgspec.structs.replace(create_report(started_s=0.5, step_s=0.5), snapshot=snapshot)
+    report = msgspec.structs.replace(
+        create_report(started_s=0.5, admitted=["a"]), snapshot=snapshot
+    )
     recorder.step(report)
     recorder.first_token(flight, 1.0, NO_WAIT)
     recorder.finish(flight, 1.0)
@@ -287,7 +292,7 @@ def test_a_burst_that_came_as_a_step_began_waited_for_the_cap_and_was_not_prefil
     for number in range(17):
         recorder.arrive(str(number), 0.0, 0.0, 100)
     # The engine had read one of them when its step began, at the same moment.
-    recorder.step(create_report(running=1, step_s=0.1))
+    recorder.step(create_report(running=1, step_s=0.1, admitted=["0"]))
     recorder.step(create_report(running=1, waiting_cap=16, step_s=0.1, started_s=0.1))
     assert close(recorder, 2.0)[0].ttft.by == Causes(cap=16, prefill=1)
 
@@ -330,11 +335,11 @@ def test_a_tick_keeps_the_most_that_ran_and_the_last_model_that_was_told() -> No
     assert recorder.step_model == MODEL
 
 
-def test_who_came_after_a_step_began_was_not_admitted_by_it() -> None:
+def test_whoever_a_step_names_began_with_it_and_nobody_else() -> None:
     recorder = create_recorder()
-    before, after = recorder.arrive("a", 0.0, 0.0, 10), recorder.arrive("b", 1.0, 1.0, 10)
-    recorder.step(create_report(running=2, started_s=0.9))
-    assert (before.admitted_s, after.admitted_s) == (0.9, None)
+    flights = [recorder.arrive(name, 0.0, 0.0, 10) for name in ("waits", "begins")]
+    recorder.step(create_report(running=2, started_s=0.9, admitted=["begins", "left long ago"]))
+    assert [flight.admitted_s for flight in flights] == [None, 0.9]
 
 
 def test_steps_of_a_slow_spell_are_counted_apart() -> None:
@@ -497,7 +502,7 @@ def test_hopeless_is_who_cannot_be_prefilled_in_time_any_more() -> None:
     assert [flight.request_id for flight in recorder.hopeless(0.1, 500)] == []
     assert [flight.request_id for flight in recorder.hopeless(0.3, 500)] == ["long"]
     assert [flight.request_id for flight in recorder.hopeless(0.49, 500)] == ["long", "short"]
-    recorder.step(create_report(running=2, started_s=0.485))
+    recorder.step(create_report(running=2, started_s=0.485, admitted=["long", "short"]))
     assert recorder.hopeless(0.499, 500) == []  # admitted: it may still make it
 
 
@@ -508,7 +513,7 @@ def test_what_belongs_to_a_request_that_has_begun_is_not_hopeless() -> None:
     second.whole = first.whole
     assert recorder.hopeless(0.6, 500) == [first, other], "the engine ends both with the first"
     recorder.snapshot = Snapshot(1, 2, 0, 0, 0, 8, 0, 0, 0, 0)
-    recorder.step(create_report(waiting_cap=2, running=1, started_s=0.4))
+    recorder.step(create_report(waiting_cap=2, running=1, started_s=0.4, admitted=["a"]))
     assert first.admitted_s is not None
     assert recorder.hopeless(0.6, 500) == [other]
 
@@ -516,7 +521,7 @@ def test_what_belongs_to_a_request_that_has_begun_is_not_hopeless() -> None:
 def test_a_place_is_free_when_the_last_token_is_there_not_when_its_client_has_read_it() -> None:
     recorder = create_recorder()
     flight = recorder.arrive("a", 0.0, 0.0, 9)
-    recorder.step(create_report(running=1, started_s=0.0))
+    recorder.step(create_report(running=1, started_s=0.0, admitted=["a"]))
     recorder.first_token(flight, 0.5, FirstToken(0.0, 0.0, 0.5, 0))
     assert recorder.finish(flight, 26.0, computed_s=1.0) == 26.0
     assert recorder.service_s() == 1.0
@@ -550,7 +555,8 @@ def test_whatever_happens_each_arrival_is_counted_once(
             recorder.refuse()
         elif action == "step":
             waiting = min(pick, len(open_requests))
-            recorder.step(create_report(running=1, waiting_cap=waiting, started_s=now_s))
+            names = [one.flight.request_id for one in open_requests[waiting:]]
+            recorder.step(create_report(waiting_cap=waiting, started_s=now_s, admitted=names))
         elif action == "tick":
             recorder.advance(now_s, now_s, 0.0)
         elif chosen is not None:
@@ -707,7 +713,7 @@ def test_service_time_is_that_of_the_requests_that_ended_lately() -> None:
     assert recorder.service_s() is None
     for i in range(3):
         flight = recorder.arrive(str(i), 0.0, 0.0, 10)
-        recorder.step(create_report(running=1, started_s=0.99))
+        recorder.step(create_report(running=1, started_s=0.99, admitted=[str(i)]))
         recorder.first_token(flight, 1.5, NO_WAIT)
         recorder.finish(flight, 3.0 + i)
     assert recorder.service_s() == pytest.approx(3.01)  # the first step is of it

@@ -14,6 +14,7 @@ LIVE = Live(
     max_num_batched_tokens=512,
     slo=Slo(ttft_ms=500),
     overload="Queue",
+    scheduling_policy="fcfs",
 )
 
 

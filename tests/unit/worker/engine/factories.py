@@ -10,6 +10,7 @@ from sluice_kernels.choose import choose
 from sluice_kernels.interface import Kernels
 from sluice_kernels.plain import PlainKernels
 from sluice_worker.blocks import BlockPool
+from sluice_worker.contract import SchedulingPolicy
 from sluice_worker.engine import Engine
 from sluice_worker.files import read_json
 from sluice_worker.gpu.runner import GpuRunner
@@ -43,10 +44,12 @@ def create_scheduler(
     speculation: NgramSpeculation | None = None,
     scored_at_once: int = 128,
     num_ahead: int = 0,
+    ttft_ms: float | None = None,
+    policy: SchedulingPolicy = "deadline",
 ) -> Scheduler:
     return Scheduler(
         BlockPool(num_blocks, block_size, prefix_caching=prefix_caching),
-        Limits(0, cap, budget, itl_ms),
+        Limits(0, cap, budget, itl_ms, ttft_ms, policy),
         max_model_len=max_model_len,
         vocab_size=VOCAB,
         eos_token_ids=frozenset(eos),
@@ -70,6 +73,9 @@ def create_request(
     submitted_s: float = 0.0,
     salt: str = "",
     sampling: Sampling | None = None,
+    ttft_ms: float | None = None,
+    priority: int = 0,
+    is_another: bool = False,
 ) -> Submit:
     """A request; a prompt given as a length is made of tokens that no other request shares."""
     if isinstance(prompt, int):
@@ -87,6 +93,10 @@ def create_request(
         submitted_s=submitted_s,
         cache_salt=salt,
         sampling=sampling or Sampling(),
+        arrived_s=submitted_s,
+        ttft_ms=ttft_ms,
+        priority=priority,
+        is_another=is_another,
     )
 
 

@@ -1,6 +1,7 @@
 """Ten thousand requests that come, leave and push each other out; and what pages waste."""
 
 import random
+from typing import Any
 
 import pytest
 from sluice_worker import scheduler as scheduler_module
@@ -101,20 +102,22 @@ def test_the_head_of_the_queue_starts_in_the_first_step_that_has_room_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever still waits below the cap is asked about again, as if for the first time."""
-    admit, num_waiting = Scheduler._admit, 0
+    choose, num_waiting = Scheduler._prefills, 0
 
-    def checked(scheduler: Scheduler, now: float) -> None:
+    def checked(scheduler: Scheduler, *args: Any, may_admit: bool) -> list[Sequence]:
         nonlocal num_waiting
-        admit(scheduler, now)
-        if scheduler.waiting and len(scheduler.running) < scheduler.limits.max_num_seqs:
+        prefills = choose(scheduler, *args, may_admit=may_admit)
+        is_room = len(scheduler.running) < scheduler.limits.max_num_seqs
+        if may_admit and scheduler.waiting and is_room:
             head, pool = scheduler.waiting[0], scheduler.pool
             matched = pool.match(head.token_ids, head.request.cache_salt)
             needed = -(-head.num_tokens // pool.block_size) - len(matched) + 1
             assert scheduler.running
             assert pool.num_lacking(matched, needed) > 0
             num_waiting += 1
+        return prefills
 
-    monkeypatch.setattr(Scheduler, "_admit", checked)
+    monkeypatch.setattr(Scheduler, "_prefills", checked)
     for seed in range(8):
         scheduler = create_scheduler(num_blocks=20, block_size=4, cap=12, max_model_len=64)
         churn = Churn(scheduler, seed)
