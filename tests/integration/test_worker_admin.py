@@ -115,6 +115,7 @@ def test_a_cap_over_the_ceiling_is_answered_422_in_one_sentence(worker: Worker) 
         b'{"epoch": 99, "slo": {"itl_ms": 1e308}}',
         b'{"epoch": 100000000000000000000000000, "max_num_seqs": 4}',
         b'{"epoch": 99, "overload": "Maybe"}',
+        b'{"epoch": 99, "scheduling_policy": "lifo"}',
     ],
 )
 def test_a_malformed_patch_is_answered_400_and_changes_nothing(worker: Worker, body: bytes) -> None:
@@ -139,6 +140,16 @@ async def test_a_raised_cap_admits_what_waited_for_it_without_a_restart(worker: 
         await asyncio.to_thread(worker.until_metric, "vllm:num_requests_running", 6)
         assert (await task).status_code == 200
     assert config_of(worker).boot_id == boot_id
+
+
+def test_the_policy_changes_live_and_decides_whether_a_priority_counts(worker: Worker) -> None:
+    url, body = worker.url + "/v1/completions", {"prompt": "def", "max_tokens": 2, "priority": -1}
+    refused = httpx.post(url, json=body, headers=CLIENT)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+    for policy, status in (("deadline", 200), ("priority", 200), ("fcfs", 400)):
+        answer = patch(worker, epoch=config_of(worker).epoch, scheduling_policy=policy)
+        assert decode(answer.content, RuntimeConfig).scheduling_policy == policy
+        assert httpx.post(url, json=body, headers=CLIENT).status_code == status
 
 
 def test_evidence_counts_every_arrival_once(worker: Worker) -> None:
