@@ -158,6 +158,7 @@ struct Pod {
     int64_t before = view.num_preemptions;
     std::vector<Chunk>& chunks = step.chunks;
     chunks.clear();
+    step.begun.clear();
     for (int id : prefilling)
       if (jobs[id].tokens - jobs[id].computed == 1) chunks.push_back({id, 1});
     if (num_decoding) grow();
@@ -379,6 +380,7 @@ struct Pod {
       job.wait_kv_s += clocks.kv_s - job.queued_at.kv_s;
       running.insert(id);
       prefilling.insert(std::lower_bound(prefilling.begin(), prefilling.end(), id), id);
+      step.begun.push_back(id);
     }
   }
   void advance_clocks(double now_s) {

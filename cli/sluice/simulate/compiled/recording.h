@@ -84,6 +84,7 @@ struct Step {
   double started_s = 0, ends_s = 0, step_ms = 0;
   int64_t epoch = 0, decodes = 0, kv_tokens = 0, prefill = 0, num_running = 0;
   std::vector<Chunk> chunks;
+  std::vector<int> begun;
 };
 
 struct Recorder {
@@ -99,8 +100,7 @@ struct Recorder {
   bool is_mixed = true, is_settling = false;
   Cause last_lack = CAP;
   int64_t before = 0, after = 0;  // of the change that has not taken effect yet
-  size_t num_waiting = 0, num_pending = 0, first_waiting = 0, first_pending = 0;
-  size_t first_open = 0;
+  size_t first_waiting = 0, first_pending = 0, first_open = 0;
 
   Recorder(const Config& c, std::vector<Job>& j)
       : config(c), jobs(j), tick_start_s(c.start_s), epoch(c.epoch), cap(c.cap) {}
@@ -120,7 +120,7 @@ struct Recorder {
     if (is_settling && is_over) is_settling = false;
   }
 
-  void arrive() { tick.arrivals++, num_waiting++, num_pending++; }
+  void arrive() { tick.arrivals++; }
   void refuse() {
     tick.arrivals++, tick.refused++;
     miss(waiting_cause());
@@ -129,7 +129,6 @@ struct Recorder {
   void miss(Cause cause) { tick.ttft_n++, tick.ttft_over++, tick.by[cause]++; }
   Cause waiting_cause() const { return waiting_kv > waiting_cap ? KV : CAP; }
   void leave(Job& job) {
-    num_waiting -= job.is_waiting, num_pending -= job.is_pending;
     job.is_waiting = job.is_pending = false;
   }
   Cause cause_so_far(const Job& job, double now_s) const {
@@ -210,20 +209,14 @@ struct Recorder {
     tick.max_running = std::max(tick.max_running, step.num_running);
     running = num_running, waiting_cap = by_cap, waiting_kv = by_kv;
     if (by_cap + by_kv) last_lack = waiting_cause();
-    if (num_waiting) admit(step.started_s, step.num_running);
+    for (int id : step.begun) admit(jobs[id], step.started_s);
     if (step.epoch == epoch) settle(step.num_running);
   }
-  void admit(double step_start_s, int64_t num_running) {
-    size_t unseen = 0;
-    for (size_t i = jobs.size(); i-- > first_waiting && jobs[i].t_s > step_start_s;)
-      unseen += jobs[i].is_waiting;
-    while ((int64_t)(num_waiting - unseen) > waiting_cap + waiting_kv) {
-      if ((int64_t)(num_pending - num_waiting) >= num_running) break;
-      while (!jobs[first_waiting].is_waiting) first_waiting++;
-      jobs[first_waiting].is_waiting = false;
-      jobs[first_waiting].admitted_s = std::max(jobs[first_waiting].t_s, step_start_s);
-      num_waiting--;
-    }
+  void admit(Job& job, double step_start_s) {
+    if (!job.is_waiting) return;
+    job.is_waiting = false;
+    job.admitted_s = std::max(job.t_s, step_start_s);
+    while (first_waiting < jobs.size() && !jobs[first_waiting].is_waiting) first_waiting++;
   }
 
   void advance(double now_s) {
