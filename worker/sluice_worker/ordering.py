@@ -18,8 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 Job = TypeVar("Job")
 
 TURN = 20
-"""Steps. At 1.5 times the capacity the late wait 2 % longer than with every 5th, and 6 points more
-requests are in time (docs/slo.md)."""
+"""Steps: those that can be in time lose one in twenty to the late."""
 ARRANGED_A_STEP = 128
 """Jobs: so many more are arranged anew in so many more steps. Whoever comes meanwhile is put in its
 place, and whoever has become late is passed by."""
