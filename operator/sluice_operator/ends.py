@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from signal import Signals
 from typing import Any
 
+from sluice_worker.errors import signal_name, timestamp
+
 from .reasons import Foreign, Reason
-from .times import timestamp, unix_time
+from .times import unix_time
 
 _OF_SIGNALS = 128
 """A container whose process a signal ends has this exit code and the signal's number more."""
@@ -43,7 +44,7 @@ class Ended:
         if self.is_for_memory:
             return f"was killed for memory at {when}"
         if self.exit_code > _OF_SIGNALS:
-            return f"was ended by {_signal(self.exit_code - _OF_SIGNALS)} at {when}"
+            return f"was ended by {signal_name(self.exit_code - _OF_SIGNALS)} at {when}"
         return f"ended with exit code {self.exit_code} at {when}"
 
 
@@ -71,10 +72,3 @@ def _words(message: str) -> str:
     lines = (line.strip() for line in message.splitlines())
     plain = [line for line in lines if not (line.startswith("{") or line.endswith("}"))]
     return " ".join(" ".join(plain).split())[:_MAX_WORDS]
-
-
-def _signal(number: int) -> str:
-    try:
-        return f"signal {number} ({Signals(number).name})"
-    except ValueError:  # of another system
-        return f"signal {number}"

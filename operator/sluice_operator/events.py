@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sluice_worker.errors import timestamp
+
 from .children import digest
 from .observed import Object, Pod
 from .reasons import Foreign, Reason
@@ -11,7 +13,6 @@ from .runtime import Runtime
 from .settings import FIELD_MANAGER
 from .spec import API_VERSION, KIND
 from .status import milliseconds
-from .times import timestamp
 from .tuner import Decision
 
 _MAX_MESSAGE = 1024

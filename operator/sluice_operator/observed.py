@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sluice_worker.errors import timestamp
+
 from .ends import Ended, last_end
 from .reasons import Foreign, Reason
-from .times import timestamp, unix_time
+from .times import unix_time
 
 Object = Mapping[str, Any]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_worker.contract import Evidence, RuntimeConfig
+from sluice_worker.errors import timestamp
 from sluice_worker.sizing import carried_sequences, overflow_share
 
 from .children import selector
@@ -17,7 +18,6 @@ from .observed import NODE_S, Object, Pod, Rollout, Trouble
 from .reasons import Foreign, Reason
 from .runtime import Runtime
 from .spec import MAX_HISTORY, InferenceService
-from .times import timestamp
 from .tuner import Condition, Decision, TargetVerdict
 from .tuner.evidence import pooled
 from .tuner.types import Move, ReplicaChange

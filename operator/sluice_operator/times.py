@@ -1,6 +1,6 @@
 """Times as the API server writes them. Pure."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 
 def unix_time(stamp: str | None) -> float:
@@ -8,8 +8,3 @@ def unix_time(stamp: str | None) -> float:
     if not stamp:
         return 0.0
     return datetime.fromisoformat(stamp).timestamp()
-
-
-def timestamp(now: float) -> str:
-    """Unix time as the API server writes it."""
-    return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

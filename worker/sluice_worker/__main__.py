@@ -59,11 +59,10 @@ def _unexpected(error: Exception) -> str:
     import logging
     import time
 
-    from .errors import told
-    from .health import rfc3339
+    from .errors import timestamp, told
 
     logging.getLogger(__name__).exception("failed")
-    return f"the API process failed at {rfc3339(time.time())}: {told(error)}"
+    return f"the API process failed at {timestamp(time.time())}: {told(error)}"
 
 
 def _leave_word(program: str, sentences: str) -> None:

@@ -14,8 +14,17 @@ from typing import Protocol
 import msgspec
 
 from .config import EngineConfig
-from .errors import EngineDied, NotReady, RequestFailed, SluiceError, StartupError, told
-from .health import Pulse, rfc3339
+from .errors import (
+    EngineDied,
+    NotReady,
+    RequestFailed,
+    SluiceError,
+    StartupError,
+    signal_name,
+    timestamp,
+    told,
+)
+from .health import Pulse
 from .resources import Resources, engine_environment
 from .wire import (
     Abort,
@@ -124,11 +133,7 @@ def manner(returncode: int | None) -> str:
     """How a process ended, by the status that `subprocess` has for it."""
     if returncode is None or returncode >= 0:
         return f"with exit code {returncode}"
-    try:
-        name = signal.Signals(-returncode).name
-    except ValueError:  # a real-time signal
-        return f"by signal {-returncode}"
-    return f"by signal {-returncode} ({name})"
+    return f"by {signal_name(-returncode)}"
 
 
 class EngineClient:
@@ -300,7 +305,7 @@ class EngineClient:
 
     async def _end(self, error: Exception | None, now_s: float) -> None:
         """Tell everybody who waits how the engine ended."""
-        reason = await self._reason(error, rfc3339(now_s))
+        reason = await self._reason(error, timestamp(now_s))
         self.closed.set()
         died = EngineDied(reason, retry_after_s=1)
         sinks, self._sinks = self._sinks, {}

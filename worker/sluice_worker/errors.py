@@ -29,6 +29,8 @@ SluiceError
 └── RequestFailed          500  this one request failed in the engine
 """
 
+from datetime import UTC, datetime
+from signal import Signals
 from typing import ClassVar
 
 MAX_TOLD = 200
@@ -228,3 +230,16 @@ def told(error: Exception) -> str:
     errors go on with advice for whoever wrote the code; the traceback has all of it."""
     line = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {line}"[:MAX_TOLD]
+
+
+def timestamp(unix_s: float) -> str:
+    """Unix time as Kubernetes writes it."""
+    return datetime.fromtimestamp(int(unix_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def signal_name(number: int) -> str:
+    """A signal in a sentence: `signal 9 (SIGKILL)`."""
+    try:
+        return f"signal {number} ({Signals(number).name})"
+    except ValueError:  # a real-time one, or another system's
+        return f"signal {number}"

@@ -5,9 +5,9 @@ longest step that is still believed.
 """
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from .contract import Hung
+from .errors import timestamp
 
 LOADING_TIMEOUT_S = 1800.0
 """Without a word from an engine that starts; each of its phases says how far it is."""
@@ -124,10 +124,5 @@ class Pulse:
         """The same while there is no progress, as whoever compares conditions needs it."""
         since_s = self.created_s + self._stalled_since_s - self.now_s
         missing = "step, though there is work," if self.has_work else "sign of life"
-        reason = f"the engine process is hung: no {missing} since {rfc3339(since_s)}"
+        reason = f"the engine process is hung: no {missing} since {timestamp(since_s)}"
         return Hung(since_s, reason)
-
-
-def rfc3339(unix_s: float) -> str:
-    """Unix time as Kubernetes writes it."""
-    return datetime.fromtimestamp(int(unix_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -95,10 +95,8 @@ class Scheduler:
         self._resumed: list[Sequence] = []
         self._paused: set[Sequence] = set()
         self._begun: list[str] = []  # in the step at hand
-        self._num_retired = 0
-        self._decode_s = (
-            0.0  # mean time from the first token to the last, of those that ended lately
-        )
+        # Mean time from the first token to the last, of those that ended lately.
+        self._num_retired, self._decode_s = 0, 0.0
         self._newest: Sequence | None = None  # whose prompt the next one may have
         self.counters = Counters()
         if speculation is not None:
@@ -203,11 +201,8 @@ class Scheduler:
         before = self.counters.num_preemptions
         works = self._decodes()
         decoding = {work.sequence for work in works}
-        price_s = price(len(works), sum(work.start + 1 for work in works))
-        free = self.limits.max_num_seqs - len(works)
-        pace = Pace(price_s, self._decode_s / self.limits.max_num_seqs, free)
         is_short = self.counters.num_preemptions > before
-        prefills = self._prefills(decoding, pace, now, may_admit=not is_short)
+        prefills = self._prefills(works, decoding, price, now, may_admit=not is_short)
         self._pause(set(self.running) - decoding - set(prefills))
         self._clocks.blocked_by = self._why_blocked()
         if prefills:
@@ -384,18 +379,27 @@ class Scheduler:
     # Who may start
 
     def _prefills(
-        self, decoding: Set[Sequence], pace: Pace, now: float, *, may_admit: bool
+        self,
+        decodes: Seq[Work],
+        decoding: Set[Sequence],
+        price: Price,
+        now: float,
+        *,
+        may_admit: bool,
     ) -> list[Sequence]:
         """Those that this step may serve beside `decoding`, in their order; who is next and waits
         is admitted, as far as places and blocks reach."""
+        if not self._has_order:
+            if may_admit:
+                self._admit_by_arrival(now)
+            return [s for s in self.running if s not in decoding]
         running = [s for s in self.running if s not in decoding]
-        if self.static is not None or self.limits.policy == "fcfs":
-            return self._by_arrival(decoding, now) if may_admit else running
         places = self.limits.max_num_seqs - len(decoding)
         num_free = places - sum(s not in self._paused for s in running)
         prefills: list[Sequence] = []
         takes_place = False
         if may_admit and (self.waiting or len(running) > 1):
+            pace = self._pace(decodes, price)
             for sequence in self._candidates(running, now, pace):
                 if sequence in decoding:
                     continue
@@ -414,7 +418,7 @@ class Scheduler:
                 prefills.append(sequence)
         return prefills[:places] if takes_place else prefills
 
-    def _by_arrival(self, decoding: Set[Sequence], now: float) -> list[Sequence]:
+    def _admit_by_arrival(self, now: float) -> None:
         """First come, first served."""
         cap = self.limits.max_num_seqs
         if self.static is not None:
@@ -422,7 +426,17 @@ class Scheduler:
             cap = min(cap, self.static.size) if may_start else 0
         while self.waiting and len(self.running) < cap and self._admit(self.waiting[0], ()):
             pass
-        return [s for s in self.running if s not in decoding]
+
+    @property
+    def _has_order(self) -> bool:
+        """Whether anything but arrival says who is served first."""
+        return self.static is None and self.limits.policy != "fcfs"
+
+    def _pace(self, decodes: Seq[Work], price: Price) -> Pace:
+        """How fast the line moves beside `decodes`."""
+        price_s = price(len(decodes), sum(work.start + 1 for work in decodes))
+        cap = self.limits.max_num_seqs
+        return Pace(price_s, self._decode_s / cap, cap - len(decodes))
 
     def _candidates(self, running: Seq[Sequence], now: float, pace: Pace) -> Iterator[Sequence]:
         """Who has had a first token goes on before all others, by arrival; then the line."""
@@ -438,7 +452,7 @@ class Scheduler:
     def _terms(self, sequence: Sequence) -> Terms:
         """What the line asks of a sequence."""
         request, limits = sequence.request, self.limits
-        if limits.policy == "fcfs" or self.static is not None:
+        if not self._has_order:
             return Terms(0, inf, sequence.order, sequence.prefill_left)
         due_s, ttft_ms = inf, request.ttft_ms or limits.ttft_ms
         if limits.policy == "deadline" and ttft_ms is not None:

@@ -37,7 +37,7 @@ class Sequence:
     order: int = 0
     """Rank by arrival: who is older."""
     num_findable_tokens: int = 0
-    """Prompt tokens that the prefix cache had when it came or last gave its blocks back."""
+    """Prompt tokens that the prefix cache had when it came."""
     queued_s: float = 0.0
     first_s: float = 0.0
     """When it had its first token."""

@@ -24,9 +24,9 @@ from sluice_operator.ownership import ASKING_MANAGER
 from sluice_operator.reconcile import Context, Reconciler
 from sluice_operator.settings import FIELD_MANAGER
 from sluice_operator.spec import parse
-from sluice_operator.times import timestamp
 from sluice_operator.tuner import Past
 from sluice_worker.contract import Hung, Tick, encode
+from sluice_worker.errors import timestamp
 from unit.operator.objects import changed, valid_object
 from unit.operator.observations import (
     CHECKPOINT,

@@ -18,7 +18,7 @@ from sluice_operator.observed import (
 from sluice_operator.plan import Observed, Plan, plan
 from sluice_operator.runtime import Runtime
 from sluice_operator.spec import InferenceService
-from sluice_operator.times import timestamp
+from sluice_worker.errors import timestamp
 from unit.operator.observations import (
     NOW,
     SETTINGS,

@@ -22,10 +22,10 @@ from sluice_operator.observed import (
 from sluice_operator.reasons import Foreign, Reason
 from sluice_operator.runtime import Runtime
 from sluice_operator.status import Report, build, milliseconds
-from sluice_operator.times import timestamp
 from sluice_operator.tuner import decide
 from sluice_operator.tuner.types import CapChange, Past, ReplicaChange
 from sluice_worker.contract import Lengths
+from sluice_worker.errors import timestamp
 from unit.operator.observations import (
     NOW,
     create_config,

@@ -13,7 +13,7 @@ from sluice_operator.prune import prune_status
 from sluice_operator.reconcile import Reconciler
 from sluice_operator.status_schema import STATUS
 from sluice_operator.status_writer import StatusWriter
-from sluice_operator.times import timestamp
+from sluice_worker.errors import timestamp
 from unit.operator.observations import NOW
 from unit.operator.test_pace import Clock as Seconds
 from unit.operator.test_reconciler import (
