@@ -528,7 +528,7 @@ async def test_what_one_object_holds_is_bounded_while_it_is_read() -> None:
 async def test_a_pod_that_is_silent_again_and_again_is_asked_less_often_and_others_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scrape, "DEADLINE_S", 0.05)
+    monkeypatch.setattr(scrape, "DEADLINE_S", 0.2)
     looks: dict[str, list[int]] = {"bad": [], "good": []}
     look, is_mended = 0, False
 
@@ -548,7 +548,7 @@ async def test_a_pod_that_is_silent_again_and_again_is_asked_less_often_and_othe
         for number in range(28):
             look = number
             held = await scraper.scrape(pods, "token", NOW)
-            assert held[one.uid].problem == "no answer within 0.05 s"
+            assert held[one.uid].problem == "no answer within 0.2 s"
         with pytest.raises(ScrapeError, match="has not answered lately"):
             await scraper.patch(one, "token", RuntimePatch(epoch=1))
         assert looks == {"bad": [0, 1, 2, 4, 8, 16, 24], "good": list(range(28))}
