@@ -9,18 +9,25 @@ from functools import partial
 
 import torch
 from bench.gpu_kernels import (
+    DEVICE,
+    DIM,
+    DTYPE,
     HEADS,
     HIDDEN,
     KV_BYTES,
     KV_HEADS,
     LAYERS,
     PAGE,
+    REHEARSED,
+    SHRUNK,
     VOCAB,
     WIDTH,
     Job,
     KernelTime,
     Point,
     Timing,
+    num_processors,
+    shrunk,
     timed,
 )
 from sluice_kernels.triton.kernels import TritonKernels
@@ -34,6 +41,7 @@ from sluice_worker.models.decoder import Decoder
 from sluice_worker.sampler import Draw
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
+from sluice_worker.step import Work
 from sluice_worker.steptime import StepTimes
 from sluice_worker.weights import random_weights
 from sluice_worker.wire import Abort, Limits, Sampling, Submit, packed
@@ -49,11 +57,14 @@ EIGHT_B: dict[str, object] = {
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
     "num_key_value_heads": KV_HEADS,
-    "max_position_embeddings": 131072,
+    "max_position_embeddings": 131072 // SHRUNK,
     "rope_theta": 500000.0,
     "tie_word_embeddings": False,
 }
-CONTEXT, NEW_TOKENS, MOST_SEQUENCES = 1024, 128, 64
+CONTEXT, NEW_TOKENS = 1024 // SHRUNK, 128 // min(SHRUNK, 8)
+BATCHES = (1, 8, 32, 64)
+PREFILL_TOKENS = 2048 // SHRUNK
+"""Of a step, as a server's: two prompts."""
 CUT = Sampling(top_p=0.8, top_k=20)
 """As many chat models have them in generation_config.json."""
 PENALISED = Sampling(top_p=0.8, top_k=20, repetition_penalty=1.05)
@@ -71,12 +82,12 @@ class Machine:
     graphs_bytes: int
 
 
-def engine_jobs(copy: Point, repeats: int) -> Iterator[Job]:
+def engine_jobs(copy: Point, matmul: Point, repeats: int) -> Iterator[Job]:
     """Batches of several sizes, greedy and drawn; nothing behind the first where loading fails."""
     loaded: list[Machine] = []
 
     def graphs() -> Point:
-        loaded.append(load(MOST_SEQUENCES))
+        loaded.append(load(BATCHES[-1]))
         took_ms, num_bytes = 1000 * loaded[0].graphs_s, loaded[0].graphs_bytes
         return Point("graphs", Timing.of([took_ms]), num_bytes / 1e9, "GB")
 
@@ -84,13 +95,15 @@ def engine_jobs(copy: Point, repeats: int) -> Iterator[Job]:
     if not loaded:
         return
     machine = loaded[0]
-    for batch in (1, 8, 32, 64):
+    for batch in BATCHES:
         yield f"batch {batch}", partial(engine_point, f"batch {batch}", machine, copy, batch)
+    yield "prefill step", partial(prefill_step_point, machine, matmul, repeats)
+    for batch in (1, 32):
+        name = f"graph of {batch}"
+        yield name, partial(graph_point, name, machine, copy, repeats, batch)
     for more, sampling in (("top-p and top-k", CUT), ("repetition_penalty", PENALISED)):
         name = f"batch 32, {more}"
         yield name, partial(engine_point, name, machine, copy, 32, sampling)
-    for batch in (1, 32):
-        yield f"graph of {batch}", partial(graph_point, machine, copy, repeats, batch)
 
 
 def read_bytes(model: Decoder, batch: int, context: int) -> int:
@@ -103,22 +116,21 @@ def load(largest: int) -> Machine:
     """An 8B of random weights, with pages for `largest` sequences and all graphs captured."""
     config = DecoderConfig.from_json(EIGHT_B)
     with torch.inference_mode():
-        source = random_weights(0, torch.bfloat16, torch.device("cuda"))
-        processors = torch.cuda.get_device_properties(0).multi_processor_count
-        model = Decoder(config, source, TritonKernels(HEADS // KV_HEADS, processors))
+        source = random_weights(0, DTYPE, DEVICE)
+        model = Decoder(config, source, TritonKernels(HEADS // KV_HEADS, num_processors()))
     longest = CONTEXT + NEW_TOKENS
     num_blocks = largest * (-(-longest // PAGE) + 2)
-    torch.cuda.empty_cache()
-    started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
+    started, free = time.monotonic(), free_bytes()
     sizes = {"ceiling": largest, "max_model_len": longest, "activation_bytes": 0}
     runner = GpuRunner(model, num_blocks, PAGE, frozenset(), **sizes)
     while runner.use_idle_time():
         pass
     missing = {*graph_sizes(largest)} - {*runner._decodes._graphs}
-    if missing:  # a worker goes on without them, but what is measured then is the host
+    if (
+        missing and not REHEARSED
+    ):  # a worker goes on without them, but what is measured then is the host
         raise RuntimeError(f"no CUDA graphs for steps of {sorted(missing)} sequences")
-    torch.cuda.synchronize()
-    graphs_bytes = free - torch.cuda.mem_get_info()[0] - runner.num_bytes
+    graphs_bytes = free - free_bytes() - runner.num_bytes
     scheduler = Scheduler(
         BlockPool(num_blocks, PAGE, prefix_caching=False),
         Limits(0, largest, 8192),
@@ -130,11 +142,20 @@ def load(largest: int) -> Machine:
     return Machine(engine, model, time.monotonic() - started, graphs_bytes)
 
 
+def free_bytes() -> int:
+    """Of the GPU, without what torch keeps for later."""
+    if REHEARSED:
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info()[0])
+
+
 def engine_point(
     name: str, machine: Machine, copy: Point, batch: int, sampling: Sampling | None = None
 ) -> Point:
     """Tokens a second of `batch` sequences whose contexts grow around CONTEXT, greedy or drawn."""
-    engine, chance = machine.engine, random.Random(batch)
+    engine, chance, batch = machine.engine, random.Random(batch), shrunk(batch)
     vocab_size = machine.model.config.shape.vocab_size
     temperature, drawn = (0.0, Sampling()) if sampling is None else (1.0, sampling)
     for number in range(batch):
@@ -149,7 +170,7 @@ def engine_point(
     finally:  # a step that failed leaves its sequences to the next point
         for number in range(batch):
             engine.abort(Abort(str(number)))
-    time_ms = Timing.of(times[8:])  # the first ones may still compile
+    time_ms = Timing.of(times[len(times) // 16 :])  # the first ones may still compile
     bound_ms = read_bytes(machine.model, batch, CONTEXT) / copy.rate / 1e9
     rate = 1000 * batch / time_ms.median
     return Point(name, time_ms, rate, "tokens/s", bound_ms / time_ms.median)
@@ -169,30 +190,43 @@ def _step_times(engine: Engine, batch: int) -> list[float]:
     return times
 
 
-def graph_point(machine: Machine, copy: Point, repeats: int, batch: int) -> Point:
+def prefill_step_point(machine: Machine, matmul: Point, repeats: int) -> Point:
+    """A whole step of two prompts: the operations of its products and of causal attention."""
+    sequences = [row_of(number, CONTEXT).sequence for number in range(PREFILL_TOKENS // CONTEXT)]
+    works = [Work(sequence, 0, CONTEXT, samples=True) for sequence in sequences]
+    runner, model = machine.engine.runner, machine.model
+    kernels = () if REHEARSED else traced(partial(runner.execute, works))
+    time_ms = timed(partial(runner.execute, works), repeats)
+    products = model.num_bytes - 2 * model.embedding.nbytes  # the head sees two rows
+    seen = CONTEXT * (CONTEXT + 1) // 2 * len(works)
+    operations = products / 2 * 2 * PREFILL_TOKENS + 4 * seen * HEADS * DIM * LAYERS
+    rate = operations / time_ms.median / 1e9
+    return Point("prefill step", time_ms, rate, "TFLOP/s", rate / matmul.rate, kernels)
+
+
+def graph_point(name: str, machine: Machine, copy: Point, repeats: int, batch: int) -> Point:
     """One step of `batch` sequences again and again: what it takes without the host, and what its
     kernels take of that."""
+    batch = shrunk(batch)
     decodes = machine.engine.runner._decodes  # type: ignore[attr-defined]
-    decodes.launch(_rows(batch)).tokens()
-    replay = decodes._graphs[batch].replay
+    rows = [row_of(number, CONTEXT) for number in range(batch)]
+    decodes.launch(rows).tokens()
+    replay = partial(decodes.launch, rows) if REHEARSED else decodes._graphs[batch].replay
     time_ms = timed(replay, repeats)
-    kernels = traced(replay)
+    kernels = () if REHEARSED else traced(replay)
     busy_us = sum(kernel.time_us for kernel in kernels)
     bound_ms = read_bytes(machine.model, batch, CONTEXT) / copy.rate / 1e9
     share = bound_ms / time_ms.median
-    return Point(f"graph of {batch}", time_ms, busy_us, "us", share, kernels)
+    return Point(name, time_ms, busy_us, "us", share, kernels)
 
 
-def _rows(batch: int) -> list[Row]:
-    """The next token of `batch` sequences of CONTEXT tokens, each in pages of its own."""
-    rows, num_pages = [], -(-CONTEXT // PAGE)
-    for number in range(batch):
-        request = Submit(str(number), packed([0] * CONTEXT), 1, 0.0, 0, False, [], 0, 0.0)
-        sequence = Sequence(request, seed=0, token_ids=request.prompt_token_ids)
-        sequence.block_ids = [*range(number * num_pages, (number + 1) * num_pages)]
-        draw = Draw(0.0, 0, CONTEXT)
-        rows.append(Row(sequence, CONTEXT - 1, sequence.block_ids[-1], draw))
-    return rows
+def row_of(number: int, context: int) -> Row:
+    """The next token of a sequence of `context` tokens, in pages of its own."""
+    num_pages = -(-context // PAGE)
+    request = Submit(str(number), packed([0] * context), 1, 0.0, 0, False, [], 0, 0.0)
+    sequence = Sequence(request, seed=0, token_ids=request.prompt_token_ids)
+    sequence.block_ids = [*range(number * num_pages, (number + 1) * num_pages)]
+    return Row(sequence, context - 1, sequence.block_ids[-1], Draw(0.0, 0, context))
 
 
 def traced(work: Callable[[], object]) -> tuple[KernelTime, ...]:

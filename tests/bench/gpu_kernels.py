@@ -1,6 +1,11 @@
-"""What one GPU can do, and what the Triton kernels reach of it: the parts of `bench.gpu`."""
+"""What one GPU can do, and what the Triton kernels reach of it: the parts of `bench.gpu`.
 
+`--rehearse` runs all of it small, interpreted, on the CPU. Such figures mean nothing.
+"""
+
+import os
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +25,28 @@ from sluice_kernels.triton.kernels import upload
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-HEADS, KV_HEADS, DIM, PAGE, HIDDEN, LAYERS = 32, 8, 128, 16, 4096, 32
-WIDTH, VOCAB = 14336, 128256
+REHEARSE = "SLUICE_REHEARSE"
+REHEARSED = REHEARSE in os.environ
+DEVICE = torch.device("cpu" if REHEARSED else "cuda")
+HEADS, KV_HEADS, DIM, PAGE = (4, 2, 16, 16) if REHEARSED else (32, 8, 128, 16)
+HIDDEN, LAYERS, WIDTH, VOCAB = (64, 2, 96, 384) if REHEARSED else (4096, 32, 14336, 128256)
+DTYPE = torch.float16 if REHEARSED else torch.bfloat16  # which the interpreter has not
+SHRUNK = 64 if REHEARSED else 1
+"""What contexts, chunks and copies are divided by."""
 KV_BYTES = 2 * KV_HEADS * DIM * 2  # of one token in one layer
 SCALE = DIM**-0.5
 Batch = Sequence[tuple[int, int]]
 """How many sequences of which context."""
+
+
+def shrunk(count: int) -> int:
+    """`count`, or of a rehearsal's one at least."""
+    return max(count // SHRUNK, 1)
+
+
+def num_processors() -> int:
+    """Multiprocessors of the GPU."""
+    return 1 if REHEARSED else torch.cuda.get_device_properties(0).multi_processor_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +92,15 @@ Job = tuple[str, Callable[[], Point]]
 
 def timed(work: Callable[[], object], repeats: int, calls: int = 1) -> Timing:
     """`work` by the GPU's clock, divided by the `calls` that it makes."""
-    for _ in range(3):
+    for _ in range(1 if REHEARSED else 3):
         work()
     times = []
     for _ in range(repeats):
+        if REHEARSED:
+            started = time.perf_counter()
+            work()
+            times.append(1000 * (time.perf_counter() - started) / calls)
+            continue
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         work()
@@ -87,6 +113,8 @@ def timed(work: Callable[[], object], repeats: int, calls: int = 1) -> Timing:
 def graphed(work: Callable[[], object]) -> Callable[[], None]:
     """`work` as a CUDA graph, so that launching it is not what is measured."""
     work()
+    if REHEARSED:
+        return lambda: (work(), None)[1]
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -95,12 +123,12 @@ def graphed(work: Callable[[], object]) -> Callable[[], None]:
 
 
 def random(*size: int) -> Tensor:
-    return torch.randn(*size, device="cuda", dtype=torch.bfloat16)
+    return torch.randn(*size, device=DEVICE, dtype=DTYPE)
 
 
 def random_turns(count: int) -> Tensor:
     """Unit complex numbers, [count, 1, DIM / 2]."""
-    angles = torch.randn(count, 1, DIM // 2, device="cuda")
+    angles = torch.randn(count, 1, DIM // 2, device=DEVICE)
     return torch.polar(torch.ones_like(angles), angles)
 
 
@@ -109,7 +137,7 @@ def random_turns(count: int) -> Tensor:
 
 def copy_point(repeats: int) -> Point:
     """A copy of 4 GiB: bytes read and written."""
-    source = torch.randn(1 << 30, device="cuda")
+    source = torch.randn((1 << 30) // SHRUNK**2, device=DEVICE)
     target = torch.empty_like(source)
     time_ms = timed(lambda: target.copy_(source), repeats)
     return Point("copy", time_ms, 2 * source.nbytes / time_ms.median / 1e9, "TB/s")
@@ -117,9 +145,10 @@ def copy_point(repeats: int) -> Point:
 
 def matmul_point(repeats: int) -> Point:
     """An 8192-cubed product of random bfloat16."""
-    left, right = random(8192, 8192), random(8192, 8192)
+    size = 8192 // SHRUNK
+    left, right = random(size, size), random(size, size)
     time_ms = timed(lambda: left @ right, repeats)
-    return Point("matmul", time_ms, 2 * 8192**3 / time_ms.median / 1e9, "TFLOP/s")
+    return Point("matmul", time_ms, 2 * size**3 / time_ms.median / 1e9, "TFLOP/s")
 
 
 # Kernels
@@ -127,7 +156,7 @@ def matmul_point(repeats: int) -> Point:
 
 def tables_of(num_pages: Sequence[int]) -> Tensor:
     """So many pages for each sequence, in no order, each used once."""
-    order = torch.randperm(sum(num_pages), device="cuda", dtype=torch.int32)
+    order = torch.randperm(sum(num_pages), device=DEVICE, dtype=torch.int32)
     return pad_sequence([*torch.split(order, [*num_pages])], batch_first=True)
 
 
@@ -162,7 +191,7 @@ def decode_error(
     lengths = [1, 16, 17, 500, 999, 1024, 1033, 1040]
     query = random(8, HEADS + 2 * KV_HEADS, DIM)[:, :HEADS]
     found = decode.decode(
-        query, torch.tensor(lengths, device="cuda", dtype=torch.int32), cache, tables, SCALE,
+        query, torch.tensor(lengths, device=DEVICE, dtype=torch.int32), cache, tables, SCALE,
         splits=decode.Splits(num_splits, min_blocks), window=window, softcap=softcap,
     )  # fmt: skip
     expected = [
@@ -188,7 +217,7 @@ def prefill_error(window: int | None, softcap: float | None) -> float:
 def tiles_of(chunks: list[tuple[int, int, int, int]], cache: Tensor) -> Tensor:
     """The tiles of `chunks` on the GPU."""
     tiles = prefill.cut_tiles(chunks, prefill.tile_tokens(HEADS // KV_HEADS, cache))
-    return upload(torch.from_numpy(tiles), torch.device("cuda"))
+    return upload(torch.from_numpy(tiles), DEVICE)
 
 
 def norm_error() -> float:
@@ -205,8 +234,8 @@ def gate_error() -> float:
 def rotate_error() -> float:
     """The worse of the queries' and the pages'."""
     heads, turns = random(33, HEADS + 2 * KV_HEADS, DIM), random_turns(33)
-    cache = torch.zeros(520, 2, KV_HEADS, PAGE, DIM, device="cuda", dtype=torch.bfloat16)
-    places = torch.randperm(520 * PAGE, device="cuda")[:33]
+    cache = torch.zeros(520, 2, KV_HEADS, PAGE, DIM, device=DEVICE, dtype=DTYPE)
+    places = torch.randperm(520 * PAGE, device=DEVICE)[:33]
     blocks, slots = places // PAGE, places % PAGE
     rows, pages = heads.clone(), cache.clone()
     rotate_store.reference(rows, turns, None, 1e-5, pages, blocks, slots, HEADS)
@@ -216,16 +245,16 @@ def rotate_error() -> float:
 
 def likeliest_error() -> float:
     """Infinite where another token than the likeliest is chosen."""
-    logits, zeros = random(33, VOCAB), torch.zeros(33, device="cuda")
-    none = torch.zeros(33, device="cuda", dtype=torch.int64)
+    logits, zeros = random(33, VOCAB), torch.zeros(33, device=DEVICE)
+    none = torch.zeros(33, device=DEVICE, dtype=torch.int64)
     found = choose.choose(logits, cut.Draws(zeros, zeros + 1, zeros, none, none))
     return 0.0 if torch.equal(found, logits.argmax(1)) else float("inf")
 
 
 def edges_error() -> float:
     """The worst edge of a cut row that is not where sorting finds it."""
-    logits, chance = random(33, VOCAB), torch.rand(3, 33, device="cuda")
-    top_k = torch.arange(33, device="cuda") * 3
+    logits, chance = random(33, VOCAB), torch.rand(3, 33, device=DEVICE)
+    top_k = torch.arange(33, device=DEVICE) * 3
     draws = cut.Draws(chance[0] + 0.2, chance[1], chance[2] / 10, top_k, 0 * top_k)
     edges, expected = cut.cut(logits, draws), cut.reference(logits, draws, None)
     # Weights are summed in another order: the edge may be its neighbour's, a thousandth away.
@@ -234,8 +263,8 @@ def edges_error() -> float:
 
 def shares_error() -> float:
     """A tenth of the worst share of many draws, off by chance too."""
-    weights, count = torch.tensor([0.5, 0.3, 0.15, 0.05], device="cuda"), 1 << 18
-    ones, seeds = torch.ones(count, device="cuda"), torch.randint(1 << 62, (count,), device="cuda")
+    weights, count = torch.tensor([0.5, 0.3, 0.15, 0.05], device=DEVICE), (1 << 18) // SHRUNK**2
+    ones, seeds = torch.ones(count, device=DEVICE), torch.randint(1 << 62, (count,), device=DEVICE)
     rows, draws = weights.log().expand(count, -1), cut.Draws(ones, ones, 0 * ones, 0 * seeds, seeds)
     shares = torch.bincount(choose.choose(rows, draws)) / count
     return ((shares - weights).abs() / weights).max().item() / 10
@@ -251,15 +280,14 @@ def decode_jobs(copy: Point, repeats: int, batches: Iterable[Batch]) -> Iterator
 
 
 def decode_point(copy: Point, repeats: int, batch: Batch) -> Point:
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
-    contexts = [context for count, context in batch for _ in range(count)]
+    contexts = [context // SHRUNK for count, context in batch for _ in range(shrunk(count))]
     num_pages = [-(-context // PAGE) for context in contexts]
     num_bytes = sum(contexts) * KV_BYTES
     layers = min(LAYERS, max(2, (16 << 30) // num_bytes))
     caches = [random(sum(num_pages), 2, KV_HEADS, PAGE, DIM) for _ in range(layers)]
-    lengths = torch.tensor(contexts, device="cuda", dtype=torch.int32)
+    lengths = torch.tensor(contexts, device=DEVICE, dtype=torch.int32)
     query, tables = random(len(contexts), HEADS, DIM), tables_of(num_pages)
-    splits = decode.choose_splits(len(contexts), KV_HEADS, processors)
+    splits = decode.choose_splits(len(contexts), KV_HEADS, num_processors())
     step = partial(_decode_all, query, caches, tables, lengths, splits)
     time_ms = timed(graphed(step), repeats, layers)
     rate = num_bytes / time_ms.median / 1e9
@@ -281,10 +309,12 @@ def _decode_all(
 def prefill_jobs(matmul: Point, repeats: int, sizes: list[tuple[int, int]]) -> Iterator[Job]:
     """The prefill kernel; only the products that causality asks for are counted."""
     for start, count in sizes:
-        yield prefill_name(start, count), partial(prefill_point, matmul, repeats, start, count)
+        name = prefill_name(start, count)
+        yield name, partial(prefill_point, name, matmul, repeats, start, count)
 
 
-def prefill_point(matmul: Point, repeats: int, start: int, count: int) -> Point:
+def prefill_point(name: str, matmul: Point, repeats: int, start: int, count: int) -> Point:
+    start, count = start // SHRUNK, count // SHRUNK
     num_pages = -(-(start + count) // PAGE)
     cache, tables = random(num_pages, 2, KV_HEADS, PAGE, DIM), tables_of([num_pages])
     query, tiles = random(count, HEADS, DIM), tiles_of([(0, 0, start, count)], cache)
@@ -292,7 +322,7 @@ def prefill_point(matmul: Point, repeats: int, start: int, count: int) -> Point:
     time_ms = timed(graphed(step), repeats)
     seen = count * start + count * (count + 1) // 2
     rate = 4 * seen * HEADS * DIM / time_ms.median / 1e9
-    return Point(prefill_name(start, count), time_ms, rate, "TFLOP/s", rate / matmul.rate)
+    return Point(name, time_ms, rate, "TFLOP/s", rate / matmul.rate)
 
 
 def prefill_name(start: int, count: int) -> str:

@@ -5,11 +5,13 @@ from functools import partial
 
 import torch
 from bench.gpu_kernels import (
+    DEVICE,
     DIM,
     HEADS,
     HIDDEN,
     KV_HEADS,
     PAGE,
+    SHRUNK,
     VOCAB,
     WIDTH,
     Job,
@@ -17,6 +19,7 @@ from bench.gpu_kernels import (
     graphed,
     random,
     random_turns,
+    shrunk,
     timed,
 )
 from sluice_kernels.triton import add_norm, choose, cut, gated, rotate_store
@@ -31,9 +34,9 @@ PRODUCTS = {
     "head": (VOCAB, HIDDEN),
 }
 """Outputs and inputs."""
-FRESH_BYTES = 1 << 30
+FRESH_BYTES = (1 << 30) // SHRUNK**3
 """So many weights in turn are not found in the GPU's own cache."""
-CALLS = 32
+CALLS = 32 // min(SHRUNK, 16)
 """Of a small kernel in a row: one alone takes less than its launch."""
 
 
@@ -60,12 +63,12 @@ def _products(given: Tensor, weights: list[Tensor]) -> None:
 
 def small_jobs(repeats: int) -> Iterator[Job]:
     """What runs between the products, as it finds its rows: in the GPU's own cache."""
-    for rows in (32, 2048):
+    for rows in (32, 2048) if SHRUNK == 1 else (2,):
         for name, make in (("norm", _norm), ("rotate, store", _rotate), ("gate", _gate)):
             yield f"{name} of {rows}", partial(_small, f"{name} of {rows}", make, repeats, rows)
     for kind, shares in (("greedy", (0.0, 1.0)), ("drawn", (0.7, 1.0)), ("cut", (0.7, 0.8))):
         name = f"sampling of 32, {kind}"
-        yield name, partial(_small, name, partial(_sampling, *shares), repeats, 32)
+        yield name, partial(_small, name, partial(_sampling, *shares), repeats, shrunk(32))
 
 
 Make = Callable[[int], Callable[[], object]]
@@ -85,13 +88,13 @@ def _again(call: Callable[[], object]) -> None:
 
 def _norm(rows: int) -> Callable[[], object]:
     stream, added = random(rows, HIDDEN), random(rows, HIDDEN)
-    return partial(add_norm.add_norm, stream, added, torch.ones(HIDDEN, device="cuda"), 1e-5)
+    return partial(add_norm.add_norm, stream, added, torch.ones(HIDDEN, device=DEVICE), 1e-5)
 
 
 def _rotate(rows: int) -> Callable[[], object]:
     heads = random(rows, HEADS + 2 * KV_HEADS, DIM)
     cache = random(-(-rows // PAGE), 2, KV_HEADS, PAGE, DIM)
-    places = torch.arange(rows, device="cuda")
+    places = torch.arange(rows, device=DEVICE)
     given = cache, places // PAGE, places % PAGE, HEADS
     return partial(rotate_store.rotate_store, heads, random_turns(rows), None, 1e-5, *given)
 
@@ -102,8 +105,8 @@ def _gate(rows: int) -> Callable[[], object]:
 
 def _sampling(temperature: float, top_p: float, rows: int) -> Callable[[], object]:
     """Of the least top-p and top-k that chat models have, or of all tokens."""
-    ones = torch.ones(rows, device="cuda")
-    seeds = torch.arange(rows, device="cuda")
+    ones = torch.ones(rows, device=DEVICE)
+    seeds = torch.arange(rows, device=DEVICE)
     top_k = torch.full_like(seeds, 20 if top_p < 1 else 0)
     draws = cut.Draws(temperature * ones, top_p * ones, 0 * ones, top_k, seeds)
     return partial(choose.choose, random(rows, VOCAB), draws)

@@ -51,7 +51,7 @@ from sluice.client import COMPLETIONS, Outcome, Shape, request
 from sluice.load import Ledger, closed_loop
 from sluice.machine import processor
 from sluice.numbers import count
-from sluice.simulate.generate import TRACES
+from sluice.simulate.generate import TRACES, Lengths
 from sluice.simulate.trace import Request
 from sluice_operator.metrics import Metrics
 from sluice_operator.scrape import ScrapeError, Scraper, Target, create_client
@@ -142,52 +142,72 @@ def connections() -> aiohttp.ClientSession:
 
 
 @dataclass(frozen=True, slots=True)
+class Aim:
+    """How a worker is measured: so many closed clients after `settle_s` for `capacity_s`, and the
+    inter-token target is the least one for which its rule has `cap` hold it, if P99 is `tail` times
+    the mean."""
+
+    ttft_ms: float
+    tail: float
+    clients: int = LOAD_CAP
+    cap: int = AIM_CAP
+    shape: Shape = SHAPE
+    lengths: Lengths = LENGTHS
+    settle_s: float = SETTLE_S
+    capacity_s: float = CAPACITY_S
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
-    """What a worker was just measured to do: `per_s` requests at `LOAD_CAP`, within `targets`."""
+    """What a worker was just measured to do: `per_s` requests a second, within `targets`."""
 
     targets: Targets
     per_s: float
 
 
-async def calibrate(
-    worker: Worker, client: httpx.AsyncClient, ttft_ms: float, tail: float
-) -> Setting:
-    """What a closed loop of as many clients as `LOAD_CAP` gets, under the targets to which a first
-    such loop has led."""
+async def calibrate(worker: Worker, client: httpx.AsyncClient, aim: Aim) -> Setting:
+    """What a closed loop of clients gets, under the targets to which a first such loop has led."""
     admin, rng = Steered.of(worker, client), Random(0)
     async with connections() as session:
 
         def send(ledger: Ledger) -> asyncio.Task[None]:
-            body = SHAPE.body(rng, LENGTHS.draw(rng))
+            body = aim.shape.body(rng, aim.lengths.draw(rng))
 
             async def one() -> None:
                 ledger.outcomes.append(await request(session, worker.url + COMPLETIONS, body))
 
             return asyncio.create_task(one())
 
-        await admin.put(LOAD_CAP)
-        await closed_loop(send, Ledger("warm-up"), LOAD_CAP, SETTLE_S)
+        await admin.put(aim.clients)
+        await closed_loop(send, Ledger("warm-up"), aim.clients, aim.settle_s)
         model = (await admin.seen())[0].step_model
         if model is None:
             raise SystemExit("the worker has no step model")
-        targets = Targets("99", ttft_ms, itl_target_ms(model, AIM_CAP, tail), None)
+        itl_ms = itl_target_ms(model, aim.cap, aim.tail, aim.lengths)
+        targets = Targets("99", aim.ttft_ms, itl_ms, None)
         await admin.put(slo=Slo(targets.ttft_ms, targets.itl_ms))
         ledger, start = Ledger("capacity"), time.monotonic()
-        await closed_loop(send, ledger, LOAD_CAP, CAPACITY_S)
+        await closed_loop(send, ledger, aim.clients, aim.capacity_s)
         return Setting(targets, len(ledger.outcomes) / (time.monotonic() - start))
 
 
-async def replay(url: str, trace: Sequence[Request], seed: int) -> list[Outcome | None]:
-    """What came of each request; None of those that were not answered in time."""
+async def replay(
+    url: str,
+    trace: Sequence[Request],
+    seed: int,
+    shape: Shape = SHAPE,
+    grace_s: float = GRACE_S,
+) -> list[Outcome | None]:
+    """What came of each request; None of those that were not answered so soon after the last."""
     rng = Random(seed)
-    bodies = [SHAPE.body(rng, (one.prompt_tokens, one.max_tokens)) for one in trace]
+    bodies = [shape.body(rng, (one.prompt_tokens, one.max_tokens)) for one in trace]
     async with connections() as session:
         tasks, start = [], time.monotonic()
         for one, body in zip(trace, bodies, strict=True):
             await asyncio.sleep(max(0.0, start + one.t_s - time.monotonic()))
             sent = request(session, url + COMPLETIONS, body, max_retries=0)
             tasks.append(asyncio.create_task(sent))
-        done, late = await asyncio.wait(tasks, timeout=GRACE_S)
+        done, late = await asyncio.wait(tasks, timeout=grace_s)
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
@@ -227,7 +247,7 @@ class Bench:
     async def setting(self) -> Setting:
         """What a fresh worker does now."""
         with self._worker(max(*self.given.caps, LOAD_CAP)) as worker:
-            return await calibrate(worker, self.client, self.given.ttft_ms, self.given.tail)
+            return await calibrate(worker, self.client, Aim(self.given.ttft_ms, self.given.tail))
 
     def _worker(self, ceiling: int, *flags: str) -> AbstractContextManager[Worker]:
         return serving("--max-num-seqs", str(ceiling), *flags, model=self.model)

@@ -55,23 +55,25 @@ class Row:
         return (self.trace, self.repeat) == (trace, repeat)
 
 
-def itl_target_ms(model: StepModel, cap: int, tail: float) -> float:
+def itl_target_ms(model: StepModel, cap: int, tail: float, lengths: Lengths = LENGTHS) -> float:
     """The least target, in tenths of a millisecond, for which the worker's own rule
-    (`steptime.predicted_cap`) has `cap` for the largest that holds it at `LENGTHS`, if steps at
+    (`steptime.predicted_cap`) has `cap` for the largest that holds it at `lengths`, if steps at
     P99 take `tail` times the mean: with the measured tail, a noisy minute would make it loose."""
-    kv_tokens = LENGTHS.prompt + LENGTHS.output / 2
+    kv_tokens = lengths.prompt + lengths.output / 2
     plain_ms = model.step_ms(cap, cap * kv_tokens, 0)
     beside_ms = model.step_ms(cap - 1, (cap - 1) * kv_tokens, MIN_CHUNK_TOKENS)
     longest_ms = tail * max(plain_ms, beside_ms) / TARGET_MARGIN
     return ceil(10 * longest_ms + 1e-6) / 10
 
 
-def scaled_trace(name: str, per_s: float, seconds: float, seed: int) -> list[Request]:
+def scaled_trace(
+    name: str, per_s: float, seconds: float, seed: int, lengths: Lengths = LENGTHS
+) -> list[Request]:
     """The simulator's trace `name`, of about `seconds` for a pod that does `per_s` requests a
     second. Raises KeyError for another name."""
 
     def made(num: int) -> list[Request]:
-        recipe = Recipe(num, per_s * TIME_SCALE, LENGTHS, Random(seed))
+        recipe = Recipe(num, per_s * TIME_SCALE, lengths, Random(seed))
         return [
             Request(TIME_SCALE * one.t_s, one.prompt_tokens, one.max_tokens)
             for one in TRACES[name](recipe)

@@ -18,15 +18,15 @@ RANDOM_60M = MODEL.parent / "models" / "random-60m"
 
 
 @contextmanager
-def serving(*flags: str, model: Path = MODEL) -> Iterator[Worker]:
-    """A worker, ready, with one thread; ended on leaving, also by SIGTERM. Its log is told if it
-    fails."""
+def serving(*flags: str, model: Path = MODEL, device: str = "cpu") -> Iterator[Worker]:
+    """A worker, ready, with one thread of the CPU; ended on leaving, also by SIGTERM. Its log is
+    told if it fails."""
     unwind_on_sigterm()
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "worker.log"
         command = [sys.executable, "-m", "sluice_worker", "--model", str(model)]
         command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", "0"]
-        command += ["--admin-port", "0", "--device", "cpu", *flags]
+        command += ["--admin-port", "0", "--device", device, *flags]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with log.open("wb") as output:
             process = subprocess.Popen(command, stderr=output, env=environment)

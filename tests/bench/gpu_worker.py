@@ -1,0 +1,71 @@
+"""A worker with an 8B of random weights on this GPU, over HTTP, for `bench.gpu`."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import httpx
+from bench.gpu_kernels import DEVICE, REHEARSED, VOCAB
+from bench.gpu_memory import MAX_LEN, written_model
+from bench.peers.processes import tree
+from bench.real_caps import Aim, Setting, Steered, calibrate, replay
+from bench.real_rows import OURS, Row, make_row, scaled_trace
+from bench.serving import NAME, serving
+from integration.worker_process import Worker
+from sluice.client import Shape
+from sluice.simulate.generate import Lengths
+from sluice_operator.scrape import create_client
+
+LENGTHS = Lengths(24, 16) if REHEARSED else Lengths(512, 128)
+SHAPE = Shape((1, 1), (1, 1), VOCAB, NAME)  # lengths are given with each request
+CAPS = (1, 8) if REHEARSED else (1, 2, 4, 8, 16, 32, 64)
+AIM = Aim(1000.0, 1.25, CAPS[-1], CAPS[-1] // 2, SHAPE, LENGTHS, 3.0, 5.0)
+GRACE_S, TUNED = 3.0, 7.0
+"""Seconds for what is left behind the last arrival; and times as long as a fixed cap."""
+TRACE = "bursts"
+
+
+async def measured_load(seconds: float, keep: Callable[[Row], None]) -> None:
+    """Bursts at each of CAPS on one worker, then on a fresh one, from cold, the tuner's law; `keep`
+    is given each row. All meet the same requests, which a worker at the largest cap could just do.
+    """
+    async with create_client() as client:
+        with written_model() as path:
+            with worker_of(path) as worker:
+                found = await calibrate(worker, client, AIM)
+                targets = found.targets
+                told = f"{found.per_s:.1f} requests/s; {targets.itl_ms:g} ms are due"
+                print(told, flush=True)
+                for cap in CAPS:
+                    keep(await run(worker, client, found, seconds, cap))
+            flags = ("--slo-ttft-ms", str(targets.ttft_ms), "--slo-itl-ms", str(targets.itl_ms))
+            with worker_of(path, *flags) as worker:
+                keep(await run(worker, client, found, TUNED * seconds, None))
+
+
+def worker_of(path: Path, *flags: str) -> AbstractContextManager[Worker]:
+    """A worker on the device."""
+    given = ("--load-format", "dummy", "--max-model-len", str(MAX_LEN), *flags)
+    return serving(*given, "--max-num-seqs", "256", model=path, device=DEVICE.type)
+
+
+async def run(
+    worker: Worker, client: httpx.AsyncClient, found: Setting, seconds: float, cap: int | None
+) -> Row:
+    """One contender on the trace; `cap` None: the operator's tuner, from the worker's own cap."""
+    trace = scaled_trace(TRACE, found.per_s, seconds, 1, LENGTHS)
+    admin = Steered.of(worker, client)
+    await admin.put(cap)
+    admin.begin()
+    before_s, began = sum(tree(worker.process.pid).values()), time.monotonic()
+    tuning = asyncio.create_task(admin.tune(found.targets)) if cap is None else None
+    outcomes = await replay(worker.url, trace, 1, SHAPE, GRACE_S)
+    took_s = time.monotonic() - began
+    cpu_s = sum(tree(worker.process.pid).values()) - before_s
+    if tuning and not tuning.cancel():
+        tuning.result()  # it ended by itself: with an error
+    name = OURS if cap is None else f"cap {cap}"
+    done = (outcomes, found.targets, took_s, cpu_s, admin.path, found.per_s)
+    return make_row(TRACE, name, 0, *done)
