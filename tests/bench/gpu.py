@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -78,8 +79,6 @@ PARTS = {
 }
 """Each part's deadline in seconds, the most important first."""
 LIMIT_S = 480.0
-CAP_S = 9.0
-"""Of bursts at each fixed cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +158,7 @@ class Part:
             torch.cuda.empty_cache()
             return work()
         except Exception as error:  # of any kind: all else is worth measuring still
+            traceback.print_exc()
             told = str(error).strip().partition("\n")[0]
             self.results.failed.append(Failed(name, f"{type(error).__name__}: {told}"))
             print(f"{name:45} FAILED: {type(error).__name__}: {told}", flush=True)
@@ -216,7 +216,7 @@ class Part:
             print(f"{row.contender:8} {row.tokens_per_s:7.0f} tokens/s, {shares}", flush=True)
             write_json(self.results, self.out)
 
-        asyncio.run(measured_load(CAP_S if self.repeats > 5 else CAP_S / 2, keep))
+        asyncio.run(measured_load(self.repeats <= 5, keep))
 
 
 def device_name() -> str:

@@ -13,17 +13,19 @@ from sluice_worker.files import read_json
 from sluice_worker.gpu.runner import GpuRunner
 from sluice_worker.models.config import DecoderConfig
 from sluice_worker.models.decoder import Decoder
+from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
 from sluice_worker.step import Work
 from sluice_worker.steptime import StepTimes
 from sluice_worker.weights import Checkpoint
+from sluice_worker.wire import Submit
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from unit.worker.engine.factories import create_request, create_requests, create_scheduler, run_all
 from unit.worker.engine.test_families_equal_transformers import MODELS, save_random
 
-FAMILIES = ("mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "llama-yarn")
-FAMILIES += ("mixtral", "qwen3_moe")
+FAMILIES: tuple[str, ...] = ("mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
+FAMILIES += ("llama-yarn", "mixtral", "qwen3_moe")
 LENGTHS, STEPS = ((17, 30), 2) if REHEARSED else ((17, 30, 40, 70), 20)
 TOO_FAR = 1.2
 """Times as far from float32 as transformers is: as much is let off on a CPU."""
@@ -44,8 +46,8 @@ def other_tokens(name: str) -> float:
         theirs = save_random(Path(folder), name.partition("-")[0], MODELS[name]).to(DEVICE)
         ours = load(Path(folder), torch.float32)
     requests = create_requests(LENGTHS, max_tokens=STEPS)
-    outputs = [_engine(ours, requests, cap=4, budget=19, num_blocks=64)]
-    outputs.append(_engine(ours, requests, num_blocks=7, max_model_len=96))
+    schedulers = (create_scheduler(budget=19), create_scheduler(num_blocks=7, max_model_len=96))
+    outputs = [outputs_of(ours, scheduler, requests) for scheduler in schedulers]
     wrong = 0
     for request in requests:
         for found in outputs:
@@ -56,8 +58,10 @@ def other_tokens(name: str) -> float:
     return wrong / (STEPS * len(outputs) * len(requests))
 
 
-def _engine(model: Decoder, requests: list[object], **kinds: int) -> dict[str, list[int]]:
-    scheduler = create_scheduler(**kinds)
+def outputs_of(
+    model: Decoder, scheduler: Scheduler, requests: list[Submit]
+) -> dict[str, list[int]]:
+    """Of an engine as a GPU has it."""
     scheduler.num_ahead = 1
     pool = scheduler.pool
     runner = GpuRunner(
@@ -83,7 +87,7 @@ def strays_further(name: str) -> float:
         (logits - exact).norm(dim=1).median().item()
         for logits in (our_logits(ours, prompt), logits_of(theirs, prompt))
     )
-    return max(0.0, far / allowed - TOO_FAR)
+    return float(max(0.0, far / allowed - TOO_FAR))
 
 
 def load(path: Path, dtype: torch.dtype) -> Decoder:

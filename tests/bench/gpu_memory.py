@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from bench.gpu_engine import EIGHT_B
-from bench.gpu_kernels import DEVICE, REHEARSED, VOCAB
+from bench.gpu_kernels import REHEARSED, VOCAB
 from sluice_worker.config import EngineConfig
 from sluice_worker.sequence import Sequence
 from sluice_worker.startup import start
@@ -56,7 +56,8 @@ def measured_memory() -> tuple[list[Bytes], float]:
     began = time.monotonic()
     with written_model() as path:
         config = EngineConfig(
-            str(path), load_format="dummy", max_model_len=MAX_LEN, device=DEVICE.type,
+            str(path), load_format="dummy", max_model_len=MAX_LEN,
+            device="cpu" if REHEARSED else "cuda",
             max_num_batched_tokens=BUDGET, memory_utilization=UTILIZATION,
         )  # fmt: skip
         engine, ready = start(config, lambda *_: None)

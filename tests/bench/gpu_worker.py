@@ -22,15 +22,17 @@ LENGTHS = Lengths(24, 16) if REHEARSED else Lengths(512, 128)
 SHAPE = Shape((1, 1), (1, 1), VOCAB, NAME)  # lengths are given with each request
 CAPS = (1, 8) if REHEARSED else (1, 2, 4, 8, 16, 32, 64)
 AIM = Aim(1000.0, 1.25, CAPS[-1], CAPS[-1] // 2, SHAPE, LENGTHS, 3.0, 5.0)
-GRACE_S, TUNED = 3.0, 7.0
-"""Seconds for what is left behind the last arrival; and times as long as a fixed cap."""
+CAP_S, TUNED_S, GRACE_S = 9.0, 63.0, 3.0
+"""Seconds of bursts at a fixed cap and under the tuner, and for what is left behind the last."""
 TRACE = "bursts"
 
 
-async def measured_load(seconds: float, keep: Callable[[Row], None]) -> None:
+async def measured_load(is_quick: bool, keep: Callable[[Row], None]) -> None:
     """Bursts at each of CAPS on one worker, then on a fresh one, from cold, the tuner's law; `keep`
     is given each row. All meet the same requests, which a worker at the largest cap could just do.
+    is_quick: two caps, and a quarter of the tuner's time.
     """
+    caps, tuned_s = (CAPS[::6], TUNED_S / 4) if is_quick else (CAPS, TUNED_S)
     async with create_client() as client:
         with written_model() as path:
             with worker_of(path) as worker:
@@ -38,11 +40,11 @@ async def measured_load(seconds: float, keep: Callable[[Row], None]) -> None:
                 targets = found.targets
                 told = f"{found.per_s:.1f} requests/s; {targets.itl_ms:g} ms are due"
                 print(told, flush=True)
-                for cap in CAPS:
-                    keep(await run(worker, client, found, seconds, cap))
+                for cap in caps:
+                    keep(await run(worker, client, found, CAP_S, cap))
             flags = ("--slo-ttft-ms", str(targets.ttft_ms), "--slo-itl-ms", str(targets.itl_ms))
             with worker_of(path, *flags) as worker:
-                keep(await run(worker, client, found, TUNED * seconds, None))
+                keep(await run(worker, client, found, tuned_s, None))
 
 
 def worker_of(path: Path, *flags: str) -> AbstractContextManager[Worker]:
