@@ -102,11 +102,17 @@ class Engine:
         """One step: its report (None where nothing could run), and the requests that it failed."""
         self._check_at = None
         started = self._clock()
-        step = self.scheduler.schedule(started, self._chunk_limit, self._growth, self._price_s)
+        step = self.scheduler.schedule(
+            started,
+            self._chunk_limit,
+            self._growth,
+            self._price_s,
+            is_ahead=self.runner.is_ahead,
+        )
         self.runner.clear(self.scheduler.take_dirty_blocks())
         if not step.works:
             return None, []
-        tokens = self.runner.execute(step.works)
+        tokens = self.runner.execute(step.works, step.prefill_follows)
         outcomes = self.scheduler.commit(step, tokens, self._clock())
         ended = self._clock()  # now: the next tokens wait for what booking these takes
         self.num_steps += 1

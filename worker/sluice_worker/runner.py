@@ -63,11 +63,17 @@ class Runner:
         """Bytes of the KV cache."""
         return sum(cache.nbytes for cache in self.caches)
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the device has begun with the next step, as far as it decodes."""
+        return False
+
     @torch.inference_mode()
-    def execute(self, works: Seq[Work]) -> list[int | None]:
+    def execute(self, works: Seq[Work], prefill_follows: bool = False) -> list[int | None]:
         """A token for each sampled position, in order; None where its logits are not finite.
 
-        Scores that requests ask for are left in their sequences.
+        Scores that requests ask for are left in their sequences. prefill_follows: the next step is
+        more than decodes, so that nobody begins with those.
         """
         found = self._run(sorted(works, key=by_length))
         return [token for work in works for token in found[id(work)]]

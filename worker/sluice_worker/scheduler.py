@@ -194,8 +194,14 @@ class Scheduler:
         chunk_limit: ChunkLimit,
         growth: Growth = few_decodes,
         price: Price = lambda decodes, kv_tokens: 0.0,
+        *,
+        is_ahead: bool = False,
     ) -> Step:
-        """Choose the next step's work, taking blocks for it and preempting where none is left."""
+        """Choose the next step's work, taking blocks for it and preempting where none is left.
+
+        is_ahead: the device has begun with what decodes. Prefill then waits for the next step, of
+        which it is a part: beside this one it would read all weights once more.
+        """
         self._clocks.advance(now)
         self._begun.clear()
         before = self.counters.num_preemptions
@@ -205,13 +211,14 @@ class Scheduler:
         prefills = self._prefills(works, decoding, price, now, may_admit=not is_short)
         self._pause(set(self.running) - decoding - set(prefills))
         self._clocks.blocked_by = self._why_blocked()
-        if prefills:
+        is_held_back = bool(prefills and works) and is_ahead
+        if prefills and not is_held_back:
             works += self._chunks(prefills, self._prefill_budget(works, chunk_limit), bool(works))
-        else:
+        elif not prefills:
             works = self._with_drafts(works, chunk_limit, growth)
         works += self._padding()
         works.sort(key=lambda work: work.num_tokens > 1)
-        return self._as_step(tuple(works))
+        return self._as_step(tuple(works), is_held_back)
 
     def commit(self, step: Step, sampled: Seq[int | None], now: float) -> list[Outcome]:
         """Book a step that ran. `sampled`: a token per sampled position, None for NaN logits."""
@@ -357,7 +364,7 @@ class Scheduler:
                 ending.append(sequence)
             yield Work(sequence, sequence.num_computed_tokens, count, samples)
 
-    def _as_step(self, works: tuple[Work, ...]) -> Step:
+    def _as_step(self, works: tuple[Work, ...], is_held_back: bool) -> Step:
         num_draft_tokens = sum(len(work.drafts) for work in works)
         num_padding = sum(work.is_padding for work in works)
         num_decodes = sum(work.num_tokens == 1 + len(work.drafts) for work in works) - num_padding
@@ -374,6 +381,7 @@ class Scheduler:
             at_cap=self.num_computing >= AT_CAP_SHARE * self.limits.max_num_seqs,
             limits=self.limits,
             admitted=tuple(self._begun),
+            prefill_follows=is_held_back,
         )
 
     # Who may start

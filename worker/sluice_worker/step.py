@@ -39,7 +39,7 @@ class Step:
 
     `num_kv_tokens`: context lengths summed over the work. `num_running`, `at_cap`: at its start.
     `num_decodes` leaves padding out, `num_prefill_tokens` drafts: those are counted by themselves.
-    `admitted`: those that began with it.
+    `admitted`: those that began with it. `prefill_follows`: prefill waits for the step after it.
     `scores_prompts`: it takes longer than its numbers say, as logits of prompts are asked for.
     """
 
@@ -54,6 +54,7 @@ class Step:
     at_cap: bool
     limits: Limits
     admitted: tuple[str, ...] = ()
+    prefill_follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

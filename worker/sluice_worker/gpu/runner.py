@@ -51,8 +51,12 @@ class GpuRunner(Runner):
         with torch.inference_mode():
             self._decodes.warm_up()
 
+    @property
+    def is_ahead(self) -> bool:
+        return self._ahead is not None
+
     @torch.inference_mode()
-    def execute(self, works: Seq[Work]) -> list[int | None]:
+    def execute(self, works: Seq[Work], prefill_follows: bool = False) -> list[int | None]:
         """As `Runner.execute`; draws have other noise than on a CPU, but for edited ones."""
         ahead, self._ahead = self._ahead, None
         claimed = self._claimed(ahead, works)
@@ -68,7 +72,8 @@ class GpuRunner(Runner):
                 flight = self._launch(rest, rows, len(ahead.rows) if ahead and claimed else 0)
                 sampling = (id(work) for work in rest if work.samples)
                 flights.append((flight, {work: at for at, work in enumerate(sampling)}))
-        if self._runs_ahead and not found and all(work.num_samples == 1 for work in works):
+        may_go_on = self._runs_ahead and not (found or prefill_follows)
+        if may_go_on and all(work.num_samples == 1 for work in works):
             self._run_ahead(flights)
         for flight, places in flights:
             tokens = flight.tokens()

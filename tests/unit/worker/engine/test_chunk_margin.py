@@ -38,7 +38,9 @@ class MadeUpTime:
         hiccup = 4.0 if self._chance.random() < 0.005 else 0.0
         return self.slowness * mean * self._chance.lognormvariate(0, 0.05) + hiccup
 
-    def execute(self, works: list[Work]) -> list[int]:
+    is_ahead = False
+
+    def execute(self, works: list[Work], _: bool) -> list[int]:
         self.now += 1e-3 * self.step_ms(
             sum(1 for work in works if work.num_tokens == 1),
             sum(work.start + work.num_tokens for work in works),

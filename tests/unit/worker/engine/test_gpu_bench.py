@@ -58,7 +58,7 @@ def test_a_step_that_fails_leaves_no_sequence_to_the_next_point(
 ) -> None:
     engine = machine.engine
     with monkeypatch.context() as broken:
-        broken.setattr(engine.runner, "execute", lambda _: [None] * 3)
+        broken.setattr(engine.runner, "execute", lambda *_: [None] * 3)
         with pytest.raises(RuntimeError, match="failed"):
             gpu_engine.engine_point("bad", machine, COPY, 3)
     assert not engine.has_work

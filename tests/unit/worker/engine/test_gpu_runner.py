@@ -16,9 +16,11 @@ from sluice_worker.gpu.capture import MIN_FREE_BYTES
 from sluice_worker.gpu.decode_step import DecodeStep, PendingTokens
 from sluice_worker.gpu.rows import Row
 from sluice_worker.models.decoder import Decoder
+from sluice_worker.models.step import StepInput
 from sluice_worker.runner import Runner
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.speculation import Drafter, NgramSpeculation
+from sluice_worker.step import Work
 from sluice_worker.wire import Abort, Sampling, Submit
 
 from .factories import (
@@ -117,6 +119,29 @@ def test_a_decoding_batch_is_always_a_step_ahead_until_it_ends(
     # One step of prefill, then each step of decodes is launched once: none is thrown away.
     assert sizes == [3] * 19
     assert engine.num_steps == 20
+
+
+def test_a_newcomers_prefill_is_of_one_forward_with_those_who_decode(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the step that ran ahead, and none runs ahead of it."""
+    built: list[list[int]] = []
+    build = Runner.build
+
+    def noted(self: Runner, works: list[Work]) -> StepInput:
+        built.append([work.num_tokens for work in works])
+        return build(self, works)
+
+    monkeypatch.setattr(Runner, "build", noted)
+    engine = create_gpu_engine_of(model, create_scheduler(block_size=4, budget=64))
+    outputs: dict[str, list[int]] = {"first": [], "second": []}
+    for request in create_request("first", 9, max_tokens=12), create_request("second", 11):
+        assert engine.submit(request, 0.0) is None
+        for _ in range(3):
+            collect(engine, outputs)
+    # The prompt of the first alone; of the second, a step late, beside the first's next token.
+    assert built == [[9], [1, 11]]
+    assert [len(tokens) for tokens in outputs.values()] == [6, 2]
 
 
 def test_a_mixture_of_experts_gives_its_tokens_before_the_next_step_is_launched(
