@@ -1,6 +1,7 @@
 """Whole steps of an 8B-shaped engine of random weights, for `bench.gpu`: HTTP is not in them."""
 
 import random
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -65,6 +66,8 @@ CONTEXT, NEW_TOKENS = 1024 // SHRUNK, 128 // min(SHRUNK, 8)
 BATCHES = (1, 8, 32, 64)
 PREFILL_TOKENS = 2048 // SHRUNK
 """Of a step, as a server's: two prompts."""
+EVERY = 8 // min(SHRUNK, 4)
+"""Steps from one arrival to the next."""
 CUT = Sampling(top_p=0.8, top_k=20)
 """As many chat models have them in generation_config.json."""
 PENALISED = Sampling(top_p=0.8, top_k=20, repetition_penalty=1.05)
@@ -98,6 +101,7 @@ def engine_jobs(copy: Point, matmul: Point, repeats: int) -> Iterator[Job]:
     for batch in BATCHES:
         yield f"batch {batch}", partial(engine_point, f"batch {batch}", machine, copy, batch)
     yield "prefill step", partial(prefill_step_point, machine, matmul, repeats)
+    yield "arrivals beside 32", partial(arrivals_point, machine)
     for batch in (1, 32):
         name = f"graph of {batch}"
         yield name, partial(graph_point, name, machine, copy, repeats, batch)
@@ -158,6 +162,7 @@ def engine_point(
     engine, chance, batch = machine.engine, random.Random(batch), shrunk(batch)
     vocab_size = machine.model.config.shape.vocab_size
     temperature, drawn = (0.0, Sampling()) if sampling is None else (1.0, sampling)
+    vocab_size = machine.model.config.shape.vocab_size
     for number in range(batch):
         prompt = [chance.randrange(vocab_size) for _ in range(CONTEXT - NEW_TOKENS // 2)]
         request = Submit(
@@ -188,6 +193,44 @@ def _step_times(engine: Engine, batch: int) -> list[float]:
             times.append(1000 * (now - last))
         last = now
     return times
+
+
+def arrivals_point(machine: Machine) -> Point:
+    """What a prompt of CONTEXT / 2 tokens costs beside 32 that decode: milliseconds more than their
+    steps alone take; and the longest gap in which each of them was served."""
+    engine, count = machine.engine, shrunk(32)
+    names = [*map(str, range(count))]
+    try:
+        for name in names:
+            _submit(engine, name, CONTEXT - NEW_TOKENS // 2, NEW_TOKENS)
+        while not (report := engine.step()[0]) or report.num_decodes < count:
+            pass
+        plain = [_timed_step(engine) for _ in range(NEW_TOKENS // 4)][EVERY:]
+        gaps, more = [], []
+        for number in range(NEW_TOKENS // 2 // EVERY):
+            names.append(f"arrival {number}")
+            _submit(engine, names[-1], CONTEXT // 2, 1)
+            steps = [_timed_step(engine) for _ in range(EVERY)]
+            gaps.append(max(steps))
+            more.append(sum(steps) - EVERY * statistics.median(plain))
+    finally:
+        for name in names:
+            engine.abort(Abort(name))
+    return Point("arrivals beside 32", Timing.of(gaps), statistics.median(more), "ms more")
+
+
+def _submit(engine: Engine, name: str, num_tokens: int, max_tokens: int) -> None:
+    chance = random.Random(name)
+    prompt = [chance.randrange(VOCAB) for _ in range(num_tokens)]
+    request = Submit(name, packed(prompt), max_tokens, 0.0, 0, True, [], 0, 0.0)
+    assert engine.submit(request, 0.0) is None
+
+
+def _timed_step(engine: Engine) -> float:
+    """Milliseconds of one."""
+    began = time.monotonic()
+    engine.step()
+    return 1000 * (time.monotonic() - began)
 
 
 def prefill_step_point(machine: Machine, matmul: Point, repeats: int) -> Point:

@@ -283,7 +283,7 @@ def decode_point(copy: Point, repeats: int, batch: Batch) -> Point:
     contexts = [context // SHRUNK for count, context in batch for _ in range(shrunk(count))]
     num_pages = [-(-context // PAGE) for context in contexts]
     num_bytes = sum(contexts) * KV_BYTES
-    layers = min(LAYERS, max(2, (16 << 30) // num_bytes))
+    layers = min(LAYERS, max(2, (4 << 30) // num_bytes))
     caches = [random(sum(num_pages), 2, KV_HEADS, PAGE, DIM) for _ in range(layers)]
     lengths = torch.tensor(contexts, device=DEVICE, dtype=torch.int32)
     query, tables = random(len(contexts), HEADS, DIM), tables_of(num_pages)

@@ -21,6 +21,9 @@ from tokenizers import Tokenizer, decoders, models
 MAX_LEN, BUDGET, UTILIZATION = (256, 64, 0.5) if REHEARSED else (8192, 2048, 0.9)
 
 
+IN_USE = "in use"
+
+
 @dataclass(frozen=True, slots=True)
 class Bytes:
     """What the formula plans of one class, and what was measured."""
@@ -28,11 +31,6 @@ class Bytes:
     name: str
     planned: int
     measured: int
-
-    @property
-    def error(self) -> float:
-        """Of the plan, relative to what was measured."""
-        return self.planned / self.measured - 1 if self.measured else 0.0
 
 
 @contextmanager
@@ -51,7 +49,10 @@ def written_model() -> Iterator[Path]:
 def measured_memory() -> tuple[list[Bytes], float]:
     """Plan and measurement of a worker's start, class by class, and how many seconds it took.
 
-    `in use`: what the plan allows, and what the device has given out once all graphs are captured
+    The formula's activations are those of the step that takes most, in which all logits are
+    sampled on the host; the start measures a prompt.
+
+    IN_USE: what the plan allows, and what the device has given out once all graphs are captured
     and a step of a whole budget has run beside as many decodes as fit."""
     began = time.monotonic()
     with written_model() as path:
@@ -71,7 +72,7 @@ def measured_memory() -> tuple[list[Bytes], float]:
     if not REHEARSED:
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
-        found.append(Bytes("in use", int(UTILIZATION * total), total - free))
+        found.append(Bytes(IN_USE, int(UTILIZATION * total), total - free))
     return found, took_s
 
 

@@ -21,7 +21,7 @@ from sluice_operator.scrape import create_client
 LENGTHS = Lengths(24, 16) if REHEARSED else Lengths(512, 128)
 SHAPE = Shape((1, 1), (1, 1), VOCAB, NAME)  # lengths are given with each request
 CAPS = (1, 8) if REHEARSED else (1, 2, 4, 8, 16, 32, 64)
-AIM = Aim(1000.0, 1.25, CAPS[-1], CAPS[-1] // 2, SHAPE, LENGTHS, 3.0, 5.0)
+AIM = Aim(1000.0, 2.5, CAPS[-1], CAPS[-1] // 2, SHAPE, LENGTHS, 3.0, 5.0)
 CAP_S, TUNED_S, GRACE_S = 9.0, 63.0, 3.0
 """Seconds of bursts at a fixed cap and under the tuner, and for what is left behind the last."""
 TRACE = "bursts"

@@ -65,9 +65,9 @@ class Forced(Runner):
 
     texts: Texts
 
-    def execute(self, works: Seq[Work]) -> list[int | None]:
+    def execute(self, works: Seq[Work], prefill_follows: bool = False) -> list[int | None]:
         """As the runner; the sampled tokens are replaced by those that follow in the text."""
-        super().execute(works)
+        super().execute(works, prefill_follows)
         return [
             self.texts[work.sequence.request_id][work.start + work.num_tokens - left + 1]
             for work in works
