@@ -101,7 +101,7 @@ def engine_jobs(copy: Point, matmul: Point, repeats: int) -> Iterator[Job]:
     for batch in BATCHES:
         yield f"batch {batch}", partial(engine_point, f"batch {batch}", machine, copy, batch)
     yield "prefill step", partial(prefill_step_point, machine, matmul, repeats)
-    yield "arrivals beside 32", partial(arrivals_point, machine)
+    yield "arrivals beside 32", partial(arrivals_point, machine, 32)
     for batch in (1, 32):
         name = f"graph of {batch}"
         yield name, partial(graph_point, name, machine, copy, repeats, batch)
@@ -195,35 +195,35 @@ def _step_times(engine: Engine, batch: int) -> list[float]:
     return times
 
 
-def arrivals_point(machine: Machine) -> Point:
-    """What a prompt of CONTEXT / 2 tokens costs beside 32 that decode: milliseconds more than their
-    steps alone take; and the longest gap in which each of them was served."""
-    engine, count = machine.engine, shrunk(32)
+def arrivals_point(machine: Machine, batch: int) -> Point:
+    """What a prompt of CONTEXT / 2 tokens costs beside `batch` that decode: milliseconds more than
+    their steps alone take; and the longest gap in which each of them was served."""
+    engine, count = machine.engine, shrunk(batch)
     names = [*map(str, range(count))]
     try:
         for name in names:
-            _submit(engine, name, CONTEXT - NEW_TOKENS // 2, NEW_TOKENS)
+            _submit(machine, name, CONTEXT - NEW_TOKENS // 2, NEW_TOKENS)
         while not (report := engine.step()[0]) or report.num_decodes < count:
             pass
         plain = [_timed_step(engine) for _ in range(NEW_TOKENS // 4)][EVERY:]
         gaps, more = [], []
         for number in range(NEW_TOKENS // 2 // EVERY):
             names.append(f"arrival {number}")
-            _submit(engine, names[-1], CONTEXT // 2, 1)
+            _submit(machine, names[-1], CONTEXT // 2, 1)
             steps = [_timed_step(engine) for _ in range(EVERY)]
             gaps.append(max(steps))
             more.append(sum(steps) - EVERY * statistics.median(plain))
     finally:
         for name in names:
             engine.abort(Abort(name))
-    return Point("arrivals beside 32", Timing.of(gaps), statistics.median(more), "ms more")
+    return Point(f"arrivals beside {batch}", Timing.of(gaps), statistics.median(more), "ms more")
 
 
-def _submit(engine: Engine, name: str, num_tokens: int, max_tokens: int) -> None:
-    chance = random.Random(name)
-    prompt = [chance.randrange(VOCAB) for _ in range(num_tokens)]
+def _submit(machine: Machine, name: str, num_tokens: int, max_tokens: int) -> None:
+    chance, vocab_size = random.Random(name), machine.model.config.shape.vocab_size
+    prompt = [chance.randrange(vocab_size) for _ in range(num_tokens)]
     request = Submit(name, packed(prompt), max_tokens, 0.0, 0, True, [], 0, 0.0)
-    assert engine.submit(request, 0.0) is None
+    assert machine.engine.submit(request, 0.0) is None
 
 
 def _timed_step(engine: Engine) -> float:

@@ -21,6 +21,7 @@ from .contract import MIN_CHUNK_TOKENS, MemoryReport
 from .engine import Engine
 from .errors import ConfigError, DoesNotFit, UnsupportedModel
 from .files import Directory, checkpoint_dir
+from .gpu.capture import graph_sizes
 from .models.config import DecoderConfig
 from .models.decoder import Decoder
 from .resources import Resources, release_freed
@@ -116,6 +117,8 @@ class _Start:
         progress("memory", 90)
         runner = self._runner(model, plan.num_blocks, plan)
         _prepare(runner)
+        if self.kind == "cuda":
+            self._rehearse(runner, plan)
         times = StepTimes()
         times.set_profile(records)
         predicted = self._predicted_cap(times, plan.ceiling)
@@ -248,6 +251,17 @@ class _Start:
         affordable = min(budget, max(int(1000 * MAX_STEP_S / rate_ms), MIN_CHUNK_TOKENS))
         peak = self._peak_bytes(dummy, affordable)
         return math.ceil(peak * budget / affordable), records
+
+    def _rehearse(self, runner: Runner, plan: MemoryPlan) -> None:
+        """Steps of prefill of many sizes, the largest first: what a GPU does at the first of its
+        size (torch takes memory, the driver loads a product's kernel) would be hiccups in traffic,
+        and for two minutes leave prefill no room beside decodes."""
+        dummy = _Dummy(runner, min(self.max_model_len, plan.kv_tokens))
+        deadline = time.monotonic() + PREPARE_S
+        for size in reversed(graph_sizes(self.config.max_num_batched_tokens)):
+            dummy.run(dummy.prefill(size))
+            if time.monotonic() > deadline:
+                break
 
     def _profile_steps(self, dummy: "_Dummy", ceiling: int, largest: int) -> Iterator[list[Work]]:
         short, long = min(32, self.max_model_len), min(512, self.max_model_len)

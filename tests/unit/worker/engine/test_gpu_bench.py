@@ -22,11 +22,12 @@ def test_every_point_is_measured_on_a_fake_gpu(
     monkeypatch.setattr(gpu_engine, "traced", lambda _: (KernelTime("_decode", 2, 5.0),))
     results = gpu.Results("A GPU")
     with fake_gpu(monkeypatch):
-        gpu.measure(results, {*gpu.PARTS} - {"checks"}, 2, tmp_path)
+        for part in ("engine", "attention", "products", "small"):
+            gpu.Part(results, 2, tmp_path).measure(part)
     # The torch sampler's tokens are numbers, which fake tensors have not.
     assert results.wrong == ["batch 32, repetition_penalty"]
     names = [point.name for point in results.points]
-    assert len(names) == len({*names}) == 52
+    assert len({*names}) == 53
     assert {*gpu.AIMS} <= {*names}
 
 
@@ -51,6 +52,16 @@ def test_an_engines_point_is_of_full_batches_and_leaves_nothing_behind(
         assert (point.name, point.unit) == (name, "tokens/s")
         assert not engine.has_work
         assert engine.scheduler.pool.num_used == 0
+
+
+def test_what_an_arrival_costs_is_told_with_the_longest_gaps(
+    machine: gpu_engine.Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_engine, "EVERY", 2)
+    point = gpu_engine.arrivals_point(machine, 2)
+    assert point.unit == "ms more"
+    assert 0 < point.time_ms.smallest <= point.time_ms.median
+    assert machine.engine.scheduler.pool.num_used == 0
 
 
 def test_a_step_that_fails_leaves_no_sequence_to_the_next_point(

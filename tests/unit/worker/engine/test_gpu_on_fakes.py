@@ -9,7 +9,9 @@ import pytest
 from sluice_worker.config import EngineConfig
 from sluice_worker.engine import Engine
 from sluice_worker.gpu.capture import first_sizes, graph_sizes
+from sluice_worker.gpu.runner import GpuRunner
 from sluice_worker.startup import start
+from sluice_worker.step import Work
 from sluice_worker.wire import Sampling
 
 from .factories import create_request
@@ -90,3 +92,21 @@ def test_graphs_read_nothing_of_the_host_and_steps_wait_for_nothing_but_tokens(
 def test_no_kernel_is_compiled_in_a_capture_or_once_a_worker_is_ready(traced: Trace) -> None:
     assert traced.compiled
     assert traced.late == []
+
+
+def test_steps_of_all_sizes_have_run_before_a_worker_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | MODELS["qwen3"]))
+    config = EngineConfig(str(tmp_path), dtype="bfloat16", load_format="dummy", max_num_seqs=4)
+    sizes, execute = [], GpuRunner.execute
+
+    def noted(self: GpuRunner, works: list[Work]) -> list[int | None]:
+        sizes.append(sum(work.num_tokens for work in works))
+        return execute(self, works)
+
+    monkeypatch.setattr(GpuRunner, "execute", noted)
+    with fake_gpu(monkeypatch):
+        start(config, lambda *_: None)
+    expected = graph_sizes(config.max_num_batched_tokens)[::-1]
+    assert sizes[-len(expected) :] == expected
