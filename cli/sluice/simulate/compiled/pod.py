@@ -47,8 +47,10 @@ class CannotCompile(RuntimeError):
 
 
 def is_usable(params: Params, trace: Sequence[Request]) -> bool:
-    """Whether the compiled pod can do what `pod.Pod` would: no prefixes, no shedding, and g++."""
-    is_plain = params.overload == "Queue" and not any(request.prefix for request in trace)
+    """Whether the compiled pod can do what `pod.Pod` would: no prefixes, no order, no shedding, and
+    g++."""
+    is_plain = params.overload == "Queue" and params.order == "fcfs"
+    is_plain = is_plain and not any(request.prefix for request in trace)
     return is_plain and library() is not None
 
 

@@ -185,6 +185,7 @@ def test_prefixes_shedding_and_a_missing_compiler_are_left_to_the_python_pod(
     assert is_usable(SMALL, plain)
     assert not is_usable(SMALL, shared)
     assert not is_usable(msgspec.structs.replace(SMALL, overload="Shed"), plain)
+    assert not is_usable(msgspec.structs.replace(SMALL, order="deadline"), plain)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library.library.cache_clear()
