@@ -3,10 +3,11 @@
 Admission gives a sequence the blocks of all its tokens and a place below the cap; from then on it
 is running. Each step first serves those that lack one token (decodes), then hands the rest of the
 budget to the others (chunks of prefill), sized for the inter-token target. Those without a first
-token stand in a line (`ordering`); its order decides who is admitted and who computes. A place
-below the cap is for those who compute: an unfinished prefill whose place another takes keeps its
-blocks, and waits for the cap. So a request waits for one of two things only, the cap or KV blocks;
-all else is prefill time.
+token stand in a line (`ordering`); its order decides who is admitted and who computes. Whom the
+step's budget does not reach is not admitted there: it would hold blocks for nothing, and give them
+up again. A place below the cap is for those who compute: an unfinished prefill whose place another
+takes keeps its blocks, and waits for the cap. So a request waits for one of two things only, the
+cap or KV blocks; all else is prefill time.
 A step without prefill may verify drafts (`speculation`); in static mode (`static_batch`) the cap is
 that of a batch, which is full until its longest has ended.
 """
@@ -94,6 +95,7 @@ class Scheduler:
         self.line = Line(self._terms)
         self._resumed: list[Sequence] = []
         self._paused: set[Sequence] = set()
+        self._has_no_time = False  # for the next of the line, in the step at hand
         self._begun: list[str] = []  # in the step at hand
         # Mean time from the first token to the last, of those that ended lately.
         self._num_retired, self._decode_s = 0, 0.0
@@ -202,11 +204,12 @@ class Scheduler:
         works = self._decodes()
         decoding = {work.sequence for work in works}
         is_short = self.counters.num_preemptions > before
-        prefills = self._prefills(works, decoding, price, now, may_admit=not is_short)
+        budget = self._prefill_budget(works, chunk_limit)
+        prefills = self._prefills(works, decoding, price, now, budget, may_admit=not is_short)
         self._pause(set(self.running) - decoding - set(prefills))
         self._clocks.blocked_by = self._why_blocked()
         if prefills:
-            works += self._chunks(prefills, self._prefill_budget(works, chunk_limit), bool(works))
+            works += self._chunks(prefills, budget, bool(works))
         else:
             works = self._with_drafts(works, chunk_limit, growth)
         works += self._padding()
@@ -384,15 +387,17 @@ class Scheduler:
         decoding: Set[Sequence],
         price: Price,
         now: float,
+        budget: int,
         *,
         may_admit: bool,
     ) -> list[Sequence]:
         """Those that this step may serve beside `decoding`, in their order; who is next and waits
-        is admitted, as far as places and blocks reach."""
+        is admitted, as far as places and blocks reach; in the line, as far as `budget` does."""
         if not self._has_order:
             if may_admit:
                 self._admit_by_arrival(now)
             return [s for s in self.running if s not in decoding]
+        self._has_no_time = False
         running = [s for s in self.running if s not in decoding]
         places = self.limits.max_num_seqs - len(decoding)
         num_free = places - sum(s not in self._paused for s in running)
@@ -407,10 +412,13 @@ class Scheduler:
                     is_ahead = sequence in self.line and len(prefills) < places
                     if num_free <= 0 and not is_ahead:
                         break
-                    if not sequence.block_ids and not self._admit(sequence, prefills):
-                        break
+                    if not sequence.block_ids:
+                        self._has_no_time = budget <= 0 and sequence in self.line
+                        if self._has_no_time or not self._admit(sequence, prefills):
+                            break
                     takes_place = takes_place or num_free <= 0
                     num_free -= 1
+                budget -= sequence.num_uncomputed_tokens
                 prefills.append(sequence)
         for sequence in sorted(set(running).difference(prefills), key=self._rank):
             is_held = sequence in self._paused and len(prefills) >= places
@@ -534,7 +542,7 @@ class Scheduler:
         is_closed = self.static is not None and bool(self.running or self.waiting)
         if is_closed or self.num_computing >= self.limits.max_num_seqs:
             return "cap"
-        return "kv" if self.waiting else None
+        return "kv" if self.waiting and not self._has_no_time else None
 
     # What came of a step
 
