@@ -133,10 +133,10 @@ class Line(Generic[Job]):
         """Whether it stands among the late."""
         return id(self._leaders.get(id(job), job)) in self._late_ids
 
-    def rank(self, job: Job) -> tuple[int, bool, float]:
+    def rank(self, job: Job) -> tuple[int, bool, float, float]:
         """Sorts jobs of the line as `ordered` does, turns left out."""
         terms, late = self._terms_of(self._leaders.get(id(job), job)), self.is_late(job)
-        return terms.priority, late, terms.arrived_s if late else terms.due_s
+        return terms.priority, late, 0 if late else terms.due_s, terms.arrived_s
 
     def ordered(self, now_s: float, pace: Pace) -> Iterator[Job]:
         """The jobs as one step serves them; called once a step."""

@@ -393,11 +393,11 @@ class Scheduler:
     ) -> list[Sequence]:
         """Those that this step may serve beside `decoding`, in their order; who is next and waits
         is admitted, as far as places and blocks reach; in the line, as far as `budget` does."""
+        self._has_no_time = False
         if not self._has_order:
             if may_admit:
                 self._admit_by_arrival(now)
             return [s for s in self.running if s not in decoding]
-        self._has_no_time = False
         running = [s for s in self.running if s not in decoding]
         places = self.limits.max_num_seqs - len(decoding)
         num_free = places - sum(s not in self._paused for s in running)
@@ -452,9 +452,9 @@ class Scheduler:
         yield from sorted(resumed, key=lambda sequence: sequence.order)
         yield from self.line.ordered(now, pace)
 
-    def _rank(self, sequence: Sequence) -> tuple[bool, int, bool, float]:
+    def _rank(self, sequence: Sequence) -> tuple[bool, int, bool, float, float]:
         if sequence not in self.line:
-            return False, 0, False, sequence.order
+            return False, 0, False, 0, sequence.order
         return True, *self.line.rank(sequence)
 
     def _terms(self, sequence: Sequence) -> Terms:
@@ -473,8 +473,10 @@ class Scheduler:
         Whoever can be in time may have those of the late, but for what `prefills` will compute.
         """
         known, enough = self._lacking
-        if self.running and sequence is known and self.pool.num_gains < enough:
-            return False  # as at the last look: to match a long prompt takes milliseconds
+        victim = self._late_prefill(sequence, prefills)
+        as_before = self.running and sequence is known and self.pool.num_gains < enough
+        if as_before and victim is None:
+            return False  # to match a long prompt takes milliseconds
         sequence.token_ids = sequence.token_ids or sequence.request.prompt_token_ids
         while True:
             matched = prefix.find(sequence, self.pool)
@@ -485,10 +487,10 @@ class Scheduler:
             self._lacking = (sequence, self.pool.num_gains + lacking)
             if lacking <= 0:
                 break
-            victim = self._late_prefill(sequence, prefills)
             if victim is None:
                 return False
             self._preempt(victim)
+            victim = self._late_prefill(sequence, prefills)
         self.waiting.remove(sequence)
         if sequence in self._resumed:
             self._resumed.remove(sequence)
@@ -496,11 +498,13 @@ class Scheduler:
         return True
 
     def _late_prefill(self, sequence: Sequence, prefills: Seq[Sequence]) -> Sequence | None:
-        """The latest unfinished prefill that is late, where `sequence` is not."""
+        """The latest unfinished prefill that is late, where `sequence` is not; none that this step
+        ends."""
         if sequence not in self.line or self.line.is_late(sequence):
             return None
-        late = [s for s in self.running[1:] if s in self.line and self.line.is_late(s)]
-        return next((s for s in reversed(late) if s not in prefills), None)
+        others = (s for s in reversed(self.running[1:]) if s in self.line and s not in prefills)
+        late = (s for s in others if self.line.is_late(s) and s.num_uncomputed_tokens > 1)
+        return next(late, None)
 
     def _pause(self, paused: set[Sequence]) -> None:
         """Admitted prefills whose places others have now wait for the cap."""
