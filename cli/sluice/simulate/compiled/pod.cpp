@@ -195,12 +195,15 @@ struct Pod {
     return std::min(left, std::max(fits, config.min_chunk));
   }
   void add_chunks(int64_t budget) {
+    step.num_whole = step.chunks.size();
     for (int id : prefills) {
       if (budget <= 0) break;
       int64_t num_tokens = std::min(jobs[id].tokens - jobs[id].computed, budget);
       budget -= num_tokens;
       step.chunks.push_back({id, num_tokens});
     }
+    auto is_one = [](const Chunk& chunk) { return chunk.num_tokens == 1; };
+    std::stable_partition(step.chunks.begin() + step.num_whole, step.chunks.end(), is_one);
   }
   void start_step(double now_s) {
     int64_t decodes = num_decoding, kv = kv_tokens, prefill = 0;
@@ -235,14 +238,20 @@ struct Pod {
     int64_t num_tokens = num_decoding;
     std::vector<int> newcomers;
     newcomers.swap(joined);
-    if (num_tokens) book_decodes(newcomers);
-    for (const Chunk& chunk : step.chunks) {
+    std::vector<int> ending;
+    if (num_tokens) ending = book_decodes(newcomers);
+    auto at = ending.begin();
+    for (size_t i = 0; i < step.chunks.size(); i++) {
+      const Chunk& chunk = step.chunks[i];
+      while (at != ending.end() && (*at < chunk.id || i >= step.num_whole))
+        finish(*at++, now_s);
       Job& job = jobs[chunk.id];
       job.computed += chunk.num_tokens;
       if (job.computed != job.tokens) continue;
       num_tokens++;
       sample(chunk.id, now_s);
     }
+    while (at != ending.end()) finish(*at++, now_s);
     last_end = now_s;
     num_steps++;
     times.add({now_s, (double)step.decodes, (double)step.kv_tokens, (double)step.prefill,
@@ -255,7 +264,7 @@ struct Pod {
     int64_t by_kv = blocked_by == KV ? num_waiting : 0;
     recorder.stepped(step, num_tokens, running.size(), by_cap, by_kv, times.is_slow());
   }
-  void book_decodes(const std::vector<int>& newcomers) {
+  std::vector<int> book_decodes(const std::vector<int>& newcomers) {  // those that end with it
     int64_t after_over = 0, num_new = 0;
     for (int id : newcomers) {
       if (!jobs[id].is_decoding) continue;
@@ -268,15 +277,17 @@ struct Pod {
     num_slow += last_was_slow;
     kv_tokens += num_decoding;
     while (!ends.empty() && ends.begin()->first < num_steps) ends.erase(ends.begin());
-    if (ends.empty() || ends.begin()->first != num_steps) return;
+    std::vector<int> ending;
+    if (ends.empty() || ends.begin()->first != num_steps) return ending;
     for (int id : ends.begin()->second) {
       Job& job = jobs[id];
       if (job.ends_at != num_steps || !job.is_decoding) continue;
       leave_decoding(job, num_steps + 1);
       job.last_s = step.ends_s;
-      finish(id, step.ends_s);
+      ending.push_back(id);
     }
     ends.erase(ends.begin());
+    return ending;
   }
   void sample(int id, double now_s) {
     Job& job = jobs[id];

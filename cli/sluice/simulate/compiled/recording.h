@@ -84,6 +84,7 @@ struct Step {
   double started_s = 0, ends_s = 0, step_ms = 0;
   int64_t epoch = 0, decodes = 0, kv_tokens = 0, prefill = 0, num_running = 0;
   std::vector<Chunk> chunks;
+  size_t num_whole = 0;  // so many of them lacked one token, as decodes do
   std::vector<int> begun;
 };
 
