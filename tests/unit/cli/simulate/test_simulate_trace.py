@@ -135,7 +135,7 @@ def test_one_prompt_in_ten_is_eight_times_as_long_and_the_mean_stays() -> None:
     trace = make_trace("bimodal", params, 50, replace(lengths, sigma=0.0), 4000, seed=1)
     counts = Counter(request.prompt_tokens for request in trace)
     (short, _), (long, num_long) = counts.most_common()
-    assert (len(counts), long) == (2, pytest.approx(8 * short, rel=0.01))
+    assert long == pytest.approx(8 * short, rel=0.01)
     assert num_long == pytest.approx(400, rel=0.1)
     mean = sum(request.prompt_tokens for request in trace) / 4000
     assert mean == pytest.approx(lengths.prompt, rel=0.05)
