@@ -4,7 +4,7 @@ Under first come, first served a queue that has once grown makes everybody behin
 same amount. So those that can still be in time come first, by deadline. If not all of them can,
 the one with the most work gives way: Moore and Hodgson's rule, by which the fewest are late
 (doi:10.1287/mnsc.15.1.102). The late come behind them by arrival; the oldest of them comes first
-once `PATIENCE` times as many were served as stood there when it became late: nobody starves.
+once `PATIENCE` times as many were served, since it became late, as stand there: nobody starves.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 Job = TypeVar("Job")
 
 PATIENCE = 5
-"""So many times as long as first come, first served, the late wait at most."""
+"""The late wait about so many times as long as first come, first served, at most."""
 ARRANGED_A_STEP = 128
 """Jobs: so many more are arranged anew in so many more steps. Whoever comes meanwhile is put in its
 place, and whoever has become late is passed by."""
@@ -96,7 +96,7 @@ class Line(Generic[Job]):
         self._followers: dict[int, list[Job]] = {}
         self._num_steps_left = 0
         self._num_left = 0
-        self._owed_at: dict[int, int] = {}  # how many have left by then
+        self._late_since: dict[int, int] = {}  # how many had left by then
 
     def __len__(self) -> int:
         return len(self._jobs) + len(self._leaders)
@@ -123,7 +123,7 @@ class Line(Generic[Job]):
             self._followers[id(leader)].remove(job)
         elif self._jobs.pop(id(job), None) is not None:
             self._late_ids.discard(id(job))
-            self._owed_at.pop(id(job), None)
+            self._late_since.pop(id(job), None)
             self._num_left += 1
             for follower in self._followers.pop(id(job), ()):
                 del self._leaders[id(follower)]
@@ -155,7 +155,7 @@ class Line(Generic[Job]):
     def _add_late(self, job: Job) -> None:
         insort(self._late, job, key=lambda other: _age(self._terms_of(other)))
         self._late_ids.add(id(job))
-        self._owed_at.setdefault(id(job), self._num_left + PATIENCE * len(self))
+        self._late_since.setdefault(id(job), self._num_left)
 
     def _arrange(self, now_s: float, pace: Pace) -> None:
         if self._num_steps_left:
@@ -168,7 +168,7 @@ class Line(Generic[Job]):
         self._late = [jobs[i] for i in late]
         self._late_ids = {id(job) for job in self._late}
         for key in self._late_ids:
-            self._owed_at.setdefault(key, self._num_left + PATIENCE * len(self))
+            self._late_since.setdefault(key, self._num_left)
         self._num_steps_left = len(jobs) // ARRANGED_A_STEP
 
     def _pass_by_the_late(self, now_s: float, price_s: float) -> None:
@@ -185,6 +185,7 @@ class Line(Generic[Job]):
     def _whose_turn(self) -> Job | None:
         """The oldest of the late, if it has waited for long enough."""
         oldest = next(self._there(self._late), None)
-        if oldest is None or self._num_left < self._owed_at[id(oldest)]:
+        if oldest is None:
             return None
-        return oldest
+        num_since = self._num_left - self._late_since[id(oldest)]
+        return oldest if num_since >= PATIENCE * len(self) else None

@@ -50,16 +50,16 @@ class Line {
 
   void note_late(int id) {
     jobs_[id].is_late = true;
-    if (jobs_[id].owed_at < 0)
-      jobs_[id].owed_at = num_left_ + config_.patience * (int64_t)there_.size();
+    if (jobs_[id].late_since < 0) jobs_[id].late_since = num_left_;
   }
   void add_late(int id) {
     late_.insert(std::upper_bound(late_.begin(), late_.end(), id), id);
     note_late(id);
   }
   int whose_turn() const {
+    const int64_t enough = config_.patience * (int64_t)there_.size();
     for (int id : late_)
-      if (holds(id)) return num_left_ < jobs_[id].owed_at ? -1 : id;
+      if (holds(id)) return num_left_ - jobs_[id].late_since >= enough ? id : -1;
     return -1;
   }
 

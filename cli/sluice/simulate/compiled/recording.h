@@ -66,7 +66,7 @@ struct Job {  // with its flight; while it decodes, before step s it has `base` 
   int64_t prompt, max_tokens, tokens, computed = 0, trusted = 0, generated = 0;
   int64_t num_blocks = 0, run = -1;  // run: of its own sealed blocks, among `runs`
   int64_t base = 0, joined_at = 0, ends_at = 0, first_growth = 0, slow_before = 0;
-  int64_t num_tokens = 0, num_gaps_over = 0, owed_at = -1;
+  int64_t num_tokens = 0, num_gaps_over = 0, late_since = -1;
   double wait_cap_s = 0, wait_kv_s = 0;
   Clocks queued_at;
   bool is_decoding = false, is_waiting = true, is_pending = true;
