@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 Job = TypeVar("Job")
 
-PATIENCE = 5
+PATIENCE = 4
 """The late wait about so many times as long as first come, first served, at most."""
 ARRANGED_A_STEP = 128
 """Jobs: so many more are arranged anew in so many more steps. Whoever comes meanwhile is put in its

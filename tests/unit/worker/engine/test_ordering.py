@@ -78,7 +78,7 @@ def test_who_comes_takes_its_place_at_once_and_who_has_become_late_loses_it() ->
     assert [line.is_late(each) for each in (first, second, urgent)] == [False, False, True]
 
 
-def test_the_oldest_late_one_comes_first_after_five_times_as_many_as_stand_there() -> None:
+def test_the_oldest_late_one_comes_first_after_four_times_as_many_as_stand_there() -> None:
     line, _ = create_line(job(1e9))
     late = [Job(job(0, 3, arrived_s)) for arrived_s in (1.0, 2.0)]
     for each in late:
