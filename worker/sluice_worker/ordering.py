@@ -3,8 +3,8 @@
 Under first come, first served a queue that has once grown makes everybody behind it late by the
 same amount. So those that can still be in time come first, by deadline. If not all of them can,
 the one with the most work gives way: Moore and Hodgson's rule, by which the fewest are late
-(doi:10.1287/mnsc.15.1.102). The late come behind them by arrival, and in every `TURN`-th step the
-oldest of them comes first, so that nobody starves.
+(doi:10.1287/mnsc.15.1.102). The late come behind them by arrival; the oldest of them comes first
+once `PATIENCE` times as many were served, since it became late, as stand there: nobody starves.
 """
 
 import heapq
@@ -17,8 +17,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 Job = TypeVar("Job")
 
-TURN = 20
-"""Steps: those that can be in time lose one in twenty to the late."""
+PATIENCE = 4
+"""The late wait about so many times as long as first come, first served, at most."""
 ARRANGED_A_STEP = 128
 """Jobs: so many more are arranged anew in so many more steps. Whoever comes meanwhile is put in its
 place, and whoever has become late is passed by."""
@@ -95,8 +95,8 @@ class Line(Generic[Job]):
         self._leaders: dict[int, Job] = {}
         self._followers: dict[int, list[Job]] = {}
         self._num_steps_left = 0
-        self._num_since_turn = 0
-        self._owed: tuple[Job, float] | None = None
+        self._num_left = 0
+        self._late_since: dict[int, int] = {}  # how many had left by then
 
     def __len__(self) -> int:
         return len(self._jobs) + len(self._leaders)
@@ -123,6 +123,8 @@ class Line(Generic[Job]):
             self._followers[id(leader)].remove(job)
         elif self._jobs.pop(id(job), None) is not None:
             self._late_ids.discard(id(job))
+            self._late_since.pop(id(job), None)
+            self._num_left += 1
             for follower in self._followers.pop(id(job), ()):
                 del self._leaders[id(follower)]
                 self.add(follower)
@@ -131,10 +133,10 @@ class Line(Generic[Job]):
         """Whether it stands among the late."""
         return id(self._leaders.get(id(job), job)) in self._late_ids
 
-    def rank(self, job: Job) -> tuple[int, bool, float]:
+    def rank(self, job: Job) -> tuple[int, bool, float, float]:
         """Sorts jobs of the line as `ordered` does, turns left out."""
         terms, late = self._terms_of(self._leaders.get(id(job), job)), self.is_late(job)
-        return terms.priority, late, terms.arrived_s if late else terms.due_s
+        return terms.priority, late, 0 if late else terms.due_s, terms.arrived_s
 
     def ordered(self, now_s: float, pace: Pace) -> Iterator[Job]:
         """The jobs as one step serves them; called once a step."""
@@ -153,6 +155,7 @@ class Line(Generic[Job]):
     def _add_late(self, job: Job) -> None:
         insort(self._late, job, key=lambda other: _age(self._terms_of(other)))
         self._late_ids.add(id(job))
+        self._late_since.setdefault(id(job), self._num_left)
 
     def _arrange(self, now_s: float, pace: Pace) -> None:
         if self._num_steps_left:
@@ -164,6 +167,8 @@ class Line(Generic[Job]):
         self._in_time = [jobs[i] for i in in_time]
         self._late = [jobs[i] for i in late]
         self._late_ids = {id(job) for job in self._late}
+        for key in self._late_ids:
+            self._late_since.setdefault(key, self._num_left)
         self._num_steps_left = len(jobs) // ARRANGED_A_STEP
 
     def _pass_by_the_late(self, now_s: float, price_s: float) -> None:
@@ -178,15 +183,9 @@ class Line(Generic[Job]):
             del self._in_time[0]
 
     def _whose_turn(self) -> Job | None:
-        """The oldest of the late, if it is its turn; it stays that until it was served."""
-        if self._owed is not None:
-            job, work = self._owed
-            if id(job) in self._jobs and self._terms_of(job).work == work:
-                return job
-            self._owed, self._num_since_turn = None, 0
-        self._num_since_turn += 1
+        """The oldest of the late, if it has waited for long enough."""
         oldest = next(self._there(self._late), None)
-        if oldest is None or self._num_since_turn < TURN:
+        if oldest is None:
             return None
-        self._owed = oldest, self._terms_of(oldest).work
-        return oldest
+        num_since = self._num_left - self._late_since[id(oldest)]
+        return oldest if num_since >= PATIENCE * len(self) else None

@@ -3,10 +3,11 @@
 Admission gives a sequence the blocks of all its tokens and a place below the cap; from then on it
 is running. Each step first serves those that lack one token (decodes), then hands the rest of the
 budget to the others (chunks of prefill), sized for the inter-token target. Those without a first
-token stand in a line (`ordering`); its order decides who is admitted and who computes. A place
-below the cap is for those who compute: an unfinished prefill whose place another takes keeps its
-blocks, and waits for the cap. So a request waits for one of two things only, the cap or KV blocks;
-all else is prefill time.
+token stand in a line (`ordering`); its order decides who is admitted and who computes. Whom the
+step's budget does not reach is not admitted there: it would hold blocks for nothing, and give them
+up again. A place below the cap is for those who compute: an unfinished prefill whose place another
+takes keeps its blocks, and waits for the cap. So a request waits for one of two things only, the
+cap or KV blocks; all else is prefill time.
 A step without prefill may verify drafts (`speculation`); in static mode (`static_batch`) the cap is
 that of a batch, which is full until its longest has ended.
 """
@@ -94,6 +95,7 @@ class Scheduler:
         self.line = Line(self._terms)
         self._resumed: list[Sequence] = []
         self._paused: set[Sequence] = set()
+        self._has_no_time = False  # for the next of the line, in the step at hand
         self._begun: list[str] = []  # in the step at hand
         # Mean time from the first token to the last, of those that ended lately.
         self._num_retired, self._decode_s = 0, 0.0
@@ -208,12 +210,13 @@ class Scheduler:
         works = self._decodes()
         decoding = {work.sequence for work in works}
         is_short = self.counters.num_preemptions > before
-        prefills = self._prefills(works, decoding, price, now, may_admit=not is_short)
+        budget = self._prefill_budget(works, chunk_limit)
+        prefills = self._prefills(works, decoding, price, now, budget, may_admit=not is_short)
         self._pause(set(self.running) - decoding - set(prefills))
         self._clocks.blocked_by = self._why_blocked()
         is_held_back = bool(prefills and works) and is_ahead
         if prefills and not is_held_back:
-            works += self._chunks(prefills, self._prefill_budget(works, chunk_limit), bool(works))
+            works += self._chunks(prefills, budget, bool(works))
         elif not prefills:
             works = self._with_drafts(works, chunk_limit, growth)
         works += self._padding()
@@ -392,11 +395,13 @@ class Scheduler:
         decoding: Set[Sequence],
         price: Price,
         now: float,
+        budget: int,
         *,
         may_admit: bool,
     ) -> list[Sequence]:
         """Those that this step may serve beside `decoding`, in their order; who is next and waits
-        is admitted, as far as places and blocks reach."""
+        is admitted, as far as places and blocks reach; in the line, as far as `budget` does."""
+        self._has_no_time = False
         if not self._has_order:
             if may_admit:
                 self._admit_by_arrival(now)
@@ -415,10 +420,13 @@ class Scheduler:
                     is_ahead = sequence in self.line and len(prefills) < places
                     if num_free <= 0 and not is_ahead:
                         break
-                    if not sequence.block_ids and not self._admit(sequence, prefills):
-                        break
+                    if not sequence.block_ids:
+                        self._has_no_time = budget <= 0 and sequence in self.line
+                        if self._has_no_time or not self._admit(sequence, prefills):
+                            break
                     takes_place = takes_place or num_free <= 0
                     num_free -= 1
+                budget -= sequence.num_uncomputed_tokens
                 prefills.append(sequence)
         for sequence in sorted(set(running).difference(prefills), key=self._rank):
             is_held = sequence in self._paused and len(prefills) >= places
@@ -452,9 +460,9 @@ class Scheduler:
         yield from sorted(resumed, key=lambda sequence: sequence.order)
         yield from self.line.ordered(now, pace)
 
-    def _rank(self, sequence: Sequence) -> tuple[bool, int, bool, float]:
+    def _rank(self, sequence: Sequence) -> tuple[bool, int, bool, float, float]:
         if sequence not in self.line:
-            return False, 0, False, sequence.order
+            return False, 0, False, 0, sequence.order
         return True, *self.line.rank(sequence)
 
     def _terms(self, sequence: Sequence) -> Terms:
@@ -473,8 +481,10 @@ class Scheduler:
         Whoever can be in time may have those of the late, but for what `prefills` will compute.
         """
         known, enough = self._lacking
-        if self.running and sequence is known and self.pool.num_gains < enough:
-            return False  # as at the last look: to match a long prompt takes milliseconds
+        victim = self._late_prefill(sequence, prefills)
+        as_before = self.running and sequence is known and self.pool.num_gains < enough
+        if as_before and victim is None:
+            return False  # to match a long prompt takes milliseconds
         sequence.token_ids = sequence.token_ids or sequence.request.prompt_token_ids
         while True:
             matched = prefix.find(sequence, self.pool)
@@ -485,10 +495,10 @@ class Scheduler:
             self._lacking = (sequence, self.pool.num_gains + lacking)
             if lacking <= 0:
                 break
-            victim = self._late_prefill(sequence, prefills)
             if victim is None:
                 return False
             self._preempt(victim)
+            victim = self._late_prefill(sequence, prefills)
         self.waiting.remove(sequence)
         if sequence in self._resumed:
             self._resumed.remove(sequence)
@@ -496,11 +506,13 @@ class Scheduler:
         return True
 
     def _late_prefill(self, sequence: Sequence, prefills: Seq[Sequence]) -> Sequence | None:
-        """The latest unfinished prefill that is late, where `sequence` is not."""
+        """The latest unfinished prefill that is late, where `sequence` is not; none that this step
+        ends."""
         if sequence not in self.line or self.line.is_late(sequence):
             return None
-        late = [s for s in self.running[1:] if s in self.line and self.line.is_late(s)]
-        return next((s for s in reversed(late) if s not in prefills), None)
+        others = (s for s in reversed(self.running[1:]) if s in self.line and s not in prefills)
+        late = (s for s in others if self.line.is_late(s) and s.num_uncomputed_tokens > 1)
+        return next(late, None)
 
     def _pause(self, paused: set[Sequence]) -> None:
         """Admitted prefills whose places others have now wait for the cap."""
@@ -542,7 +554,7 @@ class Scheduler:
         is_closed = self.static is not None and bool(self.running or self.waiting)
         if is_closed or self.num_computing >= self.limits.max_num_seqs:
             return "cap"
-        return "kv" if self.waiting else None
+        return "kv" if self.waiting and not self._has_no_time else None
 
     # What came of a step
 

@@ -1,4 +1,4 @@
-"""*rim*: ours against every fixed cap, cap = max, AIMD and the oracle, in parallel processes."""
+"""*rim*: ours, and by deadline, against every fixed cap, cap = max, AIMD and the oracle."""
 
 import argparse
 import gc
@@ -169,10 +169,11 @@ def _replace(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _left(jobs: list[Job], rows: list[dict[str, Any]], again: bool) -> list[Job]:
-    """Those of which there is no row yet, or one without AIMD, which is then run alone; `again`:
-    none of this law. What one of another law or with other caps says is not run anew."""
+    """Those of which there is no row yet, or one without AIMD or the order by deadline, which are
+    then run alone; `again`: none of this law. What one of another law or with other caps says is
+    not run anew."""
     current = [row for row in rows if not again or row.get("law") == _law()]
-    done = {_key(row) for row in current if "aimd" in row}
+    done = {_key(row) for row in current if row.keys() >= {"aimd", "deadline"}}
     tuned = {_run_key(row): row for row in current}
     fixed = {_key(row): row for row in rows}
     return [
@@ -260,6 +261,7 @@ def run_job(job: Job) -> dict[str, Any]:
         **_named(job),
         "law": tuned.get("law"),
         **{name: tuned[name] for name in ("sluice", "times_real")},
+        "deadline": tuned.get("deadline") or _without_path(case.deadline()),
         **{name: fixed[name] for name in ("ceiling", "oracle")},
         "aimd": (job.fixed or job.tuned or {}).get("aimd") or _without_path(case.aimd()),
     }

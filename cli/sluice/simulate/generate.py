@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from math import exp, log, pi, sin
 from random import Random
 
@@ -11,6 +10,8 @@ from .trace import Request
 
 BURST = 200
 SILENCE_S = 30.0
+OVERLOAD_S = 600.0
+LONGER = 8
 MAX_TOKENS = 16_384
 PREFIXES = 8
 
@@ -97,10 +98,19 @@ def _bursts(recipe: Recipe) -> Iterator[Request]:
         yield Request(1.0 + SILENCE_S * (index // size), *recipe.lengths.draw(recipe.random))
 
 
+def _overload(recipe: Recipe) -> Iterator[Request]:
+    """Half as many more as a pod can do for ten minutes, then half for twenty, over and over."""
+    over, under = 1.5 * OVERLOAD_S * recipe.per_s, 0.5 * 2 * OVERLOAD_S * recipe.per_s
+    return _plain(recipe, lambda done: 1.5 if done * recipe.num % (over + under) < over else 0.5)
+
+
 def _bimodal(recipe: Recipe) -> Iterator[Request]:
-    """Four short ones to a long one."""
-    draw = partial(recipe.random.choices, (0.4, 3.4), (0.8, 0.2))
-    return _plain(recipe, lambda _: 0.7, lambda _: draw()[0])
+    """One prompt in ten is `LONGER` times as long as the others; together they have the mean."""
+    short = 1 / (0.9 + 0.1 * LONGER)
+    for now_s, _ in _arrivals(recipe, lambda _: 0.9):
+        prompt, output = recipe.lengths.draw(recipe.random)
+        scale = short * (LONGER if recipe.random.random() < 0.1 else 1)
+        yield Request(now_s, max(1, round(scale * prompt)), output)
 
 
 def _heavy_tail(recipe: Recipe) -> Iterator[Request]:
@@ -128,6 +138,7 @@ TRACES: dict[str, Make] = {
     "steps": _steps,
     "diurnal": _diurnal,
     "bursts": _bursts,
+    "overload": _overload,
     "bimodal": _bimodal,
     "heavy-tail": _heavy_tail,
     "length-shift": _steady(0.42, lambda done: 2.0 if done >= 0.5 else 1.0),

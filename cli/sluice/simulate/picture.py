@@ -17,8 +17,8 @@ from .summary import share_at
 
 def comparison_png(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """A panel for each service, noise and target: smooth shares by fixed cap, a colour for each
-    trace: the mean over the seeds as a line, all of them as a band. Ours as dots and AIMD as
-    crosses, their mean at the median of the caps that they ended with."""
+    trace: the mean over the seeds as a line, all of them as a band. Ours as dots, by deadline as
+    triangles and AIMD as crosses, their mean at the median of the caps that they ended with."""
     across = _in_order((row["cell"]["service"], row["cell"]["noise"]) for row in rows)
     down = _in_order(row["cell"]["target"] for row in rows)
     traces = sorted({row["cell"]["trace"] for row in rows})
@@ -42,7 +42,7 @@ def comparison_png(rows: Sequence[dict[str, Any]], path: Path) -> None:
     marks = [Line2D([], [], color=colours[trace], label=trace) for trace in traces]
     marks += [
         Line2D([], [], color="#444", marker=mark, linestyle="", label=name)
-        for name, mark in (("ours", "o"), ("AIMD", "x"))
+        for name, mark in (("ours", "o"), ("ours by deadline", "^"), ("AIMD", "x"))
     ]
     figure.legend(handles=marks, loc="outside lower center", ncols=min(len(marks), 3 * len(across)))
     for axis in axes[-1]:
@@ -67,7 +67,7 @@ def _draw(axis: Axes, seeds: Sequence[dict[str, Any]], colour: str) -> None:
     axis.plot(caps, [fmean(share) for share in shares], color=colour, linewidth=1.2)
     bounds = [min(share) for share in shares], [max(share) for share in shares]
     axis.fill_between(caps, *bounds, color=colour, alpha=0.12, linewidth=0)
-    for policy, mark in (("sluice", "o"), ("aimd", "x")):
+    for policy, mark in (("sluice", "o"), ("deadline", "^"), ("aimd", "x")):
         if not (ended := [row[policy] for row in seeds if policy in row]):
             continue
         share = 100 * fmean(one["smooth_share"] for one in ended)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
 from sluice_operator.tuner import Targets
 from sluice_worker.contract import TICK_SECONDS
 
@@ -15,8 +16,9 @@ from .world import Policy, World
 
 Result = dict[str, Any]
 Watch = Callable[[str, World], None]
-"""Is told after each slice of virtual time whose world it is: `sluice`, `fixed:8` or `aimd`."""
-POLICIES = "sluice, fixed:N, fixed:max, best-fixed, oracle, aimd"
+"""Is told after each slice of virtual time whose world it is: `sluice`, `deadline`, `fixed:8` or
+`aimd`."""
+POLICIES = "sluice, deadline, fixed:N, fixed:max, best-fixed, oracle, aimd"
 
 
 def caps_to_try(ceiling: int) -> list[int]:
@@ -37,13 +39,16 @@ def simulate(
 ) -> Result:
     """The score of one policy. `best-fixed` and `oracle` name the cap that they found, as `cap`.
 
-    A fixed cap comes with the tuner's own replicas at that cap; the oracle and AIMD with those
-    that `sluice` had on this trace, so that only the cap differs. `every_s`: how often the tuner
-    looks. Raises ParamsError.
+    `deadline` is `sluice` with the prompts in order of their deadlines, not of arrival. A fixed cap
+    comes with the tuner's own replicas at that cap; the oracle and AIMD with those that `sluice`
+    had on this trace, so that only the cap differs. `every_s`: how often the tuner looks. Raises
+    ParamsError.
     """
     case = Case(params, targets, trace, seed, every_s, watch)
     if policy == "sluice":
         return case.sluice()
+    if policy == "deadline":
+        return case.deadline()
     if policy == "aimd":
         return case.aimd()
     if policy == "best-fixed":
@@ -77,8 +82,8 @@ class Case:
         self._replayed: dict[int, Result] = {}
         self._unfilled: Result | None = None
 
-    def _run(self, name: str, policy: Policy) -> World:
-        world = World(self.params, self.targets, self.trace, policy, self.seed)
+    def _run(self, name: str, policy: Policy, params: Params | None = None) -> World:
+        world = World(params or self.params, self.targets, self.trace, policy, self.seed)
         world.run(partial(self._watch, name) if self._watch else None)
         return world
 
@@ -90,6 +95,12 @@ class Case:
 
     def sluice(self) -> Result:
         return score(self.tuned())
+
+    def deadline(self) -> Result:
+        """As `sluice`, but the order is by deadline."""
+        params = replace(self.params, order="deadline")
+        tuner = Tuner(params.limits(), every_s=self.every_s)
+        return score(self._run("deadline", tuner, params))
 
     def fixed(self, cap: int) -> Result:
         """A fixed cap, and the tuner for the replicas."""

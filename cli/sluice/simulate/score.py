@@ -17,7 +17,8 @@ def score(world: World) -> dict[str, Any]:
 
     `goodput_rps`: good requests over the time until the last answer. `gpu_seconds_per_1k_tokens`:
     seconds of all pods, cold starts too, for a thousand generated tokens. `p99_ttft_ms`: of all
-    arrivals that were let in, those still waiting with their age; None if that is unknown.
+    arrivals that were let in, those still waiting with their age; None if that is unknown;
+    `longest_ttft_ms`: of the same.
     `last_cap_change_s`: 0 without any.
     """
     pods, totals = world.pods + world.gone, world.totals
@@ -50,6 +51,7 @@ def score(world: World) -> dict[str, Any]:
         "cap_changes": len(world.cap_changes),
         "replica_changes": len(world.replica_changes),
         "p99_ttft_ms": quantile(ttft_ms, 0.99),
+        "longest_ttft_ms": max(ttft_ms, default=None),
         "p99_itl_ms": sketch.quantile_ms(totals.sketch, 0.99),
         "ttft_over_share": late / arrivals if world.targets.ttft_ms else None,
         "itl_over_share": totals.num_gaps_over / totals.num_gaps if totals.num_gaps else None,

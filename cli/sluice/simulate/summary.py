@@ -8,9 +8,11 @@ from typing import Any
 
 from .runs import Result
 
+POLICIES = ("sluice", "deadline", "oracle", "ceiling", "aimd")
 STEADY = ("steady-50", "steady-80", "steady-95")
 AIM_STEADY, AIM_OTHER = 0.98, 0.95
 MAX_BELOW_CEILING, MIN_ABOVE_CEILING, MAX_VIOLATIONS = 2.0, 50.0, 0.5
+MAX_BELOW_ARRIVAL, AIM_DEADLINE = 1.0, 1.05
 MAX_CHANGES, MAX_CONVERGED_S = 3, 60.0
 
 
@@ -38,14 +40,16 @@ def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]
         return max(result["ttft_over_share"] or 0.0, result["itl_over_share"] or 0.0)
 
     def means(name: str) -> dict[str, float]:
-        policies = ("sluice", "oracle", "ceiling", "aimd")
-        return {policy: mean(policy, name) for policy in policies if any(policy in r for r in rows)}
+        return {policy: mean(policy, name) for policy in POLICIES if any(policy in r for r in rows)}
 
     smooth = means("smooth_share")
+    ordered = [row for row in rows if "deadline" in row]
     return {
         **cell,
         "seeds": len(rows),
         "aimd_seeds": sum("aimd" in row for row in rows),
+        "deadline_seeds": len(ordered),
+        **_worth(ordered),
         "smooth": smooth,
         "good": means("good_share"),
         "goodput_rps": means("goodput_rps"),
@@ -63,6 +67,21 @@ def _summary(cell: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]
         "last_cap_change_s": mean("sluice", "last_cap_change_s"),
         "gpu_seconds_per_1k_tokens": means("gpu_seconds_per_1k_tokens"),
         "times_real": fmean(row["times_real"] for row in rows),
+    }
+
+
+def _worth(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the order by deadline brings, in points beside ours, and the best cap on these seeds."""
+    if not rows:
+        return {}
+
+    def above(name: str) -> tuple[float, float | None]:
+        return _paired([100 * (row["deadline"][name] - row["sluice"][name]) for row in rows])
+
+    return {
+        "deadline_smooth_points": above("smooth_share"),
+        "deadline_good_points": above("good_share"),
+        "oracle_of_deadline": fmean(row["oracle"]["smooth_share"] for row in rows),
     }
 
 
@@ -114,21 +133,25 @@ def _student(freedom: int) -> float:
 def table(summary: Sequence[dict[str, Any]]) -> str:
     """The summary as a Markdown table of smooth and good shares in percent."""
     head = (
-        "| service, targets, noise | trace | seeds | ours | oracle (cap) | reach | cap = max "
-        "| AIMD | good: ours, oracle, max, AIMD | good/s, of the oracle's | GPU-s/1k tokens "
-        "| changes | converged |"
+        "| service, targets, noise | trace | seeds | ours | by deadline (points; seeds) "
+        "| oracle (cap) | reach | cap = max | AIMD | good: ours, by deadline, oracle, max, AIMD "
+        "| good/s, of the oracle's | GPU-s/1k tokens | changes | converged |"
     )
-    lines = [head, "|---" * 13 + "|"]
+    lines = [head, "|---" * 14 + "|"]
     for cell in summary:
         smooth, good = (
             {name: f"{100 * share:.1f}" for name, share in cell[kind].items()}
             for kind in ("smooth", "good")
         )
+        good = {name: good.get(name, "-") for name in POLICIES}
+        by_deadline = "-"
+        if num := cell["deadline_seeds"]:
+            by_deadline = f"{smooth['deadline']} ({cell['deadline_smooth_points'][0]:+.1f}; {num})"
         caps = cell["oracle_caps"]
         reach = "-" if cell["reach"] is None else f"{100 * cell['reach']:.1f} %"
         lines.append(
             f"| {cell['service']}, {cell['target']}, {cell['noise']} | {cell['trace']} "
-            f"| {cell['seeds']} | {smooth['sluice']} "
+            f"| {cell['seeds']} | {smooth['sluice']} | {by_deadline} "
             f"| {smooth['oracle']} ({caps[0]}-{caps[-1]}) | {reach} | {smooth['ceiling']} "
             f"| {smooth.get('aimd', '-')} | {', '.join(good.values())} "
             f"| {_goodput(cell['goodput_rps'])} "
@@ -168,6 +191,17 @@ def reach(summary: Sequence[dict[str, Any]]) -> str:
     lines.append(_line("at most 3 changes of the cap", changes, "negated", -MAX_CHANGES))
     late = [{**cell, "negated": -cell["converged_s"]} for cell in summary]
     lines.append(_line("converged within 60 s", late, "negated", -MAX_CONVERGED_S))
+    ordered = [
+        {**c, "points": c["deadline_smooth_points"][0]}
+        for c in summary
+        if "deadline_smooth_points" in c
+    ]
+    what = f"by deadline at most {MAX_BELOW_ARRIVAL:g} point below ours"
+    lines.append(_line(what, ordered, "points", -MAX_BELOW_ARRIVAL))
+    if oracle := sum(cell["oracle_of_deadline"] for cell in ordered):
+        share = sum(cell["smooth"]["deadline"] for cell in ordered) / oracle
+        what = f"by deadline {AIM_DEADLINE:.0%} of the oracle, all together"
+        lines.append(f"| {what} | {share >= AIM_DEADLINE:d} of 1 | {share:.3g} |")
     return "\n".join(lines)
 
 

@@ -9,7 +9,9 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <tuple>
 
+#include "line.h"
 #include "recording.h"
 #include "steptimes.h"
 
@@ -75,22 +77,26 @@ struct Pod {
   StepTimes times;
   std::deque<Arrival> arrivals;
   std::deque<double> factors, spells;  // spells: start, end, start, end, ...
-  std::vector<int> inbox, prefilling, joined, done;
+  Line line;
+  std::vector<int> inbox, prefilling, prefills, joined, done;  // prefills: of the step at hand
   std::deque<int> waiting;
-  std::set<int> running;
+  std::set<int> running, resumed, paused;
   std::map<int64_t, std::set<int>> ends;  // in order of arrival
   std::vector<int64_t> growing;
   Step step;
   View view{};
   double now, last_end, clock_at, refitted_at;
   int64_t cap, epoch, num_steps = 1, num_decoding = 0, kv_tokens = 0, num_slow = 0;
-  bool last_was_slow = false;
+  double decode_s = 0;
+  int64_t num_retired = 0;
+  bool last_was_slow = false, has_no_time = false;
   Cause blocked_by = NONE;
   Clocks clocks;
 
   Pod(const Config& c, const Row* anchor, int64_t num_anchor, const Fit& fit)
       : config(c), pages{c.num_blocks, c.block_size, c.num_blocks, 0, c.caching != 0, {}, 0},
-        recorder(config, jobs), times(anchor, num_anchor, fit), growing(c.block_size),
+        recorder(config, jobs), times(anchor, num_anchor, fit), line(config, jobs),
+        growing(c.block_size),
         now(c.start_s), last_end(c.start_s), clock_at(c.start_s), refitted_at(c.start_s),
         cap(c.cap), epoch(c.epoch) {}
 
@@ -153,6 +159,7 @@ struct Pod {
     for (int id : inbox) {
       jobs[id].queued_at = clocks;
       waiting.push_back(id);
+      if (config.has_order) line.add(id);
     }
     inbox.clear();
     int64_t before = view.num_preemptions;
@@ -162,17 +169,24 @@ struct Pod {
     for (int id : prefilling)
       if (jobs[id].tokens - jobs[id].computed == 1) chunks.push_back({id, 1});
     if (num_decoding) grow();
-    if (view.num_preemptions > before) {
+    const bool is_short = view.num_preemptions > before;
+    if (is_short) {
       auto is_gone = [&](const Chunk& chunk) { return !jobs[chunk.id].num_blocks; };
       chunks.erase(std::remove_if(chunks.begin(), chunks.end(), is_gone), chunks.end());
-    } else if (!waiting.empty()) {
-      admit();
     }
-    blocked_by = (int64_t)running.size() >= cap ? CAP : waiting.empty() ? NONE : KV;
-    int64_t kv = kv_tokens;
+    int64_t decodes = num_decoding + chunks.size(), kv = kv_tokens;
     for (const Chunk& chunk : chunks) kv += jobs[chunk.id].tokens;
-    if (prefilling.size() > chunks.size())
-      add_chunks(prefill_budget(num_decoding + chunks.size(), kv));
+    const int64_t budget = prefill_budget(decodes, kv);
+    if (config.has_order) {
+      choose(budget, decodes, kv, now_s, !is_short);
+      pause();
+    } else {
+      if (!is_short) admit_by_arrival();
+      prefills = not_decoding();
+    }
+    bool is_full = (int64_t)(running.size() - paused.size()) >= cap;
+    blocked_by = is_full ? CAP : waiting.empty() || has_no_time ? NONE : KV;
+    add_chunks(budget);
     if (!chunks.empty() || num_decoding) start_step(now_s);
   }
   int64_t prefill_budget(int64_t decodes, int64_t kv) const {
@@ -181,17 +195,15 @@ struct Pod {
     return std::min(left, std::max(fits, config.min_chunk));
   }
   void add_chunks(int64_t budget) {
-    size_t num_served = step.chunks.size(), served = 0;  // both are in order of arrival
-    for (int id : prefilling) {
+    step.num_whole = step.chunks.size();
+    for (int id : prefills) {
       if (budget <= 0) break;
-      if (served < num_served && step.chunks[served].id == id) {
-        served++;
-        continue;
-      }
       int64_t num_tokens = std::min(jobs[id].tokens - jobs[id].computed, budget);
       budget -= num_tokens;
       step.chunks.push_back({id, num_tokens});
     }
+    auto is_one = [](const Chunk& chunk) { return chunk.num_tokens == 1; };
+    std::stable_partition(step.chunks.begin() + step.num_whole, step.chunks.end(), is_one);
   }
   void start_step(double now_s) {
     int64_t decodes = num_decoding, kv = kv_tokens, prefill = 0;
@@ -204,7 +216,7 @@ struct Pod {
     step.started_s = now_s;
     step.ends_s = now_s + (step.step_ms + config.between_ms) / 1e3;
     step.epoch = epoch, step.decodes = decodes, step.kv_tokens = kv, step.prefill = prefill;
-    step.num_running = running.size();
+    step.num_running = running.size() - paused.size();
     step.at_cap = step.num_running >= config.at_cap_share * cap;
     step.is_under_way = true;
   }
@@ -226,14 +238,20 @@ struct Pod {
     int64_t num_tokens = num_decoding;
     std::vector<int> newcomers;
     newcomers.swap(joined);
-    if (num_tokens) book_decodes(newcomers);
-    for (const Chunk& chunk : step.chunks) {
+    std::vector<int> ending;
+    if (num_tokens) ending = book_decodes(newcomers);
+    auto at = ending.begin();
+    for (size_t i = 0; i < step.chunks.size(); i++) {
+      const Chunk& chunk = step.chunks[i];
+      while (at != ending.end() && (*at < chunk.id || i >= step.num_whole))
+        finish(*at++, now_s);
       Job& job = jobs[chunk.id];
       job.computed += chunk.num_tokens;
       if (job.computed != job.tokens) continue;
       num_tokens++;
       sample(chunk.id, now_s);
     }
+    while (at != ending.end()) finish(*at++, now_s);
     last_end = now_s;
     num_steps++;
     times.add({now_s, (double)step.decodes, (double)step.kv_tokens, (double)step.prefill,
@@ -242,11 +260,11 @@ struct Pod {
       refitted_at = now_s;
       times.refit(now_s);
     }
-    int64_t num_waiting = waiting.size(), by_kv = blocked_by == KV ? num_waiting : 0;
-    recorder.stepped(step, num_tokens, running.size(), num_waiting - by_kv, by_kv,
-                     times.is_slow());
+    int64_t num_waiting = waiting.size(), by_cap = blocked_by == CAP ? num_waiting : 0;
+    int64_t by_kv = blocked_by == KV ? num_waiting : 0;
+    recorder.stepped(step, num_tokens, running.size(), by_cap, by_kv, times.is_slow());
   }
-  void book_decodes(const std::vector<int>& newcomers) {
+  std::vector<int> book_decodes(const std::vector<int>& newcomers) {  // those that end with it
     int64_t after_over = 0, num_new = 0;
     for (int id : newcomers) {
       if (!jobs[id].is_decoding) continue;
@@ -259,15 +277,17 @@ struct Pod {
     num_slow += last_was_slow;
     kv_tokens += num_decoding;
     while (!ends.empty() && ends.begin()->first < num_steps) ends.erase(ends.begin());
-    if (ends.empty() || ends.begin()->first != num_steps) return;
+    std::vector<int> ending;
+    if (ends.empty() || ends.begin()->first != num_steps) return ending;
     for (int id : ends.begin()->second) {
       Job& job = jobs[id];
       if (job.ends_at != num_steps || !job.is_decoding) continue;
       leave_decoding(job, num_steps + 1);
       job.last_s = step.ends_s;
-      finish(id, step.ends_s);
+      ending.push_back(id);
     }
     ends.erase(ends.begin());
+    return ending;
   }
   void sample(int id, double now_s) {
     Job& job = jobs[id];
@@ -276,6 +296,7 @@ struct Pod {
     if (++job.generated == 1) {
       double waited_s = job.wait_cap_s + job.wait_kv_s;
       recorder.first_token(job, now_s, now_s - job.t_s - waited_s);
+      if (config.has_order) line.remove(id);
     } else {
       recorder.next_token(job, now_s, step.at_cap);
     }
@@ -318,6 +339,8 @@ struct Pod {
   }
   void finish(int id, double now_s) {
     recorder.finish(jobs[id], now_s);
+    double took_s = now_s - jobs[id].first_s;
+    decode_s += (took_s - decode_s) / std::min(num_retired++ + 1, config.recent);
     running.erase(id);
     pages.release(jobs[id]);
     view.num_open--;
@@ -365,22 +388,123 @@ struct Pod {
     job.computed = job.trusted = 0;
     job.queued_at = clocks;
     waiting.insert(std::lower_bound(waiting.begin(), waiting.end(), id), id);
+    if (job.generated) resumed.insert(id);
   }
-  void admit() {
-    while (!waiting.empty() && (int64_t)running.size() < cap) {
-      int id = waiting.front();
-      Job& job = jobs[id];
-      int64_t own = pages.own_match(job), total = blocks_for(job.tokens, pages.size);
+  void admit_by_arrival() {
+    while (!waiting.empty() && (int64_t)running.size() < cap && admit(waiting.front())) {
+    }
+  }
+  bool admit(int id) {
+    Job& job = jobs[id];
+    int64_t own, total = blocks_for(job.tokens, pages.size);
+    while (true) {
+      own = pages.own_match(job);
       int64_t margin = running.empty() ? 0 : std::max<int64_t>(1, pages.num_total / 100);
-      if (total - own + margin + own > pages.available()) return;
-      waiting.pop_front();
-      pages.start(job, own, total);
-      job.computed = job.trusted = own * pages.size;
-      job.wait_cap_s += clocks.cap_s - job.queued_at.cap_s;
-      job.wait_kv_s += clocks.kv_s - job.queued_at.kv_s;
-      running.insert(id);
-      prefilling.insert(std::lower_bound(prefilling.begin(), prefilling.end(), id), id);
-      step.begun.push_back(id);
+      if (total - own + margin + own <= pages.available()) break;
+      int late = late_prefill(id);
+      if (late < 0) return false;
+      preempt(late, {});
+    }
+    waiting.erase(std::lower_bound(waiting.begin(), waiting.end(), id));
+    resumed.erase(id);
+    pages.start(job, own, total);
+    job.computed = job.trusted = own * pages.size;
+    dequeue(job);
+    running.insert(id);
+    prefilling.insert(std::lower_bound(prefilling.begin(), prefilling.end(), id), id);
+    step.begun.push_back(id);
+    return true;
+  }
+  void dequeue(Job& job) {
+    job.wait_cap_s += clocks.cap_s - job.queued_at.cap_s;
+    job.wait_kv_s += clocks.kv_s - job.queued_at.kv_s;
+  }
+
+  // By order
+
+  bool is_chosen(int id) const {
+    return std::find(prefills.begin(), prefills.end(), id) != prefills.end();
+  }
+  bool is_served_whole(int id) const {  // a prefill that lacks one token, as a decode does
+    auto is_it = [&](const Chunk& chunk) { return chunk.id == id; };
+    return std::any_of(step.chunks.begin(), step.chunks.end(), is_it);
+  }
+  std::vector<int> not_decoding() const {
+    std::vector<int> found;
+    for (int id : prefilling)
+      if (!is_served_whole(id)) found.push_back(id);
+    return found;
+  }
+  int late_prefill(int id) const {
+    if (!config.has_order || !line.holds(id) || jobs[id].is_late) return -1;
+    for (auto at = prefilling.rbegin(); at != prefilling.rend() && *at != *running.begin(); ++at)
+      if (jobs[*at].is_late && jobs[*at].tokens - jobs[*at].computed > 1 && !is_chosen(*at))
+        return *at;
+    return -1;
+  }
+  void choose(int64_t budget, int64_t decodes, int64_t kv, double now_s, bool may_admit) {
+    const std::vector<int> others = not_decoding();
+    const int64_t places = cap - decodes;
+    int64_t num_free = places;
+    for (int id : others) num_free -= !jobs[id].is_paused;
+    bool takes_place = false;
+    has_no_time = false;
+    prefills.clear();
+    auto serve = [&](int id) {  // false: whoever comes behind it waits
+      const Job& job = jobs[id];
+      if (is_served_whole(id)) return true;
+      if (!job.num_blocks || job.is_paused) {
+        bool is_ahead = line.holds(id) && (int64_t)prefills.size() < places;
+        if (num_free <= 0 && !is_ahead) return false;
+        if (!job.num_blocks) {
+          has_no_time = budget <= 0 && line.holds(id);
+          if (has_no_time || !admit(id)) return false;
+        }
+        takes_place = takes_place || num_free <= 0;
+        num_free--;
+      }
+      budget -= job.tokens - job.computed;
+      prefills.push_back(id);
+      return true;
+    };
+    if (may_admit && (!waiting.empty() || others.size() > 1)) {
+      std::set<int> first = resumed;
+      for (int id : others)
+        if (!line.holds(id)) first.insert(id);
+      if (std::all_of(first.begin(), first.end(), serve))
+        line.ordered(now_s, pace(decodes, kv), serve);
+    }
+    for (auto [holds, is_late, id] : ranked(others)) {
+      bool is_held = jobs[id].is_paused && (int64_t)prefills.size() >= places;
+      if (!is_held) prefills.push_back(id);
+    }
+    if (takes_place && (int64_t)prefills.size() > places)
+      prefills.resize(std::max<int64_t>(places, 0));
+  }
+  std::vector<std::tuple<bool, bool, int>> ranked(const std::vector<int>& others) const {
+    std::vector<std::tuple<bool, bool, int>> found;
+    for (int id : others)
+      if (jobs[id].num_blocks && !is_chosen(id))
+        found.push_back({line.holds(id), jobs[id].is_late, id});
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+  Pace pace(int64_t decodes, int64_t kv) const {
+    int64_t most = config.max_num_batched_tokens;
+    double price_s = times.price_s(config.itl_ms, most, config.min_chunk, decodes, kv);
+    return {price_s, decode_s / cap, cap - decodes};
+  }
+  void pause() {
+    std::set<int> before;
+    before.swap(paused);
+    for (int id : not_decoding())
+      if (!is_chosen(id)) paused.insert(id);
+    for (int id : paused)
+      if (!before.count(id)) jobs[id].queued_at = clocks, jobs[id].is_paused = true;
+    for (int id : before) {
+      if (paused.count(id)) continue;
+      jobs[id].is_paused = false;
+      if (jobs[id].num_blocks) dequeue(jobs[id]);
     }
   }
   void advance_clocks(double now_s) {

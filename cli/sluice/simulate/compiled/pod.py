@@ -10,7 +10,7 @@ from itertools import chain
 
 import msgspec
 import numpy as np
-from sluice_worker import steptime
+from sluice_worker import ordering, scheduler, steptime
 from sluice_worker.contract import (
     AT_CAP_SHARE,
     MIN_CHUNK_TOKENS,
@@ -171,6 +171,11 @@ def _config(params: Params, slo: Slo, cap: int, epoch: int, start_s: float) -> l
         caching=params.prefix_caching,
         min_chunk=MIN_CHUNK_TOKENS,
         has_spells=params.spell_every_s > 0,
+        has_order=params.order != "fcfs",
+        due_ms=targets["ttft_ms"] if params.order == "deadline" else math.inf,
+        patience=ordering.PATIENCE,
+        arranged_a_step=ordering.ARRANGED_A_STEP,
+        recent=scheduler.RECENT,
     )
 
 

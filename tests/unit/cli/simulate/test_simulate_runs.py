@@ -63,7 +63,7 @@ def run(files: tuple[str, str], policy: str, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    "policy", ["sluice", "fixed:8", "fixed:max", "best-fixed", "oracle", "aimd"]
+    "policy", ["sluice", "deadline", "fixed:8", "fixed:max", "best-fixed", "oracle", "aimd"]
 )
 def test_every_policy_prints_the_same_keys_twice_alike(
     files: tuple[str, str], policy: str, capsys: pytest.CaptureFixture[str]
@@ -344,7 +344,7 @@ def test_the_comparison_goes_on_and_runs_ours_once_for_all_caps(
     for caps in ([], ["--caps", "2,64"], ["--caps", "2,64"]):
         assert main([*arguments, *caps]) == 0
     searched, listed = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
-    for name in ("sluice", "aimd", "ceiling", "times_real"):
+    for name in ("sluice", "deadline", "aimd", "ceiling", "times_real"):
         assert searched[name] == listed[name]
     assert {"2", "64"} < set(listed["oracle"]["smooth_by_cap"])
     assert listed["oracle"]["smooth_share"] <= searched["oracle"]["smooth_share"]
@@ -384,10 +384,11 @@ def test_with_another_law_ours_is_run_anew_and_fixed_caps_are_not(tmp_path: Path
     assert anew["sluice"] == first["sluice"]
     assert anew["oracle"]["marked"]
     assert anew["aimd"]["marked"]
-    del anew["aimd"]
-    path.write_text(json.dumps(anew) + "\n")
-    assert main(arguments) == 0
-    assert json.loads(path.read_text()) == anew | {"aimd": first["aimd"]}  # run alone
+    for name in ("aimd", "deadline"):
+        without = {key: value for key, value in anew.items() if key != name}
+        path.write_text(json.dumps(without) + "\n")
+        assert main(arguments) == 0
+        assert json.loads(path.read_text()) == anew | {name: first[name]}  # run alone
 
 
 @pytest.mark.parametrize(("num", "factor"), [(2, 12.706), (4, 3.182), (13, 2.179), (20, 2.093)])
@@ -414,6 +415,7 @@ def test_the_comparison_is_paired_over_the_seeds() -> None:
         {
             "cell": cell, "seed": seed, "times_real": 1.0, "sluice": result(0.9 + 0.01 * seed),
             "oracle": result(0.95), "ceiling": result(0.8 + 0.01 * seed), "aimd": result(0.1),
+            **({"deadline": result(0.99)} if seed == 1 else {}),
         }
         for seed in (1, 2, 3)
     ]  # fmt: skip
@@ -428,4 +430,9 @@ def test_the_comparison_is_paired_over_the_seeds() -> None:
     told = reach([{**inner, "above_ceiling_points": (60.0, 0.0)}])
     assert "| at least 50 points above it, where any cap is | 1 of 1 | 60 (" in told
     assert summary["reach"] == pytest.approx(0.92 / 0.95)
-    assert "| cpu, tight, spells | steps | 3 | 92.0 | 95.0 (8-8) | 96.8 % |" in table([summary])
+    assert (
+        "| cpu, tight, spells | steps | 3 | 92.0 | 99.0 (+8.0; 1) | 95.0 (8-8) | 96.8 % |"
+        in table([summary])
+    )
+    assert "| by deadline at most 1 point below ours | 1 of 1 | 8 (" in told
+    assert "| by deadline 105% of the oracle, all together | 0 of 1 | 1.04 |" in told

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_worker.ordering import TURN, Line, Pace, Terms, arrange
+from sluice_worker.ordering import PATIENCE, Line, Pace, Terms, arrange
 
 PACE = Pace(1.0)
 TIMES = st.integers(0, 12).map(float)
@@ -78,13 +78,19 @@ def test_who_comes_takes_its_place_at_once_and_who_has_become_late_loses_it() ->
     assert [line.is_late(each) for each in (first, second, urgent)] == [False, False, True]
 
 
-def test_the_oldest_late_one_has_its_turn_and_keeps_it_until_it_was_served() -> None:
-    line, (late, _) = create_line(job(0, 3), job(1e9))
-    firsts = [next(line.ordered(1.0, PACE)) is late for _ in range(2 * TURN)]
-    assert firsts == [False] * (TURN - 1) + [True] * (TURN + 1)
-    late.terms = job(0, 2)
-    firsts = [next(line.ordered(1.0, PACE)) is late for _ in range(TURN)]
-    assert firsts == [False] * (TURN - 1) + [True]
+def test_the_oldest_late_one_comes_first_after_four_times_as_many_as_stand_there() -> None:
+    line, _ = create_line(job(1e9))
+    late = [Job(job(0, 3, arrived_s)) for arrived_s in (1.0, 2.0)]
+    for each in late:
+        line.add(each)
+    for number in range(PATIENCE * 3):
+        first = next(line.ordered(1.0, PACE))
+        assert first not in late, number
+        line.remove(first)
+        line.add(Job(job(1e9 + number)))
+    assert [next(line.ordered(1.0, PACE)) for _ in range(2)] == [late[0]] * 2
+    line.remove(late[0])
+    assert next(line.ordered(1.0, PACE)) is late[1]
 
 
 def test_who_stands_behind_another_goes_with_it_and_alone_when_that_has_left() -> None:

@@ -188,7 +188,7 @@ def test_what_is_computed_again_from_its_beginning_is_found_as_that() -> None:
 
 def test_a_prompt_of_one_token_that_gives_way_in_the_step_that_was_to_compute_it_waits() -> None:
     scheduler = create_scheduler(
-        num_blocks=4, block_size=1, budget=2, max_model_len=4, prefix_caching=False
+        num_blocks=4, block_size=1, budget=2, max_model_len=4, prefix_caching=False, policy="fcfs"
     )
     *_, short = add(
         scheduler,

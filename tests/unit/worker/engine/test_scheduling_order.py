@@ -53,19 +53,30 @@ def test_a_prefill_whose_place_is_taken_keeps_its_blocks_and_waits_for_the_cap()
     assert long.wait_cap_s == pytest.approx(0.10)
 
 
+def test_whom_the_step_has_no_time_for_holds_no_blocks_and_waits_for_neither() -> None:
+    scheduler = create_scheduler(budget=16)
+    for name in "ab":
+        add(scheduler, create_request(name, 16, ttft_ms=1000))
+    assert step(scheduler) == {"a": 16}
+    assert (scheduler.waiting_cap, scheduler.waiting_kv) == (0, 0)
+    assert [each.request_id for each in scheduler.waiting] == ["b"]
+    assert not scheduler.waiting[0].has_begun
+
+
 def test_of_the_late_the_latest_gives_its_blocks_to_who_can_be_in_time() -> None:
     scheduler = create_scheduler(budget=16, num_blocks=23, prefix_caching=False)
-    names = ("oldest", "older", "latest")
-    oldest, older, latest = (
-        add(scheduler, create_request(name, 96, ttft_ms=1, max_tokens=4)) for name in names
-    )
-    step(scheduler, 0.1)
-    assert all(sequence.block_ids for sequence in (oldest, older, latest))
-    add(scheduler, create_request("urgent", 96, ttft_ms=1000, submitted_s=0.1), 0.1)
-    assert "urgent" in step(scheduler, 0.1)
+    sequences = []
+    for name, ttft_ms in (("oldest", 300), ("older", 200), ("latest", 100)):
+        request = create_request(name, 96, ttft_ms=ttft_ms, max_tokens=4)
+        sequences.append(add(scheduler, request))
+        assert name in step(scheduler)
+    oldest, older, latest = sequences
+    assert all(sequence.block_ids for sequence in sequences)
+    add(scheduler, create_request("urgent", 96, ttft_ms=1000, submitted_s=1), 1.0)
+    assert "urgent" in step(scheduler, 1.0)
     assert (oldest.num_preemptions, older.num_preemptions, latest.num_preemptions) == (0, 0, 1)
-    add(scheduler, create_request("late too", 96, ttft_ms=1, submitted_s=0.1), 0.2)
-    step(scheduler, 0.2)
+    add(scheduler, create_request("late too", 96, ttft_ms=1, submitted_s=1), 1.2)
+    step(scheduler, 1.2)
     assert older.num_preemptions == 0, "the late wait for each other"
 
 
@@ -92,7 +103,8 @@ def test_answers_to_one_prompt_go_together_and_count_once() -> None:
     assert step(scheduler) == {"due first": 64}
     assert step(scheduler, 0.06) == {"due first": 36, "n0": 28}
     assert step(scheduler, 0.10) == {"due first": 1, "n0": 36}
-    assert step(scheduler, 0.14) == {"due first": 1, "n0": 1, "n1": 16, "n2": 16}
+    assert step(scheduler, 0.14) == {"due first": 1, "n0": 1, "n1": 16}
+    assert step(scheduler, 0.15) == {"due first": 1, "n0": 1, "n1": 1, "n2": 16}
 
 
 @pytest.mark.parametrize(
