@@ -200,7 +200,7 @@ def _an_edited_order_arrives(operator: OperatorProcess, space: Namespace, worker
     before, pods = worker.config(), space.get("deployments", "demo")["spec"]["template"]
 
     def has(policy: str) -> bool:  # a default is left out of the answer
-        return worker.config().get("scheduling_policy", "fcfs") == policy
+        return bool(worker.config().get("scheduling_policy", "fcfs") == policy)
 
     assert has("deadline")
     for order, policy in (("FCFS", "fcfs"), ("Deadline", "deadline")):

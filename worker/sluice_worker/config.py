@@ -561,8 +561,8 @@ def read_secrets(path: Path) -> tuple[str, ...]:
 
 
 def _persisted(directory: Path | None, problems: list[str]) -> dict[str, Any]:
-    """What the operator wrote down, so that a new pod starts as its peers are: cap, epoch, order, and
-    the targets, for which it predicts its first cap and sizes chunks of prefill."""
+    """What the operator wrote down, so that a new pod starts as its peers are: cap, epoch, order
+    and the targets, for which it predicts its first cap and sizes chunks of prefill."""
     if directory is None:
         return {}
     values: dict[str, Any] = {}

@@ -118,7 +118,7 @@ INVALID = [
     Invalid("spec.batching", {"minNumSeqs": 9, "maxNumSeqs": 8}, "must not be over maxNumSeqs"),
     Invalid("spec.batching", {"initialNumSeqs": 9, "maxNumSeqs": 8}, "not be over maxNumSeqs"),
     Invalid("spec.batching", {"initialNumSeqs": 1, "minNumSeqs": 2}, "not be under minNumSeqs"),
-    Invalid("spec.batching.order", "Priority", "must be one of Deadline, FCFS", "Unsupported value"),
+    Invalid("spec.batching.order", "Priority", "must be one of Deadline", "Unsupported value"),
     Invalid("spec.batching.memoryUtilization", "1.5", 'from "0.01" to "1"'),
     Invalid("spec.batching.memoryUtilization", 0.9, "must be a string", "must be of type string"),
     Invalid("spec.batching.prefixCaching", "yes", "must be true or false", "type boolean"),
