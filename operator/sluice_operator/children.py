@@ -83,19 +83,24 @@ def is_of_former(service: InferenceService, live: Object) -> bool:
 
 
 def configmap(service: InferenceService, settings: Settings, runtime: Runtime) -> Manifest:
-    """Cap, epoch, targets and the tuner's memory; mounted into the pods, which read it once, when
-    they start: an edit of the targets restarts none."""
+    """Cap, epoch, targets, order and the tuner's memory; mounted into the pods, which read it once,
+    when they start: an edit of targets or order restarts none."""
     data = {**runtime.data(), **_targets(service)}
     owner = {OWNER_ANNOTATION: settings.instance}
     return _child(service, "v1", "ConfigMap", runtime_name(service.name), {"data": data}, owner)
 
 
 def _targets(service: InferenceService) -> dict[str, str]:
-    """Named as the worker's flags: a pod predicts its first cap, and sizes chunks, for them."""
+    """Named as the worker's flags: a pod predicts its first cap, and sizes chunks, for them. How
+    it holds them, too: what it sheds, and whom it serves first."""
     slo = service.spec.slo
     targets = {"slo_ttft_ms": slo.ttft_ms, "slo_itl_ms": slo.itl_ms, "slo_e2e_ms": slo.e2e_ms}
     given = {name: str(ms) for name, ms in targets.items() if ms is not None}
-    return {**given, "overload": slo.told_overload}
+    return {
+        **given,
+        "overload": slo.told_overload,
+        "scheduling_policy": service.spec.scheduling_policy,
+    }
 
 
 def secret(service: InferenceService, token: str) -> Manifest:

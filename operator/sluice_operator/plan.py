@@ -534,6 +534,7 @@ def _patches(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPa
             "max_num_seqs": min(runtime.cap, config.ceiling),
             "slo": slo,
             "overload": spec.slo.told_overload,
+            "scheduling_policy": spec.scheduling_policy,
         }
         if any(getattr(config, name) != value for name, value in wanted.items()):
             yield PodPatch(pod, RuntimePatch(**wanted))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from sluice_worker.contract import Overload
+from sluice_worker.contract import Overload, SchedulingPolicy
 
 from . import kinds
 from .fields import (
@@ -42,6 +42,7 @@ Task = Literal["Generate", "Embed", "Classify", "Score", "ImageEmbed", "ImageCla
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 EngineName = Literal["Sluice", "VLLM", "SGLang", "TGI", "Ollama"]
 BatchingMode = Literal["Continuous", "Static"]
+Order = Literal["Deadline", "FCFS"]
 Speculation = Literal["Auto", "Never"]
 SloMode = Literal["Enforce", "Advisory"]
 Rollout = Literal["Surge", "Replace"]
@@ -204,6 +205,13 @@ class Batching(SpecObject):
         choice(BatchingMode),
         "How batches are formed; only Continuous is built yet.",
         default="Continuous",
+    )
+    order: Order = spec_field(
+        "order",
+        choice(Order),
+        "Deadline: requests that can still meet timeToFirstToken go first. FCFS: first come, first "
+        "served, as without that target.",
+        default="Deadline",
     )
     max_num_seqs: int | None = spec_field(
         "maxNumSeqs",
@@ -423,6 +431,12 @@ class Spec(SpecObject):
         "Secret with key `keys`: the bearer keys of the API, one a line, read again when it "
         "changes; left out, the API is open to whom the network lets in.",
     )
+
+    @property
+    def scheduling_policy(self) -> SchedulingPolicy:
+        """What the workers are told of the order: without a deadline there is none but arrival."""
+        has_deadline = self.batching.order == "Deadline" and self.slo.ttft_ms is not None
+        return "deadline" if has_deadline else "fcfs"
 
 
 ROOT_RULES: tuple[Rule, ...] = (

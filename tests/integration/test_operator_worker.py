@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,7 @@ def test_decisions_reach_the_engine_live_and_survive_both_restarts(
         with running_worker(space, models, tmp_path / "worker1") as worker:
             _the_predicted_cap_is_adopted(operator, space, worker)
             _edited_targets_arrive(operator, space, worker)
+            _an_edited_order_arrives(operator, space, worker)
             _a_lowered_maximum_arrives(operator, space, worker)
             operator.kill()
             _calm_under_a_new_operator(apiserver, space, models, tmp_path / "2.log", worker)
@@ -191,6 +193,23 @@ def _edited_targets_arrive(operator: OperatorProcess, space: Namespace, worker: 
     space.patch("inferenceservices", "demo", {"spec": {"slo": {"timeToFirstToken": "900ms"}}})
     operator.wait("the edited target", lambda: worker.config()["slo"]["ttft_ms"] == 900.0)
     assert worker.config()["boot_id"] == boot
+
+
+def _an_edited_order_arrives(operator: OperatorProcess, space: Namespace, worker: Worker) -> None:
+    """As the targets do: no pod is new, and one that starts later finds it."""
+    before, pods = worker.config(), space.get("deployments", "demo")["spec"]["template"]
+
+    def has(policy: str) -> bool:  # a default is left out of the answer
+        return bool(worker.config().get("scheduling_policy", "fcfs") == policy)
+
+    assert has("deadline")
+    for order, policy in (("FCFS", "fcfs"), ("Deadline", "deadline")):
+        space.patch("inferenceservices", "demo", {"spec": {"batching": {"order": order}}})
+        operator.wait(order, partial(has, policy))
+        assert space.get("configmaps", "demo-runtime")["data"]["scheduling_policy"] == policy
+    same = ("boot_id", "epoch", "max_num_seqs")
+    assert [worker.config()[name] for name in same] == [before[name] for name in same]
+    assert space.get("deployments", "demo")["spec"]["template"] == pods
 
 
 def _a_lowered_maximum_arrives(operator: OperatorProcess, space: Namespace, worker: Worker) -> None:

@@ -144,12 +144,18 @@ async def test_a_raised_cap_admits_what_waited_for_it_without_a_restart(worker: 
 
 def test_the_policy_changes_live_and_decides_whether_a_priority_counts(worker: Worker) -> None:
     url, body = worker.url + "/v1/completions", {"prompt": "def", "max_tokens": 2, "priority": -1}
+
+    def ask(**fields: Any) -> tuple[str, int]:
+        answer = patch(worker, epoch=config_of(worker).epoch, **fields)
+        policy = decode(answer.content, RuntimeConfig).scheduling_policy
+        return policy, httpx.post(url, json=body, headers=CLIENT).status_code
+
+    assert ask(slo={"itl_ms": 50}) == ("fcfs", 400)
+    assert ask(slo={"ttft_ms": 500}) == ("deadline", 200)
+    for policy, status in (("priority", 200), ("deadline", 200), ("fcfs", 400)):
+        assert ask(scheduling_policy=policy) == (policy, status)
     refused = httpx.post(url, json=body, headers=CLIENT)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
-    for policy, status in (("deadline", 200), ("priority", 200), ("fcfs", 400)):
-        answer = patch(worker, epoch=config_of(worker).epoch, scheduling_policy=policy)
-        assert decode(answer.content, RuntimeConfig).scheduling_policy == policy
-        assert httpx.post(url, json=body, headers=CLIENT).status_code == status
+    assert refused.json()["error"]["param"] == "priority"
 
 
 def test_evidence_counts_every_arrival_once(worker: Worker) -> None:

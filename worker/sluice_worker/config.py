@@ -46,7 +46,7 @@ class EngineConfig(Struct, frozen=True):
     enable_prefix_caching: bool = True
     itl_ms: float | None = None
     ttft_ms: float | None = None
-    scheduling_policy: SchedulingPolicy = "fcfs"
+    scheduling_policy: SchedulingPolicy | None = None
     epoch: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     batching_mode: Literal["continuous", "static"] = "continuous"
@@ -204,6 +204,12 @@ _milliseconds = _number(float, 0.001, MAX_MS)
 _seconds = _number(float, 0.01, math.inf)
 _interval = _number(float, 0, math.inf)
 
+POLICY = _choice(
+    "scheduling-policy",
+    get_args(SchedulingPolicy),
+    "who is served first; deadline: who can still have a first token in time; default: deadline "
+    "with --slo-ttft-ms, else fcfs",
+)
 ENGINE_FLAGS = (
     Flag("model", str, "directory of a checkpoint, or hf://ORG/NAME[@REVISION] (required)"),
     _choice("dtype", get_args(DType), "type of weights and KV cache"),
@@ -225,11 +231,7 @@ ENGINE_FLAGS = (
     Flag("gpu-memory-utilization", _number(float, 0.01, 1), "share of the memory to use"),
     Flag("gpu-memory-bytes", _positive, "the GPU's memory to plan with, where it has more"),
     Flag("num-gpu-blocks-override", _positive, "KV blocks, instead of what the memory gives"),
-    _choice(
-        "scheduling-policy",
-        get_args(SchedulingPolicy),
-        "who is served first; deadline: who can still have a first token in time",
-    ),
+    POLICY,
     _choice("batching-mode", ("continuous", "static"), "static: one padded batch at a time"),
     Flag("static-batch-size", _positive, "sequences of a static batch"),
     Flag("static-batch-timeout-ms", _milliseconds, "wait for a full static batch, at most"),
@@ -257,7 +259,7 @@ SERVER_FLAGS = (
         f"file of bearer keys, one a line; else {API_KEY}; without both it is open",
     ),
     Flag("admin-token-file", Path, "file of the admin bearer; without it admin is on 127.0.0.1"),
-    Flag("runtime-config-dir", Path, "directory with cap, epoch and targets, read at start"),
+    Flag("runtime-config-dir", Path, "directory with cap, epoch, targets and order, read at start"),
     OVERLOAD,
     Flag("max-num-queued-reqs", _count, "waiting requests over which new ones get 429"),
     Flag(
@@ -309,7 +311,7 @@ SLO_FLAGS = (
 RUNTIME_FILES = (
     Flag("max_num_seqs", _positive, "the cap"),
     Flag("epoch", _count, "of the cap"),
-    *(Flag(flag.name.replace("-", "_"), flag.convert, flag.help) for flag in SLO_FLAGS),
+    *(flag._replace(name=flag.name.replace("-", "_")) for flag in (*SLO_FLAGS, POLICY)),
     OVERLOAD,
 )
 """Files of --runtime-config-dir; all may be missing."""
@@ -382,6 +384,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Work
         server["overload"] = persisted.pop(OVERLOAD.name)
     server["slo"] = _slo(slo)
     engine["itl_ms"], engine["ttft_ms"] = slo.get("slo_itl_ms"), slo.get("slo_ttft_ms")
+    if engine.get("batching_mode") == "static":  # a batch is of those that came first
+        engine.setdefault("scheduling_policy", "fcfs")
     hub = None
     try:
         hub = _hub(given.model, _convert(given, HUB_FLAGS, problems), environ)
@@ -557,8 +561,8 @@ def read_secrets(path: Path) -> tuple[str, ...]:
 
 
 def _persisted(directory: Path | None, problems: list[str]) -> dict[str, Any]:
-    """What the operator wrote down, so that a new pod starts as its peers are: cap, epoch, and the
-    targets, for which it predicts its first cap and sizes chunks of prefill."""
+    """What the operator wrote down, so that a new pod starts as its peers are: cap, epoch, order
+    and the targets, for which it predicts its first cap and sizes chunks of prefill."""
     if directory is None:
         return {}
     values: dict[str, Any] = {}

@@ -252,6 +252,7 @@ class Engine:
             step_model=model,
             prompts=[*_take_prompt_scores(step)],
             admitted=[*step.admitted],
+            price_s=self.scheduler.price_s,
         )
 
     def _failures(self, outcomes: list[Outcome]) -> list[Finished]:

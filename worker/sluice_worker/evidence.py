@@ -8,7 +8,7 @@ client takes to read is its own.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -58,6 +58,7 @@ class Flight:
     """The clock of one request from arrival to end; times in seconds, gaps in milliseconds.
 
     `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
+    `priority`, `is_another`: as in `wire.Submit`.
     `admitted_s`: of the step that it began with. `decided`: its first
     token has been counted, on time or over; `e2e_decided`: the whole of it has. `whole`: what
     it shares with those that are answered together with it.
@@ -68,6 +69,8 @@ class Flight:
     submitted_s: float
     num_prompt_tokens: int
     ttft_ms: float | None = None
+    priority: int = 0
+    is_another: bool = False
     admitted_s: float | None = None
     decided: bool = False
     e2e_decided: bool = False
@@ -134,6 +137,7 @@ class Recorder:
         self.snapshot = NOTHING
         self._last_lack: Cause = "cap"
         self.step_model: StepModel | None = None
+        self.price_s = 0.0
         self.memory = MemoryReport(planned={}, measured={}, kv_tokens=0)
         self._ticks: deque[Tick] = deque(maxlen=TICK_RING)
         self._next_seq = 1
@@ -186,9 +190,14 @@ class Recorder:
         now_s: float,
         num_prompt_tokens: int,
         ttft_ms: float | None = None,
+        priority: int = 0,
+        *,
+        is_another: bool = False,
     ) -> Flight:
         """A request that goes to the engine; `arrival_s`: when the last byte of it was read."""
-        flight = Flight(request_id, arrival_s, now_s, num_prompt_tokens, ttft_ms)
+        flight = Flight(
+            request_id, arrival_s, now_s, num_prompt_tokens, ttft_ms, priority, is_another
+        )
         self._tick.arrivals += 1
         self._waiting[request_id] = flight
         self._pending[request_id] = self._open[request_id] = flight
@@ -224,7 +233,8 @@ class Recorder:
         self._leave(flight)
         ttft_s = now_s - flight.arrival_s
         if self.step_model is not None:
-            seconds = ttft_s - parts.wait_cap_s - parts.wait_kv_s
+            # Where there is an order, waiting for other prompts is told by who is before it.
+            seconds = ttft_s - parts.wait_cap_s - parts.wait_kv_s - parts.passed_s
             sizes = flight.num_prompt_tokens, parts.cached_tokens
             self._prefill_time.learn(self.step_model, *sizes, seconds, now_s)
         flight.first_s = flight.last_s = now_s
@@ -323,6 +333,7 @@ class Recorder:
         tick.slow_steps += report.is_slow
         if report.step_model is not None:
             self.step_model = report.step_model
+        self.price_s = report.price_s
         self.see(report.snapshot)
         self._admit(report.admitted, report.started_s)
         if report.epoch == self.epoch:
@@ -398,6 +409,15 @@ class Recorder:
         """Whether one that waits can no longer have its first token within the target."""
         rest_ms = self.prefill_ms(flight.num_prompt_tokens, now_s)
         return _is_out_of_reach(flight, now_s, self.slo.ttft_ms, rest_ms)
+
+    @property
+    def pending(self) -> Collection[Flight]:
+        """Those without a first token, oldest first."""
+        return self._pending.values()
+
+    def uncached(self, num_tokens: int) -> float:
+        """Tokens of a prompt of `num_tokens` that are to be computed, on the mean."""
+        return self._prefill_time.uncached(num_tokens)
 
     def service_s(self) -> float | None:
         """Mean time from admission to end of the requests that finished lately."""

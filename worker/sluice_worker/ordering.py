@@ -12,7 +12,7 @@ import math
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Generic, NamedTuple, TypeVar
 
 Job = TypeVar("Job")
@@ -73,6 +73,13 @@ def arrange(jobs: Sequence[Terms], now_s: float, pace: Pace) -> tuple[list[int],
             late.append(-other)
     chosen = set(range(len(jobs))).difference(late)
     return [i for i in by_deadline if i in chosen], sorted(late, key=lambda i: _age(jobs[i]))
+
+
+def before(newcomer: Terms, jobs: Sequence[Terms], now_s: float, pace: Pace) -> list[Terms]:
+    """Those of `jobs` that are served before one that comes now, turns of the late left out."""
+    all_jobs = [*jobs, newcomer]
+    merged = heapq.merge(*arrange(all_jobs, now_s, pace), key=lambda i: all_jobs[i].priority)
+    return [jobs[i] for i in takewhile(lambda i: i < len(jobs), merged)]
 
 
 def _age(terms: Terms) -> tuple[int, float]:

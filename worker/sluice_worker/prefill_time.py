@@ -68,9 +68,13 @@ class PrefillTime:
         self._deviation.follow(alone_ms, error_ms)
         self._uncached_share += WEIGHT * (uncached / num_tokens - self._uncached_share)
 
+    def uncached(self, num_tokens: int) -> float:
+        """Tokens of a prompt of `num_tokens` that are to be computed, on the mean."""
+        return num_tokens * self._uncached_share
+
     def upper_ms(self, model: StepModel, num_tokens: int, now_s: float) -> float:
         """From admission to the first token sent, which few prompts of `num_tokens` exceed."""
-        alone_ms = model.a + model.d * num_tokens * self._uncached_share
+        alone_ms = model.a + model.d * self.uncached(num_tokens)
         excess_ms = self._mean.at(alone_ms) + DEVIATIONS * self._deviation.at(alone_ms)
         return alone_ms + self._kept(now_s) * excess_ms
 

@@ -97,6 +97,9 @@ class Scheduler:
         self._paused: set[Sequence] = set()
         self._has_no_time = False  # for the next of the line, in the step at hand
         self._begun: list[str] = []  # in the step at hand
+        self._passed: list[Sequence] = []  # prefills that it has no room for
+        self._scheduled_s = 0.0
+        self.price_s = 0.0  # of a prefill token, where there is an order
         # Mean time from the first token to the last, of those that ended lately.
         self._num_retired, self._decode_s = 0, 0.0
         self._newest: Sequence | None = None  # whose prompt the next one may have
@@ -205,6 +208,9 @@ class Scheduler:
         which it is a part: beside this one it would read all weights once more.
         """
         self._clocks.advance(now)
+        for sequence in self._passed:
+            sequence.passed_s += now - self._scheduled_s
+        self._scheduled_s = now
         self._begun.clear()
         before = self.counters.num_preemptions
         works = self._decodes()
@@ -219,6 +225,8 @@ class Scheduler:
             works += self._chunks(prefills, budget, bool(works))
         elif not prefills:
             works = self._with_drafts(works, chunk_limit, growth)
+        served = {work.sequence for work in works} if self._has_order else set(prefills)
+        self._passed = [sequence for sequence in prefills if sequence not in served]
         works += self._padding()
         works.sort(key=lambda work: work.num_tokens > 1)
         return self._as_step(tuple(works), is_held_back)
@@ -450,9 +458,9 @@ class Scheduler:
 
     def _pace(self, decodes: Seq[Work], price: Price) -> Pace:
         """How fast the line moves beside `decodes`."""
-        price_s = price(len(decodes), sum(work.start + 1 for work in decodes))
+        self.price_s = price(len(decodes), sum(work.start + 1 for work in decodes))
         cap = self.limits.max_num_seqs
-        return Pace(price_s, self._decode_s / cap, cap - len(decodes))
+        return Pace(self.price_s, self._decode_s / cap, cap - len(decodes))
 
     def _candidates(self, running: Seq[Sequence], now: float, pace: Pace) -> Iterator[Sequence]:
         """Who has had a first token goes on before all others, by arrival; then the line."""
@@ -467,12 +475,10 @@ class Scheduler:
 
     def _terms(self, sequence: Sequence) -> Terms:
         """What the line asks of a sequence."""
-        request, limits = sequence.request, self.limits
+        request = sequence.request
         if not self._has_order:
             return Terms(0, inf, sequence.order, sequence.prefill_left)
-        due_s, ttft_ms = inf, request.ttft_ms or limits.ttft_ms
-        if limits.policy == "deadline" and ttft_ms is not None:
-            due_s = request.arrived_s + ttft_ms / 1e3
+        due_s = self.limits.due_s(request.arrived_s, request.ttft_ms)
         return Terms(request.priority, due_s, sequence.order, sequence.prefill_left)
 
     def _admit(self, sequence: Sequence, prefills: Seq[Sequence]) -> bool:

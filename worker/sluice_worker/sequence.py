@@ -50,6 +50,8 @@ class Sequence:
     """Whether it was ever admitted."""
     wait_cap_s: float = 0.0
     wait_kv_s: float = 0.0
+    passed_s: float = 0.0
+    """Admitted, in steps whose prefill was of others that the order has before it."""
     queued_at: tuple[float, float] = (0.0, 0.0)
     """Readings of the scheduler's two wait clocks when it was queued."""
     editor: Editor | None = None
@@ -104,7 +106,9 @@ class Sequence:
         """Where the time until `now`, that of its first token, went."""
         waited_s = self.wait_cap_s + self.wait_kv_s
         prefill_s = now - self.request.submitted_s - waited_s
-        return FirstToken(self.wait_cap_s, self.wait_kv_s, prefill_s, self.cached_tokens)
+        return FirstToken(
+            self.wait_cap_s, self.wait_kv_s, prefill_s, self.cached_tokens, self.passed_s
+        )
 
     def append(self, token_id: int, eos_token_ids: Set[int]) -> FinishReason | None:
         """Add one sampled token; why the sequence ends with it, or None."""

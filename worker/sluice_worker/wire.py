@@ -5,6 +5,7 @@ body. `encode_frame` writes one; the reader of each side cuts the stream with `s
 Times are CLOCK_MONOTONIC seconds, which both processes share. No torch in here.
 """
 
+import math
 import struct
 from array import array
 from collections.abc import Iterable
@@ -136,6 +137,13 @@ class Limits(Message, frozen=True):
     ttft_ms: float | None = None
     policy: SchedulingPolicy = "fcfs"
 
+    def due_s(self, arrived_s: float, ttft_ms: float | None) -> float:
+        """When the first token is due to the order. `ttft_ms`: the request's own deadline."""
+        limit_ms = ttft_ms or self.ttft_ms
+        if self.policy != "deadline" or limit_ms is None:
+            return math.inf
+        return arrived_s + limit_ms / 1e3
+
 
 class CheckIntegrity(Message, frozen=True):
     """Asks for an `Integrity` answer."""
@@ -180,12 +188,14 @@ class FirstToken(Struct, frozen=True, array_like=True):
     """Where a request's time went before its first token (seconds), and what the cache gave.
 
     `prefill_s`: all since it was submitted but the two waits, a step that was under way included.
+    `passed_s`: of it, those steps that others filled whom the order has before it.
     """
 
     wait_cap_s: float
     wait_kv_s: float
     prefill_s: float
     cached_tokens: int
+    passed_s: float = 0.0
 
 
 class Scores(Struct, frozen=True, array_like=True):
@@ -266,6 +276,7 @@ class StepReport(Message, frozen=True):
     `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `is_slow`:
     in a slow spell, see `StepTimes.slowdown`. `prompts`: what it found out about prompts, of which
     each request's last comes no later than its first token. `admitted`: requests that began.
+    `price_s`: what the order has a prefill token take, in seconds; 0 without an order.
     """
 
     tokens: list[TokenOut]
@@ -284,6 +295,7 @@ class StepReport(Message, frozen=True):
     is_slow: bool = False
     prompts: list[PromptScores] = []
     admitted: list[str] = []
+    price_s: float = 0.0
 
 
 class Finished(Message, frozen=True):

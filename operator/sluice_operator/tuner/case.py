@@ -77,6 +77,12 @@ class Case:
         return [ticks for ticks in found if len(ticks) == num]
 
     @property
+    def by_deadline(self) -> bool:
+        """Whether every pod that is heard lets who can still be in time pass the late."""
+        configs = [pod.view.config for pod in self.fleet.heard]
+        return all(c is not None and c.scheduling_policy == "deadline" for c in configs)
+
+    @property
     def gaps_breached(self) -> bool:
         """Whether the inter-token target is breached by more than slow spells."""
         judged = self.verdicts.get("interTokenLatency")

@@ -182,7 +182,8 @@ class Queue:
 
     `wait_s` is infinite without a first-token target; then only utilisation counts. `waiting` are
     to be gone within `drain_s`. `prefill_s`: for how long one prompt keeps a pod's prefill to
-    itself; `prefill_spread`: the variance of that over its square.
+    itself; `prefill_spread`: the variance of that over its square. `by_deadline`: who can still be
+    in time passes the late.
     """
 
     wait_s: float
@@ -191,6 +192,7 @@ class Queue:
     waiting: int
     prefill_s: float = 0.0
     prefill_spread: float = 0.0
+    by_deadline: bool = False
 
 
 def plan_demand(
@@ -241,11 +243,24 @@ def share_that_waits(per_s: float, dispersion: float, capacity: Capacity, replic
 
 def share_too_late(arrivals: Arrivals, capacity: Capacity, queue: Queue, replicas: int) -> float:
     """Chance that an arrival waits longer than `queue.wait_s`; the wait's tail is exponential."""
-    spare = replicas * capacity.concurrency - arrivals.per_s * capacity.service_s
+    most, offered = replicas * capacity.concurrency, arrivals.per_s * capacity.service_s
+    spare = most - offered
     if spare <= 0:
         return 1.0
     waits = share_that_waits(arrivals.per_s, arrivals.dispersion, capacity, replicas)
-    return waits * exp(-spare * queue.wait_s / (capacity.service_s * arrivals.dispersion))
+    late = waits * exp(-spare * queue.wait_s / (capacity.service_s * arrivals.dispersion))
+    return _in_order(late, offered / most, queue)
+
+
+def _in_order(late: float, busy: float, queue: Queue) -> float:
+    """What the order leaves of the share that is `late` under first come, first served.
+
+    If nobody served the late at all, they would hold nobody up, and (1 - busy) / (1 - busy * late)
+    of that share were left (Boots and Tijms 1999, doi:10.1287/mnsc.45.3.444). They are served
+    where nobody in time waits, and keep their places then: so it is the mean of the two (geometric;
+    simulated: 0.7 to 1.1 of it, at loads of 60 to 95 %).
+    """
+    return late * sqrt((1 - busy) / (1 - busy * late)) if queue.by_deadline else late
 
 
 def share_late_in_prefill(arrivals: Arrivals, queue: Queue, replicas: int) -> float:
@@ -260,7 +275,8 @@ def share_late_in_prefill(arrivals: Arrivals, queue: Queue, replicas: int) -> fl
     if busy >= 1:
         return 1.0
     irregular = arrivals.dispersion + queue.prefill_spread
-    return busy * exp(-2 * (1 - busy) * queue.wait_s / (queue.prefill_s * irregular))
+    late = busy * exp(-2 * (1 - busy) * queue.wait_s / (queue.prefill_s * irregular))
+    return _in_order(late, busy, queue)
 
 
 def _for_rate(

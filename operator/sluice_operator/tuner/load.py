@@ -24,7 +24,18 @@ def read_load(case: Case, demand: Demand, feasible: Condition) -> Load:
     per_s = _of_one(case, demand.arrivals.mean_per_s) + waiting_per_s
     needed = _needed(case, per_s) if is_starved or known else 0
     keep = max(needed, _kept(known, case, demand)) if known else 0
-    return Load(needed if is_starved else 0, keep, enough)
+    raise_to = needed if is_starved and _is_worth_it(case, needed) else 0
+    return Load(raise_to, keep if _is_worth_it(case, keep) else 0, enough)
+
+
+def _is_worth_it(case: Case, cap: int) -> bool:
+    """Whether the mean gap at that cap holds its target, where the order has some first tokens late
+    and not all: else the gaps of all pay for those few."""
+    model, work, itl_ms = case.model, case.work, case.seen.targets.itl_ms
+    if not case.by_deadline or model is None or itl_ms is None:
+        return True
+    whole_ms = model.request_ms(cap, work.output_steps, work.prompt_tokens)
+    return whole_ms <= work.output_steps * itl_ms
 
 
 def _is_starved(case: Case, demand: Demand) -> bool:

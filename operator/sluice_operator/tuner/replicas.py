@@ -44,7 +44,9 @@ def _queue(case: Case, capacity: Capacity | None) -> Queue:
     spread = (case.work.total_sigma / max(case.work.prompt_tokens, 1.0)) ** 2
     # A queue that is gone before a new pod is there needs none.
     drain_s = max(targets.window_s, min(_cold_start_s(case.past), k.MAX_DRAIN_S))
-    return Queue(wait_s, targets.allowed_share, drain_s, _backlog(case), prefill_s, spread)
+    return Queue(
+        wait_s, targets.allowed_share, drain_s, _backlog(case), prefill_s, spread, case.by_deadline
+    )
 
 
 def _cold_start_s(past: Past) -> float:

@@ -346,6 +346,7 @@ def test_the_targets_are_where_a_starting_worker_reads_them(tmp_path: Path) -> N
     worker = config.parse([*given, "--load-format", "dummy", "--slo-itl-ms", "1000"])
     assert worker.server.slo == Slo(500.0, 40.0)
     assert worker.server.overload == "Shed"
+    assert worker.engine.scheduling_policy == "deadline"
     assert (worker.engine.itl_ms, worker.engine.epoch) == (40.0, 3)
     assert worker.engine.initial_num_seqs == 7
 
@@ -380,6 +381,26 @@ def test_advice_sheds_nothing() -> None:
     service = create_service(slo__overload="Shed", slo__mode="Advisory")
     data = children.configmap(service, SETTINGS, Runtime(1, 4, 1))["data"]
     assert (data["slo_ttft_ms"], data["overload"]) == ("500.0", "Queue")
+
+
+@pytest.mark.parametrize(
+    ("changes", "policy"),
+    [
+        ({}, "deadline"),
+        ({"batching__order": "FCFS"}, "fcfs"),
+        ({"slo": {"interTokenLatency": "50ms"}}, "fcfs"),
+        ({"slo__mode": "Advisory"}, "deadline"),
+    ],
+)
+def test_the_order_is_a_file_and_edits_of_it_restart_no_pod(
+    changes: dict[str, Any], policy: str
+) -> None:
+    service = create_service(**changes)
+    data = children.configmap(service, SETTINGS, Runtime(1, 4, 1))["data"]
+    assert data["scheduling_policy"] == policy
+    live = _deployment()
+    made = children.deployment(service, SETTINGS, ceiling=32, replicas=1, live=live)
+    assert made["spec"]["template"] == live["spec"]["template"]
 
 
 @pytest.mark.parametrize("changes", [{}, _GPU])

@@ -295,7 +295,12 @@ def test_advice_keeps_the_cap_within_its_bounds() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [{"epoch": 0}, {"slo": Slo(900.0, 50.0)}, {"overload": "Shed"}],
+    [
+        {"epoch": 0},
+        {"slo": Slo(900.0, 50.0)},
+        {"overload": "Shed"},
+        {"scheduling_policy": "fcfs"},
+    ],
 )
 def test_a_pod_that_is_not_as_it_should_be_is_sent_everything_again(
     config: dict[str, Any],
@@ -312,6 +317,14 @@ def test_advice_sheds_nothing() -> None:
     assert _plan(service, _serving(service)).patches == ()
     [item] = _plan(service, _serving(service, overload="Shed")).patches
     assert item.patch.overload == "Queue"
+
+
+def test_an_edited_order_reaches_the_pods_in_the_same_epoch_and_restarts_none() -> None:
+    observed = _serving(create_service())
+    planned = _plan(create_service(batching__order="FCFS"), observed)
+    assert "Deployment" not in _kinds(planned)
+    [patch] = [item.patch for item in planned.patches]
+    assert (patch.epoch, patch.max_num_seqs, patch.scheduling_policy) == (1, 4, "fcfs")
 
 
 def test_a_pod_with_another_cap_in_our_epoch_is_told_in_a_new_one() -> None:

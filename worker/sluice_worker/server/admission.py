@@ -104,7 +104,7 @@ def unreachable(
 ) -> tuple[str, float] | None:
     """Why `num_new` sequences that came `age_ms` ago would be late, and the predicted wait in s.
 
-    `prefill_ms`: what a first token takes besides waiting for a place. None: they can be in time,
+    `prefill_ms`: what a first token takes besides waiting. None: they can be in time,
     or nothing is known that says otherwise. What is predicted refuses nobody where nothing is open:
     if it is wrong, only who is let in can correct it.
     """

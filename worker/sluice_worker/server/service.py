@@ -8,7 +8,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -19,6 +19,7 @@ from ..chat import Chat, Conversation
 from ..client import EngineClient
 from ..config import WorkerConfig
 from ..contract import Evidence, RuntimeConfig, RuntimePatch, Waiting
+from ..deadlines import Deadlines
 from ..errors import (
     DeadlineUnreachable,
     Draining,
@@ -36,6 +37,7 @@ from ..files import GENERATION_CONFIG, Directory, is_there, read_json
 from ..health import Pulse, Verdict
 from ..metrics import MINUTE_TICKS, Statistics, View, create_registry
 from ..open_tick import Cause
+from ..ordering import Terms
 from ..protocol import Completion
 from ..resources import Resources
 from ..sampling_params import (
@@ -234,6 +236,8 @@ class Service:
             now_s,
             message.num_prompt_tokens,
             request.deadlines.ttft_ms,
+            request.priority,
+            is_another=i > 0,
         )
         transcript = Transcript(
             self.tokenizer.detokenizer(
@@ -316,9 +320,9 @@ class Service:
 
     def _check_priority(self, priority: int) -> None:
         """Raise for one that would be ignored, as vLLM does."""
-        if priority and self.live.scheduling_policy == "fcfs":
+        if priority and self.live.policy == "fcfs":
             raise RequestError(
-                f"priority {priority} would have no effect: --scheduling-policy is fcfs",
+                f"priority {priority} would have no effect: the scheduling policy is fcfs",
                 param="priority",
             )
 
@@ -393,17 +397,21 @@ class Service:
     ) -> None:
         """Refuse now what would miss its deadline later, and say when to come again."""
         num_new, now_s = len(prompts) * request.sampling.n, time.monotonic()
-        age_ms, forecast = 1e3 * (now_s - arrival_s), self._forecast()
+        age_ms, asked = 1e3 * (now_s - arrival_s), request.deadlines
+        if asked == Deadlines() and self.live.shed_ms is None:
+            return
+        nums = [len(ids) for ids in prompts]
+        forecast = self._forecast_for(request.priority, asked.ttft_ms, nums, arrival_s, now_s)
         prefill_ms = max(self.recorder.prefill_ms(len(ids), now_s) for ids in prompts)
-        asked = request.deadlines
         problem = unreachable(
             asked, self.live.shed_ms, forecast, num_new, age_ms=age_ms, prefill_ms=prefill_ms
         )
         if problem is not None:
             sentence, retry_s = problem
-            wait_ms = 1e3 * forecast.wait_s(num_new)
+            wait_ms = 1e3 * forecast.place_s(num_new)
+            rest_ms = 1e3 * forecast.wait_s(num_new) - wait_ms + age_ms + prefill_ms
             for _ in range(num_new):
-                self.recorder.refuse_for_deadline(wait_ms, age_ms + prefill_ms)
+                self.recorder.refuse_for_deadline(wait_ms, rest_ms)
             self.stats.reject("deadline")
             raise DeadlineUnreachable(sentence, retry_after_s=_retry_after_s(retry_s))
 
@@ -419,13 +427,37 @@ class Service:
             kv_per_seq=recorder.mean_length(),
         )
 
+    def _forecast_for(
+        self,
+        priority: int,
+        ttft_ms: float | None,
+        prompts: Iterable[int],
+        arrival_s: float,
+        now_s: float,
+    ) -> Forecast:
+        """The forecast for the longest of `prompts` (tokens), which come together."""
+        forecast, recorder, limits = self._forecast(), self.recorder, self.live.for_engine()
+        if limits.policy == "fcfs":
+            return forecast
+
+        def terms(priority: int, ttft_ms: float | None, arrived_s: float, tokens: int) -> Terms:
+            due_s = limits.due_s(arrived_s, ttft_ms)
+            return Terms(priority, due_s, arrived_s, recorder.uncached(tokens))
+
+        pending = [
+            terms(f.priority, f.ttft_ms, f.arrival_s, 0 if f.is_another else f.num_prompt_tokens)
+            for f in recorder.pending
+        ]
+        *others, longest = (terms(priority, ttft_ms, arrival_s, num) for num in sorted(prompts))
+        return forecast.behind(longest, [*pending, *others], now_s, recorder.price_s)
+
     # -- live configuration
 
     def runtime_config(self) -> RuntimeConfig:
         """What is in force; raises NotReady before the engine serves."""
         state = self.recorder.snapshot
         return RuntimeConfig(
-            **structs.asdict(self.live),
+            **structs.asdict(self.live) | {"scheduling_policy": self.live.policy},
             ceiling=self.limits().ceiling,
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
@@ -522,12 +554,18 @@ class Service:
         # The engine knows which have begun; one that hangs will not say.
         is_moving = self.pulse.progress(now_s, self.config.server.liveness_timeout).ok
         end = self.client.drop if is_moving else self.client.fail
-        for flight in self.recorder.hopeless(now_s, self.live.shed_ms):
+        hopeless = self.recorder.hopeless(now_s, self.live.shed_ms)
+        if not hopeless:
+            return
+        first = hopeless[0]
+        again = first.priority, first.ttft_ms, [first.num_prompt_tokens], now_s, now_s
+        retry_after_s = _retry_after_s(self._forecast_for(*again).wait_s(1))
+        for flight in hopeless:
             kind = Shed if flight.ttft_ms is None else DeadlineUnreachable
             error = kind(
                 "the first token can no longer come within the target of "
                 f"{flight.ttft_ms or self.live.slo.ttft_ms:g} ms, so the request was dropped",
-                retry_after_s=_retry_after_s(self._forecast().wait_s(1)),
+                retry_after_s=retry_after_s,
             )
             end(flight.request_id, error)
 

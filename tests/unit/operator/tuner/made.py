@@ -13,6 +13,7 @@ from sluice_worker.contract import (
     MemoryReport,
     Requests,
     RuntimeConfig,
+    SchedulingPolicy,
     Slo,
     StepModel,
     Tick,
@@ -76,7 +77,10 @@ def pod(name: str, ticks: Iterable[Tick], **changes: Any) -> PodView:
         memory=MemoryReport({}, {}, 100_000),
         step_model=model,
     )
-    config = RuntimeConfig(epoch, 8, 2048, Slo(500, 50), "Queue", 64, 8, Waiting(), "boot")
+    policy: SchedulingPolicy = changes.pop("policy", "fcfs")
+    config = RuntimeConfig(
+        epoch, 8, 2048, Slo(500, 50), "Queue", 64, 8, Waiting(), "boot", scheduling_policy=policy
+    )
     usual: dict[str, Any] = {
         "name": name,
         "ready": True,

@@ -6,10 +6,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sluice_operator.tuner import Past, decide
 from sluice_operator.tuner.calibration import calibration
 from sluice_operator.tuner.constants import MAX_DISPERSION
-from sluice_operator.tuner.demand import Arrivals, Capacity, Queue, plan_demand, read_arrivals
+from sluice_operator.tuner.demand import (
+    Arrivals,
+    Capacity,
+    Queue,
+    plan_demand,
+    read_arrivals,
+    share_late_in_prefill,
+    share_too_late,
+)
 from sluice_operator.tuner.evidence import HeardPod, Work, describe_work
 from sluice_operator.tuner.model import StepTime
 from sluice_operator.tuner.types import ReplicaChange
@@ -114,6 +124,43 @@ def test_arrivals_that_come_in_lots_need_more_pods() -> None:
     assert (
         plan_demand(even, one, queue, 1, 1).needed < plan_demand(in_lots, one, queue, 1, 1).needed
     )
+
+
+@given(st.floats(0.1, 40), st.integers(1, 64), st.floats(0, 20), st.floats(0.05, 5))
+def test_an_order_leaves_fewer_late_and_no_fewer_than_if_the_late_were_not_served(
+    per_s: float, concurrency: int, wait_s: float, prefill_s: float
+) -> None:
+    arrivals, one = Arrivals(per_s, 1.0, burst=0), Capacity(concurrency, service_s=1.0)
+    by_arrival = Queue(wait_s, 0.01, 600.0, waiting=0, prefill_s=prefill_s)
+    by_deadline = replace(by_arrival, by_deadline=True)
+    busy = per_s / concurrency
+    late, left = (share_too_late(arrivals, one, queue, 1) for queue in (by_arrival, by_deadline))
+    assert left <= late
+    assert busy >= 1 or left >= 0.999 * (1 - busy) * late / (1 - busy * late)
+    busy = per_s * prefill_s
+    late, left = (share_late_in_prefill(arrivals, queue, 1) for queue in (by_arrival, by_deadline))
+    assert left <= late
+    assert busy >= 1 or left >= 0.999 * (1 - busy) * late / (1 - busy * late)
+
+
+def test_pods_are_asked_for_what_the_order_leaves_late() -> None:
+    """By arrival 1.7 % would wait for longer than two seconds, by deadline 0.8."""
+    arrivals, one = Arrivals(6.4, 1.0, burst=0), Capacity(concurrency=8, service_s=1.0)
+    queue = Queue(2.0, 0.01, 600.0, waiting=0)
+    assert plan_demand(arrivals, one, queue, 1, 1).needed == 2
+    assert plan_demand(arrivals, one, replace(queue, by_deadline=True), 1, 1).needed == 1
+
+
+@pytest.mark.parametrize("waiting", [0, 2000])
+def test_what_waits_and_what_comes_at_once_need_the_same_pods_in_any_order(waiting: int) -> None:
+    """A backlog takes as long, and of a burst no more begin in time."""
+    one = Capacity(concurrency=128, service_s=2.2)
+    arrivals = Arrivals(6.7, 1.0, burst=0 if waiting else 200)
+    queue = Queue(wait_s=2.0, allowed=0.01, drain_s=20.0, waiting=waiting)
+    by_deadline = replace(queue, by_deadline=True)
+    needed = plan_demand(arrivals, one, queue, 1, 1).needed
+    assert needed > 1
+    assert plan_demand(arrivals, one, by_deadline, 1, 1).needed == needed
 
 
 MODEL = StepTime(a=10.0, b=1.0, c=0.0, d=0.0, context_tokens=1.0)

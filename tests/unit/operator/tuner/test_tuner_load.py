@@ -41,8 +41,9 @@ def looked_at(
 ) -> tuple[Past, Decision]:
     """After `num` such ticks: ten minutes."""
     named = {name: changes.pop(name) for name in ("cap", "limits", "targets") if name in changes}
+    policy = changes.pop("policy", "fcfs")
     ticks = [tick(seq, **changes) for seq in range(1, num + 1)]
-    views = [pod(f"pod-{number}", ticks, model=model) for number in range(pods)]
+    views = [pod(f"pod-{number}", ticks, model=model, policy=policy) for number in range(pods)]
     seen = observation(*views, **({"cap": 3, "limits": ONE_POD} | named))
     return decide(past or Past(), seen)
 
@@ -63,6 +64,19 @@ def test_it_is_raised_though_the_gaps_are_broken_and_no_cap_holds_them() -> None
 def test_of_an_infeasible_target_no_pod_is_added_so_the_cap_does_the_load() -> None:
     _, decision = looked_at(model=SLOW, limits=LIMITS, **(STARVED | BROKEN))
     assert (decision.cap, decision.replicas) == (6, 1)
+
+
+def test_where_the_order_keeps_most_in_time_the_gaps_of_all_do_not_pay_for_the_late() -> None:
+    """A token of the five takes 50.2 ms, prompts included."""
+    by_deadline: dict[str, Any] = {"policy": "deadline", **STARVED}
+    just, over = (replace(TARGETS, itl_ms=itl_ms) for itl_ms in (50.5, 50))
+    assert looked_at(targets=just, **by_deadline)[1].cap_reason == "LoadNeedsCap"
+    assert looked_at(targets=over, **by_deadline)[1].cap_reason == ""
+    assert looked_at(targets=over, **STARVED)[1].cap_reason == "LoadNeedsCap"
+    kept = Past(loaded_cap=LoadedCap(5, 0.0, 0, 1.0))
+    for policy, cap in (("fcfs", 5), ("deadline", 2)):  # the model's best
+        settled = {"cap": 5, "policy": policy, **(STARVED | BROKEN)}
+        assert looked_at(kept, targets=over, **settled)[1].cap == cap, policy
 
 
 def test_a_raise_at_most_doubles() -> None:

@@ -630,6 +630,15 @@ def test_what_was_waited_for_is_not_learned_as_prefill() -> None:
     assert recorder.prefill_ms(90, 1.5) == pytest.approx(100, abs=1)
 
 
+def test_what_others_took_that_the_order_has_before_is_not_learned_as_prefill() -> None:
+    """A late one is passed by for minutes: a newcomer that can be in time is not."""
+    recorder = create_learned()
+    for i in range(100):
+        flight = recorder.arrive(str(i), 0.0, 0.0, 90)
+        recorder.first_token(flight, 60.0, FirstToken(0.0, 0.0, 60.0, 0, passed_s=59.9))
+    assert recorder.prefill_ms(90, 60.0) == pytest.approx(100, abs=1)
+
+
 def test_where_nothing_runs_who_waits_begins_at_once_whatever_is_expected() -> None:
     recorder = create_learned()
     for _ in range(200):

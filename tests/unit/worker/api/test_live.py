@@ -43,7 +43,7 @@ def test_what_cannot_be_in_force_is_refused_by_its_field(
 
 
 def test_targets_need_no_new_epoch() -> None:
-    fields = {"slo": Slo(itl_ms=50), "overload": "Shed"}
+    fields = {"slo": Slo(itl_ms=50), "overload": "Shed", "scheduling_policy": "priority"}
     assert changed(**fields) == replace(LIVE, **fields)
 
 
@@ -64,3 +64,20 @@ def test_a_patch_sent_twice_is_in_force_once(
 def test_only_shedding_gives_requests_a_deadline_that_bring_none() -> None:
     assert LIVE.shed_ms is None
     assert changed(overload="Shed").shed_ms == 500
+
+
+def test_the_order_follows_a_target_that_comes_or_goes_until_one_is_asked_for() -> None:
+    live = replace(LIVE, scheduling_policy=None)
+
+    def after(**fields: object) -> Live:
+        patch = RuntimePatch(7, **fields)  # type: ignore[arg-type]
+        return live.changed(patch, ceiling=16, largest_budget=1024)
+
+    assert live.for_engine().policy == "deadline"
+    live = after(slo=Slo(itl_ms=50))
+    assert live.for_engine().policy == "fcfs"
+    live = after(slo=Slo(ttft_ms=900))
+    assert live.for_engine().policy == "deadline"
+    live = after(scheduling_policy="fcfs")
+    live = after(slo=Slo(ttft_ms=800))
+    assert live.for_engine().policy == "fcfs"

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from sluice_worker.__main__ import main
 from sluice_worker.config import API_KEY, Secret, parse
+from sluice_worker.contract import policy_in_force
 from sluice_worker.errors import ConfigError
 from sluice_worker.server import logs
+from sluice_worker.server.live import Live
 from sluice_worker.speculation import NgramSpeculation
 from unit.worker.api.tiny import write_checkpoint
 
@@ -77,7 +79,7 @@ def test_one_gpu_is_what_a_pod_has_anyway(model: Path) -> None:
     base = ("--model", str(model), "--load-format", "dummy")
     for flag in (("--tensor-parallel-size", "1"), ("-tp", "1"), ("--tensor-parallel-size=1",)):
         assert parse([*base, *flag]) == parse(base)
-    neutral = ("--kv-cache-dtype=auto", "--scheduling-policy=fcfs", "-pp=1", "--stream-interval=1")
+    neutral = ("--kv-cache-dtype=auto", "-pp=1", "--stream-interval=1")
     assert parse([*base, *neutral]) == parse(base)
     assert problems_of(*base, "--kv-cache-dtype", "fp8") == (
         "--kv-cache-dtype must be one of auto, not 'fp8'",
@@ -251,3 +253,41 @@ def test_the_runtime_directorys_targets_are_in_force_from_the_start(
     (tmp_path / "epoch").write_text("-1")
     (problem,) = problems_of(*flags, "--runtime-config-dir", str(tmp_path))
     assert "epoch must be a whole number from 0 on" in problem
+
+
+@pytest.mark.parametrize(
+    ("flags", "policy"),
+    [
+        ((), "fcfs"),
+        (("--slo-itl-ms=50",), "fcfs"),
+        (("--slo-ttft-ms=900",), "deadline"),
+        (("--slo-ttft-ms=900", "--scheduling-policy=fcfs"), "fcfs"),
+        (("--scheduling-policy=priority",), "priority"),
+        (("--slo-ttft-ms=900", "--batching-mode=static", "--static-batch-size=4"), "fcfs"),
+    ],
+)
+def test_a_first_token_target_is_what_requests_are_ordered_for(
+    model: Path, flags: tuple[str, ...], policy: str
+) -> None:
+    parsed = parse(["--model", str(model), "--load-format", "dummy", *flags])
+    engine = parsed.engine
+    assert policy_in_force(engine.scheduling_policy, engine.ttft_ms) == policy
+    assert Live.at_start(parsed).for_engine().policy == policy
+
+
+def test_the_runtime_directory_says_the_order_or_a_target_to_order_for(
+    model: Path, tmp_path: Path
+) -> None:
+    flags = ("--model", str(model), "--load-format", "dummy", "--scheduling-policy", "priority")
+    (tmp_path / "slo_ttft_ms").write_text("700.0")
+
+    def policy(*flags: str) -> str:
+        return Live.at_start(parse([*flags, "--runtime-config-dir", str(tmp_path)])).policy
+
+    assert policy(*flags[:4]) == "deadline"
+    assert policy(*flags) == "priority"
+    (tmp_path / "scheduling_policy").write_text("fcfs\n")
+    assert policy(*flags) == "fcfs"
+    (tmp_path / "scheduling_policy").write_text("lifo")
+    (problem,) = problems_of(*flags, "--runtime-config-dir", str(tmp_path))
+    assert "scheduling_policy must be one of deadline, fcfs, priority, not 'lifo'" in problem

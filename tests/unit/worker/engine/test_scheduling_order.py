@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from sluice_worker.blocks import BlockPool
 from sluice_worker.contract import SchedulingPolicy
+from sluice_worker.evidence import largest_part
 from sluice_worker.scheduler import Scheduler
 from sluice_worker.sequence import Sequence
 from sluice_worker.step import Step
@@ -230,3 +231,43 @@ def test_of_any_trace_all_end_once_and_hardly_more_are_late_than_first_come(hund
         assert late["deadline"] <= late["fcfs"] + 0.01 * len(requests), seed
         num_fewer += late["deadline"] < late["fcfs"]
     assert num_fewer > 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [({"cap": 1}, "cap"), ({"num_blocks": 8}, "kv"), ({"budget": 33, "num_blocks": 80}, "prefill")],
+)
+def test_who_is_passed_by_is_booked_to_what_it_waits_for(
+    changes: dict[str, int], cause: str
+) -> None:
+    """Those that pass it change nothing of that: they wait for the same, for less long."""
+    scheduler = create_scheduler(**{"budget": 200, "prefix_caching": False, **changes})  # type: ignore[arg-type]
+    add(scheduler, create_request("runs", 32, max_tokens=64))
+    step(scheduler)
+    now = 0.0
+    late = add(scheduler, create_request("late", 96, ttft_ms=50, submitted_s=now))
+    while late.num_output_tokens < 1:
+        now += 0.1
+        if now < 3:
+            add(
+                scheduler,
+                create_request(f"{now:.1f}", 32, max_tokens=1, ttft_ms=500, submitted_s=now),
+            )
+        step(scheduler, now)
+    assert now > 3
+    assert largest_part(late.time_spent(now), now) == cause
+
+
+def test_a_prefill_knows_for_how_long_others_went_before_it() -> None:
+    """Under first come, first served it waits for those that came before: that is its own time."""
+    for policy, passed_s in (("deadline", 0.25), ("fcfs", 0.0)):
+        scheduler = create_scheduler(budget=48, policy=policy)  # type: ignore[arg-type]
+        first, second = (
+            add(scheduler, create_request(name, 96, ttft_ms=limit_ms))
+            for name, limit_ms in (("first", 300), ("second", 9000))
+        )
+        for now in (0.0, 0.1, 0.25, 0.3, 0.4):
+            step(scheduler, now)
+        spent = [each.time_spent(0.4) for each in (first, second)]
+        assert [parts.passed_s for parts in spent] == [0.0, pytest.approx(passed_s)]
+        assert spent[1].prefill_s == pytest.approx(0.4)
