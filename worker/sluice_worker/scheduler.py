@@ -7,7 +7,7 @@ token stand in a line (`ordering`); its order decides who is admitted and who co
 step's budget does not reach is not admitted there: it would hold blocks for nothing, and give them
 up again. A place below the cap is for those who compute: an unfinished prefill whose place another
 takes keeps its blocks, and waits for the cap. So a request waits for one of two things only, the
-cap or KV blocks; all else is prefill time.
+cap or KV blocks; all else is prefill time, also a step that others fill.
 A step without prefill may verify drafts (`speculation`); in static mode (`static_batch`) the cap is
 that of a batch, which is full until its longest has ended.
 """
@@ -560,7 +560,9 @@ class Scheduler:
         is_closed = self.static is not None and bool(self.running or self.waiting)
         if is_closed or self.num_computing >= self.limits.max_num_seqs:
             return "cap"
-        return "kv" if self.waiting and not self._has_no_time else None
+        if self._has_no_time:
+            return "time"
+        return "kv" if self.waiting else None
 
     # What came of a step
 

@@ -51,9 +51,9 @@ class Sequence:
     wait_cap_s: float = 0.0
     wait_kv_s: float = 0.0
     passed_s: float = 0.0
-    """Admitted, in steps whose prefill was of others that the order has before it."""
-    queued_at: tuple[float, float] = (0.0, 0.0)
-    """Readings of the scheduler's two wait clocks when it was queued."""
+    """In steps that others filled whom the order has before it."""
+    queued_at: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Readings of the scheduler's wait clocks when it was queued."""
     editor: Editor | None = None
     """What penalties, biases and word lists have to know of it; made when first needed."""
     scores: Scores | None = None

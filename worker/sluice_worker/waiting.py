@@ -1,6 +1,7 @@
 """What waiting requests wait for, as clocks. Pure.
 
-Two clocks run while the head of the queue cannot start: one for the cap, one for KV blocks.
+Clocks run while the head of the queue cannot start: one for the cap, one for KV blocks, and where
+there is an order one for steps that others fill.
 Everyone behind it waits for the same thing, so a request's wait is a difference of two readings.
 """
 
@@ -8,7 +9,7 @@ from typing import Literal
 
 from .sequence import Sequence
 
-Lack = Literal["cap", "kv"]
+Lack = Literal["cap", "kv", "time"]
 
 
 class WaitClocks:
@@ -18,6 +19,7 @@ class WaitClocks:
         self.blocked_by: Lack | None = None
         self._cap_s = 0.0
         self._kv_s = 0.0
+        self._time_s = 0.0
         self._at: float | None = None
 
     @property
@@ -33,12 +35,15 @@ class WaitClocks:
             self._cap_s += elapsed
         elif self.blocked_by == "kv":
             self._kv_s += elapsed
+        elif self.blocked_by == "time":
+            self._time_s += elapsed
 
     def enqueue(self, sequence: Sequence) -> None:
         """`sequence` begins to wait."""
-        sequence.queued_at = (self._cap_s, self._kv_s)
+        sequence.queued_at = (self._cap_s, self._kv_s, self._time_s)
 
     def dequeue(self, sequence: Sequence) -> None:
         """`sequence` starts: what it waited for is booked."""
         sequence.wait_cap_s += self._cap_s - sequence.queued_at[0]
         sequence.wait_kv_s += self._kv_s - sequence.queued_at[1]
+        sequence.passed_s += self._time_s - sequence.queued_at[2]
