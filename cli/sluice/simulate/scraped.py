@@ -106,6 +106,7 @@ class Scraped(ABC):
             max_num_batched_tokens=self.params.max_num_batched_tokens,
             slo=self.slo,
             overload=self.params.overload,
+            scheduling_policy=self.params.order,
             ceiling=self.params.ceiling,
             running=state.running,
             waiting=Waiting(state.waiting_cap, state.waiting_kv),
