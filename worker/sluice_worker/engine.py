@@ -166,6 +166,7 @@ class Engine:
             prefix_hits=counters.prefix_hits,
             rounding_waste=scheduler.rounding_waste,
             speculation=self._speculation(),
+            waiting_turn=scheduler.waiting_turn,
         )
 
     def _speculation(self) -> SpeculationTotals | None:

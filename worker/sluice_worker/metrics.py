@@ -285,11 +285,12 @@ class WorkerCollector(Collector):
         yield self._gauge(
             "vllm:num_requests_running", "Sequences in the batch.", {(): state.running}
         )
-        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait.", {(): state.waiting})
+        waiting = state.waiting + state.waiting_turn
+        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait.", {(): waiting})
         yield self._gauge(
             "vllm:num_requests_waiting_by_reason",
             "Sequences that wait, by reason.",
-            {("capacity",): state.waiting, ("deferred",): 0},
+            {("capacity",): waiting, ("deferred",): 0},
             "reason",
         )
         yield self._gauge(
@@ -399,7 +400,11 @@ class WorkerCollector(Collector):
         yield self._gauge(
             "sluice_num_requests_waiting",
             "Sequences that wait, by what for.",
-            {("cap",): state.waiting_cap, ("kv",): state.waiting_kv},
+            {
+                ("cap",): state.waiting_cap,
+                ("kv",): state.waiting_kv,
+                ("turn",): state.waiting_turn,
+            },
             "reason",
         )
         yield self._gauge(

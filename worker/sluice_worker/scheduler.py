@@ -133,6 +133,11 @@ class Scheduler:
         return len(self.waiting) if self._clocks.blocked_by == "kv" else 0
 
     @property
+    def waiting_turn(self) -> int:
+        """Those that the order has behind whoever fills the steps."""
+        return len(self.waiting) if self._clocks.blocked_by == "time" else 0
+
+    @property
     def rounding_waste(self) -> float:
         """Share of the used KV slots that no token will have, because pages are whole."""
         size = self.pool.block_size

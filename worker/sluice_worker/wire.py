@@ -242,7 +242,8 @@ class SpeculationTotals(Struct, frozen=True, array_like=True):
 
 
 class Snapshot(Struct, frozen=True, array_like=True):
-    """The engine's state after a step. `rounding_waste`: share of KV slots."""
+    """The engine's state after a step. `rounding_waste`: share of KV slots. `waiting_turn`: those
+    that find cap and blocks, while others whom the order has before them fill the steps."""
 
     running: int
     waiting_cap: int
@@ -256,10 +257,11 @@ class Snapshot(Struct, frozen=True, array_like=True):
     prefix_hits: int
     rounding_waste: float = 0.0
     speculation: SpeculationTotals | None = None
+    waiting_turn: int = 0
 
     @property
     def waiting(self) -> int:
-        """Sequences that wait, for whatever."""
+        """Sequences that wait for cap or blocks."""
         return self.waiting_cap + self.waiting_kv
 
     @property

@@ -437,8 +437,8 @@ class Service:
     ) -> Forecast:
         """The forecast for the longest of `prompts` (tokens), which come together."""
         forecast, recorder, limits = self._forecast(), self.recorder, self.live.for_engine()
-        if limits.policy == "fcfs":
-            return forecast
+        if limits.policy == "fcfs" or self.live.overload == "Shed":
+            return forecast  # nobody late stays: all that are open go before
 
         def terms(priority: int, ttft_ms: float | None, arrived_s: float, tokens: int) -> Terms:
             due_s = limits.due_s(arrived_s, ttft_ms)

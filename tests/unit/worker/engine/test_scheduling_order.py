@@ -271,3 +271,12 @@ def test_a_prefill_knows_for_how_long_others_went_before_it() -> None:
         spent = [each.time_spent(0.4) for each in (first, second)]
         assert [parts.passed_s for parts in spent] == [0.0, pytest.approx(passed_s)]
         assert spent[1].prefill_s == pytest.approx(0.4)
+
+
+def test_who_waits_for_a_turn_alone_is_counted_as_waiting() -> None:
+    """It has a place and blocks, and others fill the step."""
+    scheduler = create_scheduler(budget=48)
+    add(scheduler, create_request("first", 96, ttft_ms=300))
+    add(scheduler, create_request("second", 96, ttft_ms=9000))
+    step(scheduler, 0.0)
+    assert (scheduler.waiting_cap, scheduler.waiting_kv, scheduler.waiting_turn) == (0, 0, 1)
