@@ -84,7 +84,7 @@ def test_caps_budgets_and_block_sizes_change_no_token(
 def test_preempted_output_equals_unpreempted(
     checkpoint: Path, expected: dict[str, list[int]], prefix_caching: bool
 ) -> None:
-    scheduler = create_scheduler(num_blocks=24, prefix_caching=prefix_caching)
+    scheduler = create_scheduler(num_blocks=24, prefix_caching=prefix_caching, policy="fcfs")
     engine = create_engine(checkpoint, scheduler)
     outputs = run_all(engine, create_requests(LENGTHS, max_tokens=STEPS))
     assert scheduler.counters.num_preemptions > 0
