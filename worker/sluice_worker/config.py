@@ -207,8 +207,7 @@ _interval = _number(float, 0, math.inf)
 POLICY = _choice(
     "scheduling-policy",
     get_args(SchedulingPolicy),
-    "who is served first; deadline: who can still have a first token in time; default: deadline "
-    "with --slo-ttft-ms, else fcfs",
+    "who is served first; deadline: who can still have a first token in time; default: fcfs",
 )
 ENGINE_FLAGS = (
     Flag("model", str, "directory of a checkpoint, or hf://ORG/NAME[@REVISION] (required)"),

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from ..config import WorkerConfig
-from ..contract import Overload, RuntimePatch, SchedulingPolicy, Slo, policy_in_force
+from ..contract import Overload, RuntimePatch, SchedulingPolicy, Slo
 from ..errors import OverCeiling, StaleEpoch
 from ..wire import Limits
 
@@ -39,7 +39,7 @@ class Live(Struct, frozen=True):
     @property
     def policy(self) -> SchedulingPolicy:
         """Who is served first."""
-        return policy_in_force(self.scheduling_policy, self.slo.ttft_ms)
+        return self.scheduling_policy or "fcfs"
 
     @property
     def shed_ms(self) -> float | None:
