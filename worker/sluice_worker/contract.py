@@ -14,8 +14,6 @@ T = TypeVar("T")
 Overload = Literal["Queue", "Shed"]
 SchedulingPolicy = Literal["deadline", "fcfs", "priority"]
 """Who is served first, see `ordering`."""
-
-
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e12)]

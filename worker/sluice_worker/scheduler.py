@@ -221,7 +221,8 @@ class Scheduler:
         works = self._decodes()
         decoding = {work.sequence for work in works}
         is_short = self.counters.num_preemptions > before
-        budget = self._prefill_budget(works, chunk_limit)
+        only_decodes = not self.waiting and len(self.running) == len(decoding)
+        budget = 0 if only_decodes else self._prefill_budget(works, chunk_limit)
         prefills = self._prefills(works, decoding, price, now, budget, may_admit=not is_short)
         self._pause(set(self.running) - decoding - set(prefills))
         self._clocks.blocked_by = self._why_blocked()

@@ -315,7 +315,7 @@ class _Start:
             max_num_batched_tokens=config.max_num_batched_tokens,
             itl_ms=config.itl_ms,
             ttft_ms=config.ttft_ms,
-            policy=config.scheduling_policy or "fcfs",
+            policy=config.scheduling_policy,
         )
 
     def _scheduler(self, plan: MemoryPlan, limits: Limits) -> Scheduler:

@@ -14,14 +14,14 @@ from ..wire import Limits
 
 
 class Live(Struct, frozen=True):
-    """The configuration that is in force. `scheduling_policy`: None unless one was asked for."""
+    """The configuration that is in force."""
 
     epoch: int
     max_num_seqs: int
     max_num_batched_tokens: int
     slo: Slo
     overload: Overload
-    scheduling_policy: SchedulingPolicy | None
+    scheduling_policy: SchedulingPolicy
 
     @classmethod
     def at_start(cls, config: WorkerConfig) -> "Live":
@@ -37,11 +37,6 @@ class Live(Struct, frozen=True):
         )
 
     @property
-    def policy(self) -> SchedulingPolicy:
-        """Who is served first."""
-        return self.scheduling_policy or "fcfs"
-
-    @property
     def shed_ms(self) -> float | None:
         """The first-token deadline of requests that bring none; None: they may wait."""
         return self.slo.ttft_ms if self.overload == "Shed" else None
@@ -54,7 +49,7 @@ class Live(Struct, frozen=True):
             max_num_batched_tokens=self.max_num_batched_tokens,
             itl_ms=self.slo.itl_ms,
             ttft_ms=self.slo.ttft_ms,
-            policy=self.policy,
+            policy=self.scheduling_policy,
         )
 
     def changed(self, patch: RuntimePatch, *, ceiling: int, largest_budget: int) -> "Live":

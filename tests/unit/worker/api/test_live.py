@@ -67,7 +67,7 @@ def test_only_shedding_gives_requests_a_deadline_that_bring_none() -> None:
 
 
 def test_the_order_is_that_of_arrival_until_one_is_asked_for() -> None:
-    live = replace(LIVE, scheduling_policy=None)
+    live = replace(LIVE, scheduling_policy="fcfs")
     assert live.for_engine().policy == "fcfs"
     patch = RuntimePatch(7, scheduling_policy="deadline")
     live = live.changed(patch, ceiling=16, largest_budget=1024)

@@ -275,7 +275,9 @@ def test_the_runtime_directory_says_the_order(model: Path, tmp_path: Path) -> No
     (tmp_path / "slo_ttft_ms").write_text("700.0")
 
     def policy(*flags: str) -> str:
-        return Live.at_start(parse([*flags, "--runtime-config-dir", str(tmp_path)])).policy
+        return Live.at_start(
+            parse([*flags, "--runtime-config-dir", str(tmp_path)])
+        ).scheduling_policy
 
     assert policy(*flags[:4]) == "fcfs"
     assert policy(*flags) == "priority"
