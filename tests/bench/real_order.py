@@ -16,16 +16,19 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from random import Random
-from statistics import median
 
 import httpx
+from bench.hard_loads import poisson
+from bench.overload import spread
 from bench.peers.checkpoint import CACHE, MODELS, write
 from bench.peers.processes import tree
 from bench.real_caps import LOAD_CAP, MODEL, WARM_UP, Aim, Setting, Steered, calibrate, replay
 from bench.real_rows import LENGTHS, scaled_trace
 from bench.serving import serving
+from sluice.client import quantile
 from sluice.machine import processor
 from sluice.numbers import count
 from sluice.simulate.trace import Request
@@ -61,11 +64,8 @@ def made(trace: str, found: Setting, given: argparse.Namespace, seed: int) -> li
     """The requests of one repeat."""
     if trace == BURSTS:
         return scaled_trace(trace, found.per_s, given.seconds, seed)
-    random, now_s, requests = Random(seed), 0.0, []
-    while now_s < given.seconds:
-        now_s += random.expovariate(given.factor * found.per_s)
-        requests.append(Request(now_s, *LENGTHS.draw(random)))
-    return requests
+    per_s = given.factor * found.per_s
+    return poisson(lambda _: per_s, given.seconds, LENGTHS.draw)(Random(seed))
 
 
 async def run(
@@ -129,17 +129,12 @@ async def measure(given: argparse.Namespace, runs: list[Run]) -> None:
 def line(one: Run) -> str:
     """What is told of a run."""
     lost = one.requests - len(one.first_ms)
-    firsts = [quantile(one.first_ms, q) for q in (0.5, 0.99, 1.0)]
+    firsts = [quantile(one.first_ms, q) or inf for q in (0.5, 0.99, 1.0)]
     return (
         f"  {one.trace:8} {one.policy:8} {one.good_share:6.1%} good {one.smooth_share:6.1%} smooth"
         f" of {one.requests}; first tokens {firsts[0]:.0f}, P99 {firsts[1]:.0f}, longest "
         f"{firsts[2]:.0f} ms; {one.tokens_per_s:.0f} tokens/s, {one.cpu_s:.1f} CPU-s; {lost} lost"
     )
-
-
-def quantile(ascending: Sequence[float], q: float) -> float:
-    """Of sorted values, by nearest rank; infinite without any."""
-    return ascending[max(0, -int(-q * len(ascending) // 1) - 1)] if ascending else float("inf")
 
 
 def findings(runs: Sequence[Run]) -> list[str]:
@@ -151,9 +146,9 @@ def findings(runs: Sequence[Run]) -> list[str]:
             if one.trace == trace:
                 by_repeat.setdefault(one.repeat, {})[one.policy] = one
         pairs = [(pair["deadline"], pair["fcfs"]) for pair in by_repeat.values() if len(pair) == 2]
-        good = spread([a.good_share / b.good_share for a, b in pairs if b.good_share])
-        smooth = spread([a.smooth_share / b.smooth_share for a, b in pairs if b.smooth_share])
-        speed = spread([a.tokens_per_s / b.tokens_per_s for a, b in pairs])
+        good = ratios(pairs, "good_share")
+        smooth = ratios(pairs, "smooth_share")
+        speed = ratios(pairs, "tokens_per_s")
         longest = spread([a.first_ms[-1] / b.first_ms[-1] for a, b in pairs])
         told.append(
             f"{trace}: by deadline {good} x the good share, {smooth} x the smooth share, "
@@ -162,11 +157,10 @@ def findings(runs: Sequence[Run]) -> list[str]:
     return told
 
 
-def spread(values: Sequence[float]) -> str:
-    """Median, least and most."""
-    if not values:
-        return "-"
-    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+def ratios(pairs: Sequence[tuple[Run, Run]], of: str) -> str:
+    """One over the other, in each repeat in which the other is not 0."""
+    found = [getattr(a, of) / getattr(b, of) for a, b in pairs if getattr(b, of)]
+    return spread(found) if found else "-"
 
 
 def picture(runs: Sequence[Run], ttft_ms: float, path: Path) -> None:

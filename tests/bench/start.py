@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from statistics import median
 
+from bench.overload import spread
 from bench.peers.checkpoint import CACHE, MODELS, write
 from bench.peers.launch import ENGINE_MARK, free_port
 from bench.peers.processes import cpu_time, stop, tree, unwind_on_sigterm
@@ -67,11 +67,6 @@ def main() -> None:
     for checkout, runs in zip(checkouts, zip(*rounds[1:], strict=True), strict=True):
         told[str(checkout)] = {name: spread([run[name] for run in runs]) for name in runs[0]}
     print(json.dumps(told, indent=1))
-
-
-def spread(values: list[float]) -> str:
-    """Median, least and largest."""
-    return f"{median(values):.2f} ({min(values):.2f} .. {max(values):.2f})"
 
 
 if __name__ == "__main__":
