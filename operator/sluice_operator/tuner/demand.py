@@ -163,17 +163,30 @@ def _recurring_burst(counts: Sequence[float], sustained: float, may_be_cut: bool
     rate. `may_be_cut`: the ticks of several pods end at different times, so that what comes at once
     may be in two."""
     usual = max(fmean(counts), sustained)
-    bar = max(k.BURST_MEAN * usual, usual + k.BURST_SIGMA * sqrt(usual))
-    high = [count > bar for count in counts]
+    bar = _bar(usual)
+    high = [count > bar and _stands_out(counts, at) for at, count in enumerate(counts)]
     starts = sum(now and not before for before, now in zip([False, *high], high, strict=False))
     if starts < k.RECURRENT_BURSTS:
         return 0
-    most = max(counts)
+    most = max(count for count, is_high in zip(counts, high, strict=True) if is_high)
     if may_be_cut:
         high = [False, *high, False]
         pairs = [i for i in range(len(counts) - 1) if high[i : i + 4] == [False, True, True, False]]
         most = max([most, *(counts[i] + counts[i + 1] - usual for i in pairs)])
     return ceil(most)
+
+
+def _bar(usual: float) -> float:
+    """Arrivals of a tick from which on it is a burst."""
+    return max(k.BURST_MEAN * usual, usual + k.BURST_SIGMA * sqrt(usual))
+
+
+def _stands_out(counts: Sequence[float], at: int) -> bool:
+    """Whether so much came for a moment only. A load that rose for longer is a step: the sustained
+    rate had followed it, and its pods are not held for ten minutes after it."""
+    half = k.RECENT_TICKS // 2
+    around = counts[max(0, at - half) : at + half + 1]
+    return counts[at] > _bar(median(around))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What requests are like, what a full pod does, and how many of them: read from awkward ticks."""
 
+import random
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -95,6 +96,18 @@ def test_what_comes_for_longer_is_no_burst_that_was_cut() -> None:
     one = read_arrivals((heard(waves),), 600.0, 1.0)
     two = read_arrivals((heard(waves), heard(waves, "b")), 600.0, 0.5 + 0.5)
     assert (one.burst, two.burst) == (30, 60)
+
+
+def test_a_load_that_rose_for_a_minute_is_no_burst_once_it_has_ebbed() -> None:
+    """Uneven, and above three times the mean of ten minutes here and there: on a cluster two pods
+    were kept for ten minutes after it, as "bursts of 107" would need seven."""
+    rng = random.Random(3)
+    rose = [rng.randint(30, 70) for _ in range(40)]
+    before, after = [0] * 100 + [14] * 5 + [0] * 20, [6] * 25 + [0] * 60
+    for end in range(150, 250):
+        counts = (before + rose + after)[:end]
+        ticks = [tick(seq, arrivals=count) for seq, count in enumerate(counts, 1)]
+        assert read_arrivals((heard(ticks),), 2.0 * end, 1.0).burst == 0
 
 
 def test_of_a_burst_none_ends_before_its_whole_time() -> None:
