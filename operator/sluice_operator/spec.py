@@ -209,9 +209,9 @@ class Batching(SpecObject):
     order: Order = spec_field(
         "order",
         choice(Order),
-        "FCFS: first come, first served. Deadline: requests that can still meet timeToFirstToken "
-        "go first; without that target it is FCFS.",
-        default="FCFS",
+        "Deadline: requests that can still meet timeToFirstToken go first. FCFS: first come, first "
+        "served, as without that target.",
+        default="Deadline",
     )
     max_num_seqs: int | None = spec_field(
         "maxNumSeqs",

@@ -202,8 +202,8 @@ def _an_edited_order_arrives(operator: OperatorProcess, space: Namespace, worker
     def has(policy: str) -> bool:  # a default is left out of the answer
         return bool(worker.config().get("scheduling_policy", "fcfs") == policy)
 
-    assert has("fcfs")
-    for order, policy in (("Deadline", "deadline"), ("FCFS", "fcfs")):
+    assert has("deadline")
+    for order, policy in (("FCFS", "fcfs"), ("Deadline", "deadline")):
         space.patch("inferenceservices", "demo", {"spec": {"batching": {"order": order}}})
         operator.wait(order, partial(has, policy))
         assert space.get("configmaps", "demo-runtime")["data"]["scheduling_policy"] == policy

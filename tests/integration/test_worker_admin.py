@@ -151,7 +151,7 @@ def test_the_policy_changes_live_and_decides_whether_a_priority_counts(worker: W
         return policy, httpx.post(url, json=body, headers=CLIENT).status_code
 
     assert ask(slo={"itl_ms": 50}) == ("fcfs", 400)
-    assert ask(slo={"ttft_ms": 500}) == ("fcfs", 400)
+    assert ask(slo={"ttft_ms": 500}) == ("deadline", 200)
     for policy, status in (("priority", 200), ("deadline", 200), ("fcfs", 400)):
         assert ask(scheduling_policy=policy) == (policy, status)
     refused = httpx.post(url, json=body, headers=CLIENT)

@@ -46,7 +46,7 @@ class EngineConfig(Struct, frozen=True):
     enable_prefix_caching: bool = True
     itl_ms: float | None = None
     ttft_ms: float | None = None
-    scheduling_policy: SchedulingPolicy = "fcfs"
+    scheduling_policy: SchedulingPolicy | None = None
     epoch: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     batching_mode: Literal["continuous", "static"] = "continuous"
@@ -207,7 +207,8 @@ _interval = _number(float, 0, math.inf)
 POLICY = _choice(
     "scheduling-policy",
     get_args(SchedulingPolicy),
-    "who is served first; deadline: who can still have a first token in time",
+    "who is served first; deadline: who can still have a first token in time; default: deadline "
+    "with --slo-ttft-ms, else fcfs",
 )
 ENGINE_FLAGS = (
     Flag("model", str, "directory of a checkpoint, or hf://ORG/NAME[@REVISION] (required)"),
@@ -383,6 +384,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Work
         server["overload"] = persisted.pop(OVERLOAD.name)
     server["slo"] = _slo(slo)
     engine["itl_ms"], engine["ttft_ms"] = slo.get("slo_itl_ms"), slo.get("slo_ttft_ms")
+    if engine.get("batching_mode") == "static":  # a batch is of those that came first
+        engine.setdefault("scheduling_policy", "fcfs")
     hub = None
     try:
         hub = _hub(given.model, _convert(given, HUB_FLAGS, problems), environ)

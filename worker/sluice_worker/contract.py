@@ -14,6 +14,13 @@ T = TypeVar("T")
 Overload = Literal["Queue", "Shed"]
 SchedulingPolicy = Literal["deadline", "fcfs", "priority"]
 """Who is served first, see `ordering`."""
+
+
+def policy_in_force(asked: SchedulingPolicy | None, ttft_ms: float | None) -> SchedulingPolicy:
+    """The policy that was asked for; None: by deadline where there is a first-token target."""
+    return asked or ("fcfs" if ttft_ms is None else "deadline")
+
+
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e12)]

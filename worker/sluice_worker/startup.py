@@ -17,7 +17,7 @@ from sluice_kernels.interface import Kernels
 
 from .blocks import BlockPool
 from .config import EngineConfig
-from .contract import MIN_CHUNK_TOKENS, MemoryReport
+from .contract import MIN_CHUNK_TOKENS, MemoryReport, policy_in_force
 from .engine import Engine
 from .errors import ConfigError, DoesNotFit, UnsupportedModel
 from .files import Directory, checkpoint_dir
@@ -315,7 +315,7 @@ class _Start:
             max_num_batched_tokens=config.max_num_batched_tokens,
             itl_ms=config.itl_ms,
             ttft_ms=config.ttft_ms,
-            policy=config.scheduling_policy,
+            policy=policy_in_force(config.scheduling_policy, config.ttft_ms),
         )
 
     def _scheduler(self, plan: MemoryPlan, limits: Limits) -> Scheduler:

@@ -337,9 +337,7 @@ def test_the_targets_are_where_a_starting_worker_reads_them(tmp_path: Path) -> N
     """It predicts its first cap for them; the object's edits restart no pod."""
     from sluice_worker import config
 
-    service = create_service(
-        slo__overload="Shed", slo__interTokenLatency="40ms", batching__order="Deadline"
-    )
+    service = create_service(slo__overload="Shed", slo__interTokenLatency="40ms")
     data = children.configmap(service, SETTINGS, Runtime(3, 7, 1))["data"]
     for name, text in data.items():
         (tmp_path / name).write_text(text)
@@ -388,10 +386,10 @@ def test_advice_sheds_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "policy"),
     [
-        ({}, "fcfs"),
-        ({"batching__order": "Deadline"}, "deadline"),
-        ({"batching__order": "Deadline", "slo": {"interTokenLatency": "50ms"}}, "fcfs"),
-        ({"batching__order": "Deadline", "slo__mode": "Advisory"}, "deadline"),
+        ({}, "deadline"),
+        ({"batching__order": "FCFS"}, "fcfs"),
+        ({"slo": {"interTokenLatency": "50ms"}}, "fcfs"),
+        ({"slo__mode": "Advisory"}, "deadline"),
     ],
 )
 def test_the_order_is_a_file_and_edits_of_it_restart_no_pod(

@@ -299,7 +299,7 @@ def test_advice_keeps_the_cap_within_its_bounds() -> None:
         {"epoch": 0},
         {"slo": Slo(900.0, 50.0)},
         {"overload": "Shed"},
-        {"scheduling_policy": "deadline"},
+        {"scheduling_policy": "fcfs"},
     ],
 )
 def test_a_pod_that_is_not_as_it_should_be_is_sent_everything_again(
@@ -321,10 +321,10 @@ def test_advice_sheds_nothing() -> None:
 
 def test_an_edited_order_reaches_the_pods_in_the_same_epoch_and_restarts_none() -> None:
     observed = _serving(create_service())
-    planned = _plan(create_service(batching__order="Deadline"), observed)
+    planned = _plan(create_service(batching__order="FCFS"), observed)
     assert "Deployment" not in _kinds(planned)
     [patch] = [item.patch for item in planned.patches]
-    assert (patch.epoch, patch.max_num_seqs, patch.scheduling_policy) == (1, 4, "deadline")
+    assert (patch.epoch, patch.max_num_seqs, patch.scheduling_policy) == (1, 4, "fcfs")
 
 
 def test_a_pod_with_another_cap_in_our_epoch_is_told_in_a_new_one() -> None:

@@ -8,20 +8,20 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from ..config import WorkerConfig
-from ..contract import Overload, RuntimePatch, SchedulingPolicy, Slo
+from ..contract import Overload, RuntimePatch, SchedulingPolicy, Slo, policy_in_force
 from ..errors import OverCeiling, StaleEpoch
 from ..wire import Limits
 
 
 class Live(Struct, frozen=True):
-    """The configuration that is in force."""
+    """The configuration that is in force. `scheduling_policy`: None unless one was asked for."""
 
     epoch: int
     max_num_seqs: int
     max_num_batched_tokens: int
     slo: Slo
     overload: Overload
-    scheduling_policy: SchedulingPolicy
+    scheduling_policy: SchedulingPolicy | None
 
     @classmethod
     def at_start(cls, config: WorkerConfig) -> "Live":
@@ -37,6 +37,11 @@ class Live(Struct, frozen=True):
         )
 
     @property
+    def policy(self) -> SchedulingPolicy:
+        """Who is served first."""
+        return policy_in_force(self.scheduling_policy, self.slo.ttft_ms)
+
+    @property
     def shed_ms(self) -> float | None:
         """The first-token deadline of requests that bring none; None: they may wait."""
         return self.slo.ttft_ms if self.overload == "Shed" else None
@@ -49,7 +54,7 @@ class Live(Struct, frozen=True):
             max_num_batched_tokens=self.max_num_batched_tokens,
             itl_ms=self.slo.itl_ms,
             ttft_ms=self.slo.ttft_ms,
-            policy=self.scheduling_policy,
+            policy=self.policy,
         )
 
     def changed(self, patch: RuntimePatch, *, ceiling: int, largest_budget: int) -> "Live":

@@ -320,7 +320,7 @@ class Service:
 
     def _check_priority(self, priority: int) -> None:
         """Raise for one that would be ignored, as vLLM does."""
-        if priority and self.live.scheduling_policy == "fcfs":
+        if priority and self.live.policy == "fcfs":
             raise RequestError(
                 f"priority {priority} would have no effect: the scheduling policy is fcfs",
                 param="priority",
@@ -457,7 +457,7 @@ class Service:
         """What is in force; raises NotReady before the engine serves."""
         state = self.recorder.snapshot
         return RuntimeConfig(
-            **structs.asdict(self.live),
+            **structs.asdict(self.live) | {"scheduling_policy": self.live.policy},
             ceiling=self.limits().ceiling,
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),

@@ -66,9 +66,18 @@ def test_only_shedding_gives_requests_a_deadline_that_bring_none() -> None:
     assert changed(overload="Shed").shed_ms == 500
 
 
-def test_the_order_is_that_of_arrival_until_one_is_asked_for() -> None:
-    live = replace(LIVE, scheduling_policy="fcfs")
-    assert live.for_engine().policy == "fcfs"
-    patch = RuntimePatch(7, scheduling_policy="deadline")
-    live = live.changed(patch, ceiling=16, largest_budget=1024)
+def test_the_order_follows_a_target_that_comes_or_goes_until_one_is_asked_for() -> None:
+    live = replace(LIVE, scheduling_policy=None)
+
+    def after(**fields: object) -> Live:
+        patch = RuntimePatch(7, **fields)  # type: ignore[arg-type]
+        return live.changed(patch, ceiling=16, largest_budget=1024)
+
     assert live.for_engine().policy == "deadline"
+    live = after(slo=Slo(itl_ms=50))
+    assert live.for_engine().policy == "fcfs"
+    live = after(slo=Slo(ttft_ms=900))
+    assert live.for_engine().policy == "deadline"
+    live = after(scheduling_policy="fcfs")
+    live = after(slo=Slo(ttft_ms=800))
+    assert live.for_engine().policy == "fcfs"

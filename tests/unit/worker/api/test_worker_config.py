@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from sluice_worker.__main__ import main
 from sluice_worker.config import API_KEY, Secret, parse
+from sluice_worker.contract import policy_in_force
 from sluice_worker.errors import ConfigError
 from sluice_worker.server import logs
 from sluice_worker.server.live import Live
@@ -258,28 +259,32 @@ def test_the_runtime_directorys_targets_are_in_force_from_the_start(
     ("flags", "policy"),
     [
         ((), "fcfs"),
-        (("--slo-ttft-ms=900",), "fcfs"),
-        (("--slo-ttft-ms=900", "--scheduling-policy=deadline"), "deadline"),
+        (("--slo-itl-ms=50",), "fcfs"),
+        (("--slo-ttft-ms=900",), "deadline"),
+        (("--slo-ttft-ms=900", "--scheduling-policy=fcfs"), "fcfs"),
         (("--scheduling-policy=priority",), "priority"),
+        (("--slo-ttft-ms=900", "--batching-mode=static", "--static-batch-size=4"), "fcfs"),
     ],
 )
-def test_requests_are_served_as_they_come_unless_another_order_is_asked_for(
+def test_a_first_token_target_is_what_requests_are_ordered_for(
     model: Path, flags: tuple[str, ...], policy: str
 ) -> None:
     parsed = parse(["--model", str(model), "--load-format", "dummy", *flags])
+    engine = parsed.engine
+    assert policy_in_force(engine.scheduling_policy, engine.ttft_ms) == policy
     assert Live.at_start(parsed).for_engine().policy == policy
 
 
-def test_the_runtime_directory_says_the_order(model: Path, tmp_path: Path) -> None:
+def test_the_runtime_directory_says_the_order_or_a_target_to_order_for(
+    model: Path, tmp_path: Path
+) -> None:
     flags = ("--model", str(model), "--load-format", "dummy", "--scheduling-policy", "priority")
     (tmp_path / "slo_ttft_ms").write_text("700.0")
 
     def policy(*flags: str) -> str:
-        return Live.at_start(
-            parse([*flags, "--runtime-config-dir", str(tmp_path)])
-        ).scheduling_policy
+        return Live.at_start(parse([*flags, "--runtime-config-dir", str(tmp_path)])).policy
 
-    assert policy(*flags[:4]) == "fcfs"
+    assert policy(*flags[:4]) == "deadline"
     assert policy(*flags) == "priority"
     (tmp_path / "scheduling_policy").write_text("fcfs\n")
     assert policy(*flags) == "fcfs"
