@@ -44,7 +44,8 @@ LONGEST_S = 300.0
 @dataclass(frozen=True, slots=True)
 class Run:
     """One policy on one trace. Shares are of all arrivals; `first_ms`: first tokens, ascending, of
-    those that were answered in full; `cpu_s`: of both processes of the worker."""
+    those that were answered in full; `cpu_s`: of both processes of the worker; `steps`: of its
+    engine, so that the tokens of one are known, whatever speed the machine had."""
 
     trace: str
     policy: str
@@ -56,6 +57,7 @@ class Run:
     tokens_per_s: float
     seconds: float
     cpu_s: float
+    steps: float
     per_s: float
     itl_target_ms: float
 
@@ -84,9 +86,11 @@ async def run(
         await replay(worker.url, WARM_UP, repeat)
         await Steered.of(worker, client).put(LOAD_CAP)
         before_s, began = sum(tree(worker.process.pid).values()), time.monotonic()
+        steps = worker.metric("sluice_steps_total")
         outcomes = await replay(worker.url, requests, repeat, grace_s=LONGEST_S)
         seconds = time.monotonic() - began
         cpu_s = sum(tree(worker.process.pid).values()) - before_s
+        steps = worker.metric("sluice_steps_total") - steps
     answered = [one for one in outcomes if one is not None and one.is_ok]
     return Run(
         *of,
@@ -97,6 +101,7 @@ async def run(
         tokens_per_s=sum(one.num_tokens for one in answered) / seconds,
         seconds=seconds,
         cpu_s=cpu_s,
+        steps=steps,
         per_s=found.per_s,
         itl_target_ms=targets.itl_ms or 0.0,
     )
@@ -133,7 +138,8 @@ def line(one: Run) -> str:
     return (
         f"  {one.trace:8} {one.policy:8} {one.good_share:6.1%} good {one.smooth_share:6.1%} smooth"
         f" of {one.requests}; first tokens {firsts[0]:.0f}, P99 {firsts[1]:.0f}, longest "
-        f"{firsts[2]:.0f} ms; {one.tokens_per_s:.0f} tokens/s, {one.cpu_s:.1f} CPU-s; {lost} lost"
+        f"{firsts[2]:.0f} ms; {one.tokens_per_s:.0f} tokens/s, {one.cpu_s:.1f} CPU-s, "
+        f"{one.steps:.0f} steps; {lost} lost"
     )
 
 
@@ -149,10 +155,12 @@ def findings(runs: Sequence[Run]) -> list[str]:
         good = ratios(pairs, "good_share")
         smooth = ratios(pairs, "smooth_share")
         speed = ratios(pairs, "tokens_per_s")
+        steps, cpu = ratios(pairs, "steps"), ratios(pairs, "cpu_s")
         longest = spread([a.first_ms[-1] / b.first_ms[-1] for a, b in pairs])
         told.append(
             f"{trace}: by deadline {good} x the good share, {smooth} x the smooth share, "
-            f"{speed} x the tokens/s, {longest} x the longest first token"
+            f"{speed} x the tokens/s, {steps} x the steps, {cpu} x the CPU time, "
+            f"{longest} x the longest first token"
         )
     return told
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 from sluice.machine import processor
+from sluice_operator.tuner import Targets
 
 from . import report
 from .checkpoint import CACHE, MODELS
@@ -135,7 +136,9 @@ class Bench:
         llama = MODELS[trace.model]
         flops = sum(llama.flops(len(r.prompt), r.output_tokens) for r in requests)
         name, repeat, before = at
-        return make_run(name, repeat, seen, (used, idle_s), (before, after), (prompt_tokens, flops))
+        idle, peaks, work = (used, idle_s), (before, after), (prompt_tokens, flops)
+        due = Targets("99", trace.ttft_ms, self._given.target_ms) if trace.ttft_ms else None
+        return make_run(name, repeat, seen, idle, peaks, work, due)
 
     def _kept(self, trace: Trace, asked: Sequence[Launch]) -> TraceResult:
         """The trace's file so far with --resume, if it was made of the same; else an empty one."""
@@ -196,6 +199,8 @@ def _line(run: Run) -> str:
     told += f"{run.cpu_s:7.2f} CPU-s ({run.cpu_s - run.engine_cpu_s:.2f} outside the engine), "
     if run.itl_p99_ms is not None and run.ttft_p99_ms is not None:
         told += f"P99 first {run.ttft_p99_ms:.0f} ms, between {run.itl_p99_ms:.0f} ms, "
+    if run.good_share is not None and run.smooth_share is not None:
+        told += f"{100 * run.good_share:.0f} % good, {100 * run.smooth_share:.0f} % smooth, "
     return (
         told + f"peak {run.peak_before:.0f}/{run.peak_after:.0f}, others {run.others_cpu_s} CPU-s"
     )
@@ -211,9 +216,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="counted runs of each peer")
     parser.add_argument("--requests", type=int, help="at most so many of each trace: a trial")
     parser.add_argument("--threads", type=int, help="compute threads of each; default: all")
-    parser.add_argument(
-        "--target-ms", type=int, default=TARGET_MS, help="between tokens, of sluice-target"
-    )
+    parser.add_argument("--target-ms", type=int, default=TARGET_MS, help="between tokens, in waves")
     parser.add_argument("--resume", action="store_true", help="keep the rounds that are there")
     parser.add_argument("--report", action="store_true", help="only write plots and tables anew")
     parser.add_argument("--install", action="store_true", help="only install the peers")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiohttp
+from sluice.client import Outcome
 
 from .results import Result
 from .traces import Request
@@ -25,6 +26,13 @@ class Answer:
 
     arrived_s: tuple[float, ...]
     tokens: int
+
+    def since(self, sent_s: float) -> Outcome:
+        """What the client saw of a request that it sent then."""
+        pairs = zip(self.arrived_s, self.arrived_s[1:], strict=False)
+        first_s, whole_s = self.arrived_s[0] - sent_s, self.arrived_s[-1] - sent_s
+        gaps_s = tuple(later - earlier for earlier, later in pairs)
+        return Outcome("ok", "", first_s, whole_s, self.tokens, gaps_s, 0)
 
 
 def body(request: Request) -> dict[str, object]:
@@ -65,23 +73,18 @@ async def _all(url: str, requests: Sequence[Request], at_once: int | None) -> Re
     # A connection for each: llama.cpp's server ends one after a stream without saying so.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=LIMIT_S)
-    firsts: list[float] = []
-    gaps: list[float] = []
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         start = time.monotonic()
 
-        async def one(request: Request) -> int:
+        async def one(request: Request) -> Outcome:
             await asyncio.sleep(max(0.0, start + request.at_s - time.monotonic()))
             async with room:
                 sent = time.monotonic()
-                answer = await _answer(session, url, request)
-            firsts.append(answer.arrived_s[0] - sent)
-            pairs = zip(answer.arrived_s, answer.arrived_s[1:], strict=False)
-            gaps.extend(later - earlier for earlier, later in pairs)
-            return answer.tokens
+                return (await _answer(session, url, request)).since(sent)
 
-        tokens = await asyncio.gather(*(one(request) for request in requests))
-        return Result(time.monotonic() - start, sum(tokens), tuple(firsts), tuple(gaps))
+        outcomes = await asyncio.gather(*(one(request) for request in requests))
+        wall_s = time.monotonic() - start
+        return Result(wall_s, sum(one.num_tokens for one in outcomes), tuple(outcomes))
 
 
 def run(url: str, requests: Sequence[Request], at_once: int | None) -> Result:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from .results import TraceResult
 from .rounds import Claim, Run, Spread, Value, counted, ratio, spread
+from .variants import VLLM_SETTINGS
 
 
 def speed(run: Run) -> float | None:
@@ -20,6 +21,16 @@ def between(run: Run) -> float | None:
 def first(run: Run) -> float | None:
     """P99 of first tokens."""
     return run.ttft_p99_ms
+
+
+def percent_good(run: Run) -> float | None:
+    """Percent of the requests that are good."""
+    return None if run.good_share is None else 100 * run.good_share
+
+
+def percent_smooth(run: Run) -> float | None:
+    """Percent of the requests that are smooth."""
+    return None if run.smooth_share is None else 100 * run.smooth_share
 
 
 def of_peak(run: Run) -> float | None:
@@ -56,7 +67,6 @@ class Goal:
 
 
 _VLLM = ("vllm", "vllm-mp", "vllm-float32")
-_WAVES = ("vllm-256", "vllm-512", "vllm-2048")
 GOALS = (
     Goal("offline, bf16, over vLLM-CPU", "offline", "sluice", speed, 1.1, 1.3, _VLLM),
     Goal(
@@ -76,7 +86,7 @@ GOALS = (
         between,
         0.6,
         0.35,
-        _WAVES,
+        VLLM_SETTINGS,
         best_by=between,
         is_less_better=True,
     ),
@@ -87,7 +97,7 @@ GOALS = (
         first,
         1.1,
         1.0,
-        _WAVES,
+        VLLM_SETTINGS,
         best_by=between,
         is_less_better=True,
     ),

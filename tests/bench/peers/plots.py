@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from .goals import between, first, speed
+from .goals import between, first, percent_good, percent_smooth, speed
 from .results import TraceResult
 from .rounds import Run, Value, spread
 from .traces import TRACES
@@ -51,11 +51,14 @@ def plot_trace(result: TraceResult, best_gflops: float, path: Path) -> None:
     values = [(speed, "output tokens a second")]
     if online:
         values = [(between, "P99 between tokens, ms"), (first, "P99 of first tokens, ms")]
+        values += [(percent_good, "good requests, %"), (percent_smooth, "smooth requests, %")]
     num_peers = len({run.peer for run in result.runs})
-    size = (5.5 * len(values) + 2, 1.4 + 0.4 * num_peers)
+    wide = min(len(values), 2)
+    rows = len(values) // wide
+    size = (5.5 * wide + 2, 1.4 + 0.4 * num_peers * rows)
     figure = Figure(figsize=size, layout="constrained")
-    all_axes = figure.subplots(1, len(values), squeeze=False)
-    for axes, (value, label) in zip(all_axes[0], values, strict=True):
+    all_axes = figure.subplots(rows, wide, squeeze=False)
+    for axes, (value, label) in zip(all_axes.flat, values, strict=True):
         _bars(axes, result.runs, value, best_gflops, label)
     figure.suptitle(f"{result.trace}: {result.about} ({result.model}, {result.machine.cpu})")
     figure.savefig(path, dpi=DPI)

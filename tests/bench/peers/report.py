@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from .goals import GOALS, Goal, between, judge, speed
+from .goals import GOALS, Goal, between, judge, percent_good, percent_smooth, speed
 from .plots import plot_batches, plot_trace
 from .results import TraceResult
 from .rounds import NEAR, Run, Spread, counted, ratio, spread
@@ -179,7 +179,8 @@ def _trace(result: TraceResult, peak: float) -> Iterator[str]:
     online = TRACES[result.trace].is_online
     head = ["", "runs counted", "seconds", "tokens/s", "CPU-seconds", "of the peak"]
     head += ["sluice's P99 between, of it"] if online else ["sluice's tokens/s over it"]
-    head += ["first token P50, P99 ms", "between P50, P99 ms"] if online else []
+    if online:
+        head += ["first token P50, P99 ms", "between P50, P99 ms", "good, %", "smooth, %"]
     yield "| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|"
     for name, about in result.peers.items():
         if any(run.peer == name for run in result.runs):
@@ -210,6 +211,8 @@ def _cells(result: TraceResult, name: str, peak: float, online: bool) -> Iterato
     if online:
         yield _pair(good, "ttft_p50_ms", "ttft_p99_ms")
         yield _pair(good, "itl_p50_ms", "itl_p99_ms")
+        for percent in (percent_good, percent_smooth):
+            yield _told(spread([value for run in good if (value := percent(run)) is not None]), 0)
 
 
 def _pair(runs: Sequence[Run], *names: str) -> str:

@@ -1,21 +1,30 @@
 """What one trace's file in docs/benchmarks holds: everything that its tables are made of. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import Struct
+from sluice.client import Outcome
 from sluice.load import quantile_ms
+from sluice.targets import is_good, is_smooth
+from sluice_operator.tuner import Targets
 
 from .rounds import Run
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run as its client saw it. Latencies are empty if only the whole is known."""
+    """One run as its client saw it. `outcomes`: none if only the whole is known."""
 
     wall_s: float
     output_tokens: int
-    first_s: tuple[float, ...] = ()
-    gaps_s: tuple[float, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+
+    def share(self, holds: Callable[[Outcome], bool]) -> float | None:
+        """Of the requests, those of which it holds."""
+        held = [holds(outcome) for outcome in self.outcomes]
+        return round(sum(held) / len(held), 4) if held else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +74,15 @@ def make_run(
     cpu: tuple[CpuTime, float],
     peaks: tuple[float, float],
     work: tuple[int, float],
+    targets: Targets | None = None,
 ) -> Run:
-    """One run as it is kept. `cpu`: its own and the other peers'; `work`: prompt tokens, FLOPs."""
+    """One run as it is kept. `cpu`: its own and the other peers'; `work`: prompt tokens, FLOPs.
+
+    `targets`: what its requests are judged by, whether or not the peer was told them.
+    """
     own, others_s = cpu
+    first_s = [outcome.ttft_s for outcome in result.outcomes]
+    gaps_s = [gap for outcome in result.outcomes for gap in outcome.gaps_s]
     return Run(
         peer=peer,
         repeat=repeat,
@@ -80,10 +95,12 @@ def make_run(
         prompt_tokens=work[0],
         output_tokens=result.output_tokens,
         flops=work[1],
-        ttft_p50_ms=quantile_ms(result.first_s, 0.5),
-        ttft_p99_ms=quantile_ms(result.first_s, 0.99),
-        itl_p50_ms=quantile_ms(result.gaps_s, 0.5),
-        itl_p99_ms=quantile_ms(result.gaps_s, 0.99),
+        ttft_p50_ms=quantile_ms(first_s, 0.5),
+        ttft_p99_ms=quantile_ms(first_s, 0.99),
+        itl_p50_ms=quantile_ms(gaps_s, 0.5),
+        itl_p99_ms=quantile_ms(gaps_s, 0.99),
+        good_share=result.share(partial(is_good, targets=targets)) if targets else None,
+        smooth_share=result.share(partial(is_smooth, targets=targets)) if targets else None,
     )
 
 

