@@ -137,7 +137,7 @@ class Bench:
         flops = sum(llama.flops(len(r.prompt), r.output_tokens) for r in requests)
         name, repeat, before = at
         idle, peaks, work = (used, idle_s), (before, after), (prompt_tokens, flops)
-        due = Targets("99", trace.ttft_ms, self._given.target_ms) if trace.ttft_ms else None
+        due = Targets("99", trace.ttft_ms, self._given.target_ms, None) if trace.ttft_ms else None
         return make_run(name, repeat, seen, idle, peaks, work, due)
 
     def _kept(self, trace: Trace, asked: Sequence[Launch]) -> TraceResult:
