@@ -81,7 +81,7 @@ VARIANTS = {
         Variant(
             "sluice-deadline",
             "sluice",
-            "Sluice, 24 at once, a whole wave, told {target_ms} ms and first tokens in {ttft_ms} ms",
+            "Sluice, 24 at once, told {target_ms} ms and first tokens in {ttft_ms} ms",
             (
                 *("--slo-itl-ms", "{target_ms}", "--slo-ttft-ms", "{ttft_ms}"),
                 *("--max-num-seqs", "24", "--initial-num-seqs", "24"),
