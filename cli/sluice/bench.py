@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from sluice_core.contract import Slo
 from sluice_operator.tuner import Targets
-from sluice_worker.contract import Slo
 
 from sluice import curve
 from sluice.client import COMPLETIONS, ROUTES, Outcome, Shape, add_length_arguments, request

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
-from sluice_operator.address import in_url
-from sluice_worker.contract import RuntimeConfig, RuntimePatch, Slo, decode, encode
+from sluice_core.contract import RuntimeConfig, RuntimePatch, Slo, decode, encode
+from sluice_operator.cluster.address import in_url
 
 from sluice.curve import StepCosts
 

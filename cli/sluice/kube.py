@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sluice_operator.address import in_url
-from sluice_operator.status_schema import STATUS
+from sluice_operator.cluster.address import in_url
+from sluice_operator.status.schema import STATUS
 
 COMMAND_TIMEOUT_SECONDS = 180.0
 REQUEST_TIMEOUT_SECONDS = 20

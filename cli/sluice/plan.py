@@ -4,11 +4,12 @@ import argparse
 import json
 import sys
 
-from sluice_operator import checkpoint, kinds
-from sluice_operator.resources import bytes_quantity
-from sluice_worker import sizing
-from sluice_worker.errors import CheckpointError
-from sluice_worker.files import Directory, checkpoint_dir
+from sluice_core.errors import CheckpointError
+from sluice_core.model import sizing
+from sluice_core.model.files import Directory, checkpoint_dir
+from sluice_operator.children.resources import bytes_quantity
+from sluice_operator.model import checkpoint
+from sluice_operator.spec import kinds
 
 from sluice.numbers import count
 

@@ -12,9 +12,9 @@ from math import inf, isfinite, log, sqrt
 from pathlib import Path
 from typing import Any
 
-from sluice_operator.spec import InferenceService, SpecError, parse
+from sluice_core.contract import TARGET_MARGIN as MARGIN
+from sluice_operator.spec.service import InferenceService, SpecError, parse
 from sluice_operator.tuner.model import StepTime
-from sluice_worker.contract import TARGET_MARGIN as MARGIN
 
 from sluice.curve import wilson
 from sluice.kube import OTHER_VERSION, KubeError, add_object_arguments, find_object

@@ -4,8 +4,8 @@ import argparse
 import re
 from math import floor
 
+from sluice_core.contract import SMOOTH_SHARE, Overload
 from sluice_operator.tuner import Targets
-from sluice_worker.contract import SMOOTH_SHARE, Overload
 
 from sluice.client import Outcome
 

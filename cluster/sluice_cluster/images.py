@@ -29,7 +29,7 @@ class Image:
     inputs: tuple[str, ...]
 
 
-COMMON = ("pyproject.toml", "constraints.txt", ".dockerignore", "worker/sluice_worker")
+COMMON = ("pyproject.toml", "constraints.txt", ".dockerignore", "core")
 MODELS = ("examples/model/*.json", "examples/model/*.safetensors", "examples/models")
 IMAGES = (
     Image(

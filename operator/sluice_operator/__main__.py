@@ -11,11 +11,11 @@ import kopf
 from kopf._cogs.clients.errors import APIError
 from kopf._cogs.clients.watching import WatchingError
 
-from .address import in_url
-from .cluster import Cluster, ClusterError
-from .handlers import Operator, create_registry
+from .cluster.address import in_url
+from .cluster.client import Cluster, ClusterError
+from .loop.handlers import Operator, create_registry
+from .loop.namespaces import Namespaces, look
 from .metrics import Metrics
-from .namespaces import Namespaces, look
 from .settings import Settings, parse
 
 _CHATTY = ("aiohttp.access", "httpx", "kopf.activities", "kopf.objects")

@@ -26,8 +26,8 @@ from sluice.numbers import count
 from sluice.simulate.generate import TRACES, Lengths, make_trace
 from sluice.simulate.params import Params
 from sluice.simulate.runs import Case, best_near
+from sluice_core.contract import MIN_CHUNK_TOKENS
 from sluice_operator.tuner import Targets
-from sluice_worker.contract import MIN_CHUNK_TOKENS
 
 LONGEST_S = 40_000.0
 SCORES = ("smooth_share", "good_share", "ttft_over_share", "itl_over_share", "p99_ttft_ms")

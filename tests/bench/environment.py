@@ -3,7 +3,7 @@
 import os
 import sys
 
-from sluice_worker.resources import engine_environment
+from sluice_worker.base.resources import engine_environment
 
 
 def as_engine(module: str) -> None:

@@ -32,20 +32,20 @@ from bench.gpu_kernels import (
     timed,
 )
 from sluice_kernels.triton.kernels import TritonKernels
-from sluice_worker.blocks import BlockPool
-from sluice_worker.engine import Engine
-from sluice_worker.gpu.capture import graph_sizes
-from sluice_worker.gpu.rows import Row
-from sluice_worker.gpu.runner import GpuRunner
-from sluice_worker.models.config import DecoderConfig
-from sluice_worker.models.decoder import Decoder
-from sluice_worker.sampler import Draw
-from sluice_worker.scheduler import Scheduler
-from sluice_worker.sequence import Sequence
-from sluice_worker.step import Work
-from sluice_worker.steptime import StepTimes
-from sluice_worker.weights import random_weights
-from sluice_worker.wire import Abort, Limits, Sampling, Submit, packed
+from sluice_worker.base.wire import Abort, Limits, Sampling, Submit, packed
+from sluice_worker.engine.loop import Engine
+from sluice_worker.execution.gpu.capture import graph_sizes
+from sluice_worker.execution.gpu.rows import Row
+from sluice_worker.execution.gpu.runner import GpuRunner
+from sluice_worker.execution.models.config import DecoderConfig
+from sluice_worker.execution.models.decoder import Decoder
+from sluice_worker.execution.sampler import Draw
+from sluice_worker.execution.weights import random_weights
+from sluice_worker.scheduling.blocks import BlockPool
+from sluice_worker.scheduling.scheduler import Scheduler
+from sluice_worker.scheduling.sequence import Sequence
+from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.steptime import StepTimes
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 

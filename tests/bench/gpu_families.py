@@ -7,22 +7,22 @@ from pathlib import Path
 
 import torch
 from bench.gpu_kernels import DEVICE, DTYPE, REHEARSED, num_processors
+from sluice_core.model.files import read_json
 from sluice_kernels.triton.kernels import TritonKernels
-from sluice_worker.engine import Engine
-from sluice_worker.files import read_json
-from sluice_worker.gpu.runner import GpuRunner
-from sluice_worker.models.config import DecoderConfig
-from sluice_worker.models.decoder import Decoder
-from sluice_worker.scheduler import Scheduler
-from sluice_worker.sequence import Sequence
-from sluice_worker.step import Work
-from sluice_worker.steptime import StepTimes
-from sluice_worker.weights import Checkpoint
-from sluice_worker.wire import Submit
+from sluice_worker.base.wire import Submit
+from sluice_worker.engine.loop import Engine
+from sluice_worker.execution.gpu.runner import GpuRunner
+from sluice_worker.execution.models.config import DecoderConfig
+from sluice_worker.execution.models.decoder import Decoder
+from sluice_worker.execution.weights import Checkpoint
+from sluice_worker.scheduling.scheduler import Scheduler
+from sluice_worker.scheduling.sequence import Sequence
+from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.steptime import StepTimes
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from unit.worker.engine.factories import create_request, create_requests, create_scheduler, run_all
-from unit.worker.engine.test_families_equal_transformers import MODELS, save_random
+from unit.worker.execution.test_families_equal_transformers import MODELS, save_random
 
 FAMILIES: tuple[str, ...] = ("mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
 FAMILIES += ("llama-yarn", "mixtral", "qwen3_moe")

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from bench.gpu_engine import EIGHT_B
 from bench.gpu_kernels import REHEARSED, VOCAB
-from sluice_worker.config import EngineConfig
-from sluice_worker.sequence import Sequence
-from sluice_worker.startup import start
-from sluice_worker.step import Work
-from sluice_worker.wire import Submit, packed
+from sluice_worker.base.config import EngineConfig
+from sluice_worker.base.wire import Submit, packed
+from sluice_worker.engine.startup import start
+from sluice_worker.scheduling.sequence import Sequence
+from sluice_worker.scheduling.step import Work
 from tokenizers import Tokenizer, decoders, models
 
 MAX_LEN, BUDGET, UTILIZATION = (256, 64, 0.5) if REHEARSED else (8192, 2048, 0.9)

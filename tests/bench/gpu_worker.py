@@ -16,7 +16,7 @@ from bench.serving import NAME, serving
 from integration.worker_process import Worker
 from sluice.client import Shape
 from sluice.simulate.generate import Lengths
-from sluice_operator.scrape import create_client
+from sluice_operator.pods.scrape import create_client
 
 LENGTHS = Lengths(24, 16) if REHEARSED else Lengths(512, 128)
 SHAPE = Shape((1, 1), (1, 1), VOCAB, NAME)  # lengths are given with each request

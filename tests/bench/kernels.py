@@ -28,19 +28,19 @@ from pathlib import Path
 import torch
 from bench.environment import as_engine
 from sluice.machine import processor
+from sluice_core.model.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, blocks_for
 from sluice_kernels.choose import choose
 from sluice_kernels.cpu.build import COMPILER, FLAGS, SOURCES, Target, usable_targets
 from sluice_kernels.interface import Kernels
 from sluice_kernels.plain import PlainKernels
-from sluice_worker.config import Quantization
-from sluice_worker.models.config import DecoderConfig
-from sluice_worker.models.decoder import Decoder
-from sluice_worker.runner import Runner
-from sluice_worker.sequence import Sequence
-from sluice_worker.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, blocks_for
-from sluice_worker.step import Work
-from sluice_worker.weights import random_weights
-from sluice_worker.wire import Submit, packed
+from sluice_worker.base.config import Quantization
+from sluice_worker.base.wire import Submit, packed
+from sluice_worker.execution.models.config import DecoderConfig
+from sluice_worker.execution.models.decoder import Decoder
+from sluice_worker.execution.runner import Runner
+from sluice_worker.execution.weights import random_weights
+from sluice_worker.scheduling.sequence import Sequence
+from sluice_worker.scheduling.step import Work
 
 CPU = torch.device("cpu")
 MODEL = {

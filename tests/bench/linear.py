@@ -13,8 +13,8 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from sluice_worker.engine_process import set_threads
-from sluice_worker.resources import Resources
+from sluice_worker.base.resources import Resources
+from sluice_worker.engine.process import set_threads
 
 set_threads(Resources().num_threads())
 

@@ -53,17 +53,11 @@ from sluice.machine import processor
 from sluice.numbers import count
 from sluice.simulate.generate import TRACES, Lengths
 from sluice.simulate.trace import Request
+from sluice_core.contract import TICK_SECONDS, Evidence, RuntimeConfig, RuntimePatch, Slo
 from sluice_operator.metrics import Metrics
-from sluice_operator.scrape import ScrapeError, Scraper, Target, create_client
-from sluice_operator.shares import Shares
+from sluice_operator.pods.fair_limits import Shares
+from sluice_operator.pods.scrape import ScrapeError, Scraper, Target, create_client
 from sluice_operator.tuner import Limits, Observation, Past, PodView, Targets, decide
-from sluice_worker.contract import (
-    TICK_SECONDS,
-    Evidence,
-    RuntimeConfig,
-    RuntimePatch,
-    Slo,
-)
 
 MODEL = "88M"
 AIM_CAP = 8

@@ -33,7 +33,7 @@ from sluice.machine import processor
 from sluice.numbers import count
 from sluice.simulate.trace import Request
 from sluice.targets import is_good, is_smooth
-from sluice_operator.scrape import create_client
+from sluice_operator.pods.scrape import create_client
 
 POLICIES = ("fcfs", "deadline")
 OVERLOAD, BURSTS = "overload", "bursts"

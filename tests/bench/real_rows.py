@@ -11,8 +11,8 @@ from sluice.load import quantile_ms
 from sluice.simulate.generate import TRACES, Lengths, Recipe
 from sluice.simulate.trace import Request
 from sluice.targets import is_good, is_smooth
+from sluice_core.contract import MIN_CHUNK_TOKENS, TARGET_MARGIN, StepModel
 from sluice_operator.tuner import Targets
-from sluice_worker.contract import MIN_CHUNK_TOKENS, TARGET_MARGIN, StepModel
 
 OURS = "ours"
 LENGTHS = Lengths(32, 64)

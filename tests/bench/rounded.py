@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from sluice.client import quantile
-from sluice_worker.resources import PRODUCT_CACHES
+from sluice_worker.base.resources import PRODUCT_CACHES
 
 WAYS = (("as they are", 128), ("as they are", 1024), ("rounded", 128), ("rounded", 256))
 HIDDEN, INTERMEDIATE, QKV, LAYERS = 768, 2048, 1280, 12

@@ -33,15 +33,15 @@ from sluice.simulate.pod import Pod
 from sluice.simulate.policy import Replay
 from sluice.simulate.trace import Request
 from sluice.simulate.world import World
+from sluice_core import sketch
 from sluice_operator.tuner import Targets
-from sluice_worker import sketch
-from sluice_worker.blocks import BlockPool
-from sluice_worker.engine import Engine
-from sluice_worker.models.decoder import Decoder
-from sluice_worker.runner import Runner
-from sluice_worker.scheduler import Scheduler
-from sluice_worker.steptime import StepRecord, StepTimes, non_negative_fit
-from sluice_worker.wire import Limits, StepReport, Submit, packed
+from sluice_worker.base.wire import Limits, StepReport, Submit, packed
+from sluice_worker.engine.loop import Engine
+from sluice_worker.execution.models.decoder import Decoder
+from sluice_worker.execution.runner import Runner
+from sluice_worker.scheduling.blocks import BlockPool
+from sluice_worker.scheduling.scheduler import Scheduler
+from sluice_worker.scheduling.steptime import StepRecord, StepTimes, non_negative_fit
 
 TARGETS = Targets("99", 1000, 30, None)
 NUM_BLOCKS, BLOCK_SIZE, BUDGET = 256, 64, 512

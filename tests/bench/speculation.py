@@ -25,22 +25,21 @@ from pathlib import Path
 import torch
 from bench.serving import MODEL
 from sluice.machine import processor
+from sluice_core.model.files import read_json
+from sluice_core.model.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, resolve_dtype
 from sluice_kernels.choose import choose
-from sluice_worker.blocks import BlockPool
-from sluice_worker.config import DType
-from sluice_worker.engine import Engine
-from sluice_worker.files import read_json
-from sluice_worker.models.config import DecoderConfig
-from sluice_worker.models.decoder import Decoder
-from sluice_worker.runner import Runner
-from sluice_worker.scheduler import Scheduler
-from sluice_worker.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, resolve_dtype
-from sluice_worker.speculation import NgramSpeculation
-from sluice_worker.step import Work
-from sluice_worker.steptime import StepTimes
-from sluice_worker.tokenizer import Tokenizer
-from sluice_worker.weights import Checkpoint
-from sluice_worker.wire import Limits, Submit, packed
+from sluice_worker.base.config import DType, NgramSpeculation
+from sluice_worker.base.wire import Limits, Submit, packed
+from sluice_worker.engine.loop import Engine
+from sluice_worker.execution.models.config import DecoderConfig
+from sluice_worker.execution.models.decoder import Decoder
+from sluice_worker.execution.runner import Runner
+from sluice_worker.execution.weights import Checkpoint
+from sluice_worker.scheduling.blocks import BlockPool
+from sluice_worker.scheduling.scheduler import Scheduler
+from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.steptime import StepTimes
+from sluice_worker.text.tokenizer import Tokenizer
 
 HELD_OUT = (
     "textwrap.py",

@@ -20,7 +20,7 @@ _SIGNAL = """
 import os, signal, sys
 for pid in filter(str.isdigit, os.listdir("/proc")):
     with open(f"/proc/{pid}/cmdline") as words:
-        if "sluice_worker.engine_process" in words.read().split(chr(0)):
+        if "sluice_worker.engine.process" in words.read().split(chr(0)):
             os.kill(int(pid), signal.Signals[sys.argv[1]])
 """
 

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from .compiled import ARCHS, cases
+from gpu.compiled import ARCHS, cases
 
 TESTS = Path(__file__).parents[1]
 

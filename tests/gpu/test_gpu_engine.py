@@ -2,20 +2,19 @@
 
 import pytest
 import torch
+from gpu.paged import DEVICE
 from sluice_kernels.plain import PlainKernels
 from sluice_kernels.triton.kernels import TritonKernels
-from sluice_worker.blocks import BlockPool
-from sluice_worker.engine import Engine
-from sluice_worker.gpu.runner import GpuRunner
-from sluice_worker.models.config import DecoderConfig
-from sluice_worker.models.decoder import Decoder
-from sluice_worker.runner import Runner
-from sluice_worker.scheduler import Scheduler
-from sluice_worker.steptime import StepTimes
-from sluice_worker.weights import random_weights
-from sluice_worker.wire import Limits, Sampling, Submit, packed
-
-from .paged import DEVICE
+from sluice_worker.base.wire import Limits, Sampling, Submit, packed
+from sluice_worker.engine.loop import Engine
+from sluice_worker.execution.gpu.runner import GpuRunner
+from sluice_worker.execution.models.config import DecoderConfig
+from sluice_worker.execution.models.decoder import Decoder
+from sluice_worker.execution.runner import Runner
+from sluice_worker.execution.weights import random_weights
+from sluice_worker.scheduling.blocks import BlockPool
+from sluice_worker.scheduling.scheduler import Scheduler
+from sluice_worker.scheduling.steptime import StepTimes
 
 SMALL = {
     "vocab_size": 199,

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sluice_worker.config import EngineConfig
-from sluice_worker.gpu.capture import graph_sizes
-from sluice_worker.gpu.runner import GpuRunner
-from sluice_worker.startup import start
-from sluice_worker.wire import Sampling, Submit, packed
+from gpu.paged import DEVICE
+from sluice_worker.base.config import EngineConfig
+from sluice_worker.base.wire import Sampling, Submit, packed
+from sluice_worker.engine.startup import start
+from sluice_worker.execution.gpu.capture import graph_sizes
+from sluice_worker.execution.gpu.runner import GpuRunner
 from triton import knobs
-
-from .paged import DEVICE
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],

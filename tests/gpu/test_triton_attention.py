@@ -4,13 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from gpu.paged import DEVICE, Heads, close, on_device, paged_cache, queries
 from sluice_kernels.triton import decode as decode_module
 from sluice_kernels.triton.attend import reference
 from sluice_kernels.triton.decode import Splits, choose_splits, decode
 from sluice_kernels.triton.prefill import cut_tiles, prefill, tile_tokens
 from torch import Tensor
-
-from .paged import DEVICE, Heads, close, on_device, paged_cache, queries
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 GROUPED = Heads(num_heads=8, num_kv_heads=2, dim=16, page=16)

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from gpu.paged import DEVICE, Heads, close, on_device, paged_cache
 from sluice_kernels.interface import Activation
 from sluice_kernels.triton import add_norm, gated, rotate_store
 from triton import knobs
-
-from .paged import DEVICE, Heads, close, on_device, paged_cache
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from gpu.paged import DEVICE, on_device
+from gpu.test_triton_elementwise import DTYPES, random
 from sluice_kernels.triton import choose, cut
-from sluice_worker.sampler import Draw, sample
-
-from .paged import DEVICE, on_device
-from .test_triton_elementwise import DTYPES, random
+from sluice_worker.execution.sampler import Draw, sample
 
 VOCAB = 2 * choose.BLOCK + 5  # in three parts, the last one short
 

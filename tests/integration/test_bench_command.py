@@ -16,7 +16,7 @@ from integration.worker_process import Worker, running_worker
 from sluice import endpoint
 from sluice.__main__ import main
 from sluice.endpoint import CLIENT_SIDE, LIVE, TOLD, EndpointError, find_live, named_live
-from sluice_worker.contract import Slo
+from sluice_core.contract import Slo
 
 ADMIN = {"Authorization": "Bearer admin-canary"}
 SMALL = [

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from integration.apiserver import ApiServer
 from sluice_cluster.shell import Word, run, succeeds, wait_until
-from sluice_operator.spec import SpecError, parse
+from sluice_operator.spec.service import SpecError, parse
 from unit.operator.objects import (
     INVALID,
     Invalid,

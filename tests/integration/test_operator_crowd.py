@@ -9,7 +9,7 @@ import httpx
 import pytest
 from integration.apiserver import ApiServer
 from integration.operator_runs import Namespace, create_demo, create_namespace, running_operator
-from sluice_operator.children import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL
+from sluice_operator.children.manifests import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL
 
 LABELS = {MANAGED_BY_LABEL: MANAGED_BY, INSTANCE_LABEL: "demo"}
 NUM_LARGE, LARGE = 150, "x" * 1_000_000

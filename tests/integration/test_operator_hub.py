@@ -20,9 +20,9 @@ from integration.operator_runs import (
     running_operator,
     settle,
 )
-from sluice_worker import config
-from sluice_worker.hub.reference import HubModel
-from unit.operator.test_checkpoint import CONFIG
+from sluice_core.hub.reference import HubModel
+from sluice_worker.base import config
+from unit.operator.model.test_checkpoint import CONFIG
 from unit.worker.hub.hub_server import COMMIT, REPO, TOKEN, Hub, running_hub, safetensors
 
 URI = f"hf://{REPO}"

@@ -19,9 +19,9 @@ from integration.operator_runs import (
     running_operator,
     settle,
 )
-from sluice_operator.cluster import Cluster, ClusterError
+from sluice_operator.cluster.client import Cluster, ClusterError
+from sluice_operator.loop.ownership import ASKING_MANAGER, question
 from sluice_operator.metrics import Metrics
-from sluice_operator.ownership import ASKING_MANAGER, question
 
 _numbers = itertools.count()
 

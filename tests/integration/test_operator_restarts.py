@@ -21,10 +21,10 @@ from integration.operator_runs import (
     running_operator,
     settle,
 )
-from sluice_operator.cluster import Cluster, ClusterError
+from sluice_operator.cluster.client import Cluster, ClusterError
+from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
-from sluice_operator.reconcile import Context, Reconciler
-from sluice_operator.scrape import create_client
+from sluice_operator.pods.scrape import create_client
 from sluice_operator.settings import FIELD_MANAGER, Settings
 
 Object = Mapping[str, Any]

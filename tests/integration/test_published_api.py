@@ -13,7 +13,7 @@ import pytest
 from integration.test_openai_client import TEMPLATE
 from integration.worker_process import Worker, running_worker, stream_events
 from msgspec import Struct
-from sluice_worker.server import shapes
+from sluice_worker.openai import response_types
 
 # Lengths, vocabulary and template are the model's: no schema can say which values fit them.
 EXCLUDED = "positive_data_acceptance"
@@ -63,10 +63,14 @@ CHAT = {"messages": [{"role": "user", "content": "def"}]}
 @pytest.mark.parametrize(
     ("path", "body", "kind"),
     [
-        ("/v1/completions", {"prompt": "def", "logprobs": 2, "echo": True}, shapes.CompletionChunk),
-        ("/v1/chat/completions", {**CHAT, "logprobs": True}, shapes.ChatChunk),
-        ("/v1/chat/completions", {**CHAT, "stream_options": OPTIONS}, shapes.ChatChunk),
-        ("/generate", {"prompt": "def"}, shapes.GenerateChunk),
+        (
+            "/v1/completions",
+            {"prompt": "def", "logprobs": 2, "echo": True},
+            response_types.CompletionChunk,
+        ),
+        ("/v1/chat/completions", {**CHAT, "logprobs": True}, response_types.ChatChunk),
+        ("/v1/chat/completions", {**CHAT, "stream_options": OPTIONS}, response_types.ChatChunk),
+        ("/generate", {"prompt": "def"}, response_types.GenerateChunk),
     ],
 )
 def test_events_are_of_the_published_types_and_lose_no_field_in_them(
@@ -83,12 +87,16 @@ def test_events_are_of_the_published_types_and_lose_no_field_in_them(
 @pytest.mark.parametrize(
     ("path", "body", "kind"),
     [
-        ("/v1/completions", {"prompt": "def", "prompt_logprobs": 1}, shapes.CompletionReply),
-        ("/v1/chat/completions", {**CHAT, "prompt_logprobs": 1}, shapes.ChatReply),
-        ("/generate", {"prompt": "def"}, shapes.GenerateReply),
-        ("/tokenize", {"prompt": "def", "return_token_strs": True}, shapes.TokenizeReply),
-        ("/v1/completions", {"prompt": 3}, shapes.ErrorReply),
-        ("/nowhere", {}, shapes.ErrorReply),
+        (
+            "/v1/completions",
+            {"prompt": "def", "prompt_logprobs": 1},
+            response_types.CompletionReply,
+        ),
+        ("/v1/chat/completions", {**CHAT, "prompt_logprobs": 1}, response_types.ChatReply),
+        ("/generate", {"prompt": "def"}, response_types.GenerateReply),
+        ("/tokenize", {"prompt": "def", "return_token_strs": True}, response_types.TokenizeReply),
+        ("/v1/completions", {"prompt": 3}, response_types.ErrorReply),
+        ("/nowhere", {}, response_types.ErrorReply),
     ],
 )
 def test_answers_are_of_the_published_types_and_lose_no_field_in_them(

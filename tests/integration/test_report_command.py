@@ -12,8 +12,8 @@ import pytest
 from integration.apiserver import ApiServer
 from integration.operator_runs import Namespace, administrator, create_namespace
 from sluice.__main__ import main
-from sluice_operator import events
 from sluice_operator.reasons import Reason
+from sluice_operator.status import events
 from unit.cli.served import service_under_traffic
 from unit.operator.observations import NOW
 

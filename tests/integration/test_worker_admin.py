@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from integration.worker_process import Worker, running_worker
-from sluice_worker.contract import TICK_SECONDS, Evidence, RuntimeConfig, decode
+from sluice_core.contract import TICK_SECONDS, Evidence, RuntimeConfig, decode
 
 ADMIN = {"authorization": "Bearer admin-canary-7f3a"}
 CLIENT = {"authorization": "Bearer client-canary-91bc"}

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from integration.worker_process import Worker, command, running_worker, stream_events
-from sluice_worker.contract import RuntimeConfig, decode
+from sluice_core.contract import RuntimeConfig, decode
 from unit.worker.api.tiny import write_checkpoint
 
 LONG: dict[str, Any] = {"prompt": "def", "max_tokens": 3600, "ignore_eos": True}

@@ -17,7 +17,7 @@ from unit.worker.api.tiny import write_checkpoint
 
 START_S = 120.0
 POLL_S = 0.05
-ENGINE = "sluice_worker.engine_process"
+ENGINE = "sluice_worker.engine.process"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import logging
 
-    from .config import WorkerConfig
+    from .base.config import WorkerConfig
 
 MAX_WORD_BYTES = 4096
 """The kubelet cuts what is longer."""
@@ -35,10 +35,10 @@ def run(
     """The same under another name, with log lines as `formatter` makes them."""
     with _leaving_at_once():
         import uvloop
+        from sluice_core.errors import SluiceError
 
-        from .config import parse
-        from .errors import SluiceError
-        from .server import logs
+        from .base.config import parse
+        from .http import logs
 
         try:
             config = parse(argv)
@@ -59,7 +59,7 @@ def _unexpected(error: Exception) -> str:
     import logging
     import time
 
-    from .errors import timestamp, told
+    from sluice_core.errors import timestamp, told
 
     logging.getLogger(__name__).exception("failed")
     return f"the API process failed at {timestamp(time.time())}: {told(error)}"
@@ -96,11 +96,11 @@ def _leaving_at_once() -> Iterator[None]:
 
 async def _serve(config: "WorkerConfig") -> None:
     """Both processes import at the same time, as neither does so in less than a second."""
-    from .client import spawn
+    from .engine.client import spawn
 
     engine = None if config.hub else await spawn(config.engine)
     try:
-        from .server.run import serve
+        from .api.run import serve
 
         await serve(config, engine)
     finally:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from sluice_core.contract import TICK_SECONDS
 from sluice_operator import tuner
-from sluice_worker.contract import TICK_SECONDS
 
 from sluice.machine import NEEDS_MATPLOTLIB, can_draw
 from sluice.numbers import count, positive

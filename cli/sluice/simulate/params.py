@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
+from sluice_core.contract import MIN_CHUNK_TOKENS, Overload, SchedulingPolicy
+from sluice_core.model.sizing import DEFAULT_BATCHED_TOKENS
 from sluice_operator.tuner import Limits
-from sluice_worker.contract import MIN_CHUNK_TOKENS, Overload, SchedulingPolicy
-from sluice_worker.sizing import DEFAULT_BATCHED_TOKENS
 
 MOST = 1e9
 """Of every number: sums and products of such stay finite."""

@@ -9,18 +9,9 @@ from collections import deque
 from math import inf
 from typing import NamedTuple
 
-from sluice_worker.blocks import BlockPool
-from sluice_worker.contract import StepModel
-from sluice_worker.deadlines import Deadlines
-from sluice_worker.evidence import Flight
-from sluice_worker.scheduler import Scheduler
-from sluice_worker.sequence import Sequence
-from sluice_worker.server.admission import is_full, unreachable
-from sluice_worker.server.forecast import Forecast
-from sluice_worker.sizing import blocks_for
-from sluice_worker.step import Step
-from sluice_worker.steptime import StepRecord
-from sluice_worker.wire import (
+from sluice_core.contract import StepModel
+from sluice_core.model.sizing import blocks_for
+from sluice_worker.base.wire import (
     TOKEN_BYTES,
     Limits,
     Snapshot,
@@ -29,6 +20,15 @@ from sluice_worker.wire import (
     TokenOut,
     packed,
 )
+from sluice_worker.evidence.recorder import Flight
+from sluice_worker.openai.deadlines import Deadlines
+from sluice_worker.scheduling.blocks import BlockPool
+from sluice_worker.scheduling.scheduler import Scheduler
+from sluice_worker.scheduling.sequence import Sequence
+from sluice_worker.scheduling.step import Step
+from sluice_worker.scheduling.steptime import StepRecord
+from sluice_worker.serving.admission import is_full, unreachable
+from sluice_worker.serving.forecast import Forecast
 
 from .scraped import REFIT_S, Outcome, Scraped
 from .trace import Request

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sluice_core.contract import TICK_SECONDS, Tick
 from sluice_operator.tuner import Limits, Observation, Past, Targets, decide
-from sluice_worker.contract import TICK_SECONDS, Tick
 
 from .world import World
 

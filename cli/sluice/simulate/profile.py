@@ -3,9 +3,9 @@
 from math import exp
 from random import Random
 
-from sluice_worker.contract import MIN_CHUNK_TOKENS, Slo
-from sluice_worker.sizing import DEFAULT_MEAN_LENGTH
-from sluice_worker.steptime import StepRecord, StepTimes, predicted_cap
+from sluice_core.contract import MIN_CHUNK_TOKENS, Slo
+from sluice_core.model.sizing import DEFAULT_MEAN_LENGTH
+from sluice_worker.scheduling.steptime import StepRecord, StepTimes, predicted_cap
 
 from .params import Params
 

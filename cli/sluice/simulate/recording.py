@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sluice_worker.contract import StepModel, Tick
-from sluice_worker.evidence import Recorder
-from sluice_worker.wire import Snapshot
+from sluice_core.contract import StepModel, Tick
+from sluice_worker.base.wire import Snapshot
+from sluice_worker.evidence.recorder import Recorder
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
+from sluice_core.contract import TICK_SECONDS
 from sluice_operator.tuner import Targets
-from sluice_worker.contract import TICK_SECONDS
 
 from .params import Params, ParamsError
 from .policy import Aimd, Replay, Tuner

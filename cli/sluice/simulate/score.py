@@ -3,8 +3,8 @@
 from math import floor, inf
 from typing import Any
 
-from sluice_worker import sketch
-from sluice_worker.contract import SMOOTH_SHARE
+from sluice_core import sketch
+from sluice_core.contract import SMOOTH_SHARE
 
 from sluice.client import quantile
 

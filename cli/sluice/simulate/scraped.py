@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import NamedTuple
 
+from sluice_core.contract import MemoryReport, RuntimeConfig, Slo, Waiting
 from sluice_operator.tuner import PodView
-from sluice_worker.contract import MemoryReport, RuntimeConfig, Slo, Waiting
 
 from .noise import Noise
 from .params import Params

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
+from sluice_core.contract import Slo
 from sluice_operator.tuner import Targets
-from sluice_worker.contract import Slo
 
 from .compiled.pod import CompiledPod, is_usable
 from .params import Params

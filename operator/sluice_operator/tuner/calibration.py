@@ -5,7 +5,7 @@ from heapq import merge
 from itertools import islice, pairwise
 from operator import itemgetter
 
-from sluice_worker.contract import TICK_SECONDS, Tick
+from sluice_core.contract import TICK_SECONDS, Tick
 
 from . import constants as k
 from .evidence import HeardPod, Work, is_filled

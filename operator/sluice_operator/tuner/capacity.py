@@ -1,6 +1,6 @@
 """What one pod can do: from the step model, corrected by what full pods were seen to do."""
 
-from sluice_worker.contract import TICK_SECONDS
+from sluice_core.contract import TICK_SECONDS
 
 from . import constants as k
 from .caps import Bound, sequences_in_memory, sequences_in_time

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from math import ceil, floor, inf, sqrt
 
 import msgspec
-from sluice_worker import sketch
-from sluice_worker.contract import TARGET_MARGIN, TICK_SECONDS
-from sluice_worker.sizing import carried_sequences
+from sluice_core import sketch
+from sluice_core.contract import TARGET_MARGIN, TICK_SECONDS
+from sluice_core.model.sizing import carried_sequences
 
 from ..reasons import Reason
 from . import constants as k

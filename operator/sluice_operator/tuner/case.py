@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from sluice_worker.contract import TARGET_MARGIN, TICK_SECONDS, Tick
+from sluice_core.contract import TARGET_MARGIN, TICK_SECONDS, Tick
 
 from . import constants as k
 from .calibration import calibration

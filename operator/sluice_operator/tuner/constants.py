@@ -6,7 +6,7 @@ contract. Nothing else in the package holds a bare constant that a decision rest
 
 from typing import Final
 
-from sluice_worker.contract import AT_CAP_SHARE
+from sluice_core.contract import AT_CAP_SHARE
 
 # Breach: betting CUSUM on tick fractions.
 BETS: Final = (2.0, 5.0, 10.0, 20.0, 50.0)

@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 import msgspec
-from sluice_worker.contract import Tick
+from sluice_core.contract import Tick
 
 from ..reasons import Reason
 from .caps import Bound, bounded_cap, cap_move, raise_bound, remember_breach

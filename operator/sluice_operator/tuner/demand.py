@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, exp, inf, sqrt
 from statistics import NormalDist, fmean, median
 
-from sluice_worker.contract import TICK_SECONDS
+from sluice_core.contract import TICK_SECONDS
 
 from . import constants as k
 from .evidence import HeardPod, is_fresh

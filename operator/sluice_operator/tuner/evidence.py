@@ -9,7 +9,7 @@ from operator import lt
 from statistics import median
 
 import msgspec
-from sluice_worker.contract import TICK_SECONDS, Evidence, Lengths, Tick
+from sluice_core.contract import TICK_SECONDS, Evidence, Lengths, Tick
 
 from . import constants as k
 from .types import Cause, Observation, PodView

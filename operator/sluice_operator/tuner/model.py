@@ -7,8 +7,8 @@ from math import floor, inf
 from statistics import NormalDist
 from typing import TypeGuard
 
-from sluice_worker import sketch
-from sluice_worker.contract import MIN_CHUNK_TOKENS, StepModel
+from sluice_core import sketch
+from sluice_core.contract import MIN_CHUNK_TOKENS, StepModel
 
 from . import constants as k
 from .evidence import HeardPod, Work, recent

@@ -3,7 +3,7 @@
 from math import inf
 
 import msgspec
-from sluice_worker.contract import TICK_SECONDS
+from sluice_core.contract import TICK_SECONDS
 
 from ..reasons import Reason
 from . import constants as k

@@ -10,8 +10,8 @@ from itertools import count, islice, pairwise
 from time import monotonic
 from typing import Any, TypeVar
 
-from sluice_worker import sketch
-from sluice_worker.contract import TICK_SECONDS, Tick
+from sluice_core import sketch
+from sluice_core.contract import TICK_SECONDS, Tick
 
 from . import constants as k
 from .detect import NOTHING, Bets, Capital, Series, evidence_of

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import islice
 from math import floor, inf
 
-from sluice_worker import sketch
-from sluice_worker.contract import Tick
+from sluice_core import sketch
+from sluice_core.contract import Tick
 
 from . import constants as k
 from .model import StepTime

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Literal
 
 from msgspec import Struct
-from sluice_worker.contract import Evidence, Overload, RuntimeConfig
+from sluice_core.contract import Evidence, Overload, RuntimeConfig
 
 from ..reasons import Foreign, Reason
 

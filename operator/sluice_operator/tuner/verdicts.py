@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from sluice_worker import sketch
-from sluice_worker.contract import TICK_SECONDS, Tick
+from sluice_core import sketch
+from sluice_core.contract import TICK_SECONDS, Tick
 
 from . import constants as k
 from . import spells

@@ -21,21 +21,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from bench.peers import report
+from bench.peers.checkpoint import CACHE, MODELS
+from bench.peers.client import RunFailed
+from bench.peers.install import CannotInstall
+from bench.peers.launch import CannotStart, Peers, Running
+from bench.peers.peak import NoProbe, Peak
+from bench.peers.processes import unwind_on_sigterm
+from bench.peers.results import CpuTime, Machine, TraceResult, failed_run, make_run
+from bench.peers.rounds import Run, counted, needs_more, order
+from bench.peers.traces import TRACES, Request, Trace
+from bench.peers.variants import TAKING_PART, TARGET_MS, VARIANTS, Launch, launch
+from bench.peers.versions import versions
 from sluice.machine import processor
 from sluice_operator.tuner import Targets
-
-from . import report
-from .checkpoint import CACHE, MODELS
-from .client import RunFailed
-from .install import CannotInstall
-from .launch import CannotStart, Peers, Running
-from .peak import NoProbe, Peak
-from .processes import unwind_on_sigterm
-from .results import CpuTime, Machine, TraceResult, failed_run, make_run
-from .rounds import Run, counted, needs_more, order
-from .traces import TRACES, Request, Trace
-from .variants import TAKING_PART, TARGET_MS, VARIANTS, Launch, launch
-from .versions import versions
 
 MAX_ERRORS = 2
 WARM_UP_REQUESTS = 4

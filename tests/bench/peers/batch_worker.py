@@ -117,11 +117,11 @@ def vllm_offline(model: str, cap: int) -> Batch:
 
 def sluice_offline(model: str, cap: int) -> Batch:
     """Sluice's engine in this process, as its engine process has it."""
-    process = importlib.import_module("sluice_worker.engine_process")
-    resources = importlib.import_module("sluice_worker.resources").Resources()
+    process = importlib.import_module("sluice_worker.engine.process")
+    resources = importlib.import_module("sluice_worker.base.resources").Resources()
     process.set_threads(resources.num_threads())
-    wire = importlib.import_module("sluice_worker.wire")
-    config = importlib.import_module("sluice_worker.config").EngineConfig(
+    wire = importlib.import_module("sluice_worker.base.wire")
+    config = importlib.import_module("sluice_worker.base.config").EngineConfig(
         model=model,
         device="cpu",
         dtype="bfloat16",
@@ -131,7 +131,7 @@ def sluice_offline(model: str, cap: int) -> Batch:
         block_size=SLUICE_BLOCK,
         num_gpu_blocks_override=KV_TOKENS // SLUICE_BLOCK,
     )
-    start = importlib.import_module("sluice_worker.startup").start
+    start = importlib.import_module("sluice_worker.engine.startup").start
     engine, _ = start(config, lambda phase, percent: None)
 
     def run(requests: Requests, cap: int) -> tuple[float, list[int]]:

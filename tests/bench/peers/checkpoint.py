@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench.peers.traces import FIRST_TEXT_ID, VOCAB_SIZE
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
-
-from .traces import FIRST_TEXT_ID, VOCAB_SIZE
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sluice" / "peers"
 """Where checkpoints and peers are kept, unless another place is given."""

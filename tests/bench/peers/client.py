@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiohttp
+from bench.peers.results import Result
+from bench.peers.traces import Request
+from bench.peers.variants import MODEL_NAME
 from sluice.client import Outcome
-
-from .results import Result
-from .traces import Request
-from .variants import MODEL_NAME
 
 LIMIT_S = 1800.0
 

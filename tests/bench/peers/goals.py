@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .results import TraceResult
-from .rounds import Claim, Run, Spread, Value, counted, ratio, spread
-from .variants import VLLM_SETTINGS
+from bench.peers.results import TraceResult
+from bench.peers.rounds import Claim, Run, Spread, Value, counted, ratio, spread
+from bench.peers.variants import VLLM_SETTINGS
 
 
 def speed(run: Run) -> float | None:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-
-from . import client, processes
-from .checkpoint import MODELS, write
-from .client import RunFailed
-from .install import CannotInstall, Site, gguf, install, openmp, tcmalloc
-from .results import CpuTime, Result
-from .traces import Request, Trace, padded
-from .variants import Launch
+from bench.peers import client, processes
+from bench.peers.checkpoint import MODELS, write
+from bench.peers.client import RunFailed
+from bench.peers.install import CannotInstall, Site, gguf, install, openmp, tcmalloc
+from bench.peers.results import CpuTime, Result
+from bench.peers.traces import Request, Trace, padded
+from bench.peers.variants import Launch
 
 READY_LIMIT_S = 1200.0  # vLLM compiles at its first start
 POLL_S = 0.05
@@ -29,7 +28,7 @@ SETTINGS = ("OMP_", "KMP_", "GOMP_", "MKL_", "VLLM_", "SLUICE_", "LD_PRELOAD",
 WORKER = Path(__file__).with_name("batch_worker.py")
 HEALTH = {"sluice": "/readyz", "vllm": "/health", "llama.cpp": "/health"}
 ENGINE_MARK = {
-    "sluice": "sluice_worker.engine_process",
+    "sluice": "sluice_worker.engine.process",
     "vllm": "VLLM::",
     "llama.cpp": "llama-server",
     "batch": "batch_worker",

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.peers.goals import between, first, percent_good, percent_smooth, speed
+from bench.peers.results import TraceResult
+from bench.peers.rounds import Run, Value, spread
+from bench.peers.traces import TRACES
+from bench.peers.variants import VARIANTS
 from matplotlib.figure import Figure
-
-from .goals import between, first, percent_good, percent_smooth, speed
-from .results import TraceResult
-from .rounds import Run, Value, spread
-from .traces import TRACES
-from .variants import VARIANTS
 
 COLOURS = {
     "sluice": "#2166ac",

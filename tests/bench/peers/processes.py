@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .results import CpuTime
+from bench.peers.results import CpuTime
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 STOP_S = 15.0

@@ -4,13 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-
-from .goals import GOALS, Goal, between, judge, percent_good, percent_smooth, speed
-from .plots import plot_batches, plot_trace
-from .results import TraceResult
-from .rounds import NEAR, Run, Spread, counted, ratio, spread
-from .traces import BATCHES, TRACES
-from .variants import TAKING_PART
+from bench.peers.goals import GOALS, Goal, between, judge, percent_good, percent_smooth, speed
+from bench.peers.plots import plot_batches, plot_trace
+from bench.peers.results import TraceResult
+from bench.peers.rounds import NEAR, Run, Spread, counted, ratio, spread
+from bench.peers.traces import BATCHES, TRACES
+from bench.peers.variants import TAKING_PART
 
 ROOT = Path(__file__).parents[3]
 START_S = 5.0

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from bench.peers.rounds import Run
 from msgspec import Struct
 from sluice.client import Outcome
 from sluice.load import quantile_ms
 from sluice.targets import is_good, is_smooth
 from sluice_operator.tuner import Targets
-
-from .rounds import Run
 
 
 @dataclass(frozen=True, slots=True)

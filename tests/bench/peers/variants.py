@@ -4,9 +4,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from sluice_worker.resources import engine_environment
-
-from .traces import BATCHES, Trace
+from bench.peers.traces import BATCHES, Trace
+from sluice_worker.base.resources import engine_environment
 
 MODEL_NAME = "bench"
 WINDOW = 2048

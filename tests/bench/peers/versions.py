@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from .install import LLAMA_ARCHIVE, LOCKS, VLLM_WHEEL
-from .variants import Variant
+from bench.peers.install import LLAMA_ARCHIVE, LOCKS, VLLM_WHEEL
+from bench.peers.variants import Variant
 
 
 def pinned(site: str, package: str) -> str:

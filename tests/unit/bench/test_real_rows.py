@@ -18,9 +18,9 @@ from bench.real_rows import (
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice.client import Outcome
+from sluice_core.contract import MIN_CHUNK_TOKENS, StepModel
 from sluice_operator.tuner import Targets
-from sluice_worker.contract import MIN_CHUNK_TOKENS, StepModel
-from sluice_worker.steptime import predicted_cap
+from sluice_worker.scheduling.steptime import predicted_cap
 
 TARGETS = Targets("99", 1000.0, 50.0, None)
 IN_TIME = Outcome("ok", "", 0.2, 0.3, 3, (0.04, 0.045), 0)

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice_operator.plan import plan
-from sluice_operator.runtime import Runtime
-from sluice_operator.scrape import Scrape
+from sluice_core.contract import Causes, FirstTokens, Lengths, MemoryReport, StepModel, TokenGaps
+from sluice_operator.children.runtime import Runtime
+from sluice_operator.loop.plan import plan
+from sluice_operator.pods.scrape import Scrape
 from sluice_operator.tuner import Past
 from sluice_operator.tuner.types import CapChange, ReplicaChange
-from sluice_worker.contract import (
-    Causes,
-    FirstTokens,
-    Lengths,
-    MemoryReport,
-    StepModel,
-    TokenGaps,
-)
 from unit.operator.objects import valid_object
 from unit.operator.observations import (
     NOW,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sluice import report
 from sluice.status import UNSEEN, describe
-from sluice_operator.spec import parse
+from sluice_operator.spec.service import parse
 from unit.cli.served import MODEL, NUM_TICKS, service_under_traffic
 
 

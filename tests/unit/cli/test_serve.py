@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sluice import serve
 from sluice.__main__ import main
-from sluice_worker.config import API_KEY, parse
+from sluice_worker.base.config import API_KEY, parse
 from unit.worker.api.tiny import write_checkpoint
 
 

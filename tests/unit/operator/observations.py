@@ -6,15 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from sluice_operator.checkpoint import Checkpoint
-from sluice_operator.children import INSTANCE_LABEL
-from sluice_operator.fit import Fit, judge
-from sluice_operator.observed import Pod, pod_of
-from sluice_operator.plan import Observed
-from sluice_operator.scrape import Scrape
-from sluice_operator.settings import Settings
-from sluice_operator.spec import InferenceService, Spec, parse
-from sluice_worker.contract import (
+from sluice_core.contract import (
     Evidence,
     FirstTokens,
     Lengths,
@@ -26,7 +18,15 @@ from sluice_worker.contract import (
     TokenGaps,
     Waiting,
 )
-from sluice_worker.sizing import ModelShape
+from sluice_core.model.sizing import ModelShape
+from sluice_operator.children.manifests import INSTANCE_LABEL
+from sluice_operator.cluster.observed import Pod, pod_of
+from sluice_operator.loop.plan import Observed
+from sluice_operator.model.checkpoint import Checkpoint
+from sluice_operator.model.fit import Fit, judge
+from sluice_operator.pods.scrape import Scrape
+from sluice_operator.settings import Settings
+from sluice_operator.spec.service import InferenceService, Spec, parse
 from unit.operator.objects import changed, valid_object
 
 NOW = 1_760_000_000.0

@@ -11,15 +11,15 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_operator_starts_from_the_files_that_its_image_copies(tmp_path: Path) -> None:
-    copied = re.findall(
-        r"worker/(sluice_worker/[\w/]+\.py)", (ROOT / "operator" / "Dockerfile").read_text()
-    )
-    (tmp_path / "sluice_worker/hub").mkdir(parents=True)
-    for name in copied:
-        shutil.copy(ROOT / "worker" / name, tmp_path / name)
-    shutil.copytree(ROOT / "operator" / "sluice_operator", tmp_path / "sluice_operator")
+    text = (ROOT / "operator" / "Dockerfile").read_text()
+    for source, package in re.findall(r"^COPY (\S+) /opt/sluice/src/(\w+)$", text, re.MULTILINE):
+        shutil.copytree(ROOT / source, tmp_path / package)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", "import sluice_operator.__main__, sluice_operator.handlers"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sluice_operator.__main__, sluice_operator.loop.handlers, sluice.load, sluice.plan",
+    ]
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr.splitlines()[-1]
 

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DownloadError
-from ..files import Directory, cause
-from ..stored import INDEX, WEIGHTS, Weights
-from .listing import REQUIRED, RemoteFile
-from .reference import HubModel
+from sluice_core.errors import DownloadError
+from sluice_core.hub.listing import REQUIRED, RemoteFile
+from sluice_core.hub.reference import HubModel
+from sluice_core.model.files import Directory, cause
+from sluice_core.model.stored import INDEX, WEIGHTS, Weights
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """Of file systems without symbolic links."""

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from ..errors import DownloadError
+from sluice_core.errors import DownloadError
+from sluice_core.hub.listing import RemoteFile, small_files, total_bytes, weight_files
+from sluice_core.hub.reference import Access, HubModel
+from sluice_core.hub.site import Site, Transient
+
 from .cache import Cache
-from .listing import RemoteFile, small_files, total_bytes, weight_files
-from .reference import Access, HubModel
-from .site import Site, Transient
 from .transfer import Patience, Transfer
 
 log = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from typing import BinaryIO, TypeVar
 
 import httpx
+from sluice_core.errors import DownloadError
+from sluice_core.hub.listing import RemoteFile
+from sluice_core.hub.site import Site, Transient
+from sluice_core.model.files import cause
 
-from ..errors import DownloadError
-from ..files import cause
 from .cache import Cache, Stopped
-from .listing import RemoteFile
-from .site import Site, Transient
 
 ATTEMPTS = 6
 """In a row without a byte: with the first wait of 0.5 s, a quarter of a minute."""

@@ -10,8 +10,8 @@ from itertools import chain
 
 import msgspec
 import numpy as np
-from sluice_worker import ordering, scheduler, steptime
-from sluice_worker.contract import (
+from sluice_core import ordering
+from sluice_core.contract import (
     AT_CAP_SHARE,
     MIN_CHUNK_TOKENS,
     SKETCH_GAMMA,
@@ -26,9 +26,10 @@ from sluice_worker.contract import (
     TokenGaps,
     Waiting,
 )
-from sluice_worker.sketch import SMALLEST_MS
-from sluice_worker.steptime import StepTimes
-from sluice_worker.wire import Snapshot
+from sluice_core.sketch import SMALLEST_MS
+from sluice_worker.base.wire import Snapshot
+from sluice_worker.scheduling import scheduler, steptime
+from sluice_worker.scheduling.steptime import StepTimes
 
 from ..params import Params
 from ..recording import Recording, Totals

@@ -19,7 +19,7 @@ from sluice.simulate.score import score
 from sluice.simulate.trace import Request
 from sluice.simulate.world import Policy, World
 from sluice.targets import read_targets
-from sluice_worker.contract import SchedulingPolicy, Slo
+from sluice_core.contract import SchedulingPolicy, Slo
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="there is no g++")
 SMALL = Params(

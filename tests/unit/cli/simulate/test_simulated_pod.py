@@ -14,8 +14,8 @@ from sluice.simulate.runs import simulate
 from sluice.simulate.scraped import Outcome
 from sluice.simulate.trace import Request
 from sluice.targets import read_targets
-from sluice_worker.contract import Slo, Tick
-from sluice_worker.step import Step
+from sluice_core.contract import Slo, Tick
+from sluice_worker.scheduling.step import Step
 
 SMALL = Params(
     a=6, b=1.5, c=0.004, d=0.4, kv_tokens=400, cold_start_s=1, block_size=8,

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+from sluice_core.contract import TICK_SECONDS
 from sluice_operator.tuner import Decision, Limits, Observation, Past, Targets, decide
-from sluice_worker.contract import TICK_SECONDS
 from unit.operator.tuner.podmodel import Shape
 from unit.operator.tuner.world import World
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from sluice_operator.tuner import Limits, Observation, PodView, Targets
-from sluice_worker.contract import (
+from sluice_core.contract import (
     Causes,
     Evidence,
     FirstTokens,
@@ -20,6 +19,7 @@ from sluice_worker.contract import (
     TokenGaps,
     Waiting,
 )
+from sluice_operator.tuner import Limits, Observation, PodView, Targets
 
 TARGETS = Targets("99", ttft_ms=500, itl_ms=50, e2e_ms=None, window_s=600)
 LIMITS = Limits(ceiling=64, min_num_seqs=1, min_replicas=1, max_replicas=4)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, exp, inf, log, sqrt
 from random import Random
 
-from sluice_operator.tuner.types import PodView, Targets
-from sluice_worker.contract import (
+from sluice_core.contract import (
     SKETCH_GAMMA,
     TICK_RING,
     Causes,
@@ -29,6 +28,7 @@ from sluice_worker.contract import (
     TokenGaps,
     Waiting,
 )
+from sluice_operator.tuner.types import PodView, Targets
 
 LOG_GAMMA = log(SKETCH_GAMMA)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from sluice_core.contract import Lengths, StepModel, TokenGaps, Waiting
 from sluice_operator.tuner import Decision, Past, decide
-from sluice_worker.contract import Lengths, StepModel, TokenGaps, Waiting
 from unit.operator.tuner.made import LIMITS, TARGETS, late, observation, pod, tick
 
 MODEL = StepModel(5.0, 2.0, 0.0, 0.05, 1000, 1.05)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from sluice_core.contract import FirstTokens, Requests, StepModel, TokenGaps, Waiting
 from sluice_operator.tuner import Past, decide
-from sluice_worker.contract import FirstTokens, Requests, StepModel, TokenGaps, Waiting
 from unit.operator.tuner.made import TARGETS, late, observation, pod, tick
 
 MODEL = StepModel(10, 0.1, 0, 0, 1000, 1.1)

@@ -3,8 +3,8 @@
 from collections import deque
 from random import Random
 
+from sluice_core.contract import TICK_RING, Tick, Waiting
 from sluice_operator.tuner import Past, decide
-from sluice_worker.contract import TICK_RING, Tick, Waiting
 from unit.operator.tuner.made import gaps, late, observation, pod, tick
 
 HOURS = 24

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_core.contract import FirstTokens, Requests, StepModel, Tick, Waiting
 from sluice_operator.tuner import Past, decide
 from sluice_operator.tuner.calibration import calibration
 from sluice_operator.tuner.constants import MAX_DISPERSION
@@ -24,7 +25,6 @@ from sluice_operator.tuner.demand import (
 from sluice_operator.tuner.evidence import HeardPod, Work, describe_work
 from sluice_operator.tuner.model import StepTime
 from sluice_operator.tuner.types import ReplicaChange
-from sluice_worker.contract import FirstTokens, Requests, StepModel, Tick, Waiting
 from unit.operator.tuner.made import LIMITS, TARGETS, late, observation, pod, tick
 
 

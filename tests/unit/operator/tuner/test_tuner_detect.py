@@ -4,6 +4,7 @@ from math import comb, exp
 from random import Random
 
 import pytest
+from sluice_core.sketch import merge, quantile_ms
 from sluice_operator.tuner import constants as k
 from sluice_operator.tuner.detect import (
     NOTHING,
@@ -15,7 +16,6 @@ from sluice_operator.tuner.detect import (
     evidence_of,
     headroom,
 )
-from sluice_worker.sketch import merge, quantile_ms
 
 BETS = Bets(allowed=0.01, mean_size=1000, most=k.EVIDENCE_KEPT * k.BREACH_EVIDENCE)
 

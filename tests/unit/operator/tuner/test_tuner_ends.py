@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sluice_core.contract import Requests, StepModel, Waiting
 from sluice_operator.tuner import Decision, Past, decide
-from sluice_worker.contract import Requests, StepModel, Waiting
 from unit.operator.tuner.made import TARGETS, gaps, observation, pod, tick
 
 MODEL = StepModel(40.0, 2.0, 0.0, 0.05, 1000, 1.05)

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from sluice_core.contract import StepModel, Tick, Waiting
 from sluice_operator.tuner import Past, decide
 from sluice_operator.tuner.demand import read_arrivals
 from sluice_operator.tuner.evidence import Accepts, HeardPod, describe_work, slices, survey
 from sluice_operator.tuner.types import BreachedCap, CapChange, LoadedCap, ReplicaChange
-from sluice_worker.contract import StepModel, Tick, Waiting
 from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
 
 

@@ -3,10 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from sluice_operator.plan import _targets, _wire_slo
-from sluice_operator.spec import parse
-from sluice_operator.tuner import Past, decide
-from sluice_worker.contract import (
+from sluice_core.contract import (
     TICK_SECONDS,
     Evidence,
     FirstTokens,
@@ -15,8 +12,11 @@ from sluice_worker.contract import (
     decode,
     encode,
 )
-from sluice_worker.evidence import Recorder
-from sluice_worker.wire import FirstToken
+from sluice_operator.loop.plan import _targets, _wire_slo
+from sluice_operator.spec.service import parse
+from sluice_operator.tuner import Past, decide
+from sluice_worker.base.wire import FirstToken
+from sluice_worker.evidence.recorder import Recorder
 from unit.operator.objects import changed, valid_object
 from unit.operator.tuner.made import observation, pod, tick
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from sluice_core import sketch
+from sluice_core.contract import StepModel, TokenGaps, Waiting
 from sluice_operator.tuner import Decision, Past, decide
 from sluice_operator.tuner.types import CapChange, LoadedCap
-from sluice_worker import sketch
-from sluice_worker.contract import StepModel, TokenGaps, Waiting
 from unit.operator.tuner.loop import SMALL_CPU, Loop, limits
 from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
 from unit.operator.tuner.traces import poisson

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from sluice_core.contract import StepModel
 from sluice_operator.tuner import Past, decide
 from sluice_operator.tuner.types import CapChange
-from sluice_worker.contract import StepModel
 from unit.operator.tuner.made import LIMITS, gaps, observation, pod, tick
 
 BROKEN = gaps(1000, 500)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from sluice_core.contract import Lengths, StepModel, Waiting
 from sluice_operator.tuner import Decision, Past, decide
 from sluice_operator.tuner.types import BreachedCap, CapChange, ReplicaChange
-from sluice_worker.contract import Lengths, StepModel, Waiting
 from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
 
 FIRST_30 = range(1, 31)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import msgspec
+from sluice_core.contract import FirstTokens, MemoryReport, StepModel, Waiting
 from sluice_operator.tuner import Past, Targets, decide
-from sluice_worker.contract import FirstTokens, MemoryReport, StepModel, Waiting
 from unit.operator.tuner.made import TARGETS, gaps, late, observation, pod, tick
 
 

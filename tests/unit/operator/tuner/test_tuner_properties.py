@@ -8,17 +8,9 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sluice_core.contract import Causes, FirstTokens, Requests, StepModel, Tick, TokenGaps, Waiting
 from sluice_operator.reasons import Reason
 from sluice_operator.tuner import Decision, Limits, Past, PodView, Targets, decide
-from sluice_worker.contract import (
-    Causes,
-    FirstTokens,
-    Requests,
-    StepModel,
-    Tick,
-    TokenGaps,
-    Waiting,
-)
 from unit.operator.tuner.made import observation, pod, tick
 
 count = st.integers(0, 10**6)

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from sluice_core.contract import FirstTokens, Requests, StepModel, Waiting
 from sluice_operator.tuner import Past, Targets, decide
 from sluice_operator.tuner.demand import Arrivals, Capacity, Queue, plan_demand, read_arrivals
 from sluice_operator.tuner.evidence import HeardPod
 from sluice_operator.tuner.types import ReplicaChange
-from sluice_worker.contract import FirstTokens, Requests, StepModel, Waiting
 from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
 from unit.operator.tuner.made import LIMITS as MADE_LIMITS
 from unit.operator.tuner.made import TARGETS as MADE_TARGETS

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_core.contract import TICK_RING, FirstTokens, Tick, Waiting
 from sluice_operator.tuner import constants as k
 from sluice_operator.tuner import runs
 from sluice_operator.tuner.detect import NOTHING, Bets, Moments, Series, evidence_of
 from sluice_operator.tuner.runs import Part, Spans, series_of
 from sluice_operator.tuner.verdicts import _busy_periods, _on_end
-from sluice_worker.contract import TICK_RING, FirstTokens, Tick, Waiting
 from unit.operator.tuner.made import gaps, tick
 
 LOOKED_AT: list[int] = []

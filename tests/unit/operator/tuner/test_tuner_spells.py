@@ -4,9 +4,9 @@ from collections import deque
 from random import Random
 
 import pytest
+from sluice_core.contract import StepModel, Tick, TokenGaps, Waiting
 from sluice_operator.tuner import Decision, Past, decide
 from sluice_operator.tuner.types import CapChange
-from sluice_worker.contract import StepModel, Tick, TokenGaps, Waiting
 from unit.operator.tuner.made import gaps, late, observation, pod, tick
 
 MODEL = StepModel(5.0, 2.0, 0.0, 0.05, 1000, 1.05)

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sluice_core import sketch
+from sluice_core.contract import StepModel, TokenGaps
 from sluice_operator.tuner import Decision, Past, decide
 from sluice_operator.tuner.types import BreachedCap, CapChange
-from sluice_worker import sketch
-from sluice_worker.contract import StepModel, TokenGaps
 from unit.operator.tuner.made import LIMITS, TARGETS, gaps, observation, pod, tick
 
 MODEL = StepModel(5.0, 6.0, 0.0, 0.05, 1000, 1.05)

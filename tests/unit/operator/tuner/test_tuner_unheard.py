@@ -5,8 +5,8 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from sluice_core.contract import TICK_SECONDS
 from sluice_operator.tuner import Decision
-from sluice_worker.contract import TICK_SECONDS
 from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
 from unit.operator.tuner.podmodel import Pod, Request
 from unit.operator.tuner.traces import poisson

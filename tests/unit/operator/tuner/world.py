@@ -7,8 +7,8 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
+from sluice_core.contract import TICK_SECONDS
 from sluice_operator.tuner.types import Targets
-from sluice_worker.contract import TICK_SECONDS
 from unit.operator.tuner.podmodel import Pod, Request, Shape
 
 Route = Callable[[Sequence[Pod], Request, Random], Pod]

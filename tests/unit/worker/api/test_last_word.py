@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from sluice_worker.__main__ import main, run
-from sluice_worker.config import WorkerConfig
+from sluice_worker.base.config import WorkerConfig
 from unit.worker.api.tiny import write_checkpoint
 
 TERMINATION_LOG = "SLUICE_TERMINATION_LOG"

@@ -7,14 +7,14 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator
-from sluice_worker.chat import CHAT_NEUTRAL
-from sluice_worker.config import EngineConfig, ServerConfig, WorkerConfig
-from sluice_worker.protocol import NEUTRAL
-from sluice_worker.server import routes
-from sluice_worker.server.guards import PROBE_PATHS
-from sluice_worker.server.openapi import document
-from sluice_worker.server.operations import OPERATIONS
-from sluice_worker.server.service import Service
+from sluice_worker.api import routes
+from sluice_worker.api.openapi import document
+from sluice_worker.api.operations import OPERATIONS
+from sluice_worker.base.config import EngineConfig, ServerConfig, WorkerConfig
+from sluice_worker.http.guards import PROBE_PATHS
+from sluice_worker.openai.chat import CHAT_NEUTRAL
+from sluice_worker.openai.protocol import NEUTRAL
+from sluice_worker.serving.service import Service
 from unit.worker.api.tiny import write_checkpoint
 
 LOCKED = document(OPERATIONS, version="1", has_keys=True, open_paths=PROBE_PATHS)

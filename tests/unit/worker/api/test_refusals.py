@@ -8,14 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from sluice_worker.config import ServerConfig
-from sluice_worker.errors import RequestError
-from sluice_worker.protocol import parse_completion
-from sluice_worker.server.app import admin_app, bare
-from sluice_worker.server.connection import LIFE
+from sluice_core.errors import RequestError
+from sluice_worker.api.app import admin_app, bare
+from sluice_worker.base.config import ServerConfig
+from sluice_worker.http.connection import LIFE
+from sluice_worker.openai.protocol import parse_completion
 from starlette.types import ASGIApp, Receive, Scope, Send
-
-from .test_waiting_memory import READY, create_service
+from unit.worker.serving.test_waiting_memory import READY, create_service
 
 
 async def get(app: ASGIApp, path: str, *, raises: bool = True) -> httpx.Response:

@@ -10,21 +10,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sluice_worker.contract import Slo
-from sluice_worker.evidence import Recorder
-from sluice_worker.metrics import Statistics
-from sluice_worker.protocol import parse_completion
-from sluice_worker.server import stream
-from sluice_worker.server.bodies import FREE_BYTES, Answers
-from sluice_worker.server.generation import Arrived, Choice, Generation
-from sluice_worker.server.ledger import Ledger
-from sluice_worker.server.stream import EventStream, WholeReply
-from sluice_worker.server.text import StopStrings, Transcript
-from sluice_worker.tokenizer import Tokenizer
-from sluice_worker.wire import FinishReason, FirstToken, TokenOut, packed
+from sluice_core.contract import Slo
+from sluice_worker.api import stream
+from sluice_worker.api.stream import EventStream, WholeReply
+from sluice_worker.base.wire import FinishReason, FirstToken, TokenOut, packed
+from sluice_worker.evidence.ledger import Ledger
+from sluice_worker.evidence.metrics import Statistics
+from sluice_worker.evidence.recorder import Recorder
+from sluice_worker.http.bodies import FREE_BYTES, Answers
+from sluice_worker.openai.protocol import parse_completion
+from sluice_worker.serving.generation import Arrived, Choice, Generation
+from sluice_worker.text.output import StopStrings, Transcript
+from sluice_worker.text.tokenizer import Tokenizer
 from starlette.responses import Response
-
-from .tiny import write_tokenizer
+from unit.worker.api.tiny import write_tokenizer
 
 GAP_S = 0.1
 TOKENS = 6

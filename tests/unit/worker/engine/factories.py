@@ -6,24 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sluice_core.contract import SchedulingPolicy
+from sluice_core.model.files import read_json
+from sluice_core.model.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES
 from sluice_kernels.choose import choose
 from sluice_kernels.interface import Kernels
 from sluice_kernels.plain import PlainKernels
-from sluice_worker.blocks import BlockPool
-from sluice_worker.contract import SchedulingPolicy
-from sluice_worker.engine import Engine
-from sluice_worker.files import read_json
-from sluice_worker.gpu.runner import GpuRunner
-from sluice_worker.models.config import DecoderConfig
-from sluice_worker.models.decoder import Decoder
-from sluice_worker.runner import Runner
-from sluice_worker.scheduler import Scheduler
-from sluice_worker.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES
-from sluice_worker.speculation import NgramSpeculation
-from sluice_worker.static_batch import StaticBatching
-from sluice_worker.steptime import StepTimes
-from sluice_worker.weights import Checkpoint
-from sluice_worker.wire import Finished, Limits, Sampling, Submit, packed
+from sluice_worker.base.config import NgramSpeculation
+from sluice_worker.base.wire import Finished, Limits, Sampling, Submit, packed
+from sluice_worker.engine.loop import Engine
+from sluice_worker.execution.gpu.runner import GpuRunner
+from sluice_worker.execution.models.config import DecoderConfig
+from sluice_worker.execution.models.decoder import Decoder
+from sluice_worker.execution.runner import Runner
+from sluice_worker.execution.weights import Checkpoint
+from sluice_worker.scheduling.blocks import BlockPool
+from sluice_worker.scheduling.scheduler import Scheduler
+from sluice_worker.scheduling.static_batch import StaticBatching
+from sluice_worker.scheduling.steptime import StepTimes
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 199

@@ -14,11 +14,11 @@ import pytest
 import torch
 from sluice_kernels.interface import Spans
 from sluice_kernels.triton.kernels import Plan, TritonKernels
-from sluice_worker import startup
-from sluice_worker.gpu.decode_step import PendingTokens
-from sluice_worker.models import decoder
-from sluice_worker.models.linear import ReadTensor
-from sluice_worker.runner import Runner
+from sluice_worker.engine import startup
+from sluice_worker.execution.gpu.decode_step import PendingTokens
+from sluice_worker.execution.models import decoder
+from sluice_worker.execution.models.linear import ReadTensor
+from sluice_worker.execution.runner import Runner
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes

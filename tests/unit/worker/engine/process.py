@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
-from sluice_worker.config import EngineConfig
-from sluice_worker.wire import (
+from sluice_worker.base.config import EngineConfig
+from sluice_worker.base.wire import (
     FromEngine,
     Message,
     StepReport,
@@ -83,7 +83,7 @@ class EngineUnderTest:
 def engine_process(config: EngineConfig) -> Iterator[EngineUnderTest]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.settimeout(DEADLINE_S)
-    command = [sys.executable, "-m", "sluice_worker.engine_process", "--fd", str(theirs.fileno())]
+    command = [sys.executable, "-m", "sluice_worker.engine.process", "--fd", str(theirs.fileno())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()

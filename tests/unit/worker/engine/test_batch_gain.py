@@ -4,9 +4,8 @@ import time
 from pathlib import Path
 
 import torch
-from sluice_worker.engine import Engine
-
-from .factories import create_engine, create_request, create_scheduler, save_llama
+from sluice_worker.engine.loop import Engine
+from unit.worker.engine.factories import create_engine, create_request, create_scheduler, save_llama
 
 
 def decoding(checkpoint: Path, cap: int) -> Engine:

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sluice_worker.engine import Engine
-from sluice_worker.step import Outcome, Step
-from sluice_worker.steptime import StepTimes
-from sluice_worker.wire import Abort, Limits, Submit
-
-from .factories import (
+from sluice_worker.base.wire import Abort, Limits, Submit
+from sluice_worker.engine.loop import Engine
+from sluice_worker.scheduling.step import Outcome, Step
+from sluice_worker.scheduling.steptime import StepTimes
+from unit.worker.engine.factories import (
     collect,
     create_engine,
     create_request,

@@ -8,20 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sluice_worker import engine_process as engine_process_module
-from sluice_worker import startup
-from sluice_worker.config import EngineConfig
-from sluice_worker.engine_process import (
-    BURST_S,
-    LARGE_BYTES,
-    REFILL_S,
-    Disconnected,
-    Link,
-    Loop,
-    serve,
-)
-from sluice_worker.errors import MAX_TOLD, told
-from sluice_worker.wire import (
+from sluice_core.errors import MAX_TOLD, told
+from sluice_worker.base.config import EngineConfig
+from sluice_worker.base.wire import (
     Abort,
     CheckIntegrity,
     Failed,
@@ -36,15 +25,25 @@ from sluice_worker.wire import (
     encode_frame,
     to_engine_decoder,
 )
-
-from .factories import (
+from sluice_worker.engine import process as engine_process_module
+from sluice_worker.engine import startup
+from sluice_worker.engine.process import (
+    BURST_S,
+    LARGE_BYTES,
+    REFILL_S,
+    Disconnected,
+    Link,
+    Loop,
+    serve,
+)
+from unit.worker.engine.factories import (
     create_engine,
     create_request,
     create_requests,
     create_scheduler,
     save_llama,
 )
-from .process import engine_process
+from unit.worker.engine.process import engine_process
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from sluice_worker.config import parse
-from sluice_worker.errors import SluiceError
-from sluice_worker.server.app import admin_app, api_app
-from sluice_worker.server.guards import Inflight
-from sluice_worker.server.service import Service
-from sluice_worker.startup import start
+from sluice_core.errors import SluiceError
+from sluice_worker.api.app import admin_app, api_app
+from sluice_worker.base.config import parse
+from sluice_worker.engine.startup import start
+from sluice_worker.http.guards import Inflight
+from sluice_worker.serving.service import Service
 from unit.worker.api.tiny import VOCAB_SIZE, write_tokenizer
+from unit.worker.engine.factories import save_llama
 from unit.worker.ordinary_user import open_directory, ordinary_user
-
-from .factories import save_llama
 
 POINTER = (
     "version https://git-lfs.github.com/spec/v1\n"

@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from sluice_worker import runner, startup
-from sluice_worker.config import EngineConfig
-from sluice_worker.engine import CHECK_REST, CHECK_S, Engine
-from sluice_worker.engine_process import Link, Loop
-from sluice_worker.runner import Runner
-from sluice_worker.wire import Message, Shutdown, encode_frame, split_frames
-
-from .factories import create_engine, create_request, create_scheduler, run_all
+from sluice_worker.base.config import EngineConfig
+from sluice_worker.base.wire import Message, Shutdown, encode_frame, split_frames
+from sluice_worker.engine import startup
+from sluice_worker.engine.loop import CHECK_REST, CHECK_S, Engine
+from sluice_worker.engine.process import Link, Loop
+from sluice_worker.execution import runner
+from sluice_worker.execution.runner import Runner
+from unit.worker.engine.factories import create_engine, create_request, create_scheduler, run_all
 
 MODEL = Path(__file__).parents[4] / "examples" / "model"
 

@@ -3,11 +3,11 @@
 import zlib
 from collections.abc import Iterable
 
-from sluice_worker.scheduler import Scheduler
-from sluice_worker.sequence import Sequence
-from sluice_worker.speculation import Growth, few_decodes
-from sluice_worker.step import Outcome, Step, Work
-from sluice_worker.wire import Limits, Submit
+from sluice_worker.base.wire import Limits, Submit
+from sluice_worker.scheduling.scheduler import Scheduler
+from sluice_worker.scheduling.sequence import Sequence
+from sluice_worker.scheduling.speculation import Growth, few_decodes
+from sluice_worker.scheduling.step import Outcome, Step, Work
 
 SEES = 3
 """Tokens that the next one depends on; few, so that texts run into loops that drafts can copy."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sluice_worker.config import parse
-from sluice_worker.server.arrival import Arrival
+from sluice_worker.api.arrival import Arrival
+from sluice_worker.base.config import parse
 
 
 async def test_a_worker_that_was_told_to_leave_does_not_start_with_what_was_there_already(

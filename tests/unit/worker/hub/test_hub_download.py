@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice_worker.errors import CheckpointError, StartupError, UnsupportedModel
-from sluice_worker.files import Directory, read_json
+from sluice_core.errors import CheckpointError, StartupError, UnsupportedModel
+from sluice_core.hub.listing import RemoteFile
+from sluice_core.hub.reference import Access, HubModel
+from sluice_core.model.files import Directory, read_json
 from sluice_worker.hub.cache import Cache, Stopped
 from sluice_worker.hub.download import download
-from sluice_worker.hub.listing import RemoteFile
-from sluice_worker.hub.reference import Access, HubModel
 from unit.worker.api.tiny import write_checkpoint
 from unit.worker.hub.forward_proxy import running_proxy
 from unit.worker.hub.hub_server import (

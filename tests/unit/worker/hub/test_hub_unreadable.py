@@ -6,11 +6,11 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from sluice_worker.errors import DownloadError, StartupError
+from sluice_core.errors import DownloadError, StartupError
+from sluice_core.hub.reference import Access, HubModel, access, hub_model
+from sluice_core.hub.site import Site
 from sluice_worker.hub.cache import Cache
 from sluice_worker.hub.download import download
-from sluice_worker.hub.reference import Access, HubModel, access, hub_model
-from sluice_worker.hub.site import Site
 from unit.worker.ordinary_user import open_directory, ordinary_user
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

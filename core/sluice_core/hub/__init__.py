@@ -1,0 +1,1 @@
+"""The client of a Hugging Face hub. Nothing of a checkpoint is run."""

@@ -1,0 +1,1 @@
+"""One reader of a model's config.json, index and headers, and the arithmetic of its memory."""

@@ -1,0 +1,420 @@
+"""How many sequences fit: the memory arithmetic, shared by operator and worker.
+
+Pure and standard library only. The operator calls it before any pod exists, the worker before it
+loads and again with measured bytes, so both give the same number and the same sentence.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .architecture import DTYPE_BYTES as DTYPE_BYTES
+from .architecture import HEAD as HEAD
+from .architecture import ModelShape as ModelShape
+from .architecture import SizingError as SizingError
+from .architecture import bytes_saved as bytes_saved
+from .architecture import resolve_dtype as resolve_dtype
+from .architecture import weights_bytes as weights_bytes
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+DEFAULT_BATCHED_TOKENS = 2048
+"""Tokens of one step; vLLM's default for servers on all but the largest GPUs."""
+DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 64, "cuda": 16}
+"""Tokens of one block of the KV cache."""
+MAX_CEILING = 256
+"""Ceiling when the user names none: vLLM's default for all but the largest GPUs."""
+CPU_RESERVE_BYTES = 700 * MIB
+"""Interpreter, torch and the API process: 540 + 90 MiB resident with torch 2.15, and slack."""
+CONTEXT_BYTES = 500 * MIB
+"""Of a GPU, what CUDA takes before the first tensor (about that on Hopper)."""
+WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 32 * MIB, "cuda": CONTEXT_BYTES + 140 * MIB}
+"""GEMM scratch and allocator slack; on CUDA also the context."""
+HOST_BYTES = 3 * GIB
+"""Memory of the host beside a GPU: both processes as on a CPU, and 2 GiB for CUDA's libraries, its
+context and the kernels' code there, which are assumed: no GPU has been measured yet."""
+MAX_GATHER_BYTES = 16 * MIB
+"""Pages that plain attention brings together at once, for a group of decodes.
+
+From 32 MiB on, glibc takes fresh memory from the system for each, at 1.5 GB/s (measured).
+"""
+FULL_BATCH_SPLITS = 8
+"""Parts of a context whose results decoding on a GPU keeps until they are joined, in a full batch.
+"""
+MAX_SCORES_BYTES = 16 * MIB
+"""Float32 scores that attention with a soft cap writes out at once."""
+MOST_UTILIZATION = 0.95
+"""Of what is advised: allocators and the machine take some as well."""
+DEFAULT_MEAN_LENGTH = 1024
+"""Mean length (prompt and output) assumed before any traffic, at most half of max_model_len."""
+MAX_DIMS = 8
+"""Of a tensor; a model's have two, a convolution's four."""
+MOST_BYTES = 1 << 60
+"""Status and metrics hold 64 bits; no model is near it."""
+STATISTICAL_Z = 2.326
+"""P99 of a normal: the pool overflows, and preempts, in at most 1 % of the moments."""
+
+# Bits of the dtypes that safetensors 0.8 names; only floating ones change with the run's dtype.
+_HEADER_FLOAT_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
+_HEADER_OTHER_BITS = {"I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16}
+_HEADER_BITS = {
+    **_HEADER_FLOAT_BITS,
+    **_HEADER_OTHER_BITS,
+    "U8": 8,
+    "BOOL": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+}
+
+
+def safetensors_header_bytes(header: Mapping[str, object], dtype_bytes: int | None) -> int:
+    """Bytes of the tensors in one safetensors file's JSON header.
+
+    `dtype_bytes`: bytes per element after conversion of floating tensors; None keeps each as it is.
+    Raises SizingError where the header is not one.
+    """
+    total = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            total += _tensor_bytes(name, entry, dtype_bytes)
+    return total
+
+
+def _tensor_bytes(name: str, entry: object, dtype_bytes: int | None) -> int:
+    dtype = entry.get("dtype") if isinstance(entry, Mapping) else None
+    dims = entry.get("shape") if isinstance(entry, Mapping) else None
+    if not isinstance(dtype, str) or dtype not in _HEADER_BITS or not isinstance(dims, list):
+        raise SizingError(f"tensor {name[:128]} has no known dtype and shape.")
+    # A product of many dims takes a time that grows with the square of their number.
+    if len(dims) > MAX_DIMS or not all(
+        isinstance(dim, int) and 0 <= dim <= 1 << 40 for dim in dims
+    ):
+        raise SizingError(f"tensor {name[:128]} has an impossible shape.")
+    bits = _HEADER_BITS[dtype]
+    if dtype_bytes is not None and dtype in _HEADER_FLOAT_BITS:
+        bits = 8 * dtype_bytes
+    return math.prod(dims) * bits // 8
+
+
+def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
+    """Bytes of keys and values of one token.
+
+    All layers keep every token: one table of blocks serves them all, so that a layer with a sliding
+    window reads less but holds no less.
+    """
+    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype_bytes
+
+
+def activation_bytes(
+    shape: ModelShape,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    dtype_bytes: int,
+    *,
+    in_a_row: bool = False,
+) -> int:
+    """Peak bytes of one step: the wider of attention and MLP per token, and the sampled logits.
+
+    Logits: one float32 copy and one for sampling of each row, after one in the model's dtype.
+    in_a_row: all layers share one scratch, in which a gate is never written out.
+    """
+    hidden, head_dim = shape.hidden_size, shape.head_dim
+    qkv = (shape.num_heads + 2 * shape.num_kv_heads) * head_dim
+    logits = max_num_seqs * shape.vocab_size * (8 + dtype_bytes)
+    if in_a_row:
+        # Residual stream, what is added to it, and the scratch behind a row's norm.
+        widest = max(qkv + shape.num_heads * head_dim, shape.intermediate_size)
+        return max_num_batched_tokens * dtype_bytes * (3 * hidden + widest) + logits
+    attention = 2 * qkv + shape.num_heads * head_dim
+    # Residual stream, its normalised copy and one float32 copy inside the norm (Gemma: two).
+    norm = dtype_bytes * 2 * hidden + (8 if shape.family.gemma else 4) * hidden
+    per_token = norm + max(dtype_bytes * attention, _mlp_bytes(shape, dtype_bytes))
+    return max_num_batched_tokens * per_token + logits
+
+
+def _mlp_bytes(shape: ModelShape, dtype_bytes: int) -> int:
+    """Peak bytes per token of the widest MLP.
+
+    Experts run one after another, and a token goes to each at most once; beside the one that runs
+    are the rows it takes, their result and their sum, and what the router said.
+    """
+    dense = dtype_bytes * 3 * shape.intermediate_size
+    if shape.experts is None:
+        return dense
+    router = 8 * shape.experts.count + 24 * shape.experts.per_token
+    expert = dtype_bytes * 3 * (shape.experts.width + shape.hidden_size) + router
+    has_dense = len(shape.experts.layers) < shape.num_layers
+    return max(dense, expert) if has_dense else expert
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the bytes of one pod (CPU) or device (CUDA) go, and how many sequences that carries.
+
+    `guaranteed_seqs`: sequences of max_model_len.
+    """
+
+    total_bytes: int
+    utilization: float
+    weights_bytes: int
+    activation_bytes: int
+    workspace_bytes: int
+    reserve_bytes: int
+    kv_bytes_per_token: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    ceiling: int
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def guaranteed_seqs(self) -> int:
+        return self.num_blocks // blocks_for(self.max_model_len, self.block_size)
+
+    @property
+    def fits(self) -> bool:
+        """Whether at least one sequence of max_model_len fits."""
+        return self.ceiling >= 1
+
+    @property
+    def usable_bytes(self) -> int:
+        """What the plan may use: utilization x total."""
+        return int(self.utilization * self.total_bytes)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """All that is there before the first KV block."""
+        return (
+            self.weights_bytes + self.activation_bytes + self.workspace_bytes + self.reserve_bytes
+        )
+
+    def as_dict(self) -> dict[str, int]:
+        """Bytes by class; the keys of `MemoryReport`."""
+        return {
+            "total_bytes": self.total_bytes,
+            "weights_bytes": self.weights_bytes,
+            "activation_bytes": self.activation_bytes,
+            "workspace_bytes": self.workspace_bytes,
+            "reserve_bytes": self.reserve_bytes,
+            "kv_cache_bytes": self.kv_tokens * self.kv_bytes_per_token,
+        }
+
+    def explain(self) -> str:
+        """The arithmetic in one sentence."""
+        left = self.usable_bytes - self.fixed_bytes
+        return (
+            f"{self.utilization:g} x {_size(self.total_bytes)} - weights "
+            f"{_size(self.weights_bytes)} - activations {_size(self.activation_bytes)} - workspace "
+            f"{_size(self.workspace_bytes)} - reserve {_size(self.reserve_bytes)} = {_size(left)} "
+            f"for the KV cache: {self.num_blocks} blocks of {self.block_size} tokens "
+            f"({_size(self.kv_bytes_per_token)} per token), {self.guaranteed_seqs} sequences of "
+            f"{self.max_model_len} tokens."
+        )
+
+
+def most_sequences(max_num_seqs: int | None, max_num_batched_tokens: int) -> int:
+    """Those that are asked for. A step decodes all that run, so its budget bounds them too."""
+    return min(max_num_seqs or MAX_CEILING, max_num_batched_tokens)
+
+
+def plan_memory(
+    shape: ModelShape,
+    *,
+    total_bytes: int,
+    utilization: float,
+    weights_bytes: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    block_size: int,
+    dtype_bytes: int,
+    max_num_seqs: int | None,
+    device: Literal["cpu", "cuda"],
+    gathers: bool | None = None,
+    measured_activation_bytes: int = 0,
+    in_a_row: bool = False,
+    num_blocks: int | None = None,
+) -> MemoryPlan:
+    """The plan. A model that does not fit is a plan with `fits` False, not an error.
+
+    `gathers`: attention brings pages together and writes masks out, as plain torch does; None until
+    a worker has chosen its kernels: on a CPU it may, on a GPU Triton's do not.
+    `measured_activation_bytes`: counted where they are more than the formula's. `in_a_row`: the
+    kernels run layers in one scratch. `num_blocks`: fixed by a person.
+    Raises SizingError where no memory could help: impossible numbers, or max_model_len over the
+    model's own.
+    """
+    _check_request(shape, utilization, max_num_batched_tokens, max_model_len, block_size)
+    budget = max_num_batched_tokens
+    asked = most_sequences(max_num_seqs, budget)
+    formula = activation_bytes(shape, budget, asked, dtype_bytes, in_a_row=in_a_row)
+    activations = max(formula, measured_activation_bytes)
+    reserve = CPU_RESERVE_BYTES if device == "cpu" else 0
+    per_token = kv_bytes_per_token(shape, dtype_bytes)
+    attention = _attention_bytes(shape, budget, max_model_len, dtype_bytes, per_token)
+    gathers = device == "cpu" if gathers is None else gathers
+    workspace = WORKSPACE_BYTES[device]
+    if gathers:
+        workspace += attention
+    elif device == "cuda":
+        workspace += asked * shape.num_heads * FULL_BATCH_SPLITS * (shape.head_dim + 2) * 4
+    left = int(utilization * total_bytes) - weights_bytes - activations - workspace - reserve
+    if num_blocks is None:
+        num_blocks = max(left // (per_token * block_size), 0)
+    guaranteed = num_blocks // blocks_for(max_model_len, block_size)
+    carried = max(guaranteed, _usual_sequences(num_blocks, block_size, max_model_len))
+    # A number of blocks that a person fixed takes what it takes.
+    fits = guaranteed >= 1 and num_blocks * block_size * per_token <= left
+    return _bounded(
+        MemoryPlan(
+            total_bytes=total_bytes,
+            utilization=utilization,
+            weights_bytes=weights_bytes,
+            activation_bytes=activations,
+            workspace_bytes=workspace,
+            reserve_bytes=reserve,
+            kv_bytes_per_token=per_token,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            ceiling=min(carried, asked) if fits else 0,
+            device=device,
+        )
+    )
+
+
+def _bounded(plan: MemoryPlan) -> MemoryPlan:
+    if max(map(abs, plan.as_dict().values())) > MOST_BYTES:
+        raise SizingError(f"config.json makes sizes of over {MOST_BYTES >> 50} PiB.")
+    return plan
+
+
+def host_memory_bytes(shape: ModelShape, dtype_bytes: int) -> int:
+    """Memory of the host that loading onto a GPU takes, in whole GiB.
+
+    Files are mapped, and pages of them that were read are the kernel's to take back; one tensor at
+    a time goes to the device, for which a copy of it in another dtype may be made. So beside
+    HOST_BYTES it is the largest tensor, however many there are: the embeddings, or an MLP's matrix.
+    """
+    widest = max(shape.vocab_size, shape.intermediate_size)
+    return math.ceil((HOST_BYTES + widest * shape.hidden_size * dtype_bytes) / GIB) * GIB
+
+
+def _check_request(
+    shape: ModelShape, utilization: float, budget: int, max_model_len: int, block_size: int
+) -> None:
+    if not 0 < utilization <= 1:
+        raise SizingError(f"memory utilization {utilization} is not over 0 and at most 1.")
+    if block_size < 1 or budget < 1:
+        raise SizingError("block_size and max_num_batched_tokens must be at least 1.")
+    if not 1 <= max_model_len <= shape.max_position:
+        raise SizingError(
+            f"max_model_len {max_model_len} is not between 1 and the model's "
+            f"max_position_embeddings {shape.max_position} (its scaling counted)."
+        )
+
+
+def _attention_bytes(
+    shape: ModelShape, budget: int, max_model_len: int, dtype_bytes: int, bytes_per_token: int
+) -> int:
+    """Scratch of one layer's attention: gathered pages, and masks of a chunk over its past."""
+    chunk = min(budget, max_model_len)
+    longest = max_model_len * (bytes_per_token // shape.num_layers)
+    masks = len(shape.windows) * chunk * max_model_len * dtype_bytes
+    scores = 2 * MAX_SCORES_BYTES if shape.attention_softcap else 0
+    return max(MAX_GATHER_BYTES, longest) + masks + scores
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold `num_tokens`."""
+    return -(-num_tokens // block_size)
+
+
+def _usual_sequences(num_blocks: int, block_size: int, max_model_len: int) -> int:
+    """Sequences of usual lengths: a ceiling is fixed at start, and must not move with traffic."""
+    usual = min(max_model_len / 2, DEFAULT_MEAN_LENGTH)
+    mean = max(usual, 1.0) + (block_size - 1) / 2  # the last block of a sequence is half empty
+    return carried_sequences(num_blocks * block_size, mean, usual / 2)
+
+
+def carried_sequences(kv_tokens: int, mean: float, sigma: float) -> int:
+    """Largest N with N mu + z sigma sqrt(N) <= kv_tokens, solved for sqrt(N): how many sequences of
+    this mean and deviation (tokens) outgrow the KV memory in at most 1 % of the moments."""
+    mean, z_sigma = max(mean, 1.0), STATISTICAL_Z * max(sigma, 0.0)
+    root = math.sqrt(z_sigma**2 + 4 * mean * kv_tokens)
+    return int(((root - z_sigma) / (2 * mean)) ** 2)
+
+
+def overflow_share(num_seqs: int, kv_tokens: int, mean: float, sigma: float) -> float:
+    """Share of the moments in which `num_seqs` such sequences outgrow the KV memory, so that one is
+    preempted; the sum of their lengths is taken to be normal."""
+    spare, spread = kv_tokens - num_seqs * mean, sigma * math.sqrt(num_seqs)
+    if spread <= 0:
+        return float(spare < 0)
+    return 0.5 * math.erfc(spare / spread / math.sqrt(2))
+
+
+def advice(plan: MemoryPlan, shape: ModelShape) -> str:
+    """What would make a plan fit, in one sentence with numbers; empty if it fits."""
+    if plan.fits:
+        return ""
+    least = blocks_for(plan.max_model_len, plan.block_size)
+    left = (plan.usable_bytes - plan.fixed_bytes) // plan.kv_bytes_per_token // plan.block_size
+    if plan.num_blocks < left:  # a person fixed their number: more memory would bring no more
+        enough = [f"{least} blocks"] if least <= left else []
+        return f"It would fit with {' or '.join([*_shorter_window(plan), *enough])}."
+    # More than one sequence only where a person fixed the number of blocks.
+    kv_bytes = max(least, plan.num_blocks) * plan.block_size * plan.kv_bytes_per_token
+    needed = plan.fixed_bytes + kv_bytes
+    options = [*_smaller_dtype(plan, shape, kv_bytes), *_shorter_window(plan)]
+    options += [f"{left} blocks"] if plan.num_blocks >= least and left >= least else []
+    options += [*_larger_share(plan, needed), _more_memory(plan, needed)]
+    return f"It would fit with {' or '.join(options)}."
+
+
+def _larger_share(plan: MemoryPlan, needed: int) -> list[str]:
+    share = math.ceil(100 * needed / plan.total_bytes) / 100
+    return [f"gpu_memory_utilization {share:g}"] if share <= MOST_UTILIZATION else []
+
+
+def _smaller_dtype(plan: MemoryPlan, shape: ModelShape, kv_bytes: int) -> list[str]:
+    if plan.kv_bytes_per_token < kv_bytes_per_token(shape, 4):
+        return []
+    halved = plan.weights_bytes + plan.activation_bytes + kv_bytes
+    fixed = plan.workspace_bytes + plan.reserve_bytes
+    return ["dtype bfloat16"] if halved / 2 + fixed <= plan.usable_bytes else []
+
+
+def _shorter_window(plan: MemoryPlan) -> list[str]:
+    fits = 0 < plan.kv_tokens < plan.max_model_len
+    return [f"max_model_len {plan.kv_tokens}"] if fits else []
+
+
+def _more_memory(plan: MemoryPlan, needed: int) -> str:
+    total = math.ceil(needed / plan.utilization)
+    if plan.device == "cpu":
+        return f"{_at_least(total)} of memory instead of {_size(plan.total_bytes)}"
+    return f"a GPU of {_at_least(total)}"
+
+
+def _size(num_bytes: int) -> str:
+    """`num_bytes` for a reader, in the unit that fits it."""
+    unit, divisor = _unit(num_bytes)
+    return f"{num_bytes / divisor:.1f} {unit}" if divisor > 1 else f"{num_bytes} B"
+
+
+def _at_least(num_bytes: int) -> str:
+    """The same, rounded up."""
+    unit, divisor = _unit(num_bytes)
+    return f"{math.ceil(10 * num_bytes / divisor) / 10:.1f} {unit}"
+
+
+def _unit(num_bytes: int) -> tuple[str, int]:
+    units = (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10))
+    return next((unit for unit in units if abs(num_bytes) >= unit[1]), ("B", 1))

@@ -1,0 +1,1 @@
+"""Pure: manifests of all that an InferenceService owns, and how far the cluster's differ."""

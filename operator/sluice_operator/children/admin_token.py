@@ -1,0 +1,23 @@
+"""Tokens in Secrets, never logged: an object's admin ports' (made once), and a hub's."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from .manifests import MANAGED_BY, MANAGED_BY_LABEL
+
+
+def token_of(secret: Mapping[str, Any]) -> str | None:
+    """The token in a live Secret, None where a person has taken it out or spoilt it."""
+    encoded = (secret.get("data") or {}).get("token")
+    try:
+        token = base64.b64decode(encoded, validate=True).decode("ascii").strip() if encoded else ""
+    except (ValueError, TypeError):
+        return None
+    return token if token.isprintable() and token else None
+
+
+def may_be_sent(secret: Mapping[str, Any]) -> bool:
+    """Whether a hub and a pod may have what it holds: not a service account's token, nor ours."""
+    labels = secret.get("metadata", {}).get("labels") or {}
+    return secret.get("type", "Opaque") == "Opaque" and labels.get(MANAGED_BY_LABEL) != MANAGED_BY

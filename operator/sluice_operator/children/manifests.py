@@ -1,0 +1,295 @@
+"""The manifests of an object's children. Pure: the same arguments give the same bytes.
+
+Names are deterministic and quantities in the API server's own spelling, so that what is live can be
+compared with what is wanted, and a pass over an object that is as it should be writes nothing.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+
+from sluice_core.model.sizing import HOST_BYTES, MAX_CEILING
+
+from ..cluster.observed import Object, controller_of
+from ..settings import Settings
+from ..spec.service import API_VERSION, GROUP, KIND, InferenceService
+from . import pod
+from .pod import Manifest, secret_name
+from .runtime import OWNER_ANNOTATION, Runtime, runtime_name
+
+SERVICE_PORT = 80
+MANAGED_BY = "sluice-operator"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+MANIFEST_ANNOTATION = "sluice.dev/manifest"
+"""Hash of the manifest that was applied last: a field that we no longer want shows up in it."""
+TEMPLATE_ANNOTATION = "sluice.dev/template"
+TEMPLATE_INPUTS_ANNOTATION = "sluice.dev/template-inputs"
+"""Hash of what the pod template was made from; the same hash keeps the template as it was."""
+CEILING_ANNOTATION = "sluice.dev/ceiling"
+"""`--max-num-seqs` of the template, or that the workers size themselves."""
+ASKED_ANNOTATION = "sluice.dev/asked-ceiling"
+"""`spec.batching.maxNumSeqs` as it was then, or that it was left to us, and bytes of memory."""
+MODEL_ANNOTATION = "sluice.dev/model"
+"""Hash of which model the template is of."""
+COMMIT_ANNOTATION = "sluice.dev/commit"
+"""What the revision of a hub's model stood for when the template was made; "" where not known."""
+WATCHED = ("ConfigMap", "Service", "Deployment")
+UNWATCHED = ("Secret", "PodDisruptionBudget")
+"""Children that no watch shows: the operator has no right to list secrets, for one."""
+_AUTO = "auto"
+_LOAD_S, _FETCH_S = 1800, 6 * 3600
+"""A large checkpoint loads for minutes, and comes from a hub for hours; a pod that crashes or has
+no room is told of long before."""
+
+
+def name_of(service: InferenceService, kind: str) -> str:
+    """Of the child of a kind."""
+    names = {"ConfigMap": runtime_name(service.name), "Secret": secret_name(service)}
+    return names.get(kind, service.name)
+
+
+def selector(service: InferenceService) -> dict[str, str]:
+    """Labels that pick the object's pods, and only them."""
+    return {"app.kubernetes.io/name": "sluice-worker", INSTANCE_LABEL: service.name}
+
+
+def labels(service: InferenceService) -> dict[str, str]:
+    """Labels of every child."""
+    return {**selector(service), MANAGED_BY_LABEL: MANAGED_BY}
+
+
+def is_ours(service: InferenceService, live: Object) -> bool:
+    """Whether `live` is a child of exactly this object, or was before a person edited it."""
+    controller = controller_of(live)
+    if controller:
+        return controller == service.uid
+    return (live["metadata"].get("labels") or {}).items() >= labels(service).items()
+
+
+def is_of_former(service: InferenceService, live: Object) -> bool:
+    """Whether `live` was of a deleted object of the same name: it is on its way out.
+
+    KServe calls its objects by the same kind, and they stay.
+    """
+    return any(
+        owner.get("controller")
+        and owner["apiVersion"].startswith(f"{GROUP}/")
+        and (owner["kind"], owner["name"]) == (KIND, service.name)
+        for owner in live["metadata"].get("ownerReferences") or ()
+        if owner["uid"] != service.uid
+    )
+
+
+def configmap(service: InferenceService, settings: Settings, runtime: Runtime) -> Manifest:
+    """Cap, epoch, targets, order and the tuner's memory; mounted into the pods, which read it once,
+    when they start: an edit of targets or order restarts none."""
+    data = {**runtime.data(), **_targets(service)}
+    owner = {OWNER_ANNOTATION: settings.instance}
+    return _child(service, "v1", "ConfigMap", runtime_name(service.name), {"data": data}, owner)
+
+
+def _targets(service: InferenceService) -> dict[str, str]:
+    """Named as the worker's flags: a pod predicts its first cap, and sizes chunks, for them. How
+    it holds them, too: what it sheds, and whom it serves first."""
+    slo = service.spec.slo
+    targets = {"slo_ttft_ms": slo.ttft_ms, "slo_itl_ms": slo.itl_ms, "slo_e2e_ms": slo.e2e_ms}
+    given = {name: str(ms) for name, ms in targets.items() if ms is not None}
+    return {
+        **given,
+        "overload": slo.told_overload,
+        "scheduling_policy": service.spec.scheduling_policy,
+    }
+
+
+def secret(service: InferenceService, token: str) -> Manifest:
+    """The bearer token of the pods' admin port, which only the operator knows."""
+    encoded = base64.b64encode(token.encode()).decode()
+    body = {"type": "Opaque", "data": {"token": encoded}}
+    return _child(service, "v1", "Secret", secret_name(service), body)
+
+
+def kube_service(service: InferenceService) -> Manifest:
+    """Where clients go. The admin port is not in it."""
+    port = {"name": "http", "port": SERVICE_PORT, "targetPort": "http", "protocol": "TCP"}
+    body = {"spec": {"type": "ClusterIP", "selector": selector(service), "ports": [port]}}
+    return _child(service, "v1", "Service", service.name, body)
+
+
+def disruption_budget(service: InferenceService, unplaced: int = 0) -> Manifest:
+    """A drained node takes one pod at a time; one that cannot serve anyway never holds it up, nor
+    do those that are `unplaced`, which count as disrupted."""
+    spec = {
+        "maxUnavailable": 1 + unplaced,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": selector(service)},
+    }
+    return _child(service, "policy/v1", "PodDisruptionBudget", service.name, {"spec": spec})
+
+
+def deployment(
+    service: InferenceService,
+    settings: Settings,
+    *,
+    ceiling: int | None,
+    replicas: int,
+    live: Object | None,
+    loading_bytes: int = HOST_BYTES,
+    commit: str = "",
+    is_unread: bool = False,
+    is_pending: bool = False,
+    unplaced: int = 0,
+) -> Manifest:
+    """The pods. A template made from the same inputs stays as `live` has it.
+
+    So an operator that renders templates differently restarts no pod until its object changes.
+    `loading_bytes`: of the host, for a pod with a GPU whose object does not say.
+    `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods that started with a higher
+    one stay too, as the cap is lowered live; to go beyond what they started with takes new ones,
+    if it was asked for: an operator that finds room for more in the same memory restarts none.
+    `is_unread`: the model cannot be read now (its hub is away), which is no reason to.
+    `is_pending`: another model is asked for and is not known yet, or does not fit: until then
+    `live` stays, whatever was asked for since.
+    `commit`: what the revision of a hub's model stands for, so that all replicas run the same;
+    where it cannot be asked now, the one of `live`.
+    `unplaced`: of `replicas`, those that no node takes.
+    """
+    inputs = digest(pod.inputs(service, settings))
+    started = annotation(live, CEILING_ANNOTATION)
+    asked = f"{service.spec.batching.max_num_seqs or _AUTO}/{service.spec.hardware.memory_bytes}"
+    model = model_of(service)
+    if is_pending:
+        model = annotation(live, MODEL_ANNOTATION) or model
+        inputs = annotation(live, TEMPLATE_INPUTS_ANNOTATION) or inputs
+        asked = annotation(live, ASKED_ANNOTATION) or asked
+    is_as_asked = annotation(live, ASKED_ANNOTATION) == asked
+    kept = _kept_template(live, inputs) if is_as_asked or _suffices(started, ceiling) else None
+    if kept or (is_unread and annotation(live, MODEL_ANNOTATION) == model):
+        commit = pinned_commit(live)
+    template = kept or {
+        "metadata": {"labels": labels(service), "annotations": pod.metadata_annotations(service)},
+        "spec": pod.pod_spec(service, settings, ceiling, commit, loading_bytes),
+    }
+    spec = {
+        "replicas": replicas,
+        "revisionHistoryLimit": 3,
+        "progressDeadlineSeconds": _progress_seconds(template),
+        "selector": {"matchLabels": selector(service)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling(service, unplaced)},
+        "template": template,
+    }
+    annotations = {
+        TEMPLATE_INPUTS_ANNOTATION: inputs,
+        CEILING_ANNOTATION: started if kept and started else str(ceiling or _AUTO),
+        ASKED_ANNOTATION: asked,
+        MODEL_ANNOTATION: model,
+        COMMIT_ANNOTATION: commit,
+        TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
+    }
+    return _child(service, "apps/v1", "Deployment", service.name, {"spec": spec}, annotations)
+
+
+def _progress_seconds(template: Manifest) -> int:
+    """Until pods that are not ready are called stuck."""
+    return _FETCH_S if "--model=hf://" in json.dumps(template) else _LOAD_S
+
+
+def _rolling(service: InferenceService, unplaced: int) -> Manifest:
+    """With Replace, a pod that serves nothing for want of a node must not be the one that may be
+    away: nothing would ever be replaced."""
+    if service.spec.rollout == "Surge":
+        return {"maxUnavailable": 0, "maxSurge": 1}
+    return {"maxUnavailable": 1 + unplaced, "maxSurge": 0}
+
+
+def pinned_commit(live: Object | None) -> str:
+    """The commit that the pods of the Deployment `live` are pinned to, "" where none is known."""
+    return annotation(live, COMMIT_ANNOTATION) or ""
+
+
+def model_of(service: InferenceService) -> str:
+    """Hash of which model is asked for."""
+    model = service.spec.model
+    secret = model.secret_ref.name if model.secret_ref else None
+    return digest([model.uri, model.dtype, model.revision, secret])
+
+
+def is_of_model(service: InferenceService, live: Object | None) -> bool:
+    """Whether the pod template of `live` is of the model that is asked for now."""
+    return annotation(live, MODEL_ANNOTATION) == model_of(service)
+
+
+def is_as_asked(service: InferenceService, settings: Settings, live: Object) -> bool:
+    """Whether the pod template of `live` was made from what is asked for now."""
+    return annotation(live, TEMPLATE_INPUTS_ANNOTATION) == digest(pod.inputs(service, settings))
+
+
+def digest(value: object) -> str:
+    """A short stable hash of JSON-like data."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _child(
+    service: InferenceService,
+    api_version: str,
+    kind: str,
+    name: str,
+    body: Manifest,
+    annotations: Mapping[str, str] | None = None,
+) -> Manifest:
+    manifest: Manifest = {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": service.namespace,
+            "labels": labels(service),
+            "annotations": dict(annotations or {}),
+            "ownerReferences": [_owner(service)],
+        },
+        **body,
+    }
+    manifest["metadata"]["annotations"][MANIFEST_ANNOTATION] = digest(manifest)
+    return manifest
+
+
+def _owner(service: InferenceService) -> Manifest:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": service.name,
+        "uid": service.uid,
+        "controller": True,
+        # Would need the right to set finalizers; background collection does not.
+        "blockOwnerDeletion": False,
+    }
+
+
+def annotation(live: Object | None, name: str) -> str | None:
+    """Of a live object, or of none."""
+    annotations = (live or {}).get("metadata", {}).get("annotations") or {}
+    value = annotations.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _suffices(started: str | None, ceiling: int | None) -> bool:
+    if started == _AUTO:  # a worker that sizes itself goes up to this
+        return ceiling is None or ceiling <= MAX_CEILING
+    return (
+        started is not None
+        and started.isdigit()
+        and ceiling is not None
+        and int(started) >= ceiling
+    )
+
+
+def _kept_template(live: Object | None, inputs: str) -> Manifest | None:
+    if annotation(live, TEMPLATE_INPUTS_ANNOTATION) != inputs:
+        return None
+    try:
+        template = json.loads(annotation(live, TEMPLATE_ANNOTATION) or "")
+    except ValueError:
+        return None
+    return template if isinstance(template, dict) else None

@@ -1,0 +1,290 @@
+"""The pod template: what a worker's pod is made of. Pure: equal arguments give equal bytes."""
+
+import math
+from typing import Any
+
+from ..settings import Settings
+from ..spec.service import InferenceService, Model
+from . import resources
+from .runtime import runtime_name
+
+Manifest = dict[str, Any]
+_Volume = tuple[str, Manifest, Manifest]
+"""Name, source and mount."""
+
+API_PORT = 8000
+ADMIN_PORT = 8001
+DELAY_SECONDS = 5
+"""Longer than endpoints take to leave kube-proxy, so that no request meets a closed port. No
+preStop hook waits so long: the worker is to know that it leaves, and says so in its answers."""
+GRACE_MARGIN_SECONDS = 10
+_USER = 65532
+_CLAIM_MOUNT = "/mnt/models"
+_CACHE_MOUNT = "/mnt/cache"
+_ADMIN_DIR = "/etc/sluice/admin"
+_RUNTIME_DIR = "/etc/sluice/runtime"
+_KEYS_DIR = "/etc/sluice/keys"
+_TERMINATION_LOG = "/dev/termination-log"
+"""Kubernetes' default, which the kubelet mounts writable."""
+_AUTHORITIES_DIR, _AUTHORITIES = "/etc/sluice/ca", "ca.crt"
+KEYS = "keys"
+"""Key of the Secret of spec.apiKeySecretRef."""
+_SPECULATION = '{"method":"ngram","num_speculative_tokens":8}'
+"""What Auto means: drafts by lookup, which the engine stops where they do not pay."""
+
+
+def secret_name(service: InferenceService) -> str:
+    """The Secret with the admin token."""
+    return f"{service.name}-admin"
+
+
+def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
+    """What restarts pods: never the cap, the epoch, the targets, the replicas or the API's keys.
+
+    Wishes of the object and the image, not what we render from them, or an upgrade that renders
+    them differently would restart every pod.
+    """
+    spec = service.spec
+    return {
+        **_hub_inputs(service, settings),
+        **({"user": "assigned"} if settings.assigned_user else {}),
+        # Of a CPU's pod it is the container's limit.
+        **({"gpu": spec.hardware.memory_bytes} if spec.hardware.accelerator == "nvidia" else {}),
+        **({"keys": spec.api_key_secret_ref.name} if spec.api_key_secret_ref else {}),
+        "image": [spec.engine.image or settings.worker_image, settings.image_pull_policy],
+        "model": [spec.model.uri, spec.model.name, spec.model.dtype, spec.model.max_model_len],
+        "tokens": spec.batching.max_num_batched_tokens,
+        "utilization": spec.batching.memory_utilization,
+        "caching": spec.batching.prefix_caching,
+        "speculation": spec.batching.speculation,
+        "args": list(spec.engine.args),
+        "resources": resources.limits(spec.hardware),
+        "nodes": dict(spec.hardware.node_selector),
+        "tolerations": [toleration.manifest() for toleration in spec.hardware.tolerations],
+        "runtime": spec.hardware.runtime_class_name,
+        "drain": spec.drain.timeout_s,
+    }
+
+
+def _hub_inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
+    """The revision as it was asked for: pods stay at the commit that it stood for, until then."""
+    model = service.spec.model
+    if model.repo is None:
+        return {}
+    secret = model.secret_ref.name if model.secret_ref else None
+    given = [one for one in (settings.hub_proxy, settings.hub_authorities) if one]
+    return {"hub": [settings.hub_endpoint, model.revision, secret, _cache(service), *given]}
+
+
+def pod_spec(
+    service: InferenceService,
+    settings: Settings,
+    ceiling: int | None,
+    commit: str,
+    loading_bytes: int,
+) -> Manifest:
+    """`spec` of the template. `ceiling`, `commit` and `loading_bytes` as `children.deployment`
+    takes them."""
+    hardware = service.spec.hardware
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_seconds(service),
+        "securityContext": {
+            "runAsNonRoot": True,
+            **_user(settings),
+            "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(service, settings, ceiling, commit, loading_bytes)],
+        "volumes": [{"name": name, **source} for name, source, _ in _volumes(service, settings)],
+    }
+    if hardware.node_selector:
+        spec["nodeSelector"] = dict(hardware.node_selector)
+    if hardware.tolerations:
+        spec["tolerations"] = [toleration.manifest() for toleration in hardware.tolerations]
+    if hardware.runtime_class_name:
+        spec["runtimeClassName"] = hardware.runtime_class_name
+    return spec
+
+
+def metadata_annotations(service: InferenceService) -> dict[str, str]:
+    """For those who handle pods: an autoscaler of nodes would keep a node for our scratch files,
+    and a mesh that asks for its own certificates would keep the operator from the admin port."""
+    scratch = [name for name, source, _ in _storage(service) if "emptyDir" in source]
+    return {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": ",".join(scratch),
+        "traffic.sidecar.istio.io/excludeInboundPorts": str(ADMIN_PORT),
+    }
+
+
+def _user(settings: Settings) -> dict[str, int]:
+    """OpenShift's `restricted-v2` gives each namespace a range, and refuses any other user."""
+    if settings.assigned_user:
+        return {}
+    return {"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER}
+
+
+def grace_seconds(service: InferenceService) -> int:
+    """How long a pod may take to leave."""
+    return DELAY_SECONDS + math.ceil(service.spec.drain.timeout_s) + GRACE_MARGIN_SECONDS
+
+
+def _container(
+    service: InferenceService,
+    settings: Settings,
+    ceiling: int | None,
+    commit: str,
+    loading_bytes: int,
+) -> Manifest:
+    hardware = service.spec.hardware
+    return {
+        "name": "worker",
+        "image": service.spec.engine.image or settings.worker_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "args": _arguments(service, ceiling, commit),
+        "env": [*_environment(service), *_hub_environment(service, settings)],
+        "ports": [
+            {"name": "http", "containerPort": API_PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
+        ],
+        "resources": {
+            "limits": resources.limits(hardware),
+            "requests": resources.requests(hardware, loading_bytes),
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "startupProbe": _probe("/healthz", period=2, failures=900),  # half an hour to listen
+        "livenessProbe": _probe("/healthz", period=10, failures=3),
+        "readinessProbe": _probe("/readyz", period=2, failures=2),
+        # For an end that left no word: the worker writes why it ends, for our status, if it can.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": name, **mount} for name, _, mount in _volumes(service, settings)],
+    }
+
+
+def _probe(path: str, *, period: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _environment(service: InferenceService) -> list[Manifest]:
+    # More threads than the quota carries only get throttled: 4 ms steps at an ITL P99 of 54 ms.
+    threads = max(service.spec.hardware.cpu_millis // 1000, 1)
+    return [
+        {"name": "HOME", "value": "/tmp"},  # noqa: S108 - an emptyDir; the root is read-only
+        {"name": "OMP_NUM_THREADS", "value": str(threads)},
+        {"name": "SLUICE_TERMINATION_LOG", "value": _TERMINATION_LOG},
+    ]
+
+
+def _hub_environment(service: InferenceService, settings: Settings) -> list[Manifest]:
+    """Which hub and by which proxy, and the token from the Secret: it is in no manifest of ours."""
+    model = service.spec.model
+    if model.repo is None:
+        return []
+    environment: list[Manifest] = [{"name": "HF_ENDPOINT", "value": settings.hub_endpoint}]
+    if settings.hub_proxy:
+        names = ("HTTPS_PROXY", "HTTP_PROXY")
+        environment += [{"name": name, "value": settings.hub_proxy} for name in names]
+    if settings.hub_authorities:
+        file = f"{_AUTHORITIES_DIR}/{_AUTHORITIES}"
+        environment.append({"name": "SSL_CERT_FILE", "value": file})  # httpx's, for the public ones
+    if model.secret_ref is not None:
+        source = {"secretKeyRef": {"name": model.secret_ref.name, "key": "token"}}
+        environment.append({"name": "HF_TOKEN", "valueFrom": source})
+    return environment
+
+
+def _storage(service: InferenceService) -> list[_Volume]:
+    """What an object's pods need wherever they run."""
+    keys, (claim, _) = service.spec.api_key_secret_ref, _claim(service.spec.model)
+    storage: list[_Volume] = [
+        ("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"}),  # noqa: S108
+        ("admin", {"secret": {"secretName": secret_name(service)}}, _read_only(_ADMIN_DIR)),
+        ("runtime", {"configMap": {"name": runtime_name(service.name)}}, _read_only(_RUNTIME_DIR)),
+    ]
+    if keys:
+        # Required: without it pods wait instead of ending. Other keys are not for the image.
+        chosen = {"secretName": keys.name, "items": [{"key": KEYS, "path": KEYS}]}
+        storage.append(("keys", {"secret": chosen}, _read_only(_KEYS_DIR)))
+    if claim:
+        source = {"claimName": claim, "readOnly": True}
+        storage.append(("models", {"persistentVolumeClaim": source}, _read_only(_CLAIM_MOUNT)))
+    if service.spec.model.repo:
+        storage.append(("cache", _cache(service), {"mountPath": _CACHE_MOUNT}))
+    return storage
+
+
+def _volumes(service: InferenceService, settings: Settings) -> list[_Volume]:
+    """All of a pod's: also the certificates that a hub is known by, where they are none of the
+    public ones."""
+    volumes = _storage(service)
+    if service.spec.model.repo and settings.hub_authorities:
+        name, key = settings.hub_authorities
+        source = {"name": name, "items": [{"key": key, "path": _AUTHORITIES}]}
+        volumes.append(("ca", {"configMap": source}, _read_only(_AUTHORITIES_DIR)))
+    return volumes
+
+
+def _read_only(path: str) -> Manifest:
+    return {"mountPath": path, "readOnly": True}
+
+
+def _cache(service: InferenceService) -> Manifest:
+    """What keeps a hub's files: the object's claim, which pods may share, or the pod's own disk."""
+    cache = service.spec.model.cache
+    if cache is None:
+        return {"emptyDir": {}}
+    return {"persistentVolumeClaim": {"claimName": cache.pvc}}
+
+
+def _claim(model: Model) -> tuple[str, str]:
+    """Claim and path of a pvc:// model, empty for others."""
+    claim, _, path = model.uri.removeprefix("pvc://").partition("/")
+    return (claim, path.rstrip("/")) if model.scheme == "pvc" else ("", "")
+
+
+def _model_directory(model: Model) -> str:
+    claim, path = _claim(model)
+    if claim:
+        return f"{_CLAIM_MOUNT}/{path}" if path else _CLAIM_MOUNT
+    return model.directory or model.uri
+
+
+def _arguments(service: InferenceService, ceiling: int | None, commit: str) -> list[str]:
+    """The worker's flags, as a list: nothing from the object is ever parsed by a shell."""
+    spec = service.spec
+    is_hub, has_gpu = spec.model.repo is not None, spec.hardware.accelerator == "nvidia"
+    chosen: dict[str, object] = {
+        "model": _model_directory(spec.model),
+        "revision": commit or spec.model.revision if is_hub else None,
+        "download-dir": _CACHE_MOUNT if is_hub else None,
+        "served-model-name": spec.model.name,
+        "host": "",
+        "port": API_PORT,
+        "admin-port": ADMIN_PORT,
+        "device": "cuda" if has_gpu else "cpu",
+        "dtype": spec.model.dtype,
+        "max-model-len": spec.model.max_model_len,
+        "max-num-seqs": ceiling,
+        "max-num-batched-tokens": spec.batching.max_num_batched_tokens,
+        "gpu-memory-utilization": f"{spec.batching.memory_utilization:g}",
+        "gpu-memory-bytes": spec.hardware.memory_bytes if has_gpu else None,
+        "api-key-file": f"{_KEYS_DIR}/{KEYS}" if spec.api_key_secret_ref else None,
+        "admin-token-file": f"{_ADMIN_DIR}/token",
+        "runtime-config-dir": _RUNTIME_DIR,
+        "shutdown-delay": DELAY_SECONDS,
+        "shutdown-timeout": f"{spec.drain.timeout_s:g}",
+    }
+    flags = [f"--{name}={value}" for name, value in chosen.items() if value is not None]
+    caching = [] if spec.batching.prefix_caching else ["--no-enable-prefix-caching"]
+    drafts = [f"--speculative-config={_SPECULATION}"] if spec.batching.speculation == "Auto" else []
+    return [*flags, *caching, *drafts, *spec.engine.args]

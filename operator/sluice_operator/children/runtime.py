@@ -1,0 +1,96 @@
+"""What must survive an operator: cap, epoch, replicas and the tuner's memory, as ConfigMap data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from ..spec.kinds import MAX_NUM_SEQS
+from ..spec.service import MAX_REPLICAS
+from ..tuner import Past
+from ..tuner.constants import HISTORY, MAX_DOUBLINGS, MAX_DRAIN_S, REMEMBERED_CAPS
+
+OWNER_ANNOTATION = "sluice.dev/operator"
+"""On the ConfigMap: the installation that cares for the object."""
+_MAX_EPOCH = 2**52
+"""Far below what workers and the status can hold: there is room for those that follow."""
+_MAX_NUMBER = 1e11
+"""Of the tuner's memory, where it says nothing else: as seconds the year 5138."""
+_MAX_TEXT = 256
+"""Characters of a reason, or of the targets' key."""
+_LEAST = {"cap": 1, "from_cap": 1, "to_cap": 1}
+"""Of fields of the tuner's memory; no other is below 0."""
+_MOST = {
+    "cap": MAX_NUM_SEQS,
+    "from_cap": MAX_NUM_SEQS,
+    "to_cap": MAX_NUM_SEQS,
+    "epoch": _MAX_EPOCH,
+    "times": MAX_DOUBLINGS,
+    "from_replicas": MAX_REPLICAS,
+    "to_replicas": MAX_REPLICAS,
+    "scale_in_to": MAX_REPLICAS,
+    "drain_s": MAX_DRAIN_S,
+    "breached_caps": REMEMBERED_CAPS,
+    "scale_history": HISTORY,
+}
+"""Of fields and lists of the tuner's memory. `times` is an exponent of two: who may write the
+ConfigMap must not choose it."""
+
+
+def runtime_name(name: str) -> str:
+    """The ConfigMap with cap and epoch of the object `name`."""
+    return f"{name}-runtime"
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The decided state of one object. `cap` None: no pod has said yet what it predicts.
+
+    `epoch` rises with every change of the cap and is persisted before any pod hears of it.
+    """
+
+    epoch: int
+    cap: int | None
+    replicas: int
+    past: Past = Past()
+
+    def data(self) -> dict[str, str]:
+        """As the ConfigMap holds it; workers read `epoch` and `max_num_seqs` when they start."""
+        cap = {} if self.cap is None else {"max_num_seqs": str(self.cap)}
+        past = msgspec.json.encode(self.past).decode()
+        return {"epoch": str(self.epoch), **cap, "replicas": str(self.replicas), "past.json": past}
+
+
+def parse(data: Mapping[str, str]) -> Runtime | None:
+    """Read ConfigMap data; None where a person has made nonsense of the numbers."""
+    try:
+        epoch, replicas = int(data["epoch"]), int(data["replicas"])
+        cap = int(data["max_num_seqs"]) if "max_num_seqs" in data else None
+    except (KeyError, ValueError):
+        return None
+    is_sane = 0 <= epoch <= _MAX_EPOCH and 0 <= replicas <= MAX_REPLICAS
+    if not is_sane or not (cap is None or 1 <= cap <= MAX_NUM_SEQS):
+        return None
+    return Runtime(epoch, cap, replicas, _past_of(data.get("past.json", "{}")))
+
+
+def _past_of(text: str) -> Past:
+    try:
+        past = msgspec.json.decode(text, type=Past)
+    except (ValueError, RecursionError):
+        return Past()  # it only bounds how fast things change; the evidence is read anew
+    return past if _is_believable("", msgspec.to_builtins(past)) else Past()
+
+
+def _is_believable(name: str, value: object) -> bool:
+    """Whether the field `name` is such as the law leaves it, so that the law can compute with it
+    and a status name it: others may write the ConfigMap, too."""
+    if isinstance(value, Mapping):
+        return all(_is_believable(key, inner) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return len(value) <= _MOST.get(name, 0) and all(_is_believable("", item) for item in value)
+    if isinstance(value, str):
+        return len(value) <= _MAX_TEXT
+    if isinstance(value, int | float):
+        return _LEAST.get(name, 0) <= value <= _MOST.get(name, _MAX_NUMBER)
+    return value is None

@@ -1,0 +1,1 @@
+"""The API server: its client, and objects as observed."""

@@ -1,0 +1,295 @@
+"""The only module that writes to the API server: server-side apply through the official client.
+
+Every write is idempotent (deterministic names, one field manager), so one that is repeated after a
+crash or a broken connection does no harm. Calls run in threads and each has a deadline.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import urllib3
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import ApiException
+from kubernetes.config.config_exception import ConfigException
+
+from ..metrics import Metrics
+from ..settings import FIELD_MANAGER
+from ..spec.fields import Schema
+from ..spec.service import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from .observed import Object
+
+_log = logging.getLogger(__name__)
+_DEADLINE_S = 30
+_THREADS = 64
+"""Calls under way: a webhook that lets those of many objects wait must not hold up the others."""
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_ATTEMPTS = 4
+_MAX_WAIT_S = 10.0
+_PAGE = "10"
+"""Of a list: whoever may create objects may make each of them some MiB large."""
+_LISTS = 4
+"""Pages that are read at once."""
+_MAX_FAILED = 200
+_JSON = {"Accept": "application/json", "Content-Type": "application/json"}
+_METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+"""Of each object only its metadata."""
+LIVE_PODS = "status.phase!=Failed,status.phase!=Succeeded"
+"""Selects those that have not ended, of which there may be thousands."""
+RESOURCES: Mapping[str, tuple[str, str, str]] = {
+    KIND: (GROUP, VERSION, PLURAL),
+    "ConfigMap": ("", "v1", "configmaps"),
+    "Secret": ("", "v1", "secrets"),
+    "Service": ("", "v1", "services"),
+    "Event": ("", "v1", "events"),
+    "Pod": ("", "v1", "pods"),
+    "Deployment": ("apps", "v1", "deployments"),
+    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
+}
+"""Group, version and plural of each kind."""
+
+
+class ClusterError(Exception):
+    """The API server refused a request or could not be reached; `status` 0 means the latter."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.retry_after_s = status, reason, retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The name of one object."""
+
+    kind: str
+    namespace: str
+    name: str = ""
+
+    @property
+    def path(self) -> str:
+        """Its path at the API server; the collection's without a name."""
+        group, version, plural = RESOURCES[self.kind]
+        prefix = f"apis/{group}" if group else "api"
+        collection = f"/{prefix}/{version}/namespaces/{self.namespace}/{plural}"
+        return f"{collection}/{self.name}" if self.name else collection
+
+
+def ref_of(manifest: Object) -> Ref:
+    """The name of `manifest`."""
+    meta = manifest["metadata"]
+    return Ref(manifest["kind"], meta["namespace"], meta["name"])
+
+
+class Cluster:
+    """One connection pool to the API server."""
+
+    def __init__(self, api: ApiClient, metrics: Metrics) -> None:
+        self._api, self._metrics = api, metrics
+        self._threads = ThreadPoolExecutor(_THREADS, "api")
+        self._lists = asyncio.Semaphore(_LISTS)
+
+    @staticmethod
+    def connect(metrics: Metrics) -> "Cluster":
+        """By the pod's service account, else by KUBECONFIG; ClusterError where neither is there."""
+        configuration = Configuration()
+        try:
+            config.load_incluster_config(client_configuration=configuration)
+        except ConfigException:
+            try:
+                config.load_kube_config(client_configuration=configuration)
+            except (ConfigException, OSError) as e:
+                raise ClusterError(0, "NoCluster", f"no cluster is configured: {e}") from e
+        configuration.retries = False  # the passes retry, and count it
+        configuration.connection_pool_maxsize = _THREADS
+        return Cluster(ApiClient(configuration), metrics)
+
+    async def get(self, ref: Ref) -> Object | None:
+        """The live object, or None if there is none."""
+        return await self._unless(404, "GET", ref.kind, ref.path)
+
+    async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
+        """Of the live objects that `ref` names, or of those of its kind and namespace with the
+        label: as they are now, which a watch may have missed. Pods that have ended are left out."""
+        named = ("fieldSelector", f"metadata.name={ref.name}")
+        query = [("labelSelector", label) if label else named]
+        if ref.kind == "Pod":
+            query.append(("fieldSelector", LIVE_PODS))
+        headers = {**_JSON, "Accept": _METADATA}
+        return frozenset(
+            [body["metadata"]["uid"] async for body in self._list(ref, query, headers)]
+        )
+
+    def live_pods(self, namespace: str, label: str) -> AsyncIterator[Object]:
+        """Those with the label that have not ended, one by one, as they are now."""
+        query = [("labelSelector", label), ("fieldSelector", LIVE_PODS)]
+        return self._list(Ref("Pod", namespace), query)
+
+    async def failed_pods(self, namespace: str, label: str) -> AsyncIterator[Object]:
+        """Of the pods with the label that have failed, as many as are looked at: in the order of
+        their names, which is none, so that of thousands it holds some of each hour."""
+        query = [("labelSelector", label), ("fieldSelector", "status.phase=Failed")]
+        num_left = _MAX_FAILED
+        async for body in self._list(Ref("Pod", namespace), query):
+            yield body
+            num_left -= 1
+            if not num_left:
+                return
+
+    async def _list(
+        self, ref: Ref, query: Sequence[tuple[str, str]], headers: Mapping[str, str] = _JSON
+    ) -> AsyncIterator[Object]:
+        """The objects of a kind and namespace that `query` selects, read a few at a time."""
+        path, rest = Ref(ref.kind, ref.namespace).path, ""
+        while True:
+            page = [*query, ("limit", _PAGE), *([("continue", rest)] if rest else [])]
+            async with self._lists:
+                answer = await self._call("GET", ref.kind, path, page, headers=headers)
+            for body in answer.get("items") or ():
+                yield body
+            rest = (answer.get("metadata") or {}).get("continue") or ""
+            if not rest:
+                return
+
+    async def refusal(self, ref: Ref) -> str:
+        """Why objects of that kind and namespace may not be listed; "" where they may be."""
+        try:
+            await self._call("GET", ref.kind, ref.path, [("limit", "1")])
+        except ClusterError as e:
+            if e.status == 403:
+                return str(e)
+            raise
+        return ""
+
+    async def serves_objects(self) -> bool:
+        """Whether the API server knows our kind: the CRD is installed."""
+        known = await self._unless(404, "GET", KIND, f"/apis/{API_VERSION}") or {}
+        return any(resource.get("name") == PLURAL for resource in known.get("resources", ()))
+
+    async def status_schema(self) -> Schema:
+        """Of our objects, by the CRD in force; empty where the API server tells none."""
+        answer = await self._call("GET", KIND, f"/openapi/v3/apis/{API_VERSION}")
+        schemas: Mapping[str, Any] = answer.get("components", {}).get("schemas", {})
+        ours = [body for name, body in schemas.items() if name.endswith(f".{VERSION}.{KIND}")]
+        found: Schema = ours[0].get("properties", {}).get("status", {}) if ours else {}
+        return found
+
+    async def apply(
+        self, manifest: Object, subresource: str = "", manager: str = FIELD_MANAGER
+    ) -> Object:
+        """Server-side apply of all of `manifest`'s fields as `manager`'s; the object as it is then.
+
+        A resourceVersion in the manifest makes it conditional: 409 if somebody else wrote since.
+        """
+        ref = ref_of(manifest)
+        path = f"{ref.path}/{subresource}" if subresource else ref.path
+        query = [("fieldManager", manager), ("force", "true")]
+        headers = {**_JSON, "Content-Type": _APPLY}
+        return await self._call("PATCH", ref.kind, path, query, manifest, headers)
+
+    async def merge(self, ref: Ref, patch: Object) -> None:
+        """Write `patch` over what is there: a list takes the place of the one there, and None takes
+        a field away. Server-side apply leaves what others have put beside ours."""
+        headers = {**_JSON, "Content-Type": _MERGE}
+        query = [("fieldManager", FIELD_MANAGER)]
+        await self._call("PATCH", ref.kind, ref.path, query, patch, headers)
+
+    async def create_once(self, manifest: Object) -> None:
+        """Create `manifest`, unless an object of that name is there already."""
+        ref = ref_of(manifest)
+        await self._unless(409, "POST", ref.kind, replace(ref, name="").path, body=manifest)
+
+    async def _unless(self, status: int, *call: Any, **more: Any) -> Object | None:
+        """What `_call` answers; None where it is refused with `status`."""
+        try:
+            return await self._call(*call, **more)
+        except ClusterError as e:
+            if e.status == status:
+                return None
+            raise
+
+    async def _call(
+        self,
+        verb: str,
+        kind: str,
+        path: str,
+        query: Sequence[tuple[str, str]] = (),
+        body: Object | None = None,
+        headers: Mapping[str, str] = _JSON,
+    ) -> Object:
+        """One request with its retries."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                send = partial(self._send, verb, kind, path, list(query), body, headers)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, send)
+            except ClusterError as e:
+                if attempt == _ATTEMPTS or not _is_worth_retrying(e):
+                    raise
+                wait_s = min(max(e.retry_after_s, 0.2 * 2**attempt), _MAX_WAIT_S)
+                _log.debug("%s %s: %s; again in %.1f s", verb, path, e, wait_s)
+                await asyncio.sleep(wait_s)
+        raise AssertionError("unreachable")
+
+    def _send(
+        self,
+        verb: str,
+        kind: str,
+        path: str,
+        query: list[tuple[str, str]],
+        body: Object | None,
+        headers: Mapping[str, str],
+    ) -> Object:
+        try:
+            request = self._api.param_serialize(
+                verb,
+                path,
+                query_params=query,
+                header_params=dict(headers),
+                body=body,
+                auth_settings=[
+                    "BearerToken"
+                ],  # read anew, from a file that a moment may be without
+            )
+            response = self._api.call_api(*request, _request_timeout=_DEADLINE_S)
+            data = response.read()
+        except _UNREACHABLE as e:
+            self._metrics.api_requests.labels(verb, kind, "0").inc()
+            raise ClusterError(0, "Unreachable", f"the API server cannot be reached: {e}") from e
+        self._metrics.api_requests.labels(verb, kind, str(response.status)).inc()
+        if not 200 <= response.status < 300:
+            raise _refusal(response.status, data, response.getheader("Retry-After"))
+        if (answer := _object_of(data)) is None:
+            raise ClusterError(0, "BadAnswer", "the API server did not answer with a JSON object")
+        return answer
+
+
+_UNREACHABLE = (urllib3.exceptions.HTTPError, ApiException, ConfigException, OSError)
+"""Of a connection and what it needs; ApiException is of TLS, ConfigException of an empty token."""
+
+
+def _is_worth_retrying(error: ClusterError) -> bool:
+    # 409 is not here: it means that what we know is stale, and the next pass looks again.
+    return error.status in (0, 429) or error.status >= 500
+
+
+def _object_of(data: bytes) -> Object | None:
+    """`data` as a JSON object; None where it is none, such as the page of a proxy."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _refusal(status: int, data: bytes, retry_after: str | None) -> ClusterError:
+    """The API server's own words; its Status objects never repeat what we sent of a Secret."""
+    said = _object_of(data) or {}
+    wait_s = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
+    message = str(said.get("message") or f"the API server answered {status}")
+    return ClusterError(status, str(said.get("reason") or "Unknown"), message, wait_s)

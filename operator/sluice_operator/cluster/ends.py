@@ -1,0 +1,74 @@
+"""How a pod's container ended: which process, by which signal or exit code, and when. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_core.errors import signal_name, timestamp
+
+from ..reasons import Foreign, Reason
+from ..times import unix_time
+
+_OF_SIGNALS = 128
+"""A container whose process a signal ends has this exit code and the signal's number more."""
+_MAX_WORDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last end of one container. `words`: what it said of it, if anything; `at_s`: Unix time;
+    `restarts`: of that container, whatever they were for."""
+
+    container: str
+    is_for_memory: bool
+    exit_code: int
+    words: str
+    at_s: float
+    restarts: int
+
+    @property
+    def reason(self) -> Reason | Foreign:
+        """The word for a container that starts again after this."""
+        return Foreign("OOMKilled") if self.is_for_memory else Reason.RESTARTING
+
+    @property
+    def sentence(self) -> str:
+        """Of the pod: `its container ...`."""
+        restarts = f"{self.restarts} restart{'s' if self.restarts != 1 else ''} in all"
+        said = f": {self.words}" if self.words else ""
+        return f"its container {self.container} {self._how} ({restarts}){said}"
+
+    @property
+    def _how(self) -> str:
+        when = timestamp(self.at_s)
+        if self.is_for_memory:
+            return f"was killed for memory at {when}"
+        if self.exit_code > _OF_SIGNALS:
+            return f"was ended by {signal_name(self.exit_code - _OF_SIGNALS)} at {when}"
+        return f"ended with exit code {self.exit_code} at {when}"
+
+
+def last_end(container: Mapping[str, Any]) -> Ended | None:
+    """Of an entry of a pod's `containerStatuses`; None where it has not ended yet."""
+    ended = (container.get("state") or {}).get("terminated") or (
+        container.get("lastState") or {}
+    ).get("terminated")
+    if not ended:
+        return None
+    code = int(ended.get("exitCode") or 0)
+    return Ended(
+        container=str(container.get("name") or "worker"),
+        is_for_memory=ended.get("reason") == "OOMKilled",
+        exit_code=code,
+        # Whoever is killed writes no last words; the kubelet then gives the end of its log.
+        words="" if code > _OF_SIGNALS else _words(str(ended.get("message") or "")),
+        at_s=unix_time(ended.get("finishedAt")),
+        restarts=int(container.get("restartCount") or 0),
+    )
+
+
+def _words(message: str) -> str:
+    """Its sentences: no log events, which are JSON, nor the end of one whose beginning is lost."""
+    lines = (line.strip() for line in message.splitlines())
+    plain = [line for line in lines if not (line.startswith("{") or line.endswith("}"))]
+    return " ".join(" ".join(plain).split())[:_MAX_WORDS]

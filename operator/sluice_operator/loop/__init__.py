@@ -1,0 +1,1 @@
+"""Watches, one task for each object, and the pure plan that each look carries out."""

@@ -1,0 +1,296 @@
+"""What kopf watches, and nothing else: each handler only wakes the reconciler of an object.
+
+No handler causes a finalizer, an annotation or a status of kopf's: children go with their owner by
+garbage collection, also while the operator is down.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from wsgiref.simple_server import WSGIServer
+
+import kopf
+from prometheus_client import start_http_server
+
+from ..children.manifests import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, WATCHED
+from ..cluster.address import in_url
+from ..cluster.client import LIVE_PODS, RESOURCES, Cluster, ClusterError
+from ..cluster.observed import Object
+from ..metrics import Metrics
+from ..pods.fair_limits import ROOM_BYTES, ROOM_SHARE, Room, Shares
+from ..pods.scrape import create_client
+from ..settings import Settings
+from ..spec.service import GROUP, PLURAL, VERSION
+from .child_store import Key, Seen
+from .namespaces import MOST_BETWEEN_LOOKS_S, Namespaces, await_change
+from .reconcile import Context, Reconciler
+
+_log = logging.getLogger(__name__)
+
+CHILDREN = {kind: RESOURCES[kind] for kind in ("Pod", *WATCHED)}
+"""What is watched, and only with our label; the other children are read by name."""
+_OF_A_LIST = 10
+"""Objects that kopf asks for at once: each may be some MiB, and of all kinds it lists one page."""
+_WORKER_IDLE_S = 0.2
+"""kopf's worker of an object holds what it last saw of it for so long."""
+_MEMORY_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Of the container, by the two versions of cgroups."""
+_NO_LIMIT = 1 << 50
+"""The older one writes the largest multiple of a page."""
+_LIST_AGAIN_S = 5.0
+
+
+@dataclass(slots=True)
+class Operator:
+    """The reconcilers of one run of kopf, and what their watches have seen.
+
+    `moved`: other namespaces can be watched than those of this run; they are in `namespaces`.
+    """
+
+    settings: Settings
+    namespaces: Namespaces
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    context: Context | None = None
+    seen: Seen = field(default_factory=Seen)
+    reconcilers: dict[Key, Reconciler] = field(default_factory=dict)
+    tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+    looking: asyncio.Task[None] | None = None
+    close_metrics: Callable[[], None] = lambda: None
+
+    def see(self, context: Context, key: Key, body: Object) -> None:
+        """An object is there, or has changed."""
+        task = self.tasks.get(key)
+        if task is None or task.done():
+            self.seen.open(key)
+            self.reconcilers[key] = Reconciler(context, *key)
+            task = asyncio.create_task(self._look_after(context, key), name="/".join(key))
+            task.add_done_callback(partial(self._ended, key))
+            self.tasks[key] = task
+            context.metrics.objects.set(len(self.tasks))
+        self.reconcilers[key].see(body)
+
+    async def _look_after(self, context: Context, key: Key) -> None:
+        """Its passes, from when its pods are known: the watch may be yet to show them, and without
+        them a pass would decide as if none served."""
+        reconciler = self.reconcilers[key]
+        await self._list_pods(context, key)
+        await reconciler.run()
+
+    async def _list_pods(self, context: Context, key: Key) -> None:
+        namespace, name = key
+        label = f"{INSTANCE_LABEL}={name},{MANAGED_BY_LABEL}={MANAGED_BY}"
+        while True:
+            try:
+                async for body in context.cluster.live_pods(namespace, label):
+                    self.seen.list_pod(key, body)
+            except ClusterError as e:
+                _log.warning("%s/%s: its pods cannot be listed: %s", namespace, name, e)
+                context.metrics.passes.labels("error").inc()
+                await asyncio.sleep(_LIST_AGAIN_S)
+            else:
+                return self.seen.end_list(key)
+
+    def see_child(self, kind: str, body: Object, *, is_gone: bool) -> None:
+        """A child is there or has changed; or it is gone, at least from the watch."""
+        keys = self.seen.lose(kind, body) if is_gone else self.seen.show(kind, body)
+        for reconciler in filter(None, map(self.reconcilers.get, keys)):
+            if not is_gone:
+                reconciler.child_seen(str(body["metadata"]["uid"]))
+            elif kind != "Pod":
+                reconciler.child_deleted(kind, body)
+            else:
+                reconciler.wake()
+
+    async def forget(self, key: Key, uid: str) -> None:
+        """The object with `uid` is gone; another one of its name may have been seen before that."""
+        reconciler = self.reconcilers.get(key)
+        if reconciler and reconciler.uid == uid:
+            await self._end(key)
+
+    def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        """Its object is gone. Any other end of itself is a fault of ours."""
+        if not task.cancelled() and (error := task.exception()):
+            _log.error("%s: its task has ended", task.get_name(), exc_info=error)
+        if self.tasks.get(key) is task:
+            self._let_go(key)
+
+    def _let_go(self, key: Key) -> asyncio.Task[None] | None:
+        task = self.tasks.pop(key, None)
+        self.reconcilers.pop(key, None)
+        self.seen.close(key)
+        if self.context:
+            self.context.metrics.objects.set(len(self.tasks))
+        return task
+
+    async def _end(self, key: Key) -> None:
+        if task := self._let_go(key):
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def look(self, cluster: Cluster) -> None:
+        """End this run of kopf once other namespaces can be watched."""
+        every_s = min(self.settings.resync_s, MOST_BETWEEN_LOOKS_S)
+        wanted, before = self.settings.namespaces, self.namespaces
+        self.namespaces = await await_change(cluster, wanted, before, every_s)
+        self.moved.set()
+
+    async def stop(self) -> None:
+        """Every reconciler ends; what it was writing is safe to write again."""
+        if self.looking:
+            self.looking.cancel()
+        for key in list(self.tasks):
+            await self._end(key)
+        if self.context:
+            await self.context.client.aclose()
+        await asyncio.to_thread(self.close_metrics)
+
+
+def create_registry(operator: Operator) -> kopf.OperatorRegistry:
+    """All handlers, bound to `operator`."""
+    registry = kopf.OperatorRegistry()
+    _register_lifecycle(registry, operator)
+    for kind, resource in CHILDREN.items():
+        _register_child(registry, operator, kind, resource)
+    _register_objects(registry, operator)
+    return registry
+
+
+def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> None:
+    @kopf.on.login(registry=registry)
+    def login(**known: Any) -> kopf.ConnectionInfo | None:
+        # A registry of one's own comes without kopf's default logins. The first reads the token
+        # anew at each login, which rotated ones need; its server is a name, and not every cluster
+        # has a DNS.
+        account = kopf.login_with_service_account(**known)
+        if account is None:
+            return kopf.login_via_client(**known)
+        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+        return dataclasses.replace(account, server=f"https://{in_url(host)}:{port}")
+
+    @kopf.on.startup(registry=registry)
+    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings)
+        operator.context = await connect(operator)
+        if operator.settings.namespaces:
+            operator.looking = asyncio.create_task(operator.look(operator.context.cluster))
+
+    @kopf.on.cleanup(registry=registry)
+    async def stop(**_: Any) -> None:
+        await operator.stop()
+
+    @kopf.on.probe(id="objects", registry=registry)
+    async def count(**_: Any) -> int:
+        return len(operator.tasks)
+
+    if not operator.settings.namespaces:
+        return
+
+    @kopf.on.probe(id="namespaces", registry=registry)
+    async def served(**_: Any) -> Sequence[str]:
+        return operator.namespaces.served
+
+    @kopf.on.probe(id="namespacesLeftOut", registry=registry)
+    async def left_out(**_: Any) -> Mapping[str, str]:
+        return operator.namespaces.left_out
+
+
+async def connect(operator: Operator) -> Context:
+    """What the reconcilers share. kopf tries again where waiting can help, with one line each."""
+    settings, metrics = operator.settings, Metrics()
+    try:
+        cluster = Cluster.connect(metrics)
+        if not await cluster.serves_objects():
+            raise kopf.TemporaryError(
+                f"{PLURAL}.{GROUP} is not installed: the chart's crds.install brings it", delay=5
+            )
+    except ClusterError as e:
+        raise kopf.TemporaryError(str(e), delay=5) from e
+    server, _ = start_http_server(settings.metrics_port, settings.address, metrics.registry)
+    operator.close_metrics = partial(_close, server)
+    seen, shares = operator.seen, Shares(room=Room(_room_bytes(_MEMORY_LIMITS)))
+    return Context(
+        settings, cluster, create_client(), metrics, seen.of, shares=shares, missed=seen.lose_pod
+    )
+
+
+def _room_bytes(limits: Sequence[Path]) -> int:
+    """What evidence may take of the memory that this process may."""
+    for path in limits:
+        try:
+            limit = int(path.read_text())
+        except (OSError, ValueError):  # not that version, or "max"
+            continue
+        if limit < _NO_LIMIT:
+            return int(ROOM_SHARE * limit)
+    return ROOM_BYTES
+
+
+def _close(server: WSGIServer) -> None:
+    server.shutdown()
+    server.server_close()
+
+
+def _register_child(
+    registry: kopf.OperatorRegistry, operator: Operator, kind: str, resource: tuple[str, str, str]
+) -> None:
+    selector = {MANAGED_BY_LABEL: MANAGED_BY}
+
+    # Not an index of kopf's: it keeps whatever bears the label, and wakes all that wait for any of
+    # it at each of it, so that the time to start would grow with the square of their number.
+    @kopf.on.event(*resource, id=f"{kind}-changed", labels=selector, registry=registry)
+    async def changed(body: kopf.Body, type: str, **_: Any) -> None:
+        operator.see_child(kind, dict(body), is_gone=type == "DELETED")
+
+
+def _register_objects(registry: kopf.OperatorRegistry, operator: Operator) -> None:
+    @kopf.on.event(GROUP, VERSION, PLURAL, id="object-changed", registry=registry)
+    async def changed(
+        body: kopf.Body, type: str, namespace: str | None, name: str, **_: Any
+    ) -> None:
+        assert operator.context is not None  # kopf watches only once its start-up handlers are done
+        key = (namespace or "", name)
+        if type == "DELETED":
+            await operator.forget(key, str(body.metadata["uid"]))
+        else:
+            operator.see(operator.context, key, dict(body))
+
+
+class _NoDifferences(kopf.DiffBaseStorage):
+    """No handler of ours asks what differs; kopf would copy each object for it, twice."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Nothing is copied."""
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Nothing was kept."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is kept."""
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """kopf's settings: measured values, and no trace of kopf on the objects."""
+    settings.posting.enabled = False  # our events are our own, deduplicated
+    settings.watching.server_timeout = 600  # an int: the API server refuses 600.0
+    settings.watching.chunk_size = _OF_A_LIST
+    settings.queueing.idle_timeout = _WORKER_IDLE_S
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    settings.networking.enforce_retry_after = True
+    settings.scanning.disabled = True  # needs rights on CRDs and namespaces that we do without
+    settings.persistence.finalizer = f"{GROUP}/operator"
+    settings.persistence.diffbase_storage = _NoDifferences()
+    settings.watching.field_selectors[CHILDREN["Pod"]] = LIVE_PODS
+    for resource in CHILDREN.values():
+        settings.watching.label_selectors[resource] = f"{MANAGED_BY_LABEL}={MANAGED_BY}"

@@ -1,0 +1,1 @@
+"""Models as the operator reads them, and whether they fit the hardware."""

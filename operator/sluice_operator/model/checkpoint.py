@@ -1,0 +1,116 @@
+"""What a checkpoint says of itself: config.json and safetensors headers, never a tensor.
+
+Rim, but only for reading under one root directory; `hub` brings the same from a hub.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice_core.errors import CheckpointError
+from sluice_core.model.files import Directory, Source
+from sluice_core.model.sizing import (
+    DTYPE_BYTES,
+    HEAD,
+    MOST_BYTES,
+    ModelShape,
+    SizingError,
+    resolve_dtype,
+    safetensors_header_bytes,
+)
+from sluice_core.model.stored import INDEX, Weights, read_config, with_stored_dtype
+
+ROOT_URI = "file:///models/"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is known of a model before any pod. `weights_bytes` in `dtype`, as it would run.
+
+    `commit`: what the revision of a hub's model stood for; "" elsewhere.
+    """
+
+    shape: ModelShape
+    dtype: str
+    weights_bytes: int
+    num_parameters: int
+    commit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Nothing is known of the model, and why: it is not within this process's reach.
+
+    `is_pending`: not yet; what serves stays as it is until then, whatever was asked for since.
+    """
+
+    message: str
+    is_pending: bool = False
+
+
+def read(uri: str, dtype: str, root: Path, *, on_cpu: bool) -> Checkpoint | Unread:
+    """The checkpoint at `uri` under `root`, which stands for `ROOT_URI`.
+
+    `dtype`: the one asked for, "auto" for the checkpoint's own. Raises CheckpointError, or
+    SizingError from the arithmetic, where the checkpoint is there and cannot be served.
+    """
+    if not uri.startswith(ROOT_URI):
+        return Unread(f"{uri} is not read by the operator: the worker sizes itself")
+    directory = _inside(root, uri.removeprefix(ROOT_URI))
+    if not directory.is_dir():
+        return Unread(f"the operator has no {uri}: the worker sizes itself")
+    return examine(Directory(directory), dtype, on_cpu=on_cpu)
+
+
+def examine(source: Source, dtype: str, commit: str = "", *, on_cpu: bool) -> Checkpoint:
+    """What the files of `source` say; raises as `read`."""
+    config = read_config(source)
+    ModelShape.from_config(config)  # what is not built is told before what is missing
+    weights = Weights.of(source)
+    shape = ModelShape.from_config(with_stored_dtype(config, weights))
+    runs_as = resolve_dtype(dtype, shape, on_cpu=on_cpu)
+    stored, converted = _num_bytes(weights, shape, DTYPE_BYTES[runs_as])
+    if max(stored, converted) > MOST_BYTES:
+        raise CheckpointError(f"{source.title} claims tensors of over {MOST_BYTES >> 50} PiB.")
+    return Checkpoint(shape, runs_as, converted, stored // DTYPE_BYTES[shape.dtype], commit)
+
+
+def _num_bytes(weights: Weights, shape: ModelShape, wanted: int) -> tuple[int, int]:
+    """Bytes of the model's tensors in its own dtype and at `wanted` bytes per element.
+
+    From the headers of the files where they are there, else from the index's total_size.
+    """
+    own = DTYPE_BYTES[shape.dtype]
+    if not weights.has_headers:
+        num_elements = _total_size(weights.index) // DTYPE_BYTES.get(weights.dtype or "", own)
+        if not shape.holds(HEAD) and HEAD in weights.weight_map:
+            num_elements -= shape.vocab_size * shape.hidden_size
+        return num_elements * own, num_elements * wanted
+    totals = [0, 0]
+    for file, every in weights.headers():
+        header = {name: entry for name, entry in every.items() if shape.holds(name)}
+        try:
+            totals[0] += safetensors_header_bytes(header, own)
+            totals[1] += safetensors_header_bytes(header, wanted)
+        except SizingError as error:
+            raise SizingError(f"{file}: {error}") from error
+    return totals[0], totals[1]
+
+
+def _total_size(index: Mapping[str, object]) -> int:
+    metadata = index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    if isinstance(total, bool) or not isinstance(total, int) or total < 1:
+        raise CheckpointError(f"{INDEX}: no metadata.total_size, and its files are absent.")
+    return total
+
+
+def _inside(root: Path, relative: str) -> Path:
+    """`relative` resolved under `root`; CheckpointError if a link or `..` leads out of it."""
+    try:
+        resolved = (root / relative).resolve()
+    except RuntimeError as e:  # links that lead to each other
+        raise CheckpointError(f"{relative[:128]} leads nowhere.") from e
+    if not resolved.is_relative_to(root.resolve()):
+        raise CheckpointError(f"{relative[:128]} leads outside of the models' directory.")
+    return resolved

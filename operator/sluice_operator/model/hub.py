@@ -1,0 +1,132 @@
+"""Headers of a hub's model over HTTP: config.json and the beginnings of its files, no tensor.
+
+Rim. What comes is hostile input: the connection is closed as soon as enough was read, whether or
+not the server honours Range, and all that one reading has open ends by one deadline.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from sluice_core.errors import StartupError
+from sluice_core.hub import reference
+from sluice_core.hub.listing import Listing
+from sluice_core.hub.site import TIMEOUT_S, NoCertificates, Site, Transient, beginning
+
+from .checkpoint import Checkpoint, Unread, examine
+
+MAX_FILES = 32
+"""Headers of more would take minutes; the index then tells the size."""
+_DEADLINE_S = 60.0
+"""For all of a model: the time above is for each read of a socket."""
+_ADVICE = "name in spec.model.secretRef a Secret whose key `token` holds a token that may read it"
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """ORG/NAME of `endpoint` at a branch, a tag or a commit. `proxy`: on the way there; `ends_s`:
+    when to give up."""
+
+    endpoint: str
+    repo: str
+    revision: str
+    token: str | None = field(default=None, repr=False)
+    proxy: str | None = None
+    ends_s: float = field(default_factory=lambda: time.monotonic() + _DEADLINE_S, repr=False)
+
+
+def read(model: HubModel, dtype: str, *, on_cpu: bool) -> Checkpoint | Unread:
+    """What the headers of `model` say. Raises CheckpointError and SizingError, as the checkpoint's.
+
+    DownloadError where the hub says that the model is not there or may not be read.
+    """
+    named = reference.HubModel(model.repo, model.revision)
+    try:
+        with (
+            _Deadline(model.ends_s) as deadline,
+            Site(
+                model.endpoint, named, model.token,
+                advice=_ADVICE, proxy=model.proxy, watch=deadline.watch,
+            ) as site,
+        ):  # fmt: skip
+            files = _Files(site, model, site.listing())
+            return examine(files, dtype, files.listing.commit, on_cpu=on_cpu)
+    except (Transient, StartupError) as e:
+        if time.monotonic() >= model.ends_s:  # whatever a connection that is shut looks like
+            late = f"it took over {_DEADLINE_S:g} s"
+            return Unread(f"{model.repo} cannot be read from {model.endpoint}: {late}")
+        if isinstance(e, StartupError) and not isinstance(e, NoCertificates):
+            raise
+        return Unread(f"{model.repo} cannot be read: {e.message}")
+
+
+class _Deadline:
+    """Ends all that one reading has open, in time: of a hub that drips its headers or a body, each
+    read is in time, and the whole never ends."""
+
+    def __init__(self, ends_s: float) -> None:
+        self._ends_s, self._sockets = ends_s, list[socket.socket]()
+        self._timer = threading.Timer(max(0.0, ends_s - time.monotonic()), self._shut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> "_Deadline":
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def watch(self, request: httpx.Request) -> None:
+        """Called by httpx before it sends `request`, which may open another connection."""
+        left_s = self._ends_s - time.monotonic()
+        if left_s <= 0:
+            raise Transient("it is too late")
+        request.extensions["timeout"] = httpx.Timeout(min(TIMEOUT_S, left_s)).as_dict()
+        others = request.extensions["trace"]
+
+        def trace(event: str, info: Any) -> None:
+            others(event, info)
+            if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+                self._sockets.append(info["return_value"].get_extra_info("socket"))
+                if time.monotonic() >= self._ends_s:  # too late for the timer
+                    self._shut()
+
+        request.extensions["trace"] = trace
+
+    def _shut(self) -> None:
+        for opened in list(self._sockets):
+            with suppress(OSError):  # closed already
+                # Not the method of a TLS socket, which another thread reads from.
+                socket.socket.shutdown(opened, socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files of one commit, as a `files.Source`."""
+
+    _site: Site
+    _model: HubModel
+    listing: Listing
+
+    @property
+    def title(self) -> str:
+        return self._model.repo
+
+    @property
+    def max_headers(self) -> int:
+        return MAX_FILES
+
+    def names(self) -> Collection[str]:
+        """Those at the top."""
+        return {name for name in self.listing.files if "/" not in name}
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        end = start + length
+        with self._site.content(self.listing.commit, name, start, end) as response:
+            skipped = 0 if response.status_code == 206 else start
+            return beginning(response, skipped + length)[skipped:]

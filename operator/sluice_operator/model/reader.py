@@ -1,0 +1,221 @@
+"""Reading one object's model, which goes on beside the passes where a hub takes its time."""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from sluice_core.errors import StartupError
+from sluice_core.model.files import cause
+from sluice_core.model.sizing import SizingError
+
+from ..children.admin_token import may_be_sent, token_of
+from ..children.manifests import model_of
+from ..cluster.client import Cluster, Ref
+from ..settings import Settings
+from ..spec.service import InferenceService, Model
+from . import hub
+from .checkpoint import Checkpoint, Unread, read
+from .fit import Refused
+
+Found = Checkpoint | Unread | Refused
+
+_REREAD_S = 60.0
+_MOST_REREAD_S = 600.0
+"""Until a hub's model that was read in vain is read again: at first the former, and twice as long
+each time."""
+_SERVING_REREAD_S = 600.0
+"""Of what pods serve: they have sized themselves, but an edit is not judged without it."""
+_MEANWHILE_S = 5.0
+"""Pods are looked after while it takes longer."""
+_FIRST_S = 15.0
+"""Of a first look where nothing serves: the status then says what goes on, before any pod is made.
+It may be that all readers are busy with others' slow hubs."""
+_LOCAL_DEADLINE_S = 60.0
+"""For a local model, whose file system may hang; a hub's has a deadline of its own."""
+_LOCAL_READERS = ThreadPoolExecutor(4, "model")
+"""Apart from hubs' readers and the API server's calls, which one that hangs would hold up."""
+_AT_ONCE = 4
+"""Hubs that are read at once; each may take its minute, and as many MiB."""
+_OF_ONE_NAMESPACE = 2
+_LOST_S = 90.0
+"""A reading that has not ended by then, long after its own deadline, stands in nobody's way any
+more: a thread cannot be stopped, and may try address after address of one name."""
+_MOST_LOST = 12
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One that waits for its turn, or is under way."""
+
+    namespace: str
+    read: Callable[[], Found]
+    found: asyncio.Future[Found]
+    is_lost: bool = False
+
+
+class HubReaders:
+    """Reads models of hubs, for all objects: a few at once. A namespace has two of them at most,
+    and never the last one beside another of its own: slow hubs of one hold up no other."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_AT_ONCE + _MOST_LOST, "hub")
+        self._num_free, self._num_of = _AT_ONCE, Counter[str]()
+        self._waiting: list[_Reading] = []
+
+    def read(self, namespace: str, read: Callable[[], Found]) -> asyncio.Future[Found]:
+        """What `read` finds, in its turn. What is cancelled after that goes on, and counts."""
+        found: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Reading(namespace, read, found))
+        self._begin()
+        return found
+
+    def _begin(self) -> None:
+        """Begin all that may be begun, in the order in which they were asked for."""
+        loop, waiting = asyncio.get_running_loop(), self._waiting
+        self._waiting = []
+        for one in waiting:
+            num_of = self._num_of[one.namespace]
+            if one.found.cancelled():
+                continue
+            if num_of == _OF_ONE_NAMESPACE or self._num_free <= min(num_of, 1):
+                self._waiting.append(one)
+                continue
+            self._num_free -= 1
+            self._num_of[one.namespace] += 1
+            reading = loop.run_in_executor(self._threads, one.read)
+            lost = loop.call_later(_LOST_S, self._lose, one)
+            reading.add_done_callback(partial(self._end, one, lost))
+
+    def _lose(self, one: _Reading) -> None:
+        """Its place is another's; of its namespace it stays one."""
+        self._num_free += 1
+        one.is_lost = True
+        if not one.found.done():
+            one.found.set_result(Unread(f"reading it has not ended after {_LOST_S:g} s"))
+        self._begin()
+
+    def _end(
+        self, one: _Reading, lost: asyncio.TimerHandle, reading: asyncio.Future[Found]
+    ) -> None:
+        lost.cancel()
+        self._num_free += not one.is_lost
+        self._num_of -= Counter([one.namespace])
+        if not one.found.done():
+            if error := reading.exception():
+                one.found.set_exception(error)
+            else:
+                one.found.set_result(reading.result())
+        self._begin()
+
+
+class ModelReader:
+    """What is known of the model of one object."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, hubs: HubReaders) -> None:
+        self._cluster, self._settings, self._hubs = cluster, settings, hubs
+        self._found: Found | None = None
+        self._found_key, self._found_s, self._reread_s = "", -math.inf, _REREAD_S
+        self._under_way: tuple[str, asyncio.Future[Found], float] | None = None
+
+    async def look(
+        self,
+        service: InferenceService,
+        is_served: Callable[[], Awaitable[bool]] | None,
+        now_s: float,
+    ) -> Found:
+        """Read once; what could not be read is tried again now and then. `now_s`: any clock's.
+
+        Where it takes long, or pods serve (`is_served`: whether it is this model), that is beside
+        the passes: waiting for a hub that is away would hold up what they do.
+        """
+        key = f"{model_of(service)}/{service.spec.hardware.accelerator}"
+        known = self._found if self._found_key == key else None
+        sizes_itself = is_served and isinstance(known, Unread) and not known.is_pending
+        reread_s = _SERVING_REREAD_S if sizes_itself else self._reread_s
+        if known and (isinstance(known, Checkpoint) or now_s - self._found_s < reread_s):
+            return known
+        wait_s = 0.0 if sizes_itself else _MEANWHILE_S if is_served or known else _FIRST_S
+        began_s = time.monotonic()
+        found = await self._reading(service, key, wait_s)
+        if found is None:
+            return known or Unread("the model is being read", is_pending=True)
+        if isinstance(found, Refused) and is_served and await is_served():
+            # It could be read once: what serves is looked after, and nothing is rolled out.
+            found = Unread(found.message, is_pending=True)
+        self._found, self._found_key, self._found_s = found, key, now_s + time.monotonic() - began_s
+        return found
+
+    def stop(self) -> None:
+        """Nobody waits for it any more: it is not begun, where it is not under way yet."""
+        if self._under_way:
+            self._under_way[1].cancel()
+
+    async def _reading(self, service: InferenceService, key: str, wait_s: float) -> Found | None:
+        """What comes of reading the model, None if that takes longer than `wait_s`: it goes on, and
+        is not begun again, also past its deadline."""
+        settings, model = self._settings, service.spec.model
+        if self._under_way is None or self._under_way[0] != key:
+            token, loop = await self._token(service), asyncio.get_running_loop()
+            if isinstance(token, Refused):
+                return token
+            on_cpu = service.spec.hardware.accelerator == "cpu"
+            self.stop()
+            read = partial(_read, model, settings, token, on_cpu)
+            if model.repo:
+                started, ends_s = self._hubs.read(service.namespace, read), math.inf
+            else:
+                started = loop.run_in_executor(_LOCAL_READERS, read)
+                ends_s = time.monotonic() + _LOCAL_DEADLINE_S
+            self._under_way = key, started, ends_s
+        _, future, ends_s = self._under_way
+        await asyncio.wait({future}, timeout=min(wait_s, ends_s - time.monotonic()))
+        if future.cancelled():  # its object is gone; another one may have its name
+            self._under_way = None
+            return None
+        if future.done():
+            self._under_way = None
+            again = bool(model.repo) and key == self._found_key
+            self._reread_s = min(2 * self._reread_s, _MOST_REREAD_S) if again else _REREAD_S
+            return future.result()
+        if time.monotonic() < ends_s:
+            return None
+        late = f"{model.uri[:128]} is not read after {_LOCAL_DEADLINE_S:g} s"
+        return Unread(f"{late}: the worker sizes itself")
+
+    async def _token(self, service: InferenceService) -> str | Refused | None:
+        """What the Secret that the object names holds; None without one, or without its key.
+
+        One that is not there yet could become anybody's, after the model was read and when pods get
+        its token.
+        """
+        ref = service.spec.model.secret_ref
+        if ref is None:
+            return None
+        secret = await self._cluster.get(Ref("Secret", service.namespace, ref.name))
+        if secret is None:
+            return Refused(f"spec.model.secretRef: there is no Secret {ref.name}.")
+        if not may_be_sent(secret):
+            return Refused(
+                f"spec.model.secretRef: {ref.name} must be a Secret of type Opaque that "
+                "the operator did not create."
+            )
+        return token_of(secret)
+
+
+def _read(model: Model, settings: Settings, token: str | None, on_cpu: bool) -> Found:
+    try:
+        if model.repo is not None:
+            revision = model.revision or "main"
+            where = settings.hub_endpoint, model.repo, revision
+            wanted = hub.HubModel(*where, token, settings.hub_proxy)
+            return hub.read(wanted, model.dtype, on_cpu=on_cpu)
+        return read(model.uri, model.dtype, settings.models_dir, on_cpu=on_cpu)
+    except (StartupError, SizingError) as e:
+        return Refused(str(e))
+    except OSError as e:
+        return Refused(f"{model.uri[:128]} cannot be read: {cause(e)}.")

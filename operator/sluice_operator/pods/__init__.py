@@ -1,0 +1,1 @@
+"""The pods' admin ports: reading evidence, sending live limits."""

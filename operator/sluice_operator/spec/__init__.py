@@ -1,0 +1,1 @@
+"""The fields of an InferenceService: their types, rules and defaults."""

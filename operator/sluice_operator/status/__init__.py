@@ -1,0 +1,1 @@
+"""What the operator tells: status, conditions, events, and the schema of the resource."""

@@ -1,0 +1,522 @@
+"""The object's status: conditions first, then the evidence behind them. Pure.
+
+Nothing in here changes while nothing happens, so an idle object's status is never written twice.
+Shares and times are texts of three significant digits: the schema has no floats.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_core.contract import Evidence, RuntimeConfig
+from sluice_core.errors import timestamp
+from sluice_core.model.sizing import carried_sequences, overflow_share
+
+from ..children.manifests import selector
+from ..children.runtime import Runtime
+from ..cluster.observed import NODE_S, Object, Pod, Rollout, Trouble
+from ..model.fit import Fit
+from ..reasons import Foreign, Reason
+from ..spec.service import MAX_HISTORY, InferenceService
+from ..tuner import Condition, Decision, TargetVerdict
+from ..tuner.evidence import pooled
+from ..tuner.types import Move, ReplicaChange
+from .usage import digits, step_times, work
+
+_MAX_MESSAGE = 2048
+_OF_THE_NODES = frozenset({"Unschedulable", "SchedulingGated"})
+"""Troubles of a new pod that say nothing of what it runs."""
+_ENDED = frozenset({"Evicted", "Preempting", "Terminated"})
+"""By its node, which shuts down or lacks something: the next pod is another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a status is made of. `desired`: replicas asked for; `commit`: what the pods
+    are pinned to, "" where they are not.
+
+    `decision` is None before there is a cap; `problems`: sentences on pods that did not answer;
+    `is_withheld`: an edit waits for its model to be read, or for its keys; `keys_problem`: why the
+    Secret of the API's keys is of no use, "" where it is; `failed`: why the newest of the pods that
+    failed did.
+    """
+
+    service: InferenceService
+    fit: Fit
+    commit: str
+    rollout: Rollout
+    pods: tuple[Pod, ...]
+    runtime: Runtime
+    desired: int
+    ceiling: int | None
+    decision: Decision | None
+    evidence: tuple[Evidence, ...]
+    configs: tuple[RuntimeConfig, ...]
+    problems: tuple[str, ...]
+    is_withheld: bool = False
+    keys_problem: str = ""
+    failed: Trouble | None = None
+
+    @property
+    def drains(self) -> bool:
+        """Whether a pod is on its way out, whose room will be another's."""
+        return any(pod.drains for pod in self.pods)
+
+
+def num_serving(pods: Sequence[Pod]) -> int:
+    """Pods that the Service sends requests to."""
+    return sum(pod.serving for pod in pods)
+
+
+def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
+    """The whole status of an object whose spec could be read."""
+    service, rollout, decision = report.service, report.rollout, report.decision
+    parts = {
+        "model": _model(report),
+        "memory": _memory(report),
+        "batching": _batching(report),
+        "scaling": _scaling(report),
+    }
+    if decision is not None:
+        # spec.slo may have been taken out; then there is nothing to say about it.
+        parts["slo"] = _slo(decision) if service.spec.slo.has_target else {}
+        parts |= {"load": _load(report, decision, now), "pods": _pods(decision)}
+    return {
+        "observedGeneration": service.generation,
+        "url": f"http://{service.name}.{service.namespace}.svc",
+        "replicas": rollout.replicas,
+        "readyReplicas": rollout.ready,
+        "selector": ",".join(f"{key}={value}" for key, value in selector(service).items()),
+        **{name: part for name, part in parts.items() if part},
+        "conditions": _stamped(_conditions(report, now), previous, service.generation, now),
+    }
+
+
+def fail(
+    status: dict[str, Any], previous: Object, reason: Reason, message: str, now: float
+) -> dict[str, Any]:
+    """`status` of a pass that could not read or write: an invalid spec, a quota, a policy, a
+    missing right, a taken name."""
+    conditions = _kept(status)
+    ready = conditions.get("Ready")
+    if ready is None or ready.reason == Reason.STARTING:  # pods that cannot be made do not start
+        conditions["Ready"] = Condition(False, reason, message)
+    conditions["Reconciling"] = Condition(False, reason, "")
+    conditions["Stalled"] = Condition(True, reason, message)
+    return _with(status, conditions, previous, now)
+
+
+def wait_for_deletion(
+    status: dict[str, Any], previous: Object, names: str, now: float
+) -> dict[str, Any]:
+    """`status` while children of a deleted object of this name, `names`, are there."""
+    reason, message = Reason.AWAITING_DELETION, f"{names}: of a deleted object of this name"
+    conditions = _kept(status)
+    conditions["Ready"] = Condition(False, reason, message)
+    conditions["Reconciling"] = Condition(True, reason, message)
+    conditions["Stalled"] = Condition(False, Reason.NOT_STALLED, "")
+    return _with(status, conditions, previous, now)
+
+
+def _with(
+    status: dict[str, Any], conditions: Mapping[str, Condition], previous: Object, now: float
+) -> dict[str, Any]:
+    generation = status["observedGeneration"]
+    return {**status, "conditions": _stamped(conditions, previous, generation, now)}
+
+
+def _kept(previous: Object) -> dict[str, Condition]:
+    answers = {"True": True, "False": False}
+    return {
+        entry["type"]: Condition(
+            answers.get(entry["status"]),
+            Foreign(entry.get("reason", "")),  # ours too, as it was written
+            entry.get("message", ""),
+        )
+        for entry in previous.get("conditions") or ()
+    }
+
+
+def _stamped(
+    conditions: Mapping[str, Condition], previous: Object, generation: int, now: float
+) -> list[dict[str, Any]]:
+    """As the API has them; a transition is a change of the status, not of the words."""
+    before = {entry["type"]: entry for entry in previous.get("conditions") or ()}
+    stamped = []
+    for kind, condition in conditions.items():
+        status = {True: "True", False: "False", None: "Unknown"}[condition.holds]
+        old = before.get(kind, {})
+        unchanged = old.get("status") == status and "lastTransitionTime" in old
+        stamped.append(
+            {
+                "type": kind,
+                "status": status,
+                "reason": condition.reason,
+                "message": condition.message[:_MAX_MESSAGE],
+                "lastTransitionTime": old["lastTransitionTime"] if unchanged else timestamp(now),
+                "observedGeneration": generation,
+            }
+        )
+    return stamped
+
+
+def _conditions(report: Report, now: float) -> dict[str, Condition]:
+    ready = _ready(report)
+    stalled = _stalled(report, ready, now)
+    fits = {"True": True, "False": False, "Unknown": None}[report.fit.status]
+    return {
+        "Ready": ready,
+        "Reconciling": _reconciling(report, ready, stalled),
+        "Stalled": stalled,
+        "ModelFits": Condition(fits, report.fit.reason, report.fit.message),
+        **_tuned(report),
+    }
+
+
+def _tuned(report: Report) -> dict[str, Condition]:
+    decision = report.decision
+    if decision is None:
+        unknown = Condition(None, Reason.NO_PODS, "no pod has reported yet")
+        return dict.fromkeys(("SLOMet", "SLOFeasible", "MetricsAvailable"), unknown)
+    metrics = decision.metrics
+    if report.problems:
+        said = "; ".join([metrics.message, *report.problems])
+        metrics = Condition(metrics.holds, metrics.reason, said)
+    return {
+        "SLOMet": decision.slo_met,
+        "SLOFeasible": decision.slo_feasible,
+        "MetricsAvailable": metrics,
+    }
+
+
+def _ready(report: Report) -> Condition:
+    """Whether a pod serves now. What has passed is told as that."""
+    trouble = _keys_trouble(report) or _first_trouble(report)
+    if serving := num_serving(report.pods):
+        told = trouble[1] if trouble else _last_restart(report.pods)
+        message = f"{serving} of {report.desired} pods serve"
+        return Condition(True, Reason.SERVING, "; ".join(filter(None, (message, told))))
+    if report.fit.status == "False":
+        return Condition(False, report.fit.reason, report.fit.message)
+    if trouble:
+        return Condition(False, *trouble)
+    if report.fit.is_pending and not (report.pods or report.rollout.observed):
+        return Condition(False, Reason.READING_MODEL, report.fit.message)
+    if report.desired == 0:
+        said = "spec.replicas is 0"
+        if left := len(report.pods):
+            return Condition(False, Reason.SCALING, f"{said}; pods left: {left}")
+        return Condition(True, Reason.SCALED_TO_ZERO, said)
+    failed = _sentence("one failed before", report.failed) if report.failed else ""
+    message = f"none of {report.desired} pods is ready yet"
+    return Condition(False, Reason.STARTING, "; ".join(filter(None, (message, failed))))
+
+
+def _last_restart(pods: Sequence[Pod]) -> str:
+    """Of the pods that serve; empty where none has restarted."""
+    ends = [
+        (pod.ended.at_s, pod.name, pod.ended.sentence) for pod in pods if pod.serving and pod.ended
+    ]
+    _, name, sentence = max(ends, default=(0.0, "", ""))
+    return f"pod {name} has restarted: {sentence}" if ends else ""
+
+
+def _keys_trouble(report: Report) -> tuple[Reason, str] | None:
+    """None where pods have the keys, and none of them serves for another reason."""
+    has_keys = any(pod.has_volumes and not pod.terminating for pod in report.pods)
+    if not report.keys_problem or (has_keys and not num_serving(report.pods)):
+        return None
+    return Reason.KEYS_MISSING, report.keys_problem
+
+
+def _first_trouble(report: Report) -> tuple[Reason | Foreign, str] | None:
+    """Reason and sentence of the first pod, by name, that makes no progress. One that waits for
+    the room of a pod that drains will."""
+    pods = [pod for pod in report.pods if not (report.drains and pod.has_no_room)]
+    if told := _first_of(pods):
+        return told
+    return _of_failed(report) or _of_deployment(report)
+
+
+def _first_of(pods: Sequence[Pod]) -> tuple[Reason | Foreign, str] | None:
+    for pod in sorted(pods, key=lambda pod: pod.name):
+        if pod.trouble and not pod.terminating:
+            return pod.trouble.reason, _sentence(f"pod {pod.name}", pod.trouble)
+    return None
+
+
+def _of_failed(report: Report) -> tuple[Reason | Foreign, str] | None:
+    """Why pods have failed, where none has got further since."""
+    live = [pod for pod in report.pods if not pod.terminating]
+    if not report.failed or not report.desired or any(pod.started_s for pod in live):
+        return None
+    # Not its name: where each is refused by its node, another one fails every second.
+    return report.failed.reason, _sentence("a pod that failed", report.failed)
+
+
+def _of_deployment(report: Report) -> tuple[Reason | Foreign, str] | None:
+    """What the Deployment says of itself; the quota that a pod wants may be one's that drains."""
+    trouble = report.rollout.trouble
+    if trouble is None or (report.drains and trouble.reason == "FailedCreate"):
+        return None
+    return trouble.reason, _sentence("the Deployment", trouble)
+
+
+def _sentence(who: str, trouble: Trouble) -> str:
+    return f"{who}: {trouble.reason}: {trouble.message}".rstrip(": ")
+
+
+def _stalled(report: Report, ready: Condition, now: float) -> Condition:
+    """Whether what is asked for will not come about by itself."""
+    if report.fit.status == "False":
+        return Condition(True, report.fit.reason, report.fit.message)
+    if ready.reason == Reason.KEYS_MISSING or (report.is_withheld and report.keys_problem):
+        return Condition(True, Reason.KEYS_MISSING, report.keys_problem)
+    trouble = _stuck_rollout(report, now) if ready.holds else _stuck_start(report, now)
+    if trouble:
+        return Condition(True, *trouble)
+    return Condition(False, Reason.NOT_STALLED, "")
+
+
+def _stuck_start(report: Report, now: float) -> tuple[Reason | Foreign, str] | None:
+    """Why none will serve by itself. A node may yet take a pod, or be added for it."""
+    live = [pod for pod in report.pods if not pod.terminating]
+    waiting = [
+        pod for pod in live if pod.roomless_s and (report.drains or now - pod.roomless_s < NODE_S)
+    ]
+    if told := _first_of([pod for pod in _stuck(live) if pod not in waiting]):
+        return told
+    # The place of one that its node has ended is another's.
+    is_past = waiting or (report.failed and report.failed.reason in _ENDED)
+    return (None if is_past else _of_failed(report)) or _of_deployment(report)
+
+
+def _stuck(pods: Sequence[Pod]) -> list[Pod]:
+    """Those whose trouble does not pass by itself."""
+    return [pod for pod in pods if pod.trouble and not pod.trouble.passes]
+
+
+def _stuck_rollout(report: Report, now: float) -> tuple[Reason | Foreign, str] | None:
+    """Why the newest spec cannot take over, where pods of an older one go on serving. A pod that
+    is ready does not stand in its way, and of nodes without room `_rolling_out` tells: but that no
+    node takes a pod for another reason is none of room, unless an autoscaler adds one."""
+    if not report.rollout.outdated:
+        return None
+    starting = [pod for pod in report.pods if not pod.ready and not pod.terminating]
+    waiting = [p for p in starting if p.trouble and p.trouble.reason in _OF_THE_NODES]
+    late = [pod for pod in waiting if pod.has_no_room and _is_late(report, pod, now)]
+    told = _first_of([*(pod for pod in _stuck(starting) if pod not in waiting), *late])
+    return told or (None if waiting else _of_deployment(report))
+
+
+def _is_late(report: Report, pod: Pod, now: float) -> bool:
+    """Whether a new pod that no node takes will not be taken by itself. Where it lacks room, Surge
+    says so elsewhere, and Replace stops one more after a while, whose room it gets."""
+    waited_s = now - pod.roomless_s
+    if not pod.lacks_room:
+        return waited_s >= NODE_S
+    return report.service.spec.rollout == "Replace" and waited_s >= 2 * NODE_S
+
+
+def _reconciling(report: Report, ready: Condition, stalled: Condition) -> Condition:
+    rollout, desired = report.rollout, report.desired
+    if stalled.holds:
+        return Condition(False, stalled.reason, "")
+    if ready.reason in (Reason.READING_MODEL, Reason.SCALING):
+        return Condition(True, ready.reason, ready.message)
+    is_behind = not rollout.observed or rollout.updated < desired or rollout.outdated
+    if is_behind or _serving_still(report):
+        return _rolling_out(report)
+    if rollout.replicas != desired or rollout.ready < desired:
+        return Condition(True, Reason.SCALING, f"{rollout.ready} of {desired} pods are ready")
+    if report.is_withheld:
+        message = "the pods stay as they are until the model that is asked for can be read"
+        return Condition(True, Reason.HEADERS_UNAVAILABLE, message)
+    return Condition(False, Reason.SETTLED, "")
+
+
+def _serving_still(report: Report) -> int:
+    """Pods of an older template that serve while they leave: the Deployment counts them no more."""
+    newest = {pod.template for pod in report.pods if not pod.terminating}
+    leaving = [pod for pod in report.pods if pod.terminating and pod.ready]
+    return sum(pod.template not in newest for pod in leaving) if newest else 0
+
+
+def _rolling_out(report: Report) -> Condition:
+    """How far it is; and where no node takes one more pod, that it waits for that."""
+    rollout, old = report.rollout, report.rollout.outdated
+    roomless = [pod for pod in report.pods if pod.has_no_room and not pod.terminating]
+    waits = sorted(pod.name for pod in roomless if pod.lacks_room)
+    if waits and old and not report.drains and report.service.spec.rollout == "Surge":
+        message = (
+            f"no node has room for the new pod {waits[0]} beside those of the older spec "
+            f"({old}), which go on serving: add room, or set spec.rollout to Replace, which stops "
+            "one first"
+        )
+        return Condition(True, Reason.NO_ROOM_TO_SURGE, message)
+    message = f"{rollout.updated} of {report.desired} pods are up to date"
+    left = f", {old} of an older spec are left" if old else ""
+    if not old and (leaving := _serving_still(report)):
+        left = f", and those of an older spec still serve while they leave: {leaving}"
+    told = None if report.drains else _first_of(roomless)
+    return Condition(True, Reason.ROLLING_OUT, message + left + (f"; {told[1]}" if told else ""))
+
+
+def _model(report: Report) -> dict[str, Any]:
+    found = report.fit.checkpoint
+    name = {"name": report.service.spec.model.name}
+    if found is None:
+        return name
+    sizes = {"parameters": found.num_parameters, "bytes": found.weights_bytes}
+    pinned = {"resolvedRevision": report.commit} if report.commit else {}
+    return {**name, **sizes, **pinned}
+
+
+def _memory(report: Report) -> dict[str, Any]:
+    memory = report.fit.memory
+    measured = next((e.memory for e in report.evidence if e.memory.measured), None)
+    planned = memory.as_dict() if memory else dict(measured.planned) if measured else {}
+    if not planned:
+        return {}
+    part: dict[str, Any] = {"planned": planned}
+    if memory:
+        part["kvTokens"] = memory.kv_tokens
+    if measured:
+        part["measured"] = dict(measured.measured)
+        part["kvTokens"] = measured.kv_tokens
+        part["errorPercent"] = _error_percent(planned, measured.measured)
+        part |= _observed(report, measured.kv_tokens)
+    return part
+
+
+def _observed(report: Report, kv_tokens: int) -> dict[str, Any]:
+    """What the lengths that were observed make of the memory."""
+    lengths = pooled(report.evidence)
+    if not lengths.n:
+        return {}
+    share = overflow_share(report.runtime.cap or 0, kv_tokens, lengths.mean, lengths.sigma)
+    return {
+        "sequences": carried_sequences(kv_tokens, lengths.mean, lengths.sigma),
+        "expectedPreemptions": _percent(share),
+    }
+
+
+def _error_percent(planned: Mapping[str, int], measured: Mapping[str, int]) -> str:
+    """By how much weights and activations miss the plan, as a share of all that the model gets.
+
+    The reserve, the process's own, stands apart; and the KV cache is made to fill what is left.
+    """
+    model = [key for key in ("weights_bytes", "activation_bytes") if key in measured]
+    missed = sum(measured[key] - planned.get(key, 0) for key in model)
+    apart = ("total_bytes", "reserve_bytes")
+    plan = sum(size for key, size in planned.items() if key not in apart)
+    return _percent(missed / plan) if plan > 0 else "0"
+
+
+def _batching(report: Report) -> dict[str, Any]:
+    runtime, decision = report.runtime, report.decision
+    part: dict[str, Any] = {
+        "ceiling": report.ceiling,
+        "maxNumSeqs": runtime.cap,
+        "initialNumSeqs": report.service.spec.batching.initial_num_seqs,
+        "epoch": runtime.epoch,
+    }
+    if decision is not None:
+        part |= _why(decision.cap_move, decision.cap)
+        part["predicted"] = decision.predicted_cap
+        part["effectiveBatch"] = f"{decision.effective_batch:.1f}"
+        part["limitedBy"] = decision.limited_by
+        part["step"] = step_times(report.evidence) or None
+    change = runtime.past.last_change
+    if change is not None:
+        part["lastChange"] = {
+            "time": timestamp(change.time_s),
+            "from": change.from_cap,
+            "to": change.to_cap,
+            "epoch": change.epoch,
+            "reason": change.reason,
+        }
+    return {key: value for key, value in part.items() if value is not None}
+
+
+def _why(move: Move, now: int) -> dict[str, Any]:
+    """The last look's reason, and what it would change where it may not."""
+    why = {"reason": move.reason, "message": move.message[:_MAX_MESSAGE]}
+    return why if move.to == now else {**why, "proposed": move.to}
+
+
+def _slo(decision: Decision) -> dict[str, Any]:
+    part: dict[str, Any] = {name: _target(verdict) for name, verdict in decision.verdicts.items()}
+    if decision.slo_met.holds is not None:
+        part["met"] = decision.slo_met.holds
+    for key, share in (("good", decision.good_share), ("smooth", decision.smooth_share)):
+        if share is not None:
+            part[f"{key}Percent"] = _percent(share)
+    return part
+
+
+def _target(verdict: TargetVerdict) -> dict[str, Any]:
+    part: dict[str, Any] = {
+        "target": milliseconds(verdict.target_ms),
+        "samples": verdict.n,
+        "over": verdict.over,
+        "allowedPercent": _percent(verdict.allowed_share),
+        "usedPercent": _percent(verdict.over_share),
+        "verdict": verdict.verdict,
+    }
+    if verdict.quantile_ms is not None:
+        part["p99"] = milliseconds(verdict.quantile_ms)
+    part["samplesNeeded"] = verdict.samples_needed
+    part["verifiable"] = verdict.verifiable
+    return part
+
+
+def _scaling(report: Report) -> dict[str, Any]:
+    decision, history = report.decision, report.runtime.past.scale_history
+    external = report.service.spec.replicas is not None
+    part: dict[str, Any] = {"replicasOwner": "External" if external else "Sluice"}
+    if decision is not None:
+        part |= _why(decision.replicas_move, decision.replicas)
+        part["desired"] = decision.desired_replicas
+        part["pending"] = decision.pending_replicas
+    if history:
+        newest = sorted(history, key=lambda change: -change.time_s)[:MAX_HISTORY]
+        part["history"] = [_replica_change(change) for change in newest]
+        part["lastDecision"] = part["history"][0]
+    return part
+
+
+def _replica_change(change: ReplicaChange) -> dict[str, Any]:
+    return {
+        "time": timestamp(change.time_s),
+        "from": change.from_replicas,
+        "to": change.to_replicas,
+        "reason": change.reason,
+    }
+
+
+def _load(report: Report, decision: Decision, now: float) -> dict[str, Any]:
+    same_targets_s = now - report.runtime.past.targets_since_s
+    part: dict[str, Any] = {
+        "arrivalsPerSecond": f"{decision.arrivals_per_s:.2f}",
+        "running": sum(config.running for config in report.configs),
+        "waiting": sum(config.waiting.total for config in report.configs),
+        **work(report.evidence, report.service.spec.slo.window_s, same_targets_s),
+    }
+    return {**part, "cause": decision.cause} if decision.cause != "none" else part
+
+
+def _pods(decision: Decision) -> dict[str, Any]:
+    named = {"silent": sorted(decision.silent_pods), "noisy": sorted(decision.noisy_pods)}
+    return {key: names for key, names in named.items() if names}
+
+
+def milliseconds(value: float) -> str:
+    """A duration as text with three significant digits: 0.42ms, 51.3ms, 1230ms."""
+    return f"{digits(value)}ms" if value < 1e6 else f"{value / 1000:.0f}s"
+
+
+def _percent(share: float) -> str:
+    """Under a thousandth of a percent it is 0: no target allows as little."""
+    percent = 100 * share
+    return digits(percent) if abs(percent) >= 0.001 else "0"

@@ -1,0 +1,96 @@
+"""When a status is written: at once what is acted on, what was merely measured in its turn.
+
+Counters and percentiles differ at every look at a pod with traffic. Nothing reads them back after a
+restart, so the newest that a stopped operator has not written is not missed: the next one measures.
+Pure: the clock is given.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from ..cluster.observed import Object
+
+Clock = Callable[[], float]
+
+PERIOD_S = 10.0
+"""Between two writes of an object for measurements alone, so `kubectl get` shows none much older;
+Prometheus, for those who want every second, scrapes the pods."""
+WRITES_PER_S = 5.0
+"""Of all objects together, for measurements alone: what client-go allows a controller by default.
+Over fifty objects with traffic they take turns, and a hundred are 20 s apart."""
+
+_TARGET = dict.fromkeys(("p99", "over", "samples", "usedPercent", "samplesNeeded", "verifiable"))
+MEASURED: Mapping[str, Any] = {
+    "memory": dict.fromkeys(("sequences", "expectedPreemptions")),
+    "batching": dict.fromkeys(("message", "predicted", "effectiveBatch", "step")),
+    "slo": {
+        **dict.fromkeys(("timeToFirstToken", "interTokenLatency", "endToEnd"), _TARGET),
+        **dict.fromkeys(("goodPercent", "smoothPercent")),
+    },
+    "scaling": dict.fromkeys(("message", "desired")),
+    "load": None,
+}
+"""Fields of `status` that move with traffic alone; None: all of it. All others are acted on."""
+_MEASURED_MESSAGES = frozenset({"SLOMet", "SLOFeasible", "MetricsAvailable"})
+"""Conditions whose words hold measured numbers; their status and reason are acted on."""
+
+
+def acted_on(status: Object) -> dict[str, Any]:
+    """What of `status` people and machines act on: all but what was measured."""
+    kept = _without(status, MEASURED)
+    kept["conditions"] = [
+        {k: v for k, v in c.items() if k != "message" or c["type"] not in _MEASURED_MESSAGES}
+        for c in status.get("conditions") or ()
+    ]
+    return kept
+
+
+def _without(part: Object, measured: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for key, value in part.items():
+        below = measured.get(key)
+        if below is not None and isinstance(value, Mapping):
+            kept[key] = _without(value, below)
+        elif key not in measured:
+            kept[key] = value
+    return {key: value for key, value in kept.items() if value != {}}
+
+
+@dataclass(slots=True)
+class Turns:
+    """What the objects of one operator share; the first to ask is the first to write."""
+
+    clock: Clock
+    free_s: float = 0.0
+
+    def take(self) -> float:
+        """The time of the next turn, which is then taken."""
+        turn_s = max(self.clock(), self.free_s)
+        self.free_s = turn_s + 1 / WRITES_PER_S
+        return turn_s
+
+
+@dataclass(slots=True)
+class Pace:
+    """Of one object's status."""
+
+    turns: Turns
+    written_s: float = -inf
+    turn_s: float | None = None
+
+    def wait_s(self, wanted: Object, live: Object) -> float:
+        """Seconds until `wanted` may be written over `live`; 0: now."""
+        if acted_on(wanted) != acted_on(live):
+            return 0.0
+        now = self.turns.clock()
+        if now < self.written_s + PERIOD_S:
+            return self.written_s + PERIOD_S - now
+        if self.turn_s is None or now > self.turn_s + PERIOD_S:  # not used: it is another's
+            self.turn_s = self.turns.take()
+        return max(self.turn_s - now, 0.0)
+
+    def wrote(self) -> None:
+        """It was written just now, with all that it holds."""
+        self.written_s, self.turn_s = self.turns.clock(), None

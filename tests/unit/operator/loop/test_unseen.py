@@ -1,0 +1,226 @@
+"""Claims on a new operator whose watches have shown nothing yet: it reads what it must know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from sluice_operator.children import manifests, runtime
+from sluice_operator.cluster.client import Ref
+from sluice_operator.loop import reconcile
+from sluice_operator.loop.reconcile import Context, Reconciler
+from sluice_operator.metrics import Metrics
+from sluice_operator.model import reader
+from sluice_operator.model.fit import Refused
+from unit.operator.loop.test_reconciler import AdminPorts, Clock, Store, body
+from unit.operator.observations import SETTINGS, pod_body
+
+HELD = "ConfigMap", "demo-runtime"
+
+
+class Slow(Store):
+    """Whose watches show what they are told to; `read` is what was asked for by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[tuple[str, str]] = []
+        self.read: list[str] = []
+
+    async def get(self, ref: Ref) -> Any:
+        self.read.append(ref.kind)
+        return await super().get(ref)
+
+    def watched(self, kind: str, namespace: str, owner: str) -> list[Any]:
+        if kind == "Pod":
+            return self.pods
+        return [self.objects[key] for key in self.shown if key[0] == kind]
+
+
+@pytest.fixture
+def store() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(reconcile, "time", made)
+    return made
+
+
+def create_context(store: Slow, instance: str = "one", **fields: Any) -> Context:
+    """What a new operator's reconcilers share."""
+    client = httpx.AsyncClient(transport=httpx.MockTransport(AdminPorts().answer))
+    settings = replace(SETTINGS, instance=instance)
+    return Context(settings, store, client, Metrics(), store.watched, **fields)
+
+
+def create_operator(store: Slow, instance: str = "one", **fields: Any) -> Reconciler:
+    """A new one, which has read nothing."""
+    made = Reconciler(create_context(store, instance, **fields), "default", "demo")
+    made.see(body())
+    return made
+
+
+async def test_an_object_of_another_installation_is_left_to_it(store: Slow) -> None:
+    await create_operator(store, "one").reconcile()
+    two = create_operator(store, "two")
+    store.num_writes = 0
+    await two.reconcile()
+    owner = store.objects[HELD]["metadata"]["annotations"][runtime.OWNER_ANNOTATION]
+    assert owner == "one"
+    assert store.num_writes == 1, "it asks, and writes nothing else"
+
+
+async def test_what_was_read_is_known_until_the_watch_shows_it_gone(store: Slow) -> None:
+    await create_operator(store).reconcile()
+    again = create_operator(store)
+    await again.reconcile()
+    assert set(manifests.WATCHED) <= set(store.read)
+    store.read.clear()
+    for _ in range(3):
+        await again.reconcile()
+    assert store.read == []
+    gone = store.objects.pop(("Service", "demo"))
+    again.child_deleted("Service", gone)
+    await again.reconcile()
+    assert ("Service", "demo") in store.objects
+    assert [event["reason"] for event in store.events].count("ChildRestored") == 1
+
+
+async def test_what_the_watch_shows_of_a_child_counts_from_when_it_is_newer(store: Slow) -> None:
+    await create_operator(store).reconcile()
+    again = create_operator(store)
+    await again.reconcile()
+    edited = store.objects["Deployment", "demo"]
+    edited = {**edited, "spec": {**edited["spec"], "replicas": 7}}
+    version = str(int(edited["metadata"]["resourceVersion"]) + 100)
+    edited["metadata"] = {**edited["metadata"], "resourceVersion": version}
+    store.objects["Deployment", "demo"] = edited
+    await again.reconcile()
+    assert store.objects["Deployment", "demo"]["spec"]["replicas"] == 7, "no watch has told"
+    store.shown.append(("Deployment", "demo"))
+    await again.reconcile()
+    assert store.objects["Deployment", "demo"]["spec"]["replicas"] == 1
+
+
+@pytest.mark.parametrize("is_labelled", [True, False])
+async def test_what_somebody_else_holds_by_our_names_is_looked_at_again(
+    store: Slow, is_labelled: bool
+) -> None:
+    """What bears no label no watch will ever show."""
+    labels = {manifests.MANAGED_BY_LABEL: manifests.MANAGED_BY} if is_labelled else {}
+    meta = {"name": "demo", "namespace": "default", "uid": "x", "resourceVersion": "1"}
+    store.objects["Service", "demo"] = {"kind": "Service", "metadata": {**meta, "labels": labels}}
+    one = create_operator(store)
+    for _ in range(2):
+        store.read.clear()
+        await one.reconcile()
+    assert ("Deployment", "demo") not in store.objects
+    assert ("Service" in store.read) is not is_labelled
+
+
+async def test_pods_of_a_model_that_fitted_are_looked_after_where_it_does_not_now(
+    store: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_operator(store).reconcile()
+    store.pods = [pod_body()]
+    monkeypatch.setattr(reader, "_read", lambda *_: Refused("it does not fit"))
+    del store.objects["Service", "demo"]
+    again = create_operator(store)
+    await again.reconcile()
+    assert ("Service", "demo") in store.objects, "nothing else would be written"
+
+
+async def test_a_child_that_went_before_the_watch_began_is_found_missing(
+    store: Slow, clock: Clock
+) -> None:
+    await create_operator(store).reconcile()
+    again = create_operator(store)
+    await again.reconcile()
+    del store.objects["Service", "demo"]
+    await again.reconcile()
+    assert ("Service", "demo") not in store.objects
+    clock.running_s += 11 * SETTINGS.resync_s
+    await again.reconcile()
+    assert ("Service", "demo") in store.objects
+
+
+async def test_a_pod_that_the_watch_still_shows_is_let_go_once_it_is_missed(
+    store: Slow, clock: Clock
+) -> None:
+    missed = list[str]()
+    one = create_operator(store, missed=missed.append)
+    store.pods = [pod_body()]
+    await one.reconcile()
+    clock.running_s += 11 * SETTINGS.resync_s
+    await one.reconcile()  # the API server lists no pod
+    assert missed == ["uid-demo-1"]
+
+
+class Listing(Slow):
+    """While a kind is asked for, what `meanwhile` says happens."""
+
+    meanwhile: Callable[[str], None] = staticmethod(lambda kind: None)
+
+    async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
+        found = await super().uids(ref, label)
+        self.meanwhile(ref.kind)
+        return found
+
+    async def get(self, ref: Ref) -> Any:
+        found = await super().get(ref)
+        self.meanwhile(ref.kind)
+        return found
+
+
+async def test_what_comes_and_goes_while_deletions_are_looked_for_is_as_the_watch_tells(
+    clock: Clock,
+) -> None:
+    store = Listing()
+    missed = list[str]()
+    one = create_operator(store, missed=missed.append)
+    await one.reconcile()
+
+    def meanwhile(kind: str) -> None:
+        if kind == "Pod":
+            store.pods = [pod_body()]
+        if kind == "Service" and (gone := store.objects.pop(("Service", "demo"), None)):
+            one.child_deleted("Service", gone)
+
+    store.meanwhile = meanwhile
+    clock.running_s += 11 * SETTINGS.resync_s
+    await one.reconcile()
+    store.meanwhile = lambda kind: None
+    assert missed == []
+    await one.reconcile()
+    assert ("Service", "demo") in store.objects, "made again, as it is known to be gone"
+
+
+async def test_of_the_object_itself_no_more_is_kept_than_is_read(store: Slow) -> None:
+    """Each may bear a quarter of a MiB of annotations, and anybody may make many."""
+    one = create_operator(store)
+    large = body(2)
+    large["metadata"] |= {"annotations": {"a": "x"}, "labels": {"b": "y"}, "managedFields": [{}]}
+    one.see(large)
+    assert not {"annotations", "labels", "managedFields"} & one._body["metadata"].keys()
+    await one.reconcile()
+    assert ("Deployment", "demo") in store.objects
+
+
+async def test_what_all_objects_share_is_given_back_when_one_ends(store: Slow) -> None:
+    context = create_context(store)
+    one = Reconciler(context, "default", "demo")
+    one.see(body())
+    store.pods = [pod_body()]
+    passes = asyncio.create_task(one.run())
+    async with asyncio.timeout(10):
+        while not store.statuses or not context.shares.room._held:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    passes.cancel()
+    await asyncio.wait([passes])
+    assert context.shares.room._held == {}

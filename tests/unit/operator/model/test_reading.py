@@ -1,0 +1,404 @@
+"""What an operator makes of a model that is slow to read, or cannot be read any more."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sluice_operator.children import manifests
+from sluice_operator.cluster.client import Cluster, Ref
+from sluice_operator.model import reader
+from sluice_operator.model.checkpoint import Checkpoint, Unread
+from sluice_operator.model.fit import Refused
+from sluice_operator.model.reader import Found, HubReaders, ModelReader
+from sluice_operator.spec.service import InferenceService
+from unit.operator.observations import CHECKPOINT, NOW, SETTINGS, create_service
+from unit.worker.ordinary_user import open_directory, ordinary_user
+
+EXAMPLE = Path(__file__).parents[4] / "examples/model"
+
+REFUSED = Refused("the repository is gated")
+
+
+class Model:
+    """What reading it finds, once it may."""
+
+    def __init__(self, found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found, self._patch = found, monkeypatch.setattr
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def hold(self) -> None:
+        """Reading ends only once it may, and whoever serves does not wait for that."""
+        self.may_end.clear()
+        self._patch(reader, "_MEANWHILE_S", 0.01)
+
+    def read(self, *_: Any) -> Found:
+        assert self.may_end.wait(30)
+        return self.found
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Model:
+    made = Model(CHECKPOINT, monkeypatch)
+    monkeypatch.setattr(reader, "_read", made.read)
+    monkeypatch.setattr(reader, "_MEANWHILE_S", 30.0)
+    return made
+
+
+class Secrets(Cluster):
+    """With nothing but Secrets, by name."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, dict[str, Any]] = {}
+
+    async def get(self, ref: Ref) -> dict[str, Any] | None:
+        return self.held.get(ref.name)
+
+
+class Reader:
+    """A new operator's; the Deployment is of `rolled_out`."""
+
+    def __init__(self, rolled_out: InferenceService) -> None:
+        self.secrets = Secrets()
+        self.reader = ModelReader(self.secrets, SETTINGS, HubReaders())
+        self.live = manifests.deployment(rolled_out, SETTINGS, ceiling=8, replicas=1, live=None)
+
+    async def found(self, service: InferenceService, *, serving: bool, now: float = NOW) -> Found:
+        """What is known of the model while pods serve, or none does."""
+
+        async def is_served() -> bool:
+            return manifests.is_of_model(service, self.live)
+
+        return await self.reader.look(service, is_served if serving else None, now)
+
+
+async def test_what_serves_waits_for_no_model_and_is_not_rolled_out_unread(model: Model) -> None:
+    asked = create_service(model__uri="hf://org/new")
+    by = Reader(create_service())
+    model.hold()
+    assert await by.found(asked, serving=True) == Unread("the model is being read", is_pending=True)
+    model.may_end.set()
+    async with asyncio.timeout(30):
+        while (seen := await by.found(asked, serving=True)) != CHECKPOINT:
+            assert isinstance(seen, Unread)
+            assert seen.is_pending
+    assert await by.found(asked, serving=True) == CHECKPOINT
+
+
+async def test_a_file_system_that_hangs_holds_up_nothing_but_its_own_models(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server's calls go through asyncio's own threads."""
+    monkeypatch.setattr(reader, "_LOCAL_DEADLINE_S", 0.05)
+    model.hold()
+    num_hung = 100
+    services = [create_service(model__uri=f"file:///models/{i}") for i in range(num_hung)]
+    by = [Reader(create_service()) for _ in services]
+    try:
+        async with asyncio.timeout(20):
+            looks = (one.found(s, serving=False) for one, s in zip(by, services, strict=True))
+            found = await asyncio.gather(*looks)
+            assert await asyncio.to_thread(lambda: "answered") == "answered"
+            again = await by[0].found(services[0], serving=True, now=NOW + 3600)
+        said = "file:///models/0 is not read after 0.05 s: the worker sizes itself"
+        assert found[0] == again == Unread(said)
+        assert all(isinstance(one, Unread) and not one.is_pending for one in found)
+    finally:
+        model.may_end.set()
+    hours = itertools.count(1)  # what is unread is tried again after a minute
+
+    async def look_again() -> Found:
+        return await by[0].found(services[0], serving=False, now=NOW + 3600 * next(hours))
+
+    async with asyncio.timeout(20):
+        while (seen := await look_again()) != CHECKPOINT:
+            assert isinstance(seen, Unread)
+
+
+async def test_what_a_hub_did_not_tell_is_asked_again_while_pods_serve(model: Model) -> None:
+    """Else an edit that cannot fit is rolled out, for as long as they serve."""
+    asked = create_service(model__uri="hf://org/new")
+    by = Reader(asked)
+    away = Unread("the hub answers 503")
+    model.found = away
+    assert await by.found(asked, serving=True) == away
+    model.found = CHECKPOINT
+    assert await by.found(asked, serving=True, now=NOW + 500) == away
+    model.hold()
+    assert await by.found(asked, serving=True, now=NOW + 700) == away  # and is not waited for
+    model.may_end.set()
+    async with asyncio.timeout(30):
+        while (seen := await by.found(asked, serving=True, now=NOW + 701)) != CHECKPOINT:
+            assert seen == away
+
+
+async def test_a_model_without_pods_is_waited_for(model: Model) -> None:
+    by = Reader(create_service())
+    model.hold()
+    reading = asyncio.create_task(by.found(create_service(), serving=False))
+    done, _ = await asyncio.wait({reading}, timeout=0.1)
+    assert not done
+    model.may_end.set()
+    assert isinstance(await reading, Checkpoint)
+
+
+async def test_a_first_look_that_takes_long_goes_on_beside_the_passes(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All readers may be busy with others' slow hubs; the status says so meanwhile."""
+    monkeypatch.setattr(reader, "_FIRST_S", 0.01)
+    by = Reader(create_service())
+    model.hold()
+    asked = create_service(model__uri="hf://org/new")
+    being_read = Unread("the model is being read", is_pending=True)
+    async with asyncio.timeout(30):
+        assert await by.found(asked, serving=False) == being_read
+        edited = create_service(model__uri="hf://org/newer")
+        assert await by.found(edited, serving=False) == being_read
+        model.may_end.set()
+        while (seen := await by.found(edited, serving=False)) != CHECKPOINT:
+            assert seen == being_read
+
+
+async def test_a_model_without_pods_that_could_not_be_read_is_asked_for_beside_the_passes(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub that swallows packets takes a minute to be given up, and that once a minute."""
+    asked, by = create_service(model__uri="hf://org/away"), Reader(create_service())
+    away = model.found = Unread("the hub is away")
+    assert await by.found(asked, serving=False) == away
+    model.hold()
+    clock = itertools.count(0.0, 70.0)
+    monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    async with asyncio.timeout(30):
+        assert await by.found(asked, serving=False, now=NOW + 61) == away
+    model.may_end.set()
+
+
+async def test_a_reading_that_is_given_up_ends_no_pass(model: Model) -> None:
+    """Its object was made anew while the pass of the old one waits."""
+    by = Reader(create_service())
+    model.hold()
+    asked = create_service(model__uri="hf://org/new")
+    looking = asyncio.create_task(by.found(asked, serving=False))
+    async with asyncio.timeout(30):
+        done, _ = await asyncio.wait({looking}, timeout=0.1)
+        assert not done
+        by.reader.stop()
+        assert await looking == Unread("the model is being read", is_pending=True)
+        model.may_end.set()
+        while (seen := await by.found(asked, serving=False)) != CHECKPOINT:
+            assert isinstance(seen, Unread)
+
+
+async def test_what_took_long_to_read_in_vain_is_not_read_again_at_once(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, by = create_service(model__uri="hf://org/away"), Reader(create_service())
+    away = model.found = Unread("the hub is away")
+    clock = itertools.count(0.0, 70.0)
+    monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert await by.found(asked, serving=False) == away
+    model.found = CHECKPOINT
+    assert await by.found(asked, serving=False, now=NOW + 71) == away
+    assert await by.found(asked, serving=False, now=NOW + 1000) == CHECKPOINT
+
+
+async def test_what_was_refused_stays_so_while_it_is_read_again(model: Model) -> None:
+    asked, by = create_service(model__uri="hf://org/gated"), Reader(create_service())
+    model.found = REFUSED
+    assert await by.found(asked, serving=False) == REFUSED
+    model.hold()
+    assert await by.found(asked, serving=True, now=NOW + 1000) == REFUSED
+    model.may_end.set()
+
+
+async def test_a_new_operator_rolls_nothing_out_that_was_refused(model: Model) -> None:
+    model.found = REFUSED
+    by = Reader(create_service())
+    asked = create_service(model__uri="hf://org/gated")
+    assert await by.found(asked, serving=True) == REFUSED
+
+
+async def test_what_serves_is_looked_after_though_its_model_is_refused_now(model: Model) -> None:
+    service = create_service()
+    by = Reader(service)
+    model.found = REFUSED
+    for serving, hours in ((True, 0), (True, 1), (False, 1), (True, 2)):
+        seen = await by.found(service, serving=serving, now=NOW + 3600 * hours)
+        if serving:
+            assert seen == Unread(REFUSED.message, is_pending=True)
+    upgraded = create_service(engine__image="registry/worker:2")
+    assert isinstance(await by.found(upgraded, serving=True, now=NOW + 4 * 3600), Unread)
+    model.found = CHECKPOINT
+    assert await by.found(upgraded, serving=True, now=NOW + 5 * 3600) == CHECKPOINT
+
+
+async def test_a_secret_that_is_named_before_it_is_there_is_looked_at_when_it_is(
+    model: Model,
+) -> None:
+    """Else a public model is read without it, and pods get whatever it becomes."""
+    asked = create_service(model={"uri": "hf://org/open", "secretRef": {"name": "other-admin"}})
+    by = Reader(create_service())
+    absent = "spec.model.secretRef: there is no Secret other-admin."
+    assert await by.found(asked, serving=False) == Refused(absent)
+    labels = {manifests.MANAGED_BY_LABEL: manifests.MANAGED_BY}
+    by.secrets.held["other-admin"] = {"metadata": {"labels": labels}, "data": {"token": "YWRtaW4="}}
+    refused = await by.found(asked, serving=False, now=NOW + 100)
+    assert isinstance(refused, Refused)
+    assert "that the operator did not create" in refused.message
+    by.secrets.held["other-admin"] = {"metadata": {}, "data": {"token": "aGY="}}
+    assert await by.found(asked, serving=False, now=NOW + 200) == CHECKPOINT
+
+
+async def test_what_serves_is_left_as_it_is_while_its_secret_is_away(model: Model) -> None:
+    asked = create_service(model={"uri": "hf://org/gated", "secretRef": {"name": "hf"}})
+    by = Reader(asked)
+    seen = await by.found(asked, serving=True)
+    assert isinstance(seen, Unread)
+    assert seen.is_pending
+    by.secrets.held["hf"] = {"metadata": {}, "data": {"token": "aGY="}}
+    assert await by.found(asked, serving=True, now=NOW + 100) == CHECKPOINT
+
+
+class Hubs:
+    """Readings that end only when a test says so, by their names."""
+
+    def __init__(self) -> None:
+        self.readers = HubReaders()
+        self.begun: list[str] = []
+        self.may_end: dict[str, threading.Event] = {}
+
+    def ask(self, name: str) -> asyncio.Future[Found]:
+        """Ask for the reading `name`, whose letters are the namespace."""
+        self.may_end[name] = threading.Event()
+
+        def read() -> Found:
+            self.begun.append(name)
+            assert self.may_end[name].wait(30)
+            return Unread(name)
+
+        return self.readers.read(name.rstrip("0123456789"), read)
+
+    async def await_begun(self, *names: str) -> None:
+        """Until exactly these have begun, in any order."""
+        for _ in range(1000):
+            await asyncio.sleep(0.001)
+            if len(self.begun) >= len(names):
+                break
+        await asyncio.sleep(0.02)
+        assert sorted(self.begun) == sorted(names)
+
+    def end_all(self) -> None:
+        for event in self.may_end.values():
+            event.set()
+
+
+@pytest.fixture
+def hubs() -> Iterator[Hubs]:
+    made = Hubs()
+    yield made
+    made.end_all()
+
+
+async def test_slow_hubs_of_one_namespace_hold_up_no_other(hubs: Hubs) -> None:
+    asked = {name: hubs.ask(name) for name in ("a1", "a2", "a3", "a4", "b1", "c1", "d1")}
+    await hubs.await_begun("a1", "a2", "b1", "c1")
+    hubs.may_end["b1"].set()
+    assert await asked["b1"] == Unread("b1")
+    await hubs.await_begun("a1", "a2", "b1", "c1", "d1")
+    hubs.may_end["a1"].set()
+    assert await asked["a1"] == Unread("a1")
+    await hubs.await_begun("a1", "a2", "b1", "c1", "d1")  # the last place is for another namespace
+    hubs.ask("e1")
+    await hubs.await_begun("a1", "a2", "b1", "c1", "d1", "e1")
+    hubs.end_all()
+    for name, found in asked.items():
+        assert await found == Unread(name)
+
+
+async def test_what_nobody_waits_for_any_more_is_not_begun(hubs: Hubs) -> None:
+    asked = [hubs.ask(f"a{number}") for number in range(4)]
+    asked[2].cancel()
+    await hubs.await_begun("a0", "a1")
+    asked[0].cancel()  # it goes on, and counts
+    await hubs.await_begun("a0", "a1")
+    hubs.may_end["a0"].set()
+    await hubs.await_begun("a0", "a1", "a3")
+
+
+async def test_a_reading_that_never_ends_is_in_the_way_of_its_own_namespace_only(
+    hubs: Hubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_LOST_S", 0.1)
+    names = [f"{space}{number}" for space in "ab" for number in range(2)]
+    lost = [hubs.ask(name) for name in names]
+    for found in lost:
+        assert await found == Unread("reading it has not ended after 0.1 s")
+    others = [hubs.ask(name) for name in ("a2", "b2", "c1", "c2", "d1")]
+    await hubs.await_begun(*names, "c1", "c2", "d1")
+    hubs.end_all()
+    for found in others:
+        assert isinstance(await found, Unread)
+
+
+async def test_a_reading_that_fails_is_told_and_holds_nothing(hubs: Hubs) -> None:
+    for _ in range(10):
+        with pytest.raises(ZeroDivisionError):
+            await hubs.readers.read("a", lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+
+
+async def test_a_model_of_a_hub_that_is_refused_is_read_again_less_and_less_often(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, by = create_service(model__uri="hf://org/gated"), Reader(create_service())
+    times: list[int] = []
+    second = 0
+
+    def read(*_: Any) -> Found:
+        times.append(second)
+        return REFUSED
+
+    monkeypatch.setattr(reader, "_read", read)
+    for second in range(0, 4000, 10):
+        assert await by.found(asked, serving=False, now=NOW + second) == REFUSED
+    between = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert between[:4] == pytest.approx([60, 120, 240, 480], abs=20)
+    assert between[4:] == pytest.approx([600] * 5, abs=20)
+    other = create_service(model__uri="hf://org/other")
+    assert await by.found(other, serving=False, now=NOW + 4001) == REFUSED
+    assert await by.found(other, serving=False, now=NOW + 4070) == REFUSED
+    assert len(times) == 12
+
+
+@pytest.mark.parametrize(
+    ("closed", "named"),
+    [
+        ("demo/config.json", "config.json"),
+        ("demo/model.safetensors", "model.safetensors"),
+        ("demo", "config.json"),
+        (".", "file:///models/demo cannot be read"),
+    ],
+)
+def test_a_model_that_the_operator_may_not_read_is_told_with_file_cause_and_user(
+    closed: str, named: str
+) -> None:
+    with open_directory() as made:
+        root = made / "models"
+        shutil.copytree(EXAMPLE, root / "demo")
+        settings = replace(SETTINGS, models_dir=root)
+        asked = create_service(model__uri="file:///models/demo").spec.model
+        assert isinstance(reader._read(asked, settings, None, True), Checkpoint)
+        (root / closed).chmod(0)
+        with ordinary_user() as user:
+            found = reader._read(asked, settings, None, True)
+    assert found == Refused(f"{named}: permission denied for user {user}.")

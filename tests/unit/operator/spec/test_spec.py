@@ -1,0 +1,187 @@
+"""The object is read whole or refused with every problem; `parse` does nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from sluice_operator.spec.service import InferenceService, Slo, SpecError, parse
+from unit.operator.objects import (
+    INVALID,
+    Invalid,
+    Object,
+    arbitrary_objects,
+    changed,
+    valid_object,
+    valid_objects,
+)
+
+ROOT = Path(__file__).parents[4]
+
+
+def outcome_of(body: Object) -> InferenceService | tuple[str, ...]:
+    try:
+        return parse(body)
+    except SpecError as error:
+        return error.problems
+
+
+def problems(body: Object) -> tuple[str, ...]:
+    with pytest.raises(SpecError) as caught:
+        parse(body)
+    return caught.value.problems
+
+
+def test_a_short_object_gets_every_default() -> None:
+    service = parse(valid_object())
+    spec = service.spec
+    assert (service.name, service.namespace, spec.model.name) == ("demo", "default", "demo")
+    assert (spec.model.scheme, spec.model.directory) == ("file", "/models/demo")
+    assert (spec.hardware.memory_bytes, spec.hardware.cpu_millis) == (1500 << 20, 500)
+    assert (spec.slo.ttft_ms, spec.slo.itl_ms, spec.slo.e2e_ms) == (500.0, 50.0, None)
+    assert (spec.slo.window_s, spec.slo.percentile, spec.drain.timeout_s) == (600.0, "99", 60.0)
+    assert spec.scaling.behavior.scale_down.stabilization_window_s == 300
+    assert (spec.batching.max_num_seqs, spec.batching.memory_utilization) == (None, 0.9)
+    assert spec.replicas is None
+
+
+def test_an_object_without_slo_promises_nothing() -> None:
+    body = valid_object()
+    del body["spec"]["slo"]
+    slo = parse(body).spec.slo
+    assert slo == Slo()
+    assert not slo.has_target
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "gpus", "expected"), [("nvidia", None, 1), ("nvidia", 1, 1), ("cpu", None, 0)]
+)
+def test_gpus_follow_the_accelerator(accelerator: str, gpus: int | None, expected: int) -> None:
+    body = changed(valid_object(), "spec.hardware.accelerator", accelerator)
+    assert parse(changed(body, "spec.hardware.gpus", gpus)).spec.hardware.num_gpus == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("24Gi", 24 << 30), ("1500Mi", 1500 << 20), ("0.5Ki", 512), ("3M", 3_000_000), (7, 7)],
+)
+def test_memory_is_read_in_bytes(written: Any, expected: int) -> None:
+    body = changed(valid_object(), "spec.hardware.memory", written)
+    assert parse(body).spec.hardware.memory_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "expected_ms"),
+    [("1ms", 1), ("0.5s", 500), ("1m30s", 90_000), ("1h", 3_600_000), ("1.5m1ms", 90_001)],
+)
+def test_durations_add_their_parts_up(written: str, expected_ms: float) -> None:
+    body = changed(valid_object(), "spec.slo.timeToFirstToken", written)
+    assert parse(body).spec.slo.ttft_ms == expected_ms
+
+
+@pytest.mark.parametrize("path", ["spec.engine.image", "spec.hardware.runtimeClassName"])
+def test_what_may_be_left_out_may_be_empty(path: str) -> None:
+    assert parse(changed(valid_object(), path, "")) == parse(valid_object())
+
+
+def test_a_percentile_without_quotes_is_taken() -> None:
+    assert parse(changed(valid_object(), "spec.slo.percentile", 95)).spec.slo.percentile == "95"
+
+
+def test_tolerations_come_back_as_a_pod_wants_them() -> None:
+    wire = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
+    body = changed(valid_object(), "spec.hardware.tolerations", [wire])
+    assert [t.manifest() for t in parse(body).spec.hardware.tolerations] == [wire]
+
+
+@pytest.mark.parametrize("case", INVALID, ids=lambda case: f"{case.path}={case.value!r:.40}")
+def test_an_invalid_object_is_refused_with_a_sentence(case: Invalid) -> None:
+    said = problems(case.body)
+    assert any(case.says in problem for problem in said), said
+
+
+def test_an_argument_without_a_value_is_not_called_one_that_is_given_twice() -> None:
+    said = problems(changed(valid_object(), "spec.engine.args", ["--seed 1", "--block-size=16"]))
+    assert len(said) == 1
+    assert "must be --FLAG=VALUE" in said[0]
+
+
+def test_all_problems_are_named_at_once() -> None:
+    body = valid_object("Demo")
+    for path, value in (
+        ("spec.model.uri", "s3://../a"),
+        ("spec.hardware.cpu", "x"),
+        ("spec.slo.window", "1h"),
+        ("spec.surplus", 1),
+    ):
+        body = changed(body, path, value)
+    starts = [problem.split(":")[0] for problem in problems(body)]
+    assert starts == [
+        "metadata.name must be lower-case letters, digits and -, starting with a letter",
+        "spec.surplus",
+        "spec.model.uri",
+        "spec.model.uri",
+        "spec.hardware.cpu",
+        "spec.slo.window",
+    ]
+
+
+NEWER = {
+    "spec.warmup": True,
+    "spec.model.weights": "x",
+    "spec.engine.env": [{"name": "LD_PRELOAD"}],
+    "spec.scaling.behavior.scaleUp.policies": [],
+}
+
+
+def test_fields_of_a_newer_crd_are_left_out_and_named() -> None:
+    body = valid_object()
+    for path, value in NEWER.items():
+        body = changed(body, path, value)
+    service = parse(body)
+    assert set(service.unknown) == set(NEWER)
+    assert service.spec == parse(changed(valid_object(), "spec.engine", {})).spec
+
+
+def test_they_are_left_out_of_lists_too() -> None:
+    known = {"key": "gpu", "operator": "Exists"}
+    body = changed(valid_object(), "spec.hardware.tolerations", [{**known, "since": "5m"}])
+    service = parse(body)
+    assert service.unknown == ("spec.hardware.tolerations[0].since",)
+    assert [t.manifest() for t in service.spec.hardware.tolerations] == [known]
+
+
+@given(valid_objects())
+@settings(max_examples=1000)
+def test_every_valid_object_is_read(body: Object) -> None:
+    service = parse(body)
+    spec = service.spec
+    assert service.unknown == ()
+    assert service.name == "demo"
+    assert spec.model.name
+    assert spec.hardware.memory_bytes > 0
+    assert spec.hardware.cpu_millis > 0
+    assert spec.scaling.min_replicas <= spec.scaling.max_replicas
+
+
+@given(arbitrary_objects())
+@settings(max_examples=1000)
+def test_an_odd_object_is_read_or_refused_and_never_a_traceback(body: Object) -> None:
+    outcome = outcome_of(body)
+    if not isinstance(outcome, InferenceService):
+        assert outcome
+        assert all(problem.startswith(("spec", "metadata")) for problem in outcome)
+
+
+@pytest.mark.parametrize("body", [{}, {"metadata": None}, {"metadata": {"name": "a"}, "spec": 3}])
+def test_an_object_without_a_body_is_refused(body: Object) -> None:
+    assert problems(body)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
+def test_every_example_is_valid(path: Path) -> None:
+    service = parse(yaml.safe_load(path.read_text()))
+    assert (service.name, service.unknown) == (path.stem, ())

@@ -1,0 +1,108 @@
+"""The committed CRD is what `spec` says, and has no type that the API server would round."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from sluice_operator.spec.service import Spec, parse
+from sluice_operator.status.crd import crd, render
+from sluice_operator.tuner.types import LimitedBy, TargetName, Verdict
+from unit.operator.objects import changed, valid_object
+
+ROOT = Path(__file__).parents[4]
+SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema inside `schema`, with its path."""
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from nodes(schema[key], f"{path}[]")
+
+
+@pytest.mark.parametrize(
+    "copy", ["crds/inferenceservices.yaml", "charts/sluice/files/inferenceservices.yaml"]
+)
+def test_the_committed_copy_is_what_the_definition_gives(copy: str) -> None:
+    assert (ROOT / copy).read_text() == render()
+
+
+def test_the_module_prints_the_crd() -> None:
+    command = [sys.executable, "-m", "sluice_operator.status.crd"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == render()
+
+
+def test_the_schema_has_no_floats() -> None:
+    assert [path for path, node in nodes(SCHEMA) if node.get("type") == "number"] == []
+
+
+def test_no_field_is_named_what_yaml_reads_as_a_boolean() -> None:
+    names = {name.lower() for _, node in nodes(SCHEMA) for name in node.get("properties", {})}
+    assert names.isdisjoint({"n", "y", "on", "off", "yes", "no"})
+
+
+def test_every_field_of_the_spec_is_described() -> None:
+    schema = SCHEMA["properties"]["spec"]
+    bare = [
+        f"{path}.{name}"
+        for path, node in nodes(schema)
+        for name, child in node.get("properties", {}).items()
+        if not child.get("description")
+    ]
+    assert bare == []
+
+
+def test_every_list_and_map_of_the_spec_is_bounded() -> None:
+    for path, node in nodes(SCHEMA["properties"]["spec"]):
+        if node.get("type") == "array":
+            assert "maxItems" in node, path
+        if "additionalProperties" in node:
+            assert "maxProperties" in node, path
+
+
+def test_the_schema_holds_nothing_that_helm_would_take_for_a_template() -> None:
+    assert not re.search(r"\{\{|\}\}", render())
+
+
+def test_defaults_of_the_crd_are_those_of_the_dataclasses() -> None:
+    written = valid_object()
+    filled = written
+    for path, node in nodes(SCHEMA["properties"]["spec"], "spec"):
+        if "default" in node and "[]" not in path and not path.startswith("spec.slo"):
+            already = written
+            for part in path.split("."):
+                already = already.get(part, {}) if isinstance(already, dict) else {}
+            if already == {}:
+                filled = changed(filled, path, node["default"])
+    assert filled != written
+    assert parse(filled) == parse(written)
+
+
+def test_every_dataclass_of_the_spec_is_frozen() -> None:
+    pending: list[Any] = [parse(valid_object()).spec]
+    while pending:
+        value = pending.pop()
+        assert value.__dataclass_params__.frozen, type(value)
+        pending += [v for f in fields(value) if is_dataclass(v := getattr(value, f.name))]
+    assert Spec.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def test_the_status_takes_every_word_of_the_tuner() -> None:
+    properties = SCHEMA["properties"]["status"]["properties"]
+    assert set(properties["batching"]["properties"]["limitedBy"]["enum"]) == set(
+        get_args(LimitedBy)
+    )
+    for name in get_args(TargetName):
+        target = properties["slo"]["properties"][name]["properties"]
+        assert set(target["verdict"]["enum"]) == set(get_args(Verdict))

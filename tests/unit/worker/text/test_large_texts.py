@@ -1,0 +1,158 @@
+"""A large text: refused by its length where it cannot fit, cut before it is tokenised, in turn."""
+
+import asyncio
+import json
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_core.errors import ContextLengthExceeded
+from sluice_worker.base.config import EngineConfig, ServerConfig, WorkerConfig
+from sluice_worker.http.offload import LARGE_CHARS, texts
+from sluice_worker.openai.chat import Conversation, parse_chat
+from sluice_worker.openai.protocol import parse_completion
+from sluice_worker.serving.admission import check_length
+from sluice_worker.serving.service import Service
+from sluice_worker.text.renderer import Renderer
+from sluice_worker.text.tokenizer import SLACK, Tokenizer
+from sluice_worker.text.vocabulary import longest_token
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Library
+from unit.worker.api.tiny import write_checkpoint
+from unit.worker.serving.test_waiting_memory import READY
+
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
+FALLBACK = [f"<0x{byte:02X}>" for byte in range(256)]
+MARK = "▁"
+TEXTS = st.text(max_size=40) | st.text("aáe\u0301\u0345\u0313 ab", max_size=40)
+
+
+def byte_level(*normalizing: normalizers.Normalizer) -> Library:
+    vocabulary = {token: i for i, token in enumerate([*LETTERS, "aa", "ab", "aaab"])}
+    library = Library(models.BPE(vocabulary, [("a", "a"), ("a", "b"), ("aa", "ab")]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.normalizer = normalizers.Sequence([*normalizing])
+    return library
+
+
+def fallback() -> Library:
+    vocabulary = {
+        token: i for i, token in enumerate([*FALLBACK, MARK, "a", "b", "ab", MARK + "ab"])
+    }
+    merges = [("a", "b"), (MARK, "ab")]
+    library = Library(models.BPE(vocabulary, merges, byte_fallback=True))
+    library.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)]
+    )
+    return library
+
+
+@pytest.mark.parametrize(
+    ("library", "longest"),
+    [(byte_level(), 4), (byte_level(normalizers.NFC()), 16), (fallback(), 6)],
+)
+def test_a_text_has_a_token_for_each_so_many_characters(library: Library, longest: int) -> None:
+    assert longest_token(library) == longest
+
+    @given(TEXTS)
+    def check(text: str) -> None:
+        num_tokens = len(library.encode(text, add_special_tokens=False).ids)
+        assert num_tokens * longest >= len(text)
+
+    check()
+
+
+def lossy() -> list[Library]:
+    """Each may make few tokens of any text."""
+    words = Library(models.WordLevel({"a": 0}, unk_token="a"))
+    cut, stripped, swallowing, incomplete = (byte_level() for _ in range(4))
+    cut.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(" "), "removed"), pre_tokenizers.ByteLevel()]
+    )
+    stripped.normalizer = normalizers.Strip()
+    swallowing.add_tokens([AddedToken("<x>", rstrip=True)])
+    incomplete.model = models.BPE({"a": 0}, [])
+    return [words, cut, stripped, swallowing, incomplete]
+
+
+@pytest.mark.parametrize("library", lossy())
+def test_nothing_is_said_where_a_text_of_any_length_may_be_few_tokens(library: Library) -> None:
+    assert longest_token(library) is None
+
+
+def test_a_long_text_is_cut_to_the_tokens_that_its_end_has(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(write_checkpoint(tmp_path))
+    longest = longest_token(Library.from_file(str(tmp_path / "tokenizer.json")))
+    text = "".join(f"def f{i}(a, b):\n    return a + {i}\n" for i in range(4000))
+    whole = tokenizer.encode(text)
+    for keep in (1, 2, 100, 1000):
+        assert longest
+        assert len(text) > keep * longest + SLACK
+        assert tokenizer.encode(text, keep=keep) == whole[-keep:]
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
+    """A worker whose engine serves, and which cannot tokenise."""
+    directory = write_checkpoint(tmp_path)
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    service = Service(WorkerConfig(EngineConfig(model=str(directory)), ServerConfig()))
+    service.ready(READY)
+
+    def refuse(*args: object, **fields: object) -> None:
+        raise AssertionError("a text was tokenised")
+
+    monkeypatch.setattr(service.tokenizer, "encode", refuse)
+    monkeypatch.setattr(service.tokenizer, "encode_rendered", refuse)
+    return service
+
+
+async def test_a_text_that_cannot_fit_is_not_tokenised(service: Service) -> None:
+    text = "x" * 1_000_000
+    asked = parse_completion(json.dumps({"prompt": ["a", text]}).encode())
+    with pytest.raises(ContextLengthExceeded, match="and it has at least [0-9]+$") as refused:
+        await service.open(asked, 0.0)
+    assert refused.value.param == "prompt"
+
+
+async def test_a_chat_that_cannot_fit_is_not_tokenised(service: Service) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 1_000_000}]}).encode()
+    with pytest.raises(ContextLengthExceeded, match="and it has at least [0-9]+$") as refused:
+        await service.open_chat(parse_chat(body), len(body), 0.0)
+    assert refused.value.param == "messages"
+
+
+def test_a_conversation_has_no_window_of_its_own(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path)
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    renderer = Renderer(directory, None, Tokenizer(directory))
+    conversation = Conversation(({"role": "user", "content": "x" * 10_000},))
+    assert len(renderer.token_ids(conversation)) > READY.max_model_len
+    with pytest.raises(ContextLengthExceeded):
+        renderer.token_ids(conversation, lambda num_chars: check_length(num_chars, 1, "messages"))
+
+
+async def test_large_texts_are_tokenised_one_at_a_time_and_small_ones_beside_them() -> None:
+    begun, has_begun, may_end = list[str](), threading.Event(), threading.Event()
+    turns, threads = texts(), set()
+
+    def work(name: str) -> None:
+        begun.append(name)
+        has_begun.set()
+        threads.add(threading.get_ident())
+        may_end.wait(10)
+
+    large = [
+        asyncio.create_task(turns.result(LARGE_CHARS + 1, partial(work, name)))
+        for name in ("first", "second")
+    ]
+    assert await asyncio.to_thread(has_begun.wait, 10)
+    assert await turns.result(LARGE_CHARS, lambda: "small") == "small"
+    assert begun == ["first"]
+    may_end.set()
+    await asyncio.gather(*large)
+    assert begun == ["first", "second"]
+    assert len(threads) == 1  # each thread that had one would keep its memory

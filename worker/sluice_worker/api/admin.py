@@ -1,0 +1,41 @@
+"""The admin port: what the operator reads and changes."""
+
+from fastapi import FastAPI, Request
+from sluice_core.contract import RuntimePatch
+from sluice_core.errors import RequestError
+from starlette.responses import Response
+
+from ..http.guards import PROBE_PATHS, answer, read_body
+from ..openai.json_body import convert, parse_object
+from ..serving.service import Service
+
+OPEN_PATHS = ("/metrics", *PROBE_PATHS)
+"""What answers without a bearer on the admin port."""
+MAX_PATCH_BYTES = 64 << 10
+
+
+def add_admin_routes(app: FastAPI, service: Service) -> None:
+    """All routes of the admin port but the probes."""
+
+    @app.get("/v1/runtime_config")
+    async def runtime_config() -> Response:
+        return answer(service.runtime_config())
+
+    @app.patch("/v1/runtime_config")
+    async def patch(request: Request) -> Response:
+        timeout_s = service.config.server.receive_timeout
+        body = await read_body(request, MAX_PATCH_BYTES, timeout_s)
+        change = convert(parse_object(body), RuntimePatch)
+        return answer(service.patch(change))
+
+    @app.get("/v1/evidence")
+    async def evidence(request: Request) -> Response:
+        after = request.query_params.get("after", "0")
+        if not (after.isascii() and after.isdigit() and len(after) < 19):
+            raise RequestError("after must be a whole number from 0 on", param="after")
+        return answer(service.evidence(int(after)))
+
+    @app.get("/v1/integrity")
+    async def integrity() -> Response:
+        problem = await service.client.check_integrity()
+        return answer({"problem": problem}, 500 if problem else 200)

@@ -1,0 +1,70 @@
+"""The two applications of one service."""
+
+from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from ..base.config import ServerConfig
+from ..http.guards import PROBE_PATHS, Bearer, Edge, Inflight, install_errors
+from ..serving.service import Service
+from . import admin, routes
+from .operations import GENERATING_PATHS
+
+# FastAPI traces every chunk of a stream by default; the evidence is what measures here.
+NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+}
+
+
+def bare() -> FastAPI:
+    """An application without routes, whose errors have OpenAI's shape."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
+    install_errors(app)
+    return app
+
+
+def _api_bearer(config: ServerConfig) -> Bearer | None:
+    key = config.api_key
+    return Bearer([key.text]) if key else Bearer.of(config.api_key_file)
+
+
+def api_app(service: Service, inflight: Inflight) -> ASGIApp:
+    """What clients speak to."""
+    app = bare()
+    routes.add_routes(app, service)
+    edge = Edge(
+        app,
+        bearer=_api_bearer(service.config.server),
+        open_paths=PROBE_PATHS,
+        bounded_paths=GENERATING_PATHS,
+        check_room=service.check_room,
+        inflight=inflight,
+        lifetime=service.lifetime,
+        load=service.load,
+        on_answer=service.stats.answer,
+    )
+    # Outermost: what a browser asks before a request bears no key.
+    origins = service.config.server.allowed_origins
+    return CORSMiddleware(edge, origins, allow_methods=["*"], allow_headers=["*"])
+
+
+def admin_app(service: Service) -> ASGIApp:
+    """What the operator and Prometheus speak to."""
+    app = bare()
+    routes.add_probes(app, service)
+    admin.add_admin_routes(app, service)
+    return Edge(
+        app,
+        bearer=Bearer.of(service.config.server.admin_token_file),
+        open_paths=admin.OPEN_PATHS,
+        bounded_paths=(),
+        check_room=service.check_room,
+        inflight=Inflight(),
+        lifetime=lambda: 1.0,
+        load=service.load,
+        on_answer=service.stats.answer,
+    )

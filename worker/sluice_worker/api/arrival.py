@@ -1,0 +1,82 @@
+"""While a model is on its way from the hub: the download, and what the ports say meanwhile."""
+
+import asyncio
+import threading
+from functools import partial
+from pathlib import Path
+
+from fastapi import FastAPI
+from sluice_core.errors import NotReady
+from sluice_core.model.files import Directory
+from sluice_core.model.stored import read_config
+from starlette.types import ASGIApp
+
+from ..base.config import HubConfig, WorkerConfig
+from ..evidence.health import Verdict
+from ..execution.models.config import DecoderConfig
+from ..hub.cache import Stopped
+from ..hub.download import download
+from ..hub.progress import DownloadProgress
+from .app import bare
+from .routes import add_health
+
+RETRY_AFTER_S = 30
+METHODS = ["GET", "POST", "PATCH", "PUT", "DELETE", "OPTIONS"]
+
+
+class Arrival:
+    """One model on its way. It is alive as long as it is fetched: the download gives up itself."""
+
+    def __init__(self, config: WorkerConfig, hub: HubConfig) -> None:
+        self._hub, self._told = hub, DownloadProgress(str(hub.model))
+        self._weights = config.engine.load_format != "dummy"
+        self._stop = threading.Event()
+
+    async def fetch(self) -> Path | None:
+        """The checkpoint's directory; None after `stop`. Raises StartupError."""
+        try:
+            directory = await asyncio.to_thread(self._download)
+        except Stopped:
+            return None
+        # Where all of it was there already, nothing that looks at `stop` was waited for.
+        return None if self._stop.is_set() else directory
+
+    def stop(self) -> None:
+        """End the download soon; what has come is kept."""
+        self._stop.set()
+
+    def _download(self) -> Path:
+        model, access = self._hub
+        return download(
+            model,
+            access,
+            weights=self._weights,
+            check=_refuse_unbuilt,
+            progress=self._told,
+            stop=self._stop,
+        )
+
+    @property
+    def _reason(self) -> str:
+        return f"downloading {self._told.percent} %"
+
+    def _verdict(self, ok: bool) -> Verdict:
+        """Alive, however long it takes; ready not yet."""
+        return Verdict(ok, self._reason, "download", self._told.percent)
+
+    def app(self) -> ASGIApp:
+        """The answers of a port: health, and 503 to everything else."""
+        app: FastAPI = bare()
+        not_yet = partial(self._verdict, False)
+        add_health(app, partial(self._verdict, True), not_yet, not_yet)
+
+        @app.api_route("/{path:path}", methods=METHODS)
+        async def refuse(path: str) -> None:
+            raise NotReady(f"the model is on its way: {self._reason}", retry_after_s=RETRY_AFTER_S)
+
+        return app
+
+
+def _refuse_unbuilt(directory: Path) -> None:
+    """What this engine cannot run is refused before its weights are fetched."""
+    DecoderConfig.from_json(read_config(Directory(directory)))

@@ -1,0 +1,171 @@
+"""The API port: OpenAI's routes, a plain /generate, tokens, models, health and load."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request
+from prometheus_client import generate_latest
+from starlette.responses import Response
+
+from ..evidence.health import Verdict
+from ..evidence.metrics import CONTENT_TYPE
+from ..http.guards import ASKED_ID, JSON, PROBE_PATHS, SALT, answer
+from ..openai import response_types
+from ..openai.chat import parse_chat
+from ..openai.protocol import Completion, parse_completion, parse_generate, parse_generate_stream
+from ..openai.sampling_params import Defaults
+from ..openai.sse import encode
+from ..serving.generation import Generation
+from ..serving.service import Service
+from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
+from .openapi import document
+from .operations import OPERATIONS
+from .stream import EventStream, WholeReply
+from .tokens import add_token_routes
+
+
+def add_routes(app: FastAPI, service: Service) -> None:
+    """All routes of the API port."""
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await _generated(request, service, parse_completion, CompletionFormat)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        async with service.bodies.read(request, service.refuse_body) as body:
+            arrival_s = time.monotonic()
+            parse = partial(parse_chat, body, service.defaults)
+            asked = await service.parsing.result(len(body), parse)
+            asked = replace(asked, completion=_with_headers(asked.completion, request))
+            generation = await service.open_chat(asked, len(body), arrival_s)
+        return _reply(generation, service, ChatFormat)
+
+    @app.post("/generate")
+    async def generate(request: Request) -> Response:
+        return await _generated(request, service, parse_generate, GenerateFormat)
+
+    @app.post("/generate_stream")
+    async def generate_stream(request: Request) -> Response:
+        return await _generated(request, service, parse_generate_stream, GenerateFormat)
+
+    add_token_routes(app, service)
+    _add_models(app, service)
+    add_probes(app, service)
+
+    found = encode(
+        document(
+            OPERATIONS,
+            version=version("sluice"),
+            has_keys=service.config.server.has_api_keys,
+            open_paths=PROBE_PATHS,
+        )
+    )
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        return Response(found, media_type=JSON)
+
+
+async def _generated(
+    request: Request,
+    service: Service,
+    parse: Callable[[bytes, Defaults], Completion],
+    kind: type[Format],
+) -> Response:
+    """Read, parse and submit. A request's clock starts with the last byte of its body."""
+    async with service.bodies.read(request, service.refuse_body) as body:
+        arrival_s = time.monotonic()
+        asked = await service.parsing.result(len(body), lambda: parse(body, service.defaults))
+        generation = await service.open(_with_headers(asked, request), arrival_s)
+    return _reply(generation, service, kind)
+
+
+def _with_headers(asked: Completion, request: Request) -> Completion:
+    """With the deadlines and the id that headers tell, and the salt of the caller's key: what one
+    caches, another one's usage and first token are not to tell."""
+    state = request.scope["state"]
+    return replace(
+        asked,
+        deadlines=asked.deadlines.with_headers(request.headers),
+        request_id=asked.request_id or state[ASKED_ID],
+        cache_salt=asked.cache_salt or state[SALT],
+    )
+
+
+def _reply(generation: Generation, service: Service, kind: type[Format]) -> Response:
+    form = kind(generation, service.config.model_name, service.tokenizer)
+    if generation.request.stream:
+        return EventStream(form, service.answers, service.config.server.sse_keep_alive_interval)
+    return WholeReply(form, service.answers)
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    def card() -> response_types.ModelCard:
+        return response_types.ModelCard(
+            id=service.config.model_name,
+            created=int(service.created_s),
+            root=service.config.root,
+            max_model_len=service.engine.max_model_len if service.engine else 0,
+        )
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return answer(response_types.ModelList([card()]))
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> Response:
+        if not model:  # /v1/models/
+            return await models()
+        service.check_model(model)
+        return answer(card())
+
+    @app.get("/load")
+    async def load() -> Response:
+        return answer(response_types.Load(service.client.num_open))
+
+
+def add_health(
+    app: FastAPI,
+    liveness: Callable[[], Verdict],
+    health: Callable[[], Verdict],
+    readiness: Callable[[], Verdict],
+) -> None:
+    """The probes and the version, which need no engine. `health`: as vLLM's, which others' charts
+    take for readiness."""
+
+    def told(verdict: Verdict) -> Response:
+        body = response_types.Health("ok" if verdict.ok else "failed", verdict.reason)
+        return answer(body, 200 if verdict.ok else 503)
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return told(liveness())
+
+    @app.get("/health")
+    async def up() -> Response:
+        return told(health())
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        verdict = readiness()
+        body = response_types.Readiness(
+            "ready" if verdict.ok else "not ready", verdict.reason, verdict.phase, verdict.percent
+        )
+        return answer(body, 200 if verdict.ok else 503)
+
+    @app.get("/version")
+    async def show_version() -> Response:
+        return answer(response_types.Version(version("sluice")))
+
+
+def add_probes(app: FastAPI, service: Service) -> None:
+    """Health, version and metrics: on both ports."""
+    add_health(app, service.liveness, service.health, service.readiness)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(service.registry), media_type=CONTENT_TYPE)

@@ -1,0 +1,278 @@
+"""Binds the ports, starts the engine, and leaves in order. The only place with signals."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import math
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import uvicorn
+from sluice_core.errors import ConfigError, EngineDied
+from sluice_core.model.sizing import MAX_CEILING
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..base.config import ServerConfig, WorkerConfig
+from ..engine.client import EngineProcess, spawn
+from ..http.connection import Connection, OnCut, connection_class
+from ..http.guards import Inflight
+from ..serving.service import MAX_ON_THEIR_WAY, Service
+from .app import admin_app, api_app
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 75
+"""Longer than clients keep idle connections, so that the client closes first."""
+BACKLOG = 2048
+MAX_IDLE = 1024
+"""Connections of the API port beyond those of all requests that may be open: clients and gateways
+keep some for their next ones. One whose headers never end takes up to MAX_HEADER_BYTES."""
+MAX_ADMIN = 256
+"""Connections of the admin port: an operator's, a scraper's, probes'."""
+OTHER_FILES = 128
+"""Beside connections: sockets of our own, libraries, what a thread has open for a moment."""
+ANSWER_S = 2.0
+"""Seconds in which open requests get their error, once the engine has died or a drain must end."""
+QUIET_S = 1.0
+"""A drain closes connections on which nothing has come for so long: whoever was just answered, or
+has just dialled, may be about to ask."""
+POOL_S = 20.0
+"""The same, where clients are not ours to end: for longer than openai's and httpx's pools (5 s) and
+aiohttp's (15 s) keep one. What they send as it is closed would have no answer (RFC 9112, 9.5)."""
+LAST_BYTES_S = 2
+"""For slow readers of answers that were written before the server closes: within the margin that a
+pod's grace period leaves beside --shutdown-timeout."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `serve`, as there are two servers in one loop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing."""
+        yield
+
+    def heard_s(self) -> float:
+        """The latest of its connections; -inf without any."""
+        return max((one.heard_s for one in self._connections()), default=-math.inf)
+
+    def close_idle(self) -> None:
+        """Close connections that wait for a next request."""
+        for connection in self._connections():
+            connection.close_if_idle()
+
+    def _connections(self) -> list[Connection]:
+        return [one for one in self.server_state.connections if isinstance(one, Connection)]
+
+
+def bind(flag: str, host: str, port: int) -> socket.socket:
+    """A listening socket, without a `host` on all addresses; raises ConfigError in one sentence."""
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    address = (host, port)
+    try:
+        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        on = f" on {host}" if host else ""
+        raise ConfigError([f"--{flag} {port}{on} cannot be used: {reason}"]) from error
+
+
+@dataclass(slots=True)
+class _Door:
+    """The application of a port, changed once: when a model that was fetched is there.
+
+    The connections stay, so that nobody who asks at that moment is cut off.
+    """
+
+    app: ASGIApp | None = None
+    on_cut: OnCut = lambda reason: None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        assert self.app is not None  # before its server accepts anybody
+        await self.app(scope, receive, send)
+
+
+def max_connections(config: WorkerConfig) -> int:
+    """Of the API port: those of what may run, wait, be on its way or be tokenised, and MAX_IDLE."""
+    ceiling = config.engine.max_num_seqs or MAX_CEILING
+    return ceiling + config.server.max_num_queued_reqs + 2 * MAX_ON_THEIR_WAY + MAX_IDLE
+
+
+def _with_files(most: int) -> int:
+    """`most` connections, or as many as this process may have files for: beyond, none could even
+    be accepted, and a probe of the kubelet neither. Its soft limit is raised as far as it may be.
+    """
+    beside = MAX_ADMIN + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    infinite = resource.RLIM_INFINITY
+    if soft not in (infinite, hard) and soft < most + beside:
+        soft = most + beside if hard == infinite else min(most + beside, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return most if soft == infinite else min(most, max(soft - beside, soft // 2))
+
+
+def _server(door: _Door, limits: ServerConfig, most: int) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            door,
+            http=connection_class(limits, lambda reason: door.on_cut(reason), most),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=LAST_BYTES_S,
+        )
+    )
+
+
+async def serve(config: WorkerConfig, engine: EngineProcess | None) -> None:
+    """Serve until a signal. `engine`: None if it must wait for its model.
+
+    Raises StartupError if it cannot start, EngineDied if the engine ended while serving, or is hung
+    at the signal and at the end of the time that open requests got.
+    """
+    limits = config.server
+    admin_host = limits.host if limits.admin_token_file else "127.0.0.1"
+    with (
+        bind("port", limits.host, limits.port) as api_socket,
+        bind("admin-port", admin_host, limits.admin_port) as admin_socket,
+    ):
+        log.info(
+            "listening",
+            extra={
+                "port": api_socket.getsockname()[1],
+                "admin_port": admin_socket.getsockname()[1],
+                "model": config.model_name,
+            },
+        )
+        api_door, admin_door = _Door(), _Door()
+        api = _server(api_door, limits, _with_files(max_connections(config)))
+        admin = _server(admin_door, limits, MAX_ADMIN)
+        tasks = [
+            asyncio.create_task(api.serve([api_socket])),
+            asyncio.create_task(admin.serve([admin_socket])),
+        ]
+        try:
+            there = await _fetched(config, (api_door, admin_door))
+            if there is not None:
+                await _serve(there, engine, api, api_door, admin_door)
+        finally:
+            api.should_exit = admin.should_exit = True
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _fetched(config: WorkerConfig, doors: tuple[_Door, ...]) -> WorkerConfig | None:
+    """`config` with its checkpoint in a directory, fetched if need be while `doors` say how far.
+
+    None if told to leave; raises StartupError.
+    """
+    if config.hub is None:
+        return config
+    from .arrival import Arrival  # and with it an HTTP client, which a directory does not need
+
+    arrival = Arrival(config, config.hub)
+    _on_signals(arrival.stop)
+    for door in doors:
+        door.app = arrival.app()
+    directory = await arrival.fetch()
+    return config.at(directory) if directory else None
+
+
+async def _serve(
+    config: WorkerConfig,
+    engine: EngineProcess | None,
+    api: _Server,
+    api_door: _Door,
+    admin_door: _Door,
+) -> None:
+    service, inflight = Service(config), Inflight()
+    _quieten_collections()
+    api_door.app, admin_door.app = api_app(service, inflight), admin_app(service)
+    api_door.on_cut = admin_door.on_cut = service.stats.connection_cut
+    beat = asyncio.create_task(service.beat())
+    try:
+        await _live(service, engine, api, inflight)
+    finally:
+        await service.client.stop()
+        beat.cancel()
+        await asyncio.gather(beat, return_exceptions=True)
+
+
+def _quieten_collections() -> None:
+    """Each collection stops all streams: what is alive now stays, and the rest is looked at seldom.
+
+    A body of 700,000 small lists is read in 130 ms so, in 400 otherwise.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
+
+
+def _on_signals(act: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, act)
+
+
+async def _live(
+    service: Service, engine: EngineProcess | None, api: _Server, inflight: Inflight
+) -> None:
+    stop = asyncio.Event()
+    _on_signals(stop.set)
+    await service.client.attach(engine or await spawn(service.config.engine))
+    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(service.client.closed.wait())]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for end in ends:
+            end.cancel()
+    if stop.is_set():
+        await _drain(service, api, inflight)
+    else:
+        service.client.raise_if_never_served()
+        await inflight.until_empty(ANSWER_S)
+    verdict = service.liveness()
+    if not verdict.ok:
+        raise EngineDied(verdict.reason)
+
+
+async def _drain(service: Service, api: _Server, inflight: Inflight) -> None:
+    """Readiness off. Requests that still come are answered, each as the last of its connection,
+    until none come; what the limit finds open is told so."""
+    flags, now_s = service.config.server, asyncio.get_running_loop().time()
+    from_s = now_s + flags.shutdown_delay
+    idle_s = POOL_S if flags.shutdown_delay else QUIET_S
+    limit_s = flags.shutdown_timeout
+    log.info("draining", extra={"open_requests": service.client.num_open, "limit_s": limit_s})
+    service.drain()
+    if await _until_quiet(api, inflight, idle_s, from_s, from_s + limit_s):
+        api.close_idle()  # before the loop turns again, so that no request is lost in between
+    elif inflight.num_open:
+        log.warning("cut at the limit", extra={"open_requests": service.client.num_open})
+    service.close()
+    await inflight.until_empty(ANSWER_S)
+
+
+async def _until_quiet(
+    api: _Server, inflight: Inflight, idle_s: float, from_s: float, until_s: float
+) -> bool:
+    """Wait until no request is under way and all connections have been idle for `idle_s`.
+
+    That is `from_s` at the earliest; False if it takes until `until_s`; both are loop time.
+    """
+    loop = asyncio.get_running_loop()
+    while await inflight.until_empty(until_s - loop.time()):
+        await asyncio.sleep(0)  # the loop reads what has come by now
+        now_s, quiet_s = loop.time(), max(from_s, api.heard_s() + idle_s)
+        if now_s >= quiet_s:
+            return True
+        await asyncio.sleep(min(quiet_s - now_s, until_s - now_s, QUIET_S))  # clients may go, too
+    return False

@@ -1,0 +1,124 @@
+"""POST /tokenize and /detokenize: what a text or a conversation is in tokens, and back."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from fastapi import FastAPI, Request
+from sluice_core.errors import RequestError
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..http.bodies import too_many
+from ..http.guards import JSON, Inflight, ReadReply
+from ..http.offload import off_loop
+from ..openai import response_types
+from ..openai.sse import encode
+from ..openai.tokenize import Tokenize, parse_detokenize, parse_tokenize
+from ..serving.service import MAX_ON_THEIR_WAY, Service
+
+MAX_WINDOWS = 4
+LEAST_TOKENS = 1 << 20
+"""Tokens of one text: so many windows of the model, or these, if they are more."""
+CHARS_PER_TOKEN = 8
+"""So many characters may be looked at for each: text has three to five."""
+BYTES_PER_TOKEN = 8
+BYTES_PER_STR = 12
+
+Write = Callable[[], bytes]
+Work = Callable[[Request, Service], Awaitable[tuple[int, Write]]]
+"""About how many bytes an answer has, and what makes them."""
+
+
+def add_token_routes(app: FastAPI, service: Service) -> None:
+    """Both routes, for so many at once: what they read and hold is not bounded by the queue."""
+    open_ones = Inflight()
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        return _InTurn(request, service, open_ones, _tokenize)
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        return _InTurn(request, service, open_ones, _detokenize)
+
+
+class _InTurn(Response):
+    """An answer whose turn ends when it was read: until then it is held."""
+
+    def __init__(self, request: Request, service: Service, open_ones: Inflight, work: Work) -> None:
+        super().__init__()
+        self._request, self._service, self._work = request, service, work
+        self._open_ones = open_ones
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read, work and answer; raises TooManyOpen before a body is read."""
+        if self._open_ones.num_open >= MAX_ON_THEIR_WAY:
+            raise too_many(f"{self._open_ones.num_open} texts are being tokenized already")
+        with self._open_ones:
+            size, write = await self._work(self._request, self._service)
+            async with self._service.answers.written(size, write) as body:
+                await ReadReply(body, media_type=JSON)(scope, receive, send)
+
+
+async def _tokenize(request: Request, service: Service) -> tuple[int, Write]:
+    async with service.bodies.read(request) as body:
+        asked = await service.parsing.result(len(body), lambda: parse_tokenize(body))
+        service.check_model(asked.model)
+        window = service.limits().max_model_len
+        ids = await _token_ids(service, asked, len(body))
+    _check_tokens(len(ids), service, "prompt" if isinstance(asked.source, str) else "messages")
+    strs = None
+    if asked.return_token_strs:
+        strs = await off_loop(len(ids), lambda: service.tokenizer.token_strs(ids))
+    reply = response_types.TokenizeReply(len(ids), window, ids, strs)
+    per_token = BYTES_PER_TOKEN + (BYTES_PER_STR if asked.return_token_strs else 0)
+    return len(ids) * per_token, partial(encode, reply)
+
+
+async def _detokenize(request: Request, service: Service) -> tuple[int, Write]:
+    async with service.bodies.read(request) as body:
+        asked = await service.parsing.result(len(body), lambda: parse_detokenize(body))
+    service.check_model(asked.model)
+    _check_tokens(len(asked.tokens), service, "tokens")
+    service.prompts.check_ids(asked.tokens, "tokens")
+    text = await off_loop(
+        len(asked.tokens),
+        lambda: service.tokenizer.decode(asked.tokens, skip_special_tokens=False),
+    )
+    return len(text), partial(encode, response_types.DetokenizeReply(text))
+
+
+async def _token_ids(service: Service, asked: Tokenize, num_bytes: int) -> list[int]:
+    source = asked.source
+    if not isinstance(source, str):
+        check = partial(_check_chars, service=service, field="messages")
+        return await service.render(source, num_bytes, check)
+    _check_chars(len(source), service, "prompt")
+    encoded = partial(
+        service.prompts.encode,
+        source,
+        add_special_tokens=asked.add_special_tokens,
+        parse_special=asked.parse_special,
+    )
+    return await service.texts.result(num_bytes, encoded)
+
+
+def _max_tokens(service: Service) -> int:
+    return max(MAX_WINDOWS * service.limits().max_model_len, LEAST_TOKENS)
+
+
+def _check_chars(num_chars: int, service: Service, field: str) -> None:
+    _check(num_chars, CHARS_PER_TOKEN * _max_tokens(service), "characters", field)
+
+
+def _check_tokens(num_tokens: int, service: Service, field: str) -> None:
+    _check(num_tokens, _max_tokens(service), "tokens", field)
+
+
+def _check(num: int, most: int, noun: str, field: str) -> None:
+    """Raises RequestError for a text that no prompt of this model is near."""
+    if num > most:
+        raise RequestError(
+            f"{num} {noun} are over the limit of {most} for one text; send it in parts",
+            param=field,
+        )

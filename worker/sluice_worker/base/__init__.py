@@ -1,0 +1,1 @@
+"""Both processes: messages between them, and the CPUs and memory that they may use."""

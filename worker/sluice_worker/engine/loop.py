@@ -1,0 +1,284 @@
+"""The step loop's body: requests in, reports out. Knows neither sockets nor files."""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+
+from sluice_core.contract import StepModel
+
+from ..base.wire import (
+    Abort,
+    Finished,
+    FirstToken,
+    Limits,
+    PromptScores,
+    Snapshot,
+    SpeculationTotals,
+    StepReport,
+    Submit,
+    TokenOut,
+)
+from ..execution.runner import Runner
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.sequence import Sequence
+from ..scheduling.speculation import few_decodes
+from ..scheduling.step import Outcome, Step
+from ..scheduling.steptime import StepRecord, StepTimes
+
+log = logging.getLogger(__name__)
+
+REFIT_S = 1.0
+UNLEARNT_S = 60.0
+"""After so long without any other step, one that scores a prompt is better than none."""
+TOUCH_REST = 9.0
+"""Times as long as touching pages takes: a CPU quota is for requests."""
+CHECK_S = 1.0
+"""Without work, until the block pool is checked: not between two requests of one client."""
+CHECK_REST = 1000.0
+"""Times as long as that takes, until the next time: 1 ms for each 1,400 blocks (measured)."""
+THROTTLED_SHARE = 0.05
+"""Of the time of steps, spent held back by the CPU quota: from here on the quota sets the pace."""
+
+
+class Engine:
+    """Scheduler, runner and step model of one worker. Single-threaded; `clock` is monotonic."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        times: StepTimes,
+        clock: Callable[[], float] = time.monotonic,
+        seed: int | None = None,
+        throttled_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`seed`: of requests that bring none of their own; None: of the system's entropy.
+
+        `throttled_s`: how long the CPU quota has held this process back so far.
+        """
+        self._seeds = random.Random(seed)  # noqa: S311 - of samples, no secret
+        self.scheduler = scheduler
+        self.runner = runner
+        self.times = times
+        self._clock = clock
+        self.num_steps = 0
+        self._refitted_at, self._learnt_at = 0.0, clock()
+        self._throttled_s = throttled_s
+        self._throttled_before_s = throttled_s()
+        self._stepped_s = 0.0
+        self._problem: str | None = None
+        self._check_at: float | None = float("inf")  # None: there was work since
+        self._rested_at = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def idle_s(self, now: float) -> float:
+        """Seconds until a step can do anything: 0 with work, none but for a static batch."""
+        return max(self.scheduler.starts_at(now) - now, 0.0) if self.has_work else float("inf")
+
+    def submit(self, request: Submit, now: float) -> Finished | None:
+        """Queue a request, or say why it can never run."""
+        refusal = self.scheduler.can_admit(request)
+        if refusal is not None:
+            return Finished(request.request_id, refusal, self.snapshot())
+        seed = self._seeds.getrandbits(63) if request.seed is None else request.seed
+        self.scheduler.add(Sequence(request, seed), now)
+        return None
+
+    def abort(self, message: Abort) -> Finished | None:
+        """Free the request's blocks now; None if there is no such request."""
+        if not self.scheduler.abort(message.request_id, if_waiting=message.if_waiting):
+            return None
+        self._check_at = None
+        return Finished(message.request_id, None, self.snapshot())
+
+    def configure(self, limits: Limits) -> None:
+        """New limits from the next step on. Lowering the cap ends no running sequence."""
+        self.scheduler.limits = limits
+
+    def step(self) -> tuple[StepReport | None, list[Finished]]:
+        """One step: its report (None where nothing could run), and the requests that it failed."""
+        self._check_at = None
+        started = self._clock()
+        step = self.scheduler.schedule(
+            started,
+            self._chunk_limit,
+            self._growth,
+            self._price_s,
+            is_ahead=self.runner.is_ahead,
+        )
+        self.runner.clear(self.scheduler.take_dirty_blocks())
+        if not step.works:
+            return None, []
+        tokens = self.runner.execute(step.works, step.prefill_follows)
+        outcomes = self.scheduler.commit(step, tokens, self._clock())
+        ended = self._clock()  # now: the next tokens wait for what booking these takes
+        self.num_steps += 1
+        model = self._learn(step, started, ended)
+        return self._report(step, outcomes, started, ended, model), self._failures(outcomes)
+
+    def use_idle_time(self) -> float:
+        """Without work: prepare something. Seconds until more may be prepared; infinite where
+        nothing is left."""
+        # What holds back whoever else is in the cgroup is no matter of the next steps.
+        self._throttled_before_s, self._stepped_s = self._throttled_s(), 0.0
+        self._check_once()
+        if self.runner.use_idle_time():
+            return 0.0
+        started = self._clock()
+        if not self.runner.touch_ahead(self.scheduler.pool.first_unused):
+            return float("inf")
+        return TOUCH_REST * (self._clock() - started)
+
+    def check_integrity(self) -> str | None:
+        """The first invariant of the block pool that does not hold, or None. One that did not once
+        stays told, as a leak may not show while its owner runs again."""
+        self._problem = self._problem or self.scheduler.check_integrity()
+        return self._problem
+
+    def _check_once(self) -> None:
+        """Check after work, once: what leaks is told before there are no blocks left."""
+        now = self._clock()
+        if self._check_at is None:
+            self._check_at = max(now + CHECK_S, self._rested_at)
+        if now < self._check_at:
+            return
+        self._check_at, is_known = float("inf"), self._problem is not None
+        if self.check_integrity() and not is_known:
+            log.error("the block pool of an idle engine is not sound: %s", self._problem)
+        self._rested_at = now + CHECK_REST * (self._clock() - now)
+
+    def snapshot(self) -> Snapshot:
+        """Counts as of now."""
+        scheduler, pool, counters = self.scheduler, self.scheduler.pool, self.scheduler.counters
+        return Snapshot(
+            running=len(scheduler.running),
+            waiting_cap=scheduler.waiting_cap,
+            waiting_kv=scheduler.waiting_kv,
+            used_blocks=pool.num_used,
+            cached_blocks=pool.num_cached,
+            num_blocks=pool.num_total,
+            num_preemptions=counters.num_preemptions,
+            preempted_tokens=counters.preempted_tokens,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            rounding_waste=scheduler.rounding_waste,
+            speculation=self._speculation(),
+            waiting_turn=scheduler.waiting_turn,
+        )
+
+    def _speculation(self) -> SpeculationTotals | None:
+        counters = self.scheduler.counters
+        if self.scheduler.speculation is None:
+            return None
+        return SpeculationTotals(
+            counters.num_drafts, counters.draft_tokens, counters.accepted_by_position
+        )
+
+    def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
+        return self.times.chunk_limit(self.scheduler.limits.itl_ms, decodes, kv_tokens)
+
+    def _price_s(self, decodes: int, kv_tokens: int) -> float:
+        limits = self.scheduler.limits
+        most = limits.max_num_batched_tokens
+        return self.times.price_s(limits.itl_ms, most, decodes, kv_tokens)
+
+    def _growth(self, decodes: int, kv_tokens: int, drafted: int) -> float:
+        model = self.times.model
+        if model is None:
+            return few_decodes(decodes, kv_tokens, drafted)
+        plain = model.step_ms(decodes, kv_tokens, 0)
+        return model.step_ms(decodes, kv_tokens, drafted) / plain if plain > 0 else 1.0
+
+    def _learn(self, step: Step, started: float, ended: float) -> StepModel | None:
+        """Record the step; the model where it was fitted anew."""
+        record = StepRecord(
+            at_s=ended,
+            num_decodes=step.num_decodes + step.num_padding,
+            num_kv_tokens=step.num_kv_tokens,
+            num_prefill_tokens=step.num_prefill_tokens + step.num_draft_tokens,
+            step_ms=1000 * (ended - started),
+        )
+        if not step.scores_prompts or ended - self._learnt_at >= UNLEARNT_S:
+            self._learnt_at = ended
+            self.times.add(record)
+        self._stepped_s += ended - started
+        if ended - self._refitted_at < REFIT_S:
+            return None
+        self._refitted_at = ended
+        return self.times.refit(ended, is_throttled=self._was_throttled())
+
+    def _was_throttled(self) -> bool:
+        """Whether the CPU quota took a share of the steps since the last look."""
+        throttled_s, stepped_s = self._throttled_s(), self._stepped_s
+        share = (throttled_s - self._throttled_before_s) / stepped_s if stepped_s else 0.0
+        self._throttled_before_s, self._stepped_s = throttled_s, 0.0
+        return share > THROTTLED_SHARE
+
+    def _report(
+        self,
+        step: Step,
+        outcomes: list[Outcome],
+        started: float,
+        ended: float,
+        model: StepModel | None,
+    ) -> StepReport:
+        return StepReport(
+            tokens=[
+                TokenOut(
+                    o.sequence.request_id,
+                    o.token_id,
+                    o.finish_reason,
+                    _first(o, ended),
+                    o.sequence.scores,
+                    o.sequence.num_preemptions,
+                )
+                for o in outcomes
+                if o.token_id is not None
+            ],
+            epoch=step.limits.epoch,
+            started_s=started,
+            step_s=ended - started,
+            num_decodes=step.num_decodes,
+            num_kv_tokens=step.num_kv_tokens,
+            num_prefill_tokens=step.num_prefill_tokens,
+            num_draft_tokens=step.num_draft_tokens,
+            num_padding=step.num_padding,
+            num_running=step.num_running,
+            at_cap=step.at_cap,
+            is_slow=self.times.is_slow,
+            snapshot=self.snapshot(),
+            step_model=model,
+            prompts=[*_take_prompt_scores(step)],
+            admitted=[*step.admitted],
+            price_s=self.scheduler.price_s,
+        )
+
+    def _failures(self, outcomes: list[Outcome]) -> list[Finished]:
+        sentence = (
+            "no token can be sampled for this request: the model's output is not finite, or the "
+            "request's own parameters exclude every token."
+        )
+        return [
+            Finished(outcome.sequence.request_id, sentence, self.snapshot())
+            for outcome in outcomes
+            if outcome.token_id is None
+        ]
+
+
+def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:
+    """What the step found out about prompts, told once."""
+    for work in step.works:
+        sequence = work.sequence
+        if sequence.prompt_scores is not None:
+            yield PromptScores(sequence.request_id, sequence.prompt_scores)
+            sequence.prompt_scores = None
+
+
+def _first(outcome: Outcome, now: float) -> FirstToken | None:
+    """Where the time went, with a request's first token."""
+    sequence = outcome.sequence
+    return sequence.time_spent(now) if sequence.num_output_tokens == 1 else None

@@ -1,0 +1,459 @@
+"""From a configuration to an engine that serves: weights, memory, profile.
+
+Memory is planned by the formula before anything is loaded, then again with what was measured and
+with what the kernels need; all are reported.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from sluice_core.contract import MIN_CHUNK_TOKENS, MemoryReport, policy_in_force
+from sluice_core.errors import ConfigError, DoesNotFit, UnsupportedModel
+from sluice_core.model.files import Directory, checkpoint_dir
+from sluice_core.model.sizing import (
+    CONTEXT_BYTES,
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_MEAN_LENGTH,
+    DTYPE_BYTES,
+    MAX_GATHER_BYTES,
+    MAX_SCORES_BYTES,
+    MemoryPlan,
+    SizingError,
+    advice,
+    blocks_for,
+    bytes_saved,
+    plan_memory,
+    resolve_dtype,
+    weights_bytes,
+)
+from sluice_core.model.stored import Weights, read_config, with_stored_dtype
+from sluice_kernels.choose import CannotChoose, choose
+from sluice_kernels.interface import Kernels
+
+from ..base.config import EngineConfig
+from ..base.resources import Resources, release_freed
+from ..base.wire import Limits, Ready, Submit, packed
+from ..execution.gpu.capture import graph_sizes
+from ..execution.models.config import DecoderConfig
+from ..execution.models.decoder import Decoder
+from ..execution.runner import Runner
+from ..execution.weights import Checkpoint, random_weights
+from ..scheduling.blocks import BlockPool
+from ..scheduling.scheduler import SCORED_LOGITS, Scheduler
+from ..scheduling.sequence import Sequence
+from ..scheduling.static_batch import StaticBatching
+from ..scheduling.step import Work
+from ..scheduling.steptime import StepRecord, StepTimes, predicted_cap
+from ..text.tokenizer_config import TokenizerConfig, eos_token_ids
+from .loop import Engine
+
+Progress = Callable[[str, int], None]
+"""(phase, percent) of the start."""
+
+PROFILE_CPU_S = 1.5
+"""CPU seconds that the profile may take: in a pod of half a core they are three of waiting."""
+PREPARE_S = 5.0
+"""How long a worker prepares before it is ready what else waits for idle time: on a GPU the CUDA
+graphs of large steps, some tenths of a second each."""
+GPU_SCORED_LOGITS = 1 << 28
+"""As SCORED_LOGITS: 2,048 tokens of a vocabulary of 131k, some milliseconds."""
+MAX_STEP_S = 0.25
+"""Longest dummy step; the activations of a larger one are extrapolated."""
+
+
+def start(config: EngineConfig, progress: Progress) -> tuple[Engine, Ready]:
+    """Load the model and measure it. Raises StartupError with one sentence."""
+    return _Start(config, Resources()).run(progress)
+
+
+class _Start:
+    """One start; the attributes are what its later phases need of the earlier."""
+
+    def __init__(self, config: EngineConfig, resources: Resources) -> None:
+        self.config = config
+        self.resources = resources
+        self.directory: Path = checkpoint_dir(config.model)
+        source = Directory(self.directory)
+        config_json = read_config(source)
+        if config.load_format != "dummy":
+            config_json = with_stored_dtype(config_json, Weights.of(source))
+        self.decoder = DecoderConfig.from_json(config_json, config.max_model_len)
+        self.eos = eos_token_ids(self.directory, config_json, TokenizerConfig(self.directory))
+        self.kind = _pick_device(config.device)
+        self.device = torch.device(self.kind)
+        if config.gpu_memory_bytes and self.kind == "cpu":
+            raise ConfigError(["--gpu-memory-bytes is of a GPU, and the model runs on the CPU"])
+        self.dtype_name = _run_dtype(config.dtype, self.decoder, self.kind)
+        self.block_size = config.block_size or DEFAULT_BLOCK_SIZE[self.kind]
+        self.max_model_len = config.max_model_len or self.decoder.shape.default_len
+        self.kernels = self._choose_kernels()
+
+    def run(self, progress: Progress) -> tuple[Engine, Ready]:
+        progress("weights", 0)
+        base_bytes = self._base_bytes()
+        dtype: torch.dtype = getattr(torch, self.dtype_name)
+        is_dummy = self.config.load_format == "dummy"
+        files = None if is_dummy else Checkpoint(self.directory, dtype, self.device)
+        planned = self._plan(self._weights_bytes(files))
+        _refuse_unless_fits(planned, self.decoder)
+        if self.kind == "cuda":
+            refuse_unless_free(planned, *torch.cuda.mem_get_info(self.device))
+        if files is None:
+            read = random_weights(self.config.seed or 0, dtype, self.device)
+            model = Decoder(self.decoder, read, self.kernels)
+        else:
+            model = Decoder(self.decoder, files.read, self.kernels)
+            files.finish(self.decoder.shape)
+        release_freed()
+        progress("profile", 60)
+        activation_bytes, records = self._profile(model, planned)
+        plan = self._plan(self._held_bytes(model), activation_bytes, model.in_a_row)
+        _refuse_unless_fits(plan, self.decoder)
+        progress("memory", 90)
+        runner = self._runner(model, plan.num_blocks, plan)
+        _prepare(runner)
+        if self.kind == "cuda":
+            self._rehearse(runner, plan)
+        times = StepTimes()
+        times.set_profile(records)
+        predicted = self._predicted_cap(times, plan.ceiling)
+        limits = self._limits(plan.ceiling, predicted)
+        engine = Engine(
+            self._scheduler(plan, limits),
+            runner,
+            times,
+            seed=self.config.seed,
+            throttled_s=self.resources.throttled_s,
+        )
+        report = MemoryReport(
+            planned=planned.as_dict(),
+            measured={
+                "total_bytes": planned.total_bytes,
+                "weights_bytes": model.num_bytes,
+                "activation_bytes": activation_bytes,
+                "reserve_bytes": base_bytes,
+                "kv_cache_bytes": runner.num_bytes,
+            },
+            kv_tokens=plan.kv_tokens,
+            corrected=plan.as_dict(),
+        )
+        return engine, self._ready(plan, predicted, limits, report, times)
+
+    # Memory
+
+    def _base_bytes(self) -> int:
+        """What is there before the model: on a CPU both processes, on a GPU the context."""
+        if self.kind == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            return int(total - free)
+        pids = (os.getpid(), os.getppid())
+        return sum(self.resources.resident_bytes(pid) for pid in pids)
+
+    def _total_bytes(self) -> int:
+        if self.kind != "cuda":
+            return self.resources.memory_bytes()
+        total = int(torch.cuda.mem_get_info(self.device)[1])
+        return min(total, self.config.gpu_memory_bytes or total)
+
+    def _plan(self, num_weights: int, activation: int = 0, in_a_row: bool = False) -> MemoryPlan:
+        config = self.config
+        try:
+            return plan_memory(
+                self.decoder.shape,
+                total_bytes=self._total_bytes(),
+                utilization=config.memory_utilization,
+                weights_bytes=num_weights,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=self.max_model_len,
+                block_size=self.block_size,
+                dtype_bytes=DTYPE_BYTES[self.dtype_name],
+                max_num_seqs=config.max_num_seqs,
+                device=self.kind,
+                gathers=self.kernels.name != "triton" and not in_a_row,
+                measured_activation_bytes=activation,
+                in_a_row=in_a_row,
+                num_blocks=config.num_gpu_blocks_override,
+            )
+        except SizingError as error:
+            raise ConfigError([str(error)]) from error
+
+    def _held_bytes(self, model: Decoder) -> int:
+        """What the weights take. On a GPU it is what torch holds for them: segments of 20 MiB or
+        more, in which the gaps between tensors are too small for a layer's KV cache."""
+        if self.kind != "cuda":
+            return model.num_bytes
+        torch.cuda.empty_cache()  # the profile's pages, which the KV cache is too large to reuse
+        return max(model.num_bytes, torch.cuda.memory_reserved(self.device))
+
+    # Weights
+
+    def _choose_kernels(self) -> Kernels:
+        try:
+            return choose(
+                self.device,
+                getattr(torch, self.dtype_name),
+                self.config.quantization,
+                os.environ,
+                max_gather_bytes=MAX_GATHER_BYTES,
+                max_scores_bytes=MAX_SCORES_BYTES,
+                group=self.decoder.shape.num_heads // self.decoder.shape.num_kv_heads,
+            )
+        except CannotChoose as error:
+            raise ConfigError([str(error)]) from error
+
+    def _weights_bytes(self, files: Checkpoint | None) -> int:
+        dtype_bytes = DTYPE_BYTES[self.dtype_name]
+        shape = self.decoder.shape
+        saved = bytes_saved(shape, self.dtype_name, self.config.quantization)
+        if files is not None:
+            return files.num_elements(shape) * dtype_bytes - saved
+        return weights_bytes(shape, dtype_bytes) - saved
+
+    def _runner(self, model: Decoder, num_blocks: int, plan: MemoryPlan) -> Runner:
+        """Steps run ahead of the host on Triton's kernels, which only a GPU has."""
+        if self.kernels.name != "triton":
+            return Runner(model, num_blocks, self.block_size, self.eos)
+        from ..execution.gpu.runner import GpuRunner
+
+        return GpuRunner(
+            model,
+            num_blocks,
+            self.block_size,
+            self.eos,
+            ceiling=plan.ceiling,
+            max_model_len=self.max_model_len,
+            activation_bytes=plan.activation_bytes,
+        )
+
+    # Profile
+
+    def _profile(self, model: Decoder, plan: MemoryPlan) -> tuple[int, list[StepRecord]]:
+        """Time a few dummy steps, cheap ones first, and take the peak of a large one, in bytes."""
+        budget = self.config.max_num_batched_tokens
+        largest = max(min(budget, self.max_model_len), 1)
+        num_blocks = blocks_for(self.max_model_len, self.block_size)
+        runner = self._runner(model, num_blocks, plan)
+        dummy = _Dummy(runner, self.max_model_len)
+        dummy.run(dummy.prefill(min(8, largest)))  # the first calls of a library are slow
+        deadline = time.process_time() + PROFILE_CPU_S
+        records = []
+        for works in self._profile_steps(dummy, plan.ceiling, largest):
+            records.append(min((dummy.run(works) for _ in range(2)), key=lambda r: r.step_ms))
+            if time.process_time() > deadline:
+                break
+        prefills = [record for record in records if record.num_prefill_tokens]
+        rate_ms = min((r.step_ms / r.num_prefill_tokens for r in prefills), default=1.0)
+        affordable = min(budget, max(int(1000 * MAX_STEP_S / rate_ms), MIN_CHUNK_TOKENS))
+        peak = self._peak_bytes(dummy, affordable)
+        return math.ceil(peak * budget / affordable), records
+
+    def _rehearse(self, runner: Runner, plan: MemoryPlan) -> None:
+        """Steps of prefill of many sizes, the largest first: what a GPU does at the first of its
+        size (torch takes memory, the driver loads a product's kernel) would be hiccups in traffic,
+        and for two minutes leave prefill no room beside decodes."""
+        dummy = _Dummy(runner, min(self.max_model_len, plan.kv_tokens))
+        deadline = time.monotonic() + PREPARE_S
+        for size in reversed(graph_sizes(self.config.max_num_batched_tokens)):
+            dummy.run(dummy.prefill(size))
+            if time.monotonic() > deadline:
+                break
+
+    def _profile_steps(self, dummy: "_Dummy", ceiling: int, largest: int) -> Iterator[list[Work]]:
+        short, long = min(32, self.max_model_len), min(512, self.max_model_len)
+        on_cpu = self.kind == "cpu"
+        yield dummy.prefill(min(32, largest))
+        yield dummy.decodes(1, short)
+        yield dummy.decodes(min(8, ceiling), short)
+        yield dummy.decodes(min(8, ceiling), long)
+        if on_cpu:  # a GPU reads that context by so few programs that it tells nothing of batches
+            yield dummy.last_chunk(min(32, largest))
+        yield dummy.prefill(min(128, largest))
+        yield dummy.decodes(min(32, ceiling), short)
+        yield dummy.decodes(1, long)
+        if on_cpu:
+            yield dummy.last_chunk(min(128, largest))
+        else:  # where reading the weights hides what so few tokens cost
+            yield dummy.prefill(min(1024, largest))
+            yield dummy.decodes(min(32, ceiling), min(1024, self.max_model_len))
+
+    def _peak_bytes(self, dummy: "_Dummy", num_tokens: int) -> int:
+        works = dummy.prefill(num_tokens)
+        if self.kind == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            dummy.run(works)
+            return int(torch.cuda.max_memory_allocated(self.device) - before)
+        if not self.resources.reset_peak():
+            return 0
+        before = self.resources.resident_bytes(os.getpid())
+        dummy.run(works)
+        return max(self.resources.peak_bytes() - before, 0)
+
+    # Limits
+
+    def _predicted_cap(self, times: StepTimes, ceiling: int) -> int:
+        if self.config.itl_ms is None or times.model is None:
+            return ceiling
+        return predicted_cap(
+            times.model,
+            itl_ms=self.config.itl_ms,
+            kv_per_seq=min(self.max_model_len / 2, DEFAULT_MEAN_LENGTH),
+            chunk_tokens=MIN_CHUNK_TOKENS,
+            ceiling=ceiling,
+        )
+
+    def _limits(self, ceiling: int, predicted: int) -> Limits:
+        config = self.config
+        return Limits(
+            epoch=config.epoch,
+            max_num_seqs=min(config.initial_num_seqs or predicted, ceiling),
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            itl_ms=config.itl_ms,
+            ttft_ms=config.ttft_ms,
+            policy=policy_in_force(config.scheduling_policy, config.ttft_ms),
+        )
+
+    def _scheduler(self, plan: MemoryPlan, limits: Limits) -> Scheduler:
+        caching = self.config.enable_prefix_caching
+        return Scheduler(
+            BlockPool(plan.num_blocks, self.block_size, prefix_caching=caching),
+            limits,
+            max_model_len=self.max_model_len,
+            vocab_size=self.decoder.shape.vocab_size,
+            eos_token_ids=self.eos,
+            static=self._static(),
+            speculation=self.config.speculative_config,
+            num_ahead=1 if self.kernels.name == "triton" else 0,
+            scored_logits=SCORED_LOGITS if self.device.type == "cpu" else GPU_SCORED_LOGITS,
+        )
+
+    def _static(self) -> StaticBatching | None:
+        config = self.config
+        if config.batching_mode != "static" or config.static_batch_size is None:
+            return None
+        return StaticBatching(config.static_batch_size, config.static_batch_timeout_ms / 1000)
+
+    def _ready(
+        self,
+        plan: MemoryPlan,
+        predicted: int,
+        limits: Limits,
+        memory: MemoryReport,
+        times: StepTimes,
+    ) -> Ready:
+        return Ready(
+            ceiling=plan.ceiling,
+            predicted_max_num_seqs=predicted,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            num_blocks=plan.num_blocks,
+            kv_tokens=plan.kv_tokens,
+            memory=memory,
+            step_model=times.model,
+            kernels=self.kernels.name,
+        )
+
+
+class _Dummy:
+    """Steps of made-up sequences, whose blocks hold anything: only their cost matters. Decodes have
+    blocks of their own, as far as there are: a cache would hold shared ones."""
+
+    def __init__(self, runner: Runner, max_model_len: int) -> None:
+        self._runner = runner
+        self._max_model_len = max_model_len
+
+    def prefill(self, num_tokens: int) -> list[Work]:
+        """Whole prompts, together `num_tokens`."""
+        works = []
+        while num_tokens > 0:
+            count = min(num_tokens, self._max_model_len)
+            works.append(Work(self._sequence(count), 0, count, samples=True))
+            num_tokens -= count
+        return works
+
+    def last_chunk(self, num_tokens: int) -> list[Work]:
+        """The end of the longest prompt: a chunk costs most with all its context before it."""
+        sequence = self._sequence(self._max_model_len)
+        return [Work(sequence, self._max_model_len - num_tokens, num_tokens, samples=True)]
+
+    def decodes(self, count: int, context: int) -> list[Work]:
+        """One token each for `count` sequences of `context` tokens."""
+        sequences = [self._sequence(context, place) for place in range(count)]
+        return [Work(sequence, context - 1, 1, samples=True) for sequence in sequences]
+
+    def run(self, works: list[Work]) -> StepRecord:
+        started = time.monotonic()
+        self._runner.execute(works)
+        ended = time.monotonic()
+        return StepRecord(
+            at_s=ended,
+            num_decodes=sum(1 for work in works if work.num_tokens == 1),
+            num_kv_tokens=sum(work.start + work.num_tokens for work in works),
+            num_prefill_tokens=sum(work.num_tokens for work in works if work.num_tokens > 1),
+            step_ms=1000 * (ended - started),
+        )
+
+    def _sequence(self, num_tokens: int, place: int = 0) -> Sequence:
+        request = Submit("", packed([0] * num_tokens), 1, 0.0, 0, False, [], 0, 0.0)
+        sequence = Sequence(request, seed=0, token_ids=request.prompt_token_ids)
+        size = self._runner.block_size
+        needed, num_blocks = blocks_for(num_tokens, size), blocks_for(self._max_model_len, size)
+        sequence.block_ids = [(place * needed + i) % num_blocks for i in range(needed)]
+        return sequence
+
+
+def _prepare(runner: Runner) -> None:
+    """Do now what would wait for idle time: under load from its first second a worker has none."""
+    deadline = time.monotonic() + PREPARE_S
+    while time.monotonic() < deadline and runner.use_idle_time():
+        pass
+
+
+def _pick_device(asked: str) -> Literal["cpu", "cuda"]:
+    if asked == "cuda" and not torch.cuda.is_available():
+        torch_here = f"torch {torch.__version__}"
+        raise ConfigError([f"--device cuda: no GPU that {torch_here} can use: {_why_no_gpu()}."])
+    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _why_no_gpu() -> str:
+    """What torch says: mostly that the driver is missing, or too old for its CUDA."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA
+        return str(error).partition(" Please ")[0].rstrip(".")  # install, update, read
+    return "there is none"
+
+
+def _run_dtype(asked: str, decoder: DecoderConfig, kind: str) -> str:
+    try:
+        return resolve_dtype(asked, decoder.shape, on_cpu=kind == "cpu")
+    except SizingError as error:
+        raise UnsupportedModel(str(error)) from error
+
+
+def _refuse_unless_fits(plan: MemoryPlan, decoder: DecoderConfig) -> None:
+    if not plan.fits:
+        raise DoesNotFit(f"{plan.explain()} {advice(plan, decoder.shape)}")
+
+
+def refuse_unless_free(plan: MemoryPlan, free_bytes: int, total_bytes: int) -> None:
+    """DoesNotFit if less of the GPU is free than is planned, mostly as others use it too (time
+    slices, MPS). Asking what is free has made this process's context: it is not free any more."""
+    needed = plan.fixed_bytes - plan.reserve_bytes - CONTEXT_BYTES
+    needed += plan.kv_tokens * plan.kv_bytes_per_token
+    if needed <= free_bytes:
+        return
+    is_shared = total_bytes - free_bytes > 2 * CONTEXT_BYTES
+    why = "something else uses it" if is_shared else "the rest is CUDA's own"
+    raise DoesNotFit(
+        f"{needed / 2**30:.1f} GiB of the GPU are planned, and {free_bytes / 2**30:.1f} of its "
+        f"{total_bytes / 2**30:.1f} GiB are free: {why}. A lower --gpu-memory-utilization "
+        "(spec.batching.memoryUtilization) plans less."
+    )

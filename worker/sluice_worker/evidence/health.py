@@ -1,0 +1,128 @@
+"""Health means progress: live is idle, or the step counter moved lately. Pure.
+
+A busy engine is not a dead one: a long prefill moves the counter at its end, and the timeout is the
+longest step that is still believed.
+"""
+
+from dataclasses import dataclass, field
+
+from sluice_core.contract import Hung
+from sluice_core.errors import timestamp
+
+LOADING_TIMEOUT_S = 1800.0
+"""Without a word from an engine that starts; each of its phases says how far it is."""
+READY_SHARE = 0.5
+"""Share of the liveness timeout after which a stalled engine is no longer sent new work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer of a probe and, for people, its reason."""
+
+    ok: bool
+    reason: str
+    phase: str = "serving"
+    percent: int = 100
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What is known of the engine process; times are monotonic seconds.
+
+    `created_s`: Unix time at its making. `heard_s`: the last message; `moved_s`: the last time that
+    the step counter moved or there was nothing to do.
+    """
+
+    now_s: float
+    created_s: float = 0.0
+    phase: str = "process"
+    percent: int = 0
+    is_serving: bool = False
+    is_draining: bool = False
+    death: str | None = None
+    steps: int = 0
+    has_work: bool = False
+    heard_s: float = field(init=False)
+    moved_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.heard_s = self.moved_s = self.now_s
+
+    def starting(self, phase: str, percent: int, now_s: float) -> None:
+        """The engine said how far its start is."""
+        self.phase, self.percent, self.heard_s = phase, percent, now_s
+
+    def serving(self, now_s: float) -> None:
+        """The engine said that it serves."""
+        self.is_serving, self.phase, self.percent = True, "serving", 100
+        self.heard_s = self.moved_s = now_s
+
+    def stepped(self, now_s: float) -> None:
+        """A step was reported."""
+        self.heard_s = self.moved_s = now_s
+
+    def beat(self, steps: int, has_work: bool, now_s: float) -> None:
+        """A heartbeat: its step counter, and whether the engine has work."""
+        self.heard_s = now_s
+        if steps != self.steps or not has_work:
+            self.moved_s = now_s
+        self.steps, self.has_work = steps, has_work
+
+    def work_arrived(self, now_s: float) -> None:
+        """Work was sent; an idle engine owes a step from now on, not from its last one."""
+        if not self.has_work:
+            self.has_work, self.moved_s = True, now_s
+
+    def died(self, reason: str) -> None:
+        """The engine process ended."""
+        self.death = reason
+
+    def liveness(self, now_s: float, timeout_s: float) -> Verdict:
+        """Whether a restart would help."""
+        if self.death is not None:
+            return Verdict(False, self.death, "dead", 0)
+        if not self.is_serving:
+            silent_s = now_s - self.heard_s
+            if silent_s > LOADING_TIMEOUT_S:
+                reason = f"starting: {self.phase}, and nothing was heard for {silent_s:.0f} s"
+                return Verdict(False, reason, self.phase, self.percent)
+            return Verdict(True, f"starting: {self.phase}", self.phase, self.percent)
+        stalled_s = now_s - self._stalled_since_s
+        if stalled_s > timeout_s:
+            return Verdict(False, f"{self._hung.reason} ({stalled_s:.0f} s)", "hung")
+        return Verdict(True, "ok")
+
+    def hung(self, now_s: float, timeout_s: float) -> Hung | None:
+        """Since when the engine is hung; None if it is not, or if it has ended."""
+        return self._hung if self.progress(now_s, timeout_s).phase == "hung" else None
+
+    def progress(self, now_s: float, timeout_s: float) -> Verdict:
+        """Whether the engine can be believed to answer soon."""
+        return self.liveness(now_s, timeout_s * READY_SHARE)
+
+    def health(self, now_s: float, timeout_s: float) -> Verdict:
+        """Whether the engine is up, as vLLM's clients ask: not while it starts."""
+        live = self.progress(now_s, timeout_s)
+        return Verdict(live.ok and self.is_serving, live.reason, live.phase, live.percent)
+
+    def readiness(self, now_s: float, timeout_s: float) -> Verdict:
+        """Whether new work should be sent here."""
+        up = self.health(now_s, timeout_s)
+        if not up.ok:
+            return up
+        if self.is_draining:
+            return Verdict(False, "draining: the worker is shutting down", "draining")
+        return Verdict(True, "ok")
+
+    @property
+    def _stalled_since_s(self) -> float:
+        """The last progress: of steps while there is work, of heartbeats always."""
+        return min(self.heard_s, self.moved_s) if self.has_work else self.heard_s
+
+    @property
+    def _hung(self) -> Hung:
+        """The same while there is no progress, as whoever compares conditions needs it."""
+        since_s = self.created_s + self._stalled_since_s - self.now_s
+        missing = "step, though there is work," if self.has_work else "sign of life"
+        reason = f"the engine process is hung: no {missing} since {timestamp(since_s)}"
+        return Hung(since_s, reason)

@@ -1,0 +1,82 @@
+"""What a first token takes besides waiting, learned from those that came. Pure.
+
+The step model tells a prefill alone; HTTP and a busy event loop come on top, chunks that share
+their steps with decodes take longer, and the prefix cache spares some. Those who have to decide
+whether a deadline can be met need more than the mean: under overload every request at the edge
+would be a coin toss. So the deviation is learned as well, as TCP learns its retransmission timeout
+(RFC 6298).
+"""
+
+import math
+
+from sluice_core.contract import StepModel
+
+WEIGHT = 0.1
+DEVIATIONS = 2.0
+"""Mean deviations above the mean: with 2, 95 % of the accepted are in time at 3 x capacity."""
+MAX_SLOWNESS = 20.0
+OVERHEAD_MS = 30.0
+"""A prefill that takes this long alone teaches both parts of an `Excess` alike, a shorter one
+mostly what is added: or what HTTP costs a chat would be many times that for a long prompt."""
+FADE_S = 60.0
+"""What nothing confirms fades by e in this time: those that it keeps out cannot correct it."""
+
+
+class Excess:
+    """added_ms + factor * alone_ms, followed by steps of normalised least mean squares."""
+
+    def __init__(self) -> None:
+        self._added_ms = self._factor = 0.0
+
+    def at(self, alone_ms: float) -> float:
+        """Its value, in ms, of a prefill that takes `alone_ms` alone."""
+        return self._added_ms + self._factor * alone_ms
+
+    def follow(self, alone_ms: float, measured_ms: float) -> None:
+        """Go `WEIGHT` of the way to `measured_ms`."""
+        error_ms = measured_ms - self.at(alone_ms)
+        step = WEIGHT * error_ms / (OVERHEAD_MS**2 + alone_ms**2)
+        self._added_ms = max(0.0, self._added_ms + step * OVERHEAD_MS**2)
+        self._factor = max(0.0, self._factor + step * alone_ms)
+
+    def fade(self, kept: float) -> None:
+        """Keep this share of it."""
+        self._added_ms *= kept
+        self._factor *= kept
+
+
+class PrefillTime:
+    """What is measured beyond the model, and the share of prompts that is not cached."""
+
+    def __init__(self) -> None:
+        self._mean, self._deviation = Excess(), Excess()
+        self._uncached_share = 1.0
+        self._learned_s = 0.0
+
+    def learn(
+        self, model: StepModel, num_tokens: int, cached_tokens: int, seconds: float, now_s: float
+    ) -> None:
+        """A prompt of `num_tokens` has its first token, `seconds` after its admission."""
+        kept, self._learned_s = self._kept(now_s), now_s
+        self._mean.fade(kept)
+        self._deviation.fade(kept)
+        uncached = num_tokens - cached_tokens
+        alone_ms = model.a + model.d * uncached
+        excess_ms = max(0.0, min(seconds * 1e3, MAX_SLOWNESS * alone_ms) - alone_ms)
+        error_ms = abs(excess_ms - self._mean.at(alone_ms))
+        self._mean.follow(alone_ms, excess_ms)
+        self._deviation.follow(alone_ms, error_ms)
+        self._uncached_share += WEIGHT * (uncached / num_tokens - self._uncached_share)
+
+    def uncached(self, num_tokens: int) -> float:
+        """Tokens of a prompt of `num_tokens` that are to be computed, on the mean."""
+        return num_tokens * self._uncached_share
+
+    def upper_ms(self, model: StepModel, num_tokens: int, now_s: float) -> float:
+        """From admission to the first token sent, which few prompts of `num_tokens` exceed."""
+        alone_ms = model.a + model.d * self.uncached(num_tokens)
+        excess_ms = self._mean.at(alone_ms) + DEVIATIONS * self._deviation.at(alone_ms)
+        return alone_ms + self._kept(now_s) * excess_ms
+
+    def _kept(self, now_s: float) -> float:
+        return math.exp(-max(0.0, now_s - self._learned_s) / FADE_S)

@@ -1,0 +1,1 @@
+"""Torch: weights, forward passes and sampling. Engine process."""

@@ -1,0 +1,187 @@
+"""The decoder: embeddings, layers of paged attention and MLP, logits of the sampled rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+
+import torch
+from sluice_core.model.architecture import EMBEDDINGS, HEAD
+from sluice_kernels.interface import (
+    Kernels,
+    LayerParts,
+    LayerStack,
+    Projection,
+    RunsLayers,
+    SharesWeights,
+)
+from sluice_kernels.linear import num_bytes, plain_projection
+from torch import Tensor
+
+from .attention import Attention, read_attention
+from .config import DecoderConfig
+from .linear import ReadTensor
+from .mlp import ExpertMlp, GatedMlp, read_mlp
+from .norm import Norm, read_norm
+from .rotary import read_rotary
+from .step import StepInput
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer. The last two norms are of what attention and MLP give back; most have none.
+
+    `is_sliding`: it turns positions by the sliding layers' rope.
+    """
+
+    attention_norm: Norm
+    attention: Attention
+    mlp_norm: Norm
+    mlp: GatedMlp | ExpertMlp
+    is_sliding: bool
+    attention_out_norm: Norm | None
+    mlp_out_norm: Norm | None
+
+    def parts(self) -> LayerParts | None:
+        """What it is made of; None if of more, or other, than most layers are."""
+        if not isinstance(self.mlp, GatedMlp) or self.attention_out_norm or self.mlp_out_norm:
+            return None
+        return LayerParts(
+            norm=(self.attention_norm.weight, self.attention_norm.eps),
+            qkv=self.attention.qkv,
+            heads=self.attention.heads,
+            output=self.attention.output,
+            mlp_norm=(self.mlp_norm.weight, self.mlp_norm.eps),
+            gate_up=self.mlp.gate_up,
+            down=self.mlp.down,
+            is_sliding=self.is_sliding,
+        )
+
+
+class Decoder:
+    """A loaded model."""
+
+    def __init__(self, config: DecoderConfig, read: ReadTensor, kernels: Kernels) -> None:
+        shape = config.shape
+        self.config = config
+        self.kernels = kernels
+        self.embedding = read(EMBEDDINGS, (shape.vocab_size, shape.hidden_size))
+        self.layers = [
+            _read_layer(config, index, read, kernels) for index in range(shape.num_layers)
+        ]
+        self._stack = _stack(self.layers, kernels)
+        self.norm = read_norm(config, read, "model.norm", kernels)
+        self.head = self._read_head(read)
+        ropes = {config.rope, config.sliding_rope}
+        self._rotaries = {
+            rope: read_rotary(rope, shape.head_dim, self.embedding.device) for rope in ropes
+        }
+        # The root of the width in the dtype of the embeddings, as Gemma was trained with.
+        scale = torch.tensor(config.embedding_scale, dtype=self.embedding.dtype)
+        self._embedding_scale = None if config.embedding_scale == 1 else float(scale)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights; tied embeddings count once."""
+        tensors = _tensors([self.embedding, self.layers, self.norm, self.head])
+        return sum({_identity(tensor): num_bytes(tensor) for tensor in tensors}.values())
+
+    @property
+    def in_a_row(self) -> bool:
+        """Whether layers are run in a row, in one scratch."""
+        return self._stack is not None
+
+    def _read_head(self, read: ReadTensor) -> Projection:
+        shape = self.config.shape
+        if shape.tie_word_embeddings:
+            # Packed, the embeddings would be there twice.
+            if isinstance(self.kernels, SharesWeights):
+                return self.kernels.shared_projection(self.embedding)
+            return plain_projection(self.embedding, None, False)
+        head = read(HEAD, (shape.vocab_size, shape.hidden_size))
+        return self.kernels.projection(head, None, None, narrow=False)
+
+    def hidden(self, step: StepInput, caches: list[Tensor], wanted: Tensor | None = None) -> Tensor:
+        """The last layer's output for the rows `wanted`, or of all tokens, [.., hidden_size].
+
+        caches: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], written in place. Of
+        the last layer, other rows need their keys and values only.
+        """
+        stream = self.embedding[step.token_ids]  # [num_rows, hidden_size]
+        if self._embedding_scale is not None:
+            stream *= self._embedding_scale
+        turns = {rope: rotary.at(step.positions) for rope, rotary in self._rotaries.items()}
+        full, sliding = turns[self.config.rope], turns[self.config.sliding_rope]
+        mixed: Tensor | None = None
+        whole = caches if wanted is None else caches[:-1]
+        if self._stack is None or not whole:
+            whole = []
+        else:
+            places = (step.blocks, step.slots)
+            mixed = self._stack(stream, (full, sliding), whole, places, step.plan)
+        for layer, cache in list(zip(self.layers, caches, strict=True))[len(whole) :]:
+            layer_turns = sliding if layer.is_sliding else full
+            rows = wanted if layer is self.layers[-1] else None
+            normed = layer.attention_norm(stream, mixed)
+            mixed = layer.attention(normed, layer_turns, cache, step, rows)
+            if rows is not None:
+                stream = stream[rows]
+            if layer.attention_out_norm is not None:
+                mixed = layer.attention_out_norm(mixed)
+            mixed = layer.mlp(layer.mlp_norm(stream, mixed))
+            if layer.mlp_out_norm is not None:
+                mixed = layer.mlp_out_norm(mixed)
+        hidden = stream if mixed is None else stream.add_(mixed)
+        return hidden[: len(step.slots)] if wanted is None else hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What `hidden` [num_rows, hidden_size] predicts, float32 [num_rows, vocab_size]."""
+        return self.bent(self.head(self.norm(hidden)))
+
+    def bent(self, products: Tensor) -> Tensor:
+        """What the head made of rows, as `logits` has it; `products` may be overwritten."""
+        logits = products.float()
+        softcap = self.config.logit_softcap
+        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def _stack(layers: list[Layer], kernels: Kernels) -> LayerStack | None:
+    """All layers in a row, where these kernels can do that."""
+    parts = [part for layer in layers if (part := layer.parts()) is not None]
+    if len(parts) < len(layers) or not isinstance(kernels, RunsLayers):
+        return None
+    return kernels.stack(parts)
+
+
+def _read_layer(config: DecoderConfig, index: int, read: ReadTensor, kernels: Kernels) -> Layer:
+    layer = f"model.layers.{index}."
+    names = ["input_layernorm", "post_attention_layernorm"]
+    if config.shape.family.gemma:
+        # Named by where they stand, so the second is another one than elsewhere.
+        names = ["input_layernorm", "pre_feedforward_layernorm"]
+        names += ["post_attention_layernorm", "post_feedforward_layernorm"]
+    norms = [read_norm(config, read, layer + name, kernels) for name in names]
+    return Layer(
+        attention_norm=norms[0],
+        attention=read_attention(config, index, read, kernels),
+        mlp_norm=norms[1],
+        mlp=read_mlp(config, index, read, kernels),
+        is_sliding=index in config.shape.sliding_layers,
+        attention_out_norm=norms[2] if len(norms) > 2 else None,
+        mlp_out_norm=norms[3] if len(norms) > 3 else None,
+    )
+
+
+def _identity(tensor: Tensor) -> int:
+    """The same for tensors that share their memory; what oneDNN packed shares it with none."""
+    return id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
+
+
+def _tensors(part: object) -> Iterator[Tensor]:
+    """All tensors that a value is made of."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list):
+        for item in part:
+            yield from _tensors(item)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _tensors(getattr(part, field.name))

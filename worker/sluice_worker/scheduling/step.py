@@ -1,0 +1,79 @@
+"""One step as values: its work and what came of it. Pure."""
+
+from dataclasses import dataclass, field
+
+from ..base.wire import FinishReason, Limits
+from .sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens [start, start + num_tokens) of one sequence; `samples`: its next token comes of it.
+
+    `drafts`: guesses behind the sequence's own last token, counted in `num_tokens`; every position
+    from that token on is sampled. `is_padding`: of a static batch, computed and thrown away.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+    drafts: tuple[int, ...] = ()
+    is_padding: bool = False
+
+    @property
+    def num_samples(self) -> int:
+        """Positions that a token is sampled at: the last ones."""
+        return 1 + len(self.drafts) if self.samples else 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What is fed to the model."""
+        own = self.sequence.token_ids[self.start : self.start + self.num_tokens]
+        return [*own, *self.drafts]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass: its work, decodes first, and the record that the step model is fitted on.
+
+    `num_kv_tokens`: context lengths summed over the work. `num_running`, `at_cap`: at its start.
+    `num_decodes` leaves padding out, `num_prefill_tokens` drafts: those are counted by themselves.
+    `admitted`: those that began with it. `prefill_follows`: prefill waits for the step after it.
+    `scores_prompts`: it takes longer than its numbers say, as logits of prompts are asked for.
+    """
+
+    works: tuple[Work, ...]
+    num_decodes: int
+    num_kv_tokens: int
+    num_prefill_tokens: int
+    num_draft_tokens: int
+    num_padding: int
+    scores_prompts: bool
+    num_running: int
+    at_cap: bool
+    limits: Limits
+    admitted: tuple[str, ...] = ()
+    prefill_follows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step gave one sequence: a token, or a failure (`token_id` None)."""
+
+    sequence: Sequence
+    token_id: int | None
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    num_preemptions: int = 0
+    preempted_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    num_drafts: int = 0
+    draft_tokens: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)

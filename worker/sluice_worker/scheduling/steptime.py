@@ -1,0 +1,356 @@
+"""How long a step takes: step_ms = a + b*decodes + c*kv_tokens + d*prefill_tokens. Pure.
+
+Fitted by non-negative least squares on relative errors, over recent records that are bucketed by
+their shape, so that a thousand equal steps do not drown the few others. Records age out, or an old
+regime would stay for ever; the start-up profile stays as a faint anchor, so that traffic which
+shows one shape only cannot make the other coefficients zero.
+
+Slow steps come alone (a hiccup: the tail of all steps) or in a row (a spell: a noisy neighbour, a
+clock that fell). Model and tail are read from steps rid of their spell, or a few slow seconds would
+leave no room for prefill, and none for a batch, in the two minutes after; what a spell does is
+known while it lasts. One that lasts is how fast the pod now is, until it ends. A batch that is
+larger than those the model was fitted on may take as many times longer as it is larger, and is no
+spell: from few sequences, and noise, the model may have learned that a sequence costs nothing, and
+would keep that if what larger ones show were taken off as a spell. A pod that its CPU quota holds
+back has no spells: it runs and stands still in turns, and each look that took what it stands still
+for a spell made the model faster, until every step was slower than it.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sluice_core.contract import MIN_CHUNK_TOKENS, TARGET_MARGIN, StepModel
+
+MAX_AGE_S = 120.0
+BUCKET_RECORDS = 64
+ANCHOR_WEIGHT = 0.02
+"""Of a profile record beside a recent one."""
+MIN_JUDGED = 32
+TAIL_QUANTILE = 0.995
+"""Records of two minutes are some hundreds: of P99.9, two hiccups left no room for prefill."""
+MODEL_QUANTILE = 0.99
+STRETCH_QUANTILE = 0.9
+NORMAL_TAIL = 2.41
+"""A normal's P99.9 above its median, over its P90 above it."""
+NO_LIMIT = 1 << 30
+MAX_STEP_MS = 5000.0
+"""No chunk of a prompt makes a step longer, whatever the targets: newcomers, aborts and changes of
+the cap wait for its end, and after three of these a worker counts as stalled (`health`)."""
+LEAST_CHUNK = 32
+"""Prefill tokens of a step in which they, and not a hiccup, are what takes the time."""
+SPELL_STEPS = 5
+"""The median of so many steps' measured over predicted times: two hiccups are no spell."""
+SPELL_SHIFT = 0.3
+"""A median within this of 1 is noise: to follow it would hide the tail."""
+KNOWN_STEPS = 16
+"""From so many steps of a size the fit knows what that size takes."""
+REGIME_S = 30.0
+"""A spell that lasts so long is no spell: as the tuner has it (`REGIME_TICKS`)."""
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One measured step; `at_s` on the clock of `now`."""
+
+    at_s: float
+    num_decodes: int
+    num_kv_tokens: int
+    num_prefill_tokens: int
+    step_ms: float
+
+
+def predicted_cap(
+    model: StepModel, *, itl_ms: float, kv_per_seq: float, chunk_tokens: int, ceiling: int
+) -> int:
+    """The largest cap at which a full decode step, and one of all but one sequence beside that
+    one's prefill chunk, both stay within the target.
+
+    At least 1: whether even one sequence can hold the target is for the evidence to say.
+    """
+    room_ms = TARGET_MARGIN * itl_ms / max(model.resid_q, 1.0) - model.a
+    per_seq_ms = model.b + model.c * kv_per_seq
+    if per_seq_ms <= 0:
+        return ceiling if room_ms > 0 else 1
+    beside_chunk = max((room_ms - model.d * chunk_tokens) / per_seq_ms, 0)
+    return int(min(max(room_ms / per_seq_ms, 1), beside_chunk + 1, ceiling))
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """By how much steps exceed the model, times the slowdown of their spell.
+
+    `ms`: measured beyond predicted time, at P99.5 of all steps or, where that is more, at P99.9 of
+    the usual noise of chunks. Not as a ratio: a hiccup (a throttled CPU, another process) lasts as
+    long in a short step as in a long one. `stretch`: what a prefill token
+    takes at P90, over its mean: one with much context before it takes longer, which a model that is
+    linear in tokens cannot say. At least 1.
+    """
+
+    ms: float = 0.0
+    stretch: float = 1.0
+
+
+def chunk_limit(
+    model: StepModel,
+    tail: Tail,
+    itl_ms: float,
+    decodes: int,
+    kv_tokens: int,
+    slowdown: float = 1.0,
+) -> int:
+    """Prefill tokens that keep the step's tail within the target; may be negative."""
+    room_ms = itl_ms - max(tail.ms, 0.0) - slowdown * model.step_ms(decodes, kv_tokens, 0)
+    # A chunk's own context counts as well: at most itself, beside what came before it.
+    per_token_ms = slowdown * (model.c + model.d * tail.stretch)
+    return int(room_ms / per_token_ms) if per_token_ms > 0 else NO_LIMIT
+
+
+class StepTimes:
+    """Recent step records and the model fitted on them.
+
+    `slowdown`: by how much steps take longer than the model says just now, or less; 1 if hardly.
+    """
+
+    def __init__(self) -> None:
+        # Rows: at_s, 1, decodes, kv_tokens, prefill_tokens, ms, slowdown; a ring for each shape.
+        self._rows: Matrix = np.empty((0, 7))
+        self._rings: dict[tuple[int, int, int], Iterator[int]] = {}
+        self._anchor: Matrix = np.empty((0, 7))
+        # The newest rows, each with its measured over its predicted time.
+        self._newest: deque[tuple[int, float]] = deque(maxlen=SPELL_STEPS)
+        self._spell: _Spell | None = None
+        self._throttled_at = -np.inf
+        self._is_fitted = False
+        self._known = 0
+        self.model: StepModel | None = None
+        self.tail = Tail()
+        self.slowdown = 1.0
+
+    def set_profile(self, records: Seq[StepRecord]) -> None:
+        """Start from the steps measured before any traffic."""
+        self._anchor = np.array([_row(record) for record in records]).reshape(-1, 7)
+        if records:
+            self._fit(self._anchor[:0])
+            self._known = _most(int(_sizes(self._anchor).max()))
+
+    def add(self, record: StepRecord) -> None:
+        """Remember one step, in the place of the oldest of its shape."""
+        shape = (
+            record.num_decodes.bit_length(),
+            record.num_kv_tokens.bit_length(),
+            record.num_prefill_tokens.bit_length(),
+        )
+        ring = self._rings.get(shape)
+        if ring is None:
+            first = len(self._rows)
+            ring = self._rings[shape] = itertools.cycle(range(first, first + BUCKET_RECORDS))
+            self._rows = np.concatenate([self._rows, np.full((BUCKET_RECORDS, 7), -np.inf)])
+        place = next(ring)
+        self._rows[place] = _row(record)
+        if self.model is None or record.at_s < self._throttled_at + MAX_AGE_S:
+            return
+        self._compare(place, record, self.model)
+
+    def _compare(self, place: int, record: StepRecord, model: StepModel) -> None:
+        """A spell is told by the steps around it: the first one, too, gets its slowdown."""
+        work = record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens
+        spell = self._spell or _Spell(record.at_s, model, self._known)
+        ratio = record.step_ms / max(spell.before.step_ms(*work), 1e-6)
+        larger = max(record.num_decodes / max(spell.known, 1), 1.0)
+        if spell.is_regime and 1 < ratio <= larger:
+            return  # whether it lasts, this does not say
+        ratio = min(ratio, max(ratio / larger, 1.0))
+        self._newest.append((place, ratio))
+        if self._is_fitted:
+            self._rows[place, 6] = min(self.slowdown, max(ratio, 1.0))  # the spell may be over
+        if len(self._newest) < SPELL_STEPS:
+            return
+        middle = SPELL_STEPS // 2
+        median = sorted(ratio for _, ratio in self._newest)[middle]
+        shift = median if abs(median - 1) > SPELL_SHIFT else 1.0
+        if self._is_fitted:  # else the model is still to learn how fast the pod is
+            self._rows[self._newest[middle][0], 6] = shift
+        if shift <= 1:
+            self._spell = None
+        elif self._spell is None and self._is_fitted:
+            self._spell = spell
+        self.slowdown = 1.0 if self._spell and self._spell.is_regime else shift
+
+    def chunk_limit(self, itl_ms: float | None, decodes: int, kv_tokens: int) -> int:
+        """As `chunk_limit`, within `MAX_STEP_MS`, which alone counts where nothing decodes: no one
+        waits between tokens. `NO_LIMIT` without a model."""
+        if self.model is None:
+            return NO_LIMIT
+        limit_ms = MAX_STEP_MS if itl_ms is None or not decodes else min(itl_ms, MAX_STEP_MS)
+        return chunk_limit(self.model, self.tail, limit_ms, decodes, kv_tokens, self.slowdown)
+
+    def price_s(self, itl_ms: float | None, most: int, decodes: int, kv_tokens: int) -> float:
+        """Seconds that a prefill token takes beside `decodes` in chunks of up to `most`; 0 without
+        a model."""
+        if self.model is None:
+            return 0.0
+        room = min(self.chunk_limit(itl_ms, decodes, kv_tokens), most - decodes)
+        chunk = max(room, MIN_CHUNK_TOKENS)
+        return self.slowdown * self.model.step_ms(decodes, kv_tokens, chunk) / chunk / 1e3
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether this is a slow spell."""
+        return self.slowdown > 1
+
+    def refit(self, now: float, *, is_throttled: bool = False) -> StepModel | None:
+        """Fit anew what is not too old; without recent records the last model stays.
+
+        `is_throttled`: the steps since the last call were held back by the CPU quota.
+        """
+        if is_throttled:
+            self._throttled_at = now
+            self._forget_spells()
+            self.slowdown = 1.0
+        recent = self._rows[self._rows[:, 0] >= now - MAX_AGE_S]
+        if len(recent):
+            self._fit(self._of_now(recent, now))
+            self._is_fitted = len(recent) >= MIN_JUDGED
+            self._known = _most(int(np.sort(_sizes(recent))[-KNOWN_STEPS:][0]))
+        return self.model
+
+    def _of_now(self, recent: Matrix, now: float) -> Matrix:
+        """Steps as they would be now: rid of spells; in one that lasts, those before it as slow."""
+        clean, spell = recent.copy(), self._spell
+        clean[:, 5] /= np.maximum(clean[:, 6], 1.0)
+        if spell is None or now - spell.since_s < REGIME_S:
+            return clean
+        own = recent[:, 0] >= spell.since_s
+        spell.is_regime = spell.is_regime or int(own.sum()) >= MIN_JUDGED
+        if not spell.is_regime:
+            return clean
+        clean[:, 5] *= _quantile(recent[own, 6], 0.5)
+        clean[own, 5] = recent[own, 5]
+        if own.all():  # nothing remembers anything else
+            self._forget_spells()
+        return clean
+
+    def _forget_spells(self) -> None:
+        self._spell = None
+        self._rows[:, 6] = 1.0
+        self._newest.clear()
+
+    def _fit(self, recent: Matrix) -> None:
+        rows = np.concatenate([recent, self._anchor])
+        weights = np.full(len(rows), ANCHOR_WEIGHT)
+        weights[: len(recent)] = 1.0
+        coefficients = non_negative_fit(rows[:, 1:5], rows[:, 5], weights)
+        # A quantile of few is no quantile: until there are enough, the profile's count as well.
+        judged = rows[: len(recent)] if len(recent) >= MIN_JUDGED else rows
+        predicted = np.maximum(judged[:, 1:5] @ coefficients, 1e-6)
+        a, b, c, d = coefficients.tolist()
+        stretch = _stretch(judged, rows, coefficients)
+        predicted += (stretch - 1) * d * judged[:, 4]
+        quantile = _quantile(judged[:, 5] / predicted, MODEL_QUANTILE)
+        self.tail = Tail(_tail_ms(judged[:, 5] - predicted, judged[:, 4]), stretch)
+        self.model = StepModel(a=a, b=b, c=c, d=d, n=len(judged), resid_q=quantile)
+
+
+@dataclass(slots=True)
+class _Spell:
+    """Slow steps in a row, since `since_s`; `before`: the model that they are slower than, fitted
+    on steps of up to `known` decodes."""
+
+    since_s: float
+    before: StepModel
+    known: int
+    is_regime: bool = False
+
+
+def _stretch(judged: Matrix, rows: Matrix, coefficients: Matrix) -> float:
+    """`Tail.stretch`, of the chunks among `judged`, or of all where those are few."""
+    d = coefficients[3]
+    chunks = judged[judged[:, 4] >= LEAST_CHUNK]
+    if len(chunks) < MIN_JUDGED:
+        chunks = rows[rows[:, 4] >= LEAST_CHUNK]
+    if not len(chunks) or d <= 0:
+        return 1.0
+    taken = chunks[:, 5] - chunks[:, 1:4] @ coefficients[:3]
+    return max(1.0, _quantile(taken / (d * chunks[:, 4]), STRETCH_QUANTILE))
+
+
+def _tail_ms(beyond: Matrix, prefill: Matrix) -> float:
+    """`Tail.ms`, of all steps, or of those with a chunk: they are long, and so is their noise.
+
+    There are some hundred of these at most, and their largest may be a hiccup: so their P99.9 is
+    told from their P90, as if they were normal.
+    """
+    tail_ms = _quantile(beyond, TAIL_QUANTILE)
+    chunks = beyond[prefill >= LEAST_CHUNK]
+    if len(chunks) < MIN_JUDGED:
+        return tail_ms
+    median, high = _quantile(chunks, 0.5), _quantile(chunks, 0.9)
+    normal = median + NORMAL_TAIL * (high - median)
+    return max(tail_ms, normal)
+
+
+def _quantile(values: Matrix, quantile: float) -> float:
+    """As `np.quantile`, whose checks cost more than the sorting."""
+    ordered = np.sort(values)
+    place = quantile * (len(ordered) - 1)
+    below = int(place)
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    return float(low + (high - low) * (place - below))
+
+
+def _sizes(rows: Matrix) -> NDArray[np.int32]:
+    """The bit length of each row's decodes."""
+    return np.frexp(rows[:, 2])[1]
+
+
+def _most(size: int) -> int:
+    """The most decodes of so many bits."""
+    return (1 << size) - 1
+
+
+def _row(record: StepRecord) -> tuple[float, ...]:
+    return (
+        record.at_s,
+        1,
+        record.num_decodes,
+        record.num_kv_tokens,
+        record.num_prefill_tokens,
+        max(record.step_ms, 1e-3),
+        1.0,
+    )
+
+
+def non_negative_fit(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matrix:
+    """Non-negative weighted least squares of relative errors, by trying every set of columns.
+
+    With four columns there are fifteen sets, each a solve of at most 4 x 4: exact, and no solver.
+    """
+    scale = np.maximum(np.abs(features).max(axis=0), 1.0)
+    rows = features / scale / step_ms[:, None]
+    gram = rows.T @ (weights[:, None] * rows)
+    target = rows.T @ weights
+    # The best of all is the best non-negative one where it is that, as it nearly always is.
+    free = np.linalg.lstsq(gram, target, rcond=None)[0]
+    if (free >= 0).all():
+        return np.asarray(free / scale)
+    best, best_loss = np.zeros(4), np.inf
+    for size in range(1, 5):
+        for chosen in itertools.combinations(range(4), size):
+            pick = list(chosen)
+            part = np.linalg.lstsq(gram[np.ix_(pick, pick)], target[pick], rcond=None)[0]
+            if (part < 0).any():
+                continue
+            # Loss up to a constant: x' G x - 2 h' x.
+            loss = float(part @ gram[np.ix_(pick, pick)] @ part - 2 * target[pick] @ part)
+            if loss < best_loss - 1e-12:
+                best, best_loss = np.zeros(4), loss
+                best[pick] = part
+    best /= scale
+    return best

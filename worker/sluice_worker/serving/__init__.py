@@ -1,0 +1,1 @@
+"""Live limits, admission, forecast, and requests under way. API process, no torch."""

@@ -1,0 +1,1 @@
+"""Tokenizers, chat templates and output text. API process, no torch."""

@@ -1,0 +1,451 @@
+"""Text to token ids and back, one token at a time. No torch: this runs in the API process."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from sluice_core.errors import CheckpointError
+from sluice_core.model.files import MAX_JSON_BYTES, Directory, read_bytes
+from tokenizers import AddedToken
+from tokenizers.models import WordLevel
+from tokenizers.processors import TemplateProcessing
+
+from .tokenizer_config import TOKENIZER, Token, TokenizerConfig
+from .vocabulary import byte_of_letter, bytes_of_spelling, longest_token
+
+REPLACEMENT = "\ufffd"
+BYTES_OF_A_CHARACTER = 4
+MAX_PENDING = 16
+"""Tokens without a whole character, more than any has: from there on they are told in parts."""
+SLACK = 4096
+"""Characters before a cut text's last tokens, which are as in the whole where no word is longer."""
+SHORT = 1024
+"""Characters or tokens that may hold the interpreter: a batch, which lets go, wakes threads."""
+_DELIMITER = re.compile("<[|\uff5c].*[|\uff5c]>")
+"""How control tokens are spelled; tags such as <think> are what a model may be told of."""
+_BLANK = "\ufdd0"
+"""A noncharacter, of which no control token is made."""
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+class Tokenizer:
+    """A tokenizer.json, and the tokens that the files beside it add.
+
+    Special-token strings in a user's text are text, not control tokens.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        data = read_bytes(Directory(directory), TOKENIZER, MAX_JSON_BYTES)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
+        except Exception as error:  # the library raises nothing narrower
+            raise CheckpointError(f"{TOKENIZER}: not a tokenizer ({error}).") from error
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        _place_spaces(self._tokenizer)
+        self.config = TokenizerConfig(directory)
+        self._add_listed(self.config)
+        self._add_special(self.config)
+        self._put_around(self.config)
+        self._letters = byte_of_letter()
+        self._longest = longest_token(self._tokenizer)
+        self._decoder = self._inner = self._tokenizer
+        self._added = {
+            token_id: added.content
+            for token_id, added in self._tokenizer.get_added_tokens_decoder().items()
+        }
+        self._anchor = list(self._tokenizer.encode("a", add_special_tokens=False).ids)[-1:]
+        # What an output is decoded behind; without a decoder, tokens are joined by spaces anyhow.
+        self.behind = self._anchor if self._tokenizer.decoder is not None else []
+        self._texts: dict[int, str] = {}  # at most one for each token of the vocabulary
+
+    def _known(self) -> dict[str, AddedToken]:
+        """Copies of the added tokens, by their texts."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return {token.content: token for token in added}
+
+    def _add_listed(self, config: TokenizerConfig) -> None:
+        """Added tokens, and flags of them, that only the files beside tokenizer.json tell."""
+        own, listed = self._tokenizer.get_added_tokens_decoder(), config.added_tokens
+        if not config.lists_tokens:  # an older file, in place of which tokenizer.json counts
+            listed = {token_id: token for token_id, token in listed.items() if token_id not in own}
+        tokens = [_added(token) for token in listed.values()]
+        tokens += [] if config.lists_tokens else own.values()
+        known, named = self._known(), set(config.special_tokens.values())
+        new = {i: t for i, t in listed.items() if self._tokenizer.token_to_id(t["content"]) is None}
+        for token in tokens:  # what the library once took for special stays so
+            was_special = token.content in known and known[token.content].special
+            token.special = token.special or was_special or token.content in named
+        # To add thousands that are there already would take a while.
+        self._tokenizer.add_tokens([token for token in tokens if token != known.get(token.content)])
+        for token_id, entry in new.items():
+            self._check_id(entry["content"], token_id, config.list_file)
+
+    def _check_id(self, text: str, token_id: int, file: str) -> None:
+        """Of a token that was added just now: its place behind tokenizer.json's last."""
+        found = self._tokenizer.token_to_id(text)
+        if text and found != token_id:
+            raise CheckpointError(
+                f"{file}: {text[:64]!r} is listed as token {token_id}, which tokenizer.json lacks; "
+                f"the next that is free is {found}."
+            )
+
+    def _add_special(self, config: TokenizerConfig) -> None:
+        """Special tokens that only those files name, of those in the vocabulary. transformers gives
+        an id to the others too, for which the model may have no row."""
+        known = self._known()
+        named = [*config.named_special.values(), *config.extra_special]
+        tokens = [_added({**token, "special": True}) for token in named]
+        new = [token for token in tokens if token.content not in known]
+        self._tokenizer.add_special_tokens(
+            [token for token in new if self._tokenizer.token_to_id(token.content) is not None]
+        )
+
+    def _put_around(self, config: TokenizerConfig) -> None:
+        """BOS and EOS as tokenizer_config.json has them, where tokenizer.json leaves it open.
+
+        transformers 5 reads those fields no more, by which such a checkpoint would lose its BOS.
+        """
+        if config.put_around is None or _tells_around(self._tokenizer.post_processor):
+            return
+        before, behind = config.put_around
+        ids = {text: self._tokenizer.token_to_id(text) for text in (before, behind) if text}
+        known = {text: token_id for text, token_id in ids.items() if token_id is not None}
+        single = [part for part in (before, "$A", behind) if part == "$A" or part in known]
+        self._tokenizer.post_processor = TemplateProcessing(
+            single=single, special_tokens=[*known.items()]
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that it knows, added ones included."""
+        return int(self._tokenizer.get_vocab_size())
+
+    @cached_property
+    def control_tokens(self) -> dict[int, str]:
+        """The texts of the special tokens, by id."""
+        added = self._decoder.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.special}
+
+    def serve_templates(self, templates: Iterable[str]) -> list[str]:
+        """The texts that these chat templates write as control tokens.
+
+        Some checkpoints have delimiters of turns that they do not call special. They are decoded as
+        that says; in what a user writes they stay text as special ones do.
+        """
+        whole = "".join(templates)
+        others = set(self._added.values()) - set(self.control_tokens.values())
+        delimiters = [text for text in others if _DELIMITER.fullmatch(text) and text in whole]
+        if whole:
+            self._decoder = self._with_control  # made now: the first chat is not to wait for it
+        self._tokenizer.add_special_tokens(delimiters)
+        if whole:
+            self._inner = _without_first_space(self._tokenizer)
+        return [*self.control_tokens.values(), *delimiters]
+
+    def fewest(self, num_chars: int) -> int:
+        """Tokens that a text of so many characters has at least; 0 where nothing is known."""
+        return -(-num_chars // self._longest) if self._longest else 0
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = False,
+        keep: int | None = None,
+    ) -> list[int]:
+        """Token ids of `text`, with what the tokenizer puts around a text (such as a BOS).
+
+        `parse_special`: the texts of special tokens are control tokens. `keep`: the most of them;
+        the text's first are left out, what is put around it is not.
+        """
+        tokenizer = self._with_control if parse_special else self._tokenizer
+        if keep is not None and self._longest:
+            text = text[-(keep * self._longest + SLACK) :]
+        encoding = _encode(tokenizer, text, add_special_tokens)
+        ids: list[int] = encoding.ids
+        if keep is None or len(ids) <= keep:
+            return ids
+        inner = [at for at, around in enumerate(encoding.special_tokens_mask) if not around]
+        room = keep - (len(ids) - len(inner))
+        if room <= 0:
+            return ids[-keep:]
+        dropped = set(inner[:-room])
+        return [token_id for at, token_id in enumerate(ids) if at not in dropped]
+
+    def places_in_text(
+        self, text: str, *, add_special_tokens: bool, parse_special: bool
+    ) -> list[int]:
+        """The character of `text` at which each token begins that `encode` makes of it.
+
+        A token that is put around the text stands where the one before it ends.
+        """
+        tokenizer = self._with_control if parse_special else self._tokenizer
+        encoding = _encode(tokenizer, text, add_special_tokens, offsets=True)
+        places, last, end = list[int](), 0, 0
+        for span, around in zip(encoding.offsets, encoding.special_tokens_mask, strict=True):
+            last = max(last, end if around else span[0])
+            end = end if around else span[1]
+            places.append(last)
+        return places
+
+    def decode_placed(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool
+    ) -> tuple[str, list[int]]:
+        """The text of `token_ids` as an answer has it, and the character at which each begins."""
+        output = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        parts, places = list[str](), list[int]()
+        for token_id in token_ids:
+            parts.append(output.push(token_id))
+            places.append(output.place())
+        text = "".join([*parts, output.flush()])
+        whole = self.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        dropped = max(_num_first_spaces(text) - _num_first_spaces(whole), 0)
+        return text[dropped:], [max(place - dropped, 0) for place in places]
+
+    def token_text(self, token_id: int) -> str:
+        """A token's text as it stands inside a text; what is no whole character is U+FFFD."""
+        text = self._texts.get(token_id)
+        if text is None:
+            # Some decoders drop a text's first space, so it is decoded behind another token.
+            before = self.decode(self._anchor, skip_special_tokens=False)
+            whole = self.decode([*self._anchor, token_id], skip_special_tokens=False)
+            text = self._texts[token_id] = whole[len(before) :]
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's own bytes: of a part of a character too, so that they join to the text's."""
+        text = self.token_text(token_id)
+        if REPLACEMENT not in text or token_id in self._added:
+            return text.encode()
+        (spelling,) = self.token_strs([token_id])
+        known = bytes_of_spelling(spelling, self._letters)
+        return text.encode() if known is None else known
+
+    def added_text(self, token_id: int) -> str | None:
+        """The text of an added token, such as a control token; None for all others."""
+        return self._added.get(token_id)
+
+    def encode_rendered(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        """Token ids of what a chat template wrote; nothing is put around them.
+
+        In a piece that is False the texts of special tokens are control tokens; in one that is True
+        they are text, as in `encode`. What stands between two control tokens is encoded as one
+        text, whatever its pieces. Raises UnicodeEncodeError for a lone surrogate.
+        """
+        pieces = list(pieces)
+        whole = "".join(piece for piece, _ in pieces)
+        whole.encode()
+        if not any(is_plain for _, is_plain in pieces):
+            return list(_encode(self._with_control, whole, False).ids)
+        # Of the same length: where a control token is found is where it stands in the whole.
+        written = "".join(len(piece) * _BLANK if plain else piece for piece, plain in pieces)
+        found = _encode(self._scanner, written, False, offsets=True)
+        ids: list[int] = []
+        end = 0
+        for found_id, (start, stop) in zip(found.ids, found.offsets, strict=True):
+            if (token_id := self._scanned.get(found_id)) is not None:
+                ids += self._between(whole[end:start], is_first=not ids)
+                ids.append(token_id)
+                end = stop
+        return ids + self._between(whole[end:], is_first=not ids)
+
+    def _between(self, text: str, *, is_first: bool) -> list[int]:
+        """Token ids of a text with control tokens around it, if it is not the first."""
+        return list(_encode(self._tokenizer if is_first else self._inner, text, False).ids)
+
+    @cached_property
+    def _scanner(self) -> tokenizers.Tokenizer:
+        """What finds added tokens as the tokenizer does, and knows no others."""
+        scanner = tokenizers.Tokenizer(WordLevel({_BLANK: 0}, unk_token=_BLANK))
+        scanner.normalizer = self._tokenizer.normalizer
+        scanner.add_tokens([*self._tokenizer.get_added_tokens_decoder().values()])
+        return scanner
+
+    @cached_property
+    def _scanned(self) -> dict[int | None, int]:
+        """The control tokens by the id that the scanner has for them."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {self._scanner.token_to_id(a.content): i for i, a in added.items() if a.special}
+
+    @cached_property
+    def _with_control(self) -> tokenizers.Tokenizer:
+        """A second copy: the switch is the tokenizer's, not the call's."""
+        copy = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        copy.encode_special_tokens = False
+        return copy
+
+    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it; "" for an id that is not in it."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
+        if len(token_ids) <= SHORT:
+            return str(self._decoder.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        (text,) = self._decoder.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
+
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> "Detokenizer":
+        """A fresh incremental decoder for one output."""
+        spaced = skip_special_tokens or spaces_between_special_tokens
+        return Detokenizer(self, skip_special_tokens, spaced)
+
+
+def _added(token: Token) -> AddedToken:
+    flags = {name: token[name] for name in _FLAGS if isinstance(token.get(name), bool)}
+    try:
+        return AddedToken(token["content"], **flags)
+    except UnicodeEncodeError as error:
+        raise CheckpointError("tokenizer_config.json: a token has a lone surrogate.") from error
+
+
+def _num_first_spaces(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
+
+
+def _place_spaces(tokenizer: tokenizers.Tokenizer) -> None:
+    """Count a token's spaces as its own where it is told at which characters it stands."""
+    processor: Any = tokenizer.post_processor
+    if processor is not None:
+        state = processor.__getstate__()
+        processor.__setstate__(state.replace(b'"trim_offsets":true', b'"trim_offsets":false'))
+        tokenizer.post_processor = processor
+
+
+def _tells_around(processor: Any) -> bool:
+    """Whether a post-processor tells what stands around a text; one for bytes alone does not."""
+    steps = [] if processor is None else [json.loads(processor.__getstate__())]
+    for step in steps:
+        steps += step.get("processors", ())
+    return not {step["type"] for step in steps} <= {"Sequence", "ByteLevel"}
+
+
+def _encode(
+    tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool, *, offsets: bool = False
+) -> Any:
+    """`text` encoded. A long one as a batch: only those leave the interpreter to other threads."""
+    if len(text) <= SHORT:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    encode_batch = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
+    (encoding,) = encode_batch([text], add_special_tokens=add_special_tokens)
+    return encoding
+
+
+def _without_first_space(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """`tokenizer`, or a copy that puts no space before a text where it does so for a prompt's
+    first text only: what stands behind a control token is none."""
+    whole = tokenizer.to_str()
+    changed = whole.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+    if changed == whole:
+        return tokenizer
+    copy = tokenizers.Tokenizer.from_str(changed)
+    copy.encode_special_tokens = True
+    return copy
+
+
+class Detokenizer:
+    """Text of a growing output: the pieces join to what decoding it gives, behind another token.
+
+    So a first space is kept, which some decoders drop at the beginning of a text. A character split
+    across tokens comes with the token that completes it. Each piece is the difference of two
+    decodings from a common start, as some decoders (a leading space, byte fallback) depend on what
+    came before.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool, spaces_between_special_tokens: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._spaced = spaces_between_special_tokens
+        self._after_added = False  # the token before is an added one
+        self._ids = list(tokenizer.behind)
+        self._start = 0  # where both decodings begin
+        self._shown = len(self._ids)  # tokens whose text was given out
+        self._num_given = 0  # characters that were given out
+        self._last = (-1, 0, "")  # the last token, the characters before it, and what it adds
+        self._place = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; may be empty."""
+        piece, open_text = self._push(token_id)
+        if not self._spaced:
+            added, follows = self._tokenizer.added_text(token_id), self._after_added
+            self._after_added = added is not None
+            piece = added if added is not None and follows else piece
+        self._last = (token_id, self._num_given, open_text or piece)
+        self._num_given += len(piece)
+        return piece
+
+    def place(self) -> int:
+        """The character of the output at which the token begins that was pushed last.
+
+        Asked for every token or for none, it never decreases. A part of a character stands where
+        the characters begin that are incomplete, and a token that is left out where it would be.
+        """
+        token_id, start, text = self._last
+        own = self._tokenizer.token_text(token_id)
+        if own != REPLACEMENT and text.endswith(own):
+            start += len(text) - len(own)
+        self._place = max(self._place, start)
+        return self._place
+
+    def _push(self, token_id: int) -> tuple[str, str]:
+        """The text that is given out, and all that is open if it ends in part of a character."""
+        if self._skip and token_id in self._tokenizer.control_tokens:
+            return "", ""  # kept, a row of them would end what the next word is decoded behind
+        self._ids.append(token_id)
+        before, text = self._before(), self._decode(len(self._ids))
+        if text.endswith(REPLACEMENT) or len(text) <= len(before):
+            settled = self._settled(before, text) if self._num_pending > MAX_PENDING else ""
+            return settled, text[len(before) :]
+        piece = self._since(before, text)
+        self._start, self._shown = self._shown, len(self._ids)
+        return piece, ""
+
+    def _since(self, before: str, text: str) -> str:
+        """What `text` adds to `before`. Of a run of bytes one that is amiss makes all unreadable to
+        some decoders, what was given out too: then those behind it stand alone."""
+        if text.startswith(before) or REPLACEMENT not in text:
+            return text[len(before) :]
+        pending = self._ids[self._shown :]
+        return self._tokenizer.decode(pending, skip_special_tokens=self._skip)
+
+    @property
+    def _num_pending(self) -> int:
+        return len(self._ids) - self._shown
+
+    def _settled(self, before: str, text: str) -> str:
+        """What can be told of bytes that are no characters, however many of them follow.
+
+        Only the last character may still become whole: the text is cut in front of it, where the
+        two parts are decoded to what the whole is.
+        """
+        for end in range(len(self._ids) - 1, len(self._ids) - 1 - BYTES_OF_A_CHARACTER, -1):
+            head = self._decode(end)
+            tail = self._tokenizer.decode(self._ids[end:], skip_special_tokens=self._skip)
+            if head + tail == text:
+                self._start = self._shown = end
+                return head[len(before) :]
+        return ""
+
+    def flush(self) -> str:
+        """What is left at the end: an unfinished character shows as U+FFFD."""
+        piece = self._since(self._before(), self._decode(len(self._ids)))
+        self._start, self._shown = len(self._ids), len(self._ids)
+        return piece
+
+    def _before(self) -> str:
+        return self._decode(self._shown)
+
+    def _decode(self, end: int) -> str:
+        return self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=self._skip)
