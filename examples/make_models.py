@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from string import ascii_lowercase, digits
 
-from sluice_worker.sizing import DTYPE_BYTES, ModelShape, weights_bytes
+from sluice_core.model.sizing import DTYPE_BYTES, ModelShape, weights_bytes
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
