@@ -50,7 +50,8 @@ def plot_trace(result: TraceResult, best_gflops: float, path: Path) -> None:
     values = [(speed, "output tokens a second")]
     if online:
         values = [(between, "P99 between tokens, ms"), (first, "P99 of first tokens, ms")]
-        values += [(percent_good, "good requests, %"), (percent_smooth, "smooth requests, %")]
+        if any(run.good_share is not None for run in result.runs):
+            values += [(percent_good, "good requests, %"), (percent_smooth, "smooth requests, %")]
     num_peers = len({run.peer for run in result.runs})
     wide = min(len(values), 2)
     rows = len(values) // wide
