@@ -4,7 +4,7 @@ import platform
 from importlib.util import find_spec
 from pathlib import Path
 
-NEEDS_MATPLOTLIB = "the picture needs matplotlib: sluice[demo]"
+NEEDS_MATPLOTLIB = "the picture needs matplotlib: sluice[plots]"
 
 
 def processor() -> str:
@@ -20,5 +20,5 @@ def processor() -> str:
 
 
 def can_draw() -> bool:
-    """Whether there is matplotlib, which comes with the `demo` extra."""
+    """Whether there is matplotlib, which comes with the `plots` extra."""
     return find_spec("matplotlib") is not None
