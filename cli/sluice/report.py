@@ -16,8 +16,8 @@ from sluice_core.contract import TARGET_MARGIN as MARGIN
 from sluice_operator.spec.service import InferenceService, SpecError, parse
 from sluice_operator.tuner.model import StepTime
 
-from sluice.curve import wilson
 from sluice.kube import OTHER_VERSION, UNREADABLE, KubeError, add_object_arguments, find_object
+from sluice.measure.curve import wilson
 from sluice.numbers import not_negative
 from sluice.page import page, section, table, text_table
 from sluice.status import UNSEEN, milliseconds, note_on

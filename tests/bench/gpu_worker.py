@@ -15,7 +15,7 @@ from bench.real_rows import OURS, Row, make_row, scaled_trace
 from bench.serving import NAME, serving
 from integration.worker_process import Worker
 from research.generate import Lengths
-from sluice.client import Shape
+from sluice.measure.client import Shape
 from sluice_operator.pods.scrape import create_client
 
 LENGTHS = Lengths(24, 16) if REHEARSED else Lengths(512, 128)

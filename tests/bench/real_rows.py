@@ -7,8 +7,8 @@ from random import Random
 from statistics import median
 
 from research.generate import TRACES, Lengths, Recipe
-from sluice.client import Outcome
 from sluice.load import quantile_ms
+from sluice.measure.client import Outcome
 from sluice.simulate.trace import Request
 from sluice.targets import is_good, is_smooth
 from sluice_core.contract import MIN_CHUNK_TOKENS, TARGET_MARGIN, StepModel
