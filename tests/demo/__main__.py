@@ -269,6 +269,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KubeError, httpx.HTTPError) as e:
         say(f"\nThe demo stopped: {e}")
         return 1
+    except KeyboardInterrupt:
+        say("\nThe demo was interrupted.")
+        return 130
 
 
 if __name__ == "__main__":

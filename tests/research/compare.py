@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0, 2 if what was given cannot be used, or 130 if it was interrupted."""
     try:
         compare(parser().parse_args(argv))
-    except ParamsError as e:
+    except (ParamsError, OSError) as e:
         print(f"research.compare: {e}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
