@@ -39,7 +39,7 @@ gpu-check: setup
 
 demo:
 	@$(MAKE) --no-print-directory -j2 setup cluster
-	@$(PY) -m sluice demo
+	@PYTHONPATH=tests $(PY) -m demo $(ARGS)
 
 cluster:
 	@$(CLUSTER) up --images

@@ -9,7 +9,6 @@ from typing import Any
 
 COMMANDS = {
     "bench": "Send one running server the same bursts at several caps, and say what each brings.",
-    "demo": "See the whole promise on a real cluster: a load that is too much, and what is done.",
     "load": "Send an OpenAI endpoint closed- or open-loop load or bursts; one JSON object a line.",
     "report": "Say what one service promised, held and cost, and what would help.",
     "serve": "Serve one model on this machine, without Kubernetes.",

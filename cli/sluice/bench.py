@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ import aiohttp
 from sluice_core.contract import Slo
 from sluice_operator.tuner import Targets
 
-from sluice import curve
-from sluice.client import COMPLETIONS, ROUTES, Outcome, Shape, add_length_arguments, request
-from sluice.curve import Tally
-from sluice.endpoint import (
+from sluice.machine import processor
+from sluice.measure import curve
+from sluice.measure.client import COMPLETIONS, ROUTES, Outcome, Shape, add_length_arguments, request
+from sluice.measure.curve import Tally
+from sluice.measure.endpoint import (
     Cap,
     ClientLimit,
     EndpointError,
@@ -37,7 +39,6 @@ from sluice.endpoint import (
     named_live,
     served_model,
 )
-from sluice.machine import NEEDS_MATPLOTLIB, can_draw, processor
 from sluice.numbers import count, not_negative, positive, several, vocabulary
 from sluice.page import page, picture, section, table, text_table
 from sluice.targets import HELP, read_targets
@@ -343,7 +344,7 @@ def _static(p: Mapping[str, Any], rule: str) -> str:
 
 def write(result: Mapping[str, Any], out: Path) -> None:
     """bench.json, bench.png and bench.html in the folder `out`."""
-    from sluice.plot import caps_png
+    from sluice.measure.plot import caps_png
 
     out.mkdir(parents=True, exist_ok=True)
     (out / "bench.json").write_text(json.dumps(result, indent=1))
@@ -394,8 +395,8 @@ def main(args: argparse.Namespace) -> int:
         told = "--admin-token-file says nothing with --client-side"
         print(f"sluice bench: {told}", file=sys.stderr)
         return 2
-    if not can_draw():  # told before minutes of measuring, not after them
-        print(f"sluice bench: {NEEDS_MATPLOTLIB}", file=sys.stderr)
+    if find_spec("matplotlib") is None:  # told before minutes of measuring, not after them
+        print("sluice bench: the picture needs matplotlib: sluice[plots]", file=sys.stderr)
         return 2
     try:
         args.out.mkdir(parents=True, exist_ok=True)

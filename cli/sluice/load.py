@@ -21,7 +21,7 @@ import aiohttp
 from sluice_operator.tuner import Targets
 
 from sluice import targets
-from sluice.client import (
+from sluice.measure.client import (
     COMPLETIONS,
     REQUEST_TIMEOUT_SECONDS,
     Outcome,
@@ -30,7 +30,7 @@ from sluice.client import (
     exact_quantile_ms,
     request,
 )
-from sluice.endpoint import EndpointError, base_url, bearer_headers
+from sluice.measure.endpoint import EndpointError, base_url, bearer_headers
 from sluice.numbers import positive, vocabulary
 
 KINDS = ("closed", "open", "burst")

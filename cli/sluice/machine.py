@@ -1,10 +1,7 @@
 """*rim*: the machine, as figures name it."""
 
 import platform
-from importlib.util import find_spec
 from pathlib import Path
-
-NEEDS_MATPLOTLIB = "the picture needs matplotlib: sluice[demo]"
 
 
 def processor() -> str:
@@ -17,8 +14,3 @@ def processor() -> str:
     name = told.get("model name") or platform.processor() or platform.machine()
     family = told.get("cpu family")
     return name if family is None or any(map(str.isdigit, name)) else f"{name} (family {family})"
-
-
-def can_draw() -> bool:
-    """Whether there is matplotlib, which comes with the `demo` extra."""
-    return find_spec("matplotlib") is not None

@@ -16,12 +16,11 @@ from sluice_core.contract import TARGET_MARGIN as MARGIN
 from sluice_operator.spec.service import InferenceService, SpecError, parse
 from sluice_operator.tuner.model import StepTime
 
-from sluice.curve import wilson
-from sluice.kube import OTHER_VERSION, KubeError, add_object_arguments, find_object
+from sluice.kube import OTHER_VERSION, UNREADABLE, KubeError, add_object_arguments, find_object
+from sluice.measure.curve import wilson
 from sluice.numbers import not_negative
 from sluice.page import page, section, table, text_table
-from sluice.status import UNSEEN, note_on
-from sluice.timeline import milliseconds
+from sluice.status import UNSEEN, milliseconds, note_on
 
 GIB = 2**30
 TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")
@@ -58,6 +57,9 @@ def main(args: argparse.Namespace) -> int:
             args.html.write_text(as_html(report))
     except (KubeError, SpecError, ReportError, OSError) as e:
         print(f"sluice report: {e}", file=sys.stderr)
+        return 2
+    except UNREADABLE as e:
+        print(f"sluice report: {OTHER_VERSION}: {e}", file=sys.stderr)
         return 2
     print(json.dumps(report, indent=1) if args.json else as_text(report))
     return 0

@@ -8,7 +8,15 @@ from typing import Any
 
 from sluice_operator.reasons import Reason
 
-from sluice.kube import NAMESPACE, KubeError, add_object_arguments, find_object
+from sluice.kube import (
+    NAMESPACE,
+    OTHER_VERSION,
+    UNREADABLE,
+    Kube,
+    KubeError,
+    add_object_arguments,
+    find_object,
+)
 from sluice.page import text_table
 
 GIB = 2**30
@@ -26,16 +34,24 @@ def main(args: argparse.Namespace) -> int:
     """Entry of `sluice status`: 0, or 2 if the object cannot be read."""
     try:
         kube, body = find_object(args)
+        page = _page(kube, args.name, body)
     except KubeError as e:
         print(f"sluice status: {e}", file=sys.stderr)
         return 2
+    except UNREADABLE as e:
+        print(f"sluice status: {OTHER_VERSION}: {e}", file=sys.stderr)
+        return 2
+    print(page)
+    return 0
+
+
+def _page(kube: Kube, name: str, body: Object) -> str:
     meta, events, unlisted = body.get("metadata") or {}, list[Object](), ""
     try:
-        events += kube.events(args.name, meta.get("namespace", NAMESPACE), meta.get("uid"))
+        events += kube.events(name, meta.get("namespace", NAMESPACE), meta.get("uid"))
     except KubeError as e:  # as for those who may read the object and no events
         unlisted = str(e)
-    print(describe(body, events, unlisted))
-    return 0
+    return describe(body, events, unlisted)
 
 
 def describe(body: Object, events: Sequence[Object], unlisted: str = "") -> str:
@@ -70,6 +86,15 @@ def note_on(status: Object, generation: int) -> str:
         return UNSEEN
     seen = status.get("observedGeneration", 0)
     return "" if seen == generation else f"of generation {seen}; the spec is at {generation}"
+
+
+def milliseconds(text: str | None) -> float | None:
+    """`"123ms"` or `"1.5s"` of a status field as milliseconds."""
+    if not text:
+        return None
+    if text.endswith("ms"):
+        return float(text[:-2])
+    return 1000 * float(text.removesuffix("s"))
 
 
 def _plan(status: Object) -> str:

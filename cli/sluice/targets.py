@@ -7,7 +7,7 @@ from math import floor
 from sluice_core.contract import SMOOTH_SHARE, Overload
 from sluice_operator.tuner import Targets
 
-from sluice.client import Outcome
+from sluice.measure.client import Outcome
 
 HELP = "ttft=1s,itl=100ms,e2e=30s,percentile=99.9; each may be left out"
 _UNITS = {"ms": 1.0, "s": 1e3, "m": 6e4}

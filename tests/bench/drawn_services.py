@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests .venv/bin/python -m bench.drawn_services --out docs/slo/drawn.json
 
-`simulate --compare` has two services with targets that were chosen to be held. Here the step's
+`research.compare` has two services with targets that were chosen to be held. Here the step's
 cost, memory, lengths, targets, noise and trace are drawn, so that many targets contradict each
 other or the load. Ours is compared with the best fixed cap of the same run in hindsight, and with
 cap = max, which is what other engines do.
@@ -22,10 +22,10 @@ from typing import Any
 
 import msgspec
 from matplotlib.figure import Figure
+from research.generate import TRACES, Lengths, make_trace
+from research.search import Case, best_near
 from sluice.numbers import count
-from sluice.simulate.generate import TRACES, Lengths, make_trace
 from sluice.simulate.params import Params
-from sluice.simulate.runs import Case, best_near
 from sluice_core.contract import MIN_CHUNK_TOKENS
 from sluice_operator.tuner import Targets
 

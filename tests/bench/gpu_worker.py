@@ -14,8 +14,8 @@ from bench.real_caps import Aim, Setting, Steered, calibrate, replay
 from bench.real_rows import OURS, Row, make_row, scaled_trace
 from bench.serving import NAME, serving
 from integration.worker_process import Worker
-from sluice.client import Shape
-from sluice.simulate.generate import Lengths
+from research.generate import Lengths
+from sluice.measure.client import Shape
 from sluice_operator.pods.scrape import create_client
 
 LENGTHS = Lengths(24, 16) if REHEARSED else Lengths(512, 128)

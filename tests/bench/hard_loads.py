@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from research.compiled.pod import quickest
 from sluice.simulate.params import Params
 from sluice.simulate.pod import Pod
 from sluice.simulate.policy import Tuner
@@ -128,7 +129,9 @@ def run(load: Load, seed: int) -> dict[str, Any]:
     """One world to its end: its score, and each change of the cap and the replicas."""
     params = Params(**load.service)
     trace, targets = load.trace(Random(seed)), read_targets(load.targets)
-    world = World(params, targets, trace, Tuner(params.limits()), seed, load.pods)
+    world = World(
+        params, targets, trace, Tuner(params.limits()), seed, load.pods or quickest(params, trace)
+    )
     world.run()
     scored = score(world)
     told = ("good_share", "smooth_share", "gpu_seconds_per_1k_tokens", "p99_ttft_ms")

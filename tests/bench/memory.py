@@ -25,8 +25,8 @@ from bench.peers.checkpoint import CACHE, MODELS, write
 from bench.peers.traces import VOCAB_SIZE
 from bench.serving import NAME, serving
 from integration.worker_process import Worker
-from sluice.client import COMPLETIONS, Shape, request
 from sluice.machine import processor
+from sluice.measure.client import COMPLETIONS, Shape, request
 from unit.worker.api.tiny import write_checkpoint
 
 BLOCK_SIZE, SEQUENCES, BLOCKS_EACH, OUTPUT = 64, 32, (5, 20, 31), 24

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import aiohttp
 from bench.serving import NAME, VOCAB_SIZE, serving
-from sluice.client import COMPLETIONS, Outcome, Retry, Shape, attempt
 from sluice.load import Ledger, closed_loop, open_loop
 from sluice.machine import processor
+from sluice.measure.client import COMPLETIONS, Outcome, Retry, Shape, attempt
 
 AIM_GOODPUT, AIM_WITHIN = 0.9, 0.95
 SHAPE = Shape((64, 192), (32, 96), VOCAB_SIZE, NAME)

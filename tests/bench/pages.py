@@ -19,9 +19,9 @@ import aiohttp
 import httpx
 from bench.serving import NAME, RANDOM_60M, VOCAB_SIZE, serving
 from integration.worker_process import Worker
-from sluice.client import COMPLETIONS, Shape, attempt
 from sluice.load import Ledger, closed_loop
 from sluice.machine import processor
+from sluice.measure.client import COMPLETIONS, Shape, attempt
 
 AIM_WASTE, AIM_PREFIX = 0.04, 0.25
 PREFIX_TOKENS, TAIL_TOKENS = 896, 32

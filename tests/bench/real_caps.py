@@ -46,12 +46,12 @@ from bench.real_rows import (
 )
 from bench.serving import NAME, serving
 from integration.worker_process import Worker
+from research.generate import TRACES, Lengths
 from sluice.bench import caps
-from sluice.client import COMPLETIONS, Outcome, Shape, request
 from sluice.load import Ledger, closed_loop
 from sluice.machine import processor
+from sluice.measure.client import COMPLETIONS, Outcome, Shape, request
 from sluice.numbers import count
-from sluice.simulate.generate import TRACES, Lengths
 from sluice.simulate.trace import Request
 from sluice_core.contract import TICK_SECONDS, Evidence, RuntimeConfig, RuntimePatch, Slo
 from sluice_operator.metrics import Metrics

@@ -28,8 +28,8 @@ from bench.peers.processes import tree
 from bench.real_caps import LOAD_CAP, MODEL, WARM_UP, Aim, Setting, Steered, calibrate, replay
 from bench.real_rows import LENGTHS, scaled_trace
 from bench.serving import serving
-from sluice.client import quantile
 from sluice.machine import processor
+from sluice.measure.client import quantile
 from sluice.numbers import count
 from sluice.simulate.trace import Request
 from sluice.targets import is_good, is_smooth

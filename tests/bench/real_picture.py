@@ -1,4 +1,4 @@
-"""The figures of `real_caps` as a picture. Imports matplotlib, which the `demo` extra brings."""
+"""The figures of `real_caps` as a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path

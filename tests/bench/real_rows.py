@@ -6,9 +6,9 @@ from math import ceil, inf, isfinite
 from random import Random
 from statistics import median
 
-from sluice.client import Outcome
+from research.generate import TRACES, Lengths, Recipe
 from sluice.load import quantile_ms
-from sluice.simulate.generate import TRACES, Lengths, Recipe
+from sluice.measure.client import Outcome
 from sluice.simulate.trace import Request
 from sluice.targets import is_good, is_smooth
 from sluice_core.contract import MIN_CHUNK_TOKENS, TARGET_MARGIN, StepModel

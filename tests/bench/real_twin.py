@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 from bench.real_rows import LENGTHS, scaled_trace
 from matplotlib.figure import Figure
+from research.search import Case
 from sluice.numbers import count, positive
 from sluice.simulate.params import Params
-from sluice.simulate.runs import Case
 from sluice.targets import read_targets
 
 WORKER = Params(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from sluice.client import quantile
+from sluice.measure.client import quantile
 from sluice_worker.base.resources import PRODUCT_CACHES
 
 WAYS = (("as they are", 128), ("as they are", 1024), ("rounded", 128), ("rounded", 256))

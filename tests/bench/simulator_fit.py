@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 import torch
 from bench.speculation import load_model
+from research.generate import Lengths
+from research.policies import Replay
 from sluice.machine import processor
-from sluice.simulate.generate import Lengths
 from sluice.simulate.noise import Noise
 from sluice.simulate.params import Params
 from sluice.simulate.pod import Pod
-from sluice.simulate.policy import Replay
 from sluice.simulate.trace import Request
 from sluice.simulate.world import World
 from sluice_core import sketch

@@ -19,10 +19,10 @@ from statistics import median, quantiles
 import aiohttp
 from bench.serving import NAME, VOCAB_SIZE, serving
 from integration.worker_process import Worker
-from sluice.client import COMPLETIONS, Outcome, Shape, request
-from sluice.curve import Length, Tally, static
-from sluice.endpoint import Counters, scrape
 from sluice.machine import processor
+from sluice.measure.client import COMPLETIONS, Outcome, Shape, request
+from sluice.measure.curve import Length, Tally, static
+from sluice.measure.endpoint import Counters, scrape
 from sluice.targets import read_targets
 
 SIZE, WAVE, CHUNK = 8, 32, 2048

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sluice.kube import NAMESPACE, Kube, KubeError, condition, wait_for
+from demo.kube import Kube, condition, wait_for
+from sluice.kube import NAMESPACE, KubeError
 from sluice_cluster import binaries
 from sluice_cluster.settings import Settings
 from sluice_cluster.shell import succeeds

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from demo.kube import wait_for
 from e2e.kit import Cluster, lost
-from sluice.kube import NAMESPACE, wait_for
+from sluice.kube import NAMESPACE
 
 NAME = "rolls"
 NUM_PHASES = 1000

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from demo import timeline
+from demo.kube import wait_for
+from demo.picture import timeline_png
+from demo.timeline import Row
 from e2e.kit import Cluster, lost
-from sluice import timeline
-from sluice.kube import NAMESPACE, wait_for
+from sluice.kube import NAMESPACE
 from sluice.machine import processor
 from sluice.page import text_table
-from sluice.plot import timeline_png
-from sluice.timeline import Row
 
 NAME, LOAD = "e2e-fixed", "e2e-load"
 OUT = Path("build/e2e")

@@ -13,9 +13,9 @@ import aiohttp
 import httpx
 import pytest
 from integration.worker_process import Worker, running_worker
-from sluice import endpoint
 from sluice.__main__ import main
-from sluice.endpoint import CLIENT_SIDE, LIVE, TOLD, EndpointError, find_live, named_live
+from sluice.measure import endpoint
+from sluice.measure.endpoint import CLIENT_SIDE, LIVE, TOLD, EndpointError, find_live, named_live
 from sluice_core.contract import Slo
 
 ADMIN = {"Authorization": "Bearer admin-canary"}

@@ -69,7 +69,7 @@ def test_report_is_text_json_and_a_page(
 
 
 @pytest.mark.parametrize("command", ["status", "report"])
-def test_an_object_that_is_not_there_is_one_sentence_and_code_2(
+def test_an_object_that_is_not_there_is_named_and_code_2(
     demo: Namespace, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "nobody", "-n", demo.name]) == 2

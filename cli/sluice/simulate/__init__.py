@@ -1,8 +1,8 @@
 """`sluice simulate`: a model of pods under a trace, tuned by the operator's own code.
 
-What lives here is pure but `command`, `trace` (reads and writes files) and `picture`: a virtual
-clock, no socket, and no thread. The tuner is the operator's own; scheduler, block pool, evidence
-and step-time fit are the worker's own, with a twin in C++ (`compiled`) that a test holds to them.
+What lives here is pure but `command` and `trace`, which read files: a virtual clock, no socket, and
+no thread. The tuner is the operator's own. Scheduler, block pool, evidence and step-time fit are
+the worker's own.
 """
 
 from .command import add_arguments, main

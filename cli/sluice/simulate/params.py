@@ -1,12 +1,11 @@
 """What a simulated service is made of: the step time, its noise, memory and pods; the targets."""
 
-from math import inf
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
-from sluice_core.contract import MIN_CHUNK_TOKENS, Overload, SchedulingPolicy
+from sluice_core.contract import Overload, SchedulingPolicy
 from sluice_core.model.sizing import DEFAULT_BATCHED_TOKENS
 from sluice_operator.tuner import Limits
 
@@ -63,21 +62,6 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
     def limits(self) -> Limits:
         """What the tuner may not leave."""
         return Limits(self.ceiling, 1, self.min_replicas, self.max_replicas)
-
-    def per_s(self, itl_ms: float | None, prompt_tokens: float, output_tokens: float) -> float:
-        """Requests per second of one pod at the largest batch whose mean step takes 0.85 of
-        `itl_ms`, with its share of all prefills in it and at least the least chunk."""
-        context = prompt_tokens + output_tokens / 2
-        decode_ms, prefill_ms = self.b + self.c * context, self.d * prompt_tokens / output_tokens
-        room = (0.85 * itl_ms if itl_ms else inf) - self.a
-        fits = min(
-            room / max(decode_ms + prefill_ms, 1e-9),
-            (room - self.d * MIN_CHUNK_TOKENS) / max(decode_ms, 1e-9),
-            self.kv_tokens / context,
-            self.ceiling,
-        )
-        batch = max(1.0, fits)
-        return 1000 * batch / (output_tokens * (self.a + (decode_ms + prefill_ms) * batch))
 
 
 def read_params(path: Path) -> Params:

@@ -1,10 +1,7 @@
-"""The worker's evidence with its totals over all ticks, where it was booked elsewhere too."""
+"""The worker's evidence with its totals over all ticks."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sluice_core.contract import StepModel, Tick
-from sluice_worker.base.wire import Snapshot
 from sluice_worker.evidence.recorder import Recorder
 
 
@@ -28,27 +25,11 @@ class Totals:
 
 
 class Recording(Recorder):
-    """The worker's recorder, which takes whole ticks too and adds up all of them."""
+    """The worker's recorder, which adds up all ticks."""
 
     def __init__(self, boot_id: str, now_s: float, wall_s: float) -> None:
         super().__init__(boot_id, now_s, wall_s)
         self.totals = Totals()
-
-    @property
-    def next_seq(self) -> int:
-        """Of the tick that is open."""
-        return self._next_seq
-
-    def take(
-        self, ticks: Iterable[Tick], lengths: Iterable[int], state: Snapshot, model: StepModel
-    ) -> None:
-        """What was booked elsewhere since the last time."""
-        for tick in ticks:
-            self._ticks.append(tick)
-            self._next_seq += 1
-        for length in lengths:
-            self._lengths.add(length)
-        self.snapshot, self.step_model = state, model
 
     def _close(self, wall_s: float, throttled_s: float) -> None:
         super()._close(wall_s, throttled_s)

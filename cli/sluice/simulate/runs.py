@@ -1,7 +1,6 @@
-"""One run by name of its policy; the best fixed cap is searched among several."""
+"""One run by the name of its policy."""
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -9,23 +8,15 @@ from sluice_core.contract import TICK_SECONDS
 from sluice_operator.tuner import Targets
 
 from .params import Params, ParamsError
-from .policy import Aimd, Replay, Tuner
+from .policy import Tuner
 from .score import score
 from .trace import Request
-from .world import Policy, World
+from .world import World
 
 Result = dict[str, Any]
 Watch = Callable[[str, World], None]
-"""Is told after each slice of virtual time whose world it is: `sluice`, `deadline`, `fixed:8` or
-`aimd`."""
-POLICIES = "sluice, deadline, fixed:N, fixed:max, best-fixed, oracle, aimd"
-
-
-def caps_to_try(ceiling: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, ... and the ceiling itself."""
-    powers = [1 << bit for bit in range(ceiling.bit_length())]
-    between = [3 << bit for bit in range(ceiling.bit_length())]
-    return sorted({cap for cap in (*powers, *between, ceiling) if cap <= ceiling})
+"""Is told after each slice of virtual time whose world it is: `sluice`, `deadline` or `fixed:8`."""
+POLICIES = "sluice, deadline, fixed:N, fixed:max"
 
 
 def simulate(
@@ -37,147 +28,27 @@ def simulate(
     every_s: float = TICK_SECONDS,
     watch: Watch | None = None,
 ) -> Result:
-    """The score of one policy. `best-fixed` and `oracle` name the cap that they found, as `cap`.
+    """The score of one policy.
 
     `deadline` is `sluice` with the prompts in order of their deadlines, not of arrival. A fixed cap
-    comes with the tuner's own replicas at that cap; the oracle and AIMD with those that `sluice`
-    had on this trace, so that only the cap differs. `every_s`: how often the tuner looks. Raises
+    comes with the tuner's own replicas at that cap. `every_s`: how often the tuner looks. Raises
     ParamsError.
     """
-    case = Case(params, targets, trace, seed, every_s, watch)
-    if policy == "sluice":
-        return case.sluice()
+    cap = None
     if policy == "deadline":
-        return case.deadline()
-    if policy == "aimd":
-        return case.aimd()
-    if policy == "best-fixed":
-        return best_of(case.fixed, caps_to_try(params.ceiling))
-    if policy == "oracle":
-        return best_of(case.replayed, caps_to_try(params.ceiling))
+        params = replace(params, order="deadline")
+    elif policy != "sluice":
+        cap = read_cap(policy, params.ceiling, POLICIES)
+    world = World(params, targets, trace, Tuner(params.limits(), cap, every_s), seed)
+    world.run(None if watch is None else lambda seen: watch(policy, seen))
+    return ({} if cap is None else {"cap": cap}) | score(world)
+
+
+def read_cap(policy: str, ceiling: int, known: str) -> int:
+    """N of `fixed:N`, where max is `ceiling`. Raises ParamsError, which names the `known` ones."""
     kind, _, number = policy.partition(":")
-    is_number = number.isdecimal() and len(number) <= len(str(params.ceiling))
-    cap = params.ceiling if number == "max" else int(number) if is_number else 0
-    if kind != "fixed" or not 1 <= cap <= params.ceiling:
-        known = f"{POLICIES} with N in 1..{params.ceiling}"
-        raise ParamsError(f"--policy {policy[:40]} is none of {known}.")
-    return case.fixed(cap)
-
-
-class Case:
-    """One trace on one service; what `sluice` did is run once."""
-
-    def __init__(
-        self,
-        params: Params,
-        targets: Targets,
-        trace: Sequence[Request],
-        seed: int,
-        every_s: float = TICK_SECONDS,
-        watch: Watch | None = None,
-    ) -> None:
-        self.params, self.targets, self.trace, self.seed = params, targets, trace, seed
-        self.every_s, self._watch = every_s, watch
-        self._tuned: World | None = None
-        self._replayed: dict[int, Result] = {}
-        self._unfilled: Result | None = None
-
-    def _run(self, name: str, policy: Policy, params: Params | None = None) -> World:
-        world = World(params or self.params, self.targets, self.trace, policy, self.seed)
-        world.run(partial(self._watch, name) if self._watch else None)
-        return world
-
-    def tuned(self) -> World:
-        """The world after the operator's own tuner has seen to it."""
-        if self._tuned is None:
-            self._tuned = self._run("sluice", Tuner(self.params.limits(), every_s=self.every_s))
-        return self._tuned
-
-    def sluice(self) -> Result:
-        return score(self.tuned())
-
-    def deadline(self) -> Result:
-        """As `sluice`, but the order is by deadline."""
-        params = replace(self.params, order="deadline")
-        tuner = Tuner(params.limits(), every_s=self.every_s)
-        return score(self._run("deadline", tuner, params))
-
-    def fixed(self, cap: int) -> Result:
-        """A fixed cap, and the tuner for the replicas."""
-        tuner = Tuner(self.params.limits(), cap, self.every_s)
-        return {"cap": cap} | score(self._run(f"fixed:{cap}", tuner))
-
-    def replayed(self, cap: int) -> Result:
-        """A fixed cap with the tuner's replicas of its own run. What comes of one that was never
-        filled comes of all above it."""
-        if self._unfilled and cap > self._unfilled["cap"]:
-            return self._unfilled | dict.fromkeys(("cap", "first_cap", "last_cap"), cap)
-        if cap not in self._replayed:
-            world = self._run(f"fixed:{cap}", Replay(cap, self._replicas()))
-            self._replayed[cap] = {"cap": cap} | score(world)
-            if world.totals.most_running < cap:
-                self._unfilled = self._replayed[cap]
-        return self._replayed[cap]
-
-    def aimd(self) -> Result:
-        """The limiters' law, from the cap that `sluice` begins at."""
-        return score(self._run("aimd", Aimd(None, self._replicas())))
-
-    def _replicas(self) -> Sequence[tuple[float, int]]:
-        if self.params.min_replicas == self.params.max_replicas:
-            return ()
-        return self.tuned().replica_changes
-
-
-def quality(result: Result) -> tuple[float, float, float]:
-    """What makes a cap the better one, in hindsight."""
-    return result["smooth_share"], result["good_share"], -(result["gpu_seconds_per_1k_tokens"] or 0)
-
-
-def best_of(run: Callable[[int], Result], caps: Iterable[int]) -> Result:
-    """The best result over `caps`, and over those between it and its neighbours."""
-    found = {cap: run(cap) for cap in caps}
-    _refine(run, found)
-    return _chosen(found)
-
-
-def best_near(run: Callable[[int], Result], start: int, ceiling: int) -> Result:
-    """The best result over `start`, its halves and doubles until both sides are worse, those
-    between the best and its neighbours, and then the ceiling: a share has one peak over the caps,
-    and where more comes than can be done another one there."""
-    found = {cap: run(cap) for cap in {max(1, start // 2), start, min(2 * start, ceiling)}}
-    while True:
-        best = _best(found)
-        beside = {max(1, best // 2), min(2 * best, ceiling)} - found.keys()
-        lower = best == 1 or any(best // 2 <= cap < best for cap in found)
-        higher = best == ceiling or any(best < cap <= 2 * best for cap in found)
-        if lower and higher or not beside:
-            break
-        found |= {cap: run(cap) for cap in beside}
-    _refine(run, found)
-    if ceiling not in found:
-        found[ceiling] = run(ceiling)
-        if _best(found) == ceiling:
-            _refine(run, found)
-    return _chosen(found)
-
-
-def _refine(run: Callable[[int], Result], found: dict[int, Result]) -> None:
-    """Run what lies between the best and its neighbours."""
-    best, tried = _best(found), sorted(found)
-    place = tried.index(best)
-    around = (tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)])
-    for neighbour in around:
-        for part in (1 / 3, 2 / 3):
-            cap = round(best + (neighbour - best) * part)
-            if cap not in found:
-                found[cap] = run(cap)
-
-
-def _best(found: dict[int, Result]) -> int:
-    return max(found, key=lambda cap: quality(found[cap]))
-
-
-def _chosen(found: dict[int, Result]) -> Result:
-    by_cap = {cap: found[cap]["smooth_share"] for cap in sorted(found)}
-    return found[_best(found)] | {"smooth_by_cap": by_cap}
+    is_number = number.isdecimal() and len(number) <= len(str(ceiling))
+    cap = ceiling if number == "max" else int(number) if is_number else 0
+    if kind != "fixed" or not 1 <= cap <= ceiling:
+        raise ParamsError(f"--policy {policy[:40]} is none of {known} with N in 1..{ceiling}.")
+    return cap

@@ -6,7 +6,7 @@ from typing import Any
 from sluice_core import sketch
 from sluice_core.contract import SMOOTH_SHARE
 
-from sluice.client import quantile
+from sluice.measure.client import quantile
 
 from .scraped import Outcome
 from .world import World

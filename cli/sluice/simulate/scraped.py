@@ -29,6 +29,8 @@ class Outcome(NamedTuple):
 class Scraped(ABC):
     """One worker. `run` makes time pass, `patch` changes its cap, `view` is what is scraped."""
 
+    _recording: type[Recording] = Recording
+
     def __init__(
         self,
         name: str,
@@ -46,7 +48,7 @@ class Scraped(ABC):
         self.times = profile(self.profiled)
         self.cap, self.epoch, self.slo = cap, epoch, slo
         self.terminating = False
-        self._recorder = Recording(name, start_s, start_s)
+        self._recorder = self._recording(name, start_s, start_s)
         self._recorder.start(epoch, cap, slo)
         self._recorder.step_model = self.times.model
         num_blocks = params.kv_tokens // params.block_size

@@ -137,18 +137,3 @@ def _checked(
     if not all(isinstance(name, str | int) for name in prefix):
         raise ValueError("a prefix is named by a text or a number")
     return Request(t_s, prompt, output, prefix, unit)
-
-
-def write_trace(requests: Iterable[Request], path: Path) -> None:
-    """Write `requests`, whose prefixes have one name at most, as our JSON lines."""
-    with path.open("w", encoding="utf-8") as file:
-        for request in requests:
-            line: dict[str, Any] = {
-                "t_s": round(request.t_s, 6),
-                "prompt_tokens": request.prompt_tokens,
-                "max_tokens": request.max_tokens,
-                "prefix_id": request.prefix[0] if request.prefix else None,
-            }
-            if request.prefix and request.prefix_tokens < request.prompt_tokens:
-                line["prefix_tokens"] = request.prefix_tokens
-            file.write(json.dumps(line) + "\n")

@@ -8,7 +8,6 @@ from typing import Protocol
 from sluice_core.contract import Slo
 from sluice_operator.tuner import Targets
 
-from .compiled.pod import CompiledPod, is_usable
 from .params import Params
 from .pod import Pod
 from .profile import first_cap, profile, profile_records
@@ -31,10 +30,7 @@ class Policy(Protocol):
 
 
 class World:
-    """One service under one trace. All that happened is read from it after `run`.
-
-    `pod_type`: by default the compiled pod, where it does what `Pod` would.
-    """
+    """One service under one trace. All that happened is read from it after `run`."""
 
     def __init__(
         self,
@@ -43,7 +39,7 @@ class World:
         trace: Sequence[Request],
         policy: Policy,
         seed: int,
-        pod_type: type[Pod] | type[CompiledPod] | None = None,
+        pod_type: type[Scraped] = Pod,
     ) -> None:
         self.params, self.targets, self.trace, self.policy = params, targets, trace, policy
         self.slo = Slo(targets.ttft_ms, targets.itl_ms, targets.e2e_ms)
@@ -58,7 +54,7 @@ class World:
         self.totals = Totals()
         self.pods: list[Scraped] = []
         self.gone: list[Scraped] = []
-        self._pod_type = pod_type or (CompiledPod if is_usable(params, trace) else Pod)
+        self._pod_type = pod_type
         self._routing, self._seeds = Random(seed), Random(~seed)  # noqa: S311 - a simulation
         self._inboxes: dict[str, deque[Request]] = {}
         for _ in range(params.min_replicas):

@@ -10,7 +10,7 @@ import aiohttp
 from bench.peers.results import Result
 from bench.peers.traces import Request
 from bench.peers.variants import MODEL_NAME
-from sluice.client import Outcome
+from sluice.measure.client import Outcome
 
 LIMIT_S = 1800.0
 

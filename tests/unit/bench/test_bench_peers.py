@@ -15,7 +15,7 @@ from bench.peers.traces import FIRST_TEXT_ID, TRACES, VOCAB_SIZE, padded
 from bench.peers.variants import TAKING_PART, VARIANTS, launch
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice.client import quantile
+from sluice.measure.client import quantile
 from tokenizers import Tokenizer
 
 BEST = 400.0

@@ -17,7 +17,7 @@ from bench.real_rows import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice.client import Outcome
+from sluice.measure.client import Outcome
 from sluice_core.contract import MIN_CHUNK_TOKENS, StepModel
 from sluice_operator.tuner import Targets
 from sluice_worker.scheduling.steptime import predicted_cap

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice import bench, curve
+from sluice import bench
 from sluice.__main__ import main
-from sluice.client import Outcome
-from sluice.curve import StepCosts, Tally
-from sluice.endpoint import Counters, read_counters
+from sluice.measure import curve
+from sluice.measure.client import Outcome
+from sluice.measure.curve import StepCosts, Tally
+from sluice.measure.endpoint import Counters, read_counters
 from sluice.page import page, table, text_table
 from sluice.targets import read_targets
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import aiohttp
 import pytest
-from sluice.client import Outcome, read_stream, request
+from sluice.measure.client import Outcome, read_stream, request
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice import curve
-from sluice.client import Outcome
-from sluice.curve import StepCosts, Tally
+from sluice.measure import curve
+from sluice.measure.client import Outcome
+from sluice.measure.curve import StepCosts, Tally
 from sluice.targets import read_targets
 
 TARGETS = read_targets("ttft=1s,itl=50ms")

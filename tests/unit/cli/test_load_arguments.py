@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from sluice.__main__ import main
-from sluice.client import Outcome
-from sluice.endpoint import base_url
 from sluice.load import Ledger, burst, open_loop, phase, quantile_ms, refusal
+from sluice.measure.client import Outcome
+from sluice.measure.endpoint import base_url
 from sluice.targets import read_targets
 
 

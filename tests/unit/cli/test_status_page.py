@@ -101,45 +101,25 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_events_that_may_not_be_listed_are_told_below_the_rest(
-    kubectl: Path, capsys: pytest.CaptureFixture[str]
+    kubectl: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (kubectl / "object.json").write_text(json.dumps(service_under_traffic()))
     assert main(["status", "demo"]) == 0
-    told = capsys.readouterr()
+    told = capfd.readouterr()
     assert "4 of at most 64, epoch 1" in told.out
     assert told.out.splitlines()[-2] == "Events"
     assert told.out.splitlines()[-1].startswith("  cannot be listed: kubectl get ")
-    assert told.out.endswith(f"{FORBIDDEN}\n")
-    assert told.err == ""
+    assert told.out.endswith(" failed\n")
+    assert told.err == f"{FORBIDDEN}\n"
 
 
 @pytest.mark.parametrize("command", ["status", "report"])
 @pytest.mark.parametrize(
-    ("path", "value", "why"),
-    [
-        ("status", ["4"], "is of another version: it is no object"),
-        ("status.batching", "4", "is of another version: batching is no object"),
-        ("status.batching.maxNumSeqs", "4", "another version: batching.maxNumSeqs is no whole num"),
-        ("status.batching.epoch", True, "another version: batching.epoch is no whole number"),
-        ("status.slo.interTokenLatency", None, "slo.interTokenLatency is no object"),
-        ("status.conditions", [None], "another version: conditions[0] is no object"),
-        ("status.memory.planned.total_bytes", "1Gi", "memory.planned.total_bytes is no whole num"),
-        ("status.pods", {"silent": [1]}, "another version: pods.silent[0] is no text"),
-        (
-            "spec.model",
-            "m",
-            "what kubectl gave of demo is no InferenceService: spec.model is no ob",
-        ),
-        ("metadata", [], "what kubectl gave of demo is no InferenceService: metadata is no object"),
-    ],
+    ("path", "value"),
+    [("status", ["4"]), ("status.batching", "4"), ("status.load", [1]), ("status.memory", "1Gi")],
 )
-def test_an_object_of_another_shape_is_one_sentence_and_code_2(
-    kubectl: Path,
-    command: str,
-    path: str,
-    value: object,
-    why: str,
-    capsys: pytest.CaptureFixture[str],
+def test_a_status_of_another_shape_is_one_sentence_and_code_2(
+    kubectl: Path, command: str, path: str, value: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body: dict[str, Any] = service_under_traffic()
     *parents, last = path.split(".")
@@ -151,16 +131,5 @@ def test_an_object_of_another_shape_is_one_sentence_and_code_2(
     assert main([command, "demo"]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith(f"sluice {command}: ")
-    assert why in told.err
+    assert told.err.startswith(f"sluice {command}: its status is of another version: ")
     assert told.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", ["status", "report"])
-def test_what_is_no_object_at_all_is_one_sentence(
-    kubectl: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (kubectl / "object.json").write_text("[]")
-    assert main([command, "demo"]) == 2
-    why = "what kubectl gave of demo is no InferenceService: it is no object"
-    assert capsys.readouterr().err == f"sluice {command}: {why}\n"

@@ -1,14 +1,10 @@
 """Traces: our own lines and the public formats, and a sentence for what is none of them."""
 
 import json
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sluice.simulate.compare import SERVICES
-from sluice.simulate.generate import TRACES, make_trace
-from sluice.simulate.trace import Request, TraceError, read_trace, write_trace
+from sluice.simulate.trace import Request, TraceError, read_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -97,48 +93,6 @@ def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, text: str, said: s
     with pytest.raises(TraceError, match="bad.jsonl") as refusal:
         read_trace(written(tmp_path, "bad.jsonl", text))
     assert said in str(refusal.value)
-
-
-@pytest.mark.parametrize("name", list(TRACES))
-def test_each_made_trace_is_reproducible_ordered_and_reads_back(tmp_path: Path, name: str) -> None:
-    params, lengths = SERVICES["gpu"]
-    trace = make_trace(name, params, 50, lengths, 300, seed=3)
-    assert trace == make_trace(name, params, 50, lengths, 300, seed=3)
-    assert trace != make_trace(name, params, 50, lengths, 300, seed=4)
-    assert len(trace) == 300
-    assert all(a.t_s <= b.t_s for a, b in zip(trace, trace[1:], strict=False))
-    write_trace(trace, tmp_path / "made.jsonl")
-    read = read_trace(tmp_path / "made.jsonl")
-    assert [(r.prompt_tokens, r.max_tokens) for r in read] == [
-        (r.prompt_tokens, r.max_tokens) for r in trace
-    ]
-    assert [r.prefix_tokens for r in read] == [r.prefix_tokens for r in trace]
-
-
-def test_bursts_come_two_hundred_at_once_with_half_a_minute_of_silence() -> None:
-    params, lengths = SERVICES["gpu"]
-    times = [request.t_s for request in make_trace("bursts", params, 50, lengths, 600, seed=1)]
-    assert times == [1.0] * 200 + [31.0] * 200 + [61.0] * 200
-
-
-def test_overload_is_ten_minutes_of_half_as_many_more_then_twenty_of_half() -> None:
-    params, lengths = SERVICES["cpu"]
-    per_s = params.per_s(100, lengths.prompt, lengths.output)
-    trace = make_trace("overload", params, 100, lengths, 6000, seed=1)
-    for start_s, share in ((0, 1.5), (700, 0.5), (1900, 1.5), (2500, 0.5)):
-        num = sum(start_s <= request.t_s < start_s + 500 for request in trace)
-        assert num == pytest.approx(500 * share * per_s, rel=0.1)
-
-
-def test_one_prompt_in_ten_is_eight_times_as_long_and_the_mean_stays() -> None:
-    params, lengths = SERVICES["gpu"]
-    trace = make_trace("bimodal", params, 50, replace(lengths, sigma=0.0), 4000, seed=1)
-    counts = Counter(request.prompt_tokens for request in trace)
-    (short, _), (long, num_long) = counts.most_common()
-    assert long == pytest.approx(8 * short, rel=0.01)
-    assert num_long == pytest.approx(400, rel=0.1)
-    mean = sum(request.prompt_tokens for request in trace) / 4000
-    assert mean == pytest.approx(lengths.prompt, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ from ctypes import POINTER, c_double, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
+from research.compiled import layout
 from sluice_kernels.cpu.build import CannotBuild, Recipe, cache_directories, loaded
-
-from . import layout
 
 # No contraction: a fused multiply-add would round otherwise than Python does.
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-ffp-contract=off")

@@ -1,4 +1,9 @@
-"""*rim*: ours, and by deadline, against every fixed cap, cap = max, AIMD and the oracle."""
+"""Ours, and by deadline, against every fixed cap, cap = max, AIMD and the oracle, in virtual time.
+
+    PYTHONPATH=tests .venv/bin/python -m research.compare --out docs/slo
+
+Writes comparison.json and comparison.png, and rows.jsonl, from which it continues after a stop.
+"""
 
 import argparse
 import gc
@@ -9,47 +14,24 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from research.generate import TRACES, make_trace
+from research.picture import comparison_png
+from research.search import Case, best_near, best_of
+from research.services import NOISES, SERVICES, TARGETS
+from research.summary import newest, reach, summarise, table
+from sluice.numbers import count, positive
+from sluice.simulate.params import ParamsError
+from sluice.simulate.runs import Result
+from sluice.targets import read_targets
 from sluice_core.contract import TICK_SECONDS
 from sluice_operator import tuner
-
-from sluice.machine import NEEDS_MATPLOTLIB, can_draw
-from sluice.numbers import count, positive
-from sluice.targets import read_targets
-
-from .generate import TRACES, Lengths, make_trace
-from .params import Params, ParamsError
-from .runs import Case, Result, best_near, best_of
-from .summary import newest, reach, summarise, table
-
-GPU = Params(a=12, b=0.06, c=9e-5, d=0.07, kv_tokens=160_000, cold_start_s=60)
-"""As an A100-class GPU with an 8B model in bf16: 2,048 tokens of prefill take 150 ms."""
-CPU = Params(a=21, b=5.3, c=0.002, d=0.8, kv_tokens=40_000, cold_start_s=20, block_size=64)
-"""As one core with an 88M model: 512 tokens of prefill take 400 ms, 8 decodes 63 ms."""
-SERVICES = {"gpu": (GPU, Lengths(512, 128)), "cpu": (CPU, Lengths(128, 48))}
-TARGETS = {
-    "gpu": {
-        "tight": "ttft=500ms,itl=25ms",
-        "default": "ttft=1s,itl=50ms",
-        "loose": "ttft=3s,itl=150ms",
-        "patient": "ttft=30s,itl=25ms",
-    },
-    "cpu": {
-        "tight": "ttft=1s,itl=60ms",
-        "default": "ttft=2s,itl=100ms",
-        "loose": "ttft=5s,itl=300ms",
-        "patient": "ttft=30s,itl=60ms",
-    },
-}
-NOISES: dict[str, dict[str, float]] = {
-    "independent": {},
-    "spells": {"spell_every_s": 120.0, "spell_mean_s": 5.0, "spell_factor": 3.0},
-}
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -75,52 +57,51 @@ class Job:
     fixed: dict[str, Any] | None = None
 
 
-DEFAULTS: dict[str, Any] = {
-    "traces": "steady-80,steps,bursts,length-shift",
-    "services": "gpu,cpu",
-    "targets": "default",
-    "noises": "independent",
-    "seeds": 3,
-    "caps": "",
-    "every": TICK_SECONDS,
-    "jobs": 1,
-    "again": False,
-}
-"""Of the flags that only the comparison takes."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def parser() -> argparse.ArgumentParser:
     """The flags of the comparison."""
-    group = parser.add_argument_group("with --compare")
+    found = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--out", type=Path, required=True, help="the comparison's folder")
     texts = {
-        "traces": "or: all",
-        "services": "of gpu, cpu",
-        "targets": "of tight, default, loose, patient, or: all",
-        "noises": "of independent, spells, or: all",
-        "caps": "1,2,4 or 1..256; without: searched, see best_near",
+        "traces": ("or: all", "steady-80,steps,bursts,length-shift"),
+        "services": ("of gpu, cpu", "gpu,cpu"),
+        "targets": ("of tight, default, loose, patient, or: all", "default"),
+        "noises": ("of independent, spells, or: all", "independent"),
+        "caps": ("1,2,4 or 1..256; without: searched, see best_near", ""),
     }
-    for name, text in texts.items():
-        group.add_argument(f"--{name}", help=f"{text}; default: {DEFAULTS[name] or 'none'}")
-    group.add_argument("--seeds", type=count, help=f"default: {DEFAULTS['seeds']}")
-    group.add_argument(
-        "--every", type=positive, help=f"seconds between decisions; default: {TICK_SECONDS:g}"
+    for name, (text, default) in texts.items():
+        found.add_argument(
+            f"--{name}", default=default, help=f"{text}; default: {default or 'none'}"
+        )
+    found.add_argument("--requests", type=count, default=4000, help="of a trace")
+    found.add_argument("--seeds", type=count, default=3)
+    found.add_argument(
+        "--every", type=positive, default=TICK_SECONDS, help="seconds between decisions"
     )
-    group.add_argument("--jobs", type=count, help="processes; default: 1")
-    group.add_argument(
-        "--again",
-        action="store_true",
-        default=None,
-        help="run ours anew where a row is of another tuner's code",
+    found.add_argument("--jobs", type=count, default=1, help="processes")
+    found.add_argument(
+        "--again", action="store_true", help="run ours anew where a row is of another tuner's code"
     )
+    return found
 
 
-def main(args: argparse.Namespace) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """0, 2 if what was given cannot be used, or 130 if it was interrupted."""
+    try:
+        compare(parser().parse_args(argv))
+    except (ParamsError, OSError) as e:
+        print(f"research.compare: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("research.compare: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def compare(args: argparse.Namespace) -> None:
     """Run all cells that rows.jsonl in --out does not hold yet; write comparison.json and .png."""
-    out = args.out
-    if out is None:
-        raise ParamsError("--compare needs --out FOLDER.")
-    if not can_draw():
-        raise ParamsError(f"{NEEDS_MATPLOTLIB}.")
+    out: Path = args.out
     out.mkdir(parents=True, exist_ok=True)
     path = out / "rows.jsonl"
     rows = _whole_rows(path)
@@ -141,11 +122,8 @@ def main(args: argparse.Namespace) -> int:
     rows.sort(key=lambda row: (*row["cell"].values(), row["seed"]))
     summary = summarise(rows)
     (out / "comparison.json").write_text(json.dumps(summary, indent=1) + "\n")
-    from .picture import comparison_png  # matplotlib comes with the `demo` extra
-
     comparison_png(rows, out / "comparison.png")
     print(table(summary), reach(summary), sep="\n\n")
-    return 0
 
 
 def _whole_rows(path: Path) -> list[dict[str, Any]]:
@@ -287,3 +265,7 @@ def _fixed(case: Case, caps: tuple[int, ...], near: int) -> dict[str, Any]:
 
 def _without_path(result: Result) -> Result:
     return {key: value for key, value in result.items() if key != "cap_path"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sluice.status import milliseconds
+
 MIN_SHARE_OF_NEW_POD = 0.2
 
 
@@ -42,15 +44,6 @@ class Row:
 
 def _num(value: float | None, width: int, digits: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:{width}.{digits}f}"
-
-
-def milliseconds(text: str | None) -> float | None:
-    """`"123ms"` or `"1.5s"` of a status field as milliseconds."""
-    if not text:
-        return None
-    if text.endswith("ms"):
-        return float(text[:-2])
-    return 1000 * float(text.removesuffix("s"))
 
 
 def row(

@@ -1,4 +1,4 @@
-"""The comparison as one picture. Imports matplotlib, which only the `demo` extra brings."""
+"""The comparison as one picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-
-from .summary import share_at
+from research.summary import share_at
 
 
 def comparison_png(rows: Sequence[dict[str, Any]], path: Path) -> None:

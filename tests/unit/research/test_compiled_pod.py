@@ -8,13 +8,14 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice.simulate.compare import NOISES, SERVICES, TARGETS
-from sluice.simulate.compiled import library
-from sluice.simulate.compiled.pod import CannotCompile, CompiledPod, is_usable
-from sluice.simulate.generate import make_trace
+from research.compiled import library
+from research.compiled.pod import CannotCompile, CompiledPod, quickest
+from research.generate import make_trace
+from research.policies import Aimd, Replay
+from research.services import NOISES, SERVICES, TARGETS
 from sluice.simulate.params import Params
 from sluice.simulate.pod import Pod
-from sluice.simulate.policy import Aimd, Replay, Tuner
+from sluice.simulate.policy import Tuner
 from sluice.simulate.score import score
 from sluice.simulate.trace import Request
 from sluice.simulate.world import Policy, World
@@ -196,18 +197,15 @@ def test_prefixes_shedding_and_a_missing_compiler_are_left_to_the_python_pod(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plain, shared = [Request(0.0, 10, 10)], [Request(0.0, 10, 10, ("p",), 10)]
-    assert is_usable(SMALL, plain)
-    assert not is_usable(SMALL, shared)
-    assert not is_usable(msgspec.structs.replace(SMALL, overload="Shed"), plain)
+    assert quickest(SMALL, plain) is CompiledPod
+    assert quickest(SMALL, shared) is Pod
+    assert quickest(msgspec.structs.replace(SMALL, overload="Shed"), plain) is Pod
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library.library.cache_clear()
     try:
-        assert not is_usable(SMALL, plain)
+        assert quickest(SMALL, plain) is Pod
         with pytest.raises(CannotCompile):
             CompiledPod("pod-1", SMALL, SLO, 1, 1)
-        world = World(SMALL, read_targets("ttft=1s"), plain, Replay(1, ()), 1)
-        world.run()
-        assert isinstance(world.pods[0], Pod)
     finally:
         library.library.cache_clear()

@@ -1,12 +1,23 @@
-"""Traces made to measure: a share of what one pod can do, in the shapes that traffic takes."""
+"""Traces made to measure: a share of what one pod can do, in the shapes that traffic takes.
 
-from collections.abc import Callable, Iterator
+PYTHONPATH=tests .venv/bin/python -m research.generate --make steps --params P.json --out F
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log, pi, sin
+from math import exp, inf, log, pi, sin
+from pathlib import Path
 from random import Random
+from typing import Any
 
-from .params import Params
-from .trace import Request
+from sluice.numbers import count, positive
+from sluice.simulate.params import Params, ParamsError, read_params
+from sluice.simulate.trace import Request
+from sluice.targets import HELP, read_targets
+from sluice_core.contract import MIN_CHUNK_TOKENS
 
 BURST = 200
 SILENCE_S = 30.0
@@ -55,9 +66,26 @@ def make_trace(
     name: str, params: Params, itl_ms: float | None, lengths: Lengths, num: int, seed: int
 ) -> list[Request]:
     """The trace `name` of `TRACES` with about `num` requests. Raises KeyError for another name."""
-    per_s = params.per_s(itl_ms, lengths.prompt, lengths.output)
+    per_s = capacity_per_s(params, itl_ms, lengths)
     make = TRACES[name]
-    return list(make(Recipe(num, per_s, lengths, Random(seed))))  # noqa: S311 - a simulation
+    return list(make(Recipe(num, per_s, lengths, Random(seed))))
+
+
+def capacity_per_s(params: Params, itl_ms: float | None, lengths: Lengths) -> float:
+    """Requests per second of one pod at the largest batch whose mean step takes 0.85 of `itl_ms`,
+    with its share of all prefills in it and at least the least chunk."""
+    prompt, output = lengths.prompt, lengths.output
+    context = prompt + output / 2
+    decode_ms, prefill_ms = params.b + params.c * context, params.d * prompt / output
+    room = (0.85 * itl_ms if itl_ms else inf) - params.a
+    fits = min(
+        room / max(decode_ms + prefill_ms, 1e-9),
+        (room - params.d * MIN_CHUNK_TOKENS) / max(decode_ms, 1e-9),
+        params.kv_tokens / context,
+        params.ceiling,
+    )
+    batch = max(1.0, fits)
+    return 1000 * batch / (output * (params.a + (decode_ms + prefill_ms) * batch))
 
 
 def _arrivals(recipe: Recipe, share: Curve) -> Iterator[tuple[float, float]]:
@@ -145,3 +173,54 @@ TRACES: dict[str, Make] = {
     "prefix-drop": _prefix_drop,
     "slow-leak": _steady(0.45, lambda done: 1.0 + done),
 }
+
+
+def write_trace(requests: Iterable[Request], path: Path) -> None:
+    """Write `requests`, whose prefixes have one name at most, as our JSON lines."""
+    with path.open("w", encoding="utf-8") as file:
+        for request in requests:
+            line: dict[str, Any] = {
+                "t_s": round(request.t_s, 6),
+                "prompt_tokens": request.prompt_tokens,
+                "max_tokens": request.max_tokens,
+                "prefix_id": request.prefix[0] if request.prefix else None,
+            }
+            if request.prefix and request.prefix_tokens < request.prompt_tokens:
+                line["prefix_tokens"] = request.prefix_tokens
+            file.write(json.dumps(line) + "\n")
+
+
+def mean_length(text: str) -> float:
+    """Of lengths in tokens: argparse's `type=`."""
+    if 1 <= (number := positive(text)) <= MAX_TOKENS:
+        return number
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_TOKENS}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0, or 2 if what was given cannot be used."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--make", choices=list(TRACES), required=True)
+    parser.add_argument("--out", type=Path, required=True, help="the trace's file")
+    parser.add_argument("--params", type=Path, required=True, help="as `sluice simulate` has them")
+    parser.add_argument("--slo", type=read_targets, help=HELP, default="ttft=1s,itl=100ms")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--requests", type=count, default=4000)
+    parser.add_argument("--prompt-tokens", type=mean_length, default=512.0, help="their mean")
+    parser.add_argument("--output-tokens", type=mean_length, default=128.0, help="their mean")
+    args = parser.parse_args(argv)
+    lengths = Lengths(args.prompt_tokens, args.output_tokens)
+    try:
+        params = read_params(args.params)
+        trace = make_trace(args.make, params, args.slo.itl_ms, lengths, args.requests, args.seed)
+        write_trace(trace, args.out)
+    except (ParamsError, OSError) as e:
+        print(f"research.generate: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import NormalDist, fmean, median, stdev
 from typing import Any
 
-from .runs import Result
+from sluice.simulate.runs import Result
 
 POLICIES = ("sluice", "deadline", "oracle", "ceiling", "aimd")
 STEADY = ("steady-50", "steady-80", "steady-95")

@@ -13,7 +13,7 @@ import msgspec
 from sluice_core.contract import RuntimeConfig, RuntimePatch, Slo, decode, encode
 from sluice_operator.cluster.address import in_url
 
-from sluice.curve import StepCosts
+from sluice.measure.curve import StepCosts
 
 ADMIN_PORT = 8001
 RUNTIME_CONFIG = "/v1/runtime_config"

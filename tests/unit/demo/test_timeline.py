@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice import timeline
-from sluice.timeline import Row
+from demo import timeline
+from demo.timeline import Row
 
 A, B = "uid-a", "uid-b"
 

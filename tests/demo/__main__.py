@@ -1,4 +1,6 @@
-"""`sluice demo`: the whole promise on a real cluster, told while it happens.
+"""`make demo`: the whole promise on a real cluster, told while it happens.
+
+    PYTHONPATH=tests .venv/bin/python -m demo
 
 Installs the chart, applies a model that cannot fit and then one that can, streams a completion
 through the Service, finds one pod's capacity X, and drives 0.5 X, 1.3 X and 0.3 X at it while the
@@ -16,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-
-from sluice import load, timeline
-from sluice.kube import NAMESPACE, Kube, KubeError, condition, wait_for
-from sluice.machine import NEEDS_MATPLOTLIB, can_draw
+from demo import timeline
+from demo.kube import Kube, condition, wait_for
+from demo.picture import timeline_png
+from sluice import load
+from sluice.kube import NAMESPACE, KubeError
+from sluice.status import milliseconds
 
 SYSTEM = "sluice-system"
 NAME = "demo"
@@ -174,12 +178,10 @@ class Demo:
 
     def finish(self, out: Path) -> bool:
         """Say what was seen, write the timeline, and tell whether all promises held."""
-        from sluice.plot import timeline_png
-
         out.mkdir(parents=True, exist_ok=True)
         slo = self.kube.inference_service(NAME)["spec"]["slo"]
-        ttft_ms = timeline.milliseconds(slo["timeToFirstToken"]) or 0.0
-        itl_ms = timeline.milliseconds(slo["interTokenLatency"]) or 0.0
+        ttft_ms = milliseconds(slo["timeToFirstToken"]) or 0.0
+        itl_ms = milliseconds(slo["interTokenLatency"]) or 0.0
         targets_ms = {"p99_ttft_ms": ttft_ms, "p99_itl_ms": itl_ms}
         results = timeline.checks(self.rows, self.phases, targets_ms)
         story = timeline.as_json(self.rows, self.phases, results)
@@ -219,8 +221,11 @@ def refusal(phases: Sequence[str]) -> str:
     return load.refusal(read, None)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice demo`."""
+def parser() -> argparse.ArgumentParser:
+    """The flags of the demo."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the repository's folder")
     parser.add_argument(
         "--out", type=Path, default=Path("build/demo"), help="where PNG and JSON go"
@@ -234,20 +239,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["warmup:closed:48:45", "capacity:closed:48:20", "low:open:0.5:30",
                  "high:open:1.3:120", "ebb:open:0.3:75"],
     )  # fmt: skip
+    return parser
 
 
-def main(args: argparse.Namespace) -> int:
-    """Entry of `sluice demo`: 0 if all was seen, 1 if not, 2 for phases that tell no story, 3
-    without a cluster."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 if all was seen, 1 if not, 2 for phases that tell no story, 3 without a cluster."""
+    args = parser().parse_args(argv)
     if why := refusal(args.phases):
-        print(f"sluice demo: --phases: {why}", file=sys.stderr)
+        print(f"demo: --phases: {why}", file=sys.stderr)
         return 2
     state = args.root / "build/cluster/cluster.json"
     if not state.exists():
         say(f"There is no cluster: {state} is missing; `make cluster` brings one up.")
-        return 3
-    if not can_draw():
-        say(f"{NEEDS_MATPLOTLIB}.")
         return 3
     cluster = json.loads(state.read_text())
     images = cluster["images"]
@@ -266,3 +269,10 @@ def main(args: argparse.Namespace) -> int:
     except (KubeError, httpx.HTTPError) as e:
         say(f"\nThe demo stopped: {e}")
         return 1
+    except KeyboardInterrupt:
+        say("\nThe demo was interrupted.")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What `load` and `bench` measure with: a client, the server under test, the curve over caps."""
