@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
@@ -23,7 +22,6 @@ from ..cluster.address import in_url
 from ..cluster.client import LIVE_PODS, RESOURCES, Cluster, ClusterError
 from ..cluster.observed import Object
 from ..metrics import Metrics
-from ..pods.fair_limits import ROOM_BYTES, ROOM_SHARE, Room, Shares
 from ..pods.scrape import create_client
 from ..settings import Settings
 from ..spec.service import GROUP, PLURAL, VERSION
@@ -39,13 +37,6 @@ _OF_A_LIST = 10
 """Objects that kopf asks for at once: each may be some MiB, and of all kinds it lists one page."""
 _WORKER_IDLE_S = 0.2
 """kopf's worker of an object holds what it last saw of it for so long."""
-_MEMORY_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Of the container, by the two versions of cgroups."""
-_NO_LIMIT = 1 << 50
-"""The older one writes the largest multiple of a page."""
 _LIST_AGAIN_S = 5.0
 
 
@@ -216,22 +207,8 @@ async def connect(operator: Operator) -> Context:
         raise kopf.TemporaryError(str(e), delay=5) from e
     server, _ = start_http_server(settings.metrics_port, settings.address, metrics.registry)
     operator.close_metrics = partial(_close, server)
-    seen, shares = operator.seen, Shares(room=Room(_room_bytes(_MEMORY_LIMITS)))
-    return Context(
-        settings, cluster, create_client(), metrics, seen.of, shares=shares, missed=seen.lose_pod
-    )
-
-
-def _room_bytes(limits: Sequence[Path]) -> int:
-    """What evidence may take of the memory that this process may."""
-    for path in limits:
-        try:
-            limit = int(path.read_text())
-        except (OSError, ValueError):  # not that version, or "max"
-            continue
-        if limit < _NO_LIMIT:
-            return int(ROOM_SHARE * limit)
-    return ROOM_BYTES
+    seen = operator.seen
+    return Context(settings, cluster, create_client(), metrics, seen.of, missed=seen.lose_pod)
 
 
 def _close(server: WSGIServer) -> None:

@@ -28,8 +28,7 @@ from ..cluster.observed import Object, Pod, controller_of, has_ended, pod_of
 from ..metrics import Metrics
 from ..model.fit import Fit, judge
 from ..model.reader import HubReaders, ModelReader
-from ..pods.fair_limits import Shares
-from ..pods.scrape import Scrape, ScrapeError, Scraper, Target
+from ..pods.scrape import MAX_OPEN, Scrape, ScrapeError, Scraper, Target
 from ..reasons import Reason
 from ..settings import Settings
 from ..spec.service import KIND, InferenceService, SpecError, parse
@@ -69,7 +68,7 @@ class Context:
     children: Callable[[str, str, str], Iterable[Object]]
     turns: Turns = field(default_factory=lambda: Turns(time.monotonic))
     hubs: HubReaders = field(default_factory=HubReaders)
-    shares: Shares = field(default_factory=Shares)
+    exchanges: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OPEN))
     missed: Callable[[str], None] = lambda uid: None
 
 
@@ -123,14 +122,14 @@ class Reconciler:
         if _asked(body) != _asked(before):
             self.wake()
         if body["metadata"]["uid"] != before.get("metadata", {}).get("uid"):
-            self._close()
+            self._model.stop()
             self._forget()  # another object of the same name
         self._body = {**body, "metadata": _own_metadata(body)}
 
     def _forget(self) -> None:
         context, self._memory = self._context, _Memory()
         self._model = ModelReader(context.cluster, context.settings, context.hubs)
-        self._scraper = Scraper(context.client, context.metrics, context.shares)
+        self._scraper = Scraper(context.client, context.metrics, context.exchanges)
         self._status = StatusWriter(context.cluster, context.turns)
         cluster, every_s = context.cluster, context.settings.resync_s
         self._failures = Failures(cluster, self._namespace, self._own, every_s)
@@ -161,12 +160,7 @@ class Reconciler:
         try:
             await self._passes()
         finally:
-            self._close()
-
-    def _close(self) -> None:
-        """Give back what it has of what all objects share."""
-        self._model.stop()
-        self._scraper.close()
+            self._model.stop()
 
     async def _passes(self) -> None:
         failures = 0

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import kopf
@@ -167,24 +166,6 @@ async def test_a_child_wakes_its_own_object_only(
     operator.see_child("Pod", pod_of_demo("a"), is_gone=True)
     assert woken == ["demo"] * 4
     await operator.forget(KEY, "uid-1")
-
-
-@pytest.mark.parametrize(
-    ("said", "room"),
-    [
-        ("1073741824", (1 << 30) // 3),
-        ("max", 1 << 30),
-        ("9223372036854771712", 1 << 30),
-        (None, 1 << 30),
-    ],
-)
-def test_evidence_has_its_part_of_the_memory_that_the_container_may_have(
-    said: str | None, room: int, tmp_path: Path
-) -> None:
-    limits = tmp_path / "none", tmp_path / "memory.max"
-    if said:
-        limits[1].write_text(said + "\n")
-    assert handlers._room_bytes(limits) == room
 
 
 def test_pods_that_have_ended_are_not_watched() -> None:

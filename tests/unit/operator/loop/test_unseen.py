@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -210,17 +209,3 @@ async def test_of_the_object_itself_no_more_is_kept_than_is_read(store: Slow) ->
     assert not {"annotations", "labels", "managedFields"} & one._body["metadata"].keys()
     await one.reconcile()
     assert ("Deployment", "demo") in store.objects
-
-
-async def test_what_all_objects_share_is_given_back_when_one_ends(store: Slow) -> None:
-    context = create_context(store)
-    one = Reconciler(context, "default", "demo")
-    one.see(body())
-    store.pods = [pod_body()]
-    passes = asyncio.create_task(one.run())
-    async with asyncio.timeout(10):
-        while not store.statuses or not context.shares.room._held:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    passes.cancel()
-    await asyncio.wait([passes])
-    assert context.shares.room._held == {}
