@@ -27,7 +27,7 @@ from ..cluster.failures import Failures
 from ..cluster.observed import Object, Pod, controller_of, has_ended, pod_of
 from ..metrics import Metrics
 from ..model.fit import Fit, judge
-from ..model.reader import HubReaders, ModelReader
+from ..model.reader import ModelReader
 from ..pods.scrape import MAX_OPEN, Scrape, ScrapeError, Scraper, Target
 from ..reasons import Reason
 from ..settings import Settings
@@ -67,7 +67,6 @@ class Context:
     metrics: Metrics
     children: Callable[[str, str, str], Iterable[Object]]
     turns: Turns = field(default_factory=lambda: Turns(time.monotonic))
-    hubs: HubReaders = field(default_factory=HubReaders)
     exchanges: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OPEN))
     missed: Callable[[str], None] = lambda uid: None
 
@@ -128,7 +127,7 @@ class Reconciler:
 
     def _forget(self) -> None:
         context, self._memory = self._context, _Memory()
-        self._model = ModelReader(context.cluster, context.settings, context.hubs)
+        self._model = ModelReader(context.cluster, context.settings)
         self._scraper = Scraper(context.client, context.metrics, context.exchanges)
         self._status = StatusWriter(context.cluster, context.turns)
         cluster, every_s = context.cluster, context.settings.resync_s

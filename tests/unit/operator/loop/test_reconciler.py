@@ -563,7 +563,7 @@ async def test_a_wall_clock_that_is_set_back_delays_nothing(
 ) -> None:
     found: list[Found] = [Unread("not there")]
     monkeypatch.setattr(reader, "_read", lambda *_: found[-1])
-    monkeypatch.setattr(reader, "_LOCAL_DEADLINE_S", 30.0)
+    monkeypatch.setattr(reader, "_DEADLINE_S", 30.0)
     await reconciler.reconcile()
     del store.objects["Secret", "demo-admin"]
     found.append(CHECKPOINT)
