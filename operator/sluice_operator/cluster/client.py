@@ -157,16 +157,6 @@ class Cluster:
             if not rest:
                 return
 
-    async def refusal(self, ref: Ref) -> str:
-        """Why objects of that kind and namespace may not be listed; "" where they may be."""
-        try:
-            await self._call("GET", ref.kind, ref.path, [("limit", "1")])
-        except ClusterError as e:
-            if e.status == 403:
-                return str(e)
-            raise
-        return ""
-
     async def serves_objects(self) -> bool:
         """Whether the API server knows our kind: the CRD is installed."""
         known = await self._unless(404, "GET", KIND, f"/apis/{API_VERSION}") or {}

@@ -15,7 +15,6 @@ from sluice_operator.children.runtime import OWNER_ANNOTATION
 from sluice_operator.cluster.client import LIVE_PODS, ClusterError
 from sluice_operator.loop import handlers
 from sluice_operator.loop.handlers import Operator, configure, create_registry
-from sluice_operator.loop.namespaces import Namespaces
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.pods.scrape import create_client
@@ -38,7 +37,7 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Operator:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Reconciler, "run", run)
-    return Operator(SETTINGS, Namespaces(()))
+    return Operator(SETTINGS)
 
 
 def child_body(child: dict[str, Any]) -> kopf.Body:
@@ -83,7 +82,7 @@ async def test_a_task_that_has_ended_is_told_and_replaced(
 
 
 async def test_an_object_whose_deletion_the_watch_missed_is_let_go() -> None:
-    operator, store = Operator(SETTINGS, Namespaces(())), Store()
+    operator, store = Operator(SETTINGS), Store()
     context = create_context(store)
     operator.see(context, KEY, body())
     await operator.reconcilers[KEY].reconcile()
@@ -118,7 +117,7 @@ async def test_an_object_is_not_looked_at_before_its_pods_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else each start of an operator would tell that none is ready, and forget what they serve."""
-    operator, store, passes = Operator(SETTINGS, Namespaces(())), Store(), list[list[str]]()
+    operator, store, passes = Operator(SETTINGS), Store(), list[list[str]]()
     monkeypatch.setattr(handlers, "_LIST_AGAIN_S", 0.01)
     is_away = True
 
