@@ -1,21 +1,14 @@
 """`sluice-operator`: reads the flags and runs kopf until a signal."""
 
-import asyncio
 import logging
-import signal
 import socket
 import sys
-import time
 
 import kopf
 from kopf._cogs.clients.errors import APIError
-from kopf._cogs.clients.watching import WatchingError
 
 from .cluster.address import in_url
-from .cluster.client import Cluster, ClusterError
 from .loop.handlers import Operator, create_registry
-from .loop.namespaces import Namespaces, look
-from .metrics import Metrics
 from .settings import Settings, parse
 
 _CHATTY = ("aiohttp.access", "httpx", "kopf.activities", "kopf.objects")
@@ -24,10 +17,6 @@ _CHATTY = ("aiohttp.access", "httpx", "kopf.activities", "kopf.objects")
 _FATAL = ("kopf._core.reactor.running", "kopf._core.reactor.orchestration")
 """Loggers that tell why kopf ends."""
 
-_AGAIN_S = 5.0
-"""Before kopf is run again; what the API server answers with an error it asks for 54 s itself."""
-_GONE, _TOO_MANY_REQUESTS = 410, 429
-
 
 def main(argv: list[str] | None = None) -> None:
     """The console script."""
@@ -35,7 +24,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT. Exit with 1 and a sentence where a watch fails for good, such
+    as that of a namespace without rights: kopf asks for 54 s, and the kubelet starts us again."""
     _try_port(settings.address, "--metrics-port", settings.metrics_port)
     _try_port(settings.address, "--liveness-port", settings.liveness_port)
     log_format = kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.FULL
@@ -45,9 +35,19 @@ def run(settings: Settings) -> None:
             logging.getLogger(name).setLevel(logging.WARNING)
         for name in _FATAL:
             logging.getLogger(name).addFilter(_without_traceback)
-    namespaces: Namespaces | None = _first_look(settings)
-    while namespaces is not None:
-        namespaces = _serve(settings, namespaces)
+    try:
+        kopf.run(
+            registry=create_registry(Operator(settings)),
+            standalone=True,  # peering would let two operators freeze each other
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            liveness_endpoint=f"http://{in_url(settings.address)}:{settings.liveness_port}/healthz",
+        )
+    except Exception as e:
+        if settings.verbose:
+            raise
+        told = e.message if isinstance(e, APIError) else None
+        sys.exit(f"sluice-operator: it cannot go on: {told or f'{type(e).__name__}: {e}'}")
 
 
 def _try_port(address: str, flag: str, port: int) -> None:
@@ -57,56 +57,6 @@ def _try_port(address: str, flag: str, port: int) -> None:
         socket.create_server((address, port), family=family).close()
     except OSError as e:
         sys.exit(f"sluice-operator: {flag} {port} cannot be used: {e.strerror}")
-
-
-def _first_look(settings: Settings) -> Namespaces:
-    """Which namespaces can be watched; all of them where the API server does not answer yet."""
-    wanted = Namespaces(settings.namespaces)
-    if not settings.namespaces:
-        return wanted
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # a container's first process has none
-    try:
-        cluster = Cluster.connect(Metrics())
-    except ClusterError:
-        return wanted  # kopf waits for it, and says so
-    return asyncio.run(look(cluster, settings.namespaces, wanted))
-
-
-def _serve(settings: Settings, namespaces: Namespaces) -> Namespaces | None:
-    """Serve until a signal: None; or until kopf has to be run anew: what to watch then."""
-    operator = Operator(settings, namespaces)
-    try:
-        kopf.run(
-            registry=create_registry(operator),
-            standalone=True,  # peering would let two operators freeze each other
-            clusterwide=not settings.namespaces,
-            namespaces=namespaces.patterns if settings.namespaces else (),
-            liveness_endpoint=f"http://{in_url(settings.address)}:{settings.liveness_port}/healthz",
-            stop_flag=operator.moved,
-        )
-    except Exception as e:
-        if _passes(e):
-            _wait(e)
-            return namespaces
-        if settings.verbose:
-            raise
-        sys.exit(f"sluice-operator: it cannot go on: {type(e).__name__}: {e}")
-    return operator.namespaces if operator.namespaces != namespaces else None
-
-
-def _passes(error: Exception) -> bool:
-    """Whether it is the API server that fails (5xx, an etcd without a leader), not we; 410 is of a
-    list that took longer than its pages are kept."""
-    if isinstance(error, APIError):
-        return error.status >= 500 or error.status in (_GONE, _TOO_MANY_REQUESTS)
-    return isinstance(error, WatchingError)
-
-
-def _wait(error: Exception) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # kopf has taken its own away
-    told = "%s: %s; watching anew in %d s"
-    logging.getLogger("sluice.operator").warning(told, type(error).__name__, error, _AGAIN_S)
-    time.sleep(_AGAIN_S)
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

@@ -64,7 +64,8 @@ class Reason(StrEnum):
     )
     OTHER_OPERATOR = (
         "OtherOperator",
-        "Two installations of the operator watch the object; one cares for it.",
+        "Another installation of the operator cares for the object; the message says how to "
+        "hand it over.",
     )
     APPLY_FAILED = (
         "ApplyFailed",

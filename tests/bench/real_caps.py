@@ -55,8 +55,7 @@ from sluice.numbers import count
 from sluice.simulate.trace import Request
 from sluice_core.contract import TICK_SECONDS, Evidence, RuntimeConfig, RuntimePatch, Slo
 from sluice_operator.metrics import Metrics
-from sluice_operator.pods.fair_limits import Shares
-from sluice_operator.pods.scrape import ScrapeError, Scraper, Target, create_client
+from sluice_operator.pods.scrape import MAX_OPEN, ScrapeError, Scraper, Target, create_client
 from sluice_operator.tuner import Limits, Observation, Past, PodView, Targets, decide
 
 MODEL = "88M"
@@ -88,7 +87,7 @@ class Steered:
     def of(cls, worker: Worker, client: httpx.AsyncClient) -> "Steered":
         """That of `worker`."""
         target = Target(POD, "127.0.0.1", urlsplit(worker.admin_url).port or 0)
-        return cls(Scraper(client, Metrics(), Shares()), target)
+        return cls(Scraper(client, Metrics(), asyncio.Semaphore(MAX_OPEN)), target)
 
     async def seen(self) -> tuple[Evidence, RuntimeConfig, float]:
         """What is held of the worker after one more look, and when it was read."""

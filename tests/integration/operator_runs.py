@@ -197,7 +197,6 @@ class OperatorProcess:
     process: subprocess.Popen[bytes]
     metrics_port: int
     log: Path
-    liveness_port: int = 0
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a counter over all series that carry `labels`."""
@@ -216,15 +215,6 @@ class OperatorProcess:
         except httpx.TransportError:
             return False
         return True
-
-    def health(self) -> Object:
-        """What its liveness probe is told, at most ten seconds old."""
-        url = f"http://127.0.0.1:{self.liveness_port}/healthz"
-        try:
-            body: Object = httpx.get(url, trust_env=False, timeout=30).raise_for_status().json()
-        except httpx.TransportError:
-            return {}
-        return body
 
     def await_passes(self, count: int) -> None:
         """Until it has looked `count` more times."""
@@ -266,7 +256,7 @@ def running_operator(
     with log.open("ab") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     try:
-        operator = OperatorProcess(process, metrics_port, log, liveness_port)
+        operator = OperatorProcess(process, metrics_port, log)
         operator.wait("the operator's metrics", operator.answers)
         yield operator
     finally:

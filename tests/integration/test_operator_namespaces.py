@@ -1,4 +1,4 @@
-"""A namespace whose Role is gone, or never was there, holds up no other."""
+"""An operator of some namespaces: it serves them all, or says which one it cannot watch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import httpx
 import pytest
 from integration.apiserver import ApiServer
 from integration.operator_runs import (
+    LONG_S,
     Namespace,
     OperatorProcess,
     as_account,
@@ -53,44 +54,31 @@ def _grant(client: httpx.Client, roles: list[dict[str, Any]], space: Namespace) 
             assert client.post(path, json=body).is_success
 
 
-def _revoke(client: httpx.Client, space: Namespace) -> None:
-    """As the deletion of the namespace would, which takes a controller manager."""
-    for plural in ("rolebindings", "roles"):
-        assert client.delete(f"{RIGHTS}/{space.name}/{plural}/{RELEASE}").is_success
+def _recreated(operator: OperatorProcess, *spaces: Namespace) -> None:
+    """Each space's Service comes back: the operator serves all of them."""
+    for space in spaces:
+        operator.wait(f"the children of {space.name}", space.has_children, 60.0)
+        space.delete("services", "demo")
+        operator.wait(f"the Service of {space.name}", space.has_children)
 
 
-def _await_served(operator: OperatorProcess, *spaces: Namespace) -> None:
-    names = [space.name for space in spaces]
-    operator.wait(f"{names} to be served",
-                  lambda: operator.health().get("namespaces") == names, 60.0)  # fmt: skip
-
-
-def test_namespaces_come_and_go_while_the_others_are_served(
+def test_a_namespace_that_cannot_be_watched_ends_the_operator_with_its_name(
     account: ApiServer,
     client: httpx.Client,
     roles: list[dict[str, Any]],
     spaces: tuple[Namespace, Namespace],
     tmp_path: Path,
 ) -> None:
-    one, two = spaces
     models, log = write_models(tmp_path / "models"), tmp_path / "operator.log"
+    for space in spaces:
+        create_demo(space)
+    _grant(client, roles, spaces[1])
     with running_operator(account, models, log, "", *FLAGS) as operator:
-        _await_served(operator)
-        assert "no namespace can be watched" in log.read_text()
-        assert set(operator.health()["namespacesLeftOut"]) == {one.name, two.name}
-        _grant(client, roles, one)
-        _await_served(operator, one)
-        create_demo(one)
-        operator.wait("the children of one", one.has_children)
-        _grant(client, roles, two)
-        _await_served(operator, one, two)
-        create_demo(two)
-        operator.wait("the children of two", two.has_children)
-        _revoke(client, one)
-        _await_served(operator, two)
-        two.delete("services", "demo")
-        operator.wait("the service of two", lambda: two.find("services", "demo") is not None)
-        assert "namespace watched-one is left out" in log.read_text()
-        assert operator.process.poll() is None
-        said = operator.health()["namespacesLeftOut"]
-        assert "cannot list resource" in said[one.name]
+        operator.wait("the children of watched-two", spaces[1].has_children)
+        assert operator.process.wait(timeout=LONG_S) == 1
+    [last] = [line for line in log.read_text().splitlines() if "it cannot go on" in line]
+    assert "forbidden" in last
+    assert 'in the namespace "watched-one"' in last
+    _grant(client, roles, spaces[0])
+    with running_operator(account, models, log, "", *FLAGS) as operator:  # as the kubelet does
+        _recreated(operator, *spaces)

@@ -25,7 +25,7 @@ from sluice_operator.cluster.client import Cluster, ClusterError
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.pods.scrape import create_client
-from sluice_operator.settings import FIELD_MANAGER, Settings
+from sluice_operator.settings import Settings
 
 Object = Mapping[str, Any]
 _numbers = itertools.count()
@@ -45,13 +45,11 @@ class DyingCluster(Cluster):
     writes_left: float = float("inf")
     meeting: asyncio.Barrier | None = None
 
-    async def apply(
-        self, manifest: Object, subresource: str = "", manager: str = FIELD_MANAGER
-    ) -> Object:
+    async def apply(self, manifest: Object, subresource: str = "") -> Object:
         if manifest["kind"] == "ConfigMap" and self.meeting:
             meeting, self.meeting = self.meeting, None
             await meeting.wait()
-        written = await super().apply(manifest, subresource, manager)
+        written = await super().apply(manifest, subresource)
         self.writes_left -= 1
         if self.writes_left == 0:
             raise Killed

@@ -157,16 +157,6 @@ class Cluster:
             if not rest:
                 return
 
-    async def refusal(self, ref: Ref) -> str:
-        """Why objects of that kind and namespace may not be listed; "" where they may be."""
-        try:
-            await self._call("GET", ref.kind, ref.path, [("limit", "1")])
-        except ClusterError as e:
-            if e.status == 403:
-                return str(e)
-            raise
-        return ""
-
     async def serves_objects(self) -> bool:
         """Whether the API server knows our kind: the CRD is installed."""
         known = await self._unless(404, "GET", KIND, f"/apis/{API_VERSION}") or {}
@@ -180,16 +170,14 @@ class Cluster:
         found: Schema = ours[0].get("properties", {}).get("status", {}) if ours else {}
         return found
 
-    async def apply(
-        self, manifest: Object, subresource: str = "", manager: str = FIELD_MANAGER
-    ) -> Object:
-        """Server-side apply of all of `manifest`'s fields as `manager`'s; the object as it is then.
+    async def apply(self, manifest: Object, subresource: str = "") -> Object:
+        """Server-side apply of all of `manifest`'s fields; the object as it is then.
 
         A resourceVersion in the manifest makes it conditional: 409 if somebody else wrote since.
         """
         ref = ref_of(manifest)
         path = f"{ref.path}/{subresource}" if subresource else ref.path
-        query = [("fieldManager", manager), ("force", "true")]
+        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
         headers = {**_JSON, "Content-Type": _APPLY}
         return await self._call("PATCH", ref.kind, path, query, manifest, headers)
 

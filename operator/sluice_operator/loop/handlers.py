@@ -8,10 +8,9 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
@@ -23,12 +22,10 @@ from ..cluster.address import in_url
 from ..cluster.client import LIVE_PODS, RESOURCES, Cluster, ClusterError
 from ..cluster.observed import Object
 from ..metrics import Metrics
-from ..pods.fair_limits import ROOM_BYTES, ROOM_SHARE, Room, Shares
 from ..pods.scrape import create_client
 from ..settings import Settings
 from ..spec.service import GROUP, PLURAL, VERSION
 from .child_store import Key, Seen
-from .namespaces import MOST_BETWEEN_LOOKS_S, Namespaces, await_change
 from .reconcile import Context, Reconciler
 
 _log = logging.getLogger(__name__)
@@ -39,31 +36,18 @@ _OF_A_LIST = 10
 """Objects that kopf asks for at once: each may be some MiB, and of all kinds it lists one page."""
 _WORKER_IDLE_S = 0.2
 """kopf's worker of an object holds what it last saw of it for so long."""
-_MEMORY_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Of the container, by the two versions of cgroups."""
-_NO_LIMIT = 1 << 50
-"""The older one writes the largest multiple of a page."""
 _LIST_AGAIN_S = 5.0
 
 
 @dataclass(slots=True)
 class Operator:
-    """The reconcilers of one run of kopf, and what their watches have seen.
-
-    `moved`: other namespaces can be watched than those of this run; they are in `namespaces`.
-    """
+    """The reconcilers, and what their watches have seen."""
 
     settings: Settings
-    namespaces: Namespaces
-    moved: asyncio.Event = field(default_factory=asyncio.Event)
     context: Context | None = None
     seen: Seen = field(default_factory=Seen)
     reconcilers: dict[Key, Reconciler] = field(default_factory=dict)
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
-    looking: asyncio.Task[None] | None = None
     close_metrics: Callable[[], None] = lambda: None
 
     def see(self, context: Context, key: Key, body: Object) -> None:
@@ -136,17 +120,8 @@ class Operator:
             task.cancel()
             await asyncio.wait([task])
 
-    async def look(self, cluster: Cluster) -> None:
-        """End this run of kopf once other namespaces can be watched."""
-        every_s = min(self.settings.resync_s, MOST_BETWEEN_LOOKS_S)
-        wanted, before = self.settings.namespaces, self.namespaces
-        self.namespaces = await await_change(cluster, wanted, before, every_s)
-        self.moved.set()
-
     async def stop(self) -> None:
         """Every reconciler ends; what it was writing is safe to write again."""
-        if self.looking:
-            self.looking.cancel()
         for key in list(self.tasks):
             await self._end(key)
         if self.context:
@@ -180,8 +155,6 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
         operator.context = await connect(operator)
-        if operator.settings.namespaces:
-            operator.looking = asyncio.create_task(operator.look(operator.context.cluster))
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
@@ -190,17 +163,6 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
     @kopf.on.probe(id="objects", registry=registry)
     async def count(**_: Any) -> int:
         return len(operator.tasks)
-
-    if not operator.settings.namespaces:
-        return
-
-    @kopf.on.probe(id="namespaces", registry=registry)
-    async def served(**_: Any) -> Sequence[str]:
-        return operator.namespaces.served
-
-    @kopf.on.probe(id="namespacesLeftOut", registry=registry)
-    async def left_out(**_: Any) -> Mapping[str, str]:
-        return operator.namespaces.left_out
 
 
 async def connect(operator: Operator) -> Context:
@@ -216,22 +178,8 @@ async def connect(operator: Operator) -> Context:
         raise kopf.TemporaryError(str(e), delay=5) from e
     server, _ = start_http_server(settings.metrics_port, settings.address, metrics.registry)
     operator.close_metrics = partial(_close, server)
-    seen, shares = operator.seen, Shares(room=Room(_room_bytes(_MEMORY_LIMITS)))
-    return Context(
-        settings, cluster, create_client(), metrics, seen.of, shares=shares, missed=seen.lose_pod
-    )
-
-
-def _room_bytes(limits: Sequence[Path]) -> int:
-    """What evidence may take of the memory that this process may."""
-    for path in limits:
-        try:
-            limit = int(path.read_text())
-        except (OSError, ValueError):  # not that version, or "max"
-            continue
-        if limit < _NO_LIMIT:
-            return int(ROOM_SHARE * limit)
-    return ROOM_BYTES
+    seen = operator.seen
+    return Context(settings, cluster, create_client(), metrics, seen.of, missed=seen.lose_pod)
 
 
 def _close(server: WSGIServer) -> None:

@@ -27,9 +27,8 @@ from ..cluster.failures import Failures
 from ..cluster.observed import Object, Pod, controller_of, has_ended, pod_of
 from ..metrics import Metrics
 from ..model.fit import Fit, judge
-from ..model.reader import HubReaders, ModelReader
-from ..pods.fair_limits import Shares
-from ..pods.scrape import Scrape, ScrapeError, Scraper, Target
+from ..model.reader import ModelReader
+from ..pods.scrape import MAX_OPEN, Scrape, ScrapeError, Scraper, Target
 from ..reasons import Reason
 from ..settings import Settings
 from ..spec.service import KIND, InferenceService, SpecError, parse
@@ -39,7 +38,6 @@ from ..status.write_limiter import Turns
 from ..status.writer import StatusWriter
 from ..tuner.replicas import wanting_none
 from . import ownership
-from .ownership import Claim, Move
 from .plan import Observed, Plan, plan
 
 _log = logging.getLogger(__name__)
@@ -68,8 +66,7 @@ class Context:
     metrics: Metrics
     children: Callable[[str, str, str], Iterable[Object]]
     turns: Turns = field(default_factory=lambda: Turns(time.monotonic))
-    hubs: HubReaders = field(default_factory=HubReaders)
-    shares: Shares = field(default_factory=Shares)
+    exchanges: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OPEN))
     missed: Callable[[str], None] = lambda uid: None
 
 
@@ -80,7 +77,8 @@ class _Memory:
     By kind, `written`: what our last write returned; `found`: what was read of a child that the
     watch had not shown, and shows from then on; `deleted`: the uid of a child that is gone and not
     told of; `unread`: why a child could not be read at the last pass. `pods`: as they were told of
-    last, by uid. Times are of `time.monotonic`, as nobody else reads them.
+    last, by uid. `refusal`: the key of the last `OtherOperator`. Times are of
+    `time.monotonic`, as nobody else reads them.
     """
 
     runtime: Runtime | None = None
@@ -96,7 +94,7 @@ class _Memory:
     ghosts: set[str] = field(default_factory=set)
     token: str = field(default="", repr=False)
     unknown: tuple[str, ...] = ()
-    claim: Claim = field(default_factory=Claim)
+    refusal: str = ""
 
 
 class Reconciler:
@@ -123,14 +121,14 @@ class Reconciler:
         if _asked(body) != _asked(before):
             self.wake()
         if body["metadata"]["uid"] != before.get("metadata", {}).get("uid"):
-            self._close()
+            self._model.stop()
             self._forget()  # another object of the same name
         self._body = {**body, "metadata": _own_metadata(body)}
 
     def _forget(self) -> None:
         context, self._memory = self._context, _Memory()
-        self._model = ModelReader(context.cluster, context.settings, context.hubs)
-        self._scraper = Scraper(context.client, context.metrics, context.shares)
+        self._model = ModelReader(context.cluster, context.settings)
+        self._scraper = Scraper(context.client, context.metrics, context.exchanges)
         self._status = StatusWriter(context.cluster, context.turns)
         cluster, every_s = context.cluster, context.settings.resync_s
         self._failures = Failures(cluster, self._namespace, self._own, every_s)
@@ -161,12 +159,7 @@ class Reconciler:
         try:
             await self._passes()
         finally:
-            self._close()
-
-    def _close(self) -> None:
-        """Give back what it has of what all objects share."""
-        self._model.stop()
-        self._scraper.close()
+            self._model.stop()
 
     async def _passes(self) -> None:
         failures = 0
@@ -247,22 +240,16 @@ class Reconciler:
 
     async def _is_to_care(self, now: float) -> bool:
         """Whether the object is this operator's, and not another installation's."""
-        memory, meta, settings = self._memory, self._body["metadata"], self._context.settings
-        me, before = settings.instance, memory.claim
+        memory, meta, me = self._memory, self._body["metadata"], self._context.settings.instance
         ref = Ref("ConfigMap", self._namespace, runtime.runtime_name(self._name))
-        held = await self._find(ref)
-        mark = ownership.mark_of(meta["uid"], held)
-        move, claim = ownership.judge(mark, me, before, time.monotonic(), settings.resync_s)
-        if held and move in (Move.ASK, Move.ANSWER):
-            asked = ownership.question(held, me if move is Move.ASK else "")
-            answer = await self._context.cluster.apply(asked, manager=ownership.ASKING_MANAGER)
-            memory.written["ConfigMap"] = answer
-        memory.claim = claim
-        if move in (Move.CARE, Move.ANSWER):
+        owner = ownership.owner_of(meta["uid"], await self._find(ref))
+        if owner in ("", me):
             return True
         memory.runtime = None
-        if claim.refused_s > before.refused_s:
-            await self._tell(meta, [ownership.refusal(mark.owner, me, now)], now)
+        refusal = ownership.refusal(owner, me, ref, now)
+        if refusal.key != memory.refusal:
+            await self._tell(meta, [refusal], now)
+            memory.refusal = refusal.key
         return False
 
     # Observe
@@ -453,8 +440,7 @@ class Reconciler:
             raise
         restored = [notice for kind, notice in planned.restored.items() if kind not in same]
         await self._tell(meta, [*restored, *planned.noticed], now)
-        claim, now_s = self._memory.claim, time.monotonic()
-        return await self._write_status(ownership.told(planned.status, claim, now_s))
+        return await self._write_status(planned.status)
 
     async def _tell_refusal(
         self, known: dict[str, Any], previous: Object, refused: ClusterError, now: float

@@ -1,16 +1,13 @@
 """Headers of a hub's model over HTTP: config.json and the beginnings of its files, no tensor.
 
 Rim. What comes is hostile input: the connection is closed as soon as enough was read, whether or
-not the server honours Range, and all that one reading has open ends by one deadline.
+not the server honours Range. All requests of one reading share a deadline.
 """
 
-import socket
-import threading
 import time
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import httpx
 from sluice_core.errors import StartupError
@@ -47,17 +44,14 @@ def read(model: HubModel, dtype: str, *, on_cpu: bool) -> Checkpoint | Unread:
     """
     named = reference.HubModel(model.repo, model.revision)
     try:
-        with (
-            _Deadline(model.ends_s) as deadline,
-            Site(
-                model.endpoint, named, model.token,
-                advice=_ADVICE, proxy=model.proxy, watch=deadline.watch,
-            ) as site,
-        ):  # fmt: skip
+        with Site(
+            model.endpoint, named, model.token,
+            advice=_ADVICE, proxy=model.proxy, watch=partial(_watch, model.ends_s),
+        ) as site:  # fmt: skip
             files = _Files(site, model, site.listing())
             return examine(files, dtype, files.listing.commit, on_cpu=on_cpu)
     except (Transient, StartupError) as e:
-        if time.monotonic() >= model.ends_s:  # whatever a connection that is shut looks like
+        if time.monotonic() >= model.ends_s:  # whatever the silence looked like
             late = f"it took over {_DEADLINE_S:g} s"
             return Unread(f"{model.repo} cannot be read from {model.endpoint}: {late}")
         if isinstance(e, StartupError) and not isinstance(e, NoCertificates):
@@ -65,44 +59,12 @@ def read(model: HubModel, dtype: str, *, on_cpu: bool) -> Checkpoint | Unread:
         return Unread(f"{model.repo} cannot be read: {e.message}")
 
 
-class _Deadline:
-    """Ends all that one reading has open, in time: of a hub that drips its headers or a body, each
-    read is in time, and the whole never ends."""
-
-    def __init__(self, ends_s: float) -> None:
-        self._ends_s, self._sockets = ends_s, list[socket.socket]()
-        self._timer = threading.Timer(max(0.0, ends_s - time.monotonic()), self._shut)
-        self._timer.daemon = True
-
-    def __enter__(self) -> "_Deadline":
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def watch(self, request: httpx.Request) -> None:
-        """Called by httpx before it sends `request`, which may open another connection."""
-        left_s = self._ends_s - time.monotonic()
-        if left_s <= 0:
-            raise Transient("it is too late")
-        request.extensions["timeout"] = httpx.Timeout(min(TIMEOUT_S, left_s)).as_dict()
-        others = request.extensions["trace"]
-
-        def trace(event: str, info: Any) -> None:
-            others(event, info)
-            if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-                self._sockets.append(info["return_value"].get_extra_info("socket"))
-                if time.monotonic() >= self._ends_s:  # too late for the timer
-                    self._shut()
-
-        request.extensions["trace"] = trace
-
-    def _shut(self) -> None:
-        for opened in list(self._sockets):
-            with suppress(OSError):  # closed already
-                # Not the method of a TLS socket, which another thread reads from.
-                socket.socket.shutdown(opened, socket.SHUT_RDWR)
+def _watch(ends_s: float, request: httpx.Request) -> None:
+    """Called by httpx before it sends `request`: no silence may outlast the deadline."""
+    left_s = ends_s - time.monotonic()
+    if left_s <= 0:
+        raise Transient("it is too late")
+    request.extensions["timeout"] = httpx.Timeout(min(TIMEOUT_S, left_s)).as_dict()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,8 @@
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 
 from sluice_core.errors import StartupError
 from sluice_core.model.files import cause
@@ -35,89 +32,18 @@ _MEANWHILE_S = 5.0
 _FIRST_S = 15.0
 """Of a first look where nothing serves: the status then says what goes on, before any pod is made.
 It may be that all readers are busy with others' slow hubs."""
-_LOCAL_DEADLINE_S = 60.0
-"""For a local model, whose file system may hang; a hub's has a deadline of its own."""
-_LOCAL_READERS = ThreadPoolExecutor(4, "model")
-"""Apart from hubs' readers and the API server's calls, which one that hangs would hold up."""
-_AT_ONCE = 4
-"""Hubs that are read at once; each may take its minute, and as many MiB."""
-_OF_ONE_NAMESPACE = 2
-_LOST_S = 90.0
-"""A reading that has not ended by then, long after its own deadline, stands in nobody's way any
-more: a thread cannot be stopped, and may try address after address of one name."""
-_MOST_LOST = 12
-
-
-@dataclass(slots=True)
-class _Reading:
-    """One that waits for its turn, or is under way."""
-
-    namespace: str
-    read: Callable[[], Found]
-    found: asyncio.Future[Found]
-    is_lost: bool = False
-
-
-class HubReaders:
-    """Reads models of hubs, for all objects: a few at once. A namespace has two of them at most,
-    and never the last one beside another of its own: slow hubs of one hold up no other."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_AT_ONCE + _MOST_LOST, "hub")
-        self._num_free, self._num_of = _AT_ONCE, Counter[str]()
-        self._waiting: list[_Reading] = []
-
-    def read(self, namespace: str, read: Callable[[], Found]) -> asyncio.Future[Found]:
-        """What `read` finds, in its turn. What is cancelled after that goes on, and counts."""
-        found: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Reading(namespace, read, found))
-        self._begin()
-        return found
-
-    def _begin(self) -> None:
-        """Begin all that may be begun, in the order in which they were asked for."""
-        loop, waiting = asyncio.get_running_loop(), self._waiting
-        self._waiting = []
-        for one in waiting:
-            num_of = self._num_of[one.namespace]
-            if one.found.cancelled():
-                continue
-            if num_of == _OF_ONE_NAMESPACE or self._num_free <= min(num_of, 1):
-                self._waiting.append(one)
-                continue
-            self._num_free -= 1
-            self._num_of[one.namespace] += 1
-            reading = loop.run_in_executor(self._threads, one.read)
-            lost = loop.call_later(_LOST_S, self._lose, one)
-            reading.add_done_callback(partial(self._end, one, lost))
-
-    def _lose(self, one: _Reading) -> None:
-        """Its place is another's; of its namespace it stays one."""
-        self._num_free += 1
-        one.is_lost = True
-        if not one.found.done():
-            one.found.set_result(Unread(f"reading it has not ended after {_LOST_S:g} s"))
-        self._begin()
-
-    def _end(
-        self, one: _Reading, lost: asyncio.TimerHandle, reading: asyncio.Future[Found]
-    ) -> None:
-        lost.cancel()
-        self._num_free += not one.is_lost
-        self._num_of -= Counter([one.namespace])
-        if not one.found.done():
-            if error := reading.exception():
-                one.found.set_exception(error)
-            else:
-                one.found.set_result(reading.result())
-        self._begin()
+_DEADLINE_S = 60.0
+"""Until a reading is given up; where a thread hangs in it, it goes on."""
+_HUB_READERS, _LOCAL_READERS = ThreadPoolExecutor(4, "hub"), ThreadPoolExecutor(4, "model")
+"""Apart from each other, and from the API server's calls: a slow hub or a file system that hangs
+holds up readings of its own kind only. Four hubs' readings may take 470 MiB."""
 
 
 class ModelReader:
     """What is known of the model of one object."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, hubs: HubReaders) -> None:
-        self._cluster, self._settings, self._hubs = cluster, settings, hubs
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster, self._settings = cluster, settings
         self._found: Found | None = None
         self._found_key, self._found_s, self._reread_s = "", -math.inf, _REREAD_S
         self._under_way: tuple[str, asyncio.Future[Found], float] | None = None
@@ -165,13 +91,9 @@ class ModelReader:
                 return token
             on_cpu = service.spec.hardware.accelerator == "cpu"
             self.stop()
-            read = partial(_read, model, settings, token, on_cpu)
-            if model.repo:
-                started, ends_s = self._hubs.read(service.namespace, read), math.inf
-            else:
-                started = loop.run_in_executor(_LOCAL_READERS, read)
-                ends_s = time.monotonic() + _LOCAL_DEADLINE_S
-            self._under_way = key, started, ends_s
+            readers = _HUB_READERS if model.repo else _LOCAL_READERS
+            started = loop.run_in_executor(readers, _read, model, settings, token, on_cpu)
+            self._under_way = key, started, time.monotonic() + _DEADLINE_S
         _, future, ends_s = self._under_way
         await asyncio.wait({future}, timeout=min(wait_s, ends_s - time.monotonic()))
         if future.cancelled():  # its object is gone; another one may have its name
@@ -184,7 +106,7 @@ class ModelReader:
             return future.result()
         if time.monotonic() < ends_s:
             return None
-        late = f"{model.uri[:128]} is not read after {_LOCAL_DEADLINE_S:g} s"
+        late = f"{model.uri[:128]} is not read after {_DEADLINE_S:g} s"
         return Unread(f"{late}: the worker sizes itself")
 
     async def _token(self, service: InferenceService) -> str | Refused | None:

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import kopf
@@ -16,7 +15,6 @@ from sluice_operator.children.runtime import OWNER_ANNOTATION
 from sluice_operator.cluster.client import LIVE_PODS, ClusterError
 from sluice_operator.loop import handlers
 from sluice_operator.loop.handlers import Operator, configure, create_registry
-from sluice_operator.loop.namespaces import Namespaces
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.pods.scrape import create_client
@@ -39,7 +37,7 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Operator:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Reconciler, "run", run)
-    return Operator(SETTINGS, Namespaces(()))
+    return Operator(SETTINGS)
 
 
 def child_body(child: dict[str, Any]) -> kopf.Body:
@@ -84,7 +82,7 @@ async def test_a_task_that_has_ended_is_told_and_replaced(
 
 
 async def test_an_object_whose_deletion_the_watch_missed_is_let_go() -> None:
-    operator, store = Operator(SETTINGS, Namespaces(())), Store()
+    operator, store = Operator(SETTINGS), Store()
     context = create_context(store)
     operator.see(context, KEY, body())
     await operator.reconcilers[KEY].reconcile()
@@ -119,7 +117,7 @@ async def test_an_object_is_not_looked_at_before_its_pods_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else each start of an operator would tell that none is ready, and forget what they serve."""
-    operator, store, passes = Operator(SETTINGS, Namespaces(())), Store(), list[list[str]]()
+    operator, store, passes = Operator(SETTINGS), Store(), list[list[str]]()
     monkeypatch.setattr(handlers, "_LIST_AGAIN_S", 0.01)
     is_away = True
 
@@ -167,24 +165,6 @@ async def test_a_child_wakes_its_own_object_only(
     operator.see_child("Pod", pod_of_demo("a"), is_gone=True)
     assert woken == ["demo"] * 4
     await operator.forget(KEY, "uid-1")
-
-
-@pytest.mark.parametrize(
-    ("said", "room"),
-    [
-        ("1073741824", (1 << 30) // 3),
-        ("max", 1 << 30),
-        ("9223372036854771712", 1 << 30),
-        (None, 1 << 30),
-    ],
-)
-def test_evidence_has_its_part_of_the_memory_that_the_container_may_have(
-    said: str | None, room: int, tmp_path: Path
-) -> None:
-    limits = tmp_path / "none", tmp_path / "memory.max"
-    if said:
-        limits[1].write_text(said + "\n")
-    assert handlers._room_bytes(limits) == room
 
 
 def test_pods_that_have_ended_are_not_watched() -> None:

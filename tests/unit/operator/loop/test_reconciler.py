@@ -20,13 +20,11 @@ from sluice_core.errors import timestamp
 from sluice_operator.children import manifests, runtime
 from sluice_operator.cluster.client import Cluster, ClusterError, Ref
 from sluice_operator.loop import reconcile
-from sluice_operator.loop.ownership import ASKING_MANAGER
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.model import reader
 from sluice_operator.model.checkpoint import Unread
 from sluice_operator.model.reader import Found
-from sluice_operator.settings import FIELD_MANAGER
 from sluice_operator.spec.service import parse
 from sluice_operator.tuner import Past
 from unit.operator.objects import changed, valid_object
@@ -91,9 +89,7 @@ class Store(Cluster):
     async def create_once(self, manifest: Any) -> None:
         self.events.append(manifest)
 
-    async def apply(
-        self, manifest: Any, subresource: str = "", manager: str = FIELD_MANAGER
-    ) -> dict[str, Any]:
+    async def apply(self, manifest: Any, subresource: str = "") -> dict[str, Any]:
         self.num_writes += 1
         live: dict[str, Any] = json.loads(json.dumps(manifest))
         if subresource:
@@ -104,11 +100,6 @@ class Store(Cluster):
             return live
         key = manifest["kind"], manifest["metadata"]["name"]
         before = self.objects.get(key)
-        if manager == ASKING_MANAGER:
-            assert before
-            before["metadata"]["annotations"] |= manifest["metadata"]["annotations"]
-            return before
-        assert manager == FIELD_MANAGER
         uid = before["metadata"]["uid"] if before else f"made-{self.num_writes}"
         live["metadata"] |= {"uid": uid, "resourceVersion": str(self.num_writes)}
         self.objects[key] = live
@@ -563,7 +554,7 @@ async def test_a_wall_clock_that_is_set_back_delays_nothing(
 ) -> None:
     found: list[Found] = [Unread("not there")]
     monkeypatch.setattr(reader, "_read", lambda *_: found[-1])
-    monkeypatch.setattr(reader, "_LOCAL_DEADLINE_S", 30.0)
+    monkeypatch.setattr(reader, "_DEADLINE_S", 30.0)
     await reconciler.reconcile()
     del store.objects["Secret", "demo-admin"]
     found.append(CHECKPOINT)
@@ -607,31 +598,6 @@ async def test_a_child_that_goes_during_a_pass_is_told_at_the_next(
     assert _reasons(store).count("ChildRestored") == 1
     await reconciler.reconcile()
     assert _reasons(store).count("ChildRestored") == 1
-
-
-async def test_a_wall_clock_that_is_set_back_keeps_nobody_from_an_object_whose_owner_is_gone(
-    store: Store, reconciler: Reconciler, clock: Clock
-) -> None:
-    """For as long as the step was."""
-    await reconciler.reconcile()
-    held = store.objects["ConfigMap", "demo-runtime"]
-    held["metadata"]["annotations"][runtime.OWNER_ANNOTATION] = "another"
-
-    async def look(minutes: float) -> None:
-        clock.wall_s += 60 * minutes
-        clock.running_s += 60 * minutes
-        await reconciler.reconcile()
-
-    await look(1)
-    held["metadata"]["annotations"]["sluice.dev/asked-by"] = ""  # the owner answers, and leaves
-    await look(1)
-    assert _reasons(store).count("OtherOperator") == 1
-    clock.wall_s -= 6 * 3600
-    for minutes in (11, 1, 3):
-        await look(minutes)
-    assert held["metadata"]["annotations"][runtime.OWNER_ANNOTATION] == "another"
-    [mine] = [o for (kind, _), o in store.objects.items() if kind == "ConfigMap"]
-    assert mine["metadata"]["annotations"][runtime.OWNER_ANNOTATION] == SETTINGS.instance
 
 
 async def test_a_pod_that_hangs_is_told_once_also_by_an_operator_that_is_new(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 from sluice_operator.children import manifests, runtime
 from sluice_operator.cluster.client import Ref
 from sluice_operator.loop import reconcile
+from sluice_operator.loop.ownership import owner_of
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.model import reader
@@ -66,14 +67,56 @@ def create_operator(store: Slow, instance: str = "one", **fields: Any) -> Reconc
     return made
 
 
-async def test_an_object_of_another_installation_is_left_to_it(store: Slow) -> None:
+def owner(store: Slow) -> str:
+    """Whom the ConfigMap names."""
+    return str(store.objects[HELD]["metadata"]["annotations"][runtime.OWNER_ANNOTATION])
+
+
+async def test_an_object_of_another_installation_is_left_to_it(store: Slow, clock: Clock) -> None:
     await create_operator(store, "one").reconcile()
     two = create_operator(store, "two")
-    store.num_writes = 0
+    store.num_writes, store.events = 0, []
+    clock.wall_s -= clock.wall_s % 3600
+    for _ in range(10):
+        await two.reconcile()
+        clock.wall_s += 60
+    assert (store.num_writes, owner(store)) == (0, "one")
+    [told] = store.events
+    assert told["reason"] == "OtherOperator"
+    assert told["message"] == (
+        "installation one cares for it, so two leaves it alone; to hand it over: kubectl annotate "
+        "configmap demo-runtime -n default --overwrite sluice.dev/operator=two"
+    )
+    clock.wall_s += 3600
     await two.reconcile()
-    owner = store.objects[HELD]["metadata"]["annotations"][runtime.OWNER_ANNOTATION]
-    assert owner == "one"
-    assert store.num_writes == 1, "it asks, and writes nothing else"
+    assert len({event["metadata"]["name"] for event in store.events}) == 2, "it is told again"
+
+
+@pytest.mark.parametrize("name", ["two", ""])
+async def test_an_object_is_handed_over_by_its_annotation(store: Slow, name: str) -> None:
+    """Both live; where nobody is named, whoever looks first has it."""
+    one, two = create_operator(store, "one"), create_operator(store, "two")
+    for operator in (one, two):
+        await operator.reconcile()
+    store.shown.append(HELD)
+    handed = copy.deepcopy(store.objects[HELD])
+    handed["metadata"]["annotations"][runtime.OWNER_ANNOTATION] = name
+    handed["metadata"]["resourceVersion"] = "100"
+    store.objects[HELD] = handed
+    store.num_writes = 100
+    for operator in (two, one, two, one):
+        await operator.reconcile()
+    assert owner(store) == "two"
+    assert [e["message"].split(" cares")[0] for e in store.events] == [
+        "installation one", "installation two",
+    ]  # fmt: skip
+
+
+async def test_the_configmap_of_a_former_object_names_nobody(store: Slow) -> None:
+    await create_operator(store, "one").reconcile()
+    held = store.objects[HELD]
+    assert owner_of("uid-1", held) == "one"
+    assert owner_of("another", held) == owner_of("uid-1", None) == ""
 
 
 async def test_what_was_read_is_known_until_the_watch_shows_it_gone(store: Slow) -> None:
@@ -210,17 +253,3 @@ async def test_of_the_object_itself_no_more_is_kept_than_is_read(store: Slow) ->
     assert not {"annotations", "labels", "managedFields"} & one._body["metadata"].keys()
     await one.reconcile()
     assert ("Deployment", "demo") in store.objects
-
-
-async def test_what_all_objects_share_is_given_back_when_one_ends(store: Slow) -> None:
-    context = create_context(store)
-    one = Reconciler(context, "default", "demo")
-    one.see(body())
-    store.pods = [pod_body()]
-    passes = asyncio.create_task(one.run())
-    async with asyncio.timeout(10):
-        while not store.statuses or not context.shares.room._held:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    passes.cancel()
-    await asyncio.wait([passes])
-    assert context.shares.room._held == {}

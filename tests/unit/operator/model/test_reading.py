@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import shutil
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +17,9 @@ from sluice_operator.cluster.client import Cluster, Ref
 from sluice_operator.model import reader
 from sluice_operator.model.checkpoint import Checkpoint, Unread
 from sluice_operator.model.fit import Refused
-from sluice_operator.model.reader import Found, HubReaders, ModelReader
+from sluice_operator.model.reader import Found, ModelReader
 from sluice_operator.spec.service import InferenceService
+from sluice_operator.spec.service import Model as SpecModel
 from unit.operator.observations import CHECKPOINT, NOW, SETTINGS, create_service
 from unit.worker.ordinary_user import open_directory, ordinary_user
 
@@ -69,7 +69,7 @@ class Reader:
 
     def __init__(self, rolled_out: InferenceService) -> None:
         self.secrets = Secrets()
-        self.reader = ModelReader(self.secrets, SETTINGS, HubReaders())
+        self.reader = ModelReader(self.secrets, SETTINGS)
         self.live = manifests.deployment(rolled_out, SETTINGS, ceiling=8, replicas=1, live=None)
 
     async def found(self, service: InferenceService, *, serving: bool, now: float = NOW) -> Found:
@@ -94,14 +94,22 @@ async def test_what_serves_waits_for_no_model_and_is_not_rolled_out_unread(model
     assert await by.found(asked, serving=True) == CHECKPOINT
 
 
-async def test_a_file_system_that_hangs_holds_up_nothing_but_its_own_models(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("hung", "other"), [("file:///models/", "hf://org/"), ("hf://org/", "file:///models/")]
+)
+async def test_what_hangs_holds_up_readings_of_its_own_kind_only(
+    hung: str, other: str, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The API server's calls go through asyncio's own threads."""
-    monkeypatch.setattr(reader, "_LOCAL_DEADLINE_S", 0.05)
+    """A file system, or a hub: neither passes, nor the API server's calls, nor the other kind."""
+
+    def read(asked: SpecModel, *_: Any) -> Found:
+        return model.read() if asked.uri.startswith(hung) else CHECKPOINT
+
+    monkeypatch.setattr(reader, "_read", read)
+    monkeypatch.setattr(reader, "_DEADLINE_S", 0.05)
     model.hold()
     num_hung = 100
-    services = [create_service(model__uri=f"file:///models/{i}") for i in range(num_hung)]
+    services = [create_service(model__uri=f"{hung}{i}") for i in range(num_hung)]
     by = [Reader(create_service()) for _ in services]
     try:
         async with asyncio.timeout(20):
@@ -109,7 +117,11 @@ async def test_a_file_system_that_hangs_holds_up_nothing_but_its_own_models(
             found = await asyncio.gather(*looks)
             assert await asyncio.to_thread(lambda: "answered") == "answered"
             again = await by[0].found(services[0], serving=True, now=NOW + 3600)
-        said = "file:///models/0 is not read after 0.05 s: the worker sizes itself"
+            monkeypatch.setattr(reader, "_DEADLINE_S", 10.0)
+            monkeypatch.setattr(reader, "_MEANWHILE_S", 10.0)
+            free = create_service(model__uri=f"{other}0")
+            assert await Reader(free).found(free, serving=True) == CHECKPOINT
+        said = f"{hung}0 is not read after 0.05 s: the worker sizes itself"
         assert found[0] == again == Unread(said)
         assert all(isinstance(one, Unread) and not one.is_pending for one in found)
     finally:
@@ -177,7 +189,7 @@ async def test_a_model_without_pods_that_could_not_be_read_is_asked_for_beside_t
     away = model.found = Unread("the hub is away")
     assert await by.found(asked, serving=False) == away
     model.hold()
-    clock = itertools.count(0.0, 70.0)
+    clock = itertools.count(0.0, 20.0)
     monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     async with asyncio.timeout(30):
         assert await by.found(asked, serving=False, now=NOW + 61) == away
@@ -268,93 +280,6 @@ async def test_what_serves_is_left_as_it_is_while_its_secret_is_away(model: Mode
     assert seen.is_pending
     by.secrets.held["hf"] = {"metadata": {}, "data": {"token": "aGY="}}
     assert await by.found(asked, serving=True, now=NOW + 100) == CHECKPOINT
-
-
-class Hubs:
-    """Readings that end only when a test says so, by their names."""
-
-    def __init__(self) -> None:
-        self.readers = HubReaders()
-        self.begun: list[str] = []
-        self.may_end: dict[str, threading.Event] = {}
-
-    def ask(self, name: str) -> asyncio.Future[Found]:
-        """Ask for the reading `name`, whose letters are the namespace."""
-        self.may_end[name] = threading.Event()
-
-        def read() -> Found:
-            self.begun.append(name)
-            assert self.may_end[name].wait(30)
-            return Unread(name)
-
-        return self.readers.read(name.rstrip("0123456789"), read)
-
-    async def await_begun(self, *names: str) -> None:
-        """Until exactly these have begun, in any order."""
-        for _ in range(1000):
-            await asyncio.sleep(0.001)
-            if len(self.begun) >= len(names):
-                break
-        await asyncio.sleep(0.02)
-        assert sorted(self.begun) == sorted(names)
-
-    def end_all(self) -> None:
-        for event in self.may_end.values():
-            event.set()
-
-
-@pytest.fixture
-def hubs() -> Iterator[Hubs]:
-    made = Hubs()
-    yield made
-    made.end_all()
-
-
-async def test_slow_hubs_of_one_namespace_hold_up_no_other(hubs: Hubs) -> None:
-    asked = {name: hubs.ask(name) for name in ("a1", "a2", "a3", "a4", "b1", "c1", "d1")}
-    await hubs.await_begun("a1", "a2", "b1", "c1")
-    hubs.may_end["b1"].set()
-    assert await asked["b1"] == Unread("b1")
-    await hubs.await_begun("a1", "a2", "b1", "c1", "d1")
-    hubs.may_end["a1"].set()
-    assert await asked["a1"] == Unread("a1")
-    await hubs.await_begun("a1", "a2", "b1", "c1", "d1")  # the last place is for another namespace
-    hubs.ask("e1")
-    await hubs.await_begun("a1", "a2", "b1", "c1", "d1", "e1")
-    hubs.end_all()
-    for name, found in asked.items():
-        assert await found == Unread(name)
-
-
-async def test_what_nobody_waits_for_any_more_is_not_begun(hubs: Hubs) -> None:
-    asked = [hubs.ask(f"a{number}") for number in range(4)]
-    asked[2].cancel()
-    await hubs.await_begun("a0", "a1")
-    asked[0].cancel()  # it goes on, and counts
-    await hubs.await_begun("a0", "a1")
-    hubs.may_end["a0"].set()
-    await hubs.await_begun("a0", "a1", "a3")
-
-
-async def test_a_reading_that_never_ends_is_in_the_way_of_its_own_namespace_only(
-    hubs: Hubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader, "_LOST_S", 0.1)
-    names = [f"{space}{number}" for space in "ab" for number in range(2)]
-    lost = [hubs.ask(name) for name in names]
-    for found in lost:
-        assert await found == Unread("reading it has not ended after 0.1 s")
-    others = [hubs.ask(name) for name in ("a2", "b2", "c1", "c2", "d1")]
-    await hubs.await_begun(*names, "c1", "c2", "d1")
-    hubs.end_all()
-    for found in others:
-        assert isinstance(await found, Unread)
-
-
-async def test_a_reading_that_fails_is_told_and_holds_nothing(hubs: Hubs) -> None:
-    for _ in range(10):
-        with pytest.raises(ZeroDivisionError):
-            await hubs.readers.read("a", lambda: 1 // 0)  # type: ignore[arg-type, return-value]
 
 
 async def test_a_model_of_a_hub_that_is_refused_is_read_again_less_and_less_often(

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
+import httpx
 import msgspec
 import pytest
 from sluice_core.contract import (
@@ -26,18 +27,19 @@ from sluice_core.contract import (
 )
 from sluice_operator.metrics import Metrics
 from sluice_operator.pods import scrape
-from sluice_operator.pods.fair_limits import UNPROVEN_BYTES, Room, Shares
 from sluice_operator.pods.scrape import (
     MAX_GONE,
-    MAX_POD_BYTES,
+    MAX_KEPT_BYTES,
+    MAX_OPEN,
+    MAX_OPEN_OF_OBJECT,
     Scrape,
     ScrapeError,
     Scraper,
     Target,
+    bytes_of,
     create_client,
     last_seq,
     merge,
-    sizes_of,
 )
 from sluice_operator.tuner.constants import BURST_MEMORY_S
 from unit.operator.observations import NOW, create_config, create_evidence, create_tick
@@ -89,9 +91,14 @@ async def _admin_port(answer: Answer) -> AsyncIterator[Target]:
         await asyncio.gather(*left)
 
 
+def _scraper(client: httpx.AsyncClient, exchanges: asyncio.Semaphore | None = None) -> Scraper:
+    """That of a new object."""
+    return Scraper(client, Metrics(), exchanges or asyncio.Semaphore(MAX_OPEN))
+
+
 async def _scrape(target: Target, times: int = 1) -> Scrape:
     async with create_client() as client:
-        scraper = Scraper(client, Metrics(), Shares())
+        scraper = _scraper(client)
         for _ in range(times):
             held = await scraper.scrape((target,), "token", NOW)
     return held[target.uid]
@@ -181,7 +188,7 @@ def test_a_restarted_pod_keeps_what_it_served_before() -> None:
 
 async def test_a_pod_that_is_gone_is_held_while_its_ticks_count() -> None:
     async with _admin_port(_healthy) as target, create_client() as client:
-        scraper = Scraper(client, Metrics(), Shares())
+        scraper = _scraper(client)
         await scraper.scrape((target,), "token", NOW + 5)
         soon = (await scraper.scrape((), "token", NOW + 60))[target.uid]
         assert soon.evidence is not None
@@ -195,7 +202,7 @@ async def test_a_pod_that_is_gone_is_held_while_its_ticks_count() -> None:
 
 async def test_a_pod_that_is_gone_is_held_for_as_long_whatever_its_clock_said() -> None:
     async with _admin_port(_healthy) as target, create_client() as client:
-        scraper, later = Scraper(client, Metrics(), Shares()), NOW + 700
+        scraper, later = _scraper(client), NOW + 700
         await scraper.scrape((target,), "token", later)
         gone = (await scraper.scrape((), "token", later + 1))[target.uid]
         assert gone.evidence is not None
@@ -205,7 +212,7 @@ async def test_a_pod_that_is_gone_is_held_for_as_long_whatever_its_clock_said() 
 
 async def test_of_pods_that_come_and_go_only_some_are_held() -> None:
     async with _admin_port(_healthy) as target, create_client() as client:
-        scraper = Scraper(client, Metrics(), Shares())
+        scraper = _scraper(client)
         for number in range(MAX_GONE + 5):
             held = await scraper.scrape((replace(target, uid=str(number)),), "token", NOW)
     assert len(held) == MAX_GONE + 1
@@ -226,36 +233,34 @@ def _sketched(num_entries: int, *seqs: int, **changes: Any) -> list[Tick]:
     return [create_tick(seq, ttft=first, itl=itl, e2e=e2e, **changes) for seq in seqs]
 
 
-def _held(ticks: list[Tick]) -> Scrape:
-    return Scrape(create_evidence(ticks=ticks), sizes=sizes_of(ticks, Scrape()))
+def _size(ticks: list[Tick]) -> int:
+    return sum(map(bytes_of, ticks))
 
 
 def test_of_ticks_with_long_sketches_the_newest_are_held() -> None:
-    full = _held(_sketched(1024, *range(TICK_RING)))
-    kept = full.within(MAX_POD_BYTES)
-    assert MAX_POD_BYTES / 2 < kept.num_bytes <= MAX_POD_BYTES
-    assert kept.ticks == full.ticks[-len(kept.sizes) :]
-    assert kept.within(kept.num_bytes) == kept
+    full = Scrape(create_evidence(ticks=_sketched(1024, *range(TICK_RING))))
+    most = _size(full.ticks) // 3
+    kept = full.within(most)
+    assert most - bytes_of(full.ticks[0]) < _size(kept.ticks) <= most
+    assert kept.ticks == full.ticks[-len(kept.ticks) :]
+    assert kept.within(most) == kept
     assert kept.within(0).ticks == full.ticks[-1:], "what to ask for next"
 
 
 def test_a_busy_pod_s_half_hour_is_held_whole() -> None:
     """300 requests/s, whose times are lognormal, fill 528 buckets a tick."""
-    full = _held(_sketched(528 // 3, *range(TICK_RING)))
-    assert full.within(MAX_POD_BYTES) == full
+    full = Scrape(create_evidence(ticks=_sketched(528 // 3, *range(TICK_RING))))
+    assert full.within(MAX_KEPT_BYTES // 2) == full
 
 
-def test_what_ticks_take_is_measured_once_and_close_to_what_they_take() -> None:
-    wire = encode(_sketched(300, *range(200)))
+@pytest.mark.parametrize("num_entries", [10, 100, 300, 1000])
+def test_what_ticks_take_is_close_to_what_is_counted(num_entries: int) -> None:
+    wire = encode(_sketched(num_entries, *range(200)))
     tracemalloc.start()
     ticks = msgspec.json.decode(wire, type=list[Tick])
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    sizes = sizes_of(ticks, Scrape())
-    assert 0.6 * taken < sum(sizes) < 1.5 * taken
-    known = Scrape(create_evidence(ticks=ticks), sizes=tuple(range(1, 201)))
-    more = _sketched(300, 200)
-    assert sizes_of(ticks[50:] + more, known) == (*range(51, 201), *sizes_of(more, Scrape()))
+    assert 0.6 * taken < _size(ticks) < 1.5 * taken
 
 
 def test_ticks_that_are_sent_twice_are_held_once() -> None:
@@ -321,7 +326,7 @@ async def _begun_anew(head: str, writer: asyncio.StreamWriter) -> None:
         (_hang, "no answer within"),
         (_drip, "no answer within"),
         (_huge, "over 64 KiB"),
-        (_huge_evidence, "over 352 KiB"),
+        (_huge_evidence, "over 8192 KiB"),
         (_redirect, "answered 302"),
         (_not_a_number, "not a valid RuntimeConfig"),
         (_negative, "not a valid RuntimeConfig"),
@@ -341,7 +346,7 @@ async def test_a_pod_that_misbehaves_is_named_and_what_it_said_before_is_kept(
         await now_is(head, writer)
 
     async with _admin_port(pod) as target, create_client() as client:
-        scraper = Scraper(client, Metrics(), Shares())
+        scraper = _scraper(client)
 
         async def look(now: float, deadline_s: float = 10.0) -> Scrape:
             monkeypatch.setattr(scrape, "DEADLINE_S", deadline_s)
@@ -362,11 +367,6 @@ async def test_a_pod_that_misbehaves_is_named_and_what_it_said_before_is_kept(
     assert not any("after=" in head for head in heads)
 
 
-async def test_a_first_answer_may_be_of_half_an_hour_and_no_longer() -> None:
-    async with _admin_port(_huge_evidence) as target:
-        assert (await _scrape(target)).problem == "an answer of over 8192 KiB"
-
-
 async def test_an_absent_pod_is_named() -> None:
     held = await _scrape(Target("uid-gone", "127.0.0.1", 1))
     assert held.problem is not None
@@ -377,96 +377,74 @@ async def test_one_bad_pod_does_not_delay_the_others(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(scrape, "DEADLINE_S", 3.0)
     async with _admin_port(_hang) as bad, _admin_port(_healthy) as good, create_client() as client:
         good = replace(good, uid="uid-good")
-        held = await Scraper(client, Metrics(), Shares()).scrape((bad, good), "token", NOW)
+        held = await _scraper(client).scrape((bad, good), "token", NOW)
     assert held["uid-good"].problem is None
     assert held[bad.uid].problem is not None
 
 
-@pytest.mark.parametrize(("num_objects", "num_open"), [(1, 32), (5, 62), (20, 64)])
-async def test_pods_that_never_answer_hold_no_connection_that_others_need(
-    num_objects: int, num_open: int, monkeypatch: pytest.MonkeyPatch
+async def _endless(head: str, writer: asyncio.StreamWriter) -> None:
+    """A configuration, and evidence whose end never comes."""
+    if "runtime_config" in head:
+        return await _healthy(head, writer)
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    while True:
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.5)
+
+
+@pytest.mark.parametrize("answer", [_hang, _endless])
+async def test_pods_that_never_answer_or_never_end_cost_the_others_nothing_but_their_place(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any number of objects, whose pods take connections and say nothing: of 64 each object has
-    half of those that are left."""
-    monkeypatch.setattr(scrape, "DEADLINE_S", 5.0)
-    heads, are_open = list[str](), asyncio.Event()
+    """Of seven objects with 20 such pods each, an eighth one waits for none."""
+    monkeypatch.setattr(scrape, "DEADLINE_S", 60.0)
+    num_open, most_open, are_open = 0, 0, asyncio.Event()
+    num_objects, is_taken = 7, 7 * MAX_OPEN_OF_OBJECT
 
     async def take(head: str, writer: asyncio.StreamWriter) -> None:
-        heads.append(head)
-        if len(heads) == num_open:
-            are_open.set()
-        await _hang(head, writer)
-
-    async with _admin_port(take) as bad, _admin_port(_healthy) as good, create_client() as client:
-        silent = tuple(replace(bad, uid=str(number)) for number in range(100))
-        pods = tuple(replace(good, uid=f"good-{number}") for number in range(16))
-        shares = Shares()
-        other = Scraper(client, Metrics(), shares)
-        await other.scrape(pods, "token", NOW)
-        hostile = [Scraper(client, Metrics(), shares) for _ in range(num_objects)]
-        looks = [asyncio.create_task(one.scrape(silent, "token", NOW)) for one in hostile]
-        async with asyncio.timeout(5.0):
-            await are_open.wait()
-        held = await other.scrape(pods, "token", NOW)
-        assert {one.problem for one in held.values()} == {None}
-        assert not any(look.done() for look in looks)
-        assert len(heads) == num_open
-        more = (*pods, replace(good, uid="new"))
-        held = await other.scrape(more, "token", NOW)
-        assert {one.problem for one in held.values()} == {None}, "a new one has its turn, too"
-        for look in looks:
-            look.cancel()
-        await asyncio.wait(looks)
-
-
-async def test_answers_in_flight_are_bounded_for_all_pods_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each may be 8 MiB, and end at no time."""
-    monkeypatch.setattr(scrape, "DEADLINE_S", 5.0)
-    num_open, most_open, are_some = 0, 0, asyncio.Event()
-
-    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
         nonlocal num_open, most_open
-        if "runtime_config" in head:
+        if answer is _endless and "runtime_config" in head:
             return await _healthy(head, writer)
         num_open += 1
         most_open = max(most_open, num_open)
-        if num_open == 3:
-            are_some.set()
-        try:
-            await _drip(head, writer)
-        finally:
-            num_open -= 1
+        if num_open == is_taken:
+            are_open.set()
+        await answer(head, writer)
 
-    async with _admin_port(answer) as bad, create_client() as client:
-        shares = Shares()
-        objects = [Scraper(client, Metrics(), shares) for _ in range(5)]
-        pods = tuple(replace(bad, uid=str(number)) for number in range(16))
-        looks = [asyncio.create_task(one.scrape(pods, "token", NOW)) for one in objects]
-        async with asyncio.timeout(20):
-            await are_some.wait()
-        await asyncio.sleep(0.3)
+    async with _admin_port(take) as bad, _admin_port(_healthy) as good, create_client() as client:
+        exchanges = asyncio.Semaphore(MAX_OPEN)
+        silent = tuple(replace(bad, uid=str(number)) for number in range(20))
+        pods = tuple(replace(good, uid=f"good-{number}") for number in range(50))
+        hostile = [_scraper(client, exchanges) for _ in range(num_objects)]
+        looks = [asyncio.create_task(one.scrape(silent, "token", NOW)) for one in hostile]
+        async with asyncio.timeout(40.0):
+            await are_open.wait()
+            held = await _scraper(client, exchanges).scrape(pods, "token", NOW)
+        assert {one.problem for one in held.values()} == {None}
+        assert not any(look.done() for look in looks)
+        assert most_open == is_taken, "each has its own places and no more"
         for look in looks:
             look.cancel()
         await asyncio.wait(looks)
-    assert 3 <= most_open <= UNPROVEN_BYTES // scrape.MAX_BODY_BYTES
+    assert exchanges._value == MAX_OPEN, "all places are given back"
 
 
-async def test_a_pod_that_was_read_may_say_no_more_than_what_is_new() -> None:
-    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
-        if "after=" not in head:
-            return await _healthy(head, writer)
-        writer.write(_reply(encode(create_evidence(ticks=_sketched(500, *range(3, 23))))))
-
-    async with _admin_port(answer) as target, create_client() as client:
-        scraper = Scraper(client, Metrics(), Shares())
-        await scraper.scrape((target,), "token", NOW)
-        soon = (await scraper.scrape((target,), "token", NOW + 2))[target.uid]
-        assert soon.problem == "an answer of over 352 KiB"
-        late = (await scraper.scrape((target,), "token", NOW + 100))[target.uid]
-    assert late.problem is None
-    assert len(late.ticks) == 23
+async def test_where_all_places_are_taken_turns_come_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Silent pods of any number of objects delay others by their deadlines, and no more."""
+    monkeypatch.setattr(scrape, "DEADLINE_S", 0.3)
+    async with _admin_port(_hang) as bad, _admin_port(_healthy) as good, create_client() as client:
+        exchanges = asyncio.Semaphore(2)
+        silent = tuple(replace(bad, uid=str(number)) for number in range(40))
+        look = asyncio.create_task(_scraper(client, exchanges).scrape(silent, "token", NOW))
+        await asyncio.sleep(0)
+        held = await _scraper(client, exchanges).scrape((good,), "token", NOW)
+        assert held[good.uid].problem is None
+        assert not look.done()
+        look.cancel()
+        await asyncio.wait([look])
 
 
 def _saying(num_entries: int, num_ticks: int) -> Answer:
@@ -483,81 +461,20 @@ def _saying(num_entries: int, num_ticks: int) -> Answer:
     return answer
 
 
-async def test_evidence_is_bounded_for_all_objects_together_and_the_oldest_is_let_go() -> None:
-    room = 8 << 20
-    async with (
-        _admin_port(_saying(200, 100)) as bad,
-        _admin_port(_saying(10, 100)) as good,
-        create_client() as client,
-    ):
-        shares = Shares(room=Room(room))
-        honest, hostile = (Scraper(client, Metrics(), shares) for _ in range(2))
-        whole = (await honest.scrape((good,), "token", NOW))[good.uid]
-        pods = tuple(replace(bad, uid=str(number)) for number in range(8))
-        held = await hostile.scrape(pods, "token", NOW)
-        assert len(whole.ticks) == 100
-        for _ in range(2):
-            kept = [one.num_bytes for one in held.values()]
-            assert room / 2 < sum(kept) + whole.num_bytes <= room
-            assert max(kept) < 1.3 * min(kept), "no pod of one object has more than its part"
-            assert {tuple(t.seq for t in one.ticks)[-1] for one in held.values()} == {99}
-            held = await hostile.scrape(pods, "token", NOW + 2)
-            whole = (await honest.scrape((good,), "token", NOW + 2))[good.uid]
-        assert len(whole.ticks) == 100, "who holds little holds all of it"
-        hostile.close()
-        assert len((await honest.scrape((good,), "token", NOW + 4))[good.uid].ticks) == 100
-
-
-async def test_what_one_object_holds_is_bounded_while_it_is_read() -> None:
-    """Not only once all pods have answered."""
-    most = 0
-
-    class Watched(Scraper):
-        def _keep(self, *said: Any) -> None:
-            nonlocal most
-            super()._keep(*said)
-            most = max(most, sum(one.num_bytes for one in self._held.values()))
-
-    async with _admin_port(_saying(1024, 30)) as bad, create_client() as client:
-        scraper = Watched(client, Metrics(), Shares(room=Room(8 << 20)))
-        pods = tuple(replace(bad, uid=str(number)) for number in range(20))
-        await scraper.scrape(pods, "token", NOW)
-    assert most <= (8 << 20) + scrape._UNASKED_BYTES
-
-
-async def test_a_pod_that_is_silent_again_and_again_is_asked_less_often_and_others_as_before(
+async def test_what_is_kept_of_an_object_is_capped_and_the_oldest_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scrape, "DEADLINE_S", 0.2)
-    looks: dict[str, list[int]] = {"bad": [], "good": []}
-    look, is_mended = 0, False
-
-    async def bad(head: str, writer: asyncio.StreamWriter) -> None:
-        if "runtime_config" in head:
-            looks["bad"].append(look)
-        await (_healthy if is_mended else _hang)(head, writer)
-
-    async def good(head: str, writer: asyncio.StreamWriter) -> None:
-        if "runtime_config" in head:
-            looks["good"].append(look)
-        await _healthy(head, writer)
-
-    async with _admin_port(bad) as one, _admin_port(good) as two, create_client() as client:
-        scraper = Scraper(client, Metrics(), Shares())
-        pods = one, replace(two, uid="good")
-        for number in range(28):
-            look = number
-            held = await scraper.scrape(pods, "token", NOW)
-            assert held[one.uid].problem == "no answer within 0.2 s"
-        with pytest.raises(ScrapeError, match="has not answered lately"):
-            await scraper.patch(one, "token", RuntimePatch(epoch=1))
-        assert looks == {"bad": [0, 1, 2, 4, 8, 16, 24], "good": list(range(28))}
-        is_mended = True
-        for number in range(28, 36):
-            look = number
-            held = await scraper.scrape(pods, "token", NOW)
-    assert held[one.uid].problem is None
-    assert looks["bad"][7:] == [32, 33, 34, 35]
+    """Also while its pods answer, and of pods that are gone."""
+    monkeypatch.setattr(scrape, "MAX_KEPT_BYTES", 8 << 20)
+    async with _admin_port(_saying(200, 100)) as bad, create_client() as client:
+        scraper = _scraper(client)
+        for first in (0, 8, 16):
+            pods = tuple(replace(bad, uid=str(number)) for number in range(first, first + 8))
+            for _ in range(2):
+                held = await scraper.scrape(pods, "token", NOW)
+            assert len(held) == first + 8
+            assert (4 << 20) < sum(_size(one.ticks) for one in held.values()) <= (8 << 20)
+            assert {one.ticks[-1].seq for one in held.values()} == {99}
 
 
 async def test_a_refused_patch_is_an_error_that_names_the_status() -> None:
@@ -566,12 +483,12 @@ async def test_a_refused_patch_is_an_error_that_names_the_status() -> None:
 
     async with _admin_port(refuse) as target, create_client() as client:
         with pytest.raises(ScrapeError, match="409"):
-            await Scraper(client, Metrics(), Shares()).patch(target, "t", RuntimePatch(epoch=1))
+            await _scraper(client).patch(target, "t", RuntimePatch(epoch=1))
 
 
 async def test_an_accepted_patch_is_remembered_as_the_pods_configuration() -> None:
     async with _admin_port(_healthy) as target, create_client() as client:
-        scraper = Scraper(client, Metrics(), Shares())
+        scraper = _scraper(client)
         config = await scraper.patch(target, "t", RuntimePatch(epoch=1, max_num_seqs=4))
         assert config.max_num_seqs == 4
         assert scraper.knows(target.uid)

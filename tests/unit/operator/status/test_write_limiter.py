@@ -15,7 +15,6 @@ from sluice_operator.children.runtime import Runtime
 from sluice_operator.loop.plan import plan
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
-from sluice_operator.settings import FIELD_MANAGER
 from sluice_operator.status.schema import STATUS as STATUS_SCHEMA
 from sluice_operator.status.write_limiter import (
     MEASURED,
@@ -164,10 +163,8 @@ class Served(Store):
         super().__init__()
         self.pods = [pod_body()]
 
-    async def apply(
-        self, manifest: Any, subresource: str = "", manager: str = FIELD_MANAGER
-    ) -> dict[str, Any]:
-        live = await super().apply(manifest, subresource, manager)
+    async def apply(self, manifest: Any, subresource: str = "") -> dict[str, Any]:
+        live = await super().apply(manifest, subresource)
         if subresource:
             live["metadata"]["resourceVersion"] = str(10_000 + self.num_writes)
             live["spec"] = pace_object()["spec"]
