@@ -11,24 +11,16 @@ from typing import NamedTuple
 
 from sluice_core.contract import StepModel
 from sluice_core.model.sizing import blocks_for
-from sluice_worker.base.wire import (
-    TOKEN_BYTES,
-    Limits,
-    Snapshot,
-    StepReport,
-    Submit,
-    TokenOut,
-    packed,
-)
-from sluice_worker.evidence.recorder import Flight
-from sluice_worker.openai.deadlines import Deadlines
+from sluice_core.wire import TOKEN_BYTES, Limits, Snapshot, StepReport, Submit, TokenOut, packed
+from sluice_frontend.evidence.recorder import Flight
+from sluice_frontend.openai.deadlines import Deadlines
+from sluice_frontend.serving.admission import is_full, unreachable
+from sluice_frontend.serving.forecast import Forecast
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Step
 from sluice_worker.scheduling.steptime import StepRecord
-from sluice_worker.serving.admission import is_full, unreachable
-from sluice_worker.serving.forecast import Forecast
 
 from .scraped import REFIT_S, Outcome, Scraped
 from .trace import Request

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sluice_core.contract import StepModel, Tick
-from sluice_worker.base.wire import Snapshot
-from sluice_worker.evidence.recorder import Recorder
+from sluice_core.wire import Snapshot
+from sluice_frontend.evidence.recorder import Recorder
 
 
 @dataclass(slots=True)

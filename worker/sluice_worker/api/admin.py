@@ -3,11 +3,11 @@
 from fastapi import FastAPI, Request
 from sluice_core.contract import RuntimePatch
 from sluice_core.errors import RequestError
+from sluice_frontend.http.guards import PROBE_PATHS, answer, read_body
+from sluice_frontend.openai.json_body import convert, parse_object
 from starlette.responses import Response
 
-from ..http.guards import PROBE_PATHS, answer, read_body
-from ..openai.json_body import convert, parse_object
-from ..serving.service import Service
+from .service import Service
 
 OPEN_PATHS = ("/metrics", *PROBE_PATHS)
 """What answers without a bearer on the admin port."""

@@ -2,14 +2,14 @@
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
+from sluice_frontend.config import ServerConfig
+from sluice_frontend.http.guards import PROBE_PATHS, Bearer, Edge, Inflight, install_errors
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from ..base.config import ServerConfig
-from ..http.guards import PROBE_PATHS, Bearer, Edge, Inflight, install_errors
-from ..serving.service import Service
 from . import admin, routes
 from .operations import GENERATING_PATHS
+from .service import Service
 
 # FastAPI traces every chunk of a stream by default; the evidence is what measures here.
 NO_TELEMETRY: TelemetryConfig = {

@@ -8,21 +8,26 @@ from importlib.metadata import version
 
 from fastapi import FastAPI, Request
 from prometheus_client import generate_latest
+from sluice_frontend.evidence.health import Verdict
+from sluice_frontend.evidence.metrics import CONTENT_TYPE
+from sluice_frontend.http.guards import ASKED_ID, JSON, PROBE_PATHS, SALT, answer
+from sluice_frontend.openai import response_types
+from sluice_frontend.openai.chat import parse_chat
+from sluice_frontend.openai.protocol import (
+    Completion,
+    parse_completion,
+    parse_generate,
+    parse_generate_stream,
+)
+from sluice_frontend.openai.sampling_params import Defaults
+from sluice_frontend.openai.sse import encode
 from starlette.responses import Response
 
-from ..evidence.health import Verdict
-from ..evidence.metrics import CONTENT_TYPE
-from ..http.guards import ASKED_ID, JSON, PROBE_PATHS, SALT, answer
-from ..openai import response_types
-from ..openai.chat import parse_chat
-from ..openai.protocol import Completion, parse_completion, parse_generate, parse_generate_stream
-from ..openai.sampling_params import Defaults
-from ..openai.sse import encode
-from ..serving.generation import Generation
-from ..serving.service import Service
 from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
+from .generation import Generation
 from .openapi import document
 from .operations import OPERATIONS
+from .service import Service
 from .stream import EventStream, WholeReply
 from .tokens import add_token_routes
 

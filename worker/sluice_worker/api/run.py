@@ -14,14 +14,15 @@ from dataclasses import dataclass
 import uvicorn
 from sluice_core.errors import ConfigError, EngineDied
 from sluice_core.model.sizing import MAX_CEILING
+from sluice_frontend.config import ServerConfig
+from sluice_frontend.http.connection import Connection, OnCut, connection_class
+from sluice_frontend.http.guards import Inflight
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..base.config import ServerConfig, WorkerConfig
+from ..base.config import WorkerConfig
 from ..engine.client import EngineProcess, spawn
-from ..http.connection import Connection, OnCut, connection_class
-from ..http.guards import Inflight
-from ..serving.service import MAX_ON_THEIR_WAY, Service
 from .app import admin_app, api_app
+from .service import MAX_ON_THEIR_WAY, Service
 
 log = logging.getLogger(__name__)
 

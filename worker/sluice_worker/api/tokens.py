@@ -5,16 +5,16 @@ from functools import partial
 
 from fastapi import FastAPI, Request
 from sluice_core.errors import RequestError
+from sluice_frontend.http.bodies import too_many
+from sluice_frontend.http.guards import JSON, Inflight, ReadReply
+from sluice_frontend.http.offload import off_loop
+from sluice_frontend.openai import response_types
+from sluice_frontend.openai.sse import encode
+from sluice_frontend.openai.tokenize import Tokenize, parse_detokenize, parse_tokenize
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..http.bodies import too_many
-from ..http.guards import JSON, Inflight, ReadReply
-from ..http.offload import off_loop
-from ..openai import response_types
-from ..openai.sse import encode
-from ..openai.tokenize import Tokenize, parse_detokenize, parse_tokenize
-from ..serving.service import MAX_ON_THEIR_WAY, Service
+from .service import MAX_ON_THEIR_WAY, Service
 
 MAX_WINDOWS = 4
 LEAST_TOKENS = 1 << 20

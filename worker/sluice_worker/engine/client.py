@@ -22,10 +22,7 @@ from sluice_core.errors import (
     timestamp,
     told,
 )
-
-from ..base.config import EngineConfig
-from ..base.resources import Resources, engine_environment
-from ..base.wire import (
+from sluice_core.wire import (
     Abort,
     CheckIntegrity,
     Failed,
@@ -46,7 +43,10 @@ from ..base.wire import (
     from_engine_decoder,
     split_frames,
 )
-from ..evidence.health import Pulse
+from sluice_frontend.evidence.health import Pulse
+
+from ..base.config import EngineConfig
+from ..base.resources import Resources, engine_environment
 
 log = logging.getLogger(__name__)
 INTEGRITY_TIMEOUT_S = 10.0

@@ -27,7 +27,7 @@ from sluice_core.contract import (
     Waiting,
 )
 from sluice_core.sketch import SMALLEST_MS
-from sluice_worker.base.wire import Snapshot
+from sluice_core.wire import Snapshot
 from sluice_worker.scheduling import scheduler, steptime
 from sluice_worker.scheduling.steptime import StepTimes
 

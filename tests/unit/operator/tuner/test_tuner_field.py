@@ -12,11 +12,11 @@ from sluice_core.contract import (
     decode,
     encode,
 )
+from sluice_core.wire import FirstToken
+from sluice_frontend.evidence.recorder import Recorder
 from sluice_operator.loop.plan import _targets, _wire_slo
 from sluice_operator.spec.service import parse
 from sluice_operator.tuner import Past, decide
-from sluice_worker.base.wire import FirstToken
-from sluice_worker.evidence.recorder import Recorder
 from unit.operator.objects import changed, valid_object
 from unit.operator.tuner.made import observation, pod, tick
 

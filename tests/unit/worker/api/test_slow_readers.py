@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 from sluice_core.contract import Slo
+from sluice_core.wire import FinishReason, FirstToken, TokenOut, packed
+from sluice_frontend.evidence.ledger import Ledger
+from sluice_frontend.evidence.metrics import Statistics
+from sluice_frontend.evidence.recorder import Recorder
+from sluice_frontend.http.bodies import FREE_BYTES, Answers
+from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api import stream
+from sluice_worker.api.generation import Arrived, Choice, Generation
 from sluice_worker.api.stream import EventStream, WholeReply
-from sluice_worker.base.wire import FinishReason, FirstToken, TokenOut, packed
-from sluice_worker.evidence.ledger import Ledger
-from sluice_worker.evidence.metrics import Statistics
-from sluice_worker.evidence.recorder import Recorder
-from sluice_worker.http.bodies import FREE_BYTES, Answers
-from sluice_worker.openai.protocol import parse_completion
-from sluice_worker.serving.generation import Arrived, Choice, Generation
 from sluice_worker.text.output import StopStrings, Transcript
 from sluice_worker.text.tokenizer import Tokenizer
 from starlette.responses import Response

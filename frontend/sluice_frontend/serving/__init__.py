@@ -1,0 +1,1 @@
+"""Live limits, admission and forecast. No torch."""
