@@ -212,7 +212,7 @@ class Generation:
 
 
 class ChoiceSink:
-    """The engine client's view of one sequence (`client.Sink`)."""
+    """The engine client's view of one sequence (`backend.Sink`)."""
 
     def __init__(self, generation: Generation, choice: Choice) -> None:
         self.generation = generation
