@@ -34,23 +34,19 @@ class Recording(Recorder):
         super().__init__(boot_id, now_s, wall_s)
         self.totals = Totals()
 
-    @property
-    def next_seq(self) -> int:
-        """Of the tick that is open."""
-        return self._next_seq
-
     def take(
         self, ticks: Iterable[Tick], lengths: Iterable[int], state: Snapshot, model: StepModel
     ) -> None:
         """What was booked elsewhere since the last time."""
         for tick in ticks:
-            self._ticks.append(tick)
-            self._next_seq += 1
+            self.ticks.append(tick)
         for length in lengths:
-            self._lengths.add(length)
-        self.snapshot, self.step_model = state, model
+            self.recent.add(length)
+        self.engine.snapshot, self.engine.step_model = state, model
 
-    def _close(self, wall_s: float, throttled_s: float) -> None:
-        super()._close(wall_s, throttled_s)
-        tick = self._ticks[-1]
-        self.totals.add(tick.max_running, tick.itl.n, tick.itl.over, tick.itl.sketch)
+    def advance(self, now_s: float, wall_s: float, throttled_s: float) -> None:
+        """As the worker's."""
+        last_seq = self.ticks.next_seq - 1
+        super().advance(now_s, wall_s, throttled_s)
+        for tick in self.ticks.after(last_seq):
+            self.totals.add(tick.max_running, tick.itl.n, tick.itl.over, tick.itl.sketch)

@@ -38,6 +38,12 @@ class OpenFirstTokens(Share):
 
     by: dict[Cause, int] = field(default_factory=dict)
 
+    def miss(self, cause: Cause) -> None:
+        """Count one that is over, or never came."""
+        self.n += 1
+        self.over += 1
+        self.by[cause] = self.by.get(cause, 0) + 1
+
 
 @dataclass(slots=True)
 class OpenGaps(Share):

@@ -7,29 +7,17 @@ client takes to read is its own.
 """
 
 import math
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from sluice_core.contract import (
-    SMOOTH_SHARE,
-    TICK_RING,
-    TICK_SECONDS,
-    Evidence,
-    MemoryReport,
-    Slo,
-    StepModel,
-    Tick,
-    Waiting,
-)
-from sluice_core.wire import FirstToken, Snapshot, StepReport
+from sluice_core.contract import SMOOTH_SHARE, Evidence
+from sluice_core.wire import FirstToken
 
-from .lengths import RecentLengths
-from .open_tick import Cause, OpenTick
-from .prefill_time import PrefillTime
-
-SERVICE_TIMES_KEPT = 64
+from .engine_side import EngineSide
+from .lengths import RecentRequests
+from .open_tick import Cause
+from .ticks import Ticks
 
 
 def largest_part(parts: FirstToken, ttft_s: float) -> Cause:
@@ -93,20 +81,6 @@ class Flight:
         return (self.last_s - self.first_s) * 1e3 / (self.num_tokens - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Settling:
-    """A change of the cap that has not taken effect yet."""
-
-    before: int
-    after: int
-
-    def is_over(self, num_running: int) -> bool:
-        """Lowered: the excess has drained. Raised: one was admitted above the old cap."""
-        if self.after < self.before:
-            return num_running <= self.after
-        return self.after == self.before or num_running > self.before
-
-
 def _older(flights: Mapping[str, Flight], now_s: float, limit_ms: float | None) -> Iterator[Flight]:
     """Those, oldest first, that came more than `limit_ms` ago."""
     for flight in flights.values():
@@ -123,64 +97,18 @@ def _is_out_of_reach(flight: Flight, now_s: float, limit_ms: float | None, rest_
     return left_ms <= 0 or left_ms < rest_ms
 
 
-NOTHING = Snapshot(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-
-
 class Recorder:
-    """Books each request once, and closes a tick every `TICK_SECONDS`."""
+    """Books each request once, into the ticks of `ticks`. `recent`: those that finished lately."""
 
     def __init__(self, boot_id: str, now_s: float, wall_s: float) -> None:
-        self.boot_id = boot_id
         self.started_s = wall_s
-        self.epoch = 0
-        self.max_num_seqs = 1
-        self.slo = Slo()
-        self.snapshot = NOTHING
-        self._last_lack: Cause = "cap"
-        self.step_model: StepModel | None = None
-        self.price_s = 0.0
-        self.memory = MemoryReport(planned={}, measured={}, kv_tokens=0)
-        self._ticks: deque[Tick] = deque(maxlen=TICK_RING)
-        self._next_seq = 1
-        self._tick = OpenTick()
-        self._tick_start_s = now_s
-        self._throttled_s: float | None = None  # the first reading is where we begin
-        self._settling: _Settling | None = None
-        self._is_mixed = True
-        self._is_started = False
-        self._prefill_time = PrefillTime()
-        self._lengths = RecentLengths()
-        self._service_s: deque[float] = deque(maxlen=SERVICE_TIMES_KEPT)
+        self.ticks = Ticks(boot_id, now_s)
+        self.engine = EngineSide(self.ticks)
+        self.recent = RecentRequests()
         self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
         self._pending: dict[str, Flight] = {}  # without a first token, oldest first
         self._open: dict[str, Flight] = {}  # not ended, oldest first
         self.num_pending_tokens = 0  # of their prompts, cached ones included
-
-    # -- what is in force
-
-    def start(self, epoch: int, max_num_seqs: int, slo: Slo) -> None:
-        """The engine serves, and this has been in force from its first step on."""
-        self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
-        self._is_started = True
-
-    def configure(self, epoch: int, max_num_seqs: int, slo: Slo) -> None:
-        """A change is in force; until it has taken effect, ticks are not settled.
-
-        The same configuration again changes nothing.
-        """
-        if (epoch, max_num_seqs, slo) == (self.epoch, self.max_num_seqs, self.slo):
-            return
-        self._is_mixed = True
-        self._settling = _Settling(self._cap_before(max_num_seqs), max_num_seqs)
-        self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
-
-    def _cap_before(self, max_num_seqs: int) -> int:
-        """The cap that a change to `max_num_seqs` comes from: of one that has not taken effect, its
-        own, where it is the same again or what it lowers still drains."""
-        pending = self._settling
-        if pending and (max_num_seqs == pending.after or pending.after < pending.before):
-            return pending.before
-        return self.max_num_seqs
 
     # -- the life of a request
 
@@ -199,7 +127,7 @@ class Recorder:
         flight = Flight(
             request_id, arrival_s, now_s, num_prompt_tokens, ttft_ms, priority, is_another
         )
-        self._tick.arrivals += 1
+        self.ticks.open.arrivals += 1
         self._waiting[request_id] = flight
         self._pending[request_id] = self._open[request_id] = flight
         self.num_pending_tokens += num_prompt_tokens
@@ -210,9 +138,9 @@ class Recorder:
 
         `cause`: None for what others wait for.
         """
-        self._tick.arrivals += 1
-        self._tick.refused += 1
-        self._miss(cause or self._waiting_cause())
+        self.ticks.open.arrivals += 1
+        self.ticks.open.refused += 1
+        self.ticks.open.ttft.miss(cause or self.engine.waiting_cause)
         self._count_whole(is_over=True)
 
     def refuse_for_deadline(self, wait_ms: float, rest_ms: float) -> None:
@@ -221,35 +149,39 @@ class Recorder:
         Over where a target was expected to be missed. A client that asks for more than the targets
         promise is no miss of theirs, or a header would scale the service.
         """
-        self._tick.arrivals += 1
-        self._tick.refused += 1
-        ttft_ms, e2e_ms = self.slo.ttft_ms, self.slo.e2e_ms
+        self.ticks.open.arrivals += 1
+        self.ticks.open.refused += 1
+        ttft_ms, e2e_ms = self.ticks.slo.ttft_ms, self.ticks.slo.e2e_ms
         if ttft_ms is not None and wait_ms + rest_ms > ttft_ms:
-            self._miss("prefill" if rest_ms > wait_ms else self._waiting_cause())
+            self.ticks.open.ttft.miss("prefill" if rest_ms > wait_ms else self.engine.waiting_cause)
         if e2e_ms is not None and wait_ms + rest_ms > e2e_ms:
             self._count_whole(is_over=True)
+
+    def admit(self, request_ids: Iterable[str], step_start_s: float) -> None:
+        """These begin with a step that was scheduled at `step_start_s`."""
+        for request_id in request_ids:
+            flight = self._waiting.pop(request_id, None)
+            if flight is not None:  # else its client has left
+                flight.admitted_s = max(flight.submitted_s, step_start_s)
+                flight.whole.has_begun = True
 
     def first_token(self, flight: Flight, now_s: float, parts: FirstToken) -> float:
         """The first token was handed over; returns the time it took, in seconds."""
         self._leave(flight)
         ttft_s = now_s - flight.arrival_s
-        if self.step_model is not None:
-            # Where there is an order, waiting for other prompts is told by who is before it.
-            seconds = ttft_s - parts.wait_cap_s - parts.wait_kv_s - parts.passed_s
-            sizes = flight.num_prompt_tokens, parts.cached_tokens
-            self._prefill_time.learn(self.step_model, *sizes, seconds, now_s)
+        self.engine.learn(flight.num_prompt_tokens, parts, ttft_s, now_s)
         flight.first_s = flight.last_s = now_s
         flight.num_tokens = 1
-        target = self.slo.ttft_ms
+        target = self.ticks.slo.ttft_ms
         is_over = flight.decided or (target is not None and ttft_s * 1e3 > target)
         flight.held_first = not is_over
-        self._tick.ttft.note(ttft_s * 1e3)
+        self.ticks.open.ttft.note(ttft_s * 1e3)
         if not flight.decided:
             flight.decided = True
             if is_over:
-                self._miss(largest_part(parts, ttft_s))
+                self.ticks.open.ttft.miss(largest_part(parts, ttft_s))
             else:
-                self._tick.ttft.n += 1
+                self.ticks.open.ttft.n += 1
         return ttft_s
 
     def next_token(self, flight: Flight, now_s: float, *, at_cap: bool) -> float:
@@ -258,8 +190,8 @@ class Recorder:
         flight.last_s = now_s
         flight.num_tokens += 1
         flight.num_gaps += 1
-        gaps = self._tick.itl
-        is_over = gaps.add(gap_s * 1e3, self.slo.itl_ms)
+        gaps = self.ticks.open.itl
+        is_over = gaps.add(gap_s * 1e3, self.ticks.slo.itl_ms)
         gaps.n_at_cap += at_cap
         if is_over:
             flight.num_gaps_over += 1
@@ -281,18 +213,18 @@ class Recorder:
         place is another's, however slowly its client reads.
         """
         self._end(flight)
-        tick, e2e_s = self._tick, now_s - flight.arrival_s
+        tick, e2e_s = self.ticks.open, now_s - flight.arrival_s
         tick.finished += 1
         is_late = flight.e2e_decided
         if flight.e2e_decided:
             tick.e2e.note(e2e_s * 1e3)
         else:
-            is_late = tick.e2e.add(e2e_s * 1e3, self.slo.e2e_ms)
-        self._lengths.add(flight.num_prompt_tokens + flight.num_tokens)
+            is_late = tick.e2e.add(e2e_s * 1e3, self.ticks.slo.e2e_ms)
+        self.recent.add(flight.num_prompt_tokens + flight.num_tokens)
         if flight.admitted_s is not None:
-            self._service_s.append((computed_s or now_s) - flight.admitted_s)
+            self.recent.add_service((computed_s or now_s) - flight.admitted_s)
         if flight.held_first and not is_late:
-            target = self.slo.itl_ms
+            target = self.ticks.slo.itl_ms
             tick.good += target is None or flight.mean_gap_ms <= target
             tick.smooth += flight.num_gaps_over <= math.floor(flight.num_gaps * SMOOTH_SHARE)
         return e2e_s
@@ -307,8 +239,8 @@ class Recorder:
         """
         cause, age_ms = self._cause_so_far(flight, now_s), (now_s - flight.arrival_s) * 1e3
         self._end(flight)
-        self._tick.refused += refused
-        ttft_ms, e2e_ms = self.slo.ttft_ms, self.slo.e2e_ms
+        self.ticks.open.refused += refused
+        ttft_ms, e2e_ms = self.ticks.slo.ttft_ms, self.ticks.slo.e2e_ms
         is_over = by_server or (e2e_ms is not None and age_ms > e2e_ms)
         if not flight.e2e_decided and (is_over or not refused):
             self._count_whole(is_over=is_over)
@@ -316,84 +248,40 @@ class Recorder:
             return
         flight.decided = True
         if by_server or (ttft_ms is not None and age_ms > ttft_ms):
-            self._miss(cause)
+            self.ticks.open.ttft.miss(cause)
         elif not refused:
-            self._tick.ttft.n += 1
-
-    # -- the engine's side
-
-    def step(self, report: StepReport) -> None:
-        """Book a step."""
-        tick = self._tick
-        tick.steps += 1
-        tick.decodes += report.num_decodes
-        tick.prefill_tokens += report.num_prefill_tokens
-        tick.generated_tokens += len(report.tokens)
-        tick.busy_s += report.step_s
-        tick.max_running = max(tick.max_running, report.num_running)
-        tick.slow_steps += report.is_slow
-        if report.step_model is not None:
-            self.step_model = report.step_model
-        self.price_s = report.price_s
-        self.see(report.snapshot)
-        self._admit(report.admitted, report.started_s)
-        if report.epoch == self.epoch:
-            self._settle(report.num_running)
-
-    def see(self, snapshot: Snapshot) -> None:
-        """The engine's state as of now."""
-        self.snapshot = snapshot
-        if snapshot.waiting:
-            self._last_lack = self._waiting_cause()
-
-    def _admit(self, request_ids: Iterable[str], step_start_s: float) -> None:
-        for request_id in request_ids:
-            flight = self._waiting.pop(request_id, None)
-            if flight is not None:  # else its client has left
-                flight.admitted_s = max(flight.submitted_s, step_start_s)
-                flight.whole.has_begun = True
+            self.ticks.open.ttft.n += 1
 
     # -- ticks
 
-    def is_due(self, now_s: float) -> bool:
-        """Whether a tick has ended."""
-        return now_s - self._tick_start_s >= TICK_SECONDS
-
     def advance(self, now_s: float, wall_s: float, throttled_s: float) -> None:
         """Close the ticks that ended by `now_s`. `throttled_s`: the cgroup's total so far."""
-        while self.is_due(now_s):
-            end_s = self._tick_start_s + TICK_SECONDS
+        while self.ticks.is_due(now_s):
+            end_s = self.ticks.end_s
             self._count_late(end_s)
-            self._settle_idle()
-            self._close(wall_s - (now_s - end_s), throttled_s)
-            self._tick_start_s = end_s
+            self.ticks.close(wall_s - (now_s - end_s), throttled_s, self.engine.snapshot)
 
     def evidence(self, after: int) -> Evidence:
         """All closed ticks with seq > `after`, and what else the tuner reads."""
-        first = self._next_seq - len(self._ticks)
         return Evidence(
-            boot_id=self.boot_id,
+            boot_id=self.ticks.boot_id,
             started_s=self.started_s,
-            ticks=list(islice(self._ticks, max(0, after + 1 - first), None)),
-            lengths=self._lengths.stats(),
-            memory=self.memory,
-            step_model=self.step_model,
+            ticks=self.ticks.after(after),
+            lengths=self.recent.lengths(),
+            memory=self.engine.memory,
+            step_model=self.engine.step_model,
         )
-
-    def newest_ticks(self, num: int) -> list[Tick]:
-        """The last `num` closed ticks, oldest first."""
-        num = min(num, len(self._ticks))
-        return [self._ticks[index] for index in range(-num, 0)]
 
     def hopeless(self, now_s: float, target_ms: float | None) -> list[Flight]:
         """Waiting requests that can no longer have their first token in time, and have not begun:
         of those with several sequences the one that begins first, which the engine may spare.
 
         In time: within their own deadline, or else within `target_ms`. The rest of their way is one
-        prefill, of which `prefill_ms` tells what few exceed. Where nothing runs they begin at once,
-        and show whether that is still so.
+        prefill, of which `EngineSide.prefill_ms` tells what few exceed. Where nothing runs they
+        begin at once, and show whether that is still so.
         """
-        begin_at_once = not self.snapshot.running
+        engine = self.engine
+        begin_at_once = not engine.snapshot.running
         first: dict[int, Flight] = {}
         late: dict[str, Flight] = {}
         for flight in self._waiting.values():
@@ -401,105 +289,48 @@ class Recorder:
             if limit_ms is None or flight.whole.has_begun:
                 continue
             foremost = first.setdefault(id(flight.whole), flight)
-            rest_ms = 0.0 if begin_at_once else self.prefill_ms(flight.num_prompt_tokens, now_s)
+            rest_ms = 0.0 if begin_at_once else engine.prefill_ms(flight.num_prompt_tokens, now_s)
             if _is_out_of_reach(flight, now_s, limit_ms, rest_ms):
                 late[foremost.request_id] = foremost
         return list(late.values())
 
     def will_miss(self, flight: Flight, now_s: float) -> bool:
         """Whether one that waits can no longer have its first token within the target."""
-        rest_ms = self.prefill_ms(flight.num_prompt_tokens, now_s)
-        return _is_out_of_reach(flight, now_s, self.slo.ttft_ms, rest_ms)
+        rest_ms = self.engine.prefill_ms(flight.num_prompt_tokens, now_s)
+        return _is_out_of_reach(flight, now_s, self.ticks.slo.ttft_ms, rest_ms)
 
     @property
     def pending(self) -> Collection[Flight]:
         """Those without a first token, oldest first."""
         return self._pending.values()
 
-    def uncached(self, num_tokens: int) -> float:
-        """Tokens of a prompt of `num_tokens` that are to be computed, on the mean."""
-        return self._prefill_time.uncached(num_tokens)
-
-    def service_s(self) -> float | None:
-        """Mean time from admission to end of the requests that finished lately."""
-        return sum(self._service_s) / len(self._service_s) if self._service_s else None
-
-    def mean_length(self) -> float:
-        """Mean length of the requests that finished lately, prompt plus output; 0 before."""
-        return self._lengths.stats().mean
-
-    def prefill_ms(self, num_tokens: int, now_s: float) -> float:
-        """From admission to the first token sent, with a margin; 0 without a step model."""
-        model = self.step_model
-        return 0.0 if model is None else self._prefill_time.upper_ms(model, num_tokens, now_s)
-
     def _count_late(self, end_s: float) -> None:
         """Requests that passed a target in this tick and are not there yet are over, now and
         once."""
-        for flight in _older(self._pending, end_s, self.slo.ttft_ms):
+        for flight in _older(self._pending, end_s, self.ticks.slo.ttft_ms):
             if not flight.decided:
                 flight.decided = True
-                self._miss(self._cause_so_far(flight, end_s))
-        for flight in _older(self._open, end_s, self.slo.e2e_ms):
+                self.ticks.open.ttft.miss(self._cause_so_far(flight, end_s))
+        for flight in _older(self._open, end_s, self.ticks.slo.e2e_ms):
             if not flight.e2e_decided:
                 flight.e2e_decided = True
                 self._count_whole(is_over=True)
 
-    def _close(self, wall_s: float, throttled_s: float) -> None:
-        before_s = throttled_s if self._throttled_s is None else self._throttled_s
-        state = self.snapshot
-        closed = self._tick.closed(
-            seq=self._next_seq,
-            t_s=max(0.0, wall_s),
-            epoch=self.epoch,
-            boot_id=self.boot_id,
-            settled=not self._is_mixed and self._settling is None,
-            max_num_seqs=self.max_num_seqs,
-            throttled_s=max(0.0, throttled_s - before_s),
-            running=state.running,
-            waiting=Waiting(state.waiting_cap, state.waiting_kv),
-        )
-        self._ticks.append(closed)
-        self._throttled_s = throttled_s
-        self._next_seq += 1
-        self._tick = OpenTick()
-        self._is_mixed = self._settling is not None or not self._is_started
-
-    def _settle(self, num_running: int) -> None:
-        if self._settling is not None and self._settling.is_over(num_running):
-            self._settling = None
-
-    def _settle_idle(self) -> None:
-        """An engine without work sends no steps; a lowered cap holds there too."""
-        if self._settling is not None and self._settling.after <= self._settling.before:
-            self._settle(self.snapshot.running)
-
     # -- causes
-
-    def _miss(self, cause: Cause) -> None:
-        first_tokens = self._tick.ttft
-        first_tokens.n += 1
-        first_tokens.over += 1
-        first_tokens.by[cause] = first_tokens.by.get(cause, 0) + 1
 
     def _count_whole(self, *, is_over: bool) -> None:
         """A request that did not finish, against the end-to-end target if there is one."""
-        if self.slo.e2e_ms is not None:
-            self._tick.e2e.n += 1
-            self._tick.e2e.over += is_over
-
-    def _waiting_cause(self) -> Cause:
-        return "kv" if self.snapshot.waiting_kv > self.snapshot.waiting_cap else "cap"
+        if self.ticks.slo.e2e_ms is not None:
+            self.ticks.open.e2e.n += 1
+            self.ticks.open.e2e.over += is_over
 
     def _cause_so_far(self, flight: Flight, now_s: float) -> Cause:
         """The largest part of the wait of a request that has no first token yet."""
         if flight.request_id in self._waiting or flight.admitted_s is None:
-            state = self.snapshot  # behind those that wait nobody has begun
-            free = 0 if state.waiting else self.max_num_seqs - state.running
-            begun = islice(self._waiting, max(0, free))
-            return "prefill" if flight.request_id in begun else self._waiting_cause()
+            begun = islice(self._waiting, self.engine.num_free)
+            return "prefill" if flight.request_id in begun else self.engine.waiting_cause
         waited_s, prefilling_s = flight.admitted_s - flight.arrival_s, now_s - flight.admitted_s
-        return "prefill" if prefilling_s >= waited_s else self._last_lack
+        return "prefill" if prefilling_s >= waited_s else self.engine.last_lack
 
     def _end(self, flight: Flight) -> None:
         self._leave(flight)

@@ -136,16 +136,15 @@ class Service:
         self.registry = create_registry(config.model_name, self.stats, self.view)
         self.ledger = Ledger(self.recorder, self.stats)
 
-    # -- what the engine says (client.Listener)
+    # -- what the engine says (backend.Listener)
 
     def ready(self, ready: Ready) -> None:
         """The engine serves: its limits are known and in force."""
         self.engine = ready
         self.live = structs.replace(self.live, max_num_seqs=ready.max_num_seqs)
         self.stats.set_window(ready.max_model_len)
-        self.recorder.memory = ready.memory
-        self.recorder.step_model = ready.step_model
-        self.recorder.start(self.live.epoch, ready.max_num_seqs, self.live.slo)
+        self.recorder.engine.ready(ready)
+        self.recorder.ticks.start(self.live.epoch, ready.max_num_seqs, self.live.slo)
         log.info(
             "ready",
             extra={
@@ -162,13 +161,14 @@ class Service:
 
     def step(self, report: StepReport, now_s: float) -> None:
         """A step was made."""
-        self.recorder.step(report)
+        self.recorder.engine.step(report)
+        self.recorder.admit(report.admitted, report.started_s)
         self.stats.step(report)
         self._shed(now_s)
 
     def state(self, message: Finished | Heartbeat) -> None:
         """A newer snapshot."""
-        self.recorder.see(message.snapshot)
+        self.recorder.engine.see(message.snapshot)
 
     # -- requests
 
@@ -333,7 +333,11 @@ class Service:
         return self.engine
 
     def _check_queue(self, num_new: int, num_new_tokens: int) -> None:
-        flags, num_open, state = self.config.server, self.client.num_open, self.recorder.snapshot
+        flags, num_open, state = (
+            self.config.server,
+            self.client.num_open,
+            self.recorder.engine.snapshot,
+        )
         num_tokens, cap = self.recorder.num_pending_tokens, self.live.max_num_seqs
         ceiling, most_tokens = self.limits().ceiling, self._max_queued_tokens
         most = flags.max_num_queued_reqs
@@ -402,7 +406,7 @@ class Service:
             return
         nums = [len(ids) for ids in prompts]
         forecast = self._forecast_for(request.priority, asked.ttft_ms, nums, arrival_s, now_s)
-        prefill_ms = max(self.recorder.prefill_ms(len(ids), now_s) for ids in prompts)
+        prefill_ms = max(self.recorder.engine.prefill_ms(len(ids), now_s) for ids in prompts)
         problem = unreachable(
             asked, self.live.shed_ms, forecast, num_new, age_ms=age_ms, prefill_ms=prefill_ms
         )
@@ -416,15 +420,15 @@ class Service:
             raise DeadlineUnreachable(sentence, retry_after_s=_retry_after_s(retry_s))
 
     def _forecast(self) -> Forecast:
-        state, recorder = self.recorder.snapshot, self.recorder
+        state, recorder = self.recorder.engine.snapshot, self.recorder
         return Forecast(
             num_open=self.client.num_open,
             num_running=state.running,
             num_waiting=state.waiting,
             cap=self.live.max_num_seqs,
-            service_s=recorder.service_s(),
-            step_model=recorder.step_model,
-            kv_per_seq=recorder.mean_length(),
+            service_s=recorder.recent.service_s(),
+            step_model=recorder.engine.step_model,
+            kv_per_seq=recorder.recent.lengths().mean,
         )
 
     def _forecast_for(
@@ -442,20 +446,20 @@ class Service:
 
         def terms(priority: int, ttft_ms: float | None, arrived_s: float, tokens: int) -> Terms:
             due_s = limits.due_s(arrived_s, ttft_ms)
-            return Terms(priority, due_s, arrived_s, recorder.uncached(tokens))
+            return Terms(priority, due_s, arrived_s, recorder.engine.uncached(tokens))
 
         pending = [
             terms(f.priority, f.ttft_ms, f.arrival_s, 0 if f.is_another else f.num_prompt_tokens)
             for f in recorder.pending
         ]
         *others, longest = (terms(priority, ttft_ms, arrival_s, num) for num in sorted(prompts))
-        return forecast.behind(longest, [*pending, *others], now_s, recorder.price_s)
+        return forecast.behind(longest, [*pending, *others], now_s, recorder.engine.price_s)
 
     # -- live configuration
 
     def runtime_config(self) -> RuntimeConfig:
         """What is in force; raises NotReady before the engine serves."""
-        state = self.recorder.snapshot
+        state = self.recorder.engine.snapshot
         return RuntimeConfig(
             **structs.asdict(self.live) | {"scheduling_policy": self.live.policy},
             ceiling=self.limits().ceiling,
@@ -475,7 +479,7 @@ class Service:
         if new != self.live:
             self.client.configure(new.for_engine())
             self.live = new
-            self.recorder.configure(new.epoch, new.max_num_seqs, new.slo)
+            self.recorder.ticks.configure(new.epoch, new.max_num_seqs, new.slo)
             log.info("configured", extra={"epoch": new.epoch, "max_num_seqs": new.max_num_seqs})
         return self.runtime_config()
 
@@ -500,14 +504,14 @@ class Service:
 
     def load(self) -> dict[str, float]:
         """What a gateway balances by, under the names that it reads."""
-        state = self.recorder.snapshot
+        state = self.recorder.engine.snapshot
         return {"kv_cache_usage_perc": state.kv_usage, "num_requests_waiting": state.waiting}
 
     def lifetime(self) -> float:
         """The part of its age limit that a connection may reach: another pod may have room."""
         if self.pulse.is_draining:
             return 0.0
-        return CROWDED_LIFETIME if self.recorder.snapshot.waiting else 1.0
+        return CROWDED_LIFETIME if self.recorder.engine.snapshot.waiting else 1.0
 
     def drain(self) -> None:
         """Be not ready from now on; each answer closes its connection."""
@@ -524,7 +528,7 @@ class Service:
         engine, config = self.engine, self.config.engine
         return View(
             is_ready=self.readiness().ok,
-            snapshot=self.recorder.snapshot,
+            snapshot=self.recorder.engine.snapshot,
             open_requests=self.client.num_open,
             epoch=self.live.epoch,
             max_num_seqs=self.live.max_num_seqs,
@@ -536,16 +540,16 @@ class Service:
                 "enable_prefix_caching": str(config.enable_prefix_caching),
                 "gpu_memory_utilization": str(config.memory_utilization),
             },
-            memory=self.recorder.memory,
-            step_model=self.recorder.step_model,
-            last_minute=self.recorder.newest_ticks(MINUTE_TICKS),
+            memory=self.recorder.engine.memory,
+            step_model=self.recorder.engine.step_model,
+            last_minute=self.recorder.ticks.newest(MINUTE_TICKS),
         )
 
     async def beat(self) -> None:
         """Close ticks as time passes, and shed what is hopeless; runs until cancelled."""
         while True:
             now_s = time.monotonic()
-            if self.recorder.is_due(now_s):
+            if self.recorder.ticks.is_due(now_s):
                 self.recorder.advance(now_s, time.time(), self._resources.throttled_s())
             self._shed(now_s)
             await asyncio.sleep(BEAT_S)

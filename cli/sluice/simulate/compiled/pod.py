@@ -121,7 +121,7 @@ class CompiledPod(Scraped):
         self._library.pod_patch(self._pod, cap, epoch, now_s)
         self.cap, self.epoch = cap, epoch
         self._is_read = False
-        self.recorder.configure(epoch, cap, self.slo)
+        self.recorder.ticks.configure(epoch, cap, self.slo)
 
     def outcomes(self) -> tuple[list[Outcome], list[Outcome]]:
         """As a pod's; what one that still decodes has is told as of when it began to."""
@@ -137,7 +137,7 @@ class CompiledPod(Scraped):
         """Bring the recorder to what the library has found since the last time."""
         loaded, pod, view = self._library, self._pod, self._view
         pairs, start, ticks = loaded.pod_pairs(pod), 0, list[Tick]()
-        rows, seq = loaded.pod_ticks(pod), self._recorder.next_seq
+        rows, seq = loaded.pod_ticks(pod), self._recorder.ticks.next_seq
         for index in range(view.num_ticks):
             row = rows[index]
             ticks.append(_tick(row, pairs, start, seq + index, self.name))

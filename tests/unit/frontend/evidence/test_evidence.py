@@ -35,7 +35,7 @@ NO_WAIT = FirstToken(0.0, 0.0, 0.0, 0)
 def create_recorder(cap: int = 4, slo: Slo = SLO) -> Recorder:
     """A started recorder whose clock begins at 0."""
     recorder = Recorder("boot", 0.0, 1000.0)
-    recorder.start(1, cap, slo)
+    recorder.ticks.start(1, cap, slo)
     return recorder
 
 
@@ -66,6 +66,12 @@ def create_report(
         admitted=[*admitted],
         snapshot=Snapshot(running, waiting_cap, waiting_kv, 0, 0, 8, 0, 0, 0, 0),
     )
+
+
+def step(recorder: Recorder, report: StepReport) -> None:
+    """Book a step on both sides."""
+    recorder.engine.step(report)
+    recorder.admit(report.admitted, report.started_s)
 
 
 def close(recorder: Recorder, now_s: float) -> list[Tick]:
@@ -118,7 +124,7 @@ def test_a_miss_is_booked_to_its_largest_part(
 def test_a_request_that_still_waits_is_over_when_it_passes_the_target_and_never_again() -> None:
     recorder = create_recorder()
     flight = recorder.arrive("a", 0.0, 0.0, 10)
-    recorder.step(create_report(running=4, waiting_cap=1, started_s=0.49))
+    step(recorder, create_report(running=4, waiting_cap=1, started_s=0.49))
     first = close(recorder, 2.0)
     assert (first[0].ttft.n, first[0].ttft.over, first[0].ttft.by) == (1, 1, Causes(cap=1))
     recorder.first_token(flight, 3.0, FirstToken(2.9, 0.0, 0.1, 0))
@@ -224,7 +230,7 @@ def test_a_dropped_deadline_is_over_only_where_the_target_is_out_of_reach(
     dropped_s: float, over: int
 ) -> None:
     recorder = create_recorder()
-    recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
+    recorder.engine.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
     ledger = Ledger(recorder, Statistics(SLO, 0.0))
     flight = recorder.arrive("hasty", 0.0, 0.0, 90, ttft_ms=100.0)  # the target is 500 ms
     ledger.fail(flight, DeadlineUnreachable("too late"), dropped_s)
@@ -236,24 +242,24 @@ def test_a_dropped_deadline_is_over_only_where_the_target_is_out_of_reach(
 def test_a_wait_for_memory_is_not_booked_to_the_cap() -> None:
     recorder = create_recorder()
     recorder.arrive("a", 0.0, 0.0, 10)
-    recorder.step(create_report(running=2, waiting_kv=1, started_s=0.09))
+    step(recorder, create_report(running=2, waiting_kv=1, started_s=0.09))
     assert close(recorder, 2.0)[0].ttft.by == Causes(kv=1)
 
 
 def test_the_last_of_a_queue_for_memory_waited_for_memory() -> None:
     recorder = create_recorder()
     recorder.arrive("last", 0.0, 0.0, 10)
-    recorder.step(create_report(running=2, waiting_kv=1))
-    recorder.step(create_report(running=3, started_s=1.4, admitted=["last"]))
+    step(recorder, create_report(running=2, waiting_kv=1))
+    step(recorder, create_report(running=3, started_s=1.4, admitted=["last"]))
     assert close(recorder, 2.0)[0].ttft.by == Causes(kv=1)
 
 
 def test_a_long_prefill_is_not_booked_to_the_cap_that_others_wait_for() -> None:
     recorder = create_recorder()
     recorder.arrive("long prompt", 0.0, 0.0, 3000)
-    recorder.step(create_report(running=1, started_s=0.04, admitted=["long prompt"]))
+    step(recorder, create_report(running=1, started_s=0.04, admitted=["long prompt"]))
     recorder.arrive("behind it", 0.1, 0.1, 10)
-    recorder.step(create_report(running=1, waiting_cap=1, started_s=0.99))
+    step(recorder, create_report(running=1, waiting_cap=1, started_s=0.99))
     assert close(recorder, 2.0)[0].ttft.by == Causes(cap=1, prefill=1)
 
 
@@ -268,7 +274,7 @@ def test_what_still_runs_its_first_step_when_a_tick_closes_is_not_booked_to_the_
 def test_the_first_step_is_prefill_and_no_wait() -> None:
     recorder = create_recorder()
     recorder.arrive("a", 0.0, 0.0, 10)
-    recorder.step(create_report(running=1, step_s=1.8, started_s=0.1))
+    step(recorder, create_report(running=1, step_s=1.8, started_s=0.1))
     (tick,) = close(recorder, 2.0)
     assert tick.ttft.by == Causes(prefill=1)
 
@@ -281,10 +287,10 @@ def test_of_answers_of_one_token_it_is_known_how_long_they_take() -> None:
     report = msgspec.structs.replace(
         create_report(started_s=0.5, admitted=["a"]), snapshot=snapshot
     )
-    recorder.step(report)
+    step(recorder, report)
     recorder.first_token(flight, 1.0, NO_WAIT)
     recorder.finish(flight, 1.0)
-    assert recorder.service_s() == pytest.approx(0.5)
+    assert recorder.recent.service_s() == pytest.approx(0.5)
 
 
 def test_a_burst_that_came_as_a_step_began_waited_for_the_cap_and_was_not_prefilled() -> None:
@@ -292,8 +298,8 @@ def test_a_burst_that_came_as_a_step_began_waited_for_the_cap_and_was_not_prefil
     for number in range(17):
         recorder.arrive(str(number), 0.0, 0.0, 100)
     # The engine had read one of them when its step began, at the same moment.
-    recorder.step(create_report(running=1, step_s=0.1, admitted=["0"]))
-    recorder.step(create_report(running=1, waiting_cap=16, step_s=0.1, started_s=0.1))
+    step(recorder, create_report(running=1, step_s=0.1, admitted=["0"]))
+    step(recorder, create_report(running=1, waiting_cap=16, step_s=0.1, started_s=0.1))
     assert close(recorder, 2.0)[0].ttft.by == Causes(cap=16, prefill=1)
 
 
@@ -320,7 +326,7 @@ def test_tokens_of_one_step_make_one_gap() -> None:
     recorder.finish(flight, 0.4)
     (tick,) = close(recorder, 2.0)
     assert (tick.itl.n, tick.itl.over, tick.itl.n_at_cap) == (1, 1, 1)
-    assert recorder.mean_length() == 14
+    assert recorder.recent.lengths().mean == 14
 
 
 def test_a_tick_keeps_the_most_that_ran_and_the_last_model_that_was_told() -> None:
@@ -330,22 +336,22 @@ def test_a_tick_keeps_the_most_that_ran_and_the_last_model_that_was_told() -> No
         create_report(running=4),
         create_report(running=1),
     ):
-        recorder.step(report)
+        step(recorder, report)
     assert close(recorder, 2.0)[0].max_running == 4
-    assert recorder.step_model == MODEL
+    assert recorder.engine.step_model == MODEL
 
 
 def test_whoever_a_step_names_began_with_it_and_nobody_else() -> None:
     recorder = create_recorder()
     flights = [recorder.arrive(name, 0.0, 0.0, 10) for name in ("waits", "begins")]
-    recorder.step(create_report(running=2, started_s=0.9, admitted=["begins", "left long ago"]))
+    step(recorder, create_report(running=2, started_s=0.9, admitted=["begins", "left long ago"]))
     assert [flight.admitted_s for flight in flights] == [None, 0.9]
 
 
 def test_steps_of_a_slow_spell_are_counted_apart() -> None:
     recorder = create_recorder()
     for is_slow in (False, True, True):
-        recorder.step(create_report(is_slow=is_slow, started_s=0.09))
+        step(recorder, create_report(is_slow=is_slow, started_s=0.09))
     (tick,) = close(recorder, 2.0)
     assert (tick.steps, tick.slow_steps) == (3, 2)
 
@@ -403,8 +409,8 @@ def test_a_request_that_ended_too_late_is_neither_good_nor_smooth() -> None:
 def test_a_tick_in_which_the_epoch_changed_is_not_settled() -> None:
     recorder = create_recorder(cap=4)
     close(recorder, 2.0)
-    recorder.configure(2, 4, Slo(ttft_ms=100))
-    recorder.step(create_report(epoch=2, started_s=2.49))
+    recorder.ticks.configure(2, 4, Slo(ttft_ms=100))
+    step(recorder, create_report(epoch=2, started_s=2.49))
     ticks = close(recorder, 6.0)
     assert [tick.settled for tick in ticks] == [False, False, True]
     assert [tick.epoch for tick in ticks] == [1, 2, 2]
@@ -420,9 +426,9 @@ def test_another_cap_is_settled_once_it_shows(
 ) -> None:
     recorder = create_recorder(cap=before)
     close(recorder, 2.0)
-    recorder.configure(2, after, SLO)
+    recorder.ticks.configure(2, after, SLO)
     for now_s, running in zip((3.0, 5.0, 7.0, 9.0), nums_running, strict=True):
-        recorder.step(create_report(running=running, epoch=2, started_s=now_s))
+        step(recorder, create_report(running=running, epoch=2, started_s=now_s))
         close(recorder, now_s + 1)
     assert [tick.settled for tick in close(recorder, 10.0)] == [False, False, False, False, True]
 
@@ -432,33 +438,33 @@ def test_a_lowered_cap_that_still_drains_is_not_settled_by_another_change(
     then: tuple[int, int, Slo],
 ) -> None:
     recorder = create_recorder(cap=8)
-    recorder.configure(2, 4, SLO)
-    recorder.step(create_report(running=8, epoch=2, started_s=0.99))
-    recorder.configure(*then)
+    recorder.ticks.configure(2, 4, SLO)
+    step(recorder, create_report(running=8, epoch=2, started_s=0.99))
+    recorder.ticks.configure(*then)
     for now_s, running in ((3.0, 8), (5.0, then[1]), (7.0, then[1])):
         close(recorder, now_s - 1)
-        recorder.step(create_report(running=running, epoch=then[0], started_s=now_s))
+        step(recorder, create_report(running=running, epoch=then[0], started_s=now_s))
     assert [tick.settled for tick in close(recorder, 8.0)] == [False, False, False, True]
 
 
 def test_a_raised_cap_that_nothing_uses_is_not_settled_by_new_targets() -> None:
     recorder = create_recorder(cap=4)
-    recorder.configure(2, 8, SLO)
-    recorder.configure(2, 8, Slo(itl_ms=9.0))
-    recorder.step(create_report(running=4, epoch=2, started_s=2.99))
+    recorder.ticks.configure(2, 8, SLO)
+    recorder.ticks.configure(2, 8, Slo(itl_ms=9.0))
+    step(recorder, create_report(running=4, epoch=2, started_s=2.99))
     assert [tick.settled for tick in close(recorder, 6.0)] == [False, False, False]
 
 
 def test_a_lowered_cap_settles_on_an_idle_engine_too() -> None:
     recorder = create_recorder(cap=8)
-    recorder.configure(2, 4, SLO)
+    recorder.ticks.configure(2, 4, SLO)
     assert [tick.settled for tick in close(recorder, 6.0)] == [False, True, True]
 
 
 def test_steps_of_the_old_epoch_settle_nothing() -> None:
     recorder = create_recorder(cap=4)
-    recorder.configure(2, 8, SLO)
-    recorder.step(create_report(running=5, epoch=1, started_s=0.99))
+    recorder.ticks.configure(2, 8, SLO)
+    step(recorder, create_report(running=5, epoch=1, started_s=0.99))
     close(recorder, 2.0)
     assert not close(recorder, 4.0)[1].settled
 
@@ -466,14 +472,14 @@ def test_steps_of_the_old_epoch_settle_nothing() -> None:
 def test_the_same_configuration_again_unsettles_nothing() -> None:
     recorder = create_recorder(cap=4)
     close(recorder, 2.0)
-    recorder.configure(1, 4, SLO)
+    recorder.ticks.configure(1, 4, SLO)
     assert close(recorder, 4.0)[1].settled
 
 
 def test_ticks_before_the_engine_serves_are_not_settled() -> None:
     recorder = Recorder("boot", 0.0, 1000.0)
     close(recorder, 4.0)
-    recorder.start(1, 4, SLO)
+    recorder.ticks.start(1, 4, SLO)
     assert [tick.settled for tick in close(recorder, 8.0)] == [False, False, False, True]
 
 
@@ -483,7 +489,7 @@ def test_a_stalled_clock_closes_every_tick_that_passed_and_the_ring_forgets() ->
     assert [tick.seq for tick in ticks] == list(range(51, TICK_RING + 51))
     assert ticks[0].t_s == pytest.approx(1000.0 + TICK_SECONDS * 51)
     assert ticks[-1].t_s == pytest.approx(1000.0 + TICK_SECONDS * (TICK_RING + 50))
-    assert recorder.evidence(TICK_RING + 48).ticks == recorder.newest_ticks(2) == ticks[-2:]
+    assert recorder.evidence(TICK_RING + 48).ticks == recorder.ticks.newest(2) == ticks[-2:]
 
 
 def test_throttling_is_the_growth_within_the_tick() -> None:
@@ -495,25 +501,25 @@ def test_throttling_is_the_growth_within_the_tick() -> None:
 
 def test_hopeless_is_who_cannot_be_prefilled_in_time_any_more() -> None:
     recorder = create_recorder()
-    recorder.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
-    recorder.snapshot = Snapshot(4, 2, 0, 0, 0, 8, 0, 0, 0, 0)
+    recorder.engine.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
+    recorder.engine.snapshot = Snapshot(4, 2, 0, 0, 0, 8, 0, 0, 0, 0)
     recorder.arrive("long", 0.0, 0.0, 300)
     recorder.arrive("short", 0.0, 0.0, 10)
     assert [flight.request_id for flight in recorder.hopeless(0.1, 500)] == []
     assert [flight.request_id for flight in recorder.hopeless(0.3, 500)] == ["long"]
     assert [flight.request_id for flight in recorder.hopeless(0.49, 500)] == ["long", "short"]
-    recorder.step(create_report(running=2, started_s=0.485, admitted=["long", "short"]))
+    step(recorder, create_report(running=2, started_s=0.485, admitted=["long", "short"]))
     assert recorder.hopeless(0.499, 500) == []  # admitted: it may still make it
 
 
 def test_what_belongs_to_a_request_that_has_begun_is_not_hopeless() -> None:
     recorder = create_recorder()
-    recorder.snapshot = Snapshot(4, 2, 0, 0, 0, 8, 0, 0, 0, 0)
+    recorder.engine.snapshot = Snapshot(4, 2, 0, 0, 0, 8, 0, 0, 0, 0)
     first, second, other = (recorder.arrive(name, 0.0, 0.0, 9) for name in ("a", "b", "other"))
     second.whole = first.whole
     assert recorder.hopeless(0.6, 500) == [first, other], "the engine ends both with the first"
-    recorder.snapshot = Snapshot(1, 2, 0, 0, 0, 8, 0, 0, 0, 0)
-    recorder.step(create_report(waiting_cap=2, running=1, started_s=0.4, admitted=["a"]))
+    recorder.engine.snapshot = Snapshot(1, 2, 0, 0, 0, 8, 0, 0, 0, 0)
+    step(recorder, create_report(waiting_cap=2, running=1, started_s=0.4, admitted=["a"]))
     assert first.admitted_s is not None
     assert recorder.hopeless(0.6, 500) == [other]
 
@@ -521,10 +527,10 @@ def test_what_belongs_to_a_request_that_has_begun_is_not_hopeless() -> None:
 def test_a_place_is_free_when_the_last_token_is_there_not_when_its_client_has_read_it() -> None:
     recorder = create_recorder()
     flight = recorder.arrive("a", 0.0, 0.0, 9)
-    recorder.step(create_report(running=1, started_s=0.0, admitted=["a"]))
+    step(recorder, create_report(running=1, started_s=0.0, admitted=["a"]))
     recorder.first_token(flight, 0.5, FirstToken(0.0, 0.0, 0.5, 0))
     assert recorder.finish(flight, 26.0, computed_s=1.0) == 26.0
-    assert recorder.service_s() == 1.0
+    assert recorder.recent.service_s() == 1.0
 
 
 @dataclass
@@ -556,7 +562,7 @@ def test_whatever_happens_each_arrival_is_counted_once(
         elif action == "step":
             waiting = min(pick, len(open_requests))
             names = [one.flight.request_id for one in open_requests[waiting:]]
-            recorder.step(create_report(waiting_cap=waiting, started_s=now_s, admitted=names))
+            step(recorder, create_report(waiting_cap=waiting, started_s=now_s, admitted=names))
         elif action == "tick":
             recorder.advance(now_s, now_s, 0.0)
         elif chosen is not None:
@@ -608,7 +614,7 @@ def serve(
 
 def create_learned(model: StepModel = MODEL) -> Recorder:
     recorder = create_recorder()
-    recorder.step_model = model
+    recorder.engine.step_model = model
     return recorder
 
 
@@ -617,7 +623,7 @@ def test_hopeless_learns_that_prefills_take_longer_among_decodes() -> None:
     for _ in range(200):
         serve(recorder, 0.3, 1.0)  # three times the 100 ms predicted
     recorder.arrive("next", 1.0, 1.0, 90)
-    recorder.snapshot = BUSY
+    recorder.engine.snapshot = BUSY
     assert recorder.hopeless(1.19, 500) == []
     assert [flight.request_id for flight in recorder.hopeless(1.22, 500)] == ["next"]
 
@@ -627,7 +633,7 @@ def test_what_was_waited_for_is_not_learned_as_prefill() -> None:
     for i in range(100):
         flight = recorder.arrive(str(i), 0.0, 0.0, 90)
         recorder.first_token(flight, 1.5, FirstToken(1.0, 0.4, 0.1, 0))
-    assert recorder.prefill_ms(90, 1.5) == pytest.approx(100, abs=1)
+    assert recorder.engine.prefill_ms(90, 1.5) == pytest.approx(100, abs=1)
 
 
 def test_what_others_took_that_the_order_has_before_is_not_learned_as_prefill() -> None:
@@ -636,7 +642,7 @@ def test_what_others_took_that_the_order_has_before_is_not_learned_as_prefill() 
     for i in range(100):
         flight = recorder.arrive(str(i), 0.0, 0.0, 90)
         recorder.first_token(flight, 60.0, FirstToken(0.0, 0.0, 60.0, 0, passed_s=59.9))
-    assert recorder.prefill_ms(90, 60.0) == pytest.approx(100, abs=1)
+    assert recorder.engine.prefill_ms(90, 60.0) == pytest.approx(100, abs=1)
 
 
 def test_where_nothing_runs_who_waits_begins_at_once_whatever_is_expected() -> None:
@@ -654,7 +660,7 @@ def test_prefills_that_vary_are_expected_to_take_longer_than_their_mean() -> Non
     num_covered = 0
     for i in range(1000):
         seconds, now_s = chance.uniform(0.1, 0.3), 1.0 + i / 10
-        num_covered += 1e3 * seconds <= recorder.prefill_ms(90, now_s)
+        num_covered += 1e3 * seconds <= recorder.engine.prefill_ms(90, now_s)
         serve(recorder, seconds, now_s)
     assert 0.85 * 1000 <= num_covered < 1000
 
@@ -665,8 +671,8 @@ def test_what_short_prompts_take_beside_their_prefill_is_added_to_long_ones_and_
     for i in range(400):  # 3 ms alone
         serve(recorder, chance.uniform(0.02, 0.08), 1.0 + i / 40, prompt=5)
     alone_ms = 2 + 0.15 * 900
-    assert recorder.prefill_ms(5, 11.0) > 40
-    assert recorder.prefill_ms(900, 11.0) < alone_ms + 200  # all of 20 times would be 2,740
+    assert recorder.engine.prefill_ms(5, 11.0) > 40
+    assert recorder.engine.prefill_ms(900, 11.0) < alone_ms + 200  # all of 20 times would be 2,740
 
 
 def test_prompts_that_are_kept_out_are_let_in_again_while_others_go_on() -> None:
@@ -674,11 +680,11 @@ def test_prompts_that_are_kept_out_are_let_in_again_while_others_go_on() -> None
     recorder = create_learned()
     for i in range(100):
         serve(recorder, 3.0, i / 10, prompt=890)  # of 0.9 s alone
-    assert recorder.prefill_ms(890, 10.0) > 2500
+    assert recorder.engine.prefill_ms(890, 10.0) > 2500
     for i in range(600):
         serve(recorder, 0.012, 10.0 + i / 10, prompt=2)
-    assert recorder.prefill_ms(890, 70.0) < 1800
-    assert recorder.prefill_ms(890, 250.0) < 1000
+    assert recorder.engine.prefill_ms(890, 70.0) < 1800
+    assert recorder.engine.prefill_ms(890, 250.0) < 1000
 
 
 def test_what_a_prefill_takes_is_asked_only_of_requests_with_a_deadline(
@@ -686,7 +692,7 @@ def test_what_a_prefill_takes_is_asked_only_of_requests_with_a_deadline(
 ) -> None:
     """The whole queue is looked through after each step."""
     recorder, asked = create_recorder(), list[int]()
-    recorder.snapshot = Snapshot(4, 3, 0, 0, 0, 8, 0, 0, 0, 0)
+    recorder.engine.snapshot = Snapshot(4, 3, 0, 0, 0, 8, 0, 0, 0, 0)
     for i in range(3):
         recorder.arrive(str(i), 0.0, 0.0, 10 + i, ttft_ms=100.0 if i == 2 else None)
 
@@ -694,7 +700,7 @@ def test_what_a_prefill_takes_is_asked_only_of_requests_with_a_deadline(
         asked.append(num_tokens)
         return 0.0
 
-    monkeypatch.setattr(recorder, "prefill_ms", counted)
+    monkeypatch.setattr(recorder.engine, "prefill_ms", counted)
     assert [flight.request_id for flight in recorder.hopeless(0.2, None)] == ["2"]
     assert asked == [12]
 
@@ -711,21 +717,21 @@ def test_a_deadline_of_its_own_decides_when_a_request_is_hopeless() -> None:
 
 def test_what_the_prefix_cache_gives_is_not_expected_to_be_computed() -> None:
     recorder = create_learned()
-    assert recorder.prefill_ms(90, 0.0) == 100
+    assert recorder.engine.prefill_ms(90, 0.0) == 100
     for i in range(100):
         serve(recorder, 0.02, 1.0 + i / 10, cached=81)
-    assert recorder.prefill_ms(90, 11.0) < 25
+    assert recorder.engine.prefill_ms(90, 11.0) < 25
 
 
 def test_service_time_is_that_of_the_requests_that_ended_lately() -> None:
     recorder = create_recorder()
-    assert recorder.service_s() is None
+    assert recorder.recent.service_s() is None
     for i in range(3):
         flight = recorder.arrive(str(i), 0.0, 0.0, 10)
-        recorder.step(create_report(running=1, started_s=0.99, admitted=[str(i)]))
+        step(recorder, create_report(running=1, started_s=0.99, admitted=[str(i)]))
         recorder.first_token(flight, 1.5, NO_WAIT)
         recorder.finish(flight, 3.0 + i)
-    assert recorder.service_s() == pytest.approx(3.01)  # the first step is of it
+    assert recorder.recent.service_s() == pytest.approx(3.01)  # the first step is of it
 
 
 def test_every_arrival_counts_against_the_end_to_end_target_once() -> None:

@@ -114,8 +114,8 @@ def serving(directory: Path, policy: SchedulingPolicy) -> Service:
         service.live, slo=Slo(ttft_ms=2000), scheduling_policy=policy, max_num_seqs=4
     )
     recorder, now_s = service.recorder, time.monotonic()
-    recorder.step_model = StepModel(a=5.0, b=0.0, c=0.0, d=0.01, n=50, resid_q=1.0)
-    recorder._service_s.append(2.0)
+    recorder.engine.step_model = StepModel(a=5.0, b=0.0, c=0.0, d=0.01, n=50, resid_q=1.0)
+    recorder.recent.add_service(2.0)
     for _ in range(4):
         asyncio.run(service.open(asked(), now_s))
     for flight in list(recorder.pending):

@@ -47,7 +47,7 @@ def served(slo: Slo, num_ticks: int) -> Evidence:
     0.06 and 1.2.
     """
     recorder = Recorder("boot", 0.0, 1000.0)
-    recorder.start(1, 8, slo)
+    recorder.ticks.start(1, 8, slo)
     for number in range(num_ticks):
         began_s = TICK_SECONDS * number
         for first_s, gap_s in ((0.4, 0.04), (0.6, 0.06)):

@@ -27,7 +27,7 @@ def left(directory: Path, dropped: SluiceError | None = None) -> Tick:
     write_tokenizer(directory / "tokenizer.json")
     tokenizer, now_s = Tokenizer(directory), time.monotonic()
     recorder = Recorder("boot", now_s, 1000.0)
-    recorder.start(1, 4, Slo(ttft_ms=HOUR_MS, e2e_ms=HOUR_MS))
+    recorder.ticks.start(1, 4, Slo(ttft_ms=HOUR_MS, e2e_ms=HOUR_MS))
     aborted: list[str] = []
     generation = Generation(
         "cmpl-1",

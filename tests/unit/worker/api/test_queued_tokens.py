@@ -9,7 +9,7 @@ from sluice_core.contract import TICK_SECONDS, Causes
 from sluice_core.errors import Draining, QueueFull, RequestError, TooManyOpen
 from sluice_core.wire import FirstToken, TokenOut
 from sluice_frontend.config import ServerConfig
-from sluice_frontend.evidence.recorder import NOTHING
+from sluice_frontend.evidence.engine_side import NOTHING
 from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api.generation import Arrived
 from unit.worker.api.test_waiting_memory import create_service
@@ -24,10 +24,10 @@ def test_the_bound_of_queued_tokens_is_prefill_unless_somebody_waits(
     service = create_service(tmp_path, ServerConfig(max_num_queued_tokens=3))
     recorder = service.recorder
     asyncio.run(service.open(parse_completion(BODY), 0.0))
-    recorder.snapshot = msgspec.structs.replace(NOTHING, running=1, waiting_kv=waiting_kv)
+    recorder.engine.snapshot = msgspec.structs.replace(NOTHING, running=1, waiting_kv=waiting_kv)
     with pytest.raises(QueueFull, match="max_num_queued_tokens is 3"):
         asyncio.run(service.open(parse_completion(BODY), 0.0))
-    recorder.advance(recorder._tick_start_s + TICK_SECONDS, 0.0, 0.0)
+    recorder.advance(recorder.ticks.start_s + TICK_SECONDS, 0.0, 0.0)
     (tick,) = recorder.evidence(0).ticks
     assert (tick.refused, tick.ttft.by) == (1, expected)
 
@@ -53,7 +53,7 @@ def test_a_request_whose_body_finds_no_room_is_booked_as_an_arrival(tmp_path: Pa
     assert isinstance(refused, TooManyOpen)
     assert refused.retry_after_s == 1
     recorder = service.recorder
-    recorder.advance(recorder._tick_start_s + TICK_SECONDS, 0.0, 0.0)
+    recorder.advance(recorder.ticks.start_s + TICK_SECONDS, 0.0, 0.0)
     (tick,) = recorder.evidence(0).ticks
     assert (tick.arrivals, tick.refused, tick.ttft.by) == (1, 1, Causes(cold=1))
     assert service.stats.rejected == {"large_bodies": 1}

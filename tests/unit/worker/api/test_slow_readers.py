@@ -82,7 +82,7 @@ async def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_cam
     clock = SimpleNamespace(now_s=1000.0)
     monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     recorder = Recorder("boot", clock.now_s, 1000.0)
-    recorder.start(1, 4, Slo(itl_ms=1.5e3 * GAP_S))
+    recorder.ticks.start(1, 4, Slo(itl_ms=1.5e3 * GAP_S))
     ledger = Ledger(recorder, Statistics(Slo(), 0.0))
     generation = Generation("cmpl-1", parse_completion(b'{"prompt": "a"}'), ledger, lambda _: None)
     text = Transcript(
