@@ -14,7 +14,7 @@ from sluice_core.model.sizing import blocks_for
 from sluice_core.wire import TOKEN_BYTES, Limits, Snapshot, StepReport, Submit, TokenOut, packed
 from sluice_frontend.evidence.recorder import Flight
 from sluice_frontend.openai.deadlines import Deadlines
-from sluice_frontend.serving.admission import is_full, unreachable
+from sluice_frontend.serving.bounds import is_full, unreachable
 from sluice_frontend.serving.forecast import Forecast
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import Request
 from sluice_core.errors import SluiceError, TooManyOpen
 
-from sluice_frontend.config import ServerConfig
-
+from ..config import ServerConfig
 from .guards import read_body
 
 FREE_BYTES = 1 << 16

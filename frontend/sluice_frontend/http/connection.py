@@ -17,8 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from sluice_frontend.config import ServerConfig
-
+from ..config import ServerConfig
 from ..openai.sse import error_body
 
 log = logging.getLogger(__name__)

@@ -27,8 +27,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sluice_frontend.config import read_secrets
-
+from ..config import read_secrets
 from ..openai.protocol import REQUEST_ID
 from ..openai.response_types import ErrorInfo, ErrorReply
 from ..openai.sse import encode, error_body

@@ -8,11 +8,17 @@ Under first come, first served a newcomer waits for all that are open. Where the
 waits for those alone who are served before it, and whoever is late lets it pass.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sluice_core.contract import StepModel
 from sluice_core.ordering import Pace, Terms, before
+
+from ..evidence.recorder import Recorder
+from .limits import Live
+
+MAX_RETRY_AFTER_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +87,51 @@ class Forecast:
             return None
         decodes = min(self.num_open + num_new, self.cap)
         return self.step_model.step_ms(decodes, self.kv_per_seq * decodes, 0)
+
+
+def forecast_of(recorder: Recorder, live: Live, num_open: int) -> Forecast:
+    """The present load, of which `num_open` sequences have not ended."""
+    engine = recorder.engine
+    return Forecast(
+        num_open=num_open,
+        num_running=engine.snapshot.running,
+        num_waiting=engine.snapshot.waiting,
+        cap=live.max_num_seqs,
+        service_s=recorder.recent.service_s(),
+        step_model=engine.step_model,
+        kv_per_seq=recorder.recent.lengths().mean,
+    )
+
+
+def forecast_for(
+    recorder: Recorder,
+    live: Live,
+    num_open: int,
+    *,
+    priority: int,
+    ttft_ms: float | None,
+    prompts: Iterable[int],
+    arrival_s: float,
+    now_s: float,
+) -> Forecast:
+    """The forecast for the longest of `prompts` (tokens), which come together."""
+    forecast, engine = forecast_of(recorder, live, num_open), recorder.engine
+    limits = live.for_engine()
+    if limits.policy == "fcfs" or live.overload == "Shed":
+        return forecast  # nobody late stays: all that are open go before
+
+    def terms(priority: int, ttft_ms: float | None, arrived_s: float, tokens: int) -> Terms:
+        due_s = limits.due_s(arrived_s, ttft_ms)
+        return Terms(priority, due_s, arrived_s, engine.uncached(tokens))
+
+    pending = [
+        terms(f.priority, f.ttft_ms, f.arrival_s, 0 if f.is_another else f.num_prompt_tokens)
+        for f in recorder.pending
+    ]
+    *others, longest = (terms(priority, ttft_ms, arrival_s, num) for num in sorted(prompts))
+    return forecast.behind(longest, [*pending, *others], now_s, engine.price_s)
+
+
+def retry_after_s(wait_s: float) -> int:
+    """The predicted wait as a Retry-After."""
+    return min(max(1, math.ceil(wait_s)), MAX_RETRY_AFTER_S)

@@ -41,7 +41,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        async with service.bodies.read(request, service.refuse_body) as body:
+        async with service.bodies.read(request, service.admission.refuse_body) as body:
             arrival_s = time.monotonic()
             parse = partial(parse_chat, body, service.defaults)
             asked = await service.parsing.result(len(body), parse)
@@ -82,7 +82,7 @@ async def _generated(
     kind: type[Format],
 ) -> Response:
     """Read, parse and submit. A request's clock starts with the last byte of its body."""
-    async with service.bodies.read(request, service.refuse_body) as body:
+    async with service.bodies.read(request, service.admission.refuse_body) as body:
         arrival_s = time.monotonic()
         asked = await service.parsing.result(len(body), lambda: parse(body, service.defaults))
         generation = await service.open(_with_headers(asked, request), arrival_s)
@@ -112,9 +112,9 @@ def _add_models(app: FastAPI, service: Service) -> None:
     def card() -> response_types.ModelCard:
         return response_types.ModelCard(
             id=service.config.model_name,
-            created=int(service.created_s),
+            created=int(service.runtime.created_s),
             root=service.config.root,
-            max_model_len=service.engine.max_model_len if service.engine else 0,
+            max_model_len=ready.max_model_len if (ready := service.client.ready) else 0,
         )
 
     @app.get("/v1/models")
@@ -125,7 +125,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
     async def model(model: str) -> Response:
         if not model:  # /v1/models/
             return await models()
-        service.check_model(model)
+        service.admission.check_model(model)
         return answer(card())
 
     @app.get("/load")
@@ -169,8 +169,9 @@ def add_health(
 
 def add_probes(app: FastAPI, service: Service) -> None:
     """Health, version and metrics: on both ports."""
-    add_health(app, service.liveness, service.health, service.readiness)
+    runtime = service.runtime
+    add_health(app, runtime.liveness, runtime.health, runtime.readiness)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(generate_latest(service.registry), media_type=CONTENT_TYPE)
+        return Response(generate_latest(runtime.registry), media_type=CONTENT_TYPE)

@@ -10,7 +10,7 @@ from sluice_core.contract import StepModel
 from sluice_core.errors import RequestError
 from sluice_frontend.openai.deadlines import Deadlines
 from sluice_frontend.openai.protocol import parse_completion, parse_generate
-from sluice_frontend.serving.admission import unreachable
+from sluice_frontend.serving.bounds import unreachable
 from sluice_frontend.serving.forecast import Forecast
 
 BUSY = Forecast(

@@ -110,10 +110,10 @@ def test_prefills_whose_places_others_have_leave_nobody_room_sooner() -> None:
 def serving(directory: Path, policy: SchedulingPolicy) -> Service:
     """One whose cap of four is full, behind which six wait that are late."""
     service = create_service(directory, ServerConfig())
-    service.live = structs.replace(
-        service.live, slo=Slo(ttft_ms=2000), scheduling_policy=policy, max_num_seqs=4
+    service.runtime.live = structs.replace(
+        service.runtime.live, slo=Slo(ttft_ms=2000), scheduling_policy=policy, max_num_seqs=4
     )
-    recorder, now_s = service.recorder, time.monotonic()
+    recorder, now_s = service.runtime.recorder, time.monotonic()
     recorder.engine.step_model = StepModel(a=5.0, b=0.0, c=0.0, d=0.01, n=50, resid_q=1.0)
     recorder.recent.add_service(2.0)
     for _ in range(4):
@@ -154,13 +154,13 @@ def test_who_is_dropped_hears_when_all_that_are_open_would_be_served(
     """Shed keeps nobody late, so that in either order all go before a newcomer."""
     service = serving(tmp_path, policy)
     told: list[SluiceError] = []
-    service.live = structs.replace(service.live, overload="Shed")
+    service.runtime.live = structs.replace(service.runtime.live, overload="Shed")
 
     def drop(request_id: str, error: SluiceError) -> None:
         told.append(error)
 
     service.client.drop = drop  # type: ignore[method-assign]
     now_s = time.monotonic()
-    service.pulse.serving(now_s)
-    service._shed(now_s)
+    service.runtime.pulse.serving(now_s)
+    service.runtime.shed(now_s)
     assert [error.retry_after_s for error in told] == [4] * 6

@@ -21,18 +21,20 @@ def shed(directory: Path, stalled_s: float) -> tuple[Generation, list[ToEngine]]
     """A request that waits an hour too long while the engine makes no step for so long, and what
     the engine was told behind it."""
     service = create_service(directory, ServerConfig(liveness_timeout=TIMEOUT_S))
-    service.live = structs.replace(service.live, slo=Slo(ttft_ms=1e3 * HOUR_S), overload="Shed")
+    service.runtime.live = structs.replace(
+        service.runtime.live, slo=Slo(ttft_ms=1e3 * HOUR_S), overload="Shed"
+    )
     now_s = time.monotonic()
-    service.pulse.serving(now_s)
+    service.runtime.pulse.serving(now_s)
     asked = parse_completion(b'{"prompt": [1, 2, 3], "max_tokens": 1}')
     generation = asyncio.run(service.open(asked, now_s))
     told: list[ToEngine] = []
     service.client._send = lambda message: told.append(message)  # type: ignore[method-assign]
-    service._shed(now_s)
+    service.runtime.shed(now_s)
     assert told == []
     later_s = now_s + 2 * HOUR_S
-    service.pulse.stepped(later_s - stalled_s)
-    service._shed(later_s)
+    service.runtime.pulse.stepped(later_s - stalled_s)
+    service.runtime.shed(later_s)
     return generation, told
 
 

@@ -44,11 +44,17 @@ READY = Ready(
 )
 
 
+def serves(service: Service) -> None:
+    """Let its engine be ready."""
+    service.client.ready = READY
+    service.runtime.ready(READY)
+
+
 def create_service(directory: Path, server: ServerConfig) -> Service:
     """One that is ready, and whose engine never answers."""
     engine = EngineConfig(model=str(write_checkpoint(directory, max_position=4096)))
     service = Service(WorkerConfig(engine, server))
-    service.ready(READY)
+    serves(service)
     service.client._send = lambda message: None  # type: ignore[method-assign]
     return service
 

@@ -22,8 +22,8 @@ from sluice_core.wire import (
     TokenOut,
     packed,
 )
-from sluice_frontend.evidence.health import Pulse
 from sluice_frontend.evidence.engine_side import NOTHING
+from sluice_frontend.evidence.health import Pulse
 from sluice_worker.base.resources import Resources
 from sluice_worker.engine import client as module
 from sluice_worker.engine.client import EngineClient, EngineProcess, _Wire

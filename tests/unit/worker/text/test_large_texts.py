@@ -14,7 +14,7 @@ from sluice_frontend.config import ServerConfig
 from sluice_frontend.http.offload import LARGE_CHARS, texts
 from sluice_frontend.openai.chat import Conversation, parse_chat
 from sluice_frontend.openai.protocol import parse_completion
-from sluice_frontend.serving.admission import check_length
+from sluice_frontend.serving.bounds import check_length
 from sluice_worker.api.service import Service
 from sluice_worker.base.config import EngineConfig, WorkerConfig
 from sluice_worker.text.renderer import Renderer
@@ -22,7 +22,7 @@ from sluice_worker.text.tokenizer import SLACK, Tokenizer
 from sluice_worker.text.vocabulary import longest_token
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
-from unit.worker.api.test_waiting_memory import READY
+from unit.worker.api.test_waiting_memory import READY, serves
 from unit.worker.api.tiny import write_checkpoint
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -101,7 +101,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
     directory = write_checkpoint(tmp_path)
     (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
     service = Service(WorkerConfig(EngineConfig(model=str(directory)), ServerConfig()))
-    service.ready(READY)
+    serves(service)
 
     def refuse(*args: object, **fields: object) -> None:
         raise AssertionError("a text was tokenised")

@@ -3,39 +3,40 @@
 from fastapi import FastAPI, Request
 from sluice_core.contract import RuntimePatch
 from sluice_core.errors import RequestError
-from sluice_frontend.http.guards import PROBE_PATHS, answer, read_body
-from sluice_frontend.openai.json_body import convert, parse_object
 from starlette.responses import Response
 
-from .service import Service
+from ..http.guards import PROBE_PATHS, answer, read_body
+from ..openai.json_body import convert, parse_object
+from .backend import Backend
+from .runtime import Runtime
 
 OPEN_PATHS = ("/metrics", *PROBE_PATHS)
 """What answers without a bearer on the admin port."""
 MAX_PATCH_BYTES = 64 << 10
 
 
-def add_admin_routes(app: FastAPI, service: Service) -> None:
+def add_admin_routes(app: FastAPI, runtime: Runtime[Backend]) -> None:
     """All routes of the admin port but the probes."""
 
     @app.get("/v1/runtime_config")
     async def runtime_config() -> Response:
-        return answer(service.runtime_config())
+        return answer(runtime.runtime_config())
 
     @app.patch("/v1/runtime_config")
     async def patch(request: Request) -> Response:
-        timeout_s = service.config.server.receive_timeout
+        timeout_s = runtime.config.receive_timeout
         body = await read_body(request, MAX_PATCH_BYTES, timeout_s)
         change = convert(parse_object(body), RuntimePatch)
-        return answer(service.patch(change))
+        return answer(runtime.patch(change))
 
     @app.get("/v1/evidence")
     async def evidence(request: Request) -> Response:
         after = request.query_params.get("after", "0")
         if not (after.isascii() and after.isdigit() and len(after) < 19):
             raise RequestError("after must be a whole number from 0 on", param="after")
-        return answer(service.evidence(int(after)))
+        return answer(runtime.evidence(int(after)))
 
     @app.get("/v1/integrity")
     async def integrity() -> Response:
-        problem = await service.client.check_integrity()
+        problem = await runtime.backend.check_integrity()
         return answer({"problem": problem}, 500 if problem else 200)
