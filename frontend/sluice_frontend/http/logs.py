@@ -8,6 +8,8 @@ import time
 from sluice_core.errors import ConfigError
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+PACKAGES = ("sluice_frontend", "sluice_worker")
+"""Whose events are told."""
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -46,4 +48,5 @@ def install(level: str = "INFO", formatter: logging.Formatter | None = None) -> 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("sluice_worker").setLevel(level.upper())
+    for package in PACKAGES:
+        logging.getLogger(package).setLevel(level.upper())

@@ -1,1 +1,1 @@
-"""Live limits, admission and forecast. No torch."""
+"""What is in force, admission, forecast, the admin routes. No torch."""
