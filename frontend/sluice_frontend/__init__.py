@@ -1,4 +1,4 @@
-"""What stands before any engine: HTTP, OpenAI's types, admission, live limits and evidence.
+"""The frontend of any engine: HTTP, OpenAI's types, admission, live limits and evidence.
 
 It imports the core alone, and no torch. docs/structure.md lists its rooms.
 """

@@ -1,4 +1,4 @@
-"""What an engine says of itself and its steps, as far as it says anything. Pure.
+"""The engine's side of the evidence: its state, its steps and what they teach. Pure.
 
 A foreign engine sends no step reports: its snapshot stays as it is, and there is no step model.
 """
@@ -30,7 +30,7 @@ class EngineSide:
         self._prefill_time = PrefillTime()
 
     def ready(self, ready: Ready) -> None:
-        """What it measured at its start."""
+        """Take what it measured at its start."""
         self.memory, self.step_model = ready.memory, ready.step_model
 
     def step(self, report: StepReport) -> None:
@@ -58,12 +58,12 @@ class EngineSide:
 
     @property
     def waiting_cause(self) -> Cause:
-        """What most of those wait for that wait now."""
+        """The lack that keeps most of those who wait now."""
         return "kv" if self.snapshot.waiting_kv > self.snapshot.waiting_cap else "cap"
 
     @property
     def num_free(self) -> int:
-        """How many may begin at the next step; behind those that wait nobody has begun."""
+        """Places for newcomers at the next step; none while others wait."""
         free = self._ticks.max_num_seqs - self.snapshot.running
         return 0 if self.snapshot.waiting else max(0, free)
 

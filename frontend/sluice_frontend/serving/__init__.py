@@ -1,1 +1,1 @@
-"""What is in force, admission, forecast, the admin routes. No torch."""
+"""Limits in force, admission, forecast, the admin routes. No torch."""

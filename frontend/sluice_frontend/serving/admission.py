@@ -66,7 +66,7 @@ class Reading(Protocol):
 
 
 class Admission:
-    """What asks, and books refusals that are arrivals: all but those of a request's own faults.
+    """Asks, and books a refusal as an arrival unless the fault is the request's own.
 
     `max_queued_tokens`: prompt tokens that the memory holds while they wait.
     """

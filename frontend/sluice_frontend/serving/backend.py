@@ -1,4 +1,4 @@
-"""What a frontend asks of the engine behind it, be it a process of ours or a foreign server."""
+"""The engine behind a frontend, as the frontend sees it: our own process, or a foreign server."""
 
 import asyncio
 from typing import Protocol
@@ -48,7 +48,7 @@ class Backend(Protocol):
 
     @property
     def ready(self) -> Ready | None:
-        """What the engine said of itself; None before it serves."""
+        """The engine's report of itself; None before it serves."""
 
     @property
     def closed(self) -> asyncio.Event:

@@ -1,4 +1,4 @@
-"""What can run at all, finds room in the queue and can be in time. Pure."""
+"""Bounds of a request: its length, the room in the queue, the time it has. Pure."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""What is in force and what is open: the frontend's one object with state.
+"""The frontend's one object with state: the limits in force, the evidence, the engine behind.
 
 It is told what the engine says, and hands the operator what was counted.
 """
@@ -102,7 +102,7 @@ class Runtime(Generic[B_co]):
     # -- live configuration
 
     def limits(self) -> Ready:
-        """What the engine said of itself; raises NotReady before it serves."""
+        """The engine's report of itself; raises NotReady before it serves."""
         ready = self.backend.ready
         if ready is None:
             raise NotReady("the model is being loaded", retry_after_s=1)
