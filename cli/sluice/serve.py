@@ -7,10 +7,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from sluice_frontend.config import API_KEY
+from sluice_frontend.http.logs import EventFormatter, fields_of
 from sluice_operator.cluster.address import in_url
 from sluice_worker import __main__ as worker
-from sluice_worker.base.config import API_KEY, WorkerConfig
-from sluice_worker.http.logs import EventFormatter, fields_of
+from sluice_worker.base.config import WorkerConfig
 
 GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """A driver's device: CUDA's own, and that of WSL."""

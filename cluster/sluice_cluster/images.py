@@ -40,7 +40,7 @@ IMAGES = (
     Image(
         "worker",
         "worker/Dockerfile",
-        (*COMMON, *MODELS, "worker", "kernels"),
+        (*COMMON, *MODELS, "frontend", "worker", "kernels"),
     ),
 )
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from bench.serving import MODEL
 from sluice.machine import processor
+from sluice_core.wire import Abort, Submit, packed
 from sluice_worker.base.config import EngineConfig
-from sluice_worker.base.wire import Abort, Submit, packed
 from sluice_worker.engine.loop import Engine
 from sluice_worker.engine.startup import start
 from sluice_worker.scheduling.blocks import BlockPool

@@ -31,8 +31,8 @@ from bench.gpu_kernels import (
     shrunk,
     timed,
 )
+from sluice_core.wire import Abort, Limits, Sampling, Submit, packed
 from sluice_kernels.triton.kernels import TritonKernels
-from sluice_worker.base.wire import Abort, Limits, Sampling, Submit, packed
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.gpu.capture import graph_sizes
 from sluice_worker.execution.gpu.rows import Row

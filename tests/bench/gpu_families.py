@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from bench.gpu_kernels import DEVICE, DTYPE, REHEARSED, num_processors
 from sluice_core.model.files import read_json
+from sluice_core.wire import Submit
 from sluice_kernels.triton.kernels import TritonKernels
-from sluice_worker.base.wire import Submit
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.gpu.runner import GpuRunner
 from sluice_worker.execution.models.config import DecoderConfig

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from bench.gpu_engine import EIGHT_B
 from bench.gpu_kernels import REHEARSED, VOCAB
+from sluice_core.wire import Submit, packed
 from sluice_worker.base.config import EngineConfig
-from sluice_worker.base.wire import Submit, packed
 from sluice_worker.engine.startup import start
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Work

@@ -29,12 +29,12 @@ import torch
 from bench.environment import as_engine
 from sluice.machine import processor
 from sluice_core.model.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, blocks_for
+from sluice_core.wire import Submit, packed
 from sluice_kernels.choose import choose
 from sluice_kernels.cpu.build import COMPILER, FLAGS, SOURCES, Target, usable_targets
 from sluice_kernels.interface import Kernels
 from sluice_kernels.plain import PlainKernels
 from sluice_worker.base.config import Quantization
-from sluice_worker.base.wire import Submit, packed
 from sluice_worker.execution.models.config import DecoderConfig
 from sluice_worker.execution.models.decoder import Decoder
 from sluice_worker.execution.runner import Runner

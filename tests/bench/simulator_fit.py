@@ -34,8 +34,8 @@ from sluice.simulate.pod import Pod
 from sluice.simulate.trace import Request
 from sluice.simulate.world import World
 from sluice_core import sketch
+from sluice_core.wire import Limits, StepReport, Submit, packed
 from sluice_operator.tuner import Targets
-from sluice_worker.base.wire import Limits, StepReport, Submit, packed
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.models.decoder import Decoder
 from sluice_worker.execution.runner import Runner

@@ -23,6 +23,7 @@ from sluice.machine import processor
 
 HERE = Path(__file__).resolve().parents[2]
 REPEATS, LIMIT_S, POLL_S = 5, 180.0, 0.02
+PACKAGES = ("core", "frontend", "worker", "kernels")
 FLAGS = "--host 127.0.0.1 --admin-port 0 --device cpu --max-num-seqs 32 --slo-itl-ms 100"
 
 
@@ -40,7 +41,7 @@ def start(checkout: Path, model: Path) -> dict[str, float]:
     """Seconds until a worker is ready, and CPU-seconds of its processes."""
     port, begin = free_port(), time.monotonic()
     command = [sys.executable, "-m", "sluice_worker", "--model", str(model), "--port", str(port)]
-    path = f"{checkout / 'worker'}{os.pathsep}{checkout / 'kernels'}"
+    path = os.pathsep.join(str(checkout / part) for part in PACKAGES)
     environ = {**os.environ, "PYTHONPATH": path}
     process = subprocess.Popen([*command, *FLAGS.split()], env=environ, start_new_session=True)
     try:

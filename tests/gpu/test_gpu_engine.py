@@ -3,9 +3,9 @@
 import pytest
 import torch
 from gpu.paged import DEVICE
+from sluice_core.wire import Limits, Sampling, Submit, packed
 from sluice_kernels.plain import PlainKernels
 from sluice_kernels.triton.kernels import TritonKernels
-from sluice_worker.base.wire import Limits, Sampling, Submit, packed
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.gpu.runner import GpuRunner
 from sluice_worker.execution.models.config import DecoderConfig

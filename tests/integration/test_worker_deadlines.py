@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from integration.worker_process import POLL_S, Worker, running_worker
-from sluice_worker.serving.service import MAX_ON_THEIR_WAY
+from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
 
 LONG = {"prompt": "x", "max_tokens": 3800, "ignore_eos": True, "temperature": 1.0, "seed": 1}
 GREEDY = {"prompt": "def f():\n" * 4, "max_tokens": 200, "ignore_eos": True, "temperature": 0}

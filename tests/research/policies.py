@@ -44,7 +44,7 @@ class Aimd(Replay):
             return
         self._next_s += AIMD_EVERY_S
         num = int(AIMD_EVERY_S / TICK_SECONDS)
-        ticks = [tick for pod in world.pods for tick in pod.recorder.newest_ticks(num)]
+        ticks = [tick for pod in world.pods for tick in pod.recorder.ticks.newest(num)]
         if _breaks(world.targets, ticks):
             world.set_cap(max(1, int(world.cap * AIMD_DECREASE)))
         elif any(2 * tick.max_running >= world.cap for tick in ticks):

@@ -36,9 +36,9 @@ def run(
     with _leaving_at_once():
         import uvloop
         from sluice_core.errors import SluiceError
+        from sluice_frontend.http import logs
 
         from .base.config import parse
-        from .http import logs
 
         try:
             config = parse(argv)

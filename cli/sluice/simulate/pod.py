@@ -11,24 +11,16 @@ from typing import NamedTuple
 
 from sluice_core.contract import StepModel
 from sluice_core.model.sizing import blocks_for
-from sluice_worker.base.wire import (
-    TOKEN_BYTES,
-    Limits,
-    Snapshot,
-    StepReport,
-    Submit,
-    TokenOut,
-    packed,
-)
-from sluice_worker.evidence.recorder import Flight
-from sluice_worker.openai.deadlines import Deadlines
+from sluice_core.wire import TOKEN_BYTES, Limits, Snapshot, StepReport, Submit, TokenOut, packed
+from sluice_frontend.evidence.recorder import Flight
+from sluice_frontend.openai.deadlines import Deadlines
+from sluice_frontend.serving.bounds import is_full, unreachable
+from sluice_frontend.serving.forecast import Forecast
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Step
 from sluice_worker.scheduling.steptime import StepRecord
-from sluice_worker.serving.admission import is_full, unreachable
-from sluice_worker.serving.forecast import Forecast
 
 from .scraped import REFIT_S, Outcome, Scraped
 from .trace import Request
@@ -112,10 +104,10 @@ class Pod(Scraped):
         self._advance(now_s)
         self.cap, self.epoch = cap, epoch
         self.scheduler.limits = self._limits()
-        self.recorder.configure(epoch, cap, self.slo)
+        self.recorder.ticks.configure(epoch, cap, self.slo)
 
     def _advance(self, now_s: float) -> None:
-        if self.recorder.is_due(now_s):
+        if self.recorder.ticks.is_due(now_s):
             self.recorder.advance(now_s, now_s, 0.0)
 
     def _receive(self, request: Request) -> None:
@@ -123,7 +115,7 @@ class Pod(Scraped):
         params, num_open = self.params, len(self.open)
         total = blocks_for(request.prompt_tokens + request.max_tokens, params.block_size)
         if total > self.pool.num_total or is_full(
-            1, num_open, self.cap, self.recorder.snapshot, params.max_num_queued
+            1, num_open, self.cap, self.recorder.engine.snapshot, params.max_num_queued
         ):
             self.recorder.refuse()
             self.num_refused += 1
@@ -132,17 +124,17 @@ class Pod(Scraped):
 
     def _refuse_if_late(self, request: Request) -> bool:
         """Whether it is refused on arrival, because it would be shed later."""
-        state, recorder = self.recorder.snapshot, self.recorder
+        state, recorder = self.recorder.engine.snapshot, self.recorder
         forecast = Forecast(
             num_open=len(self.open),
             num_running=state.running,
             num_waiting=state.waiting,
             cap=self.cap,
-            service_s=recorder.service_s(),
-            step_model=recorder.step_model,
+            service_s=recorder.recent.service_s(),
+            step_model=recorder.engine.step_model,
             kv_per_seq=0.0,  # of no consequence to the wait
         )
-        prefill_ms = recorder.prefill_ms(request.prompt_tokens, request.t_s)
+        prefill_ms = recorder.engine.prefill_ms(request.prompt_tokens, request.t_s)
         problem = unreachable(
             Deadlines(), self.slo.ttft_ms, forecast, 1, age_ms=0.0, prefill_ms=prefill_ms
         )
@@ -212,7 +204,9 @@ class Pod(Scraped):
             if outcome.finish_reason is not None:
                 self._finish(outcome.sequence, now_s)
         model = self._learn(step, step_ms, now_s)
-        self.recorder.step(self._report(step, started_s, step_ms, len(sampled), model))
+        report = self._report(step, started_s, step_ms, len(sampled), model)
+        self.recorder.engine.step(report)
+        self.recorder.admit(report.admitted, started_s)
 
     def _book(self, sequence: Sequence, step: Step, now_s: float) -> None:
         flight = self.open[sequence.request_id]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sluice_worker.evidence.recorder import Recorder
+from sluice_frontend.evidence.recorder import Recorder
 
 
 @dataclass(slots=True)
@@ -31,7 +31,9 @@ class Recording(Recorder):
         super().__init__(boot_id, now_s, wall_s)
         self.totals = Totals()
 
-    def _close(self, wall_s: float, throttled_s: float) -> None:
-        super()._close(wall_s, throttled_s)
-        tick = self._ticks[-1]
-        self.totals.add(tick.max_running, tick.itl.n, tick.itl.over, tick.itl.sketch)
+    def advance(self, now_s: float, wall_s: float, throttled_s: float) -> None:
+        """As the worker's."""
+        last_seq = self.ticks.next_seq - 1
+        super().advance(now_s, wall_s, throttled_s)
+        for tick in self.ticks.after(last_seq):
+            self.totals.add(tick.max_running, tick.itl.n, tick.itl.over, tick.itl.sketch)

@@ -49,10 +49,10 @@ class Scraped(ABC):
         self.cap, self.epoch, self.slo = cap, epoch, slo
         self.terminating = False
         self._recorder = self._recording(name, start_s, start_s)
-        self._recorder.start(epoch, cap, slo)
-        self._recorder.step_model = self.times.model
+        self._recorder.ticks.start(epoch, cap, slo)
+        self._recorder.engine.step_model = self.times.model
         num_blocks = params.kv_tokens // params.block_size
-        self._recorder.memory = MemoryReport({}, {}, num_blocks * params.block_size)
+        self._recorder.engine.memory = MemoryReport({}, {}, num_blocks * params.block_size)
         self._prepare(start_s)
 
     @abstractmethod
@@ -101,7 +101,7 @@ class Scraped(ABC):
         if now_s < self.ready_s:
             return PodView(self.name, False, False, None, None, self.created_s)
         recorder = self.recorder
-        state = recorder.snapshot
+        state = recorder.engine.snapshot
         config = RuntimeConfig(
             epoch=self.epoch,
             max_num_seqs=self.cap,

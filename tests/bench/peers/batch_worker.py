@@ -120,7 +120,7 @@ def sluice_offline(model: str, cap: int) -> Batch:
     process = importlib.import_module("sluice_worker.engine.process")
     resources = importlib.import_module("sluice_worker.base.resources").Resources()
     process.set_threads(resources.num_threads())
-    wire = importlib.import_module("sluice_worker.base.wire")
+    wire = importlib.import_module("sluice_core.wire")
     config = importlib.import_module("sluice_worker.base.config").EngineConfig(
         model=model,
         device="cpu",

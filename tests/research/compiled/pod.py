@@ -34,7 +34,7 @@ from sluice_core.contract import (
     Waiting,
 )
 from sluice_core.sketch import SMALLEST_MS
-from sluice_worker.base.wire import Snapshot
+from sluice_core.wire import Snapshot
 from sluice_worker.scheduling import scheduler, steptime
 from sluice_worker.scheduling.steptime import StepTimes
 
@@ -56,21 +56,15 @@ def quickest(params: Params, trace: Sequence[Request]) -> type[Scraped]:
 class Taken(Recording):
     """A recording that takes whole ticks."""
 
-    @property
-    def next_seq(self) -> int:
-        """Of the tick that is open."""
-        return self._next_seq
-
     def take(
         self, ticks: Iterable[Tick], lengths: Iterable[int], state: Snapshot, model: StepModel
     ) -> None:
         """What was booked elsewhere since the last time."""
         for tick in ticks:
-            self._ticks.append(tick)
-            self._next_seq += 1
+            self.ticks.append(tick)
         for length in lengths:
-            self._lengths.add(length)
-        self.snapshot, self.step_model = state, model
+            self.recent.add(length)
+        self.engine.snapshot, self.engine.step_model = state, model
 
 
 class CompiledPod(Scraped):
@@ -144,7 +138,7 @@ class CompiledPod(Scraped):
         self._library.pod_patch(self._pod, cap, epoch, now_s)
         self.cap, self.epoch = cap, epoch
         self._is_read = False
-        self.recorder.configure(epoch, cap, self.slo)
+        self.recorder.ticks.configure(epoch, cap, self.slo)
 
     def outcomes(self) -> tuple[list[Outcome], list[Outcome]]:
         """As a pod's; what one that still decodes has is told as of when it began to."""
@@ -160,7 +154,7 @@ class CompiledPod(Scraped):
         """Bring the recorder to what the library has found since the last time."""
         loaded, pod, view = self._library, self._pod, self._view
         pairs, start, ticks = loaded.pod_pairs(pod), 0, list[Tick]()
-        rows, seq = loaded.pod_ticks(pod), self._recorder.next_seq
+        rows, seq = loaded.pod_ticks(pod), self._recorder.ticks.next_seq
         for index in range(view.num_ticks):
             row = rows[index]
             ticks.append(_tick(row, pairs, start, seq + index, self.name))

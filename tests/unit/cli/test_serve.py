@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from sluice import serve
 from sluice.__main__ import main
-from sluice_worker.base.config import API_KEY, parse
+from sluice_frontend.config import API_KEY
+from sluice_worker.base.config import parse
 from unit.worker.api.tiny import write_checkpoint
 
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 WORLD = {"asyncio", "os", "socket", "time", "threading", "httpx", "aiohttp", "subprocess"}
 PURE = [
     path
-    for package in ("core", "worker", "operator", "cli", "kernels")
+    for package in ("core", "frontend", "worker", "operator", "cli", "kernels")
     for path in sorted((ROOT / package).rglob("*.py"))
     if re.search(r"\bPure[.:;]", ast.get_docstring(ast.parse(path.read_text())) or "")
 ]

@@ -1,1 +1,1 @@
-"""Routes, reply formats, streams and the published document; binds ports. API process, no torch."""
+"""Requests under way, routes, formats, streams; binds ports. API process, no torch."""

@@ -2,14 +2,15 @@
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
+from sluice_frontend.config import ServerConfig
+from sluice_frontend.http.guards import PROBE_PATHS, Bearer, Edge, Inflight, install_errors
+from sluice_frontend.serving.admin import OPEN_PATHS, add_admin_routes
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from ..base.config import ServerConfig
-from ..http.guards import PROBE_PATHS, Bearer, Edge, Inflight, install_errors
-from ..serving.service import Service
-from . import admin, routes
+from . import routes
 from .operations import GENERATING_PATHS
+from .service import Service
 
 # FastAPI traces every chunk of a stream by default; the evidence is what measures here.
 NO_TELEMETRY: TelemetryConfig = {
@@ -41,11 +42,11 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
         bearer=_api_bearer(service.config.server),
         open_paths=PROBE_PATHS,
         bounded_paths=GENERATING_PATHS,
-        check_room=service.check_room,
+        check_room=service.admission.check_room,
         inflight=inflight,
-        lifetime=service.lifetime,
-        load=service.load,
-        on_answer=service.stats.answer,
+        lifetime=service.runtime.lifetime,
+        load=service.runtime.load,
+        on_answer=service.runtime.stats.answer,
     )
     # Outermost: what a browser asks before a request bears no key.
     origins = service.config.server.allowed_origins
@@ -56,15 +57,15 @@ def admin_app(service: Service) -> ASGIApp:
     """What the operator and Prometheus speak to."""
     app = bare()
     routes.add_probes(app, service)
-    admin.add_admin_routes(app, service)
+    add_admin_routes(app, service.runtime)
     return Edge(
         app,
         bearer=Bearer.of(service.config.server.admin_token_file),
-        open_paths=admin.OPEN_PATHS,
+        open_paths=OPEN_PATHS,
         bounded_paths=(),
-        check_room=service.check_room,
+        check_room=service.admission.check_room,
         inflight=Inflight(),
         lifetime=lambda: 1.0,
-        load=service.load,
-        on_answer=service.stats.answer,
+        load=service.runtime.load,
+        on_answer=service.runtime.stats.answer,
     )

@@ -9,10 +9,10 @@ from fastapi import FastAPI
 from sluice_core.errors import NotReady
 from sluice_core.model.files import Directory
 from sluice_core.model.stored import read_config
+from sluice_frontend.evidence.health import Verdict
 from starlette.types import ASGIApp
 
 from ..base.config import HubConfig, WorkerConfig
-from ..evidence.health import Verdict
 from ..execution.models.config import DecoderConfig
 from ..hub.cache import Stopped
 from ..hub.download import download

@@ -7,15 +7,22 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
+from sluice_core import wire
+from sluice_frontend.openai import response_types
+from sluice_frontend.openai.logprobs import (
+    Scored,
+    as_token_id,
+    of_chat,
+    of_completion,
+    of_prompt,
+    prompt_tokens,
+)
+from sluice_frontend.openai.protocol import Completion
+from sluice_frontend.openai.response_types import Usage
+from sluice_frontend.openai.sse import DONE, encode, event
 
-from ..base import wire
-from ..openai import response_types
-from ..openai.logprobs import Scored, as_token_id, of_chat, of_completion, of_prompt, prompt_tokens
-from ..openai.protocol import Completion
-from ..openai.response_types import Usage
-from ..openai.sse import DONE, encode, event
-from ..serving.generation import Arrived, Choice, Generation
 from ..text.tokenizer import Tokenizer
+from .generation import Arrived, Choice, Generation
 
 SCORE_BYTES = 80
 """Of one log-probability in a reply, about: a chat's, which tells the token's bytes too."""

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-
-from ..openai.response_types import ErrorReply
+from sluice_frontend.openai.response_types import ErrorReply
 
 Schema = dict[str, Any]
 Kinds = tuple[type[Struct], ...]

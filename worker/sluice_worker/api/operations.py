@@ -1,9 +1,10 @@
 """What the API port's routes take and answer: the table behind the OpenAPI document. Pure."""
 
-from ..openai import response_types
-from ..openai.chat import CHAT_NEUTRAL, ChatFields, ConversationFields
-from ..openai.protocol import NEUTRAL, CompletionBody, GenerateBody, InputsBody
-from ..openai.tokenize import DetokenizeBody, TokenizeFields, TokenizeTextBody
+from sluice_frontend.openai import response_types
+from sluice_frontend.openai.chat import CHAT_NEUTRAL, ChatFields, ConversationFields
+from sluice_frontend.openai.protocol import NEUTRAL, CompletionBody, GenerateBody, InputsBody
+from sluice_frontend.openai.tokenize import DetokenizeBody, TokenizeFields, TokenizeTextBody
+
 from .openapi import JSON, WORK_ERRORS, Operation
 
 _MESSAGES = [{"role": "user", "content": "def add(a, b):"}]

@@ -8,21 +8,26 @@ from importlib.metadata import version
 
 from fastapi import FastAPI, Request
 from prometheus_client import generate_latest
+from sluice_frontend.evidence.health import Verdict
+from sluice_frontend.evidence.metrics import CONTENT_TYPE
+from sluice_frontend.http.guards import ASKED_ID, JSON, PROBE_PATHS, SALT, answer
+from sluice_frontend.openai import response_types
+from sluice_frontend.openai.chat import parse_chat
+from sluice_frontend.openai.protocol import (
+    Completion,
+    parse_completion,
+    parse_generate,
+    parse_generate_stream,
+)
+from sluice_frontend.openai.sampling_params import Defaults
+from sluice_frontend.openai.sse import encode
 from starlette.responses import Response
 
-from ..evidence.health import Verdict
-from ..evidence.metrics import CONTENT_TYPE
-from ..http.guards import ASKED_ID, JSON, PROBE_PATHS, SALT, answer
-from ..openai import response_types
-from ..openai.chat import parse_chat
-from ..openai.protocol import Completion, parse_completion, parse_generate, parse_generate_stream
-from ..openai.sampling_params import Defaults
-from ..openai.sse import encode
-from ..serving.generation import Generation
-from ..serving.service import Service
 from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
+from .generation import Generation
 from .openapi import document
 from .operations import OPERATIONS
+from .service import Service
 from .stream import EventStream, WholeReply
 from .tokens import add_token_routes
 
@@ -36,7 +41,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        async with service.bodies.read(request, service.refuse_body) as body:
+        async with service.bodies.read(request, service.admission.refuse_body) as body:
             arrival_s = time.monotonic()
             parse = partial(parse_chat, body, service.defaults)
             asked = await service.parsing.result(len(body), parse)
@@ -77,7 +82,7 @@ async def _generated(
     kind: type[Format],
 ) -> Response:
     """Read, parse and submit. A request's clock starts with the last byte of its body."""
-    async with service.bodies.read(request, service.refuse_body) as body:
+    async with service.bodies.read(request, service.admission.refuse_body) as body:
         arrival_s = time.monotonic()
         asked = await service.parsing.result(len(body), lambda: parse(body, service.defaults))
         generation = await service.open(_with_headers(asked, request), arrival_s)
@@ -107,9 +112,9 @@ def _add_models(app: FastAPI, service: Service) -> None:
     def card() -> response_types.ModelCard:
         return response_types.ModelCard(
             id=service.config.model_name,
-            created=int(service.created_s),
+            created=int(service.runtime.created_s),
             root=service.config.root,
-            max_model_len=service.engine.max_model_len if service.engine else 0,
+            max_model_len=ready.max_model_len if (ready := service.client.ready) else 0,
         )
 
     @app.get("/v1/models")
@@ -120,7 +125,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
     async def model(model: str) -> Response:
         if not model:  # /v1/models/
             return await models()
-        service.check_model(model)
+        service.admission.check_model(model)
         return answer(card())
 
     @app.get("/load")
@@ -164,8 +169,9 @@ def add_health(
 
 def add_probes(app: FastAPI, service: Service) -> None:
     """Health, version and metrics: on both ports."""
-    add_health(app, service.liveness, service.health, service.readiness)
+    runtime = service.runtime
+    add_health(app, runtime.liveness, runtime.health, runtime.readiness)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(generate_latest(service.registry), media_type=CONTENT_TYPE)
+        return Response(generate_latest(runtime.registry), media_type=CONTENT_TYPE)

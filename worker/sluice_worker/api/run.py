@@ -14,14 +14,16 @@ from dataclasses import dataclass
 import uvicorn
 from sluice_core.errors import ConfigError, EngineDied
 from sluice_core.model.sizing import MAX_CEILING
+from sluice_frontend.config import ServerConfig
+from sluice_frontend.http.connection import Connection, OnCut, connection_class
+from sluice_frontend.http.guards import Inflight
+from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..base.config import ServerConfig, WorkerConfig
+from ..base.config import WorkerConfig
 from ..engine.client import EngineProcess, spawn
-from ..http.connection import Connection, OnCut, connection_class
-from ..http.guards import Inflight
-from ..serving.service import MAX_ON_THEIR_WAY, Service
 from .app import admin_app, api_app
+from .service import Service
 
 log = logging.getLogger(__name__)
 
@@ -196,8 +198,8 @@ async def _serve(
     service, inflight = Service(config), Inflight()
     _quieten_collections()
     api_door.app, admin_door.app = api_app(service, inflight), admin_app(service)
-    api_door.on_cut = admin_door.on_cut = service.stats.connection_cut
-    beat = asyncio.create_task(service.beat())
+    api_door.on_cut = admin_door.on_cut = service.runtime.stats.connection_cut
+    beat = asyncio.create_task(service.runtime.beat())
     try:
         await _live(service, engine, api, inflight)
     finally:
@@ -239,7 +241,7 @@ async def _live(
     else:
         service.client.raise_if_never_served()
         await inflight.until_empty(ANSWER_S)
-    verdict = service.liveness()
+    verdict = service.runtime.liveness()
     if not verdict.ok:
         raise EngineDied(verdict.reason)
 
@@ -252,12 +254,12 @@ async def _drain(service: Service, api: _Server, inflight: Inflight) -> None:
     idle_s = POOL_S if flags.shutdown_delay else QUIET_S
     limit_s = flags.shutdown_timeout
     log.info("draining", extra={"open_requests": service.client.num_open, "limit_s": limit_s})
-    service.drain()
+    service.runtime.drain()
     if await _until_quiet(api, inflight, idle_s, from_s, from_s + limit_s):
         api.close_idle()  # before the loop turns again, so that no request is lost in between
     elif inflight.num_open:
         log.warning("cut at the limit", extra={"open_requests": service.client.num_open})
-    service.close()
+    service.runtime.close()
     await inflight.until_empty(ANSWER_S)
 
 

@@ -12,15 +12,15 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from sluice_core.errors import SluiceError
+from sluice_core.wire import FinishReason
+from sluice_frontend.http.bodies import FREE_BYTES, Answers
+from sluice_frontend.http.guards import ReadReply
+from sluice_frontend.openai.sse import error_event
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..base.wire import FinishReason
-from ..http.bodies import FREE_BYTES, Answers
-from ..http.guards import ReadReply
-from ..openai.sse import error_event
-from ..serving.generation import Arrived, Generation
 from .formats import Format
+from .generation import Arrived, Generation
 
 Told = tuple[Arrived, FinishReason | None]
 """A token that was told, and how its sequence ended with it."""

@@ -5,16 +5,17 @@ from functools import partial
 
 from fastapi import FastAPI, Request
 from sluice_core.errors import RequestError
+from sluice_frontend.http.bodies import too_many
+from sluice_frontend.http.guards import JSON, Inflight, ReadReply
+from sluice_frontend.http.offload import off_loop
+from sluice_frontend.openai import response_types
+from sluice_frontend.openai.sse import encode
+from sluice_frontend.openai.tokenize import Tokenize, parse_detokenize, parse_tokenize
+from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..http.bodies import too_many
-from ..http.guards import JSON, Inflight, ReadReply
-from ..http.offload import off_loop
-from ..openai import response_types
-from ..openai.sse import encode
-from ..openai.tokenize import Tokenize, parse_detokenize, parse_tokenize
-from ..serving.service import MAX_ON_THEIR_WAY, Service
+from .service import Service
 
 MAX_WINDOWS = 4
 LEAST_TOKENS = 1 << 20
@@ -63,8 +64,8 @@ class _InTurn(Response):
 async def _tokenize(request: Request, service: Service) -> tuple[int, Write]:
     async with service.bodies.read(request) as body:
         asked = await service.parsing.result(len(body), lambda: parse_tokenize(body))
-        service.check_model(asked.model)
-        window = service.limits().max_model_len
+        service.admission.check_model(asked.model)
+        window = service.runtime.limits().max_model_len
         ids = await _token_ids(service, asked, len(body))
     _check_tokens(len(ids), service, "prompt" if isinstance(asked.source, str) else "messages")
     strs = None
@@ -78,7 +79,7 @@ async def _tokenize(request: Request, service: Service) -> tuple[int, Write]:
 async def _detokenize(request: Request, service: Service) -> tuple[int, Write]:
     async with service.bodies.read(request) as body:
         asked = await service.parsing.result(len(body), lambda: parse_detokenize(body))
-    service.check_model(asked.model)
+    service.admission.check_model(asked.model)
     _check_tokens(len(asked.tokens), service, "tokens")
     service.prompts.check_ids(asked.tokens, "tokens")
     text = await off_loop(
@@ -104,7 +105,7 @@ async def _token_ids(service: Service, asked: Tokenize, num_bytes: int) -> list[
 
 
 def _max_tokens(service: Service) -> int:
-    return max(MAX_WINDOWS * service.limits().max_model_len, LEAST_TOKENS)
+    return max(MAX_WINDOWS * service.runtime.limits().max_model_len, LEAST_TOKENS)
 
 
 def _check_chars(num_chars: int, service: Service, field: str) -> None:

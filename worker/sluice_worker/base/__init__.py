@@ -1,1 +1,1 @@
-"""Both processes: messages between them, and the CPUs and memory that they may use."""
+"""Both processes: configuration, and the CPUs and memory that they may use."""

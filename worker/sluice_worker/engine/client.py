@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 from sluice_core.errors import (
@@ -22,10 +21,7 @@ from sluice_core.errors import (
     timestamp,
     told,
 )
-
-from ..base.config import EngineConfig
-from ..base.resources import Resources, engine_environment
-from ..base.wire import (
+from sluice_core.wire import (
     Abort,
     CheckIntegrity,
     Failed,
@@ -35,48 +31,24 @@ from ..base.wire import (
     Integrity,
     Limits,
     Ready,
-    Scores,
     Shutdown,
     Starting,
     StepReport,
     Submit,
     ToEngine,
-    TokenOut,
     encode_frame,
     from_engine_decoder,
     split_frames,
 )
-from ..evidence.health import Pulse
+from sluice_frontend.evidence.health import Pulse
+from sluice_frontend.serving.backend import Listener, Sink
+
+from ..base.config import EngineConfig
+from ..base.resources import Resources, engine_environment
 
 log = logging.getLogger(__name__)
 INTEGRITY_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S = 5.0
-
-
-class Sink(Protocol):
-    """Where one sequence's tokens go."""
-
-    def token(self, token: TokenOut, *, at_cap: bool, now_s: float) -> None:
-        """A token; the last one carries a finish reason and nothing follows it."""
-
-    def prompt(self, scores: Scores) -> None:
-        """Log-probabilities of the prompt's next tokens; all come before the first token."""
-
-    def ended(self, error: SluiceError) -> None:
-        """The sequence ended without a token; nothing follows."""
-
-
-class Listener(Protocol):
-    """Who is told of the engine as a whole. `now_s`: monotonic seconds at receipt."""
-
-    def ready(self, ready: Ready) -> None:
-        """The engine serves."""
-
-    def step(self, report: StepReport, now_s: float) -> None:
-        """A step was made; its tokens go to their sinks after this."""
-
-    def state(self, message: Finished | Heartbeat) -> None:
-        """A message with a newer snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +109,11 @@ def manner(returncode: int | None) -> str:
 
 
 class EngineClient:
-    """One engine process. All methods belong to the event loop's thread."""
+    """One engine process: a `Backend` of the frontend, which is attached, and stopped."""
 
     def __init__(self, pulse: Pulse, listener: Listener) -> None:
         self.pulse = pulse
+        self.ready: Ready | None = None
         self.failure: Failed | None = None
         self.closed = asyncio.Event()
         self._listener = listener
@@ -264,6 +237,7 @@ class EngineClient:
                 self.pulse.starting(message.phase, message.percent, now_s)
             case Ready():
                 self.pulse.serving(now_s)
+                self.ready = message
                 self._listener.ready(message)
             case Integrity():
                 answer = self._integrity.pop(0)

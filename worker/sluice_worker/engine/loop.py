@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from sluice_core.contract import StepModel
-
-from ..base.wire import (
+from sluice_core.wire import (
     Abort,
     Finished,
     FirstToken,
@@ -19,6 +18,7 @@ from ..base.wire import (
     Submit,
     TokenOut,
 )
+
 from ..execution.runner import Runner
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import Sequence

@@ -19,10 +19,7 @@ import msgspec
 from sluice_core.errors import StartupError, told
 from sluice_core.model.files import Directory, checkpoint_dir
 from sluice_core.model.stored import read_config
-
-from ..base.config import EngineConfig
-from ..base.resources import Resources
-from ..base.wire import (
+from sluice_core.wire import (
     Abort,
     CheckIntegrity,
     Failed,
@@ -38,6 +35,9 @@ from ..base.wire import (
     split_frames,
     to_engine_decoder,
 )
+
+from ..base.config import EngineConfig
+from ..base.resources import Resources
 from ..execution.models.config import DecoderConfig
 
 if TYPE_CHECKING:

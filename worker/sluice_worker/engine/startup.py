@@ -32,12 +32,12 @@ from sluice_core.model.sizing import (
     weights_bytes,
 )
 from sluice_core.model.stored import Weights, read_config, with_stored_dtype
+from sluice_core.wire import Limits, Ready, Submit, packed
 from sluice_kernels.choose import CannotChoose, choose
 from sluice_kernels.interface import Kernels
 
 from ..base.config import EngineConfig
 from ..base.resources import Resources, release_freed
-from ..base.wire import Limits, Ready, Submit, packed
 from ..execution.gpu.capture import graph_sizes
 from ..execution.models.config import DecoderConfig
 from ..execution.models.decoder import Decoder

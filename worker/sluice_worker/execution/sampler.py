@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sluice_core.wire import GREEDY_BELOW, Scores
 from torch import Tensor
 
-from ..base.wire import GREEDY_BELOW, Scores
 from ..scheduling.edits import Edits
 
 FIRST_CANDIDATES = 256

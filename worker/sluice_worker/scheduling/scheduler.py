@@ -24,10 +24,10 @@ import numpy as np
 from sluice_core.contract import AT_CAP_SHARE, MIN_CHUNK_TOKENS
 from sluice_core.model.sizing import blocks_for
 from sluice_core.ordering import Line, Pace, Terms
+from sluice_core.window import over_window
+from sluice_core.wire import Limits, Submit
 
 from ..base.config import NgramSpeculation
-from ..base.window import over_window
-from ..base.wire import Limits, Submit
 from . import prefix
 from .blocks import BlockPool
 from .preemption import choose_victim

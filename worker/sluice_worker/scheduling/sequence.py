@@ -6,7 +6,8 @@ Prefill, decode, a prefix hit and the resumption after a preemption are all the 
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from ..base.wire import FinishReason, FirstToken, Scores, Submit
+from sluice_core.wire import FinishReason, FirstToken, Scores, Submit
+
 from .edits import Editor
 from .speculation import Drafter
 

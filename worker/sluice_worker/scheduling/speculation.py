@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
+from sluice_core.wire import Submit
+
 from ..base.config import NgramSpeculation
-from ..base.wire import Submit
 
 MIN_ACCEPTANCE = 0.8
 """Share of drafted tokens accepted over which a request speculates (design 2)."""

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from ..base.wire import FinishReason, Limits
+from sluice_core.wire import FinishReason, Limits
+
 from .sequence import Sequence
 
 

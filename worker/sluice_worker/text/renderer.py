@@ -8,9 +8,9 @@ from pathlib import Path
 from jinja2 import TemplateError
 from sluice_core.errors import ConfigError, RequestError
 from sluice_core.model.files import JINJA, TEMPLATES, Directory, is_there, read_text
+from sluice_frontend.config import MAX_TEXT_BYTES, read_named
+from sluice_frontend.openai.chat import Conversation
 
-from ..base.config import MAX_TEXT_BYTES, read_named
-from ..openai.chat import Conversation
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
 from .tokenizer_config import TokenizerConfig

@@ -12,11 +12,11 @@ from sluice_core.contract import (
     decode,
     encode,
 )
+from sluice_core.wire import FirstToken
+from sluice_frontend.evidence.recorder import Recorder
 from sluice_operator.loop.plan import _targets, _wire_slo
 from sluice_operator.spec.service import parse
 from sluice_operator.tuner import Past, decide
-from sluice_worker.base.wire import FirstToken
-from sluice_worker.evidence.recorder import Recorder
 from unit.operator.objects import changed, valid_object
 from unit.operator.tuner.made import observation, pod, tick
 
@@ -47,7 +47,7 @@ def served(slo: Slo, num_ticks: int) -> Evidence:
     0.06 and 1.2.
     """
     recorder = Recorder("boot", 0.0, 1000.0)
-    recorder.start(1, 8, slo)
+    recorder.ticks.start(1, 8, slo)
     for number in range(num_ticks):
         began_s = TICK_SECONDS * number
         for first_s, gap_s in ((0.4, 0.04), (0.6, 0.06)):

@@ -7,14 +7,15 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator
+from sluice_frontend.config import ServerConfig
+from sluice_frontend.http.guards import PROBE_PATHS
+from sluice_frontend.openai.chat import CHAT_NEUTRAL
+from sluice_frontend.openai.protocol import NEUTRAL
 from sluice_worker.api import routes
 from sluice_worker.api.openapi import document
 from sluice_worker.api.operations import OPERATIONS
-from sluice_worker.base.config import EngineConfig, ServerConfig, WorkerConfig
-from sluice_worker.http.guards import PROBE_PATHS
-from sluice_worker.openai.chat import CHAT_NEUTRAL
-from sluice_worker.openai.protocol import NEUTRAL
-from sluice_worker.serving.service import Service
+from sluice_worker.api.service import Service
+from sluice_worker.base.config import EngineConfig, WorkerConfig
 from unit.worker.api.tiny import write_checkpoint
 
 LOCKED = document(OPERATIONS, version="1", has_keys=True, open_paths=PROBE_PATHS)

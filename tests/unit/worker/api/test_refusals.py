@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 from sluice_core.errors import RequestError
+from sluice_frontend.config import ServerConfig
+from sluice_frontend.http.connection import LIFE
+from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api.app import admin_app, bare
-from sluice_worker.base.config import ServerConfig
-from sluice_worker.http.connection import LIFE
-from sluice_worker.openai.protocol import parse_completion
 from starlette.types import ASGIApp, Receive, Scope, Send
-from unit.worker.serving.test_waiting_memory import READY, create_service
+from unit.worker.api.test_waiting_memory import READY, create_service
 
 
 async def get(app: ASGIApp, path: str, *, raises: bool = True) -> httpx.Response:

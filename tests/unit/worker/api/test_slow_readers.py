@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 from sluice_core.contract import Slo
+from sluice_core.wire import FinishReason, FirstToken, TokenOut, packed
+from sluice_frontend.evidence.ledger import Ledger
+from sluice_frontend.evidence.metrics import Statistics
+from sluice_frontend.evidence.recorder import Recorder
+from sluice_frontend.http.bodies import FREE_BYTES, Answers
+from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api import stream
+from sluice_worker.api.generation import Arrived, Choice, Generation
 from sluice_worker.api.stream import EventStream, WholeReply
-from sluice_worker.base.wire import FinishReason, FirstToken, TokenOut, packed
-from sluice_worker.evidence.ledger import Ledger
-from sluice_worker.evidence.metrics import Statistics
-from sluice_worker.evidence.recorder import Recorder
-from sluice_worker.http.bodies import FREE_BYTES, Answers
-from sluice_worker.openai.protocol import parse_completion
-from sluice_worker.serving.generation import Arrived, Choice, Generation
 from sluice_worker.text.output import StopStrings, Transcript
 from sluice_worker.text.tokenizer import Tokenizer
 from starlette.responses import Response
@@ -82,7 +82,7 @@ async def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_cam
     clock = SimpleNamespace(now_s=1000.0)
     monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     recorder = Recorder("boot", clock.now_s, 1000.0)
-    recorder.start(1, 4, Slo(itl_ms=1.5e3 * GAP_S))
+    recorder.ticks.start(1, 4, Slo(itl_ms=1.5e3 * GAP_S))
     ledger = Ledger(recorder, Statistics(Slo(), 0.0))
     generation = Generation("cmpl-1", parse_completion(b'{"prompt": "a"}'), ledger, lambda _: None)
     text = Transcript(

@@ -7,13 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
+from sluice_frontend.config import ServerConfig
+from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
 from sluice_worker.api import tokens as module
 from sluice_worker.api.app import bare
+from sluice_worker.api.service import Service
 from sluice_worker.api.tokens import CHARS_PER_TOKEN, MAX_WINDOWS, add_token_routes
-from sluice_worker.base.config import ServerConfig
-from sluice_worker.serving.service import MAX_ON_THEIR_WAY, Service
 from starlette.types import ASGIApp, Message
-from unit.worker.serving.test_waiting_memory import READY, create_service
+from unit.worker.api.test_waiting_memory import READY, create_service
 
 MOST = MAX_WINDOWS * READY.max_model_len
 

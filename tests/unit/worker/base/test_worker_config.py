@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from sluice_core.contract import policy_in_force
 from sluice_core.errors import ConfigError
+from sluice_frontend.config import API_KEY, Secret
+from sluice_frontend.http import logs
 from sluice_worker.__main__ import main
-from sluice_worker.base.config import API_KEY, NgramSpeculation, Secret, parse
-from sluice_worker.http import logs
-from sluice_worker.serving.limits import Live
+from sluice_worker.api.service import live_at_start
+from sluice_worker.base.config import NgramSpeculation, parse
 from unit.worker.api.tiny import write_checkpoint
 
 
@@ -271,7 +272,7 @@ def test_a_first_token_target_is_what_requests_are_ordered_for(
     parsed = parse(["--model", str(model), "--load-format", "dummy", *flags])
     engine = parsed.engine
     assert policy_in_force(engine.scheduling_policy, engine.ttft_ms) == policy
-    assert Live.at_start(parsed).for_engine().policy == policy
+    assert live_at_start(parsed).for_engine().policy == policy
 
 
 def test_the_runtime_directory_says_the_order_or_a_target_to_order_for(
@@ -281,7 +282,7 @@ def test_the_runtime_directory_says_the_order_or_a_target_to_order_for(
     (tmp_path / "slo_ttft_ms").write_text("700.0")
 
     def policy(*flags: str) -> str:
-        return Live.at_start(parse([*flags, "--runtime-config-dir", str(tmp_path)])).policy
+        return live_at_start(parse([*flags, "--runtime-config-dir", str(tmp_path)])).policy
 
     assert policy(*flags[:4]) == "deadline"
     assert policy(*flags) == "priority"

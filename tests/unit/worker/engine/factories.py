@@ -9,11 +9,11 @@ import torch
 from sluice_core.contract import SchedulingPolicy
 from sluice_core.model.files import read_json
 from sluice_core.model.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES
+from sluice_core.wire import Finished, Limits, Sampling, Submit, packed
 from sluice_kernels.choose import choose
 from sluice_kernels.interface import Kernels
 from sluice_kernels.plain import PlainKernels
 from sluice_worker.base.config import NgramSpeculation
-from sluice_worker.base.wire import Finished, Limits, Sampling, Submit, packed
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.gpu.runner import GpuRunner
 from sluice_worker.execution.models.config import DecoderConfig

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
-from sluice_worker.base.config import EngineConfig
-from sluice_worker.base.wire import (
+from sluice_core.wire import (
     FromEngine,
     Message,
     StepReport,
@@ -20,6 +19,7 @@ from sluice_worker.base.wire import (
     from_engine_decoder,
     split_frames,
 )
+from sluice_worker.base.config import EngineConfig
 
 M = TypeVar("M")
 DEADLINE_S = 60.0

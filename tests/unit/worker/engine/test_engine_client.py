@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from sluice_core.errors import EngineDied, SluiceError, StartupError, Unavailable
-from sluice_worker.base.resources import Resources
-from sluice_worker.base.wire import (
+from sluice_core.wire import (
     Failed,
     Finished,
     Integrity,
@@ -23,10 +22,11 @@ from sluice_worker.base.wire import (
     TokenOut,
     packed,
 )
+from sluice_frontend.evidence.engine_side import NOTHING
+from sluice_frontend.evidence.health import Pulse
+from sluice_worker.base.resources import Resources
 from sluice_worker.engine import client as module
 from sluice_worker.engine.client import EngineClient, EngineProcess, _Wire
-from sluice_worker.evidence.health import Pulse
-from sluice_worker.evidence.recorder import NOTHING
 
 
 class Silence:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sluice_worker.base.wire import Abort, Limits, Submit
+from sluice_core.wire import Abort, Limits, Submit
 from sluice_worker.engine.loop import Engine
 from sluice_worker.scheduling.step import Outcome, Step
 from sluice_worker.scheduling.steptime import StepTimes

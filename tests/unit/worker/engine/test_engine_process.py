@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from sluice_core.errors import MAX_TOLD, told
-from sluice_worker.base.config import EngineConfig
-from sluice_worker.base.wire import (
+from sluice_core.wire import (
     Abort,
     CheckIntegrity,
     Failed,
@@ -25,6 +24,7 @@ from sluice_worker.base.wire import (
     encode_frame,
     to_engine_decoder,
 )
+from sluice_worker.base.config import EngineConfig
 from sluice_worker.engine import process as engine_process_module
 from sluice_worker.engine import startup
 from sluice_worker.engine.process import (

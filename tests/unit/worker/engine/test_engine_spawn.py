@@ -21,8 +21,8 @@ def test_nothing_heavy_is_imported_before_the_engine_process_starts_nor_by_it_be
     None
 ):
     heavy = {"torch", "fastapi", "uvicorn", "pydantic", "jinja2", "tokenizers", "httpx", "numpy"}
-    first = ("__main__", "engine.client", "base.config", "http.logs")
-    assert not heavy & imported_by(", ".join(f"sluice_worker.{name}" for name in first))
+    first = "sluice_worker.__main__, sluice_worker.engine.client, sluice_worker.base.config"
+    assert not heavy & imported_by(f"{first}, sluice_frontend.http.logs")
     assert not heavy & imported_by("sluice_worker.engine.process")
 
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 from sluice_core.errors import SluiceError
+from sluice_frontend.http.guards import Inflight
 from sluice_worker.api.app import admin_app, api_app
+from sluice_worker.api.service import Service
 from sluice_worker.base.config import parse
 from sluice_worker.engine.startup import start
-from sluice_worker.http.guards import Inflight
-from sluice_worker.serving.service import Service
 from unit.worker.api.tiny import VOCAB_SIZE, write_tokenizer
 from unit.worker.engine.factories import save_llama
 from unit.worker.ordinary_user import open_directory, ordinary_user

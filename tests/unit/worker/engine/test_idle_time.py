@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from sluice_core.wire import Message, Shutdown, encode_frame, split_frames
 from sluice_worker.base.config import EngineConfig
-from sluice_worker.base.wire import Message, Shutdown, encode_frame, split_frames
 from sluice_worker.engine import startup
 from sluice_worker.engine.loop import CHECK_REST, CHECK_S, Engine
 from sluice_worker.engine.process import Link, Loop

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Iterable
 
-from sluice_worker.base.wire import Limits, Submit
+from sluice_core.wire import Limits, Submit
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.speculation import Growth, few_decodes

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sluice_worker.base.wire import Sampling, Scores, Submit
+from sluice_core.wire import Sampling, Scores, Submit
 from sluice_worker.engine.loop import Engine
 from sluice_worker.scheduling.steptime import StepRecord
 from torch import Tensor

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sluice_worker.base.wire import Submit
+from sluice_core.wire import Submit
 from transformers import LlamaForCausalLM
 from unit.worker.engine.factories import (
     PLAIN,

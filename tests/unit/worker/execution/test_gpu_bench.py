@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from bench import gpu, gpu_engine
 from bench.gpu_kernels import KernelTime, Point, Timing
+from sluice_core.wire import Sampling
 from sluice_kernels.triton.kernels import TritonKernels
-from sluice_worker.base.wire import Sampling
 from unit.worker.engine.factories import (
     create_gpu_engine_of,
     create_scheduler,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sluice_core.wire import Sampling
 from sluice_worker.base.config import EngineConfig
-from sluice_worker.base.wire import Sampling
 from sluice_worker.engine.loop import Engine
 from sluice_worker.engine.startup import start
 from sluice_worker.execution.gpu.capture import first_sizes, graph_sizes

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from sluice_core.wire import Abort, Sampling, Submit
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_kernels.waiting import reached
 from sluice_worker.base.config import NgramSpeculation
-from sluice_worker.base.wire import Abort, Sampling, Submit
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.gpu.capture import MIN_FREE_BYTES
 from sluice_worker.execution.gpu.decode_step import DecodeStep, PendingTokens

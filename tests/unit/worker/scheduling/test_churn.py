@@ -4,8 +4,8 @@ import random
 from typing import Any
 
 import pytest
+from sluice_core.wire import Submit
 from sluice_worker.base.config import NgramSpeculation
-from sluice_worker.base.wire import Submit
 from sluice_worker.scheduling import scheduler as scheduler_module
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence

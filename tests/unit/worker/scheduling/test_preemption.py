@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sluice_frontend.evidence.recorder import largest_part
 from sluice_worker.engine import loop as engine_module
-from sluice_worker.evidence.recorder import largest_part
 from sluice_worker.scheduling import scheduler as scheduler_module
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.preemption import choose_victim, recompute_tokens

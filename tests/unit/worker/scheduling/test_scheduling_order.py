@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 from sluice_core.contract import SchedulingPolicy
-from sluice_worker.base.wire import Limits, Submit, packed
-from sluice_worker.evidence.recorder import largest_part
+from sluice_core.wire import Limits, Submit, packed
+from sluice_frontend.evidence.recorder import largest_part
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from sluice_core.contract import StepModel
+from sluice_core.wire import Limits, Submit
 from sluice_worker.base.config import NgramSpeculation
-from sluice_worker.base.wire import Limits, Submit
 from sluice_worker.engine.loop import Engine
 from sluice_worker.scheduling.static_batch import StaticBatching
 from sluice_worker.scheduling.steptime import StepTimes

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from sluice_core.contract import StepModel
+from sluice_core.wire import Submit
 from sluice_worker.base.config import NgramSpeculation
-from sluice_worker.base.wire import Submit
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.runner import Runner
 from sluice_worker.scheduling import scheduler as scheduler_module

@@ -10,19 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.errors import ContextLengthExceeded
-from sluice_worker.base.config import EngineConfig, ServerConfig, WorkerConfig
-from sluice_worker.http.offload import LARGE_CHARS, texts
-from sluice_worker.openai.chat import Conversation, parse_chat
-from sluice_worker.openai.protocol import parse_completion
-from sluice_worker.serving.admission import check_length
-from sluice_worker.serving.service import Service
+from sluice_frontend.config import ServerConfig
+from sluice_frontend.http.offload import LARGE_CHARS, texts
+from sluice_frontend.openai.chat import Conversation, parse_chat
+from sluice_frontend.openai.protocol import parse_completion
+from sluice_frontend.serving.bounds import check_length
+from sluice_worker.api.service import Service
+from sluice_worker.base.config import EngineConfig, WorkerConfig
 from sluice_worker.text.renderer import Renderer
 from sluice_worker.text.tokenizer import SLACK, Tokenizer
 from sluice_worker.text.vocabulary import longest_token
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
+from unit.worker.api.test_waiting_memory import READY, serves
 from unit.worker.api.tiny import write_checkpoint
-from unit.worker.serving.test_waiting_memory import READY
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 FALLBACK = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -100,7 +101,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
     directory = write_checkpoint(tmp_path)
     (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
     service = Service(WorkerConfig(EngineConfig(model=str(directory)), ServerConfig()))
-    service.ready(READY)
+    serves(service)
 
     def refuse(*args: object, **fields: object) -> None:
         raise AssertionError("a text was tokenised")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from sluice_core.errors import CheckpointError, ConfigError, RequestError
-from sluice_worker.openai.chat import Conversation
+from sluice_frontend.openai.chat import Conversation
 from sluice_worker.text.renderer import Renderer
 from sluice_worker.text.tokenizer import Tokenizer
 from transformers import PreTrainedTokenizerFast

@@ -1,0 +1,358 @@
+"""Messages between a frontend and its engine: of a worker, its API process and its engine process.
+
+Transport: one AF_UNIX stream socket pair; each frame is a 4-byte little-endian length and a msgpack
+body. `encode_frame` writes one; the reader of each side cuts the stream with `split_frames`.
+Times are CLOCK_MONOTONIC seconds, which both processes share. No torch in here.
+"""
+
+import math
+import struct
+from array import array
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from sluice_core.contract import MemoryReport, SchedulingPolicy, StepModel
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+MAX_FRAME_BYTES = 64 << 20
+TOKEN_BYTES = array("i").itemsize
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them would overflow."""
+
+
+def packed(token_ids: Iterable[int]) -> bytes:
+    """Token ids as a `Submit` has them."""
+    return array("i", token_ids).tobytes()
+
+
+def unpacked(prompt: bytes) -> list[int]:
+    """The token ids of a `Submit`'s prompt."""
+    token_ids = array("i")
+    token_ids.frombytes(prompt)
+    return token_ids.tolist()
+
+
+class Message(Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages; the class name is the tag."""
+
+
+# API process -> engine process
+
+
+class Sampling(Struct, frozen=True, array_like=True):
+    """What changes a request's distribution beyond its temperature; the defaults change nothing.
+
+    `top_k` 0: all. `allowed_token_ids` None: all. `bad_words`: token ids of each spelling.
+    `logprobs`, `prompt_logprobs`: likeliest tokens to tell of beside each; None: tell nothing.
+    """
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether temperature and seed alone decide, and only token ids are told."""
+        return self == _PLAIN
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether logits are changed before temperature divides them."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1
+            or self.logit_bias
+            or self.bad_words
+            or self.allowed_token_ids is not None
+        )
+
+
+_PLAIN = Sampling()
+
+
+class Submit(Message, frozen=True):
+    """A request that the API process has validated, and sent at `submitted_s`.
+
+    `prompt`: token ids as int32, as many may wait: in a list each takes ten times as much.
+    `arrived_s`, `ttft_ms`: from when to count its own deadline for the first token, if it has one.
+    `is_another`: it has the prompt of the request before it, and another answer is wanted.
+    """
+
+    request_id: str
+    prompt: bytes
+    max_tokens: int
+    temperature: float
+    seed: int | None
+    ignore_eos: bool
+    stop_token_ids: list[int]
+    min_tokens: int
+    submitted_s: float
+    cache_salt: str = ""
+    sampling: Sampling = Sampling()
+    arrived_s: float = 0.0
+    ttft_ms: float | None = None
+    priority: int = 0
+    is_another: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt) // TOKEN_BYTES
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """A new list of them."""
+        return unpacked(self.prompt)
+
+
+class Abort(Message, frozen=True):
+    """Free the request's blocks within one step: its client left. Unknown ids are ignored.
+
+    `if_waiting`: only if it has not begun, as it can no longer be in time; `Finished` tells.
+    """
+
+    request_id: str
+    if_waiting: bool = False
+
+
+class Limits(Message, frozen=True):
+    """The live limits, in force from the next step on. The API process has checked them.
+
+    `ttft_ms`: the deadline of requests without one of their own. `policy`: who is served first.
+    """
+
+    epoch: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    itl_ms: float | None = None
+    ttft_ms: float | None = None
+    policy: SchedulingPolicy = "fcfs"
+
+    def due_s(self, arrived_s: float, ttft_ms: float | None) -> float:
+        """When the first token is due to the order. `ttft_ms`: the request's own deadline."""
+        limit_ms = ttft_ms or self.ttft_ms
+        if self.policy != "deadline" or limit_ms is None:
+            return math.inf
+        return arrived_s + limit_ms / 1e3
+
+
+class CheckIntegrity(Message, frozen=True):
+    """Asks for an `Integrity` answer."""
+
+
+class Shutdown(Message, frozen=True):
+    """Leave the step loop once nothing runs or waits, then exit 0."""
+
+
+ToEngine = Submit | Abort | Limits | CheckIntegrity | Shutdown
+
+
+# engine process -> API process
+
+
+class Starting(Message, frozen=True):
+    """Progress of the start: weights, memory, profile."""
+
+    phase: str
+    percent: int
+
+
+class Ready(Message, frozen=True):
+    """The engine serves. `predicted_max_num_seqs`: the cap that the start-up profile predicts.
+
+    `kernels`: what computes, and why where it is not the best there is.
+    """
+
+    ceiling: int
+    predicted_max_num_seqs: int
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    kv_tokens: int
+    memory: MemoryReport
+    step_model: StepModel | None
+    kernels: str
+
+
+class FirstToken(Struct, frozen=True, array_like=True):
+    """Where a request's time went before its first token (seconds), and what the cache gave.
+
+    `prefill_s`: all since it was submitted but the two waits, a step that was under way included.
+    `passed_s`: of it, those steps that others filled whom the order has before it.
+    """
+
+    wait_cap_s: float
+    wait_kv_s: float
+    prefill_s: float
+    cached_tokens: int
+    passed_s: float = 0.0
+
+
+class Scores(Struct, frozen=True, array_like=True):
+    """Raw log-probabilities of successive tokens: before temperature, penalties or any other edit.
+
+    `width` = 1 + the likeliest that were asked for. `token_ids` (int32) and `logprobs` (float32)
+    are [tokens, width], the token itself first, then the likeliest in order; `ranks` (int32) has
+    the token's own, 1 for the likeliest. Packed bytes: a prompt may have a million of them.
+    """
+
+    width: int
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+
+
+class PromptScores(Struct, frozen=True, array_like=True):
+    """Scores of the next tokens of a request's prompt; its first token has none."""
+
+    request_id: str
+    scores: Scores
+
+
+class TokenOut(Struct, frozen=True, array_like=True):
+    """One new token of one request. `first` only with the first token.
+
+    `num_preemptions`: how often the request has been preempted so far.
+    """
+
+    request_id: str
+    token_id: int
+    finish_reason: FinishReason | None
+    first: FirstToken | None
+    scores: Scores | None = None
+    num_preemptions: int = 0
+
+
+class SpeculationTotals(Struct, frozen=True, array_like=True):
+    """Drafts since the start: how many, their tokens, and those accepted by place in the draft."""
+
+    num_drafts: int
+    draft_tokens: int
+    accepted_by_position: list[int]
+
+
+class Snapshot(Struct, frozen=True, array_like=True):
+    """The engine's state after a step. `rounding_waste`: share of KV slots. `waiting_turn`: those
+    that find cap and blocks, while others whom the order has before them fill the steps."""
+
+    running: int
+    waiting_cap: int
+    waiting_kv: int
+    used_blocks: int
+    cached_blocks: int
+    num_blocks: int
+    num_preemptions: int
+    preempted_tokens: int
+    prefix_queries: int
+    prefix_hits: int
+    rounding_waste: float = 0.0
+    speculation: SpeculationTotals | None = None
+    waiting_turn: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for cap or blocks."""
+        return self.waiting_cap + self.waiting_kv
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use, 0 to 1."""
+        return self.used_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
+class StepReport(Message, frozen=True):
+    """One step: its tokens and its record. `started_s`: it was scheduled, with all that had come.
+
+    `at_cap`: it ran at the cap (`AT_CAP_SHARE`).
+
+    `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `is_slow`:
+    in a slow spell, see `StepTimes.slowdown`. `prompts`: what it found out about prompts, of which
+    each request's last comes no later than its first token. `admitted`: requests that began.
+    `price_s`: what the order has a prefill token take, in seconds; 0 without an order.
+    """
+
+    tokens: list[TokenOut]
+    epoch: int
+    started_s: float
+    step_s: float
+    num_decodes: int
+    num_kv_tokens: int
+    num_prefill_tokens: int
+    num_running: int
+    at_cap: bool
+    snapshot: Snapshot
+    step_model: StepModel | None = None
+    num_draft_tokens: int = 0
+    num_padding: int = 0
+    is_slow: bool = False
+    prompts: list[PromptScores] = []
+    admitted: list[str] = []
+    price_s: float = 0.0
+
+
+class Finished(Message, frozen=True):
+    """A request ended without a token: aborted, or failed with `error` (its sentence)."""
+
+    request_id: str
+    error: str | None
+    snapshot: Snapshot
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent at least once a second, also when idle. `steps`: their counter; `busy`: work exists."""
+
+    steps: int
+    busy: bool
+    snapshot: Snapshot
+
+
+class Integrity(Message, frozen=True):
+    """Answer to `CheckIntegrity`: None, or the sentence that says which invariant fails."""
+
+    problem: str | None
+
+
+class Failed(Message, frozen=True):
+    """The engine cannot start or go on; it exits non-zero after this."""
+
+    message: str
+
+
+FromEngine = Starting | Ready | StepReport | Finished | Heartbeat | Integrity | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
+from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode_frame(message: Struct) -> bytes:
+    """`message` as one frame."""
+    body = _encoder.encode(message)
+    return struct.pack("<I", len(body)) + body
+
+
+def split_frames(buffer: bytearray) -> list[bytes]:
+    """Cut complete frame bodies off the front of `buffer`, leaving the rest in it."""
+    bodies, start = [], 0
+    while len(buffer) - start >= 4:
+        (length,) = struct.unpack_from("<I", buffer, start)
+        if length > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+        if len(buffer) - start - 4 < length:
+            break
+        bodies.append(bytes(buffer[start + 4 : start + 4 + length]))
+        start += 4 + length
+    del buffer[:start]
+    return bodies

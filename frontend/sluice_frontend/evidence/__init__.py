@@ -1,0 +1,1 @@
+"""Measurements of requests and steps: ticks, lengths, metrics, health. No torch."""

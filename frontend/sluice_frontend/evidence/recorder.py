@@ -1,0 +1,342 @@
+"""What the targets are judged by: counts over all arrivals and all gaps, in closed ticks. Pure.
+
+Every method is told the time (`now_s`: CLOCK_MONOTONIC seconds, the clock of `wire`). A request's
+clock starts with the last byte of its body and is read when bytes of a token are ready for its
+socket, so that HTTP, tokenising and a busy event loop count as what they are: waiting. What a
+client takes to read is its own.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from sluice_core.contract import SMOOTH_SHARE, Evidence
+from sluice_core.wire import FirstToken
+
+from .engine_side import EngineSide
+from .lengths import RecentRequests
+from .open_tick import Cause
+from .ticks import Ticks
+
+
+def largest_part(parts: FirstToken, ttft_s: float) -> Cause:
+    """What took the largest part of a first token's time.
+
+    What the engine does not account for (HTTP, tokenising, a start still under way) is `cold`.
+    """
+    rest = ttft_s - parts.wait_cap_s - parts.wait_kv_s - parts.prefill_s
+    shares: list[tuple[float, Cause]] = [
+        (parts.wait_cap_s, "cap"),
+        (parts.wait_kv_s, "kv"),
+        (parts.prefill_s, "prefill"),
+        (rest, "cold"),
+    ]
+    return max(shares, key=lambda share: share[0])[1]
+
+
+@dataclass(slots=True)
+class Whole:
+    """A client's request, of one sequence or several. `has_begun`: one of them was admitted."""
+
+    has_begun: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """The clock of one request from arrival to end; times in seconds, gaps in milliseconds.
+
+    `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
+    `priority`, `is_another`: as in `wire.Submit`.
+    `admitted_s`: of the step that it began with. `decided`: its first
+    token has been counted, on time or over; `e2e_decided`: the whole of it has. `whole`: what
+    it shares with those that are answered together with it.
+    """
+
+    request_id: str
+    arrival_s: float
+    submitted_s: float
+    num_prompt_tokens: int
+    ttft_ms: float | None = None
+    priority: int = 0
+    is_another: bool = False
+    admitted_s: float | None = None
+    decided: bool = False
+    e2e_decided: bool = False
+    held_first: bool = False
+    first_s: float | None = None
+    last_s: float = 0.0
+    num_tokens: int = 0
+    num_gaps: int = 0
+    num_gaps_over: int = 0
+    queue_s: float = 0.0
+    last_was_over: bool = False
+    whole: Whole = field(default_factory=Whole)
+
+    @property
+    def mean_gap_ms(self) -> float:
+        """Mean gap between its tokens; 0 with fewer than two."""
+        if self.first_s is None or self.num_tokens < 2:
+            return 0.0
+        return (self.last_s - self.first_s) * 1e3 / (self.num_tokens - 1)
+
+
+def _older(flights: Mapping[str, Flight], now_s: float, limit_ms: float | None) -> Iterator[Flight]:
+    """Those, oldest first, that came more than `limit_ms` ago."""
+    for flight in flights.values():
+        if limit_ms is None or (now_s - flight.arrival_s) * 1e3 <= limit_ms:
+            return
+        yield flight
+
+
+def _is_out_of_reach(flight: Flight, now_s: float, limit_ms: float | None, rest_ms: float) -> bool:
+    """Whether `limit_ms` after its arrival is over, or will be after `rest_ms` more."""
+    if limit_ms is None:
+        return False
+    left_ms = limit_ms - (now_s - flight.arrival_s) * 1e3
+    return left_ms <= 0 or left_ms < rest_ms
+
+
+class Recorder:
+    """Books each request once, into the ticks of `ticks`. `recent`: those that finished lately."""
+
+    def __init__(self, boot_id: str, now_s: float, wall_s: float) -> None:
+        self.started_s = wall_s
+        self.ticks = Ticks(boot_id, now_s)
+        self.engine = EngineSide(self.ticks)
+        self.recent = RecentRequests()
+        self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
+        self._pending: dict[str, Flight] = {}  # without a first token, oldest first
+        self._open: dict[str, Flight] = {}  # not ended, oldest first
+        self.num_pending_tokens = 0  # of their prompts, cached ones included
+
+    # -- the life of a request
+
+    def arrive(
+        self,
+        request_id: str,
+        arrival_s: float,
+        now_s: float,
+        num_prompt_tokens: int,
+        ttft_ms: float | None = None,
+        priority: int = 0,
+        *,
+        is_another: bool = False,
+    ) -> Flight:
+        """A request that goes to the engine; `arrival_s`: when the last byte of it was read."""
+        flight = Flight(
+            request_id, arrival_s, now_s, num_prompt_tokens, ttft_ms, priority, is_another
+        )
+        self.ticks.open.arrivals += 1
+        self._waiting[request_id] = flight
+        self._pending[request_id] = self._open[request_id] = flight
+        self.num_pending_tokens += num_prompt_tokens
+        return flight
+
+    def refuse(self, cause: Cause | None = None) -> None:
+        """A request that is answered 429 or 503 on arrival, and never seen by the engine: over.
+
+        `cause`: None for what others wait for.
+        """
+        self.ticks.open.arrivals += 1
+        self.ticks.open.refused += 1
+        self.ticks.open.ttft.miss(cause or self.engine.waiting_cause)
+        self._count_whole(is_over=True)
+
+    def refuse_for_deadline(self, wait_ms: float, rest_ms: float) -> None:
+        """One whose first token was expected after `wait_ms` for a place and `rest_ms` of work.
+
+        Over where a target was expected to be missed. A client that asks for more than the targets
+        promise is no miss of theirs, or a header would scale the service.
+        """
+        self.ticks.open.arrivals += 1
+        self.ticks.open.refused += 1
+        ttft_ms, e2e_ms = self.ticks.slo.ttft_ms, self.ticks.slo.e2e_ms
+        if ttft_ms is not None and wait_ms + rest_ms > ttft_ms:
+            self.ticks.open.ttft.miss("prefill" if rest_ms > wait_ms else self.engine.waiting_cause)
+        if e2e_ms is not None and wait_ms + rest_ms > e2e_ms:
+            self._count_whole(is_over=True)
+
+    def admit(self, request_ids: Iterable[str], step_start_s: float) -> None:
+        """These begin with a step that was scheduled at `step_start_s`."""
+        for request_id in request_ids:
+            flight = self._waiting.pop(request_id, None)
+            if flight is not None:  # else its client has left
+                flight.admitted_s = max(flight.submitted_s, step_start_s)
+                flight.whole.has_begun = True
+
+    def first_token(self, flight: Flight, now_s: float, parts: FirstToken) -> float:
+        """The first token was handed over; returns the time it took, in seconds."""
+        self._leave(flight)
+        ttft_s = now_s - flight.arrival_s
+        self.engine.learn(flight.num_prompt_tokens, parts, ttft_s, now_s)
+        flight.first_s = flight.last_s = now_s
+        flight.num_tokens = 1
+        target = self.ticks.slo.ttft_ms
+        is_over = flight.decided or (target is not None and ttft_s * 1e3 > target)
+        flight.held_first = not is_over
+        self.ticks.open.ttft.note(ttft_s * 1e3)
+        if not flight.decided:
+            flight.decided = True
+            if is_over:
+                self.ticks.open.ttft.miss(largest_part(parts, ttft_s))
+            else:
+                self.ticks.open.ttft.n += 1
+        return ttft_s
+
+    def next_token(self, flight: Flight, now_s: float, *, at_cap: bool) -> float:
+        """A later step's token was handed over; returns its gap in seconds."""
+        gap_s = now_s - flight.last_s
+        flight.last_s = now_s
+        flight.num_tokens += 1
+        flight.num_gaps += 1
+        gaps = self.ticks.open.itl
+        is_over = gaps.add(gap_s * 1e3, self.ticks.slo.itl_ms)
+        gaps.n_at_cap += at_cap
+        if is_over:
+            flight.num_gaps_over += 1
+            gaps.over_at_cap += at_cap
+            gaps.over_after_over += flight.last_was_over
+        flight.last_was_over = is_over
+        return gap_s
+
+    def drafted_token(self, flight: Flight, now_s: float) -> None:
+        """One more token of the same step was handed over: no gap, or speculation would hide those
+        between steps among zeros (vLLM's metric counts steps as well)."""
+        flight.last_s = now_s
+        flight.num_tokens += 1
+
+    def finish(self, flight: Flight, now_s: float, computed_s: float | None = None) -> float:
+        """All of its tokens were handed over; returns the end-to-end time in seconds.
+
+        `computed_s`: when the last of them came from the engine, if not at once: from then on its
+        place is another's, however slowly its client reads.
+        """
+        self._end(flight)
+        tick, e2e_s = self.ticks.open, now_s - flight.arrival_s
+        tick.finished += 1
+        is_late = flight.e2e_decided
+        if flight.e2e_decided:
+            tick.e2e.note(e2e_s * 1e3)
+        else:
+            is_late = tick.e2e.add(e2e_s * 1e3, self.ticks.slo.e2e_ms)
+        self.recent.add(flight.num_prompt_tokens + flight.num_tokens)
+        if flight.admitted_s is not None:
+            self.recent.add_service((computed_s or now_s) - flight.admitted_s)
+        if flight.held_first and not is_late:
+            target = self.ticks.slo.itl_ms
+            tick.good += target is None or flight.mean_gap_ms <= target
+            tick.smooth += flight.num_gaps_over <= math.floor(flight.num_gaps * SMOOTH_SHARE)
+        return e2e_s
+
+    def drop(self, flight: Flight, now_s: float, *, by_server: bool, refused: bool = False) -> None:
+        """It ended without finishing. That is a miss if the server ended it (`by_server`: failed,
+        shed), or if the client left after the target had passed: before its first token of the
+        first token's target, and always of the whole's.
+
+        `refused` but not `by_server`: for a deadline of its own that asks for more than the targets
+        promise; such a request counts against none that it has not missed already.
+        """
+        cause, age_ms = self._cause_so_far(flight, now_s), (now_s - flight.arrival_s) * 1e3
+        self._end(flight)
+        self.ticks.open.refused += refused
+        ttft_ms, e2e_ms = self.ticks.slo.ttft_ms, self.ticks.slo.e2e_ms
+        is_over = by_server or (e2e_ms is not None and age_ms > e2e_ms)
+        if not flight.e2e_decided and (is_over or not refused):
+            self._count_whole(is_over=is_over)
+        if flight.decided:
+            return
+        flight.decided = True
+        if by_server or (ttft_ms is not None and age_ms > ttft_ms):
+            self.ticks.open.ttft.miss(cause)
+        elif not refused:
+            self.ticks.open.ttft.n += 1
+
+    # -- ticks
+
+    def advance(self, now_s: float, wall_s: float, throttled_s: float) -> None:
+        """Close the ticks that ended by `now_s`. `throttled_s`: the cgroup's total so far."""
+        while self.ticks.is_due(now_s):
+            end_s = self.ticks.end_s
+            self._count_late(end_s)
+            self.ticks.close(wall_s - (now_s - end_s), throttled_s, self.engine.snapshot)
+
+    def evidence(self, after: int) -> Evidence:
+        """All closed ticks with seq > `after`, and what else the tuner reads."""
+        return Evidence(
+            boot_id=self.ticks.boot_id,
+            started_s=self.started_s,
+            ticks=self.ticks.after(after),
+            lengths=self.recent.lengths(),
+            memory=self.engine.memory,
+            step_model=self.engine.step_model,
+        )
+
+    def hopeless(self, now_s: float, target_ms: float | None) -> list[Flight]:
+        """Waiting requests that can no longer have their first token in time, and have not begun:
+        of those with several sequences the one that begins first, which the engine may spare.
+
+        In time: within their own deadline, or else within `target_ms`. The rest of their way is one
+        prefill, of which `EngineSide.prefill_ms` tells what few exceed. Where nothing runs they
+        begin at once, and show whether that is still so.
+        """
+        engine = self.engine
+        begin_at_once = not engine.snapshot.running
+        first: dict[int, Flight] = {}
+        late: dict[str, Flight] = {}
+        for flight in self._waiting.values():
+            limit_ms = flight.ttft_ms or target_ms
+            if limit_ms is None or flight.whole.has_begun:
+                continue
+            foremost = first.setdefault(id(flight.whole), flight)
+            rest_ms = 0.0 if begin_at_once else engine.prefill_ms(flight.num_prompt_tokens, now_s)
+            if _is_out_of_reach(flight, now_s, limit_ms, rest_ms):
+                late[foremost.request_id] = foremost
+        return list(late.values())
+
+    def will_miss(self, flight: Flight, now_s: float) -> bool:
+        """Whether one that waits can no longer have its first token within the target."""
+        rest_ms = self.engine.prefill_ms(flight.num_prompt_tokens, now_s)
+        return _is_out_of_reach(flight, now_s, self.ticks.slo.ttft_ms, rest_ms)
+
+    @property
+    def pending(self) -> Collection[Flight]:
+        """Those without a first token, oldest first."""
+        return self._pending.values()
+
+    def _count_late(self, end_s: float) -> None:
+        """Requests that passed a target in this tick and are not there yet are over, now and
+        once."""
+        for flight in _older(self._pending, end_s, self.ticks.slo.ttft_ms):
+            if not flight.decided:
+                flight.decided = True
+                self.ticks.open.ttft.miss(self._cause_so_far(flight, end_s))
+        for flight in _older(self._open, end_s, self.ticks.slo.e2e_ms):
+            if not flight.e2e_decided:
+                flight.e2e_decided = True
+                self._count_whole(is_over=True)
+
+    # -- causes
+
+    def _count_whole(self, *, is_over: bool) -> None:
+        """A request that did not finish, against the end-to-end target if there is one."""
+        if self.ticks.slo.e2e_ms is not None:
+            self.ticks.open.e2e.n += 1
+            self.ticks.open.e2e.over += is_over
+
+    def _cause_so_far(self, flight: Flight, now_s: float) -> Cause:
+        """The largest part of the wait of a request that has no first token yet."""
+        if flight.request_id in self._waiting or flight.admitted_s is None:
+            begun = islice(self._waiting, self.engine.num_free)
+            return "prefill" if flight.request_id in begun else self.engine.waiting_cause
+        waited_s, prefilling_s = flight.admitted_s - flight.arrival_s, now_s - flight.admitted_s
+        return "prefill" if prefilling_s >= waited_s else self.engine.last_lack
+
+    def _end(self, flight: Flight) -> None:
+        self._leave(flight)
+        self._open.pop(flight.request_id, None)
+
+    def _leave(self, flight: Flight) -> None:
+        self._waiting.pop(flight.request_id, None)
+        if self._pending.pop(flight.request_id, None) is not None:
+            self.num_pending_tokens -= flight.num_prompt_tokens

@@ -1,0 +1,128 @@
+"""Closed ticks, each under the configuration that was in force. Pure.
+
+Times are CLOCK_MONOTONIC seconds (`now_s`) and Unix time (`wall_s`).
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+from sluice_core.contract import TICK_RING, TICK_SECONDS, Slo, Tick, Waiting
+from sluice_core.wire import Snapshot
+
+from .open_tick import OpenTick
+
+
+@dataclass(frozen=True, slots=True)
+class _Settling:
+    """A change of the cap that has not taken effect yet."""
+
+    before: int
+    after: int
+
+    def is_over(self, num_running: int) -> bool:
+        """Lowered: the excess has drained. Raised: one was admitted above the old cap."""
+        if self.after < self.before:
+            return num_running <= self.after
+        return self.after == self.before or num_running > self.before
+
+
+class Ticks:
+    """The open tick, which others count into, and the ring of closed ones.
+
+    `epoch`, `max_num_seqs`, `slo`: in force. `next_seq`: of the open tick.
+    """
+
+    def __init__(self, boot_id: str, now_s: float) -> None:
+        self.boot_id = boot_id
+        self.epoch = 0
+        self.max_num_seqs = 1
+        self.slo = Slo()
+        self.next_seq = 1
+        self.open = OpenTick()
+        self.start_s = now_s
+        self._closed: deque[Tick] = deque(maxlen=TICK_RING)
+        self._throttled_s: float | None = None  # the first reading is where we begin
+        self._settling: _Settling | None = None
+        self._is_mixed = True
+        self._is_started = False
+
+    # -- what is in force
+
+    def start(self, epoch: int, max_num_seqs: int, slo: Slo) -> None:
+        """The engine serves, and this has been in force from its first step on."""
+        self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
+        self._is_started = True
+
+    def configure(self, epoch: int, max_num_seqs: int, slo: Slo) -> None:
+        """A change is in force; until it has taken effect, ticks are not settled.
+
+        The same configuration again changes nothing.
+        """
+        if (epoch, max_num_seqs, slo) == (self.epoch, self.max_num_seqs, self.slo):
+            return
+        self._is_mixed = True
+        self._settling = _Settling(self._cap_before(max_num_seqs), max_num_seqs)
+        self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
+
+    def _cap_before(self, max_num_seqs: int) -> int:
+        """The cap that a change to `max_num_seqs` comes from: of one that has not taken effect, its
+        own, where it is the same again or what it lowers still drains."""
+        pending = self._settling
+        if pending and (max_num_seqs == pending.after or pending.after < pending.before):
+            return pending.before
+        return self.max_num_seqs
+
+    def settle(self, num_running: int) -> None:
+        """So many run under the epoch in force."""
+        if self._settling is not None and self._settling.is_over(num_running):
+            self._settling = None
+
+    # -- ticks
+
+    @property
+    def end_s(self) -> float:
+        """The end of the open tick."""
+        return self.start_s + TICK_SECONDS
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the open tick has ended."""
+        return now_s - self.start_s >= TICK_SECONDS
+
+    def close(self, wall_s: float, throttled_s: float, state: Snapshot) -> None:
+        """Close the open tick, which ended at `wall_s`. `throttled_s`: the cgroup's total."""
+        # An engine without work sends no steps; a lowered cap holds there too.
+        if self._settling is not None and self._settling.after <= self._settling.before:
+            self.settle(state.running)
+        before_s = throttled_s if self._throttled_s is None else self._throttled_s
+        closed = self.open.closed(
+            seq=self.next_seq,
+            t_s=max(0.0, wall_s),
+            epoch=self.epoch,
+            boot_id=self.boot_id,
+            settled=not self._is_mixed and self._settling is None,
+            max_num_seqs=self.max_num_seqs,
+            throttled_s=max(0.0, throttled_s - before_s),
+            running=state.running,
+            waiting=Waiting(state.waiting_cap, state.waiting_kv),
+        )
+        self.start_s = self.end_s
+        self.append(closed)
+        self._throttled_s = throttled_s
+        self.open = OpenTick()
+        self._is_mixed = self._settling is not None or not self._is_started
+
+    def append(self, closed: Tick) -> None:
+        """Keep a closed tick, and of older ones as many as the ring holds."""
+        self._closed.append(closed)
+        self.next_seq += 1
+
+    def after(self, seq: int) -> list[Tick]:
+        """All closed ticks with a higher `seq`, oldest first."""
+        first = self.next_seq - len(self._closed)
+        return list(islice(self._closed, max(0, seq + 1 - first), None))
+
+    def newest(self, num: int) -> list[Tick]:
+        """The last `num` closed ticks, oldest first."""
+        num = min(num, len(self._closed))
+        return [self._closed[index] for index in range(-num, 0)]

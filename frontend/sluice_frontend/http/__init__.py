@@ -1,0 +1,1 @@
+"""Guards between the network and the API: connections, bodies, keys. No torch."""

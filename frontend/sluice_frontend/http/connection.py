@@ -1,0 +1,296 @@
+"""HTTP/1.1 connections with deadlines: slow senders, slow readers, an age limit, and a number.
+
+uvicorn has none of these by default. They live in the protocol object, because there they cost
+nothing per token: a stalled reader is noticed by the transport's own write buffer.
+"""
+
+import asyncio
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Literal
+
+import h11
+from sluice_core.errors import RequestError
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from ..config import ServerConfig
+from ..openai.sse import error_body
+
+log = logging.getLogger(__name__)
+MAX_HEADER_BYTES = 32 << 10
+HEADER_S = 10.0
+"""For a request's headers, which come in one piece or a few: at most, whatever a body may take."""
+READ_SHARE = 8
+MOST_TO_READ = 512 << 10
+"""Of what was unread when a reader first stopped, a part for each --write-timeout, at most so many
+bytes: then all of it is read some time, where a byte each time would do for ever."""
+TELL_S = 60.0
+"""Between two lines of the log that say that connections are at their limit."""
+NUM_CHUNKS = 1000
+MIN_CHUNK_BYTES = 64
+"""On average of NUM_CHUNKS in a row: 1 MiB in chunks of one byte held the loop for 5.8 s."""
+LIFE = "life"
+"""Key in the ASGI scope's state: when the connection was made (loop time) and its age limit, s."""
+
+
+OnCut = Callable[[Literal["receive", "write"]], None]
+"""Told of each connection that missed a deadline."""
+
+
+class Waiting:
+    """A port's connections on which no request is under way, whose wait is the longest first.
+
+    One that comes when there are `most` takes the place of the first of them: so probes and new
+    clients get in, however many connections somebody holds open.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._queue: OrderedDict[Connection, None] = OrderedDict()
+        self._told_s = float("-inf")
+
+    def join(self, connection: "Connection") -> None:
+        """It waits from now on."""
+        self._queue[connection] = None
+        self._queue.move_to_end(connection)
+
+    def leave(self, connection: "Connection") -> None:
+        """A request of it is under way, or it has closed."""
+        self._queue.pop(connection, None)
+
+    def make_room(self, num_open: int, now_s: float) -> None:
+        """Close who has waited longest if `num_open` are too many: the newest one, where requests
+        are under way on all others."""
+        if num_open <= self._most or not self._queue:
+            return
+        longest, _ = self._queue.popitem(last=False)
+        longest.transport.close()
+        if now_s >= self._told_s + TELL_S:
+            self._told_s = now_s
+            log.warning("connections at their limit", extra={"max_connections": self._most})
+
+
+class Incoming(h11.Connection):
+    """What arrives; a body in tiny chunks, or with two lengths, is a protocol error."""
+
+    problem = "the request is not valid HTTP/1.1"
+    _is_chunked = False
+    _num_chunks = 0
+    _num_bytes = 0
+
+    def next_event(self) -> Any:
+        """As h11's. Raises h11.RemoteProtocolError, and `problem` is what to say of it."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            self._is_chunked = b"transfer-encoding" in names
+            self._num_chunks = self._num_bytes = 0
+            # Where a body ends, a proxy before us may take by the other (RFC 9112, 6.3).
+            if self._is_chunked and b"content-length" in names:
+                self.problem = "Content-Length and Transfer-Encoding contradict each other"
+                raise h11.RemoteProtocolError(self.problem)
+        elif isinstance(event, h11.Data) and self._is_chunked:
+            self._count(len(event.data))
+        return event
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_chunks += 1
+        self._num_bytes += num_bytes
+        if self._num_chunks < NUM_CHUNKS:
+            return
+        if self._num_bytes < NUM_CHUNKS * MIN_CHUNK_BYTES:
+            self.problem = f"the body's chunks are smaller than {MIN_CHUNK_BYTES} bytes on average"
+            raise h11.RemoteProtocolError(self.problem)
+        self._num_chunks = self._num_bytes = 0
+
+
+class Connection(H11Protocol):
+    """One client connection."""
+
+    limits: ServerConfig
+    on_cut: OnCut
+    waiting: Waiting
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.conn: Incoming = Incoming(h11.SERVER, MAX_HEADER_BYTES)
+        self._heard_s = 0.0
+        self._receive_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clocks. The age is jittered, or clients that came together leave together."""
+        super().connection_made(transport)
+        age_s = self.limits.connection_max_age * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+        self._heard_s = now_s = self.loop.time()
+        self.app_state = {**self.app_state, LIFE: (now_s, age_s)}
+        self._arm_receive(self.limits.receive_timeout)  # clients may dial ahead
+        self.waiting.join(self)
+        self.waiting.make_room(len(self.connections), now_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clocks."""
+        self.waiting.leave(self)
+        self._receive_timer = _cancelled(self._receive_timer)
+        self._write_timer = _cancelled(self._write_timer)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """The receive deadlines run from a request's first byte: to its headers', to its last."""
+        if self._has_nothing_begun():  # the time to dial ahead ends
+            self._receive_timer = _cancelled(self._receive_timer)
+        if self._receive_timer is None:
+            self._arm_receive()
+        super().data_received(data)
+        if not self._is_idle():
+            self.waiting.leave(self)
+        # The cycle of a request before, which was answered, says nothing of this one.
+        is_whole = self.cycle and not self.cycle.more_body and not self.cycle.response_complete
+        if is_whole or self._has_nothing_begun():
+            self._receive_timer = _cancelled(self._receive_timer)
+        if is_whole and len(self.conn.trailing_data[0]) <= MAX_HEADER_BYTES:
+            self.flow.resume_reading()  # which the next request pauses: or no leaving would be seen
+
+    def _has_nothing_begun(self) -> bool:
+        """Whether all that came belongs to a request that is answered, if before it was whole."""
+        return self._is_idle() and not self._is_body() and not self.conn.trailing_data[0]
+
+    def pause_writing(self) -> None:
+        """The client has stopped reading: it is cut unless it reads on."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._arm_write()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._write_timer = _cancelled(self._write_timer)
+        super().resume_writing()
+        self._watch_last_bytes()
+
+    def on_response_complete(self) -> None:
+        """An answer was written; uvicorn has closed a connection that takes no other request."""
+        self._heard_s = self.loop.time()
+        super().on_response_complete()
+        # Else another request was there already, or none may follow.
+        if self._is_idle() and not self.transport.is_closing():
+            self.waiting.join(self)
+        self._watch_last_bytes()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No other request came."""
+        super().timeout_keep_alive_handler()
+        self._watch_last_bytes()
+
+    def _watch_last_bytes(self) -> None:
+        """A closed transport stays until its last bytes are read, few as they may be."""
+        is_unwatched = self.transport.is_closing() and self._write_timer is None
+        if is_unwatched and self.transport.get_write_buffer_size():
+            self._arm_write()
+
+    def _arm_write(self, num_first: int | None = None) -> None:
+        """`num_first`: bytes that were unread when the reader first stopped; None: it has now."""
+        left = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(
+            self.limits.write_timeout, self._check_read, num_first or left, left
+        )
+
+    def _check_read(self, num_first: int, num_before: int) -> None:
+        """A large answer may take its time, as long as a part of it is read in each interval."""
+        num_read = num_before - self.transport.get_write_buffer_size()
+        if num_read >= max(min(num_first // READ_SHARE, MOST_TO_READ), 1):
+            self._arm_write(num_first)
+        else:
+            self._cut("write")
+
+    @property
+    def heard_s(self) -> float:
+        """Loop time at which its client dialled or was last answered; now, amid a request."""
+        return self._heard_s if self._has_nothing_begun() else self.loop.time()
+
+    def close_if_idle(self) -> None:
+        """Close between two requests; one under way, or begun, gets its answer."""
+        if self._has_nothing_begun():
+            self.shutdown()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Clients offer HTTP/2 and are answered in HTTP/1.1: nothing is amiss, so nobody is told
+        to install anything."""
+        log.debug("an upgrade was offered and not taken")
+
+    def send_400_response(self, msg: str) -> None:
+        """A request that is no HTTP, or in tiny chunks, gets our error body, if an answer can still
+        be sent."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        body = error_body(RequestError(self.conn.problem))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _arm_receive(self, limit_s: float | None = None) -> None:
+        """`limit_s`: None for what the headers or the body may take."""
+        is_body = self._is_body()
+        if limit_s is None:
+            limit_s = self.limits.receive_timeout
+            limit_s = limit_s if is_body else min(limit_s, HEADER_S)
+        self._receive_timer = self.loop.call_later(limit_s, self._receive_is_late, is_body)
+
+    def _receive_is_late(self, is_body: bool) -> None:
+        """Headers that do not end are cut here; a body that does not end is answered 408, and cut
+        here if that was answered before."""
+        self._receive_timer = None
+        if self._is_body() and not is_body:
+            self._arm_receive()
+        elif self._is_idle() and not self.transport.is_closing():
+            self._cut("receive")
+
+    def _is_body(self) -> bool:
+        """Whether what comes next is of a body."""
+        return self.conn.their_state is h11.SEND_BODY
+
+    def _cut(self, deadline: Literal["receive", "write"]) -> None:
+        type(self).on_cut(deadline)
+        self.transport.abort()
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """Cancel `timer`; the None to put in its place."""
+    if timer is not None:
+        timer.cancel()
+    return None
+
+
+def connection_class(limits: ServerConfig, on_cut: OnCut, max_connections: int) -> type[Connection]:
+    """A port's connection type with its limits, as uvicorn wants a class."""
+    return type(
+        "BoundConnection",
+        (Connection,),
+        {
+            "limits": limits,
+            "on_cut": staticmethod(on_cut),
+            "waiting": Waiting(max_connections),
+        },
+    )

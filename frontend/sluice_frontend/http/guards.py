@@ -1,0 +1,340 @@
+"""Between the network and the routes: bodies, bearer tokens, request ids, connection ages."""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import socket
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+from fastapi import FastAPI, Request
+from sluice_core.errors import (
+    BodyTooLarge,
+    ConfigError,
+    RequestError,
+    RequestTimeout,
+    SluiceError,
+    TooManyOpen,
+    Unauthorized,
+)
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..config import read_secrets
+from ..openai.protocol import REQUEST_ID
+from ..openai.response_types import ErrorInfo, ErrorReply
+from ..openai.sse import encode, error_body
+from .connection import LIFE
+from .orca import ASKED_BY, HEADER, load_report
+
+PROBE_PATHS = ("/health", "/healthz", "/readyz", "/version")
+"""What answers without a bearer."""
+SALT = "salt"
+"""Key in the ASGI scope's state: whose share of the prefix cache a request has of itself."""
+ASKED_ID = "request_id"
+"""As well: the id that a request came with, or was given."""
+log = logging.getLogger(__name__)
+LINGER_S = 1.0
+LINGER_BYTES = 16 << 20
+JSON = "application/json"
+UNREAD = BodyTooLarge | RequestTimeout | TooManyOpen
+"""What is answered while the request's body may still come."""
+
+
+class Bearer:
+    """Tokens, those of a file as it changes. Never shown: not in repr, log or error."""
+
+    def __init__(self, tokens: Collection[str], path: Path | None = None) -> None:
+        self._path, self._version = path, _version(path)
+        self._take(tokens)
+
+    @classmethod
+    def of(cls, path: Path | None) -> "Bearer | None":
+        """The file's tokens, or None where there is no file and so no lock."""
+        return None if path is None else cls(read_secrets(path), path)
+
+    def __repr__(self) -> str:
+        return f"Bearer({len(self._tokens)} tokens)"
+
+    def check(self, authorization: bytes) -> str:
+        """The salt of whose token the header's value is: a share of the prefix cache for each.
+
+        Raises Unauthorized.
+        """
+        self._read_again()
+        scheme, _, token = authorization.partition(b" ")
+        # Compared with every token, each in constant time, so that time tells nothing.
+        found = [known for known in self._tokens if hmac.compare_digest(token.strip(), known)]
+        if scheme.lower() != b"bearer" or not found:
+            raise Unauthorized("a valid bearer token is required")
+        return hashlib.sha256(found[0]).hexdigest()
+
+    def _read_again(self) -> None:
+        """A Secret that was rotated reaches its volume within a minute; one that was spoilt changes
+        nothing, and the log says why."""
+        version = _version(self._path)
+        if self._path is None or version in (None, self._version):
+            return
+        self._version = version
+        try:
+            self._take(read_secrets(self._path))
+        except ConfigError as error:
+            log.warning("tokens not read again", extra={"reason": error.message})
+
+    def _take(self, tokens: Collection[str]) -> None:
+        self._tokens = frozenset(token.encode() for token in tokens)
+
+
+def _version(path: Path | None) -> tuple[int, int] | None:
+    """What changes with the file's content; None while it is not there."""
+    try:
+        found = path.stat() if path else None
+    except OSError:
+        return None
+    return (found.st_ino, found.st_mtime_ns) if found else None
+
+
+class Inflight:
+    """HTTP requests between their headers and the end of their reply."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __enter__(self) -> None:
+        self.num_open += 1
+        self._empty.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.num_open -= 1
+        if self.num_open == 0:
+            self._empty.set()
+
+    async def until_empty(self, limit_s: float) -> bool:
+        """Wait until all were answered; False if that takes longer than `limit_s`."""
+        try:
+            await asyncio.wait_for(self._empty.wait(), limit_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+POD = socket.gethostname()
+"""In Kubernetes a pod's host name is its own name: clients can tell who answered."""
+
+
+class Edge:
+    """The outermost layer: checks the bearer, names request and pod, closes old connections.
+
+    `bounded_paths`: whose requests `check_room` may refuse before their body is read; it is told
+    how many others are open. `lifetime`: the part of its age limit that a connection may reach now.
+    `load`: what is told to those who ask for it with each answer. `on_answer`: told the route
+    ("none" if there is no such), the method and the status of each.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        bearer: Bearer | None,
+        open_paths: Collection[str],
+        bounded_paths: Collection[str],
+        check_room: Callable[[int], None],
+        inflight: Inflight,
+        lifetime: Callable[[], float],
+        load: Callable[[], Mapping[str, float]],
+        on_answer: Callable[[str, str, int], None],
+    ) -> None:
+        self._app = app
+        self._bearer = bearer
+        self._open_paths = frozenset(open_paths)
+        self._bounded_paths = frozenset(bounded_paths)
+        self._check_room = check_room
+        self._inflight = inflight
+        self._lifetime = lifetime
+        self._load = load
+        self._on_answer = on_answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+        scope = _origin_form(scope)
+        asked = Headers(scope=scope)
+        given = asked.get("x-request-id", "")
+        request_id = given if re.fullmatch(REQUEST_ID, given) else uuid.uuid4().hex
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                told = MutableHeaders(scope=message)
+                told["x-request-id"], told["x-sluice-pod"] = request_id, POD
+                if report := load_report(asked.get(ASKED_BY, ""), self._load()):
+                    told[HEADER] = report
+                if _is_old(scope, self._lifetime()):
+                    told["connection"] = "close"
+                self._on_answer(self._route(scope), scope["method"], message["status"])
+            await send(message)
+
+        try:
+            scope["state"][ASKED_ID] = request_id
+            scope["state"][SALT] = self._authorize(scope["path"], asked)
+            if self._is_bounded(scope):
+                self._check_room(self._inflight.num_open)
+        except SluiceError as error:
+            await error_reply(error)(scope, receive, send_with_headers)
+            return
+        with self._inflight:
+            await self._app(scope, receive, send_with_headers)
+
+    def _authorize(self, path: str, asked: Headers) -> str:
+        if self._bearer is None or path in self._open_paths:
+            return ""
+        return self._bearer.check(asked.get("authorization", "").encode("latin-1"))
+
+    def _is_bounded(self, scope: Scope) -> bool:
+        return scope["path"] in self._bounded_paths and scope["method"] == "POST"
+
+    def _route(self, scope: Scope) -> str:
+        """What a request is counted under; of one that was refused here, nobody looked it up."""
+        known: str = scope["path"] if self._is_bounded(scope) else "none"
+        path: str = getattr(scope.get("route"), "path", known)
+        return path
+
+
+def _origin_form(scope: Scope) -> Scope:
+    """A request whose target is a whole URL, as some proxies send it, as one for its path."""
+    scheme, found, rest = scope["raw_path"].partition(b"://")
+    if not found or scheme.lower() not in (b"http", b"https"):
+        return scope
+    raw_path = b"/" + rest.partition(b"/")[2]
+    return {**scope, "raw_path": raw_path, "path": unquote(raw_path.decode("ascii"))}
+
+
+def _is_old(scope: Scope, lifetime: float) -> bool:
+    made_s, max_age_s = scope["state"][LIFE]
+    return bool(asyncio.get_running_loop().time() >= made_s + lifetime * max_age_s)
+
+
+async def read_body(
+    request: Request,
+    max_bytes: int,
+    timeout_s: float,
+    count: Callable[[int], None] = lambda num_bytes: None,
+) -> bytes:
+    """The body, refused as soon as it is known to be over `max_bytes`.
+
+    `count` is told how much has come, and may refuse more. Raises RequestError (framing, encoding),
+    BodyTooLarge, RequestTimeout.
+    """
+    length = request.headers.get("content-length")
+    if (request.headers.get("content-encoding") or "identity").lower() != "identity":
+        raise RequestError("Content-Encoding is not supported; send the body as it is")
+    too_large = BodyTooLarge(f"the body is over the limit of {max_bytes} bytes")
+    if length is not None and int(length) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise too_large
+                count(len(body))
+    except TimeoutError as error:
+        raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s") from error
+    return bytes(body)
+
+
+def answer(body: object, status: int = 200) -> Response:
+    """`body` as JSON."""
+    return Response(encode(body), status, media_type=JSON)
+
+
+def error_reply(error: SluiceError) -> Response:
+    """`error` as a response, with Retry-After where waiting helps."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    kind = LingeringReply if isinstance(error, UNREAD) else Response
+    return kind(error_body(error), error.http_status, headers, JSON)
+
+
+class ReadReply(Response):
+    """An answer that is under way until its client has read all but the last few KB: what it holds
+    and whose turn it is lasts as long."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all, and then nothing more, which waits for the connection to have room."""
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class LingeringReply(Response):
+    """Answers while the request is still being sent, and closes.
+
+    What still comes is thrown away for a moment: closing with unread bytes would reset the
+    connection, and the client might never see the answer.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all, read a little, then end the reply, which closes the connection."""
+        headers = [*self.raw_headers, (b"connection", b"close")]
+        start = {"type": "http.response.start", "status": self.status_code, "headers": headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await _discard(receive)
+        except TimeoutError:
+            log.debug("a client sent on after it was refused")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _discard(receive: Receive) -> None:
+    num_bytes = 0
+    while num_bytes < LINGER_BYTES:
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return
+
+
+def install_errors(app: FastAPI) -> None:
+    """Every error of a route becomes an OpenAI error body."""
+
+    @app.exception_handler(SluiceError)
+    async def typed(request: Request, error: SluiceError) -> Response:
+        return error_reply(error)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody reads it
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        kinds = {404: "NotFoundError", 405: "MethodNotAllowedError"}
+        body = ErrorInfo(
+            message=f"{request.method} {request.url.path[:256]}: {error.detail}",
+            type=kinds.get(error.status_code, "BadRequestError"),
+            param=None,
+            code=error.status_code,
+            reason="no_such_route",
+        )
+        headers = dict(error.headers or {})
+        return Response(encode(ErrorReply(body)), error.status_code, headers, JSON)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return error_reply(SluiceError("an internal error occurred; the server's log names it"))

@@ -1,0 +1,1 @@
+"""Limits in force, admission, forecast, the admin routes. No torch."""

@@ -1,0 +1,231 @@
+"""May this request run? `Admission.admit` asks all there is to ask, in one order."""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from sluice_core.errors import (
+    DeadlineUnreachable,
+    Draining,
+    EngineDied,
+    ModelNotFound,
+    NotReady,
+    QueueFull,
+    RequestError,
+    SluiceError,
+    TooManyOpen,
+)
+from sluice_core.wire import TOKEN_BYTES, Ready
+
+from ..evidence.open_tick import Cause
+from ..http.bodies import too_many
+from ..openai.deadlines import Deadlines
+from ..openai.protocol import Completion
+from ..openai.sampling_params import (
+    LOGPROB_BYTES,
+    MAX_OUTPUT_LOGPROBS,
+    check_logprobs,
+    check_min_tokens,
+    check_prompt_logprobs,
+    longest_scored,
+)
+from .backend import Backend
+from .bounds import (
+    check_length,
+    check_priority,
+    check_repeated,
+    is_full,
+    num_waiting,
+    prompt_limit,
+    token_budget,
+    unreachable,
+)
+from .forecast import forecast_for, forecast_of, retry_after_s
+from .runtime import Runtime
+
+MAX_ON_THEIR_WAY = 64
+"""HTTP requests beyond those that may run and wait: their bodies come, or their last bytes go."""
+QUEUE_SHARE = 32
+"""Of the memory, for prompts that wait: they are held packed, in both processes."""
+
+
+class Reading(Protocol):
+    """The work on one request that needs a tokenizer."""
+
+    async def check_sampling(self) -> None:
+        """Raise RequestError for parameters that no token of this model can meet."""
+
+    def fewest(self, num_chars: int) -> int:
+        """Tokens that a text of so many characters has at least."""
+
+    async def prompts(self, keep: int | None) -> Sequence[Sequence[int]]:
+        """Token ids of each prompt, the last `keep` of them. Raises RequestError."""
+
+    def echoes(self) -> Iterable[str]:
+        """The prompts' texts, where the reply begins with them; known after `prompts`."""
+
+
+class Admission:
+    """Asks, and books a refusal as an arrival unless the fault is the request's own.
+
+    `max_queued_tokens`: prompt tokens that the memory holds while they wait.
+    """
+
+    def __init__(self, runtime: Runtime[Backend], memory_bytes: int) -> None:
+        self._runtime = runtime
+        self.max_queued_tokens = memory_bytes // (2 * TOKEN_BYTES * QUEUE_SHARE)
+        self._max_logprobs = min(MAX_OUTPUT_LOGPROBS, memory_bytes // LOGPROB_BYTES)
+
+    async def admit(self, request: Completion, reading: Reading, arrival_s: float) -> list[int]:
+        """The max_tokens of each prompt's sequences, or why the request may not run.
+
+        Raises Unavailable, ModelNotFound, RequestError, QueueFull and DeadlineUnreachable. Texts
+        that are too long are refused before they are tokenised; all else that the engine would have
+        to hold is refused after, when their tokens are known.
+        """
+        sampling, field = request.sampling, request.prompt_field
+        window = self.check_open().max_model_len
+        self.check_model(request.model)
+        check_priority(request.priority, self._runtime.live.policy)
+        await reading.check_sampling()
+        keep = prompt_limit(request, window)
+        for prompt in request.prompts:
+            if keep is None and isinstance(prompt, str):
+                check_length(reading.fewest(len(prompt)), window, field)
+        prompts = await reading.prompts(keep)
+        engine = self.check_open()  # it may have ended meanwhile
+        pool = engine.num_blocks * engine.block_size
+        budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
+        num_tokens = sampling.n * sum(map(len, prompts))
+        check_repeated(request, prompts, reading.echoes())
+        check_prompt_logprobs(sampling, num_tokens)
+        if request.has_default_length:  # it is ours to choose
+            longest = longest_scored(sampling, sampling.n * len(prompts), self._max_logprobs)
+            budgets = [min(n, longest) for n in budgets]
+        check_logprobs(sampling, sampling.n * sum(budgets), self._max_logprobs)
+        check_min_tokens(sampling.min_tokens, min(budgets))
+        self._check_queue(len(prompts) * sampling.n, num_tokens, engine.ceiling)
+        self._check_deadlines(request, [len(ids) for ids in prompts], arrival_s, time.monotonic())
+        return budgets
+
+    def check_open(self) -> Ready:
+        """The engine's limits; raises Unavailable, which is booked, if no request is taken now."""
+        runtime, ready = self._runtime, self._runtime.backend.ready
+        problem: SluiceError
+        if runtime.is_closed:
+            problem = Draining("this worker has shut down", retry_after_s=1)
+        elif runtime.backend.closed.is_set():
+            death = runtime.pulse.death or "the engine process ended"
+            problem = EngineDied(death, retry_after_s=1)
+        elif ready is None:
+            phase, percent = runtime.pulse.phase, runtime.pulse.percent
+            text = f"the model is being loaded: {phase} ({percent} %)"
+            problem = NotReady(text, retry_after_s=5)
+        else:
+            return ready
+        runtime.recorder.refuse("cold")
+        runtime.stats.reject(problem.code)
+        raise problem
+
+    def check_model(self, asked: str | None) -> None:
+        """Raise ModelNotFound if `asked` is given and not what is served."""
+        name = self._runtime.model_name
+        if asked and asked != name:
+            raise ModelNotFound(
+                f"the model {asked!r} does not exist; this worker serves {name!r}", param="model"
+            )
+
+    def check_room(self, num_open: int) -> None:
+        """Refuse an HTTP request before its body is read, if `num_open` others are more than may
+        ever run and wait. How many sequences it asks for is not known: it counts as one."""
+        most = self._runtime.config.max_num_queued_reqs
+        num_more = num_open - most - MAX_ON_THEIR_WAY
+        if num_more >= 0 and num_more >= self.check_open().ceiling:
+            sentence = f"{num_open} requests are open already, and max_num_queued_reqs is {most}"
+            raise self._full(TooManyOpen, sentence, "max_num_queued_reqs", 1)
+
+    def refuse_body(self, sentence: str) -> TooManyOpen:
+        """Why a request to generate is refused while its body comes, which is booked as one."""
+        self._runtime.recorder.refuse("cold")  # it waits for no engine
+        self._runtime.stats.reject("large_bodies")
+        return too_many(sentence)
+
+    def _check_queue(self, num_new: int, num_new_tokens: int, ceiling: int) -> None:
+        runtime, most_tokens = self._runtime, self.max_queued_tokens
+        flags, num_open, recorder = runtime.config, runtime.backend.num_open, runtime.recorder
+        state, cap = recorder.engine.snapshot, runtime.live.max_num_seqs
+        num_tokens, most = recorder.num_pending_tokens, flags.max_num_queued_reqs
+        if num_new > ceiling + most:
+            raise RequestError(
+                f"{num_new} sequences are more than may ever run ({ceiling}) and wait "
+                f"({most}) together; send fewer prompts or a smaller n",
+                param="n",
+            )
+        if num_new_tokens > most_tokens:
+            raise RequestError(
+                f"{num_new_tokens} prompt tokens, all choices together, are more than may ever "
+                f"wait in this worker's memory ({most_tokens}); send fewer prompts or a smaller n",
+                param="n",
+            )
+        if num_open and is_full(num_new, num_open, cap, state, most):
+            sentence = f"{num_waiting(num_open, cap, state)} requests wait already"
+            sentence += f", and max_num_queued_reqs is {most}"
+            raise self._full(QueueFull, sentence, "max_num_queued_reqs", num_new)
+        if 0 < flags.max_num_queued_tokens <= num_tokens:
+            bound = f"max_num_queued_tokens is {flags.max_num_queued_tokens}"
+        elif num_tokens + num_new_tokens > most_tokens:
+            bound = f"this worker's memory is for {most_tokens}, these {num_new_tokens} included"
+        else:
+            return
+        sentence = f"{num_tokens} prompt tokens wait or are computed already, and {bound}"
+        cause: Cause | None = None if state.waiting else "prefill"  # of all that are computed
+        raise self._full(QueueFull, sentence, "max_num_queued_tokens", num_new, cause)
+
+    def _full(
+        self,
+        kind: type[QueueFull],
+        sentence: str,
+        limit: str,
+        num_new: int,
+        cause: Cause | None = None,
+    ) -> QueueFull:
+        """Why `num_new` sequences are refused, which is booked."""
+        runtime = self._runtime
+        for _ in range(num_new):
+            runtime.recorder.refuse(cause)
+        runtime.stats.reject(limit)
+        forecast = forecast_of(runtime.recorder, runtime.live, runtime.backend.num_open)
+        return kind(sentence, retry_after_s=retry_after_s(forecast.wait_s(num_new)))
+
+    def _check_deadlines(
+        self, request: Completion, nums: Sequence[int], arrival_s: float, now_s: float
+    ) -> None:
+        """Refuse now what would miss its deadline later, and say when to come again. `nums`: tokens
+        of each prompt."""
+        runtime, asked = self._runtime, request.deadlines
+        recorder, live = runtime.recorder, runtime.live
+        if asked == Deadlines() and live.shed_ms is None:
+            return
+        num_new, age_ms = len(nums) * request.sampling.n, 1e3 * (now_s - arrival_s)
+        forecast = forecast_for(
+            recorder,
+            live,
+            runtime.backend.num_open,
+            priority=request.priority,
+            ttft_ms=asked.ttft_ms,
+            prompts=nums,
+            arrival_s=arrival_s,
+            now_s=now_s,
+        )
+        prefill_ms = max(recorder.engine.prefill_ms(num, now_s) for num in nums)
+        problem = unreachable(
+            asked, live.shed_ms, forecast, num_new, age_ms=age_ms, prefill_ms=prefill_ms
+        )
+        if problem is not None:
+            sentence, retry_s = problem
+            wait_ms = 1e3 * forecast.place_s(num_new)
+            rest_ms = 1e3 * forecast.wait_s(num_new) - wait_ms + age_ms + prefill_ms
+            for _ in range(num_new):
+                recorder.refuse_for_deadline(wait_ms, rest_ms)
+            runtime.stats.reject("deadline")
+            raise DeadlineUnreachable(sentence, retry_after_s=retry_after_s(retry_s))

@@ -1,0 +1,137 @@
+"""What a newcomer would wait, and how fast it would then get its tokens. Pure.
+
+Departures free places: with `places` sequences in service for `service_s` each, one leaves every
+service_s / places seconds, whatever the arrivals do. A rate of completions would read an idle
+minute as slowness.
+
+Under first come, first served a newcomer waits for all that are open. Where there is an order it
+waits for those alone who are served before it, and whoever is late lets it pass.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from sluice_core.contract import StepModel
+from sluice_core.ordering import Pace, Terms, before
+
+from ..evidence.recorder import Recorder
+from .limits import Live
+
+MAX_RETRY_AFTER_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The present load. `num_open`: sequences submitted and not ended, of which some wait.
+
+    `service_s`: mean time from admission to end of those that ended lately; None before the first.
+    `kv_per_seq`: tokens of an average sequence. `num_behind`: those open that let a newcomer pass;
+    `ahead_s`: what the prompts before it take.
+    """
+
+    num_open: int
+    num_running: int
+    num_waiting: int
+    cap: int
+    service_s: float | None
+    step_model: StepModel | None
+    kv_per_seq: float
+    num_behind: int = 0
+    ahead_s: float = 0.0
+
+    def behind(
+        self, newcomer: Terms, pending: Sequence[Terms], now_s: float, price_s: float
+    ) -> "Forecast":
+        """The same for a newcomer to the line of those `pending`, which have no first token yet.
+
+        `price_s`: of a unit of work. Whoever has a first token keeps its place until it ends.
+        """
+        num_decoding = max(self.num_open - len(pending), 0)
+        free = self._places - num_decoding
+        pace = Pace(price_s, (self.service_s or 0.0) / self._places, free)
+        first = before(newcomer, pending, now_s, pace)
+        return replace(
+            self,
+            num_running=min(self.num_running, max(self.cap, num_decoding)),
+            num_behind=len(pending) - len(first),
+            ahead_s=price_s * sum(job.work for job in first),
+        )
+
+    @property
+    def _places(self) -> int:
+        """Where some wait below the cap they wait for memory: then there are no more places."""
+        if self.num_waiting and 0 < self.num_running < self.cap:
+            return self.num_running
+        return self.cap
+
+    def wait_s(self, num_new: int) -> float:
+        """Seconds until the last of `num_new` sequences that come now is served.
+
+        0 also where nothing is known yet: then waiting is the only way to find out.
+        """
+        return max(self.place_s(num_new), self.ahead_s)
+
+    def place_s(self, num_new: int) -> float:
+        """Seconds until the last of them has a place."""
+        if self.service_s is None:
+            return 0.0
+        places = self._places
+        departures = self.num_open - self.num_behind + num_new - places
+        # Those above a cap that was lowered leave at the same time as the others.
+        return max(departures, 0) * self.service_s / max(places, self.num_running)
+
+    def tpot_ms(self, num_new: int) -> float | None:
+        """Time of a step that decodes everyone, newcomers included; None without a step model."""
+        if self.step_model is None:
+            return None
+        decodes = min(self.num_open + num_new, self.cap)
+        return self.step_model.step_ms(decodes, self.kv_per_seq * decodes, 0)
+
+
+def forecast_of(recorder: Recorder, live: Live, num_open: int) -> Forecast:
+    """The present load, of which `num_open` sequences have not ended."""
+    engine = recorder.engine
+    return Forecast(
+        num_open=num_open,
+        num_running=engine.snapshot.running,
+        num_waiting=engine.snapshot.waiting,
+        cap=live.max_num_seqs,
+        service_s=recorder.recent.service_s(),
+        step_model=engine.step_model,
+        kv_per_seq=recorder.recent.lengths().mean,
+    )
+
+
+def forecast_for(
+    recorder: Recorder,
+    live: Live,
+    num_open: int,
+    *,
+    priority: int,
+    ttft_ms: float | None,
+    prompts: Iterable[int],
+    arrival_s: float,
+    now_s: float,
+) -> Forecast:
+    """The forecast for the longest of `prompts` (tokens), which come together."""
+    forecast, engine = forecast_of(recorder, live, num_open), recorder.engine
+    limits = live.for_engine()
+    if limits.policy == "fcfs" or live.overload == "Shed":
+        return forecast  # nobody late stays: all that are open go before
+
+    def terms(priority: int, ttft_ms: float | None, arrived_s: float, tokens: int) -> Terms:
+        due_s = limits.due_s(arrived_s, ttft_ms)
+        return Terms(priority, due_s, arrived_s, engine.uncached(tokens))
+
+    pending = [
+        terms(f.priority, f.ttft_ms, f.arrival_s, 0 if f.is_another else f.num_prompt_tokens)
+        for f in recorder.pending
+    ]
+    *others, longest = (terms(priority, ttft_ms, arrival_s, num) for num in sorted(prompts))
+    return forecast.behind(longest, [*pending, *others], now_s, engine.price_s)
+
+
+def retry_after_s(wait_s: float) -> int:
+    """The predicted wait as a Retry-After."""
+    return min(max(1, math.ceil(wait_s)), MAX_RETRY_AFTER_S)

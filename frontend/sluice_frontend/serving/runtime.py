@@ -1,0 +1,206 @@
+"""The frontend's one object with state: the limits in force, the evidence, the engine behind.
+
+It is told what the engine says, and hands the operator what was counted.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+from msgspec import structs
+from sluice_core.contract import Evidence, RuntimeConfig, RuntimePatch, Waiting
+from sluice_core.errors import Draining, NotReady
+from sluice_core.wire import Finished, Heartbeat, Ready, StepReport
+
+from ..config import ServerConfig
+from ..evidence.health import Pulse, Verdict
+from ..evidence.ledger import Ledger
+from ..evidence.metrics import MINUTE_TICKS, Statistics, View, create_registry
+from ..evidence.recorder import Recorder
+from .backend import Backend, Listener
+from .limits import Live
+from .shedding import shed
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.1
+"""How often ticks are closed and hopeless requests are looked for."""
+CROWDED_LIFETIME = 0.1
+"""While requests wait, connections live a tenth as long: a Service picks a pod for each connection,
+so a pod that comes gets its share of the clients within seconds. A new one takes 0.1 ms."""
+B_co = TypeVar("B_co", bound=Backend, covariant=True)
+
+
+class Runtime(Generic[B_co]):
+    """Limits in force, evidence and health. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        live: Live,
+        *,
+        model_name: str,
+        cache_config: Mapping[str, str],
+        throttled_s: Callable[[], float],
+        connect: Callable[[Pulse, Listener], B_co],
+    ) -> None:
+        """`live`: in force at the start, with the largest token budget that may ever be.
+
+        `cache_config`: what a scrape shows of the KV cache; `throttled_s`: for how long the CPU
+        quota has held this process back; `connect` makes the backend, which tells of itself.
+        """
+        now_s, self.created_s = time.monotonic(), time.time()
+        self.config, self.live, self.model_name = config, live, model_name
+        self.boot_id = uuid.uuid4().hex
+        self.pulse = Pulse(now_s, self.created_s)
+        self.backend = connect(self.pulse, self)
+        self.recorder = Recorder(self.boot_id, now_s, self.created_s)
+        self.stats = Statistics(config.flag_slo, self.created_s)
+        self.registry = create_registry(model_name, self.stats, self.view)
+        self.ledger = Ledger(self.recorder, self.stats)
+        self.is_closed = False
+        self._largest_budget = live.max_num_batched_tokens
+        self._cache_config = cache_config
+        self._throttled_s = throttled_s
+
+    # -- what the engine says (backend.Listener)
+
+    def ready(self, ready: Ready) -> None:
+        """The engine serves: its limits are known and in force."""
+        self.live = structs.replace(self.live, max_num_seqs=ready.max_num_seqs)
+        self.stats.set_window(ready.max_model_len)
+        self.recorder.engine.ready(ready)
+        self.recorder.ticks.start(self.live.epoch, ready.max_num_seqs, self.live.slo)
+        log.info(
+            "ready",
+            extra={
+                "max_num_seqs": ready.max_num_seqs,
+                "ceiling": ready.ceiling,
+                "predicted": ready.predicted_max_num_seqs,
+                "epoch": self.live.epoch,
+                "kv_tokens": ready.kv_tokens,
+                "max_model_len": ready.max_model_len,
+                "kernels": ready.kernels,
+                "memory": ready.memory.measured,
+            },
+        )
+
+    def step(self, report: StepReport, now_s: float) -> None:
+        """A step was made."""
+        self.recorder.engine.step(report)
+        self.recorder.admit(report.admitted, report.started_s)
+        self.stats.step(report)
+        self.shed(now_s)
+
+    def state(self, message: Finished | Heartbeat) -> None:
+        """A newer snapshot."""
+        self.recorder.engine.see(message.snapshot)
+
+    # -- live configuration
+
+    def limits(self) -> Ready:
+        """The engine's report of itself; raises NotReady before it serves."""
+        ready = self.backend.ready
+        if ready is None:
+            raise NotReady("the model is being loaded", retry_after_s=1)
+        return ready
+
+    def runtime_config(self) -> RuntimeConfig:
+        """What is in force; raises NotReady before the engine serves."""
+        state = self.recorder.engine.snapshot
+        return RuntimeConfig(
+            **structs.asdict(self.live) | {"scheduling_policy": self.live.policy},
+            ceiling=self.limits().ceiling,
+            running=state.running,
+            waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
+            boot_id=self.boot_id,
+            hung=self.pulse.hung(time.monotonic(), self.config.liveness_timeout),
+        )
+
+    def patch(self, change: RuntimePatch) -> RuntimeConfig:
+        """Put `change` in force. The same again changes nothing; see `contract.RuntimePatch`."""
+        new = self.live.changed(
+            change, ceiling=self.limits().ceiling, largest_budget=self._largest_budget
+        )
+        if new != self.live:
+            self.backend.configure(new.for_engine())
+            self.live = new
+            self.recorder.ticks.configure(new.epoch, new.max_num_seqs, new.slo)
+            log.info("configured", extra={"epoch": new.epoch, "max_num_seqs": new.max_num_seqs})
+        return self.runtime_config()
+
+    def evidence(self, after: int) -> Evidence:
+        """Closed ticks after `after`; raises NotReady before the engine serves."""
+        self.limits()
+        return self.recorder.evidence(after)
+
+    # -- health, metrics, time
+
+    def liveness(self) -> Verdict:
+        """Whether the engine makes progress."""
+        return self.pulse.liveness(time.monotonic(), self.config.liveness_timeout)
+
+    def health(self) -> Verdict:
+        """Whether the engine is up."""
+        return self.pulse.health(time.monotonic(), self.config.liveness_timeout)
+
+    def readiness(self) -> Verdict:
+        """Whether new requests are taken."""
+        return self.pulse.readiness(time.monotonic(), self.config.liveness_timeout)
+
+    def load(self) -> dict[str, float]:
+        """What a gateway balances by, under the names that it reads."""
+        state = self.recorder.engine.snapshot
+        return {"kv_cache_usage_perc": state.kv_usage, "num_requests_waiting": state.waiting}
+
+    def lifetime(self) -> float:
+        """The part of its age limit that a connection may reach: another pod may have room."""
+        if self.pulse.is_draining:
+            return 0.0
+        return CROWDED_LIFETIME if self.recorder.engine.snapshot.waiting else 1.0
+
+    def drain(self) -> None:
+        """Be not ready from now on; each answer closes its connection."""
+        self.pulse.is_draining = True
+
+    def close(self) -> None:
+        """Take no request from now on, and end those that are open."""
+        self.is_closed = True
+        sentence = "the worker shut down before this was finished"
+        self.backend.fail_all(Draining(sentence, retry_after_s=1))
+
+    def view(self) -> View:
+        """What a scrape shows."""
+        engine, cache = self.backend.ready, dict(self._cache_config)
+        if engine is not None:
+            cache["block_size"] = str(engine.block_size)
+            cache["num_gpu_blocks"] = str(engine.num_blocks)
+        return View(
+            is_ready=self.readiness().ok,
+            snapshot=self.recorder.engine.snapshot,
+            open_requests=self.backend.num_open,
+            epoch=self.live.epoch,
+            max_num_seqs=self.live.max_num_seqs,
+            ceiling=engine.ceiling if engine else 0,
+            cache_config=cache,
+            memory=self.recorder.engine.memory,
+            step_model=self.recorder.engine.step_model,
+            last_minute=self.recorder.ticks.newest(MINUTE_TICKS),
+        )
+
+    async def beat(self) -> None:
+        """Close ticks as time passes, and shed what is hopeless; runs until cancelled."""
+        while True:
+            now_s = time.monotonic()
+            if self.recorder.ticks.is_due(now_s):
+                self.recorder.advance(now_s, time.time(), self._throttled_s())
+            self.shed(now_s)
+            await asyncio.sleep(BEAT_S)
+
+    def shed(self, now_s: float) -> None:
+        """Drop those that wait and can no longer be in time."""
+        is_moving = self.pulse.progress(now_s, self.config.liveness_timeout).ok
+        shed(self.backend, self.recorder, self.live, now_s, is_moving=is_moving)

@@ -1,0 +1,123 @@
+"""A frontend needs no engine of ours: admission, live limits and evidence before a foreign one."""
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+
+import pytest
+from sluice_core.contract import TICK_SECONDS, Causes, MemoryReport, RuntimePatch, Slo
+from sluice_core.errors import NotReady, QueueFull, SluiceError
+from sluice_core.wire import Limits, Ready, Submit
+from sluice_frontend.config import ServerConfig
+from sluice_frontend.evidence.health import Pulse
+from sluice_frontend.openai.protocol import Completion, parse_completion
+from sluice_frontend.serving.admission import Admission
+from sluice_frontend.serving.backend import Listener, Sink
+from sluice_frontend.serving.limits import Live
+from sluice_frontend.serving.runtime import Runtime
+
+MEMORY_BYTES = 1 << 30
+LIVE = Live(0, 1, 512, Slo(), "Queue", None)
+READY = Ready(
+    ceiling=2,
+    predicted_max_num_seqs=2,
+    max_num_seqs=2,
+    max_model_len=64,
+    block_size=16,
+    num_blocks=8,
+    kv_tokens=128,
+    memory=MemoryReport({}, {}, 128),
+    step_model=None,
+    kernels="",
+)
+
+
+class Foreign:
+    """A server that says nothing of its steps."""
+
+    def __init__(self, pulse: Pulse, listener: Listener) -> None:
+        self.ready: Ready | None = None
+        self.closed = asyncio.Event()
+        self.sinks: dict[str, Sink] = {}
+        self.limits: list[Limits] = []
+
+    @property
+    def num_open(self) -> int:
+        return len(self.sinks)
+
+    def submit(self, request: Submit, sink: Sink) -> None:
+        self.sinks[request.request_id] = sink
+
+    def abort(self, request_id: str) -> None:
+        self.sinks.pop(request_id, None)
+
+    def fail(self, request_id: str, error: SluiceError) -> None:
+        self.sinks.pop(request_id).ended(error)
+
+    def drop(self, request_id: str, error: SluiceError) -> None:
+        self.fail(request_id, error)
+
+    def fail_all(self, error: SluiceError) -> None:
+        for request_id in list(self.sinks):
+            self.fail(request_id, error)
+
+    def configure(self, limits: Limits) -> None:
+        self.limits.append(limits)
+
+    async def check_integrity(self) -> str | None:
+        return None
+
+
+class Words:
+    """A reading whose tokens are words."""
+
+    def __init__(self, request: Completion) -> None:
+        self._request = request
+
+    async def check_sampling(self) -> None:
+        pass
+
+    def fewest(self, num_chars: int) -> int:
+        return 1
+
+    async def prompts(self, keep: int | None) -> Sequence[Sequence[int]]:
+        return [[1] * len(str(prompt).split()) for prompt in self._request.prompts]
+
+    def echoes(self) -> Iterable[str]:
+        return ()
+
+
+def create_runtime(config: ServerConfig) -> Runtime[Foreign]:
+    return Runtime(
+        config,
+        LIVE,
+        model_name="foreign",
+        cache_config={},
+        throttled_s=lambda: 0.0,
+        connect=Foreign,
+    )
+
+
+async def admit(runtime: Runtime[Foreign], **fields: object) -> list[int]:
+    request = parse_completion(json.dumps({"prompt": "a b c", **fields}).encode())
+    return await Admission(runtime, MEMORY_BYTES).admit(request, Words(request), 0.0)
+
+
+async def test_a_foreign_engine_gets_what_its_limits_hold_and_a_cap_that_is_changed_live() -> None:
+    runtime = create_runtime(ServerConfig(max_num_queued_reqs=1))
+    with pytest.raises(NotReady):
+        await admit(runtime)
+    runtime.backend.ready = READY
+    runtime.ready(READY)
+    assert await admit(runtime, max_tokens=9, n=3) == [9]
+    runtime.backend.sinks = dict.fromkeys("abc")  # type: ignore[assignment]
+    with pytest.raises(QueueFull, match="max_num_queued_reqs is 1"):
+        await admit(runtime)
+    runtime.patch(RuntimePatch(epoch=1, max_num_seqs=1))
+    assert [(limits.epoch, limits.max_num_seqs) for limits in runtime.backend.limits] == [(1, 1)]
+    recorder = runtime.recorder
+    recorder.advance(recorder.ticks.start_s + TICK_SECONDS, 0.0, 0.0)
+    evidence = runtime.evidence(0)
+    assert evidence.step_model is None
+    assert (evidence.ticks[0].epoch, evidence.ticks[0].refused) == (1, 2)
+    assert evidence.ticks[0].ttft.by == Causes(cold=1, cap=1)

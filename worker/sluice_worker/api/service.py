@@ -1,0 +1,250 @@
+"""The text work of one worker, around what is in force: prompts become sequences of its engine."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from msgspec import structs
+from sluice_core.model.files import GENERATION_CONFIG, Directory, is_there, read_json
+from sluice_core.model.stored import read_config
+from sluice_core.wire import Sampling, Submit, packed
+from sluice_frontend.http.bodies import Answers, Bodies
+from sluice_frontend.http.offload import bodies, off_loop, texts
+from sluice_frontend.openai.chat import Chat, Conversation
+from sluice_frontend.openai.protocol import Completion
+from sluice_frontend.openai.sampling_params import (
+    OPENAI,
+    check_something_left,
+    check_vocabulary,
+    defaults_of,
+    for_engine,
+)
+from sluice_frontend.serving.admission import Admission
+from sluice_frontend.serving.bounds import check_length
+from sluice_frontend.serving.limits import Live
+from sluice_frontend.serving.runtime import Runtime
+
+from ..base.config import EngineConfig, WorkerConfig
+from ..base.resources import Resources
+from ..engine.client import EngineClient
+from ..text.output import Transcript
+from ..text.renderer import Renderer
+from ..text.tokenizer import Tokenizer
+from ..text.tokenizer_config import eos_token_ids
+from .generation import Choice, Generation
+from .prompts import Echo, Prompts
+
+
+class Service:
+    """One worker's API side. All methods belong to the event loop's thread."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        directory, resources = Path(config.engine.model.removeprefix("file://")), Resources()
+        self.config = config
+        self.tokenizer = Tokenizer(directory)
+        self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
+        config_json = read_config(Directory(directory))
+        self.prompts = Prompts(
+            self.tokenizer, config_json, parse_special=config.server.parse_special
+        )
+        self.bodies = Bodies(config.server)
+        self.answers = Answers()
+        self.parsing, self.texts = bodies(), texts()
+        self.eos_token_ids = eos_token_ids(directory, config_json, self.tokenizer.config)
+        self.defaults = OPENAI
+        if config.server.generation_config == "auto" and is_there(directory, GENERATION_CONFIG):
+            self.defaults = defaults_of(read_json(directory, GENERATION_CONFIG))
+        self.runtime = Runtime(
+            config.server,
+            live_at_start(config),
+            model_name=config.model_name,
+            cache_config=_cache_config(config.engine),
+            throttled_s=resources.throttled_s,
+            connect=EngineClient,
+        )
+        self.client = self.runtime.backend
+        self.admission = Admission(self.runtime, resources.memory_bytes())
+        self._ids = count(1)
+
+    async def open(
+        self, request: Completion, arrival_s: float, id_prefix: str = "cmpl"
+    ) -> Generation:
+        """Let a request in and submit its sequences, or raise why not."""
+        reading, stats = _Reading(self, request), self.runtime.stats
+        budgets = await self.admission.admit(request, reading, arrival_s)
+        num_choices = request.sampling.n
+        reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
+        # It may wait for long: as they were parsed, token ids take ten times what a choice keeps.
+        kept = replace(request, prompts=())
+        generation = Generation(reply_id, kept, self.runtime.ledger, self.client.abort)
+        stats.observe("request_params_n", num_choices)
+        for ids, echo, max_tokens in zip(reading.ids, reading.echo, budgets, strict=True):
+            stats.observe("request_params_max_tokens", max_tokens)
+            message = _message(request, ids, max_tokens, reading.sampling)
+            for i in range(num_choices):
+                self._submit(generation, message, echo, i, arrival_s)
+        return generation
+
+    def _submit(
+        self, generation: Generation, message: Submit, echo: Echo, i: int, arrival_s: float
+    ) -> None:
+        """Submit the i-th answer to a prompt; each draws with a seed of its own."""
+        request, params = generation.request, generation.request.sampling
+        request_id, now_s = str(next(self._ids)), time.monotonic()
+        flight = self.runtime.recorder.arrive(
+            request_id,
+            arrival_s,
+            now_s,
+            message.num_prompt_tokens,
+            request.deadlines.ttft_ms,
+            request.priority,
+            is_another=i > 0,
+        )
+        transcript = Transcript(
+            self.tokenizer.detokenizer(
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            ),
+            stops=generation.stops,
+            stop_token_ids=params.stop_token_ids,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop,
+        )
+        index = len(generation.choices)
+        choice = Choice(
+            index,
+            flight,
+            transcript,
+            message.prompt,
+            counts_prompt=i == 0,
+            echo=echo,
+            is_scoring=request.is_scoring,
+        )
+        seed = None if params.seed is None else params.seed + i
+        changed = structs.replace(
+            message,
+            request_id=request_id,
+            seed=seed,
+            arrived_s=arrival_s,
+            submitted_s=now_s,
+            is_another=i > 0,
+        )
+        self.client.submit(changed, generation.add(choice))
+
+    async def open_chat(self, chat: Chat, num_bytes: int, arrival_s: float) -> Generation:
+        """As `open`, for a conversation of `num_bytes`."""
+        window = self.admission.check_open().max_model_len
+        self.admission.check_model(chat.completion.model)
+        is_cut = chat.completion.sampling.truncate_prompt_tokens is not None
+
+        def check(num_chars: int) -> None:
+            if not is_cut:
+                check_length(self.tokenizer.fewest(num_chars), window, "messages")
+
+        ids = await self.render(chat.conversation, num_bytes, check)
+        prompt = tuple(ids)
+        return await self.open(replace(chat.completion, prompts=(prompt,)), arrival_s, "chatcmpl")
+
+    async def render(
+        self, conversation: Conversation, num_bytes: int, check: Callable[[int], None]
+    ) -> list[int]:
+        """The token ids of a conversation, as its template writes it. Raises RequestError; `check`
+        may as well, of the number of its characters."""
+        return await self.texts.result(
+            num_bytes, lambda: self._renderer.token_ids(conversation, check)
+        )
+
+
+class _Reading:
+    """The text work on one request (`admission.Reading`); its results come as it is asked."""
+
+    def __init__(self, service: Service, request: Completion) -> None:
+        self._service, self._request = service, request
+        self.sampling = Sampling()
+        self.ids: list[Sequence[int]] = []
+        self.echo: list[Echo] = []
+
+    async def check_sampling(self) -> None:
+        """Make the engine's part of the parameters."""
+        size = sum(map(len, self._request.sampling.bad_words))
+        self.sampling = await off_loop(size, self._sampling)
+
+    def _sampling(self) -> Sampling:
+        service, params = self._service, self._request.sampling
+        check_vocabulary(params, service.prompts.vocab_size)
+        sampling = for_engine(
+            params,
+            lambda text: service.tokenizer.encode(
+                text, add_special_tokens=False, parse_special=True
+            ),
+        )
+        check_something_left(params, sampling, service.eos_token_ids)
+        return sampling
+
+    def fewest(self, num_chars: int) -> int:
+        """As the tokenizer's."""
+        return self._service.tokenizer.fewest(num_chars)
+
+    async def prompts(self, keep: int | None) -> Sequence[Sequence[int]]:
+        """Tokenise them."""
+        service, request = self._service, self._request
+        size = sum(map(len, request.prompts))
+        read = await service.texts.result(size, lambda: service.prompts.read(request, keep))
+        self.ids, self.echo = read
+        return self.ids
+
+    def echoes(self) -> Iterable[str]:
+        """What the replies repeat."""
+        return (echo.text for echo in self.echo)
+
+
+def live_at_start(config: WorkerConfig) -> Live:
+    """As the flags say; the cap is 1 until the engine has found its own."""
+    engine, server = config.engine, config.server
+    return Live(
+        epoch=engine.epoch,
+        max_num_seqs=1,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        slo=server.slo,
+        overload=server.overload,
+        scheduling_policy=engine.scheduling_policy,
+    )
+
+
+def _cache_config(config: EngineConfig) -> dict[str, str]:
+    """What a scrape shows of it, under vLLM's names."""
+    return {
+        "block_size": str(config.block_size),
+        "num_gpu_blocks": str(None),
+        "cache_dtype": config.dtype,
+        "enable_prefix_caching": str(config.enable_prefix_caching),
+        "gpu_memory_utilization": str(config.memory_utilization),
+    }
+
+
+def _message(
+    request: Completion,
+    prompt: Sequence[int],
+    max_tokens: int,
+    sampling: Sampling,
+) -> Submit:
+    """What the engine is told of a prompt; id, seed and time are those of each answer."""
+    params = request.sampling
+    return Submit(
+        request_id="",
+        prompt=packed(prompt),
+        max_tokens=max_tokens,
+        temperature=params.temperature,
+        seed=None,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=sorted(params.stop_token_ids),
+        min_tokens=params.min_tokens,
+        submitted_s=0.0,
+        cache_salt=request.cache_salt,
+        ttft_ms=request.deadlines.ttft_ms,
+        priority=request.priority,
+        sampling=sampling,
+    )

@@ -1,1 +1,0 @@
-"""Measurements of requests and steps: ticks, lengths, metrics, health. API process, no torch."""

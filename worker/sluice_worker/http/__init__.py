@@ -1,1 +1,0 @@
-"""Guards between the network and the API: connections, bodies, keys. API process, no torch."""

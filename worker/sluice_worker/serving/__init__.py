@@ -1,1 +1,0 @@
-"""Live limits, admission, forecast, and requests under way. API process, no torch."""
