@@ -1,7 +1,5 @@
 """A worker with an 8B of random weights on this GPU, over HTTP, for `bench.gpu`."""
 
-import asyncio
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,9 +7,8 @@ from pathlib import Path
 import httpx
 from bench.gpu_kernels import DEVICE, REHEARSED, VOCAB
 from bench.gpu_memory import MAX_LEN, written_model
-from bench.peers.processes import tree
-from bench.real_caps import Aim, Setting, Steered, calibrate, replay
-from bench.real_rows import OURS, Row, make_row, scaled_trace
+from bench.real_caps import Aim, Setting, Steered, calibrate, contend, contender, replay
+from bench.real_rows import Row, make_row, scaled_trace
 from bench.serving import NAME, serving
 from integration.worker_process import Worker
 from research.generate import Lengths
@@ -58,16 +55,7 @@ async def run(
 ) -> Row:
     """One contender on the trace; `cap` None: the operator's tuner, from the worker's own cap."""
     trace = scaled_trace(TRACE, found.per_s, seconds, 1, LENGTHS)
-    admin = Steered.of(worker, client)
-    await admin.put(cap)
-    admin.begin()
-    before_s, began = sum(tree(worker.process.pid).values()), time.monotonic()
-    tuning = asyncio.create_task(admin.tune(found.targets)) if cap is None else None
-    outcomes = await replay(worker.url, trace, 1, SHAPE, GRACE_S)
-    took_s = time.monotonic() - began
-    cpu_s = sum(tree(worker.process.pid).values()) - before_s
-    if tuning and not tuning.cancel():
-        tuning.result()  # it ended by itself: with an error
-    name = OURS if cap is None else f"cap {cap}"
+    admin, replaying = Steered.of(worker, client), replay(worker.url, trace, 1, SHAPE, GRACE_S)
+    outcomes, took_s, cpu_s = await contend(worker, admin, found.targets, cap, replaying)
     done = (outcomes, found.targets, took_s, cpu_s, admin.path, found.per_s)
-    return make_row(TRACE, name, 0, *done)
+    return make_row(TRACE, contender(cap), 0, *done)

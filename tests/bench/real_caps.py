@@ -20,7 +20,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -207,6 +207,38 @@ async def replay(
         return [task.result() if task in done else None for task in tasks]
 
 
+async def measured(
+    worker: Worker, replaying: Awaitable[Sequence[Outcome | None]]
+) -> tuple[Sequence[Outcome | None], float, float]:
+    """What came of it, its seconds, and the CPU-seconds of the worker's processes meanwhile."""
+    before_s, start = sum(tree(worker.process.pid).values()), time.monotonic()
+    outcomes = await replaying
+    return outcomes, time.monotonic() - start, sum(tree(worker.process.pid).values()) - before_s
+
+
+async def contend(
+    worker: Worker,
+    admin: Steered,
+    targets: Targets,
+    cap: int | None,
+    replaying: Awaitable[Sequence[Outcome | None]],
+) -> tuple[Sequence[Outcome | None], float, float]:
+    """As `measured`, at a fixed `cap`. None: ours, which adopts the cap that the worker predicted,
+    as the operator does."""
+    await admin.put(cap)
+    admin.begin()
+    tuning = asyncio.create_task(admin.tune(targets)) if cap is None else None
+    done = await measured(worker, replaying)
+    if tuning and not tuning.cancel():
+        tuning.result()  # it ended by itself: with an error
+    return done
+
+
+def contender(cap: int | None) -> str:
+    """The name of one in the rows."""
+    return OURS if cap is None else f"cap {cap}"
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """What all runs share."""
@@ -222,20 +254,11 @@ class Bench:
         targets, ceiling = found.targets, max(self.given.caps)
         flags = ("--slo-ttft-ms", str(targets.ttft_ms), "--slo-itl-ms", str(targets.itl_ms))
         with self._worker(ceiling, *flags) as worker:
-            admin = Steered.of(worker, self.client)
             await replay(worker.url, WARM_UP, seed)
-            await admin.put(cap)  # ours adopts the cap that the worker predicted, as the operator
-            admin.begin()
-            before_s, start = sum(tree(worker.process.pid).values()), time.monotonic()
-            tuning = asyncio.create_task(admin.tune(targets)) if cap is None else None
-            outcomes = await replay(worker.url, trace, seed + 1)
-            seconds = time.monotonic() - start
-            cpu_s = sum(tree(worker.process.pid).values()) - before_s
-            if tuning and not tuning.cancel():
-                tuning.result()  # it ended by itself: with an error
-        contender = OURS if cap is None else f"cap {cap}"
+            admin, replaying = Steered.of(worker, self.client), replay(worker.url, trace, seed + 1)
+            outcomes, seconds, cpu_s = await contend(worker, admin, targets, cap, replaying)
         done = (outcomes, targets, seconds, cpu_s, admin.path, found.per_s)
-        return make_row(name, contender, repeat, *done)
+        return make_row(name, contender(cap), repeat, *done)
 
     async def setting(self) -> Setting:
         """What a fresh worker does now."""

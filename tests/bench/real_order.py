@@ -13,7 +13,6 @@ import asyncio
 import json
 import platform
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import inf
@@ -24,8 +23,17 @@ import httpx
 from bench.hard_loads import poisson
 from bench.overload import spread
 from bench.peers.checkpoint import CACHE, MODELS, write
-from bench.peers.processes import tree
-from bench.real_caps import LOAD_CAP, MODEL, WARM_UP, Aim, Setting, Steered, calibrate, replay
+from bench.real_caps import (
+    LOAD_CAP,
+    MODEL,
+    WARM_UP,
+    Aim,
+    Setting,
+    Steered,
+    calibrate,
+    measured,
+    replay,
+)
 from bench.real_rows import LENGTHS, scaled_trace
 from bench.serving import serving
 from sluice.machine import processor
@@ -85,11 +93,9 @@ async def run(
     with serving(*flags, model=model) as worker:
         await replay(worker.url, WARM_UP, repeat)
         await Steered.of(worker, client).put(LOAD_CAP)
-        before_s, began = sum(tree(worker.process.pid).values()), time.monotonic()
         steps = worker.metric("sluice_steps_total")
-        outcomes = await replay(worker.url, requests, repeat, grace_s=LONGEST_S)
-        seconds = time.monotonic() - began
-        cpu_s = sum(tree(worker.process.pid).values()) - before_s
+        replaying = replay(worker.url, requests, repeat, grace_s=LONGEST_S)
+        outcomes, seconds, cpu_s = await measured(worker, replaying)
         steps = worker.metric("sluice_steps_total") - steps
     answered = [one for one in outcomes if one is not None and one.is_ok]
     return Run(
