@@ -1,4 +1,4 @@
-"""Reply bodies as bytes, in the shapes of `shapes`. Pure."""
+"""Reply bodies as bytes, of the types in `response_types`. Pure."""
 
 import msgspec
 from sluice_core.errors import SluiceError
