@@ -217,7 +217,7 @@ async def test_what_took_long_to_read_in_vain_is_not_read_again_at_once(
 ) -> None:
     asked, by = create_service(model__uri="hf://org/away"), Reader(create_service())
     away = model.found = Unread("the hub is away")
-    clock = itertools.count(0.0, 70.0)
+    clock = itertools.count(0.0, 25.0)  # three looks at it in a reading: 75 s
     monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     assert await by.found(asked, serving=False) == away
     model.found = CHECKPOINT
