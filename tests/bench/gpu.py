@@ -313,7 +313,7 @@ def page(results: Results) -> str:
     lines = [
         f"# Measured on {results.device}",
         "",
-        f"By `make gpu-check` with {versions}; what the points are says [gpu.md](gpu.md).",
+        f"By `make gpu-check` with {versions}; [gpu.md](gpu.md) explains the points.",
         "",
         "| point | rate | of its ceiling | median ms | smallest | largest |",
         "|---|---|---|---|---|---|",

@@ -19,15 +19,17 @@ INTRODUCTION = """\
 Written by `make bench ARGS="{options}"`, which replaces it; with `--report` it is
 written anew from the files beside the plots.{others}
 
-All peers run the same random Llama checkpoints (88 M: 768 wide, 12 layers, 12/4 heads, 8 k tokens;
-500 M: 1536 wide, 16 layers, 24/8 heads; bf16) on the same requests: token ids as prompts, greedy,
-the number of output tokens fixed. Servers are asked over HTTP with streaming, libraries in their
-own process. In a round all run one after another, each round beginning with another; the prompts of
-each round are new. The register peak (products of registers alone, on all processors, per second of
-wall time) is measured between any two runs; a run counts only if it was at least {near:.0%} of its
-maximum before and after. Ratios are of runs of the same round; if over half of the rounds are
-discarded, there is none. Figures are medians, with the least and the most in brackets; CPU-seconds
-are those of all of a peer's processes.
+All peers run the same random Llama checkpoints in bfloat16 (88 M: 768 wide, 12 layers, 12/4 heads,
+8 k tokens; 500 M: 1536 wide, 16 layers, 24/8 heads). They get the same requests: token ids as
+prompts, greedy, a fixed number of output tokens. Servers are asked over HTTP with streaming.
+Libraries run in their own process.
+
+All peers run one after another in a round, each round begins with another peer, and its prompts are
+new. The register peak is measured between any two runs: products of registers alone, on all
+processors, per second of wall time. A run counts only if this peak was at least {near:.0%} of its
+maximum before and after. Each ratio compares runs of the same round. There is no ratio if over half
+of the rounds are discarded. Figures are medians, with least and most in brackets. CPU-seconds are
+those of all processes of a peer.
 """
 
 
@@ -64,7 +66,7 @@ def page(
     """The document's lines."""
     yield _introduction(out)
     yield from _machines(results, peaks)
-    yield "\n## What was to be reached\n"
+    yield "\n## Goals\n"
     yield "| work | at least | aim | measured | |\n|---|---|---|---|---|"
     run = [goal for goal in GOALS if _is_run(goal, results)]
     for goal in run:
@@ -89,7 +91,7 @@ def _introduction(out: Path) -> str:
     others = [f"[{path.stem}]({out.name}/{path.name})" for path in sorted(out.glob("*.md"))]
     if (above := out.parent.with_suffix(".md")).exists():
         others.append(f"[{above.stem}](../{above.name})")
-    told = f" Of other processors: {', '.join(others)}." if others else ""
+    told = f" Other processors: {', '.join(others)}." if others else ""
     return INTRODUCTION.format(near=NEAR, options=f"--out {folder}", others=told)
 
 
