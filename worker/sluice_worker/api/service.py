@@ -45,17 +45,15 @@ class Service:
         directory, resources = Path(config.engine.model.removeprefix("file://")), Resources()
         self.config = config
         self.tokenizer = Tokenizer(directory)
-        self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
+        self._renderer = Renderer(directory, config.text.chat_template, self.tokenizer)
         config_json = read_config(Directory(directory))
-        self.prompts = Prompts(
-            self.tokenizer, config_json, parse_special=config.server.parse_special
-        )
+        self.prompts = Prompts(self.tokenizer, config_json, parse_special=config.text.parse_special)
         self.bodies = Bodies(config.server)
         self.answers = Answers()
         self.parsing, self.texts = bodies(), texts()
         self.eos_token_ids = eos_token_ids(directory, config_json, self.tokenizer.config)
         self.defaults = OPENAI
-        if config.server.generation_config == "auto" and is_there(directory, GENERATION_CONFIG):
+        if config.text.generation_config == "auto" and is_there(directory, GENERATION_CONFIG):
             self.defaults = defaults_of(read_json(directory, GENERATION_CONFIG))
         self.runtime = Runtime(
             config.server,
