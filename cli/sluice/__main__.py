@@ -73,7 +73,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def _discard_output() -> None:
-    """What is still buffered would fail once more at the end of the process."""
+    """Else the buffered rest would fail once more at the end of the process."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 

@@ -2,8 +2,8 @@
 
 The traffic is the sources': 200 requests at once, silence until 30 s after them, 100 times,
 prompts of 1,024 to 3,072 tokens. `--scale 0.1` makes sizes, silence, number and lengths a tenth.
-Each round brings one wave of the same lengths (and new tokens) to every cap in a drawn order, so
-that a machine that becomes slower does so for all of them. A wave begins when the one before it is
+Each round brings one wave of the same lengths (and new tokens) to every cap, in a drawn order. A
+machine that becomes slower does so for all caps. A wave begins when the one before it is
 answered, whatever the silence: no cap inherits a queue.
 """
 
@@ -34,9 +34,9 @@ from sluice.measure.endpoint import (
     ClientLimit,
     EndpointError,
     base_url,
-    bearer_headers,
     find_live,
     named_live,
+    open_session,
     served_model,
 )
 from sluice.numbers import count, not_negative, positive, several, vocabulary
@@ -250,7 +250,10 @@ async def _say_how_far(name: str, ended: list[Outcome], num: int) -> None:
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The whole measurement; raises EndpointError where there is nothing to measure."""
     traffic = Traffic.of(args)
-    async with _session(args, args.api_key_file) as api, _session(args, args.admin_token_file) as a:
+    async with (
+        open_session(args.api_key_file, args.timeout, CONNECT_SECONDS) as api,
+        open_session(args.admin_token_file, args.timeout, CONNECT_SECONDS) as a,
+    ):
         served = await served_model(api, args.url, args.model)
         window = served.window
         longest = traffic.prompt_tokens[1] + traffic.max_tokens[1]
@@ -280,15 +283,6 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         return bench.result([c for c in args.max_num_seqs if c not in usable])
 
 
-def _session(args: argparse.Namespace, bearer: Path | None) -> aiohttp.ClientSession:
-    """Connections that show the bearer of that file and no other."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=args.timeout, sock_connect=CONNECT_SECONDS),
-        headers=bearer_headers(bearer),
-    )
-
-
 def rows(result: Mapping[str, Any]) -> list[list[str]]:
     """The curve as a table; times in ms."""
     header = ["cap", "tokens/s", "req/s", "good/s", "good %", "smooth %", "first P50", "P99",
@@ -310,7 +304,7 @@ def _row(p: Mapping[str, Any]) -> list[str]:
 
 
 def findings(result: Mapping[str, Any]) -> list[str]:
-    """What it comes to, as sentences."""
+    """The result as sentences."""
     by_cap = {p["cap"]: p for p in result["points"]}
     best, rules = by_cap[result["recommended"]], result["rules"]
     hold = [str(cap) for cap, p in by_cap.items() if p["holds"]]
@@ -369,8 +363,8 @@ class Ended(Exception):
 
 
 async def _ended_by_signals(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """What `work` returns; the first signal cancels it, and no other keeps it from putting the cap
-    back. Raises `Ended`."""
+    """The result of `work`; only the first signal cancels it, so that it puts the cap back. Raises
+    `Ended`."""
     task, got = asyncio.ensure_future(work), list[int]()
 
     def end(number: int) -> None:

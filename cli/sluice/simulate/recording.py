@@ -7,8 +7,8 @@ from sluice_frontend.evidence.recorder import Recorder
 
 @dataclass(slots=True)
 class Totals:
-    """Of all ticks that were closed, those too that are kept no more: gaps, those over the target,
-    and their sketch. `most_running`: in any step."""
+    """Sums over all closed ticks: gaps, those over the target, and their sketch. `most_running`: in
+    any step."""
 
     most_running: int = 0
     num_gaps: int = 0
