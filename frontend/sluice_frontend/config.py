@@ -22,7 +22,7 @@ from sluice_core.model.files import cause, refuse_pointer
 API_KEY = "VLLM_API_KEY"
 """vLLM's environment variable for the key of the API."""
 MAX_TEXT_BYTES = 1 << 20
-"""Of a file that a flag names: keys, a chat template."""
+"""Bound of a file that a flag names: keys, a chat template."""
 
 
 def flag(text: str, default: object = None, **more: str) -> Any:
@@ -175,7 +175,7 @@ class ServerConfig:
 
     @property
     def has_api_keys(self) -> bool:
-        """Whether the API asks for a bearer."""
+        """True if the API asks for a bearer."""
         return self.api_key_file is not None or self.api_key is not None
 
 
@@ -291,8 +291,10 @@ def read_secrets(path: Path) -> tuple[str, ...]:
 
 
 def read_persisted(directory: Path | None, problems: list[str]) -> dict[str, Any]:
-    """What the operator wrote down, so that a new pod starts as its peers are: cap, epoch, order
-    and the targets, for which it predicts its first cap and sizes chunks of prefill."""
+    """The operator's files, with which a new pod starts as its peers are.
+
+    They hold cap, epoch, order and targets; a first cap and chunks of prefill follow from those.
+    """
     if directory is None:
         return {}
     values: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What a worker is started with: flags spelled as vLLM's; parsing names all problems at once."""
+"""A worker's configuration: flags spelled as vLLM's; parsing names all problems at once."""
 
 import argparse
 import os
@@ -128,7 +128,7 @@ class WorkerConfig:
 
     @property
     def root(self) -> str:
-        """What is served under that name: the hub's ORG/NAME, or the directory's path."""
+        """The model behind that name: the hub's ORG/NAME, or the directory's path."""
         return self.hub.model.repo if self.hub else self.engine.model
 
     @property
@@ -194,9 +194,9 @@ def _parser() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> WorkerConfig:
     """The configuration that `argv` asks for, files checked.
 
-    `environ` (the process's own if left out) says how the hub is reached: HF_ENDPOINT, HF_TOKEN,
-    HF_HUB_OFFLINE, HF_HUB_CACHE, HF_HOME, HF_HUB_DOWNLOAD_TIMEOUT; and the API's key where no file
-    holds it: VLLM_API_KEY. Raises ConfigError with all problems, one sentence each.
+    `environ` (default: the process's own) says how the hub is reached: HF_ENDPOINT, HF_TOKEN,
+    HF_HUB_OFFLINE, HF_HUB_CACHE, HF_HOME, HF_HUB_DOWNLOAD_TIMEOUT. VLLM_API_KEY is the API's key
+    where no file holds it. Raises ConfigError with all problems, one sentence each.
     """
     environ = os.environ if environ is None else environ
     given, unknown = _parser().parse_known_args(argv)
