@@ -143,8 +143,12 @@ class ServerConfig:
         f"file of bearer keys, one a line; else {API_KEY}; without both it is open"
     )
     api_key: Secret | None = None
-    admin_token_file: Path | None = flag("file of the admin bearer; without it: on 127.0.0.1")
-    runtime_config_dir: Path | None = flag("directory with cap, epoch, targets, order")
+    admin_token_file: Path | None = flag(
+        "file of the admin bearer; without it admin is on 127.0.0.1"
+    )
+    runtime_config_dir: Path | None = flag(
+        "directory with cap, epoch, targets and order, read at start"
+    )
     slo: Slo = Slo()
     flag_slo: Slo = Slo()
     overload: Overload = flag("Shed drops what cannot meet --slo-ttft-ms", "Queue")
