@@ -65,8 +65,6 @@ def _run(arguments: list[str], chosen: str) -> int:
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Tells the default of each flag that has one."""
-
     def _get_help_string(self, action: argparse.Action) -> str | None:
         has_default = not isinstance(action.default, bool | None)
         return super()._get_help_string(action) if has_default else action.help

@@ -65,7 +65,6 @@ def caps(text: str) -> list[int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice bench`."""
     parser.add_argument("--url", type=base_url, required=True, help="of the API, without a route")
     parser.add_argument("--max-num-seqs", type=caps, default=CAPS, metavar="1,4,8", help="the caps")
     whose = parser.add_mutually_exclusive_group()
@@ -110,8 +109,6 @@ class Traffic:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> "Traffic":
-        """As the flags say."""
-
         def scaled(value: int) -> int:
             return max(1, round(value * float(args.scale)))
 
@@ -128,8 +125,6 @@ class Traffic:
 
 @dataclass
 class Bench:
-    """One measurement under way."""
-
     session: aiohttp.ClientSession
     args: argparse.Namespace
     cap: Cap
@@ -304,7 +299,6 @@ def _row(p: Mapping[str, Any]) -> list[str]:
 
 
 def findings(result: Mapping[str, Any]) -> list[str]:
-    """The result as sentences."""
     by_cap = {p["cap"]: p for p in result["points"]}
     best, rules = by_cap[result["recommended"]], result["rules"]
     hold = [str(cap) for cap, p in by_cap.items() if p["holds"]]
@@ -355,8 +349,6 @@ def write(result: Mapping[str, Any], out: Path) -> None:
 
 
 class Ended(Exception):
-    """By the signal `number`."""
-
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
         self.number = number

@@ -122,7 +122,6 @@ async def burst(send: Send, ledger: Ledger, size: int, seconds: float) -> None:
 
 
 def emit(record: dict[str, object]) -> None:
-    """One JSON line on standard output, flushed."""
     sys.stdout.write(json.dumps(record) + "\n")
     sys.stdout.flush()
 
@@ -240,7 +239,6 @@ def refusal(phases: Sequence[Phase], capacity: float | None) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice load`."""
     parser.add_argument("--url", type=base_url, required=True, help="base URL of the service")
     parser.add_argument("--model", required=True, help="served model name")
     parser.add_argument("--api-key-file", type=Path, help="bearer of the API")
@@ -260,7 +258,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Entry of `sluice load`."""
     if why := refusal(args.phases, args.capacity):
         print(f"sluice load: {why}", file=sys.stderr)
         return 2

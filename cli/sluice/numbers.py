@@ -9,8 +9,6 @@ FIRST_TOKEN_ID = 10
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Reads a whole number of at least `least`."""
-
     def read(text: str) -> int:
         try:
             if (number := int(text)) >= least:
@@ -28,14 +26,12 @@ vocabulary = at_least(FIRST_TOKEN_ID + 1)
 
 
 def positive(text: str) -> float:
-    """A finite number over 0."""
     if (number := not_negative(text)) > 0:
         return number
     raise argparse.ArgumentTypeError(f"{text!r} is not a number over 0")
 
 
 def not_negative(text: str) -> float:
-    """A finite number of at least 0."""
     try:
         if 0 <= (number := float(text)) < inf:
             return number

@@ -24,7 +24,6 @@ def memory(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice plan`."""
     parser.add_argument("model", help="a checkpoint's folder, or one with its config and index")
     parser.add_argument(
         "--memory", type=memory, required=True, help="of one GPU, or of the pod: 24Gi"

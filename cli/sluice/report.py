@@ -34,7 +34,6 @@ Object = Mapping[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice report`."""
     add_object_arguments(parser)
     parser.add_argument("--price", type=not_negative, help="of one GPU (or one CPU) for an hour")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -296,7 +295,6 @@ def _sentences(report: Object) -> Iterator[str]:
 
 
 def as_text(report: Object) -> str:
-    """The report for a terminal."""
     head = f"{report['namespace']}/{report['name']}: {_asked(report)}"
     if report["note"] == UNSEEN:
         return head

@@ -26,7 +26,6 @@ Object = Mapping[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice status`."""
     add_object_arguments(parser)
 
 

@@ -94,7 +94,6 @@ class Outcome:
 
     @property
     def is_ok(self) -> bool:
-        """True if it was answered in full."""
         return self.result == "ok"
 
     @property

@@ -166,7 +166,6 @@ class ClientLimit:
         """Nobody else knows of it."""
 
     def slot(self) -> AbstractAsyncContextManager[Any]:
-        """One of the open requests."""
         return self._slots
 
     async def counters(self) -> Counters | None:

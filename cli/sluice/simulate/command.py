@@ -19,7 +19,6 @@ SAY_EVERY_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser, policies: str = POLICIES) -> None:
-    """The flags of `sluice simulate`."""
     parser.add_argument(
         "--trace", type=Path, required=True, help="JSON lines of ours or Mooncake's, or a CSV"
     )

@@ -56,11 +56,9 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
     order: SchedulingPolicy = "fcfs"
 
     def step_ms(self, decodes: float, kv_tokens: float, prefill_tokens: float) -> float:
-        """Mean time of a step."""
         return self.a + self.b * decodes + self.c * kv_tokens + self.d * prefill_tokens
 
     def limits(self) -> Limits:
-        """Bounds of the tuner."""
         return Limits(self.ceiling, 1, self.min_replicas, self.max_replicas)
 
 

@@ -120,7 +120,6 @@ class Pod:
 
     @property
     def recorder(self) -> Recording:
-        """The evidence up to the end of the last `run`."""
         return self._recorder
 
     @property
@@ -162,7 +161,6 @@ class Pod:
         self.recorder.ticks.configure(epoch, cap, self.slo)
 
     def view(self, now_s: float) -> PodView:
-        """The pod as the operator sees it."""
         if now_s < self.ready_s:
             return PodView(self.name, False, False, None, None, self.created_s)
         recorder = self.recorder

@@ -61,7 +61,6 @@ class World:
 
     @property
     def replicas(self) -> int:
-        """Pods asked for."""
         return sum(not pod.terminating for pod in self.pods)
 
     def run(self, watch: "Callable[[World], None] | None" = None) -> None:
@@ -89,7 +88,6 @@ class World:
             self.totals.add(found.most_running, found.num_gaps, found.num_gaps_over, found.sketch)
 
     def set_cap(self, cap: int) -> None:
-        """Change the cap of every pod, under a new epoch."""
         if cap == self.cap:
             return
         self.cap, self.epoch = cap, self.epoch + 1

@@ -102,7 +102,6 @@ class CompletionFormat(_OpenAiFormat):
     """POST /v1/completions."""
 
     def event(self, item: Arrived) -> bytes:
-        """One chunk."""
         picked = item.choice
         is_first, known = item.token.first is not None, len(picked.transcript.token_ids)
         choice = response_types.ChoiceChunk(
@@ -123,7 +122,6 @@ class CompletionFormat(_OpenAiFormat):
         )
 
     def body(self, texts: Sequence[str]) -> bytes:
-        """A CompletionReply."""
         generation = self.generation
         choices = [
             response_types.Choice(
@@ -156,7 +154,6 @@ class ChatFormat(_OpenAiFormat):
     """POST /v1/chat/completions. The role comes with the first token: one event for each token."""
 
     def event(self, item: Arrived) -> bytes:
-        """One chunk."""
         picked = item.choice
         is_first, known = item.token.first is not None, len(picked.transcript.token_ids)
         choice = response_types.ChatChoiceChunk(
@@ -182,7 +179,6 @@ class ChatFormat(_OpenAiFormat):
         )
 
     def body(self, texts: Sequence[str]) -> bytes:
-        """A ChatReply."""
         generation, first = self.generation, self.generation.choices[0]
         choices = [
             response_types.ChatChoice(
@@ -240,7 +236,6 @@ class GenerateFormat(Format):
         return b""
 
     def body(self, texts: Sequence[str]) -> bytes:
-        """A GenerateReply."""
         picked = self.generation.choices[0]
         return encode(
             response_types.GenerateReply(

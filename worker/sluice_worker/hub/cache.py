@@ -57,7 +57,6 @@ class Cache:
         return self.blob(file).with_name(f"{file.etag}.incomplete")
 
     def snapshot(self, commit: str) -> Path:
-        """The directory that a worker reads."""
         return self.root / self._folder / "snapshots" / commit
 
     def is_there(self, file: RemoteFile) -> bool:
