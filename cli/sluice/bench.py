@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -137,26 +137,19 @@ class Bench:
     started_s: float = field(default_factory=time.monotonic)
 
     async def run(self) -> None:
-        """All rounds; the server is left as it was found."""
-        try:
-            await self.cap.use(max(self.tallies))
-            outcomes, _ = await self._send("warm-up", [self.shape.lengths(self.rng)] * WARM_UP)
-            if not any(outcome.is_ok for outcome in outcomes):
-                why = outcomes[0].detail or outcomes[0].result
-                raise EndpointError(f"no request is answered in full: {why}")
-            for number in range(1, self.traffic.waves + 1):
-                lengths = [self.shape.lengths(self.rng) for _ in range(self.traffic.wave)]
-                for cap in self.rng.sample(list(self.tallies), len(self.tallies)):
-                    await self._wave(number, self.tallies[cap], lengths)
-        finally:
-            putting_back = asyncio.create_task(self._put_back())
-            try:
-                await asyncio.shield(putting_back)
-            except asyncio.CancelledError:
-                await putting_back
-                raise
+        """All rounds; the last cap stays in force."""
+        await self.cap.use(max(self.tallies))
+        outcomes, _ = await self._send("warm-up", [self.shape.lengths(self.rng)] * WARM_UP)
+        if not any(outcome.is_ok for outcome in outcomes):
+            why = outcomes[0].detail or outcomes[0].result
+            raise EndpointError(f"no request is answered in full: {why}")
+        for number in range(1, self.traffic.waves + 1):
+            lengths = [self.shape.lengths(self.rng) for _ in range(self.traffic.wave)]
+            for cap in self.rng.sample(list(self.tallies), len(self.tallies)):
+                await self._wave(number, self.tallies[cap], lengths)
 
-    async def _put_back(self) -> None:
+    async def put_back(self) -> None:
+        """Put the cap in force that was there before; EndpointError if that fails."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 cap = await self.cap.restore()
@@ -274,7 +267,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             random.Random(args.seed),  # noqa: S311 - a load, not a secret
         )  # fmt: skip
         print(f"caps {', '.join(map(str, usable))}: {cap.how}", flush=True)
-        await bench.run()
+        await _run_until_signal(bench)
         return bench.result([c for c in args.max_num_seqs if c not in usable])
 
 
@@ -354,25 +347,23 @@ class Ended(Exception):
         self.number = number
 
 
-async def _ended_by_signals(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """The result of `work`; only the first signal cancels it, so that it puts the cap back. Raises
-    `Ended`."""
-    task, got = asyncio.ensure_future(work), list[int]()
+async def _run_until_signal(bench: Bench) -> None:
+    """Run it, and put the cap back whatever ends it. Raises `Ended`."""
+    work, got = asyncio.ensure_future(bench.run()), list[int]()
 
     def end(number: int) -> None:
         got.append(number)
-        if len(got) == 1:
-            task.cancel()
+        work.cancel()  # and nothing else, so that no signal keeps the cap from being put back
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             asyncio.get_running_loop().add_signal_handler(number, end, number)
     try:
-        return await task
+        await work
     except asyncio.CancelledError:
-        if not got:
-            raise
         raise Ended(got[0]) from None
+    finally:
+        await bench.put_back()
 
 
 def main(args: argparse.Namespace) -> int:
@@ -386,7 +377,7 @@ def main(args: argparse.Namespace) -> int:
         return 2
     try:
         args.out.mkdir(parents=True, exist_ok=True)
-        result = asyncio.run(_ended_by_signals(measure(args)))
+        result = asyncio.run(measure(args))
     except BrokenPipeError:
         raise
     except (EndpointError, aiohttp.ClientError, TimeoutError, OSError) as e:
