@@ -65,15 +65,13 @@ def _run(arguments: list[str], chosen: str) -> int:
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Tells the default of each flag that has one."""
-
     def _get_help_string(self, action: argparse.Action) -> str | None:
         has_default = not isinstance(action.default, bool | None)
         return super()._get_help_string(action) if has_default else action.help
 
 
 def _discard_output() -> None:
-    """What is still buffered would fail once more at the end of the process."""
+    """Else the buffered rest would fail once more at the end of the process."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 

@@ -2,8 +2,8 @@
 
 The traffic is the sources': 200 requests at once, silence until 30 s after them, 100 times,
 prompts of 1,024 to 3,072 tokens. `--scale 0.1` makes sizes, silence, number and lengths a tenth.
-Each round brings one wave of the same lengths (and new tokens) to every cap in a drawn order, so
-that a machine that becomes slower does so for all of them. A wave begins when the one before it is
+Each round brings one wave of the same lengths (and new tokens) to every cap, in a drawn order. A
+machine that becomes slower does so for all caps. A wave begins when the one before it is
 answered, whatever the silence: no cap inherits a queue.
 """
 
@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,9 +34,9 @@ from sluice.measure.endpoint import (
     ClientLimit,
     EndpointError,
     base_url,
-    bearer_headers,
     find_live,
     named_live,
+    open_session,
     served_model,
 )
 from sluice.numbers import count, not_negative, positive, several, vocabulary
@@ -65,7 +65,6 @@ def caps(text: str) -> list[int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice bench`."""
     parser.add_argument("--url", type=base_url, required=True, help="of the API, without a route")
     parser.add_argument("--max-num-seqs", type=caps, default=CAPS, metavar="1,4,8", help="the caps")
     whose = parser.add_mutually_exclusive_group()
@@ -110,8 +109,6 @@ class Traffic:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> "Traffic":
-        """As the flags say."""
-
         def scaled(value: int) -> int:
             return max(1, round(value * float(args.scale)))
 
@@ -128,8 +125,6 @@ class Traffic:
 
 @dataclass
 class Bench:
-    """One measurement under way."""
-
     session: aiohttp.ClientSession
     args: argparse.Namespace
     cap: Cap
@@ -142,26 +137,19 @@ class Bench:
     started_s: float = field(default_factory=time.monotonic)
 
     async def run(self) -> None:
-        """All rounds; the server is left as it was found."""
-        try:
-            await self.cap.use(max(self.tallies))
-            outcomes, _ = await self._send("warm-up", [self.shape.lengths(self.rng)] * WARM_UP)
-            if not any(outcome.is_ok for outcome in outcomes):
-                why = outcomes[0].detail or outcomes[0].result
-                raise EndpointError(f"no request is answered in full: {why}")
-            for number in range(1, self.traffic.waves + 1):
-                lengths = [self.shape.lengths(self.rng) for _ in range(self.traffic.wave)]
-                for cap in self.rng.sample(list(self.tallies), len(self.tallies)):
-                    await self._wave(number, self.tallies[cap], lengths)
-        finally:
-            putting_back = asyncio.create_task(self._put_back())
-            try:
-                await asyncio.shield(putting_back)
-            except asyncio.CancelledError:
-                await putting_back
-                raise
+        """All rounds; the last cap stays in force."""
+        await self.cap.use(max(self.tallies))
+        outcomes, _ = await self._send("warm-up", [self.shape.lengths(self.rng)] * WARM_UP)
+        if not any(outcome.is_ok for outcome in outcomes):
+            why = outcomes[0].detail or outcomes[0].result
+            raise EndpointError(f"no request is answered in full: {why}")
+        for number in range(1, self.traffic.waves + 1):
+            lengths = [self.shape.lengths(self.rng) for _ in range(self.traffic.wave)]
+            for cap in self.rng.sample(list(self.tallies), len(self.tallies)):
+                await self._wave(number, self.tallies[cap], lengths)
 
-    async def _put_back(self) -> None:
+    async def put_back(self) -> None:
+        """Put the cap in force that was there before; EndpointError if that fails."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 cap = await self.cap.restore()
@@ -250,7 +238,10 @@ async def _say_how_far(name: str, ended: list[Outcome], num: int) -> None:
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The whole measurement; raises EndpointError where there is nothing to measure."""
     traffic = Traffic.of(args)
-    async with _session(args, args.api_key_file) as api, _session(args, args.admin_token_file) as a:
+    async with (
+        open_session(args.api_key_file, args.timeout, CONNECT_SECONDS) as api,
+        open_session(args.admin_token_file, args.timeout, CONNECT_SECONDS) as a,
+    ):
         served = await served_model(api, args.url, args.model)
         window = served.window
         longest = traffic.prompt_tokens[1] + traffic.max_tokens[1]
@@ -276,17 +267,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             random.Random(args.seed),  # noqa: S311 - a load, not a secret
         )  # fmt: skip
         print(f"caps {', '.join(map(str, usable))}: {cap.how}", flush=True)
-        await bench.run()
+        await _run_until_signal(bench)
         return bench.result([c for c in args.max_num_seqs if c not in usable])
-
-
-def _session(args: argparse.Namespace, bearer: Path | None) -> aiohttp.ClientSession:
-    """Connections that show the bearer of that file and no other."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=args.timeout, sock_connect=CONNECT_SECONDS),
-        headers=bearer_headers(bearer),
-    )
 
 
 def rows(result: Mapping[str, Any]) -> list[list[str]]:
@@ -310,7 +292,6 @@ def _row(p: Mapping[str, Any]) -> list[str]:
 
 
 def findings(result: Mapping[str, Any]) -> list[str]:
-    """What it comes to, as sentences."""
     by_cap = {p["cap"]: p for p in result["points"]}
     best, rules = by_cap[result["recommended"]], result["rules"]
     hold = [str(cap) for cap, p in by_cap.items() if p["holds"]]
@@ -361,32 +342,28 @@ def write(result: Mapping[str, Any], out: Path) -> None:
 
 
 class Ended(Exception):
-    """By the signal `number`."""
-
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
         self.number = number
 
 
-async def _ended_by_signals(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """What `work` returns; the first signal cancels it, and no other keeps it from putting the cap
-    back. Raises `Ended`."""
-    task, got = asyncio.ensure_future(work), list[int]()
+async def _run_until_signal(bench: Bench) -> None:
+    """Run it, and put the cap back whatever ends it. Raises `Ended`."""
+    work, got = asyncio.ensure_future(bench.run()), list[int]()
 
     def end(number: int) -> None:
         got.append(number)
-        if len(got) == 1:
-            task.cancel()
+        work.cancel()  # and nothing else, so that no signal keeps the cap from being put back
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             asyncio.get_running_loop().add_signal_handler(number, end, number)
     try:
-        return await task
+        await work
     except asyncio.CancelledError:
-        if not got:
-            raise
         raise Ended(got[0]) from None
+    finally:
+        await bench.put_back()
 
 
 def main(args: argparse.Namespace) -> int:
@@ -400,7 +377,7 @@ def main(args: argparse.Namespace) -> int:
         return 2
     try:
         args.out.mkdir(parents=True, exist_ok=True)
-        result = asyncio.run(_ended_by_signals(measure(args)))
+        result = asyncio.run(measure(args))
     except BrokenPipeError:
         raise
     except (EndpointError, aiohttp.ClientError, TimeoutError, OSError) as e:

@@ -9,11 +9,11 @@ from typing import Any
 
 COMMAND_TIMEOUT_SECONDS = 180.0
 REQUEST_TIMEOUT_SECONDS = 20
-"""Of each try of a read; where the server does not answer, kubectl asks up to eight times."""
+"""Each try of a read has it; where the server does not answer, kubectl asks up to eight times."""
 NAMESPACE = "default"
 OTHER_VERSION = "its status is of another version"
 UNREADABLE = AttributeError, KeyError, TypeError, ValueError
-"""What comes of reading such a status."""
+"""Reading such a status raises these."""
 
 
 class KubeError(Exception):

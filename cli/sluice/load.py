@@ -1,8 +1,7 @@
 """Load on an OpenAI-compatible endpoint: closed loop to find capacity, open loop to test it.
 
-Runs anywhere Python runs, inside the cluster too: it prints one JSON object a line, progress every
-two seconds and a `phase` line at the end of each phase; `kubectl logs -f` is its interface. Its
-clients are `client`'s.
+It prints one JSON object a line: progress every two seconds, and a `phase` line at the end of each
+phase. `kubectl logs -f` is its interface in a cluster.
 """
 
 import argparse
@@ -17,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import aiohttp
 from sluice_operator.tuner import Targets
 
 from sluice import targets
@@ -30,7 +28,7 @@ from sluice.measure.client import (
     exact_quantile_ms,
     request,
 )
-from sluice.measure.endpoint import EndpointError, base_url, bearer_headers
+from sluice.measure.endpoint import EndpointError, base_url, open_session
 from sluice.numbers import positive, vocabulary
 
 KINDS = ("closed", "open", "burst")
@@ -89,9 +87,8 @@ def quantile_ms(seconds: Sequence[float], q: float) -> float | None:
     return None if value is None else round(value, 2)
 
 
-Send = Callable[[Ledger], "asyncio.Task[None]"]
-SendDue = Callable[[Ledger, float], "asyncio.Task[None]"]
-"""A request that was to be sent at that time of the monotonic clock."""
+Send = Callable[..., "asyncio.Task[None]"]
+"""Sends one request of a ledger; a second argument: when it was to be sent, monotonic clock."""
 
 
 async def closed_loop(send: Send, ledger: Ledger, concurrency: int, seconds: float) -> None:
@@ -106,7 +103,7 @@ async def closed_loop(send: Send, ledger: Ledger, concurrency: int, seconds: flo
 
 
 async def open_loop(
-    send: SendDue, ledger: Ledger, rate: float, seconds: float, rng: random.Random
+    send: Send, ledger: Ledger, rate: float, seconds: float, rng: random.Random
 ) -> None:
     """Poisson arrivals at `rate` a second for `seconds`, whatever the answers; awaits them."""
     start = time.monotonic()
@@ -125,7 +122,6 @@ async def burst(send: Send, ledger: Ledger, size: int, seconds: float) -> None:
 
 
 def emit(record: dict[str, object]) -> None:
-    """One JSON line on standard output, flushed."""
     sys.stdout.write(json.dumps(record) + "\n")
     sys.stdout.flush()
 
@@ -149,13 +145,8 @@ async def run(args: argparse.Namespace) -> int:
     rng = random.Random(args.seed)  # noqa: S311 - a load, not a secret
     (prompt, longest), (least, most) = sorted(args.prompt_tokens), sorted(args.max_tokens)
     shape = Shape((prompt, longest), (least, most), args.vocab_size, args.model, not args.whole)
-    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
-    connector = aiohttp.TCPConnector(limit=0)
     ledgers: list[Ledger] = []
-    headers = bearer_headers(args.api_key_file)
-    async with aiohttp.ClientSession(
-        connector=connector, timeout=timeout, headers=headers
-    ) as session:
+    async with open_session(args.api_key_file, REQUEST_TIMEOUT_SECONDS) as session:
 
         def send(ledger: Ledger, due_s: float | None = None) -> asyncio.Task[None]:
             ledger.sent += 1
@@ -171,24 +162,12 @@ async def run(args: argparse.Namespace) -> int:
         # What ends it, as a reader who has left, ends the next phase's line as well.
         progress.add_done_callback(lambda task: task.cancelled() or task.exception())
         capacity = args.capacity or 1.0
-        for name, kind, amount, seconds in args.phases:
-            ledgers.append(Ledger(name, args.slo))
-            start = time.monotonic()
+        for one in args.phases:
             if not capacity:
                 emit({"error": "there is no capacity to take a part of"})
                 break
-            if kind == "closed":
-                await closed_loop(send, ledgers[-1], int(amount), seconds)
-            elif kind == "burst":
-                await burst(send, ledgers[-1], round(amount * capacity), seconds)
-            else:
-                await open_loop(send, ledgers[-1], amount * capacity, seconds, rng)
-            summary = ledgers[-1].summary(time.monotonic() - start)
-            if kind == "closed" and name == CAPACITY:
-                capacity = float(str(summary["requests_per_s"]))
-            emit(summary | {"t_s": time.time(), "capacity": capacity})
-            if why := unanswered(ledgers[-1]):
-                emit({"error": f"phase {name}: no request was answered: {why}"})
+            ledgers.append(Ledger(one[0], args.slo))
+            capacity = await _run_phase(one, ledgers[-1], capacity, send, rng)
         progress.cancel()
     ended = [outcome.is_ok for ledger in ledgers for outcome in ledger.outcomes]
     if not ended:
@@ -196,8 +175,29 @@ async def run(args: argparse.Namespace) -> int:
     return 0 if ended and all(ended) else 1
 
 
+async def _run_phase(
+    one: Phase, ledger: Ledger, capacity: float, send: Send, rng: random.Random
+) -> float:
+    """Run it, tell its summary, and return the capacity in requests/s from then on."""
+    name, kind, amount, seconds = one
+    start = time.monotonic()
+    if kind == "closed":
+        await closed_loop(send, ledger, int(amount), seconds)
+    elif kind == "burst":
+        await burst(send, ledger, round(amount * capacity), seconds)
+    else:
+        await open_loop(send, ledger, amount * capacity, seconds, rng)
+    summary = ledger.summary(time.monotonic() - start)
+    if kind == "closed" and name == CAPACITY:
+        capacity = float(str(summary["requests_per_s"]))
+    emit(summary | {"t_s": time.time(), "capacity": capacity})
+    if why := unanswered(ledger):
+        emit({"error": f"phase {name}: no request was answered: {why}"})
+    return capacity
+
+
 def unanswered(ledger: Ledger) -> str:
-    """What became of most requests of a phase of which none was answered, else ""."""
+    """The commonest failure of a phase without any answer, else ""."""
     if not ledger.outcomes or any(outcome.is_ok for outcome in ledger.outcomes):
         return ""
     return Counter(o.detail or o.result for o in ledger.outcomes).most_common(1)[0][0]
@@ -219,30 +219,26 @@ def phase(text: str) -> Phase:
 
 
 def refusal(phases: Sequence[Phase], capacity: float | None) -> str:
-    """Why shares of these phases are not of what they seem to be of, "" where they are.
+    """The reason why shares are not of the capacity that they seem to be of, "" if they are.
 
     `capacity`: the one that is given.
     """
-    shares = [at for at, (_, kind, _, _) in enumerate(phases) if kind != "closed"]
-    measured = [at for at, p in enumerate(phases) if p[:2] == (CAPACITY, "closed")]
+    measured = [name == CAPACITY and kind == "closed" for name, kind, _, _ in phases]
+    shares = [kind != "closed" for _, kind, _, _ in phases]
     if capacity is not None:
-        if measured:
-            told = "a closed phase named `capacity` measures what --capacity gives"
-            return f"{told}; leave one of them out"
-        return "" if shares else "--capacity says nothing without an open phase or a burst"
-    if not shares or len(shares) == len(phases):
+        if any(measured):
+            return "a closed phase named `capacity` measures what --capacity gives; leave one out"
+        return "" if any(shares) else "--capacity says nothing without an open phase or a burst"
+    if not any(shares) or all(shares) or any(measured[: shares.index(True)]):
         return ""
-    if not measured:
-        told = "no closed phase is named `capacity`, so that shares are of nothing measured"
-        return f"{told}; name one so, or give --capacity"
-    if shares[0] < measured[0]:
-        early = phases[shares[0]][0]
-        return f"phase {early} takes a share of the capacity before phase {CAPACITY} measures it"
-    return ""
+    early = phases[shares.index(True)][0]
+    return (
+        f"phase {early} takes a share of the capacity, and no closed phase named `capacity` has "
+        "measured it before; name one so, or give --capacity"
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice load`."""
     parser.add_argument("--url", type=base_url, required=True, help="base URL of the service")
     parser.add_argument("--model", required=True, help="served model name")
     parser.add_argument("--api-key-file", type=Path, help="bearer of the API")
@@ -262,7 +258,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Entry of `sluice load`."""
     if why := refusal(args.phases, args.capacity):
         print(f"sluice load: {why}", file=sys.stderr)
         return 2

@@ -25,7 +25,6 @@ def text_table(rows: Rows) -> str:
 
 
 def table(rows: Rows) -> str:
-    """A table of HTML."""
     head, *body = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
     lines = "".join(f"<tr>{row}</tr>\n" for row in body)
     return f"<table><tr>{head.replace('td>', 'th>')}</tr>\n{lines}</table>"
@@ -37,7 +36,6 @@ def section(title: str, *texts: str) -> str:
 
 
 def picture(png: bytes, alt: str) -> str:
-    """A PNG inside the page."""
     data = base64.b64encode(png).decode()
     return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
 

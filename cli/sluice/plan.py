@@ -24,7 +24,6 @@ def memory(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice plan`."""
     parser.add_argument("model", help="a checkpoint's folder, or one with its config and index")
     parser.add_argument(
         "--memory", type=memory, required=True, help="of one GPU, or of the pod: 24Gi"
@@ -86,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _read(args: argparse.Namespace) -> checkpoint.Checkpoint:
-    """What the checkpoint says of itself; raises CheckpointError or SizingError."""
+    """The checkpoint's own figures; raises CheckpointError or SizingError."""
     if args.quantization and args.device != "cpu":
         raise sizing.SizingError(f"{args.quantization} is for CPUs: --device cpu is needed.")
     source = Directory(checkpoint_dir(args.model))
@@ -94,7 +93,7 @@ def _read(args: argparse.Namespace) -> checkpoint.Checkpoint:
 
 
 def _ceiling(plan: sizing.MemoryPlan) -> str:
-    """What is carried of usual lengths may be more than of the longest, which `explain` counts."""
+    """`explain` counts the longest sequences; of usual ones more may fit."""
     longest = min(plan.guaranteed_seqs, plan.ceiling)
     lengths = f" (of usual length; {longest} of the longest)" if longest < plan.ceiling else ""
     return f"max_num_seqs: {plan.ceiling}{lengths}"

@@ -8,8 +8,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import inf, isfinite, log, sqrt
-from pathlib import Path
+from math import inf, log, sqrt
 from typing import Any
 
 from sluice_core.contract import TARGET_MARGIN as MARGIN
@@ -19,7 +18,7 @@ from sluice_operator.tuner.model import StepTime
 from sluice.kube import OTHER_VERSION, UNREADABLE, KubeError, add_object_arguments, find_object
 from sluice.measure.curve import wilson
 from sluice.numbers import not_negative
-from sluice.page import page, section, table, text_table
+from sluice.page import text_table
 from sluice.status import UNSEEN, milliseconds, note_on
 
 GIB = 2**30
@@ -30,22 +29,14 @@ INDEPENDENT = (
     "95 % intervals (Wilson) take samples as independent; those of one burst are not, so the true "
     "ones are wider"
 )
+HEADER = ["target", "asked", "measured", "samples", "attained", "95 % interval", "held"]
 Object = Mapping[str, Any]
 
 
-class ReportError(Exception):
-    """A field of the status, on which the report rests, is not there or is no number."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{OTHER_VERSION}: {what}")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice report`."""
     add_object_arguments(parser)
     parser.add_argument("--price", type=not_negative, help="of one GPU (or one CPU) for an hour")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--html", type=Path, help="write a page to this file")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -53,9 +44,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         body = find_object(args)[1]
         report = build(parse(body), body.get("status") or {}, args.price)
-        if args.html:
-            args.html.write_text(as_html(report))
-    except (KubeError, SpecError, ReportError, OSError) as e:
+    except (KubeError, SpecError) as e:
         print(f"sluice report: {e}", file=sys.stderr)
         return 2
     except UNREADABLE as e:
@@ -67,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the pods did, as `status` has it: means of a request in tokens, and the step model."""
+    """The pods' work, as `status` has it: means of a request in tokens, and the step model."""
 
     output: float
     prompt: float
@@ -76,7 +65,7 @@ class Work:
     step: StepTime
 
     def tokens_per_s(self, sequences: float) -> float:
-        """Of one pod whose batch always holds `sequences`."""
+        """Throughput of one pod whose batch always holds `sequences`."""
         return 1000 * sequences * self.output / self.request_ms(sequences)
 
     def request_ms(self, sequences: float) -> float:
@@ -91,34 +80,11 @@ def read_work(status: Object) -> Work | None:
     if not (finished and load.get("tokens") and lengths and step):
         return None
     output = load["tokens"] / finished
-    mean, sigma = (_number(lengths, "load.lengths", name) for name in ("mean", "sigma"))
     names = ("fixedMs", "sequenceMs", "kvTokenMs", "promptTokenMs")
-    a, b, c, d = (_number(step, "batching.step", name) for name in names)
-    mean = max(mean, output)
+    mean = max(float(lengths["mean"]), output)
+    a, b, c, d = (float(step[name]) for name in names)
     times = StepTime(a, b, c, d, context_tokens=mean - output / 2)
-    return Work(output, _number(load, "load", "promptTokens") / finished, mean, sigma, times)
-
-
-def _number(part: Object, path: str, name: str) -> float:
-    """The number at `path`.`name` of the status, of which `part` is the part at `path`."""
-    if name not in part:
-        raise ReportError(f"no {path}.{name}")
-    try:
-        if isfinite(number := float(part[name])) and number >= 0:
-            return number
-    except ValueError:
-        pass
-    raise ReportError(f"{path}.{name} is {part[name]!r}, no number of at least 0")
-
-
-def _milliseconds(part: Object, path: str, name: str) -> float | None:
-    """The duration at `path`.`name` of the status, None where there is none."""
-    try:
-        if (found := milliseconds(part.get(name))) is None or isfinite(found):
-            return found
-    except ValueError:
-        pass
-    raise ReportError(f"{path}.{name} is {part[name]!r}, no duration")
+    return Work(output, load["promptTokens"] / finished, mean, float(lengths["sigma"]), times)
 
 
 def build(service: InferenceService, status: Object, price: float | None) -> dict[str, Any]:
@@ -142,30 +108,26 @@ def build(service: InferenceService, status: Object, price: float | None) -> dic
 
 
 def _attained(name: str, target: Object) -> dict[str, Any]:
-    path, n, over = f"slo.{name}", target.get("samples"), target.get("over")
-    if n is None or over is None:
-        attained, interval = None, None
-    elif over > n:
-        raise ReportError(f"{path}.over is {over}, of {n} samples")
-    else:
+    n, over, attained, interval = target.get("samples"), target.get("over"), None, None
+    if n is not None and over is not None:
         attained, interval = (n - over) / n if n else None, wilson(n - over, n)
-    allowed = "allowedPercent" in target
+    allowed = target.get("allowedPercent")
     return {
         "name": name,
-        "target_ms": _milliseconds(target, path, "target"),
-        "measured_ms": _milliseconds(target, path, "p99"),
+        "target_ms": milliseconds(target.get("target")),
+        "measured_ms": milliseconds(target.get("p99")),
         "samples": n,
         "over": over,
         "attained": attained,
         "interval": interval,
-        "asked": 1 - _number(target, path, "allowedPercent") / 100 if allowed else None,
+        "asked": None if allowed is None else 1 - float(allowed) / 100,
         "verdict": target.get("verdict", "NoTraffic"),
     }
 
 
 def _cap(status: Object, work: Work | None) -> dict[str, Any]:
-    """The cap and what it costs in throughput, by the step model, against the ceiling or, where
-    that is less, what memory carries of the lengths that come."""
+    """The cap and the throughput it costs, by the step model. It is compared with the ceiling, or
+    with what memory carries if that is less."""
     batching = status.get("batching") or {}
     names = {"in_force": "maxNumSeqs", "ceiling": "ceiling", "limited_by": "limitedBy"}
     cap: dict[str, Any] = {name: batching.get(key) for name, key in names.items()}
@@ -213,7 +175,7 @@ def _advice(service: InferenceService, status: Object, work: Work | None) -> Ite
 
 def _device(service: InferenceService, status: Object, work: Work) -> Iterator[str]:
     slo, load = service.spec.slo, status.get("load") or {}
-    busy = _number({"busyPercent": 0, **load}, "load", "busyPercent")
+    busy = float(load.get("busyPercent", 0))
     alone_ms = work.step.mean_ms(1, 0)
     if slo.itl_ms and alone_ms > MARGIN * slo.itl_ms:
         factor = alone_ms / (MARGIN * slo.itl_ms)
@@ -292,11 +254,6 @@ def _bytes(memory: Object, key: str) -> int:
     return int(parts.get(key, 0))
 
 
-def _rows(report: Object) -> list[list[str]]:
-    header = ["target", "asked", "measured", "samples", "attained", "95 % interval", "held"]
-    return [header, *(_row(target) for target in report["targets"])]
-
-
 def _row(t: Object) -> list[str]:
     measured, asked = (_told(t[name], "{:g} ms") for name in ("measured_ms", "target_ms"))
     low, high = t["interval"] or (None, None)
@@ -327,54 +284,34 @@ def _sentences(report: Object) -> Iterator[str]:
             f"(by the step model; limited by {cap['limited_by'] or 'nothing'})."
         )
     if cost["unit_seconds_per_1k_tokens"] is not None:
+        each = cost["price_per_1k_tokens"]
+        price = "" if each is None else f", {each:.3g} at {cost['price_per_hour']:g} an hour"
         yield (
             f"Cost: {cost['units_of_a_pod']:g} {cost['unit']} x {cost['pod_seconds']} s of pods / "
             f"{cost['tokens']} tokens = {cost['unit_seconds_per_1k_tokens']:.3g} {cost['unit']}-"
             "seconds for 1,000 tokens"
-            + _priced(cost)
-            + f"; busy {_told(cost['busy_percent'], '{}')} %."
+            f"{price}; busy {_told(cost['busy_percent'], '{}')} %."
         )
 
 
-def _priced(cost: Object) -> str:
-    if cost["price_per_1k_tokens"] is None:
-        return ""
-    return f", {cost['price_per_1k_tokens']:.3g} at {cost['price_per_hour']:g} an hour"
-
-
-def _title(report: Object) -> str:
-    return f"{report['namespace']}/{report['name']}"
-
-
 def as_text(report: Object) -> str:
-    """The report for a terminal."""
-    head = f"{_title(report)}: {_asked(report)}"
+    head = f"{report['namespace']}/{report['name']}: {_asked(report)}"
     if report["note"] == UNSEEN:
         return head
-    promised = text_table(_rows(report)) if report["targets"] else "No target was judged yet."
+    promised = (
+        text_table([HEADER, *map(_row, report["targets"])])
+        if report["targets"]
+        else "No target was judged yet."
+    )
     return "\n".join(
         [head, "", promised, f"({INDEPENDENT})", "", *_sentences(report), "", *report["advice"]]
     )
 
 
 def _asked(report: Object) -> str:
-    """What is promised, and of which generation of it all that follows is."""
+    """The promise, and the generation of the spec that the report is of."""
     asked = f"P{report['percentile']} over {report['window_s'] or 0:g} s"
     asked, note = asked if report["percentile"] else "no targets", report["note"]
     if note == UNSEEN:
         return UNSEEN
     return f"{asked} ({note})" if note else asked
-
-
-def as_html(report: Object) -> str:
-    """The report as a page that needs nothing beside it."""
-    title, head = f"What {_title(report)} promised, held and cost", section("Asked", _asked(report))
-    if report["note"] == UNSEEN:
-        return page(title, head)
-    return page(
-        title,
-        head,
-        table(_rows(report)),
-        section("The promise", INDEPENDENT + ".", *_sentences(report)),
-        section("Advice", *report["advice"]),
-    )

@@ -21,7 +21,6 @@ GIB = 2**30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice serve`."""
     parser.add_argument("model", metavar="MODEL", help="a directory, ORG/NAME or hf://ORG/NAME@REV")
     parser.add_argument(
         "flags",

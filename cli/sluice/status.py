@@ -26,7 +26,6 @@ Object = Mapping[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice status`."""
     add_object_arguments(parser)
 
 
@@ -34,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
     """Entry of `sluice status`: 0, or 2 if the object cannot be read."""
     try:
         kube, body = find_object(args)
-        page = _page(kube, args.name, body)
+        page = describe(body, *_events_of(kube, args.name, body))
     except KubeError as e:
         print(f"sluice status: {e}", file=sys.stderr)
         return 2
@@ -45,13 +44,12 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _page(kube: Kube, name: str, body: Object) -> str:
-    meta, events, unlisted = body.get("metadata") or {}, list[Object](), ""
+def _events_of(kube: Kube, name: str, body: Object) -> tuple[Sequence[Object], str]:
+    meta = body.get("metadata") or {}
     try:
-        events += kube.events(name, meta.get("namespace", NAMESPACE), meta.get("uid"))
+        return kube.events(name, meta.get("namespace", NAMESPACE), meta.get("uid")), ""
     except KubeError as e:  # as for those who may read the object and no events
-        unlisted = str(e)
-    return describe(body, events, unlisted)
+        return (), str(e)
 
 
 def describe(body: Object, events: Sequence[Object], unlisted: str = "") -> str:
@@ -92,9 +90,7 @@ def milliseconds(text: str | None) -> float | None:
     """`"123ms"` or `"1.5s"` of a status field as milliseconds."""
     if not text:
         return None
-    if text.endswith("ms"):
-        return float(text[:-2])
-    return 1000 * float(text.removesuffix("s"))
+    return float(text[:-2]) if text.endswith("ms") else 1000 * float(text.removesuffix("s"))
 
 
 def _plan(status: Object) -> str:

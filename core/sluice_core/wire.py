@@ -337,7 +337,7 @@ to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)
 
 
-def encode_frame(message: Struct) -> bytes:
+def encode_frame(message: object) -> bytes:
     """`message` as one frame."""
     body = _encoder.encode(message)
     return struct.pack("<I", len(body)) + body

@@ -1,16 +1,20 @@
-"""A server's flags and files, whatever engine is behind it, and how they are read."""
+"""A server's flags and files, whatever engine is behind it, and how they are read.
+
+A flag is a field of a config class: type, default, help and bounds stand there and nowhere else.
+"""
 
 import argparse
 import json
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, get_args
+from types import NoneType
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta
 from sluice_core.contract import MAX_MS, Overload, SchedulingPolicy, Slo
 from sluice_core.errors import CheckpointError, ConfigError
 from sluice_core.model.files import cause, refuse_pointer
@@ -18,7 +22,103 @@ from sluice_core.model.files import cause, refuse_pointer
 API_KEY = "VLLM_API_KEY"
 """vLLM's environment variable for the key of the API."""
 MAX_TEXT_BYTES = 1 << 20
-"""Of a file that a flag names: keys, a chat template."""
+"""Bound of a file that a flag names: keys, a chat template."""
+
+
+def flag(text: str, default: object = None, **more: str) -> Any:
+    """A field that is a flag with the help `text`.
+
+    `more`: `name` if it is not the field's; `alias`; `noun`, what its JSON is; `reason`, the end
+    of a refusal.
+    """
+    return field(default=default, metadata={"help": text, **more})
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A field that a text sets; `kind`: its type but for None, within `bounds`."""
+
+    field: Field[Any]
+    kind: Any
+    bounds: Meta
+
+    @property
+    def name(self) -> str:
+        """Its spelling after the dashes."""
+        return str(self.field.metadata.get("name", self.field.name)).replace("_", "-")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All texts that it takes; empty if they cannot be listed."""
+        if self.kind is bool:
+            return ("true", "false")
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Make it a flag of `parser`, which keeps its text."""
+        more, default = self.field.metadata, self.field.default
+        text = more["help"]
+        if default != "" and isinstance(default, str | int | float):
+            shown = default if isinstance(default, str) else json.dumps(default)
+            text += f"; default: {shown.removesuffix('.0')}"
+        names = [f"--{self.name}", *([more["alias"]] if "alias" in more else [])]
+        metavar = f"{{{','.join(self.choices)}}}" if self.choices else "X"
+        parser.add_argument(*names, dest=self.field.name, help=text, metavar=metavar)
+
+    def convert(self, text: str) -> Any:
+        """The value of `text`; ValueError tells what it must be."""
+        if self.choices:
+            return self._choice(text)
+        if self.kind in (int, float):
+            return self._number(text)
+        if self.kind in (str, Path):
+            return self.kind(text)
+        try:
+            return msgspec.json.decode(text, type=self.kind)
+        except msgspec.MsgspecError as error:
+            noun = self.field.metadata["noun"]
+            raise ValueError(f"must be a JSON {noun}: {error}") from error
+
+    def _choice(self, text: str) -> str | bool:
+        if text in self.choices:
+            return text == "true" if self.kind is bool else text
+        few = " or ".join(self.choices) if len(self.choices) < 3 else ""
+        known = few or f"one of {', '.join(self.choices)}"
+        raise ValueError(f"must be {known}, not {text!r}{self.field.metadata.get('reason', '')}")
+
+    def _number(self, text: str) -> float:
+        low, high, shown = self.bounds.ge or 0, self.bounds.le, repr(text)
+        try:
+            value: float = self.kind(text)
+            if low <= value <= (high or sys.float_info.max):
+                return value
+            shown = text
+        except ValueError:
+            pass
+        noun = "a whole number" if self.kind is int else "a number"
+        limits = f"from {low:g} " + (f"to {high}" if high else "on")
+        raise ValueError(f"must be {noun} {limits}, not {shown}")
+
+
+def flags_of(config: type) -> list[Flag]:
+    """A flag for each field of a config class that has a help."""
+    kinds = get_type_hints(config, include_extras=True)
+    flags = []
+    for each in fields(config):
+        if "help" in each.metadata:
+            kind, bounds = kinds[each.name], Meta()
+            if NoneType in get_args(kind):
+                kind = get_args(kind)[0]
+            if get_origin(kind) is Annotated:
+                kind, bounds = get_args(kind)
+            flags.append(Flag(each, kind, bounds))
+    return flags
+
+
+Positive = Annotated[int, Meta(ge=1)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Seconds = Annotated[float, Meta(ge=0.01)]
+Milliseconds = Annotated[float, Meta(ge=0.001, le=MAX_MS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,178 +128,78 @@ class Secret:
     text: str = field(repr=False)
 
 
-class ServerConfig(Struct, frozen=True):
-    """All that the API process needs. Timeouts and ages in seconds.
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """All that the API process needs, whatever its engine is. Timeouts and ages in seconds.
 
     `slo`: in force at the start; `flag_slo`: of flags alone, which are the same for all pods.
     """
 
-    host: str = ""
-    port: int = 8000
-    admin_port: int = 8001
-    served_model_name: str | None = None
-    api_key_file: Path | None = None
+    host: str = flag("address of the API port; all of IPv4 and IPv6 if empty", "")
+    port: Port = flag("API port; 0 picks a free one", 8000)
+    admin_port: Port = flag("admin port: metrics, evidence, live changes; 0: a free one", 8001)
+    served_model_name: str | None = flag("the model's name in requests and metrics")
+    api_key_file: Path | None = flag(
+        f"file of bearer keys, one a line; else {API_KEY}; without both it is open"
+    )
     api_key: Secret | None = None
-    admin_token_file: Path | None = None
-    runtime_config_dir: Path | None = None
+    admin_token_file: Path | None = flag(
+        "file of the admin bearer; without it admin is on 127.0.0.1"
+    )
+    runtime_config_dir: Path | None = flag(
+        "directory with cap, epoch, targets and order, read at start"
+    )
     slo: Slo = Slo()
     flag_slo: Slo = Slo()
-    overload: Overload = "Queue"
-    max_num_queued_reqs: int = 1024
-    max_num_queued_tokens: int = 0
-    max_body_bytes: int = 4 << 20
-    liveness_timeout: float = 30.0
-    shutdown_delay: float = 0.0
-    shutdown_timeout: float = 30.0
-    receive_timeout: float = 30.0
-    write_timeout: float = 30.0
-    connection_max_age: float = 30.0
-    chat_template: Path | None = None
-    generation_config: Literal["auto", "vllm"] = "auto"
-    parse_special: bool = True
-    sse_keep_alive_interval: float = 0.0
-    allowed_origins: tuple[str, ...] = ("*",)
+    overload: Overload = flag("Shed drops what cannot meet --slo-ttft-ms", "Queue")
+    max_num_queued_reqs: int = flag("waiting requests over which new ones get 429", 1024)
+    max_num_queued_tokens: int = flag(
+        "prompt tokens without an answer yet, likewise; 0: as many as a 32nd of the memory holds", 0
+    )
+    max_body_bytes: Positive = flag("request bodies over it get 413", 4 << 20)
+    liveness_timeout: Seconds = flag("seconds without a step, with work, until not live", 30.0)
+    shutdown_delay: float = flag(
+        "seconds after SIGTERM in which a load balancer may still send clients here; over 0, "
+        "connections that they keep idle are waited for as well, 20 seconds at most",
+        0.0,
+    )
+    shutdown_timeout: Seconds = flag("seconds that running requests get after that", 30.0)
+    receive_timeout: Seconds = flag("seconds for a request's body; headers: 10 at most", 30.0)
+    write_timeout: Seconds = flag(
+        "seconds in which a slow reader must read an eighth of what is left, or 512 KiB, or is cut",
+        30.0,
+    )
+    connection_max_age: Seconds = flag(
+        "seconds after which an answer closes its connection; a tenth while requests wait", 30.0
+    )
+    sse_keep_alive_interval: float = flag("seconds of silence until a comment; 0: never", 0.0)
+    allowed_origins: tuple[str, ...] = flag(
+        'JSON list of pages that may ask from a browser; ["*"]: all', ("*",), noun="list of origins"
+    )
 
     @property
     def has_api_keys(self) -> bool:
-        """Whether the API asks for a bearer."""
+        """True if the API asks for a bearer."""
         return self.api_key_file is not None or self.api_key is not None
 
 
-class Flag(NamedTuple):
-    """One flag that takes a value: its name, how the text becomes a value, and its help."""
+@dataclass(frozen=True, slots=True)
+class SloFlags:
+    """Targets as flags; an Slo has them without the prefix."""
 
-    name: str
-    convert: Callable[[str], object]
-    help: str
-    metavar: str = "X"
-
-
-def number(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], object]:
-    """A converter to `kind` within [low, high]."""
-    noun = "a whole number" if kind is int else "a number"
-    most = high if isinstance(high, int) else f"{high:g}"
-    limits = f"from {low:g} on" if math.isinf(high) else f"from {low:g} to {most}"
-
-    def convert(text: str) -> int | float:
-        try:
-            value = kind(text)
-        except ValueError as error:
-            raise ValueError(f"must be {noun} {limits}, not {text!r}") from error
-        if not low <= value <= high or (math.isinf(value)):
-            raise ValueError(f"must be {noun} {limits}, not {text}")
-        return value
-
-    return convert
+    slo_ttft_ms: Milliseconds | None = flag("target of the time to the first token")
+    slo_itl_ms: Milliseconds | None = flag("target of the gap between two tokens")
+    slo_e2e_ms: Milliseconds | None = flag("target of the whole request")
 
 
-def choice(name: str, choices: Sequence[str], text: str) -> Flag:
-    """A flag that takes one of `choices`."""
+@dataclass(frozen=True, slots=True)
+class RuntimeFiles(SloFlags):
+    """Files of --runtime-config-dir; all may be missing."""
 
-    def convert(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}, not {text!r}")
-        return text
-
-    return Flag(name, convert, text, f"{{{','.join(choices)}}}")
-
-
-def json_value(kind: Any, said: str) -> Callable[[str], object]:
-    """Reads a flag's JSON, as vLLM has it."""
-
-    def convert(text: str) -> object:
-        try:
-            return msgspec.json.decode(text, type=kind)
-        except msgspec.MsgspecError as error:
-            raise ValueError(f"must be a JSON {said}: {error}") from error
-
-    return convert
-
-
-def _truth(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError(f"must be true or false, not {text!r}")
-    return text == "true"
-
-
-_origins = json_value(tuple[str, ...], "list of origins")
-COUNT = number(int, 0, math.inf)
-POSITIVE = number(int, 1, math.inf)
-_port = number(int, 0, 65535)
-MILLISECONDS = number(float, 0.001, MAX_MS)
-_seconds = number(float, 0.01, math.inf)
-_interval = number(float, 0, math.inf)
-
-POLICY = choice(
-    "scheduling-policy",
-    get_args(SchedulingPolicy),
-    "who is served first; deadline: who can still have a first token in time; default: deadline "
-    "with --slo-ttft-ms, else fcfs",
-)
-OVERLOAD = choice("overload", get_args(Overload), "Shed drops what cannot meet --slo-ttft-ms")
-SERVER_FLAGS = (
-    Flag("host", str, "address of the API port; all of IPv4 and IPv6 if empty"),
-    Flag("port", _port, "API port; 0 picks a free one"),
-    Flag("admin-port", _port, "admin port: metrics, evidence, live configuration; 0: a free one"),
-    Flag("served-model-name", str, "the model's name in requests and metrics"),
-    Flag(
-        "api-key-file",
-        Path,
-        f"file of bearer keys, one a line; else {API_KEY}; without both it is open",
-    ),
-    Flag("admin-token-file", Path, "file of the admin bearer; without it admin is on 127.0.0.1"),
-    Flag("runtime-config-dir", Path, "directory with cap, epoch, targets and order, read at start"),
-    OVERLOAD,
-    Flag("max-num-queued-reqs", COUNT, "waiting requests over which new ones get 429"),
-    Flag(
-        "max-num-queued-tokens",
-        COUNT,
-        "prompt tokens without an answer yet, likewise; 0: as many as a 32nd of the memory holds",
-    ),
-    Flag("max-body-bytes", POSITIVE, "request bodies over it get 413"),
-    Flag("liveness-timeout", _seconds, "seconds without a step, with work, until not live"),
-    Flag(
-        "shutdown-delay",
-        _interval,
-        "seconds after SIGTERM in which a load balancer may still send clients here; over 0, "
-        "connections that they keep idle are waited for as well, 20 seconds at most",
-    ),
-    Flag("shutdown-timeout", _seconds, "seconds that running requests get after that"),
-    Flag("receive-timeout", _seconds, "seconds for a request's body, and its headers (10 at most)"),
-    Flag(
-        "write-timeout",
-        _seconds,
-        "seconds in which a slow reader must read an eighth of what is left, or 512 KiB, or is cut",
-    ),
-    Flag(
-        "connection-max-age",
-        _seconds,
-        "seconds after which an answer closes its connection; a tenth while requests wait",
-    ),
-    Flag("chat-template", Path, "file of a Jinja template, instead of the checkpoint's own"),
-    choice("generation-config", ("auto", "vllm"), "sampling defaults; auto: the checkpoint's"),
-    Flag(
-        "parse-special",
-        _truth,
-        "read control tokens in the text of a prompt, unless its request says otherwise",
-        "{true,false}",
-    ),
-    Flag("sse-keep-alive-interval", _interval, "seconds of silence until a comment; 0: never"),
-    Flag("allowed-origins", _origins, 'JSON list of pages that may ask from a browser; ["*"]: all'),
-)
-SLO_FLAGS = (
-    Flag("slo-ttft-ms", MILLISECONDS, "target of the time to the first token"),
-    Flag("slo-itl-ms", MILLISECONDS, "target of the gap between two tokens"),
-    Flag("slo-e2e-ms", MILLISECONDS, "target of the whole request"),
-)
-
-RUNTIME_FILES = (
-    Flag("max_num_seqs", POSITIVE, "the cap"),
-    Flag("epoch", COUNT, "of the cap"),
-    *(flag._replace(name=flag.name.replace("-", "_")) for flag in (*SLO_FLAGS, POLICY)),
-    OVERLOAD,
-)
-"""Files of --runtime-config-dir; all may be missing."""
+    max_num_seqs: Positive | None = flag("the cap")
+    epoch: int | None = flag("of the cap")
+    scheduling_policy: SchedulingPolicy | None = flag("the order")
+    overload: Overload | None = flag("as --overload")
 
 
 class Parser(argparse.ArgumentParser):
@@ -207,16 +207,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError([message])
-
-
-def help_of(flag: Flag, fields: Mapping[str, object]) -> str:
-    """Its text, with the default that its field has."""
-    default = fields.get(flag.name.replace("-", "_"))
-    if default == "" or not isinstance(default, str | int | float):
-        return flag.help
-    if isinstance(default, bool):
-        default = json.dumps(default)
-    return f"{flag.help}; default: {default if isinstance(default, str | int) else f'{default:g}'}"
 
 
 def strays(unknown: Sequence[str]) -> Iterator[str]:
@@ -230,7 +220,7 @@ def strays(unknown: Sequence[str]) -> Iterator[str]:
 
 
 def slo_of(values: dict[str, Any]) -> Slo:
-    """The targets among `values`, which are named as `SLO_FLAGS` are."""
+    """The targets of `values`, which are named as the fields of `SloFlags`."""
     return Slo(**{name.removeprefix("slo_"): value for name, value in values.items()})
 
 
@@ -251,34 +241,31 @@ def api_key_of(
     return Secret(key)
 
 
-def converted(
-    given: argparse.Namespace, flags: tuple[Flag, ...], problems: list[str]
-) -> dict[str, Any]:
-    """The values of the flags that were given; what cannot be converted joins `problems`."""
+def converted(given: argparse.Namespace, config: type, problems: list[str]) -> dict[str, Any]:
+    """The fields of `config` that flags set; what cannot be converted joins `problems`."""
     values: dict[str, Any] = {}
-    for flag in flags:
-        name = flag.name.replace("-", "_")
-        text = getattr(given, name)
+    for one in flags_of(config):
+        text = getattr(given, one.field.name)
         if text is None:
             continue
         try:
-            values[name] = flag.convert(text)
+            values[one.field.name] = one.convert(text)
         except ValueError as error:
-            problems.append(f"--{flag.name} {error}")
+            problems.append(f"--{one.name} {error}")
     return values
 
 
 def file_problems(server: dict[str, Any]) -> list[str]:
     """A sentence for each file of keys that cannot be used."""
     problems = []
-    for flag in ("api_key_file", "admin_token_file"):
-        path: Path | None = server.get(flag)
+    for name in ("api_key_file", "admin_token_file"):
+        path: Path | None = server.get(name)
         if path is None:
             continue
         try:
             read_secrets(path)
         except ConfigError as error:
-            problems += [f"--{flag.replace('_', '-')} {problem}" for problem in error.problems]
+            problems += [f"--{name.replace('_', '-')} {problem}" for problem in error.problems]
     return problems
 
 
@@ -308,8 +295,10 @@ def read_secrets(path: Path) -> tuple[str, ...]:
 
 
 def read_persisted(directory: Path | None, problems: list[str]) -> dict[str, Any]:
-    """What the operator wrote down, so that a new pod starts as its peers are: cap, epoch, order
-    and the targets, for which it predicts its first cap and sizes chunks of prefill."""
+    """The operator's files, with which a new pod starts as its peers are.
+
+    They hold cap, epoch, order and targets; a first cap and chunks of prefill follow from those.
+    """
     if directory is None:
         return {}
     values: dict[str, Any] = {}
@@ -318,13 +307,14 @@ def read_persisted(directory: Path | None, problems: list[str]) -> dict[str, Any
     except OSError as error:
         problems.append(f"--runtime-config-dir {directory} cannot be read: {cause(error)}")
         return values
-    for flag in RUNTIME_FILES:
-        if flag.name not in names:
+    for one in flags_of(RuntimeFiles):
+        name = one.field.name
+        if name not in names:
             continue
-        path = directory / flag.name
+        path = directory / name
         try:
             text = path.read_text(encoding="utf-8", errors="replace").strip()
-            values[flag.name] = flag.convert(text[:40])
+            values[name] = one.convert(text[:40])
         except OSError as error:
             problems.append(f"{path} cannot be read: {cause(error)}")
         except ValueError as error:

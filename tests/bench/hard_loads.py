@@ -16,7 +16,7 @@ from typing import Any
 from research.compiled.pod import quickest
 from sluice.simulate.params import Params
 from sluice.simulate.pod import Pod
-from sluice.simulate.policy import Tuner
+from sluice.simulate.runs import Tuner
 from sluice.simulate.score import score
 from sluice.simulate.trace import Request
 from sluice.simulate.world import World

@@ -8,8 +8,7 @@ from research.compiled.pod import quickest
 from research.policies import Aimd, Replay
 from sluice.simulate import runs
 from sluice.simulate.params import Params
-from sluice.simulate.policy import Tuner
-from sluice.simulate.runs import Result, Watch, read_cap
+from sluice.simulate.runs import Result, Tuner, Watch, read_cap
 from sluice.simulate.score import score
 from sluice.simulate.trace import Request
 from sluice.simulate.world import Policy, World

@@ -1,1 +1,1 @@
-"""What `load` and `bench` measure with: a client, the server under test, the curve over caps."""
+"""The tools of `load` and `bench`: a client, the server under test, the curve over caps."""

@@ -1,7 +1,7 @@
 """One request as an ordinary client sends it, and what became of it.
 
-Clients keep connections alive and come again after 429, 503 or a connection that closed before any
-byte of the answer, as the openai client does. A request's clock starts with its first try.
+Clients keep connections alive. Like the openai client they come again after 429, 503 or a
+connection that closed before any byte of the answer. A request's clock starts with its first try.
 """
 
 import argparse
@@ -57,7 +57,7 @@ class Shape:
     stream: bool = True
 
     def lengths(self, rng: random.Random) -> tuple[int, int]:
-        """Of one request: prompt and output."""
+        """Prompt and output of one request."""
         return rng.randint(*self.prompt_tokens), rng.randint(*self.max_tokens)
 
     def body(self, rng: random.Random, lengths: tuple[int, int] | None = None) -> dict[str, object]:
@@ -76,11 +76,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request. `result`: ok, failed (typed error) or cut (no end was told).
+    """The end of one request. `result`: ok, failed (typed error) or cut (no end was told).
 
     `detail`: why it was not answered in full, or had to be sent again.
-    `gaps_s`: between arrivals of tokens; those that come at once, as a step's accepted drafts do,
-    have no gap, or they would hide those between steps among zeros.
+    `gaps_s`: between arrivals of tokens. Tokens that come at once, as accepted drafts do, have no
+    gap; zeros would hide the gaps between steps.
     """
 
     result: str
@@ -94,7 +94,6 @@ class Outcome:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it was answered in full."""
         return self.result == "ok"
 
     @property
@@ -161,7 +160,7 @@ async def _arrivals(response: aiohttp.ClientResponse) -> AsyncIterator[list[byte
 
 @dataclass(slots=True)
 class _Events:
-    """What an answer's events said. Its end is `[DONE]`, or on /generate that of the whole text."""
+    """Facts from an answer's events. Its end is `[DONE]`, or on /generate the whole text."""
 
     num_texts: int = 0
     is_done: bool = False
@@ -169,7 +168,7 @@ class _Events:
     told: object = None
 
     def read(self, line: bytes) -> bool:
-        """Whether the line is an event that brings tokens."""
+        """True if the line is an event that brings tokens."""
         if not line.startswith(b"data:"):
             return False
         data = line[len(b"data:") :].strip()
@@ -206,8 +205,8 @@ def _retry_after_s(response: aiohttp.ClientResponse) -> float:
 async def attempt(
     session: aiohttp.ClientSession, url: str, body: dict[str, object], start: float
 ) -> Outcome:
-    """One try; raises `Retry` where an ordinary client would come again: told so, or not answered
-    because the server closed the connection while the request was on its way."""
+    """One try. Raises `Retry` where the server says so, or closes the connection before any answer;
+    ordinary clients come again then."""
     has_begun = False
     try:
         async with session.post(url, json=body) as response:
@@ -238,8 +237,8 @@ async def request(
 ) -> Outcome:
     """One request to the route at `url` with its retries, as one outcome.
 
-    It waits for `slot` before it is sent; its clock runs meanwhile, from `due_s` of the monotonic
-    clock on if that is given: a client that is late hides nothing.
+    It waits for `slot` before it is sent. Its clock runs meanwhile, from the monotonic `due_s` on
+    if that is given: a client that is late hides nothing.
     """
     start = time.monotonic() if due_s is None else due_s
     why = ""

@@ -1,4 +1,4 @@
-"""What each cap did to the same waves: the curve, its knee, and the cap to take. Pure."""
+"""The effect of each cap on the same waves: the curve, its knee, and the cap to take. Pure."""
 
 from __future__ import annotations  # array is generic to the type checker only
 
@@ -109,8 +109,8 @@ def point(
 ) -> dict[str, Any]:
     """One cap of the curve, ready for JSON: times in ms, shares 0..1, rates a second.
 
-    Rates are of the time in which a wave was being answered, the goodput's of that from wave to
-    wave, `silence_s` or longer: who is done sooner is given no more requests.
+    Rates count the time in which a wave was being answered. Goodput counts the time from wave to
+    wave, at least `silence_s`: a cap that is done sooner gets no more requests.
     """
     waves, sent = tally.waves, len(tally.ttft_s)
     seconds = sum(wave.seconds for wave in waves)
@@ -149,7 +149,7 @@ def _few(over: int, n: int, targets: Targets) -> bool:
 
 
 def _over(tally: Tally, targets: Targets) -> dict[str, Any]:
-    """Of each target that was asked for: samples, those over, and whether few enough are."""
+    """For each target: samples, those over, and whether they are few enough."""
     samples = {"ttft": tally.ttft_s, "itl": tally.gaps_s, "e2e": tally.e2e_s}
     limits = {"ttft": targets.ttft_ms, "itl": targets.itl_ms, "e2e": targets.e2e_ms}
     found = {}
@@ -192,8 +192,10 @@ def recommend(points: Sequence[Mapping[str, Any]], *, has_targets: bool) -> int:
 
 
 def static(tally: Tally, costs: StepCosts | None) -> dict[str, Any]:
-    """Static batches of the cap's size: the rows they pad, the throughput they would gain (below 0:
-    lose), and the mean gap of a full one, which holds no prefill. None where no step is known."""
+    """Static batches of the cap's size: rows padded, throughput gained (below 0: lost), mean gap.
+
+    The gap is of a full batch without prefill. None where no step is known.
+    """
     batches = [batch for wave in tally.waves for batch in _batches(wave.lengths, tally.cap)]
     tokens = sum(output for batch in batches for _, output in batch)
     rows = sum(len(batch) * _longest(batch) for batch in batches)

@@ -48,8 +48,18 @@ def base_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-def bearer_headers(path: Path | None) -> dict[str, str]:
-    """Headers that show the first of a file of bearers, none without one; raises EndpointError."""
+def open_session(
+    bearers: Path | None, timeout_s: float, connect_s: float | None = None
+) -> aiohttp.ClientSession:
+    """Connections that show the first of a file of bearers; raises EndpointError."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s),
+        headers=_headers(bearers),
+    )
+
+
+def _headers(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     try:
@@ -64,7 +74,7 @@ def bearer_headers(path: Path | None) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Of /metrics, under vLLM's names: tokens generated and engine steps since the start.
+    """Counters of /metrics, under vLLM's names: tokens generated and engine steps since the start.
 
     `process_s`: when the processes started that say so, in seconds of the epoch, by which they are
     known. `costs`: the step model, which only workers of ours have.
@@ -156,7 +166,6 @@ class ClientLimit:
         """Nobody else knows of it."""
 
     def slot(self) -> AbstractAsyncContextManager[Any]:
-        """One of the open requests."""
         return self._slots
 
     async def counters(self) -> Counters | None:
@@ -172,7 +181,7 @@ Cap = LiveCap | ClientLimit
 
 
 async def read_config(session: aiohttp.ClientSession, url: str) -> RuntimeConfig:
-    """What is in force; raises EndpointError, or aiohttp's where nothing answers."""
+    """The configuration in force; raises EndpointError, or aiohttp's where nothing answers."""
     async with session.get(url + RUNTIME_CONFIG) as response:
         if response.status == 401:
             raise EndpointError(f"{url} wants its bearer: --admin-token-file")
@@ -246,8 +255,10 @@ class ServedModel:
 async def served_model(
     session: aiohttp.ClientSession, url: str, name: str | None = None
 ) -> ServedModel:
-    """The first model that `url` lists, or the one of that `name`, of which nothing else is known
-    where it is not listed; raises EndpointError where there is none."""
+    """The first model that `url` lists, or the one of that `name`, listed or not.
+
+    Raises EndpointError where there is none.
+    """
     try:
         async with session.get(f"{url}/v1/models") as response:
             if response.status == 401:

@@ -41,16 +41,21 @@ def caps_png(result: Mapping[str, Any], path: Path) -> None:
     batch.plot(caps, caps, ":", color="#999", label="the cap")
     batch.set_ylabel("sequences")
     for axis in axes.flat:
-        axis.axvline(result["recommended"], color="#2a8f4d", linewidth=5, alpha=0.2)
-        axis.axvline(result["knee"], color="#444", linewidth=0.8, linestyle=":")
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(caps, [str(cap) for cap in caps])
-        axis.minorticks_off()
+        _mark_caps(axis, result)
     for axis in (first, batch, gap):
         axis.legend(fontsize=8)
     figure.supxlabel("max_num_seqs (band: recommended; dotted line: knee)")
     figure.suptitle(f"{result['model']}: the same bursts at each cap")
     figure.savefig(path, dpi=110)
+
+
+def _mark_caps(axis: Axes, result: Mapping[str, Any]) -> None:
+    axis.axvline(result["recommended"], color="#2a8f4d", linewidth=5, alpha=0.2)
+    axis.axvline(result["knee"], color="#444", linewidth=0.8, linestyle=":")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks([point["cap"] for point in result["points"]])
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
 
 
 def _spread(axis: Axes, points: Sequence[Mapping[str, Any]]) -> None:

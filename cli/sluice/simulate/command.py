@@ -5,13 +5,12 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice.targets import HELP, read_targets
 
 from .params import ParamsError, read_params
-from .runs import POLICIES, Result, simulate
+from .runs import POLICIES, Result, Watch, simulate
 from .trace import TraceError, read_trace
 from .world import World
 
@@ -20,7 +19,6 @@ SAY_EVERY_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser, policies: str = POLICIES) -> None:
-    """The flags of `sluice simulate`."""
     parser.add_argument(
         "--trace", type=Path, required=True, help="JSON lines of ours or Mooncake's, or a CSV"
     )
@@ -38,9 +36,8 @@ def main(args: argparse.Namespace, run: Callable[..., Result] = simulate) -> int
     try:
         params = read_params(args.params)
         targets = read_targets(args.slo, params.overload)
-        trace, watch = read_trace(args.trace), Progress(args.policy).watch
-        started_s = time.process_time()
-        result = run(params, targets, trace, args.policy, args.seed, watch=watch)
+        trace, started_s = read_trace(args.trace), time.process_time()
+        result = run(params, targets, trace, args.policy, args.seed, watch=_progress(args.policy))
     except argparse.ArgumentTypeError as e:
         print(f"sluice simulate: --slo: {e}", file=sys.stderr)
     except (ParamsError, TraceError) as e:
@@ -52,24 +49,21 @@ def main(args: argparse.Namespace, run: Callable[..., Result] = simulate) -> int
     return 2
 
 
-@dataclass
-class Progress:
+def _progress(policy: str) -> Watch:
     """Tells every few seconds how far a run of `policy` is, which may try several caps."""
+    started_s = told_s = time.monotonic()
 
-    policy: str
-    started_s: float = field(default_factory=time.monotonic)
-    num_told: int = 0
-
-    def watch(self, name: str, world: World) -> None:
-        """`name`: whose world it is."""
-        seconds = time.monotonic() - self.started_s
-        if seconds < SAY_EVERY_SECONDS * (self.num_told + 1):
+    def watch(name: str, world: World) -> None:
+        nonlocal told_s
+        now_s, last_s = time.monotonic(), world.trace[-1].t_s
+        if now_s < told_s + SAY_EVERY_SECONDS:
             return
-        self.num_told = int(seconds / SAY_EVERY_SECONDS)
-        whose = self.policy if name == self.policy else f"{self.policy}, {name}"
-        last_s = world.trace[-1].t_s
+        told_s = now_s
+        whose = policy if name == policy else f"{policy}, {name}"
         told = f"{min(world.now, last_s):.0f} of {last_s:.0f} s simulated"
-        print(f"{whose}: {told} after {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(f"{whose}: {told} after {now_s - started_s:.0f} s", file=sys.stderr, flush=True)
+
+    return watch
 
 
 def _tell(result: Result, as_json: bool) -> None:

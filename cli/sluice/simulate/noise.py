@@ -1,4 +1,4 @@
-"""What makes a step longer than its mean: independent noise, slow spells, a leak."""
+"""Step times over their mean: independent noise, slow spells, a leak."""
 
 from random import Random
 
@@ -20,11 +20,11 @@ class Noise:
         self._spell_s = (0.0, 0.0)
 
     def step_ms(self, mean_ms: float, now_s: float) -> float:
-        """Of a step of `mean_ms` that starts at `now_s`; asked for in order of time."""
+        """Time of a step of `mean_ms` that starts at `now_s`; asked for in order of time."""
         return mean_ms * self.factor(now_s)
 
     def factor(self, now_s: float) -> float:
-        """Of the step that starts at `now_s`; asked for in order of time."""
+        """Factor of the step that starts at `now_s`; asked for in order of time."""
         if not self._factors:
             self._factors = self.factors()
         factor = self._factors.pop()

@@ -1,36 +1,51 @@
 """One worker in virtual time: its own scheduler, block pool, recorder and step fit.
 
-Around them stands only what the engine and the API process do to them: they hand over what came
-between two steps, refuse and shed, and book each step when its time is over. No model runs: a
-step takes what the service's parameters and their noise say.
+The rest of the engine and the API process is modelled here. It hands over what came between two
+steps, refuses and sheds, and books each step when its time is over. No model runs: a step takes
+what the service's parameters and their noise say.
 """
 
 from collections import deque
 from math import inf
 from typing import NamedTuple
 
-from sluice_core.contract import StepModel
+from sluice_core.contract import MemoryReport, RuntimeConfig, Slo, StepModel, Waiting
 from sluice_core.model.sizing import blocks_for
 from sluice_core.wire import TOKEN_BYTES, Limits, Snapshot, StepReport, Submit, TokenOut, packed
 from sluice_frontend.evidence.recorder import Flight
 from sluice_frontend.openai.deadlines import Deadlines
 from sluice_frontend.serving.bounds import is_full, unreachable
 from sluice_frontend.serving.forecast import Forecast
+from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Step
 from sluice_worker.scheduling.steptime import StepRecord
 
-from .scraped import REFIT_S, Outcome, Scraped
+from .noise import Noise
+from .params import Params
+from .profile import profile, profile_records
+from .recording import Recording, Totals
 from .trace import Request
 
+REFIT_S = 1.0
 BEAT_S = 0.1
 """How often the worker looks for hopeless requests."""
 FIRST_SHARED = 1 << 30
 """Token ids from here on are of shared prefixes, one for each name; below, one for each request."""
 _ANY = TokenOut("", 0, None, None)
 """A step's tokens are only counted."""
+
+
+class Outcome(NamedTuple):
+    """The end of a request. `first_s`, the time of its first token, is infinite without one."""
+
+    t_s: float
+    first_s: float
+    last_s: float
+    num_tokens: int
+    num_gaps_over: int
 
 
 class UnderWay(NamedTuple):
@@ -42,10 +57,35 @@ class UnderWay(NamedTuple):
     ends_s: float
 
 
-class Pod(Scraped):
-    """Steps one by one, by the worker's own parts."""
+class Pod:
+    """A worker, step by step. `run` makes time pass, `patch` changes its cap."""
 
+    _recording: type[Recording] = Recording
     num_refused = 0
+
+    def __init__(
+        self,
+        name: str,
+        params: Params,
+        slo: Slo,
+        cap: int,
+        epoch: int,
+        start_s: float = 0.0,
+        created_s: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.name, self.params, self.ready_s, self.created_s = name, params, start_s, created_s
+        self.noise = Noise(params, seed)
+        self.profiled = profile_records(params, seed)
+        self.times = profile(self.profiled)
+        self.cap, self.epoch, self.slo = cap, epoch, slo
+        self.terminating = False
+        self._recorder = self._recording(name, start_s, start_s)
+        self._recorder.ticks.start(epoch, cap, slo)
+        self._recorder.engine.step_model = self.times.model
+        num_blocks = params.kv_tokens // params.block_size
+        self._recorder.engine.memory = MemoryReport({}, {}, num_blocks * params.block_size)
+        self._prepare(start_s)
 
     def _prepare(self, start_s: float) -> None:
         params = self.params
@@ -70,18 +110,31 @@ class Pod(Scraped):
 
     @property
     def is_idle(self) -> bool:
+        """True if nothing runs or waits."""
         return not self.open
 
     @property
     def num_preemptions(self) -> int:
+        """How often a sequence had to give its blocks back."""
         return self.scheduler.counters.num_preemptions
 
+    @property
+    def recorder(self) -> Recording:
+        return self._recorder
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over all closed ticks."""
+        return self._recorder.totals
+
     def outcomes(self) -> tuple[list[Outcome], list[Outcome]]:
+        """Requests that ended, in that order, and those that did not yet."""
         return [_outcome(f) for f in self.done], [_outcome(f) for f in self.open.values()]
 
     # From outside
 
     def run(self, until_s: float, arrivals: deque[Request]) -> None:
+        """Let everything happen that happens up to `until_s`, the first of `arrivals` included."""
         while True:
             if self.under_way is None:
                 if not (self.scheduler.has_work or self.inbox):
@@ -101,10 +154,31 @@ class Pod(Scraped):
         self._advance(until_s)
 
     def patch(self, cap: int, epoch: int, now_s: float) -> None:
+        """A new cap, from the next step on; the excess drains."""
         self._advance(now_s)
         self.cap, self.epoch = cap, epoch
         self.scheduler.limits = self._limits()
         self.recorder.ticks.configure(epoch, cap, self.slo)
+
+    def view(self, now_s: float) -> PodView:
+        if now_s < self.ready_s:
+            return PodView(self.name, False, False, None, None, self.created_s)
+        recorder = self.recorder
+        state = recorder.engine.snapshot
+        config = RuntimeConfig(
+            epoch=self.epoch,
+            max_num_seqs=self.cap,
+            max_num_batched_tokens=self.params.max_num_batched_tokens,
+            slo=self.slo,
+            overload=self.params.overload,
+            scheduling_policy=self.params.order,
+            ceiling=self.params.ceiling,
+            running=state.running,
+            waiting=Waiting(state.waiting_cap, state.waiting_kv),
+            boot_id=self.name,
+        )
+        ready, evidence = not self.terminating, recorder.evidence(0)
+        return PodView(self.name, ready, self.terminating, evidence, config, self.created_s, now_s)
 
     def _advance(self, now_s: float) -> None:
         if self.recorder.ticks.is_due(now_s):
@@ -123,7 +197,7 @@ class Pod(Scraped):
             self._let_in(request)
 
     def _refuse_if_late(self, request: Request) -> bool:
-        """Whether it is refused on arrival, because it would be shed later."""
+        """True if it is refused on arrival, because it would be shed later."""
         state, recorder = self.recorder.engine.snapshot, self.recorder
         forecast = Forecast(
             num_open=len(self.open),
@@ -155,7 +229,7 @@ class Pod(Scraped):
         self.inbox.append(Sequence(submit, number))
 
     def _prompt(self, request: Request, number: int) -> bytes:
-        """What it shares, then its own token, which its output too consists of."""
+        """The shared prefix, then the request's own token, of which its output consists too."""
         num_shared, unit = request.prefix_tokens, min(request.prefix_unit, request.prompt_tokens)
         shared = b"".join(
             packed([self._shared.setdefault(name, FIRST_SHARED + len(self._shared))]) * unit

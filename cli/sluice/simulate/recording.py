@@ -7,8 +7,8 @@ from sluice_frontend.evidence.recorder import Recorder
 
 @dataclass(slots=True)
 class Totals:
-    """Of all ticks that were closed, those too that are kept no more: gaps, those over the target,
-    and their sketch. `most_running`: in any step."""
+    """Sums over all closed ticks: gaps, those over the target, and their sketch. `most_running`: in
+    any step."""
 
     most_running: int = 0
     num_gaps: int = 0
@@ -16,7 +16,6 @@ class Totals:
     sketch: dict[int, int] = field(default_factory=dict)
 
     def add(self, running: int, num: int, num_over: int, sketch: dict[int, int]) -> None:
-        """Add those of a tick, or of a pod."""
         self.most_running = max(self.most_running, running)
         self.num_gaps += num
         self.num_gaps_over += num_over
@@ -32,7 +31,6 @@ class Recording(Recorder):
         self.totals = Totals()
 
     def advance(self, now_s: float, wall_s: float, throttled_s: float) -> None:
-        """As the worker's."""
         last_seq = self.ticks.next_seq - 1
         super().advance(now_s, wall_s, throttled_s)
         for tick in self.ticks.after(last_seq):

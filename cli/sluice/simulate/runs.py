@@ -1,14 +1,14 @@
-"""One run by the name of its policy."""
+"""One run by the name of its policy: the operator's tuner, for the replicas at a fixed cap too."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec import structs
 from sluice_core.contract import TICK_SECONDS
-from sluice_operator.tuner import Targets
+from sluice_operator.tuner import Limits, Observation, Past, Targets, decide
 
 from .params import Params, ParamsError
-from .policy import Tuner
 from .score import score
 from .trace import Request
 from .world import World
@@ -17,6 +17,35 @@ Result = dict[str, Any]
 Watch = Callable[[str, World], None]
 """Is told after each slice of virtual time whose world it is: `sluice`, `deadline` or `fixed:8`."""
 POLICIES = "sluice, deadline, fixed:N, fixed:max"
+
+
+class Tuner:
+    """The operator's own code. With a `cap` only the replicas are its to decide."""
+
+    def __init__(
+        self, limits: Limits, cap: int | None = None, every_s: float = TICK_SECONDS
+    ) -> None:
+        self.first_cap, self.every_s = cap, every_s
+        self._limits = limits if cap is None else replace(limits, ceiling=cap, min_num_seqs=cap)
+        self._is_idle = cap is not None and limits.min_replicas == limits.max_replicas
+        self._past = Past()
+
+    def decide(self, world: World) -> None:
+        """One pass of the operator, its changes acknowledged at once."""
+        if self._is_idle:
+            return
+        seen = Observation(
+            now=world.now,
+            targets=world.targets,
+            limits=self._limits,
+            cap=world.cap,
+            epoch=world.epoch,
+            replicas=world.replicas,
+            pods=tuple(pod.view(world.now) for pod in world.pods),
+        )
+        self._past, decision = decide(self._past, seen)
+        world.set_cap(decision.cap)
+        world.set_replicas(decision.replicas)
 
 
 def simulate(
@@ -36,7 +65,7 @@ def simulate(
     """
     cap = None
     if policy == "deadline":
-        params = replace(params, order="deadline")
+        params = structs.replace(params, order="deadline")
     elif policy != "sluice":
         cap = read_cap(policy, params.ceiling, POLICIES)
     world = World(params, targets, trace, Tuner(params.limits(), cap, every_s), seed)

@@ -1,5 +1,6 @@
-"""What came of a run, in the promise's own terms: over all arrivals."""
+"""The score of a run, in the promise's own terms: over all arrivals."""
 
+from itertools import chain
 from math import floor, inf
 from typing import Any
 
@@ -8,7 +9,7 @@ from sluice_core.contract import SMOOTH_SHARE
 
 from sluice.measure.client import quantile
 
-from .scraped import Outcome
+from .pod import Outcome
 from .world import World
 
 
@@ -16,30 +17,20 @@ def score(world: World) -> dict[str, Any]:
     """Shares are of all arrivals; a request that was refused or never ended counts as missed.
 
     `goodput_rps`: good requests over the time until the last answer. `gpu_seconds_per_1k_tokens`:
-    seconds of all pods, cold starts too, for a thousand generated tokens. `p99_ttft_ms`: of all
-    arrivals that were let in, those still waiting with their age; None if that is unknown;
-    `longest_ttft_ms`: of the same.
-    `last_cap_change_s`: 0 without any.
+    seconds of all pods, cold starts too. First tokens: of requests that were let in, those that
+    still wait with their age; None if unknown. `last_cap_change_s`: 0 without any.
     """
-    pods, totals = world.pods + world.gone, world.totals
-    outcomes = [pod.outcomes() for pod in pods]
-    done = [outcome for ended, _ in outcomes for outcome in ended]
-    arrivals = len(world.trace)
-    limit, itl_ms = world.targets.ttft_ms or inf, world.targets.itl_ms or inf
-    e2e_ms = world.targets.e2e_ms or inf
-    ended_in_time = [job for job in done if 1e3 * (job.last_s - job.t_s) <= e2e_ms]
-    in_time = [job for job in ended_in_time if 1e3 * (job.first_s - job.t_s) <= limit]
-    good = sum(_mean_gap_ms(job) <= itl_ms for job in in_time)
-    smooth = sum(j.num_gaps_over <= floor((j.num_tokens - 1) * SMOOTH_SHARE) for j in in_time)
-    tokens = sum(job.num_tokens for job in done)
+    pods, totals, targets = world.pods + world.gone, world.totals, world.targets
+    ended, going = zip(*(pod.outcomes() for pod in pods), strict=True)
+    done, waiting = (list(chain.from_iterable(part)) for part in (ended, going))
+    arrivals, tokens = len(world.trace), sum(job.num_tokens for job in done)
+    whole = [job for job in done if 1e3 * (job.last_s - job.t_s) <= (targets.e2e_ms or inf)]
+    limit_ms = targets.ttft_ms or inf
+    good, smooth = _good_and_smooth(whole, limit_ms, targets.itl_ms or inf)
     last_s = max((job.last_s for job in done), default=world.now)
-    ttft_ms = [
-        1e3 * ((job.first_s if job.first_s < inf else world.now) - job.t_s)
-        for both in outcomes
-        for part in both
-        for job in part
-    ]
-    late = sum(ms > limit for ms in ttft_ms) + arrivals - len(ttft_ms)
+    first_s = [(job.first_s if job.first_s < inf else world.now, job.t_s) for job in done + waiting]
+    ttft_ms = [1e3 * (first - arrived) for first, arrived in first_s]
+    late = sum(ms > limit_ms for ms in ttft_ms) + arrivals - len(ttft_ms)
     return {
         "requests": arrivals,
         "finished": len(done),
@@ -53,20 +44,29 @@ def score(world: World) -> dict[str, Any]:
         "p99_ttft_ms": quantile(ttft_ms, 0.99),
         "longest_ttft_ms": max(ttft_ms, default=None),
         "p99_itl_ms": sketch.quantile_ms(totals.sketch, 0.99),
-        "ttft_over_share": late / arrivals if world.targets.ttft_ms else None,
+        "ttft_over_share": late / arrivals if targets.ttft_ms else None,
         "itl_over_share": totals.num_gaps_over / totals.num_gaps if totals.num_gaps else None,
-        "e2e_over_share": 1 - len(ended_in_time) / arrivals if world.targets.e2e_ms else None,
+        "e2e_over_share": 1 - len(whole) / arrivals if targets.e2e_ms else None,
         "tokens": tokens,
         "preemptions": sum(pod.num_preemptions for pod in pods),
-        "first_cap": world.first_cap,
-        "last_cap": world.cap,
-        "cap_path": world.cap_changes,
-        "last_cap_change_s": world.cap_changes[-1][0] if world.cap_changes else 0.0,
+        **_caps(world),
         "simulated_s": world.now,
     }
 
 
-def _mean_gap_ms(job: Outcome) -> float:
-    if job.num_tokens < 2:
-        return 0.0
-    return (job.last_s - job.first_s) * 1e3 / (job.num_tokens - 1)
+def _good_and_smooth(jobs: list[Outcome], ttft_ms: float, itl_ms: float) -> tuple[int, int]:
+    """How many of `jobs` had mean gap, or all but few gaps, within the targets."""
+    in_time = [job for job in jobs if 1e3 * (job.first_s - job.t_s) <= ttft_ms]
+    gaps_ms = [(j.last_s - j.first_s) * 1e3 / max(1, j.num_tokens - 1) for j in in_time]
+    good = sum(gap_ms <= itl_ms for gap_ms in gaps_ms)
+    smooth = sum(j.num_gaps_over <= floor((j.num_tokens - 1) * SMOOTH_SHARE) for j in in_time)
+    return good, smooth
+
+
+def _caps(world: World) -> dict[str, Any]:
+    return {
+        "first_cap": world.first_cap,
+        "last_cap": world.cap,
+        "cap_path": world.cap_changes,
+        "last_cap_change_s": world.cap_changes[-1][0] if world.cap_changes else 0.0,
+    }

@@ -12,7 +12,7 @@ from typing import Any
 
 MOONCAKE_BLOCK = 512
 LONGEST_S = 366 * 86_400
-"""Of a trace: the tuner looks every two seconds of it."""
+"""The tuner looks every two seconds of a trace."""
 
 
 class TraceError(ValueError):
@@ -23,8 +23,8 @@ class TraceError(ValueError):
 class Request:
     """One arrival. `max_tokens` are all generated.
 
-    `prefix`: what the prompt begins with, a name for each `prefix_unit` tokens; two prompts share
-    the tokens of the names that they share from the start on.
+    `prefix`: the begin of the prompt, a name for each `prefix_unit` tokens. Two prompts share the
+    tokens of their common leading names.
     """
 
     t_s: float
@@ -42,8 +42,8 @@ class Request:
 def read_trace(path: Path) -> list[Request]:
     """The requests of a file in order of arrival, the first at second 0.
 
-    A JSON line of ours is {"t_s", "prompt_tokens", "max_tokens", "prefix_id"}; the prompts of one
-    `prefix_id` begin alike, by default as far as the shorter one goes, else for `prefix_tokens`.
+    A JSON line of ours is {"t_s", "prompt_tokens", "max_tokens", "prefix_id"}. Prompts of one
+    `prefix_id` begin alike for `prefix_tokens`, by default as far as the shorter one goes.
     Requests of public traces that generated nothing (failures) are left out. Raises TraceError.
     """
     try:

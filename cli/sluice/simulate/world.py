@@ -12,7 +12,6 @@ from .params import Params
 from .pod import Pod
 from .profile import first_cap, profile, profile_records
 from .recording import Totals
-from .scraped import Scraped
 from .trace import Request
 
 DRAIN_S = 600.0
@@ -20,7 +19,7 @@ DRAIN_S = 600.0
 
 
 class Policy(Protocol):
-    """Who sets cap and replicas. `first_cap`: None for what a pod's profile predicts."""
+    """It sets cap and replicas. `first_cap`: None for what a pod's profile predicts."""
 
     first_cap: int | None
     every_s: float
@@ -39,7 +38,7 @@ class World:
         trace: Sequence[Request],
         policy: Policy,
         seed: int,
-        pod_type: type[Scraped] = Pod,
+        pod_type: type[Pod] = Pod,
     ) -> None:
         self.params, self.targets, self.trace, self.policy = params, targets, trace, policy
         self.slo = Slo(targets.ttft_ms, targets.itl_ms, targets.e2e_ms)
@@ -52,8 +51,8 @@ class World:
         self.num_lost = 0
         self.pod_seconds = 0.0
         self.totals = Totals()
-        self.pods: list[Scraped] = []
-        self.gone: list[Scraped] = []
+        self.pods: list[Pod] = []
+        self.gone: list[Pod] = []
         self._pod_type = pod_type
         self._routing, self._seeds = Random(seed), Random(~seed)  # noqa: S311 - a simulation
         self._inboxes: dict[str, deque[Request]] = {}
@@ -62,7 +61,6 @@ class World:
 
     @property
     def replicas(self) -> int:
-        """Pods asked for."""
         return sum(not pod.terminating for pod in self.pods)
 
     def run(self, watch: "Callable[[World], None] | None" = None) -> None:
@@ -90,7 +88,6 @@ class World:
             self.totals.add(found.most_running, found.num_gaps, found.num_gaps_over, found.sketch)
 
     def set_cap(self, cap: int) -> None:
-        """Change the cap of every pod, under a new epoch."""
         if cap == self.cap:
             return
         self.cap, self.epoch = cap, self.epoch + 1

@@ -13,9 +13,8 @@ import numpy as np
 from research.compiled import layout
 from research.compiled.library import library
 from sluice.simulate.params import Params
-from sluice.simulate.pod import Pod
+from sluice.simulate.pod import REFIT_S, Outcome, Pod
 from sluice.simulate.recording import Recording, Totals
-from sluice.simulate.scraped import REFIT_S, Outcome, Scraped
 from sluice.simulate.trace import Request
 from sluice_core import ordering
 from sluice_core.contract import (
@@ -47,7 +46,7 @@ class CannotCompile(RuntimeError):
     """There is no compiled pod here."""
 
 
-def quickest(params: Params, trace: Sequence[Request]) -> type[Scraped]:
+def quickest(params: Params, trace: Sequence[Request]) -> type[Pod]:
     """`CompiledPod` where it does what `Pod` would: no prefixes, no shedding, and g++."""
     is_plain = params.overload == "Queue" and not any(request.prefix for request in trace)
     return CompiledPod if is_plain and library() is not None else Pod
@@ -67,7 +66,7 @@ class Taken(Recording):
         self.engine.snapshot, self.engine.step_model = state, model
 
 
-class CompiledPod(Scraped):
+class CompiledPod(Pod):
     """As `Pod`. Raises CannotCompile."""
 
     _recording = Taken
@@ -96,10 +95,6 @@ class CompiledPod(Scraped):
     @property
     def is_idle(self) -> bool:
         return not self._view.num_open
-
-    @property
-    def num_refused(self) -> int:
-        return int(self._view.num_refused)
 
     @property
     def num_preemptions(self) -> int:
@@ -132,7 +127,7 @@ class CompiledPod(Scraped):
                 spells = chain.from_iterable(self.noise.spell() for _ in range(SPELLS_AT_ONCE))
                 num = 2 * SPELLS_AT_ONCE
                 loaded.pod_spells(pod, (c_double * num)(*spells), num)
-        self._is_read = False
+        self._is_read, self.num_refused = False, int(self._view.num_refused)
 
     def patch(self, cap: int, epoch: int, now_s: float) -> None:
         self._library.pod_patch(self._pod, cap, epoch, now_s)

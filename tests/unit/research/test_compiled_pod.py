@@ -15,7 +15,7 @@ from research.policies import Aimd, Replay
 from research.services import NOISES, SERVICES, TARGETS
 from sluice.simulate.params import Params
 from sluice.simulate.pod import Pod
-from sluice.simulate.policy import Tuner
+from sluice.simulate.runs import Tuner
 from sluice.simulate.score import score
 from sluice.simulate.trace import Request
 from sluice.simulate.world import Policy, World

@@ -34,7 +34,7 @@ def _api_bearer(config: ServerConfig) -> Bearer | None:
 
 
 def api_app(service: Service, inflight: Inflight) -> ASGIApp:
-    """What clients speak to."""
+    """The application that clients speak to."""
     app = bare()
     routes.add_routes(app, service)
     edge = Edge(
@@ -54,7 +54,7 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
 
 
 def admin_app(service: Service) -> ASGIApp:
-    """What the operator and Prometheus speak to."""
+    """The application that the operator and Prometheus speak to."""
     app = bare()
     routes.add_probes(app, service)
     add_admin_routes(app, service.runtime)

@@ -78,5 +78,5 @@ class Arrival:
 
 
 def _refuse_unbuilt(directory: Path) -> None:
-    """What this engine cannot run is refused before its weights are fetched."""
+    """A model that this engine cannot run is refused before its weights are fetched."""
     DecoderConfig.from_json(read_config(Directory(directory)))

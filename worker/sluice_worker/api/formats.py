@@ -25,9 +25,9 @@ from ..text.tokenizer import Tokenizer
 from .generation import Arrived, Choice, Generation
 
 SCORE_BYTES = 80
-"""Of one log-probability in a reply, about: a chat's, which tells the token's bytes too."""
+"""About the size of one log-probability of a chat's reply, which tells the token's bytes too."""
 ID_BYTES = 8
-"""Of a token id in a reply; a token of text takes no more."""
+"""Size of a token id in a reply; a token of text takes no more."""
 
 
 class Format(ABC):
@@ -63,7 +63,7 @@ class Format(ABC):
         return sum(of_prompts) + num_tokens * self._token_bytes
 
     def _ids(self, picked: Choice, known: int = 0) -> list[int] | UnsetType:
-        """Of the output's tokens, from the `known`-th on."""
+        """Ids of the output's tokens, from the `known`-th on."""
         asked = self.generation.request.return_token_ids
         return picked.transcript.token_ids[known:] if asked else UNSET
 
@@ -72,7 +72,7 @@ class Format(ABC):
         return picked.prompt_token_ids if asked else UNSET
 
     def _all_prompt_ids(self) -> list[list[int] | UnsetType]:
-        """Of each choice: those of one prompt are one list, as it may have a hundred answers."""
+        """A list for each choice; answers to one prompt share it, as there may be a hundred."""
         found: dict[bytes, list[int] | UnsetType] = {}
         for picked in self.generation.choices:
             if picked.prompt not in found:
@@ -81,7 +81,7 @@ class Format(ABC):
 
 
 class _OpenAiFormat(Format):
-    """What completions and chats have in common."""
+    """Common parts of completions and chats."""
 
     @abstractmethod
     def _chunk(self, choices: list[Any], usage: Usage | UnsetType) -> Struct:
@@ -94,7 +94,7 @@ class _OpenAiFormat(Format):
         return event(encode(self._chunk([], self.generation.counts()))) + DONE
 
     def _usage(self, picked: Choice) -> Usage | UnsetType:
-        """What vLLM tells with each chunk: the counts of the choice that it is of."""
+        """Counts of the chunk's choice, which vLLM tells with each chunk."""
         return picked.counts() if self.generation.request.continuous_usage else UNSET
 
 
@@ -102,7 +102,6 @@ class CompletionFormat(_OpenAiFormat):
     """POST /v1/completions."""
 
     def event(self, item: Arrived) -> bytes:
-        """One chunk."""
         picked = item.choice
         is_first, known = item.token.first is not None, len(picked.transcript.token_ids)
         choice = response_types.ChoiceChunk(
@@ -123,7 +122,6 @@ class CompletionFormat(_OpenAiFormat):
         )
 
     def body(self, texts: Sequence[str]) -> bytes:
-        """A CompletionReply."""
         generation = self.generation
         choices = [
             response_types.Choice(
@@ -156,7 +154,6 @@ class ChatFormat(_OpenAiFormat):
     """POST /v1/chat/completions. The role comes with the first token: one event for each token."""
 
     def event(self, item: Arrived) -> bytes:
-        """One chunk."""
         picked = item.choice
         is_first, known = item.token.first is not None, len(picked.transcript.token_ids)
         choice = response_types.ChatChoiceChunk(
@@ -182,7 +179,6 @@ class ChatFormat(_OpenAiFormat):
         )
 
     def body(self, texts: Sequence[str]) -> bytes:
-        """A ChatReply."""
         generation, first = self.generation, self.generation.choices[0]
         choices = [
             response_types.ChatChoice(
@@ -240,7 +236,6 @@ class GenerateFormat(Format):
         return b""
 
     def body(self, texts: Sequence[str]) -> bytes:
-        """A GenerateReply."""
         picked = self.generation.choices[0]
         return encode(
             response_types.GenerateReply(
@@ -319,6 +314,6 @@ def _scores_bytes(num: int | None) -> int:
 
 
 def _reason(picked: Choice) -> response_types.FinishReason:
-    """Of a sequence that is told to its end: it has neither failed nor been aborted."""
+    """The reason of a sequence that neither failed nor was aborted."""
     reason: wire.FinishReason | None = picked.finish_reason
     return "stop" if reason == "stop" else "length"

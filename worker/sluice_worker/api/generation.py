@@ -107,7 +107,7 @@ class Generation:
         self._whole = Whole()
         self.num_open = 0
         self.has_left = False
-        """Whether nobody reads any more."""
+        """True once nobody reads any more."""
         self.error: SluiceError | None = None
         self._ledger = ledger
         self._abort = abort

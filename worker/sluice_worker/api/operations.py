@@ -1,4 +1,4 @@
-"""What the API port's routes take and answer: the table behind the OpenAPI document. Pure."""
+"""Requests and answers of the API port's routes: the table behind the OpenAPI document. Pure."""
 
 from sluice_frontend.openai import response_types
 from sluice_frontend.openai.chat import CHAT_NEUTRAL, ChatFields, ConversationFields
@@ -90,4 +90,4 @@ OPERATIONS = (
 )
 
 GENERATING_PATHS = tuple(found.path for found in OPERATIONS if found.event)
-"""Where work for the engine comes in."""
+"""Routes that bring work for the engine."""

@@ -95,7 +95,7 @@ class Prompts:
         request: Completion,
         keep: int | None,
     ) -> Echo:
-        """What the reply repeats of a prompt: the text as it came, unless it was cut."""
+        """The reply's repetition of a prompt: the text as it came, unless it was cut."""
         if not request.echo:
             return NO_ECHO
         is_placed = request.sampling.engine.logprobs is not None

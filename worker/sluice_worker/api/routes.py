@@ -61,18 +61,14 @@ def add_routes(app: FastAPI, service: Service) -> None:
     _add_models(app, service)
     add_probes(app, service)
 
-    found = encode(
-        document(
-            OPERATIONS,
-            version=version("sluice"),
-            has_keys=service.config.server.has_api_keys,
-            open_paths=PROBE_PATHS,
-        )
+    has_keys = service.config.server.has_api_keys
+    page = encode(
+        document(OPERATIONS, version=version("sluice"), has_keys=has_keys, open_paths=PROBE_PATHS)
     )
 
     @app.get("/openapi.json")
     async def openapi() -> Response:
-        return Response(found, media_type=JSON)
+        return Response(page, media_type=JSON)
 
 
 async def _generated(
@@ -90,8 +86,10 @@ async def _generated(
 
 
 def _with_headers(asked: Completion, request: Request) -> Completion:
-    """With the deadlines and the id that headers tell, and the salt of the caller's key: what one
-    caches, another one's usage and first token are not to tell."""
+    """With the deadlines and the id that headers tell, and the salt of the caller's key.
+
+    Usage and first token must not tell one caller what another one cached.
+    """
     state = request.scope["state"]
     return replace(
         asked,

@@ -44,7 +44,7 @@ QUIET_S = 1.0
 has just dialled, may be about to ask."""
 POOL_S = 20.0
 """The same, where clients are not ours to end: for longer than openai's and httpx's pools (5 s) and
-aiohttp's (15 s) keep one. What they send as it is closed would have no answer (RFC 9112, 9.5)."""
+aiohttp's (15 s) keep one. A request sent as it is closed would have no answer (RFC 9112, 9.5)."""
 LAST_BYTES_S = 2
 """For slow readers of answers that were written before the server closes: within the margin that a
 pod's grace period leaves beside --shutdown-timeout."""
@@ -101,7 +101,7 @@ class _Door:
 
 
 def max_connections(config: WorkerConfig) -> int:
-    """Of the API port: those of what may run, wait, be on its way or be tokenised, and MAX_IDLE."""
+    """Connections of the API port: for requests that run, wait, come or tokenise, and MAX_IDLE."""
     ceiling = config.engine.max_num_seqs or MAX_CEILING
     return ceiling + config.server.max_num_queued_reqs + 2 * MAX_ON_THEIR_WAY + MAX_IDLE
 
@@ -138,8 +138,8 @@ def _server(door: _Door, limits: ServerConfig, most: int) -> _Server:
 async def serve(config: WorkerConfig, engine: EngineProcess | None) -> None:
     """Serve until a signal. `engine`: None if it must wait for its model.
 
-    Raises StartupError if it cannot start, EngineDied if the engine ended while serving, or is hung
-    at the signal and at the end of the time that open requests got.
+    Raises StartupError if it cannot start, and EngineDied if the engine ended while serving. It is
+    raised as well if the engine hangs at the signal and when the open requests' time is over.
     """
     limits = config.server
     admin_host = limits.host if limits.admin_token_file else "127.0.0.1"

@@ -45,17 +45,15 @@ class Service:
         directory, resources = Path(config.engine.model.removeprefix("file://")), Resources()
         self.config = config
         self.tokenizer = Tokenizer(directory)
-        self._renderer = Renderer(directory, config.server.chat_template, self.tokenizer)
+        self._renderer = Renderer(directory, config.text.chat_template, self.tokenizer)
         config_json = read_config(Directory(directory))
-        self.prompts = Prompts(
-            self.tokenizer, config_json, parse_special=config.server.parse_special
-        )
+        self.prompts = Prompts(self.tokenizer, config_json, parse_special=config.text.parse_special)
         self.bodies = Bodies(config.server)
         self.answers = Answers()
         self.parsing, self.texts = bodies(), texts()
         self.eos_token_ids = eos_token_ids(directory, config_json, self.tokenizer.config)
         self.defaults = OPENAI
-        if config.server.generation_config == "auto" and is_there(directory, GENERATION_CONFIG):
+        if config.text.generation_config == "auto" and is_there(directory, GENERATION_CONFIG):
             self.defaults = defaults_of(read_json(directory, GENERATION_CONFIG))
         self.runtime = Runtime(
             config.server,
@@ -92,7 +90,7 @@ class Service:
         self, generation: Generation, message: Submit, echo: Echo, i: int, arrival_s: float
     ) -> None:
         """Submit the i-th answer to a prompt; each draws with a seed of its own."""
-        request, params = generation.request, generation.request.sampling
+        request, seed = generation.request, generation.request.sampling.seed
         request_id, now_s = str(next(self._ids)), time.monotonic()
         flight = self.runtime.recorder.arrive(
             request_id,
@@ -103,7 +101,28 @@ class Service:
             request.priority,
             is_another=i > 0,
         )
-        transcript = Transcript(
+        choice = Choice(
+            len(generation.choices),
+            flight,
+            self._transcript(generation),
+            message.prompt,
+            counts_prompt=i == 0,
+            echo=echo,
+            is_scoring=request.is_scoring,
+        )
+        changed = structs.replace(
+            message,
+            request_id=request_id,
+            seed=None if seed is None else seed + i,
+            arrived_s=arrival_s,
+            submitted_s=now_s,
+            is_another=i > 0,
+        )
+        self.client.submit(changed, generation.add(choice))
+
+    def _transcript(self, generation: Generation) -> Transcript:
+        params = generation.request.sampling
+        return Transcript(
             self.tokenizer.detokenizer(
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
@@ -113,26 +132,6 @@ class Service:
             min_tokens=params.min_tokens,
             include_stop=params.include_stop,
         )
-        index = len(generation.choices)
-        choice = Choice(
-            index,
-            flight,
-            transcript,
-            message.prompt,
-            counts_prompt=i == 0,
-            echo=echo,
-            is_scoring=request.is_scoring,
-        )
-        seed = None if params.seed is None else params.seed + i
-        changed = structs.replace(
-            message,
-            request_id=request_id,
-            seed=seed,
-            arrived_s=arrival_s,
-            submitted_s=now_s,
-            is_another=i > 0,
-        )
-        self.client.submit(changed, generation.add(choice))
 
     async def open_chat(self, chat: Chat, num_bytes: int, arrival_s: float) -> Generation:
         """As `open`, for a conversation of `num_bytes`."""
@@ -197,7 +196,7 @@ class _Reading:
         return self.ids
 
     def echoes(self) -> Iterable[str]:
-        """What the replies repeat."""
+        """Texts that the replies repeat."""
         return (echo.text for echo in self.echo)
 
 
@@ -215,7 +214,7 @@ def live_at_start(config: WorkerConfig) -> Live:
 
 
 def _cache_config(config: EngineConfig) -> dict[str, str]:
-    """What a scrape shows of it, under vLLM's names."""
+    """The labels of a scrape, under vLLM's names."""
     return {
         "block_size": str(config.block_size),
         "num_gpu_blocks": str(None),
@@ -231,7 +230,7 @@ def _message(
     max_tokens: int,
     sampling: Sampling,
 ) -> Submit:
-    """What the engine is told of a prompt; id, seed and time are those of each answer."""
+    """A prompt's message to the engine; id, seed and time are those of each answer."""
     params = request.sampling
     return Submit(
         request_id="",

@@ -1,8 +1,8 @@
 """The two ways in which a request is answered, as ASGI responses that watch their client.
 
-The status line goes out with the first token, so that a request that is shed or fails before it is
-answered with its own status code and Retry-After instead of an event in a 200. With
---sse-keep-alive-interval it goes out with the first comment, if that is earlier.
+The status line goes out with the first token. A request that is shed or fails before gets its own
+status code and Retry-After, not an event in a 200. With --sse-keep-alive-interval the status line
+goes out with the first comment, if that is earlier.
 """
 
 import asyncio

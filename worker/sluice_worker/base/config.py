@@ -1,35 +1,30 @@
-"""What a worker is started with: flags spelled as vLLM's; parsing names all problems at once."""
+"""A worker's configuration: flags spelled as vLLM's; parsing names all problems at once."""
 
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 from sluice_core.contract import SchedulingPolicy
 from sluice_core.errors import ConfigError
 from sluice_core.hub.reference import FILE, Access, HubModel, access, hub_model
 from sluice_core.model.files import cause
 from sluice_core.model.sizing import DEFAULT_BATCHED_TOKENS
 from sluice_frontend.config import (
-    MILLISECONDS,
-    OVERLOAD,
-    POLICY,
-    POSITIVE,
-    SERVER_FLAGS,
-    SLO_FLAGS,
-    Flag,
+    Milliseconds,
     Parser,
+    Positive,
     ServerConfig,
+    SloFlags,
     api_key_of,
-    choice,
     converted,
     file_problems,
-    help_of,
-    json_value,
-    number,
+    flag,
+    flags_of,
     read_persisted,
     slo_of,
     strays,
@@ -55,32 +50,64 @@ class NgramSpeculation(Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
-class EngineConfig(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
     """All that the engine process needs; sent to it as its first frame (msgpack)."""
 
-    model: str
-    dtype: DType = "auto"
-    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
-    seed: int | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    initial_num_seqs: int | None = None
-    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
-    block_size: int | None = None
-    memory_utilization: float = 0.9
-    gpu_memory_bytes: int | None = None
-    num_gpu_blocks_override: int | None = None
+    model: str = flag("directory of a checkpoint, or hf://ORG/NAME[@REVISION] (required)", MISSING)
+    dtype: DType = flag("type of weights and KV cache", "auto")
+    quantization: Quantization | None = flag("int8 weights and rows in linear layers, on CPUs")
+    load_format: Literal["auto", "safetensors", "dummy"] = flag("dummy: random weights", "auto")
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = flag(
+        "seed of random weights and unseeded sampling"
+    )
+    max_model_len: Positive | None = flag("tokens of prompt plus output; default: the model's")
+    max_num_seqs: Positive | None = flag(
+        "the ceiling of concurrent sequences; live changes stay below; default: what memory holds, "
+        "at most 256"
+    )
+    initial_num_seqs: Positive | None = flag(
+        "the first cap; default: what the start profile predicts"
+    )
+    max_num_batched_tokens: Positive = flag("token budget of one step", DEFAULT_BATCHED_TOKENS)
+    block_size: Positive | None = flag("tokens of one KV block; default: 16 on a GPU, 64 on a CPU")
+    memory_utilization: Annotated[float, Meta(ge=0.01, le=1)] = flag(
+        "share of the memory to use", 0.9, name="gpu_memory_utilization"
+    )
+    gpu_memory_bytes: Positive | None = flag("the GPU's memory to plan with, where it has more")
+    num_gpu_blocks_override: Positive | None = flag("KV blocks, instead of what the memory gives")
+    scheduling_policy: SchedulingPolicy | None = flag(
+        "who is served first; deadline: who can still have a first token in time; default: "
+        "deadline with --slo-ttft-ms, else fcfs"
+    )
+    batching_mode: Literal["continuous", "static"] = flag(
+        "static: one padded batch at a time", "continuous"
+    )
+    static_batch_size: Positive | None = flag("sequences of a static batch")
+    static_batch_timeout_ms: Milliseconds = flag("wait for a full static batch, at most", 100.0)
+    speculative_config: NgramSpeculation | None = flag(
+        'JSON; {"method": "ngram", ...} drafts by lookup',
+        noun="object with method ngram and the keys "
+        + ", ".join(NgramSpeculation.__struct_fields__),
+    )
+    device: Literal["auto", "cpu", "cuda"] = flag("where the model runs", "auto")
     enable_prefix_caching: bool = True
+    epoch: int = 0
     itl_ms: float | None = None
     ttft_ms: float | None = None
-    scheduling_policy: SchedulingPolicy | None = None
-    epoch: int = 0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    batching_mode: Literal["continuous", "static"] = "continuous"
-    static_batch_size: int | None = None
-    static_batch_timeout_ms: float = 100.0
-    speculative_config: NgramSpeculation | None = None
-    quantization: Quantization | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextConfig:
+    """How texts become prompts, and what sampling does by default."""
+
+    chat_template: Path | None = flag("file of a Jinja template, instead of the checkpoint's own")
+    generation_config: Literal["auto", "vllm"] = flag(
+        "sampling defaults; auto: the checkpoint's", "auto"
+    )
+    parse_special: bool = flag(
+        "read control tokens in the text of a prompt, unless its request says otherwise", True
+    )
 
 
 class HubConfig(NamedTuple):
@@ -90,16 +117,18 @@ class HubConfig(NamedTuple):
     access: Access
 
 
-class WorkerConfig(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
     """Both processes' part of the command line. `hub`: None where --model is a directory."""
 
     engine: EngineConfig
     server: ServerConfig
+    text: TextConfig = TextConfig()
     hub: HubConfig | None = None
 
     @property
     def root(self) -> str:
-        """What is served under that name: the hub's ORG/NAME, or the directory's path."""
+        """The model behind that name: the hub's ORG/NAME, or the directory's path."""
         return self.hub.model.repo if self.hub else self.engine.model
 
     @property
@@ -109,74 +138,47 @@ class WorkerConfig(Struct, frozen=True):
 
     def at(self, directory: Path) -> "WorkerConfig":
         """The same with the checkpoint in `directory`."""
-        engine = structs.replace(self.engine, model=str(directory))
-        return structs.replace(self, engine=engine)
+        return replace(self, engine=replace(self.engine, model=str(directory)))
 
 
-def _one_gpu(text: str) -> None:
-    if text.strip() != "1":
-        raise ValueError(f"must be 1, not {text!r}: a pod has one GPU, and more GPUs are more pods")
+def _parallel(alias: str) -> Any:
+    reason = ": a pod has one GPU, and more GPUs are more pods"
+    return flag("GPUs of a pod: 1", alias=alias, reason=reason)
 
 
-_speculation = json_value(
-    NgramSpeculation,
-    f"object with method ngram and the keys {', '.join(NgramSpeculation.__struct_fields__)}",
-)
-ENGINE_FLAGS = (
-    Flag("model", str, "directory of a checkpoint, or hf://ORG/NAME[@REVISION] (required)"),
-    choice("dtype", get_args(DType), "type of weights and KV cache"),
-    choice(
-        "quantization", get_args(Quantization), "int8 weights and rows in linear layers, on CPUs"
-    ),
-    choice("load-format", ("auto", "safetensors", "dummy"), "dummy: random weights"),
-    Flag("seed", number(int, 0, 2**63 - 1), "seed of random weights and unseeded sampling"),
-    Flag("max-model-len", POSITIVE, "window in tokens, prompt plus output; default: the model's"),
-    Flag(
-        "max-num-seqs",
-        POSITIVE,
-        "the ceiling of concurrent sequences; live changes stay below; default: what memory holds, "
-        "at most 256",
-    ),
-    Flag("initial-num-seqs", POSITIVE, "the first cap; default: what the start profile predicts"),
-    Flag("max-num-batched-tokens", POSITIVE, "token budget of one step"),
-    Flag("block-size", POSITIVE, "tokens of one KV block; default: 16 on a GPU, 64 on a CPU"),
-    Flag("gpu-memory-utilization", number(float, 0.01, 1), "share of the memory to use"),
-    Flag("gpu-memory-bytes", POSITIVE, "the GPU's memory to plan with, where it has more"),
-    Flag("num-gpu-blocks-override", POSITIVE, "KV blocks, instead of what the memory gives"),
-    POLICY,
-    choice("batching-mode", ("continuous", "static"), "static: one padded batch at a time"),
-    Flag("static-batch-size", POSITIVE, "sequences of a static batch"),
-    Flag("static-batch-timeout-ms", MILLISECONDS, "wait for a full static batch, at most"),
-    Flag("speculative-config", _speculation, 'JSON; {"method": "ngram", ...} drafts by lookup'),
-    choice("device", ("auto", "cpu", "cuda"), "where the model runs"),
-)
-# vLLM's, which is to say what is so here anyway.
-_PARALLEL = ("tensor", "pipeline", "data")
-GIVEN_FLAGS = (
-    *(Flag(f"{kind}-parallel-size", _one_gpu, "GPUs of a pod: 1") for kind in _PARALLEL),
-    choice("kv-cache-dtype", ("auto",), "as --dtype"),
-    choice("tokenizer-mode", ("auto",), "the checkpoint's tokenizer.json"),
-    choice("stream-interval", ("1",), "tokens of an event of a stream"),
-)
-SHORT_NAMES = {f"{kind}-parallel-size": (f"-{kind[0]}p",) for kind in _PARALLEL}
-HUB_FLAGS = (
-    Flag("revision", str, "branch, tag or commit of a model of the hub"),
-    Flag("download-dir", Path, "where models of the hub are kept; default: HF_HUB_CACHE"),
-)
+@dataclass(frozen=True, slots=True)
+class _GivenFlags:
+    """vLLM's flags whose one value is what this worker does anyway."""
+
+    tensor_parallel_size: Literal["1"] | None = _parallel("-tp")
+    pipeline_parallel_size: Literal["1"] | None = _parallel("-pp")
+    data_parallel_size: Literal["1"] | None = _parallel("-dp")
+    kv_cache_dtype: Literal["auto"] | None = flag("as --dtype")
+    tokenizer_mode: Literal["auto"] | None = flag("the checkpoint's tokenizer.json")
+    stream_interval: Literal["1"] | None = flag("tokens of an event of a stream")
+
+
+@dataclass(frozen=True, slots=True)
+class _HubFlags:
+    """Which version of a model of the hub is served, and from where."""
+
+    revision: str | None = flag("branch, tag or commit of a model of the hub")
+    download_dir: Path | None = flag("where models of the hub are kept; default: HF_HUB_CACHE")
+
+
+PARTS = (EngineConfig, _GivenFlags, _HubFlags, ServerConfig, TextConfig, SloFlags)
+"""All that has flags, in the order of the help."""
 
 
 def _parser() -> argparse.ArgumentParser:
-    structures = (EngineConfig, ServerConfig)
-    fields = {f.name: f.default for struct in structures for f in structs.fields(struct)}
-    fields["gpu_memory_utilization"] = fields["memory_utilization"]
     parser = Parser(
         prog="sluice-worker",
         description="Serves one model over the OpenAI API, with a live max_num_seqs.",
         allow_abbrev=False,
     )
-    for flag in (*ENGINE_FLAGS, *GIVEN_FLAGS, *HUB_FLAGS, *SERVER_FLAGS, *SLO_FLAGS):
-        names = [f"--{flag.name}", *SHORT_NAMES.get(flag.name, ())]
-        parser.add_argument(*names, help=help_of(flag, fields), metavar=flag.metavar)
+    for config in PARTS:
+        for one in flags_of(config):
+            one.add_to(parser)
     parser.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
@@ -192,43 +194,38 @@ def _parser() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> WorkerConfig:
     """The configuration that `argv` asks for, files checked.
 
-    `environ` (the process's own if left out) says how the hub is reached: HF_ENDPOINT, HF_TOKEN,
-    HF_HUB_OFFLINE, HF_HUB_CACHE, HF_HOME, HF_HUB_DOWNLOAD_TIMEOUT; and the API's key where no file
-    holds it: VLLM_API_KEY. Raises ConfigError with all problems, one sentence each.
+    `environ` (default: the process's own) says how the hub is reached: HF_ENDPOINT, HF_TOKEN,
+    HF_HUB_OFFLINE, HF_HUB_CACHE, HF_HOME, HF_HUB_DOWNLOAD_TIMEOUT. VLLM_API_KEY is the API's key
+    where no file holds it. Raises ConfigError with all problems, one sentence each.
     """
     environ = os.environ if environ is None else environ
     given, unknown = _parser().parse_known_args(argv)
     problems = [f"{argument} is not a flag of sluice-worker" for argument in strays(unknown)]
-    converted(given, GIVEN_FLAGS, problems)
-    engine = converted(given, ENGINE_FLAGS, problems)
-    server = converted(given, SERVER_FLAGS, problems)
-    slo = converted(given, SLO_FLAGS, problems)
-    engine["enable_prefix_caching"] = given.enable_prefix_caching
-    if "gpu_memory_utilization" in engine:
-        engine["memory_utilization"] = engine.pop("gpu_memory_utilization")
-    server["flag_slo"] = slo_of(slo)
-    persisted = read_persisted(server.get("runtime_config_dir"), problems)
-    slo |= {name: persisted.pop(name) for name in list(persisted) if name.startswith("slo_")}
-    problems += _contradictions(engine, server, slo)
-    server["api_key"] = api_key_of(given, environ, problems)
-    if OVERLOAD.name in persisted:
-        server["overload"] = persisted.pop(OVERLOAD.name)
+    engine, _, hub, server, text, slo = (converted(given, part, problems) for part in PARTS)
+    server |= {"flag_slo": slo_of(slo), "api_key": api_key_of(given, environ, problems)}
+    files = read_persisted(server.get("runtime_config_dir"), problems)
+    slo |= {name: files.pop(name) for name in list(files) if name.startswith("slo_")}
     server["slo"] = slo_of(slo)
-    engine["itl_ms"], engine["ttft_ms"] = slo.get("slo_itl_ms"), slo.get("slo_ttft_ms")
+    engine |= {"itl_ms": slo.get("slo_itl_ms"), "ttft_ms": slo.get("slo_ttft_ms")}
+    engine["enable_prefix_caching"] = given.enable_prefix_caching
     if engine.get("batching_mode") == "static":  # a batch is of those that came first
         engine.setdefault("scheduling_policy", "fcfs")
-    hub = None
+    engine.setdefault("model", "")
+    problems += _contradictions(EngineConfig(**engine), ServerConfig(**server), given)
+    server["overload"] = files.pop("overload", server.get("overload", ServerConfig().overload))
+    download = None
     try:
-        hub = _hub(given.model, converted(given, HUB_FLAGS, problems), environ)
+        download = _hub(given.model, hub, environ)
     except ValueError as error:
         problems.append(str(error))
     else:
-        if hub is None:
+        if download is None:
             problems += _checkpoint_problems(given.model, engine.get("load_format", "auto"))
     problems += file_problems(server)
     if problems:
         raise ConfigError(problems)
-    return WorkerConfig(EngineConfig(**engine | persisted), ServerConfig(**server), hub)
+    config = EngineConfig(**engine | files)
+    return WorkerConfig(config, ServerConfig(**server), TextConfig(**text), download)
 
 
 def _hub(model: str | None, values: dict[str, Any], environ: Mapping[str, str]) -> HubConfig | None:
@@ -243,43 +240,44 @@ def _hub(model: str | None, values: dict[str, Any], environ: Mapping[str, str]) 
 
 
 def _contradictions(
-    engine: dict[str, Any], server: dict[str, Any], slo: dict[str, Any]
+    engine: EngineConfig, server: ServerConfig, given: argparse.Namespace
 ) -> list[str]:
     """Flags that are sound alone, but not together."""
     problems = []
-    port = server.get("port", ServerConfig().port)
-    if port and port == server.get("admin_port", ServerConfig().admin_port):
-        problems.append(f"--port and --admin-port are both {port}; give them different ports")
-    ceiling, initial = engine.get("max_num_seqs"), engine.get("initial_num_seqs")
+    if server.port and server.port == server.admin_port:
+        problems.append(
+            f"--port and --admin-port are both {server.port}; give them different ports"
+        )
+    ceiling, initial = engine.max_num_seqs, engine.initial_num_seqs
     if ceiling is not None and initial is not None and initial > ceiling:
         problems.append(f"--initial-num-seqs {initial} is over --max-num-seqs {ceiling}")
-    budget = engine.get("max_num_batched_tokens", DEFAULT_BATCHED_TOKENS)
-    if ceiling is not None and budget < ceiling:
+    if ceiling is not None and engine.max_num_batched_tokens < ceiling:
         problems.append(
-            f"--max-num-batched-tokens {budget} is under --max-num-seqs {ceiling}; "
-            "a step could not decode all sequences"
+            f"--max-num-batched-tokens {engine.max_num_batched_tokens} is under --max-num-seqs "
+            f"{ceiling}; a step could not decode all sequences"
         )
-    if server.get("overload") == "Shed" and "slo_ttft_ms" not in slo:
+    if server.overload == "Shed" and engine.ttft_ms is None:
         problems.append("--overload Shed needs --slo-ttft-ms, the target that it sheds for")
-    return problems + _static_problems(engine, server)
+    return problems + _static_problems(engine, server, given)
 
 
-def _static_problems(engine: dict[str, Any], server: dict[str, Any]) -> list[str]:
+def _static_problems(
+    engine: EngineConfig, server: ServerConfig, given: argparse.Namespace
+) -> list[str]:
     """Flags of static batching without it, or it without them."""
-    size, timeout_ms = engine.get("static_batch_size"), engine.get("static_batch_timeout_ms")
-    if engine.get("batching_mode") != "static":
-        given = [("size", size), ("timeout-ms", timeout_ms)]
+    if engine.batching_mode != "static":
         return [
             f"--static-batch-{name} needs --batching-mode static"
-            for name, v in given
-            if v is not None
+            for name in ("size", "timeout-ms")
+            if getattr(given, f"static_batch_{name.replace('-', '_')}") is not None
         ]
-    problems = [] if size else ["--batching-mode static needs --static-batch-size"]
-    liveness_ms = 1000 * server.get("liveness_timeout", ServerConfig().liveness_timeout)
-    if (timeout_ms or 0) > liveness_ms / 2:
+    problems = []
+    if engine.static_batch_size is None:
+        problems.append("--batching-mode static needs --static-batch-size")
+    if engine.static_batch_timeout_ms > 1000 * server.liveness_timeout / 2:
         problems.append(
-            f"--static-batch-timeout-ms {timeout_ms:g} is over half of --liveness-timeout; "
-            "a worker that waits for its batch would be taken for dead"
+            f"--static-batch-timeout-ms {engine.static_batch_timeout_ms:g} is over half of "
+            "--liveness-timeout; a worker that waits for its batch would be taken for dead"
         )
     return problems
 

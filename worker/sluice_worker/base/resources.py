@@ -1,6 +1,6 @@
-"""What this process may use of the machine, and how long its quota held it back. No torch.
+"""CPU and memory that this process may use, and how long its quota held it back. No torch.
 
-Limits are looked up from the process's own cgroup to the root and the smallest holds; in a
+Limits are looked up from the process's own cgroup to the root, and the smallest holds. In a
 container the mount shows the container's own cgroup as the root.
 """
 
@@ -104,7 +104,7 @@ class Resources:
             yield from (each for each in (here, *here.parents) if each.is_relative_to(base))
 
     def _groups(self, controller: str) -> Iterator[tuple[Path, str]]:
-        """Where our cgroup may lie, v2 and v1: the root of a hierarchy, and the path below it."""
+        """Places of our cgroup, v2 and v1: the root of a hierarchy, and the path below it."""
         for line in _lines(self._proc / "self" / "cgroup"):
             names, _, path = line.partition(":")[2].partition(":")
             if not names:
@@ -117,9 +117,9 @@ class Resources:
 
 
 PRODUCTS_KEPT = "256"
-"""oneDNN makes a product for each number of rows and torch keeps as many of its own, 1,024 of both
-unless told: some 350 KB each, so that a worker grew by 1 GB in a minute of mixed prompts. Of the
-numbers that are left when rows are rounded (`sluice_kernels.linear`), 256 hold nearly all."""
+"""oneDNN and torch keep a product for each number of rows, 1,024 each unless told, of some 350 KB.
+A worker grew by 1 GB in a minute of mixed prompts. As rows are rounded (`sluice_kernels.linear`),
+256 hold nearly all."""
 PRODUCT_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
@@ -127,8 +127,8 @@ def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ`, with large pages for what glibc allocates and small caches of oneDNN's products,
     unless it says otherwise.
 
-    Weights are read from end to end in every step: in pages of 4 KiB a decode of one sequence took
-    1.3 times as long, of 32 1.1 times (measured). Read by the C library before a program begins.
+    Every step reads the weights from end to end. In pages of 4 KiB a decode of one sequence took
+    1.3 times as long (measured). The C library reads this before a program begins.
     """
     found = {**dict.fromkeys(PRODUCT_CACHES, PRODUCTS_KEPT), **environ}
     name = "glibc.malloc.hugetlb"

@@ -26,7 +26,7 @@ from sluice_core.model.files import Directory, cause
 from sluice_core.model.stored import INDEX, WEIGHTS, Weights
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Of file systems without symbolic links."""
+"""Errors of file systems without symbolic links."""
 
 log = logging.getLogger(__name__)
 
@@ -49,19 +49,18 @@ class Cache:
         return "models--" + self.repo.replace("/", "--")
 
     def blob(self, file: RemoteFile) -> Path:
-        """Where the content of `file` belongs."""
+        """The place of the content of `file`."""
         return self.root / self._folder / "blobs" / file.etag
 
     def partial(self, file: RemoteFile) -> Path:
-        """Where as much of it is as has come."""
+        """The place of as much of it as has come."""
         return self.blob(file).with_name(f"{file.etag}.incomplete")
 
     def snapshot(self, commit: str) -> Path:
-        """The directory that a worker reads."""
         return self.root / self._folder / "snapshots" / commit
 
     def is_there(self, file: RemoteFile) -> bool:
-        """Whether the whole content is there."""
+        """True if the whole content is there."""
         try:
             size = self.blob(file).stat().st_size
         except OSError:
@@ -108,7 +107,7 @@ class Cache:
         beside.replace(pointer)
 
     def remember(self, model: HubModel, commit: str) -> None:
-        """What the revision stood for now, for a time without the hub."""
+        """Note the commit of the revision, for a time without the hub."""
         if model.commit is not None:
             return
         path = self.root / self._folder / "refs" / model.revision
@@ -166,7 +165,7 @@ def _weights(directory: Path) -> tuple[str, ...]:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is such a file, readable or not; DownloadError where that cannot be seen."""
+    """True if there is such a file, readable or not; DownloadError where that cannot be seen."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from sluice_core.errors import DownloadError
-from sluice_core.hub.listing import RemoteFile, small_files, total_bytes, weight_files
+from sluice_core.hub.listing import Listing, RemoteFile, small_files, total_bytes, weight_files
 from sluice_core.hub.reference import Access, HubModel
 from sluice_core.hub.site import Site, Transient
 
@@ -51,25 +51,33 @@ def download(
     advice = "the token of HF_TOKEN may not read it" if access.token else "set HF_TOKEN"
     timeout_s = access.timeout_s
     with Site(access.endpoint, model, access.token, advice=advice, timeout_s=timeout_s) as site:
-        patience = Patience(access.retry_s, stop)
         try:
-            listing = patience.attempt(site.listing)
+            listing = Patience(access.retry_s, stop).attempt(site.listing)
         except DownloadError as error:
             if known is None or not isinstance(error.__cause__, Transient):
                 raise
             log.warning("the hub is away", extra={"reason": error.message, "kept": str(known)})
             return known
-        cache.prepare(listing.commit)
         transfer = Transfer(site, cache, listing.commit, access.retry_s, stop)
-        small = transfer.described(small_files(model.repo, listing, weights=weights))
-        _fetch(transfer, small, lambda done, total: None)
-        directory = cache.snapshot(listing.commit)
-        check(directory)
+        directory = _fetch_small(transfer, listing, check, weights=weights)
         if weights:
             large = transfer.described(weight_files(model.repo, listing, directory))
             _refuse_without_room(cache, large)
             _fetch(transfer, large, progress)
         cache.remember(model, listing.commit)
+    return directory
+
+
+def _fetch_small(
+    transfer: Transfer, listing: Listing, check: Callable[[Path], None], *, weights: bool
+) -> Path:
+    """All but the weights, which `check` approves of; the directory."""
+    cache = transfer.cache
+    cache.prepare(listing.commit)
+    small = transfer.described(small_files(cache.repo, listing, weights=weights))
+    _fetch(transfer, small, lambda done, total: None)
+    directory = cache.snapshot(listing.commit)
+    check(directory)
     return directory
 
 

@@ -50,7 +50,6 @@ class DownloadProgress:
 
 
 def bar(model: str, done: int, total: int, rate: float) -> str:
-    """One line of a terminal."""
     filled = BAR_WIDTH * done // max(total, 1)
     drawn = "█" * filled + "░" * (BAR_WIDTH - filled)
     amounts = f"{done / _GIB:.2f} of {total / _GIB:.2f} GiB, {rate / 2**20:.0f} MiB/s"

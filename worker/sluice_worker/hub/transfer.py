@@ -113,7 +113,7 @@ class Transfer:
             # What an earlier process left may be at fault (a node that lost power): once more.
 
     def _receive(self, partial: "_Partial", patience: Patience) -> None:
-        """What one connection brings. It may be nothing, or break off."""
+        """Take what one connection brings. It may be nothing, or break off."""
         file, start = partial.file, partial.num_bytes
         try:
             with self._site.content(self._commit, file.name, start) as response:
@@ -167,7 +167,7 @@ class _Partial:
 
 
 def _continues(response: httpx.Response, start: int) -> bool:
-    """Whether the server sends from byte `start` on, as asked."""
+    """True if the server sends from byte `start` on, as asked."""
     said = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
     return response.status_code == 206 and said is not None and int(said[1]) == start
 

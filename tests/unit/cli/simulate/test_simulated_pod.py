@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice.simulate.noise import Noise
 from sluice.simulate.params import Params
-from sluice.simulate.pod import Pod
+from sluice.simulate.pod import Outcome, Pod
 from sluice.simulate.runs import simulate
-from sluice.simulate.scraped import Outcome
 from sluice.simulate.trace import Request
 from sluice.targets import read_targets
 from sluice_core.contract import Slo, Tick

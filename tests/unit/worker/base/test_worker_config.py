@@ -43,7 +43,7 @@ def test_control_tokens_of_prompts_are_read_unless_the_flag_says_otherwise(
     model: Path, flags: list[str], expected: bool
 ) -> None:
     basic = ["--model", str(model), "--load-format", "dummy"]
-    assert parse([*basic, *flags]).server.parse_special is expected
+    assert parse([*basic, *flags]).text.parse_special is expected
     (problem,) = problems_of(*basic, "--parse-special", "no")
     assert problem == "--parse-special must be true or false, not 'no'"
 
@@ -82,7 +82,7 @@ def test_one_gpu_is_what_a_pod_has_anyway(model: Path) -> None:
     neutral = ("--kv-cache-dtype=auto", "-pp=1", "--stream-interval=1")
     assert parse([*base, *neutral]) == parse(base)
     assert problems_of(*base, "--kv-cache-dtype", "fp8") == (
-        "--kv-cache-dtype must be one of auto, not 'fp8'",
+        "--kv-cache-dtype must be auto, not 'fp8'",
     )
     assert problems_of(*base, "--tensor-parallel-size", "2") == (
         "--tensor-parallel-size must be 1, not '2': a pod has one GPU, and more GPUs are more pods",
