@@ -19,13 +19,7 @@ class Ledger:
         self.stats = stats
 
     def token(
-        self,
-        flight: Flight,
-        token: TokenOut,
-        *,
-        at_cap: bool,
-        is_drafted: bool,
-        now_s: float,
+        self, flight: Flight, token: TokenOut, *, at_cap: bool, is_drafted: bool, now_s: float
     ) -> None:
         """A token was handed over at `now_s`. `is_drafted`: it came with another, of its step."""
         if flight.first_s is None:

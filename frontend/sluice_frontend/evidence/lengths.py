@@ -7,12 +7,11 @@ from sluice_core.contract import Lengths
 
 LENGTHS_KEPT = 1024
 SERVICE_TIMES_KEPT = 64
-"""Finished requests behind `Lengths`: recent ones, so that a shift of the traffic shows."""
+"""Numbers of finished requests behind each mean: few enough that a shift of the traffic shows."""
 
 
 class RecentRequests:
-    """Lengths and times in service. The sums of lengths are kept: exact, as they are whole
-    numbers."""
+    """Lengths and times in service. Sums of lengths are whole numbers, and so exact."""
 
     def __init__(self) -> None:
         self._kept: deque[int] = deque()
@@ -20,7 +19,7 @@ class RecentRequests:
         self._service_s: deque[float] = deque(maxlen=SERVICE_TIMES_KEPT)
 
     def add(self, length: int) -> None:
-        """One more of that length, prompt plus output; the oldest is let go."""
+        """Take in one more length, prompt plus output, and drop the oldest."""
         self._book(length, 1)
         self._kept.append(length)
         if len(self._kept) > LENGTHS_KEPT:
@@ -31,11 +30,11 @@ class RecentRequests:
         self._sum_of_squares += times * length * length
 
     def add_service(self, seconds: float) -> None:
-        """One more was in service for so long, from its admission to its end."""
+        """Take in one more time from admission to end."""
         self._service_s.append(seconds)
 
     def service_s(self) -> float | None:
-        """Their mean time in service; None before any."""
+        """Mean time in service; None before any."""
         return sum(self._service_s) / len(self._service_s) if self._service_s else None
 
     def lengths(self) -> Lengths:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import Request
@@ -10,6 +9,7 @@ from sluice_core.errors import SluiceError, TooManyOpen
 
 from ..config import ServerConfig
 from .guards import read_body
+from .offload import Turns
 
 FREE_BYTES = 1 << 16
 """Part of each body that counts for nothing: ordinary requests pass beside large ones."""
@@ -62,9 +62,8 @@ class Answers:
 
     def __init__(self) -> None:
         self._num_bytes = 0
-        self._large, self._turn = asyncio.Lock(), asyncio.Lock()
-        self._was_read = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, "large-answers")
+        self._large, self._was_read = asyncio.Lock(), asyncio.Event()
+        self._turns = Turns("answers", inline=FREE_BYTES, large=FREE_BYTES)
 
     @asynccontextmanager
     async def written(self, size: int, write: Callable[[], bytes]) -> AsyncIterator[bytes]:
@@ -80,9 +79,7 @@ class Answers:
             await self._await_room()
         self._num_bytes += size
         try:
-            async with self._turn:
-                body = await asyncio.get_running_loop().run_in_executor(self._thread, write)
-            yield body
+            yield await self._turns.result(size, write)
         finally:
             self._num_bytes -= size
             self._was_read.set()

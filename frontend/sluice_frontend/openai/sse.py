@@ -23,7 +23,7 @@ def error_body(error: SluiceError) -> bytes:
 
 
 def error_event(error: SluiceError) -> bytes:
-    """The same as the last event of a stream that was cut; no [DONE] follows it."""
+    """The last event of a stream that was cut; no [DONE] follows it."""
     return event(error_body(error))
 
 
