@@ -148,19 +148,9 @@ def resolve(
         raise RequestError(
             "truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens"
         )
-    values = _values(fields, defaults)
-    temperature = values.pop("temperature", 1.0)
-    if temperature < GREEDY_BELOW:  # the likeliest is left whatever is cut
-        temperature, values = 0.0, values | {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     asked = [n for n in (fields.prompt_logprobs, prompt_logprobs) if n is not None]
-    allowed = fields.allowed_token_ids
-    engine = Sampling(
-        **values,
-        logit_bias=fields.logit_bias or {},
-        allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
-        logprobs=logprobs,
-        prompt_logprobs=max(asked, default=None),
-    )
+    temperature, engine = _draw(fields, defaults)
+    engine = structs.replace(engine, logprobs=logprobs, prompt_logprobs=max(asked, default=None))
     return SamplingParams(
         engine=engine,
         temperature=temperature,
@@ -179,14 +169,23 @@ def resolve(
     )
 
 
-def _values(fields: SamplingFields, defaults: Defaults) -> dict[str, Any]:
-    """The fields of a `Sampling`, and the temperature, that either gives."""
-    values = {}
+def _draw(fields: SamplingFields, defaults: Defaults) -> tuple[float, Sampling]:
+    """The temperature, and all that changes the distribution but for bad words."""
+    values: dict[str, Any] = {}
     for name in Defaults.__struct_fields__[:-1]:  # all but max_new_tokens
         asked = getattr(fields, name)
         if (value := getattr(defaults, name) if asked is None else asked) is not None:
             values[name] = value
-    return values | {"top_k": max(values.get("top_k", 0), 0)}
+    temperature = values.pop("temperature", 1.0)
+    values["top_k"] = max(values.get("top_k", 0), 0)
+    if temperature < GREEDY_BELOW:  # the likeliest is left whatever is cut
+        temperature, values = 0.0, values | {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    allowed = fields.allowed_token_ids
+    return temperature, Sampling(
+        **values,
+        logit_bias=fields.logit_bias or {},
+        allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+    )
 
 
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
