@@ -5,7 +5,6 @@ Times are CLOCK_MONOTONIC seconds (`now_s`) and Unix time (`wall_s`).
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 
 from sluice_core.contract import TICK_RING, TICK_SECONDS, Slo, Tick, Waiting
 from sluice_core.wire import Snapshot
@@ -113,10 +112,8 @@ class Ticks:
 
     def after(self, seq: int) -> list[Tick]:
         """All closed ticks with a higher `seq`, oldest first."""
-        first = self.next_seq - len(self._closed)
-        return list(islice(self._closed, max(0, seq + 1 - first), None))
+        return [tick for tick in self._closed if tick.seq > seq]
 
     def newest(self, num: int) -> list[Tick]:
         """The last `num` closed ticks, oldest first."""
-        num = min(num, len(self._closed))
-        return [self._closed[index] for index in range(-num, 0)]
+        return list(self._closed)[-num:]
