@@ -1,7 +1,7 @@
 """Health means progress: live is idle, or the step counter moved lately. Pure.
 
-A busy engine is not a dead one: a long prefill moves the counter at its end, and the timeout is the
-longest step that is still believed.
+A busy engine is not a dead one: a long prefill moves the counter at its end. The timeout bounds the
+longest step.
 """
 
 from dataclasses import dataclass, field

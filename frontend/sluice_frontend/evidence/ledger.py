@@ -61,7 +61,6 @@ class Ledger:
         self.stats.observe("request_max_num_generation_tokens", max(num_tokens))
 
     def leave(self, flight: Flight, now_s: float) -> None:
-        """The client left before the end."""
         self.recorder.drop(flight, now_s, by_server=False)
         self.stats.end("abort")
 

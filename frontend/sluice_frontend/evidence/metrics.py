@@ -72,7 +72,6 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self.counts[bisect_left(self.edges, value)] += 1
         self.total += value
 
@@ -143,7 +142,6 @@ class Statistics:
         self.histograms[name].observe(value)
 
     def step(self, report: StepReport) -> None:
-        """One engine step."""
         self.steps += 1
         self.step_s += report.step_s
         self.generation_tokens += len(report.tokens)
@@ -168,7 +166,6 @@ class Statistics:
         return padding / max(sum(sum(batch) for batch in self.batches), 1)
 
     def first_token(self, ttft_s: float, parts: FirstToken, num_prompt_tokens: int) -> None:
-        """A request's first token was sent."""
         self.prompt_tokens += num_prompt_tokens
         self.prompt_tokens_cached += parts.cached_tokens
         self.observe("time_to_first_token_seconds", ttft_s)
@@ -178,11 +175,9 @@ class Statistics:
         self.observe("request_prefill_kv_computed_tokens", computed)
 
     def end(self, reason: FinishReason) -> None:
-        """A sequence ended, for whatever reason."""
         self.finished[reason] += 1
 
     def reject(self, reason: str) -> None:
-        """A request was refused on arrival."""
         self.rejected[reason] += 1
 
     def answer(self, route: str, method: str, status: int) -> None:
@@ -191,7 +186,6 @@ class Statistics:
         self.answered[route, method, f"{status // 100}xx"] += 1
 
     def connection_cut(self, reason: Literal["receive", "write"]) -> None:
-        """A connection missed the deadline named."""
         self.cut[reason] += 1
 
 
@@ -245,7 +239,6 @@ def _cached_at(stats: Statistics) -> Values:
 
 
 def _drafts(value: Callable[[SpeculationTotals], float | Values]) -> Value:
-    """Hidden without speculation."""
     return lambda v, _: None if v.snapshot.speculation is None else value(v.snapshot.speculation)
 
 
@@ -423,7 +416,6 @@ class WorkerCollector(Collector):
 def create_registry(
     model_name: str, stats: Statistics, view: Callable[[], View]
 ) -> CollectorRegistry:
-    """All families of one worker."""
     registry = CollectorRegistry()
     for kind in (ProcessCollector, PlatformCollector, GCCollector):
         kind(registry=registry)

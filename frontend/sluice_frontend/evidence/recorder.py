@@ -274,7 +274,7 @@ class Recorder:
         A request of several sequences is its first one, which the engine may spare.
 
         In time means within their own deadline, or else within `target_ms`. The rest of their way
-        is one prefill (`EngineSide.prefill_ms`). Where nothing runs they begin at once.
+        is one prefill (`EngineSide.prefill_ms`). They begin at once if nothing runs.
         """
         engine = self.engine
         begin_at_once = not engine.snapshot.running

@@ -1,4 +1,4 @@
-"""What the bodies of all requests, and of all answers, may take together."""
+"""Bounds the memory of all requests' bodies, and of all answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -59,7 +59,6 @@ class Waiting:
         self._queue.move_to_end(connection)
 
     def leave(self, connection: "Connection") -> None:
-        """A request of it is under way, or it has closed."""
         self._queue.pop(connection, None)
 
     def make_room(self, num_open: int, now_s: float) -> None:
@@ -74,7 +73,7 @@ class Waiting:
 
 
 class Incoming(h11.Connection):
-    """What arrives; a body in tiny chunks, or with two lengths, is a protocol error."""
+    """Received bytes; a body in tiny chunks, or with two lengths, is a protocol error."""
 
     problem = "the request is not valid HTTP/1.1"
     _is_chunked = False
@@ -98,7 +97,7 @@ class Incoming(h11.Connection):
 
     @property
     def is_in_body(self) -> bool:
-        """Whether what comes next is of a body."""
+        """True if more of a body is to come."""
         return self.their_state is h11.SEND_BODY
 
     def _count(self, num_bytes: int) -> None:
@@ -165,7 +164,7 @@ class Connection(H11Protocol):
             self.flow.resume_reading()  # which the next request pauses: or no leaving would be seen
 
     def _has_nothing_begun(self) -> bool:
-        """Whether all that came belongs to a request that is answered, if before it was whole."""
+        """True if all that came belongs to a request that is answered."""
         return self._is_idle() and not self.conn.is_in_body and not self.conn.trailing_data[0]
 
     def pause_writing(self) -> None:

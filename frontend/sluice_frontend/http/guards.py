@@ -260,8 +260,7 @@ def error_reply(error: SluiceError) -> Response:
 
 
 class ReadReply(Response):
-    """An answer that is under way until its client has read all but the last few KB. What it holds,
-    and its turn, last as long."""
+    """An answer that is under way until its client has read all but the last few KB."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all, and then an empty end, which waits for the connection to have room."""
@@ -272,14 +271,14 @@ class ReadReply(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _linger(self, receive: Receive) -> None:
-        """Before its end."""
+        """Called before the end is sent."""
 
 
 class LingeringReply(ReadReply):
     """Answers while the request is still being sent, and closes.
 
-    What still comes is thrown away for a moment: closing with unread bytes would reset the
-    connection, and the client might never see the answer.
+    The rest is thrown away for a moment: closing with unread bytes would reset the connection, and
+    the client might never see the answer.
     """
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:

@@ -163,8 +163,8 @@ CHAT_FIELDS = frozenset(ConversationFields.__struct_fields__ + ChatFields.__stru
 
 
 class Arguments(dict[str, Any]):
-    """A call's arguments as templates want them: an object, and the client's own text where it is
-    printed or joined (`'```json' + arguments`), as in DeepSeek's templates."""
+    """A call's arguments: an object, and the client's own text where a template prints or joins it
+    (`'```json' + arguments`), as DeepSeek's do."""
 
     __slots__ = ("_text",)
 

@@ -47,7 +47,6 @@ class PackedScores:
         self._ranks, self._offsets = array("i"), array("i")
 
     def add(self, scores: Scores, offsets: Iterable[int]) -> None:
-        """Take in the next tokens."""
         self._width = scores.width
         self._ids.frombytes(scores.token_ids)
         self._logprobs.frombytes(scores.logprobs)

@@ -62,7 +62,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class AnswerFields(SamplingFields, frozen=True, kw_only=True):
-    """Who is asked, and how the answer is wanted: shared by completions and chats."""
+    """The model, and the form of the answer: shared by completions and chats."""
 
     model: ModelName | None = None
     stream: bool | None = False

@@ -77,9 +77,9 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
 
 
 class Defaults(Struct, frozen=True):
-    """What a checkpoint's generation_config.json says of requests that do not say it themselves.
+    """A checkpoint's generation_config.json, for fields that a request leaves out.
 
-    The fields are those that vLLM takes from it; None: OpenAI's default. `max_new_tokens`: of
+    The fields are those that vLLM takes from it; None: OpenAI's default. `max_new_tokens`: for
     chats, as all others have a default length of their own.
     """
 

@@ -16,7 +16,6 @@ def usage(num_prompt: int, num_completion: int, num_cached: int) -> Usage:
 
 
 def error_body(error: SluiceError) -> bytes:
-    """vLLM's error body."""
     return encode(
         ErrorReply(ErrorInfo(error.message, error.kind, error.param, error.http_status, error.code))
     )
@@ -28,5 +27,4 @@ def error_event(error: SluiceError) -> bytes:
 
 
 def event(data: bytes) -> bytes:
-    """One server-sent event."""
     return b"data: %s\n\n" % data

@@ -16,7 +16,6 @@ MAX_PATCH_BYTES = 64 << 10
 
 
 def add_admin_routes(app: FastAPI, runtime: Runtime[Backend]) -> None:
-    """All routes of the admin port but the probes."""
 
     @app.get("/v1/runtime_config")
     async def runtime_config() -> Response:

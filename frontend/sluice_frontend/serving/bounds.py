@@ -94,7 +94,7 @@ def num_waiting(num_open: int, cap: int, state: Snapshot) -> int:
 
 
 def is_full(num_new: int, num_open: int, cap: int, state: Snapshot, limit: int) -> bool:
-    """Whether `num_new` sequences would make more than `limit` wait.
+    """True if `num_new` sequences would make more than `limit` wait.
 
     `num_open`: submitted and not ended. Newcomers wait behind those that wait for memory.
     """
