@@ -21,8 +21,8 @@ _PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """`body` as a JSON object. Raises RequestError, with the field if it has one, for bad UTF-8, NaN,
-    infinity, a duplicate key, a lone surrogate, depth or digits."""
+    """`body` as a JSON object. Raises RequestError, with the field if it has one, for bad UTF-8,
+    NaN, infinity, a duplicate key, a lone surrogate, depth or digits."""
     if sum(map(body.count, (b"{", b"["))) > MAX_CONTAINERS or body.count(b",") > MAX_VALUES:
         raise RequestError(
             f"the body holds more than {MAX_CONTAINERS:,} lists and objects, or more than "
