@@ -1,4 +1,4 @@
-"""The engine's side of the evidence: its state, its steps and what they teach. Pure.
+"""The engine's side of the evidence: its state, its steps, and what they teach. Pure.
 
 A foreign engine sends no step reports: its snapshot stays as it is, and there is no step model.
 """
@@ -16,8 +16,8 @@ NOTHING = Snapshot(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 class EngineSide:
     """The engine's state and step model; its steps are counted into `ticks`.
 
-    `price_s`: what the order has a prefill token take. `last_lack`: what the last that waited
-    waited for.
+    `price_s`: time that the order reckons for a prefill token. `last_lack`: the cause for which the
+    last request waited.
     """
 
     def __init__(self, ticks: Ticks) -> None:
@@ -30,11 +30,10 @@ class EngineSide:
         self._prefill_time = PrefillTime()
 
     def ready(self, ready: Ready) -> None:
-        """Take what it measured at its start."""
+        """Take its measurements of its start."""
         self.memory, self.step_model = ready.memory, ready.step_model
 
     def step(self, report: StepReport) -> None:
-        """Book a step."""
         tick = self._ticks.open
         tick.steps += 1
         tick.decodes += report.num_decodes
@@ -51,14 +50,13 @@ class EngineSide:
             self._ticks.settle(report.num_running)
 
     def see(self, snapshot: Snapshot) -> None:
-        """The engine's state as of now."""
         self.snapshot = snapshot
         if snapshot.waiting:
             self.last_lack = self.waiting_cause
 
     @property
     def waiting_cause(self) -> Cause:
-        """The lack that keeps most of those who wait now."""
+        """The lack that keeps most of the requests that wait now."""
         return "kv" if self.snapshot.waiting_kv > self.snapshot.waiting_cap else "cap"
 
     @property
@@ -71,7 +69,7 @@ class EngineSide:
         """A prompt of `num_tokens` has its first token after `ttft_s`."""
         if self.step_model is None:
             return
-        # Where there is an order, waiting for other prompts is told by who is before it.
+        # With an order, the forecast adds the wait for other prompts.
         seconds = ttft_s - parts.wait_cap_s - parts.wait_kv_s - parts.passed_s
         self._prefill_time.learn(self.step_model, num_tokens, parts.cached_tokens, seconds, now_s)
 

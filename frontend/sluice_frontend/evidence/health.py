@@ -1,7 +1,7 @@
 """Health means progress: live is idle, or the step counter moved lately. Pure.
 
-A busy engine is not a dead one: a long prefill moves the counter at its end, and the timeout is the
-longest step that is still believed.
+A busy engine is not a dead one: a long prefill moves the counter at its end. The timeout bounds the
+longest step.
 """
 
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from sluice_core.contract import Hung
 from sluice_core.errors import timestamp
 
 LOADING_TIMEOUT_S = 1800.0
-"""Without a word from an engine that starts; each of its phases says how far it is."""
+"""Silence after which an engine that starts is not live; each of its phases reports."""
 READY_SHARE = 0.5
 """Share of the liveness timeout after which a stalled engine is no longer sent new work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer of a probe and, for people, its reason."""
+    """The answer of a probe, and its reason for people."""
 
     ok: bool
     reason: str
@@ -27,9 +27,9 @@ class Verdict:
 
 @dataclass(slots=True)
 class Pulse:
-    """What is known of the engine process; times are monotonic seconds.
+    """The state of the engine process as it was last heard; times are monotonic seconds.
 
-    `created_s`: Unix time at its making. `heard_s`: the last message; `moved_s`: the last time that
+    `created_s`: Unix time at `now_s`. `heard_s`: the last message. `moved_s`: the last time that
     the step counter moved or there was nothing to do.
     """
 
@@ -49,16 +49,13 @@ class Pulse:
         self.heard_s = self.moved_s = self.now_s
 
     def starting(self, phase: str, percent: int, now_s: float) -> None:
-        """The engine said how far its start is."""
         self.phase, self.percent, self.heard_s = phase, percent, now_s
 
     def serving(self, now_s: float) -> None:
-        """The engine said that it serves."""
         self.is_serving, self.phase, self.percent = True, "serving", 100
         self.heard_s = self.moved_s = now_s
 
     def stepped(self, now_s: float) -> None:
-        """A step was reported."""
         self.heard_s = self.moved_s = now_s
 
     def beat(self, steps: int, has_work: bool, now_s: float) -> None:
@@ -74,11 +71,10 @@ class Pulse:
             self.has_work, self.moved_s = True, now_s
 
     def died(self, reason: str) -> None:
-        """The engine process ended."""
         self.death = reason
 
     def liveness(self, now_s: float, timeout_s: float) -> Verdict:
-        """Whether a restart would help."""
+        """A probe that fails where a restart would help."""
         if self.death is not None:
             return Verdict(False, self.death, "dead", 0)
         if not self.is_serving:
@@ -97,16 +93,16 @@ class Pulse:
         return self._hung if self.progress(now_s, timeout_s).phase == "hung" else None
 
     def progress(self, now_s: float, timeout_s: float) -> Verdict:
-        """Whether the engine can be believed to answer soon."""
+        """A probe that fails where the engine is not likely to answer soon."""
         return self.liveness(now_s, timeout_s * READY_SHARE)
 
     def health(self, now_s: float, timeout_s: float) -> Verdict:
-        """Whether the engine is up, as vLLM's clients ask: not while it starts."""
+        """A probe that fails while the engine starts, as vLLM's clients expect."""
         live = self.progress(now_s, timeout_s)
         return Verdict(live.ok and self.is_serving, live.reason, live.phase, live.percent)
 
     def readiness(self, now_s: float, timeout_s: float) -> Verdict:
-        """Whether new work should be sent here."""
+        """A probe that fails where no new work should be sent."""
         up = self.health(now_s, timeout_s)
         if not up.ok:
             return up
@@ -121,7 +117,7 @@ class Pulse:
 
     @property
     def _hung(self) -> Hung:
-        """The same while there is no progress, as whoever compares conditions needs it."""
+        """Constant while there is no progress, so that conditions compare equal."""
         since_s = self.created_s + self._stalled_since_s - self.now_s
         missing = "step, though there is work," if self.has_work else "sign of life"
         reason = f"the engine process is hung: no {missing} since {timestamp(since_s)}"

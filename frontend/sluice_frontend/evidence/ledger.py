@@ -19,13 +19,7 @@ class Ledger:
         self.stats = stats
 
     def token(
-        self,
-        flight: Flight,
-        token: TokenOut,
-        *,
-        at_cap: bool,
-        is_drafted: bool,
-        now_s: float,
+        self, flight: Flight, token: TokenOut, *, at_cap: bool, is_drafted: bool, now_s: float
     ) -> None:
         """A token was handed over at `now_s`. `is_drafted`: it came with another, of its step."""
         if flight.first_s is None:
@@ -67,7 +61,6 @@ class Ledger:
         self.stats.observe("request_max_num_generation_tokens", max(num_tokens))
 
     def leave(self, flight: Flight, now_s: float) -> None:
-        """The client left before the end."""
         self.recorder.drop(flight, now_s, by_server=False)
         self.stats.end("abort")
 

@@ -7,41 +7,31 @@ from sluice_core.contract import Lengths
 
 LENGTHS_KEPT = 1024
 SERVICE_TIMES_KEPT = 64
-"""Finished requests behind `Lengths`: recent ones, so that a shift of the traffic shows."""
+"""Numbers of finished requests behind each mean: few enough that a shift of the traffic shows."""
 
 
 class RecentRequests:
-    """Lengths and times in service. The sums of lengths are kept: exact, as they are whole
-    numbers."""
+    """Lengths and times in service."""
 
     def __init__(self) -> None:
-        self._kept: deque[int] = deque()
-        self._sum = self._sum_of_squares = 0
+        self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
         self._service_s: deque[float] = deque(maxlen=SERVICE_TIMES_KEPT)
 
     def add(self, length: int) -> None:
-        """One more of that length, prompt plus output; the oldest is let go."""
-        self._book(length, 1)
-        self._kept.append(length)
-        if len(self._kept) > LENGTHS_KEPT:
-            self._book(self._kept.popleft(), -1)
-
-    def _book(self, length: int, times: int) -> None:
-        self._sum += times * length
-        self._sum_of_squares += times * length * length
+        """Take in one more length, prompt plus output."""
+        self._lengths.append(length)
 
     def add_service(self, seconds: float) -> None:
-        """One more was in service for so long, from its admission to its end."""
+        """Take in one more time from admission to end."""
         self._service_s.append(seconds)
 
     def service_s(self) -> float | None:
-        """Their mean time in service; None before any."""
+        """Mean time in service; None before any."""
         return sum(self._service_s) / len(self._service_s) if self._service_s else None
 
     def lengths(self) -> Lengths:
-        """Mean length and standard deviation; zeros before any."""
-        n = len(self._kept)
-        if n == 0:
+        """Mean length and standard deviation; zeros before any. Their sums are exact."""
+        if not (n := len(self._lengths)):
             return Lengths(mean=0.0, sigma=0.0, n=0)
-        variance = (n * self._sum_of_squares - self._sum**2) / n**2
-        return Lengths(mean=self._sum / n, sigma=math.sqrt(variance), n=n)
+        total, squares = sum(self._lengths), sum(each**2 for each in self._lengths)
+        return Lengths(mean=total / n, sigma=math.sqrt((n * squares - total**2) / n**2), n=n)

@@ -27,7 +27,7 @@ class Share:
         return is_over
 
     def note(self, value_ms: float) -> None:
-        """A value that is counted already."""
+        """Take a value that is counted already into the sketch."""
         index = bucket_of(value_ms)
         self.sketch[index] = self.sketch.get(index, 0) + 1
 
@@ -39,7 +39,7 @@ class OpenFirstTokens(Share):
     by: dict[Cause, int] = field(default_factory=dict)
 
     def miss(self, cause: Cause) -> None:
-        """Count one that is over, or never came."""
+        """Count a request that is over, or never came."""
         self.n += 1
         self.over += 1
         self.by[cause] = self.by.get(cause, 0) + 1
@@ -56,10 +56,7 @@ class OpenGaps(Share):
 
 @dataclass(slots=True)
 class OpenTick:
-    """The tick that is being filled: the fields of `contract.Tick` that are counted until it ends.
-
-    `msgspec` makes one of the other by their names.
-    """
+    """The fields of `contract.Tick` that are counted until it ends, under the same names."""
 
     arrivals: int = 0
     refused: int = 0
@@ -78,6 +75,6 @@ class OpenTick:
     max_running: int = 0
 
     def closed(self, **at_end: object) -> Tick:
-        """The tick as it ends; `at_end`: the other fields, which are known then."""
+        """The tick with its other fields, `at_end`, which are known when it ends."""
         counted = {each.name: getattr(self, each.name) for each in fields(self)}
         return msgspec.convert({**counted, **at_end}, Tick, from_attributes=True)

@@ -1,10 +1,9 @@
-"""What a first token takes besides waiting, learned from those that came. Pure.
+"""The time of a first token besides waiting, learned from those that came. Pure.
 
-The step model tells a prefill alone; HTTP and a busy event loop come on top, chunks that share
-their steps with decodes take longer, and the prefix cache spares some. Those who have to decide
-whether a deadline can be met need more than the mean: under overload every request at the edge
-would be a coin toss. So the deviation is learned as well, as TCP learns its retransmission timeout
-(RFC 6298).
+The step model tells a prefill alone. HTTP, a busy event loop and decodes in the same steps add to
+it, and the prefix cache spares some. With the mean alone, admission under overload would be a coin
+toss for every request at the edge. So the deviation is learned as well, as TCP learns its
+retransmission timeout (RFC 6298).
 """
 
 import math
@@ -16,10 +15,10 @@ DEVIATIONS = 2.0
 """Mean deviations above the mean: with 2, 95 % of the accepted are in time at 3 x capacity."""
 MAX_SLOWNESS = 20.0
 OVERHEAD_MS = 30.0
-"""A prefill that takes this long alone teaches both parts of an `Excess` alike, a shorter one
-mostly what is added: or what HTTP costs a chat would be many times that for a long prompt."""
+"""A prefill that takes this long alone teaches both parts of an `Excess` alike. A shorter one
+teaches mostly the added part, or HTTP's cost for a chat would be multiplied for a long prompt."""
 FADE_S = 60.0
-"""What nothing confirms fades by e in this time: those that it keeps out cannot correct it."""
+"""Without new values an `Excess` fades by e in this time: who is kept out teaches nothing."""
 
 
 class Excess:
@@ -29,7 +28,6 @@ class Excess:
         self._added_ms = self._factor = 0.0
 
     def at(self, alone_ms: float) -> float:
-        """Its value, in ms, of a prefill that takes `alone_ms` alone."""
         return self._added_ms + self._factor * alone_ms
 
     def follow(self, alone_ms: float, measured_ms: float) -> None:
@@ -40,13 +38,12 @@ class Excess:
         self._factor = max(0.0, self._factor + step * alone_ms)
 
     def fade(self, kept: float) -> None:
-        """Keep this share of it."""
         self._added_ms *= kept
         self._factor *= kept
 
 
 class PrefillTime:
-    """What is measured beyond the model, and the share of prompts that is not cached."""
+    """The excess over the model, and the share of prompts that is not cached."""
 
     def __init__(self) -> None:
         self._mean, self._deviation = Excess(), Excess()
@@ -56,7 +53,7 @@ class PrefillTime:
     def learn(
         self, model: StepModel, num_tokens: int, cached_tokens: int, seconds: float, now_s: float
     ) -> None:
-        """A prompt of `num_tokens` has its first token, `seconds` after its admission."""
+        """A prompt of `num_tokens` has its first token `seconds` after its admission."""
         kept, self._learned_s = self._kept(now_s), now_s
         self._mean.fade(kept)
         self._deviation.fade(kept)
@@ -73,7 +70,7 @@ class PrefillTime:
         return num_tokens * self._uncached_share
 
     def upper_ms(self, model: StepModel, num_tokens: int, now_s: float) -> float:
-        """From admission to the first token sent, which few prompts of `num_tokens` exceed."""
+        """Time from admission to the first token that few prompts of `num_tokens` exceed."""
         alone_ms = model.a + model.d * self.uncached(num_tokens)
         excess_ms = self._mean.at(alone_ms) + DEVIATIONS * self._deviation.at(alone_ms)
         return alone_ms + self._kept(now_s) * excess_ms

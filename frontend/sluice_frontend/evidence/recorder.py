@@ -1,9 +1,9 @@
-"""What the targets are judged by: counts over all arrivals and all gaps, in closed ticks. Pure.
+"""A request's side of the evidence: all arrivals and all gaps, counted in closed ticks. Pure.
 
 Every method is told the time (`now_s`: CLOCK_MONOTONIC seconds, the clock of `wire`). A request's
-clock starts with the last byte of its body and is read when bytes of a token are ready for its
-socket, so that HTTP, tokenising and a busy event loop count as what they are: waiting. What a
-client takes to read is its own.
+clock starts with the last byte of its body. It is read when bytes of a token are ready for its
+socket, so that HTTP, tokenising and a busy event loop count as waiting. A client's reading does not
+count.
 """
 
 import math
@@ -21,18 +21,17 @@ from .ticks import Ticks
 
 
 def largest_part(parts: FirstToken, ttft_s: float) -> Cause:
-    """What took the largest part of a first token's time.
+    """The cause of the largest part of a first token's time.
 
-    What the engine does not account for (HTTP, tokenising, a start still under way) is `cold`.
+    All time outside the engine (HTTP, tokenising, a start still under way) is `cold`.
     """
-    rest = ttft_s - parts.wait_cap_s - parts.wait_kv_s - parts.prefill_s
-    shares: list[tuple[float, Cause]] = [
-        (parts.wait_cap_s, "cap"),
-        (parts.wait_kv_s, "kv"),
-        (parts.prefill_s, "prefill"),
-        (rest, "cold"),
-    ]
-    return max(shares, key=lambda share: share[0])[1]
+    seconds: dict[Cause, float] = {
+        "cap": parts.wait_cap_s,
+        "kv": parts.wait_kv_s,
+        "prefill": parts.prefill_s,
+        "cold": ttft_s - parts.wait_cap_s - parts.wait_kv_s - parts.prefill_s,
+    }
+    return max(seconds, key=lambda cause: seconds[cause])
 
 
 @dataclass(slots=True)
@@ -47,10 +46,9 @@ class Flight:
     """The clock of one request from arrival to end; times in seconds, gaps in milliseconds.
 
     `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
-    `priority`, `is_another`: as in `wire.Submit`.
-    `admitted_s`: of the step that it began with. `decided`: its first
-    token has been counted, on time or over; `e2e_decided`: the whole of it has. `whole`: what
-    it shares with those that are answered together with it.
+    `priority`, `is_another`: as in `wire.Submit`. `admitted_s`: start of its first step. `decided`:
+    its first token has been counted, on time or over; `e2e_decided`: its end has. `whole`: shared
+    with the sequences that are answered together with it.
     """
 
     request_id: str
@@ -82,7 +80,7 @@ class Flight:
 
 
 def _older(flights: Mapping[str, Flight], now_s: float, limit_ms: float | None) -> Iterator[Flight]:
-    """Those, oldest first, that came more than `limit_ms` ago."""
+    """The requests that came more than `limit_ms` ago, oldest first."""
     for flight in flights.values():
         if limit_ms is None or (now_s - flight.arrival_s) * 1e3 <= limit_ms:
             return
@@ -90,7 +88,7 @@ def _older(flights: Mapping[str, Flight], now_s: float, limit_ms: float | None) 
 
 
 def _is_out_of_reach(flight: Flight, now_s: float, limit_ms: float | None, rest_ms: float) -> bool:
-    """Whether `limit_ms` after its arrival is over, or will be after `rest_ms` more."""
+    """True once less than `rest_ms` is left of `limit_ms` since its arrival."""
     if limit_ms is None:
         return False
     left_ms = limit_ms - (now_s - flight.arrival_s) * 1e3
@@ -98,7 +96,7 @@ def _is_out_of_reach(flight: Flight, now_s: float, limit_ms: float | None, rest_
 
 
 class Recorder:
-    """Books each request once, into the ticks of `ticks`. `recent`: those that finished lately."""
+    """Books each request once, into `ticks`. `recent`: requests that finished lately."""
 
     def __init__(self, boot_id: str, now_s: float, wall_s: float) -> None:
         self.started_s = wall_s
@@ -134,9 +132,9 @@ class Recorder:
         return flight
 
     def refuse(self, cause: Cause | None = None) -> None:
-        """A request that is answered 429 or 503 on arrival, and never seen by the engine: over.
+        """A request was answered 429 or 503 on arrival: it is over.
 
-        `cause`: None for what others wait for.
+        `cause`: None for the lack that others wait for.
         """
         self.ticks.open.arrivals += 1
         self.ticks.open.refused += 1
@@ -144,10 +142,10 @@ class Recorder:
         self._count_whole(is_over=True)
 
     def refuse_for_deadline(self, wait_ms: float, rest_ms: float) -> None:
-        """One whose first token was expected after `wait_ms` for a place and `rest_ms` of work.
+        """One was refused that expected `wait_ms` for a place and `rest_ms` of work.
 
-        Over where a target was expected to be missed. A client that asks for more than the targets
-        promise is no miss of theirs, or a header would scale the service.
+        It is over where a target would have been missed. A deadline shorter than the targets is no
+        miss of theirs, or a header would scale the service.
         """
         self.ticks.open.arrivals += 1
         self.ticks.open.refused += 1
@@ -158,7 +156,7 @@ class Recorder:
             self._count_whole(is_over=True)
 
     def admit(self, request_ids: Iterable[str], step_start_s: float) -> None:
-        """These begin with a step that was scheduled at `step_start_s`."""
+        """These requests begin with a step that was scheduled at `step_start_s`."""
         for request_id in request_ids:
             flight = self._waiting.pop(request_id, None)
             if flight is not None:  # else its client has left
@@ -166,7 +164,7 @@ class Recorder:
                 flight.whole.has_begun = True
 
     def first_token(self, flight: Flight, now_s: float, parts: FirstToken) -> float:
-        """The first token was handed over; returns the time it took, in seconds."""
+        """The first token was handed over; returns its time since arrival, in seconds."""
         self._leave(flight)
         ttft_s = now_s - flight.arrival_s
         self.engine.learn(flight.num_prompt_tokens, parts, ttft_s, now_s)
@@ -201,16 +199,16 @@ class Recorder:
         return gap_s
 
     def drafted_token(self, flight: Flight, now_s: float) -> None:
-        """One more token of the same step was handed over: no gap, or speculation would hide those
-        between steps among zeros (vLLM's metric counts steps as well)."""
+        """One more token of the same step was handed over. It is no gap, or zeros would hide those
+        between steps (vLLM's metric counts steps as well)."""
         flight.last_s = now_s
         flight.num_tokens += 1
 
     def finish(self, flight: Flight, now_s: float, computed_s: float | None = None) -> float:
         """All of its tokens were handed over; returns the end-to-end time in seconds.
 
-        `computed_s`: when the last of them came from the engine, if not at once: from then on its
-        place is another's, however slowly its client reads.
+        `computed_s`: when the last of them came from the engine, if not at once. Its place is
+        another's from then on.
         """
         self._end(flight)
         tick, e2e_s = self.ticks.open, now_s - flight.arrival_s
@@ -231,11 +229,10 @@ class Recorder:
 
     def drop(self, flight: Flight, now_s: float, *, by_server: bool, refused: bool = False) -> None:
         """It ended without finishing. That is a miss if the server ended it (`by_server`: failed,
-        shed), or if the client left after the target had passed: before its first token of the
-        first token's target, and always of the whole's.
+        shed), or if the client left after the target had passed.
 
-        `refused` but not `by_server`: for a deadline of its own that asks for more than the targets
-        promise; such a request counts against none that it has not missed already.
+        `refused` but not `by_server`: for a deadline of its own that is shorter than the targets.
+        It counts only against targets that it has missed already.
         """
         cause, age_ms = self._cause_so_far(flight, now_s), (now_s - flight.arrival_s) * 1e3
         self._end(flight)
@@ -262,7 +259,7 @@ class Recorder:
             self.ticks.close(wall_s - (now_s - end_s), throttled_s, self.engine.snapshot)
 
     def evidence(self, after: int) -> Evidence:
-        """All closed ticks with seq > `after`, and what else the tuner reads."""
+        """All closed ticks with seq > `after`, and the rest that the tuner reads."""
         return Evidence(
             boot_id=self.ticks.boot_id,
             started_s=self.started_s,
@@ -273,12 +270,11 @@ class Recorder:
         )
 
     def hopeless(self, now_s: float, target_ms: float | None) -> list[Flight]:
-        """Waiting requests that can no longer have their first token in time, and have not begun:
-        of those with several sequences the one that begins first, which the engine may spare.
+        """Waiting requests that can no longer have their first token in time, and have not begun.
+        A request of several sequences is its first one, which the engine may spare.
 
-        In time: within their own deadline, or else within `target_ms`. The rest of their way is one
-        prefill, of which `EngineSide.prefill_ms` tells what few exceed. Where nothing runs they
-        begin at once, and show whether that is still so.
+        In time means within their own deadline, or else within `target_ms`. The rest of their way
+        is one prefill (`EngineSide.prefill_ms`). They begin at once if nothing runs.
         """
         engine = self.engine
         begin_at_once = not engine.snapshot.running
@@ -295,18 +291,17 @@ class Recorder:
         return list(late.values())
 
     def will_miss(self, flight: Flight, now_s: float) -> bool:
-        """Whether one that waits can no longer have its first token within the target."""
+        """True if one that waits can no longer have its first token within the target."""
         rest_ms = self.engine.prefill_ms(flight.num_prompt_tokens, now_s)
         return _is_out_of_reach(flight, now_s, self.ticks.slo.ttft_ms, rest_ms)
 
     @property
     def pending(self) -> Collection[Flight]:
-        """Those without a first token, oldest first."""
+        """Requests without a first token, oldest first."""
         return self._pending.values()
 
     def _count_late(self, end_s: float) -> None:
-        """Requests that passed a target in this tick and are not there yet are over, now and
-        once."""
+        """Requests that passed a target in this tick and are not there yet are over, once."""
         for flight in _older(self._pending, end_s, self.ticks.slo.ttft_ms):
             if not flight.decided:
                 flight.decided = True

@@ -5,7 +5,6 @@ Times are CLOCK_MONOTONIC seconds (`now_s`) and Unix time (`wall_s`).
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 
 from sluice_core.contract import TICK_RING, TICK_SECONDS, Slo, Tick, Waiting
 from sluice_core.wire import Snapshot
@@ -21,7 +20,7 @@ class _Settling:
     after: int
 
     def is_over(self, num_running: int) -> bool:
-        """Lowered: the excess has drained. Raised: one was admitted above the old cap."""
+        """True once a lowered cap has drained, or one was admitted above the old cap."""
         if self.after < self.before:
             return num_running <= self.after
         return self.after == self.before or num_running > self.before
@@ -50,15 +49,12 @@ class Ticks:
     # -- what is in force
 
     def start(self, epoch: int, max_num_seqs: int, slo: Slo) -> None:
-        """The engine serves, and this has been in force from its first step on."""
+        """The engine serves; this is in force from its first step on."""
         self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
         self._is_started = True
 
     def configure(self, epoch: int, max_num_seqs: int, slo: Slo) -> None:
-        """A change is in force; until it has taken effect, ticks are not settled.
-
-        The same configuration again changes nothing.
-        """
+        """Put a change in force. Ticks are not settled until it has taken effect."""
         if (epoch, max_num_seqs, slo) == (self.epoch, self.max_num_seqs, self.slo):
             return
         self._is_mixed = True
@@ -66,15 +62,14 @@ class Ticks:
         self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
 
     def _cap_before(self, max_num_seqs: int) -> int:
-        """The cap that a change to `max_num_seqs` comes from: of one that has not taken effect, its
-        own, where it is the same again or what it lowers still drains."""
+        """The cap that a change to `max_num_seqs` comes from. A pending change keeps its own where
+        it comes again, or still drains."""
         pending = self._settling
         if pending and (max_num_seqs == pending.after or pending.after < pending.before):
             return pending.before
         return self.max_num_seqs
 
     def settle(self, num_running: int) -> None:
-        """So many run under the epoch in force."""
         if self._settling is not None and self._settling.is_over(num_running):
             self._settling = None
 
@@ -82,11 +77,9 @@ class Ticks:
 
     @property
     def end_s(self) -> float:
-        """The end of the open tick."""
         return self.start_s + TICK_SECONDS
 
     def is_due(self, now_s: float) -> bool:
-        """Whether the open tick has ended."""
         return now_s - self.start_s >= TICK_SECONDS
 
     def close(self, wall_s: float, throttled_s: float, state: Snapshot) -> None:
@@ -113,16 +106,14 @@ class Ticks:
         self._is_mixed = self._settling is not None or not self._is_started
 
     def append(self, closed: Tick) -> None:
-        """Keep a closed tick, and of older ones as many as the ring holds."""
+        """Keep a closed tick, and as many older ones as the ring holds."""
         self._closed.append(closed)
         self.next_seq += 1
 
     def after(self, seq: int) -> list[Tick]:
         """All closed ticks with a higher `seq`, oldest first."""
-        first = self.next_seq - len(self._closed)
-        return list(islice(self._closed, max(0, seq + 1 - first), None))
+        return [tick for tick in self._closed if tick.seq > seq]
 
     def newest(self, num: int) -> list[Tick]:
         """The last `num` closed ticks, oldest first."""
-        num = min(num, len(self._closed))
-        return [self._closed[index] for index in range(-num, 0)]
+        return list(self._closed)[-num:]

@@ -1,8 +1,7 @@
-"""What the bodies of all requests, and of all answers, may take together."""
+"""Bounds the memory of all requests' bodies, and of all answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import Request
@@ -10,26 +9,26 @@ from sluice_core.errors import SluiceError, TooManyOpen
 
 from ..config import ServerConfig
 from .guards import read_body
+from .offload import Turns
 
 FREE_BYTES = 1 << 16
-"""Of each body, that count for nothing: ordinary requests come in whoever sends large ones."""
+"""Part of each body that counts for nothing: ordinary requests pass beside large ones."""
 MAX_LARGEST = 16
-"""Bodies of the largest size that may be held at once."""
+"""Number of bodies of the largest size that may be held at once."""
 LARGE_BYTES = 1 << 20
 MAX_UNREAD_BYTES = 32 << 20
-"""Of answers: no other one of LARGE_BYTES is written while clients have more than this to read."""
+"""No other answer of LARGE_BYTES is written while clients have more than this to read."""
 Refusal = Callable[[str], SluiceError]
-"""What is raised for a sentence."""
+"""Makes the error that is raised for a sentence."""
 
 
 def too_many(sentence: str) -> TooManyOpen:
-    """What a request is told that was no arrival of anything to generate."""
+    """The refusal of a request that is no arrival of anything to generate."""
     return TooManyOpen(sentence, retry_after_s=1)
 
 
 class Bodies:
-    """The bytes of requests that are held while they come, are parsed and tokenised: those over
-    FREE_BYTES of each."""
+    """The bytes over FREE_BYTES of each request, while they come, are parsed and tokenised."""
 
     def __init__(self, limits: ServerConfig) -> None:
         self._limits = limits
@@ -39,7 +38,7 @@ class Bodies:
     async def read(self, request: Request, refusal: Refusal = too_many) -> AsyncIterator[bytes]:
         """A body, counted as it comes until the caller is done with it.
 
-        Raises what `read_body` raises, and what `refusal` gives where others hold too much.
+        Raises as `read_body`, and what `refusal` gives where others hold too much.
         """
         limits, counted = self._limits, 0
 
@@ -58,21 +57,20 @@ class Bodies:
 
 
 class Answers:
-    """The bytes of answers until they are read. Those over FREE_BYTES are written one at a time: it
-    takes as much again meanwhile, and nothing else in Python runs."""
+    """The bytes of answers until they are read. Those over FREE_BYTES are written one at a time:
+    writing takes as much again, and nothing else in Python runs."""
 
     def __init__(self) -> None:
         self._num_bytes = 0
-        self._large, self._turn = asyncio.Lock(), asyncio.Lock()
-        self._was_read = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, "large-answers")
+        self._large, self._was_read = asyncio.Lock(), asyncio.Event()
+        self._turns = Turns("answers", inline=FREE_BYTES, large=FREE_BYTES)
 
     @asynccontextmanager
     async def written(self, size: int, write: Callable[[], bytes]) -> AsyncIterator[bytes]:
-        """What `write` makes, of about `size` bytes; if it is large, in its turn, and counted until
-        the caller is done with it.
+        """The body that `write` makes, of about `size` bytes. A large one is made in its turn, and
+        counted until the caller is done with it.
 
-        Large ones wait for those who read, which has an end: who does not is cut (`connection`).
+        Large ones wait for readers; `connection` cuts those who do not read.
         """
         if size <= FREE_BYTES:
             yield write()
@@ -81,9 +79,7 @@ class Answers:
             await self._await_room()
         self._num_bytes += size
         try:
-            async with self._turn:
-                body = await asyncio.get_running_loop().run_in_executor(self._thread, write)
-            yield body
+            yield await self._turns.result(size, write)
         finally:
             self._num_bytes -= size
             self._was_read.set()

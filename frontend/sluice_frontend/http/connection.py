@@ -23,29 +23,30 @@ from ..openai.sse import error_body
 log = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 32 << 10
 HEADER_S = 10.0
-"""For a request's headers, which come in one piece or a few: at most, whatever a body may take."""
+"""Most time for a request's headers, which come in one piece or a few."""
 READ_SHARE = 8
 MOST_TO_READ = 512 << 10
-"""Of what was unread when a reader first stopped, a part for each --write-timeout, at most so many
-bytes: then all of it is read some time, where a byte each time would do for ever."""
+"""In each --write-timeout a reader takes this part of what was unread when it first stopped, or so
+many bytes. Else a byte each time would keep the connection for ever."""
 TELL_S = 60.0
-"""Between two lines of the log that say that connections are at their limit."""
+"""Time between two lines of the log that say that connections are at their limit."""
 NUM_CHUNKS = 1000
 MIN_CHUNK_BYTES = 64
-"""On average of NUM_CHUNKS in a row: 1 MiB in chunks of one byte held the loop for 5.8 s."""
+"""Least average of NUM_CHUNKS in a row: 1 MiB in chunks of one byte held the loop for 5.8 s."""
 LIFE = "life"
 """Key in the ASGI scope's state: when the connection was made (loop time) and its age limit, s."""
 
 
-OnCut = Callable[[Literal["receive", "write"]], None]
+Deadline = Literal["receive", "write"]
+OnCut = Callable[[Deadline], None]
 """Told of each connection that missed a deadline."""
 
 
 class Waiting:
-    """A port's connections on which no request is under way, whose wait is the longest first.
+    """A port's connections on which no request is under way, the longest wait first.
 
-    One that comes when there are `most` takes the place of the first of them: so probes and new
-    clients get in, however many connections somebody holds open.
+    A newcomer beyond `most` takes the place of the first. So probes and new clients get in, however
+    many connections somebody holds open.
     """
 
     def __init__(self, most: int) -> None:
@@ -54,17 +55,14 @@ class Waiting:
         self._told_s = float("-inf")
 
     def join(self, connection: "Connection") -> None:
-        """It waits from now on."""
         self._queue[connection] = None
         self._queue.move_to_end(connection)
 
     def leave(self, connection: "Connection") -> None:
-        """A request of it is under way, or it has closed."""
         self._queue.pop(connection, None)
 
     def make_room(self, num_open: int, now_s: float) -> None:
-        """Close who has waited longest if `num_open` are too many: the newest one, where requests
-        are under way on all others."""
+        """Close the connection that has waited longest if `num_open` are too many."""
         if num_open <= self._most or not self._queue:
             return
         longest, _ = self._queue.popitem(last=False)
@@ -75,7 +73,7 @@ class Waiting:
 
 
 class Incoming(h11.Connection):
-    """What arrives; a body in tiny chunks, or with two lengths, is a protocol error."""
+    """Received bytes; a body in tiny chunks, or with two lengths, is a protocol error."""
 
     problem = "the request is not valid HTTP/1.1"
     _is_chunked = False
@@ -96,6 +94,11 @@ class Incoming(h11.Connection):
         elif isinstance(event, h11.Data) and self._is_chunked:
             self._count(len(event.data))
         return event
+
+    @property
+    def is_in_body(self) -> bool:
+        """True if more of a body is to come."""
+        return self.their_state is h11.SEND_BODY
 
     def _count(self, num_bytes: int) -> None:
         self._num_chunks += 1
@@ -129,7 +132,7 @@ class Connection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clocks. The age is jittered, or clients that came together leave together."""
+        """The age is jittered, or clients that came together leave together."""
         super().connection_made(transport)
         age_s = self.limits.connection_max_age * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
         self._heard_s = now_s = self.loop.time()
@@ -139,7 +142,6 @@ class Connection(H11Protocol):
         self.waiting.make_room(len(self.connections), now_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks."""
         self.waiting.leave(self)
         self._receive_timer = _cancelled(self._receive_timer)
         self._write_timer = _cancelled(self._write_timer)
@@ -162,8 +164,8 @@ class Connection(H11Protocol):
             self.flow.resume_reading()  # which the next request pauses: or no leaving would be seen
 
     def _has_nothing_begun(self) -> bool:
-        """Whether all that came belongs to a request that is answered, if before it was whole."""
-        return self._is_idle() and not self._is_body() and not self.conn.trailing_data[0]
+        """True if all that came belongs to a request that is answered."""
+        return self._is_idle() and not self.conn.is_in_body and not self.conn.trailing_data[0]
 
     def pause_writing(self) -> None:
         """The client has stopped reading: it is cut unless it reads on."""
@@ -172,13 +174,12 @@ class Connection(H11Protocol):
             self._arm_write()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
         self._write_timer = _cancelled(self._write_timer)
         super().resume_writing()
         self._watch_last_bytes()
 
     def on_response_complete(self) -> None:
-        """An answer was written; uvicorn has closed a connection that takes no other request."""
+        """uvicorn has closed a connection that takes no other request."""
         self._heard_s = self.loop.time()
         super().on_response_complete()
         # Else another request was there already, or none may follow.
@@ -187,7 +188,6 @@ class Connection(H11Protocol):
         self._watch_last_bytes()
 
     def timeout_keep_alive_handler(self) -> None:
-        """No other request came."""
         super().timeout_keep_alive_handler()
         self._watch_last_bytes()
 
@@ -223,27 +223,22 @@ class Connection(H11Protocol):
             self.shutdown()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Clients offer HTTP/2 and are answered in HTTP/1.1: nothing is amiss, so nobody is told
-        to install anything."""
+        """Clients that offer HTTP/2 are answered in HTTP/1.1: nothing is amiss."""
         log.debug("an upgrade was offered and not taken")
 
     def send_400_response(self, msg: str) -> None:
-        """A request that is no HTTP, or in tiny chunks, gets our error body, if an answer can still
-        be sent."""
+        """The answer has our error body, if one can still be sent."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
         body = error_body(RequestError(self.conn.problem))
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        for event in (
-            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+        }
+        start = h11.Response(status_code=400, headers=[*headers.items()], reason="Bad Request")
+        for event in (start, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
@@ -252,7 +247,7 @@ class Connection(H11Protocol):
 
     def _arm_receive(self, limit_s: float | None = None) -> None:
         """`limit_s`: None for what the headers or the body may take."""
-        is_body = self._is_body()
+        is_body = self.conn.is_in_body
         if limit_s is None:
             limit_s = self.limits.receive_timeout
             limit_s = limit_s if is_body else min(limit_s, HEADER_S)
@@ -262,16 +257,12 @@ class Connection(H11Protocol):
         """Headers that do not end are cut here; a body that does not end is answered 408, and cut
         here if that was answered before."""
         self._receive_timer = None
-        if self._is_body() and not is_body:
+        if self.conn.is_in_body and not is_body:
             self._arm_receive()
         elif self._is_idle() and not self.transport.is_closing():
             self._cut("receive")
 
-    def _is_body(self) -> bool:
-        """Whether what comes next is of a body."""
-        return self.conn.their_state is h11.SEND_BODY
-
-    def _cut(self, deadline: Literal["receive", "write"]) -> None:
+    def _cut(self, deadline: Deadline) -> None:
         type(self).on_cut(deadline)
         self.transport.abort()
 
@@ -285,12 +276,6 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
 
 def connection_class(limits: ServerConfig, on_cut: OnCut, max_connections: int) -> type[Connection]:
     """A port's connection type with its limits, as uvicorn wants a class."""
-    return type(
-        "BoundConnection",
-        (Connection,),
-        {
-            "limits": limits,
-            "on_cut": staticmethod(on_cut),
-            "waiting": Waiting(max_connections),
-        },
-    )
+    waiting = Waiting(max_connections)
+    members = {"limits": limits, "on_cut": staticmethod(on_cut), "waiting": waiting}
+    return type("BoundConnection", (Connection,), members)

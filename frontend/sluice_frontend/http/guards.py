@@ -8,6 +8,8 @@ import re
 import socket
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -35,17 +37,17 @@ from .connection import LIFE
 from .orca import ASKED_BY, HEADER, load_report
 
 PROBE_PATHS = ("/health", "/healthz", "/readyz", "/version")
-"""What answers without a bearer."""
+"""Paths that answer without a bearer."""
 SALT = "salt"
-"""Key in the ASGI scope's state: whose share of the prefix cache a request has of itself."""
+"""Key in the ASGI scope's state: the share of the prefix cache that a request has."""
 ASKED_ID = "request_id"
-"""As well: the id that a request came with, or was given."""
+"""Key as well: the id that a request came with, or was given."""
 log = logging.getLogger(__name__)
 LINGER_S = 1.0
 LINGER_BYTES = 16 << 20
 JSON = "application/json"
 UNREAD = BodyTooLarge | RequestTimeout | TooManyOpen
-"""What is answered while the request's body may still come."""
+"""Errors that are answered while the request's body may still come."""
 
 
 class Bearer:
@@ -64,20 +66,20 @@ class Bearer:
         return f"Bearer({len(self._tokens)} tokens)"
 
     def check(self, authorization: bytes) -> str:
-        """The salt of whose token the header's value is: a share of the prefix cache for each.
+        """The salt of the token in a header's value: each has a share of the prefix cache.
 
         Raises Unauthorized.
         """
         self._read_again()
         scheme, _, token = authorization.partition(b" ")
         # Compared with every token, each in constant time, so that time tells nothing.
-        found = [known for known in self._tokens if hmac.compare_digest(token.strip(), known)]
-        if scheme.lower() != b"bearer" or not found:
+        same = [each for each in self._tokens if hmac.compare_digest(token.strip(), each)]
+        if scheme.lower() != b"bearer" or not same:
             raise Unauthorized("a valid bearer token is required")
-        return hashlib.sha256(found[0]).hexdigest()
+        return hashlib.sha256(same[0]).hexdigest()
 
     def _read_again(self) -> None:
-        """A Secret that was rotated reaches its volume within a minute; one that was spoilt changes
+        """Take a rotated Secret, which reaches its volume within a minute. A spoilt one changes
         nothing, and the log says why."""
         version = _version(self._path)
         if self._path is None or version in (None, self._version):
@@ -93,12 +95,12 @@ class Bearer:
 
 
 def _version(path: Path | None) -> tuple[int, int] | None:
-    """What changes with the file's content; None while it is not there."""
+    """Changes with the file's content; None while it is not there."""
     try:
-        found = path.stat() if path else None
+        file = path.stat() if path else None
     except OSError:
         return None
-    return (found.st_ino, found.st_mtime_ns) if found else None
+    return (file.st_ino, file.st_mtime_ns) if file else None
 
 
 class Inflight:
@@ -131,81 +133,69 @@ POD = socket.gethostname()
 """In Kubernetes a pod's host name is its own name: clients can tell who answered."""
 
 
+@dataclass(frozen=True, slots=True)
 class Edge:
     """The outermost layer: checks the bearer, names request and pod, closes old connections.
 
-    `bounded_paths`: whose requests `check_room` may refuse before their body is read; it is told
-    how many others are open. `lifetime`: the part of its age limit that a connection may reach now.
-    `load`: what is told to those who ask for it with each answer. `on_answer`: told the route
-    ("none" if there is no such), the method and the status of each.
+    `check_room`: may refuse requests of `bounded_paths` before their body is read; it is told how
+    many others are open. `lifetime`: the part of its age limit that a connection may reach now.
+    `load`: told with each answer to those who ask for it. `on_answer`: told the route ("none" if
+    there is no such), the method and the status of each.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        bearer: Bearer | None,
-        open_paths: Collection[str],
-        bounded_paths: Collection[str],
-        check_room: Callable[[int], None],
-        inflight: Inflight,
-        lifetime: Callable[[], float],
-        load: Callable[[], Mapping[str, float]],
-        on_answer: Callable[[str, str, int], None],
-    ) -> None:
-        self._app = app
-        self._bearer = bearer
-        self._open_paths = frozenset(open_paths)
-        self._bounded_paths = frozenset(bounded_paths)
-        self._check_room = check_room
-        self._inflight = inflight
-        self._lifetime = lifetime
-        self._load = load
-        self._on_answer = on_answer
+    app: ASGIApp
+    _: KW_ONLY
+    bearer: Bearer | None
+    open_paths: Collection[str]
+    bounded_paths: Collection[str]
+    check_room: Callable[[int], None]
+    inflight: Inflight
+    lifetime: Callable[[], float]
+    load: Callable[[], Mapping[str, float]]
+    on_answer: Callable[[str, str, int], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             return
         scope = _origin_form(scope)
-        asked = Headers(scope=scope)
-        given = asked.get("x-request-id", "")
-        request_id = given if re.fullmatch(REQUEST_ID, given) else uuid.uuid4().hex
+        headers = Headers(scope=scope)
+        sent_id = headers.get("x-request-id", "")
+        request_id = sent_id if re.fullmatch(REQUEST_ID, sent_id) else uuid.uuid4().hex
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 told = MutableHeaders(scope=message)
                 told["x-request-id"], told["x-sluice-pod"] = request_id, POD
-                if report := load_report(asked.get(ASKED_BY, ""), self._load()):
+                if report := load_report(headers.get(ASKED_BY, ""), self.load()):
                     told[HEADER] = report
-                if _is_old(scope, self._lifetime()):
+                if _is_old(scope, self.lifetime()):
                     told["connection"] = "close"
-                self._on_answer(self._route(scope), scope["method"], message["status"])
+                self.on_answer(self._route(scope), scope["method"], message["status"])
             await send(message)
 
         try:
             scope["state"][ASKED_ID] = request_id
-            scope["state"][SALT] = self._authorize(scope["path"], asked)
+            scope["state"][SALT] = self._authorize(scope["path"], headers)
             if self._is_bounded(scope):
-                self._check_room(self._inflight.num_open)
+                self.check_room(self.inflight.num_open)
         except SluiceError as error:
             await error_reply(error)(scope, receive, send_with_headers)
             return
-        with self._inflight:
-            await self._app(scope, receive, send_with_headers)
+        with self.inflight:
+            await self.app(scope, receive, send_with_headers)
 
-    def _authorize(self, path: str, asked: Headers) -> str:
-        if self._bearer is None or path in self._open_paths:
+    def _authorize(self, path: str, headers: Headers) -> str:
+        if self.bearer is None or path in self.open_paths:
             return ""
-        return self._bearer.check(asked.get("authorization", "").encode("latin-1"))
+        return self.bearer.check(headers.get("authorization", "").encode("latin-1"))
 
     def _is_bounded(self, scope: Scope) -> bool:
-        return scope["path"] in self._bounded_paths and scope["method"] == "POST"
+        return scope["path"] in self.bounded_paths and scope["method"] == "POST"
 
     def _route(self, scope: Scope) -> str:
-        """What a request is counted under; of one that was refused here, nobody looked it up."""
-        known: str = scope["path"] if self._is_bounded(scope) else "none"
-        path: str = getattr(scope.get("route"), "path", known)
+        """The route that a request is counted under, also if it was refused here."""
+        bounded: str = scope["path"] if self._is_bounded(scope) else "none"
+        path: str = getattr(scope.get("route"), "path", bounded)
         return path
 
 
@@ -270,45 +260,40 @@ def error_reply(error: SluiceError) -> Response:
 
 
 class ReadReply(Response):
-    """An answer that is under way until its client has read all but the last few KB: what it holds
-    and whose turn it is lasts as long."""
+    """An answer that is under way until its client has read all but the last few KB."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all, and then nothing more, which waits for the connection to have room."""
+        """Send all, and then an empty end, which waits for the connection to have room."""
         start = {"type": "http.response.start", "status": self.status_code}
         await send({**start, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        await self._linger(receive)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _linger(self, receive: Receive) -> None:
+        """Called before the end is sent."""
 
-class LingeringReply(Response):
+
+class LingeringReply(ReadReply):
     """Answers while the request is still being sent, and closes.
 
-    What still comes is thrown away for a moment: closing with unread bytes would reset the
-    connection, and the client might never see the answer.
+    The rest is thrown away for a moment: closing with unread bytes would reset the connection, and
+    the client might never see the answer.
     """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all, read a little, then end the reply, which closes the connection."""
-        headers = [*self.raw_headers, (b"connection", b"close")]
-        start = {"type": "http.response.start", "status": self.status_code, "headers": headers}
-        await send(start)
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        try:
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        super().init_headers(headers)
+        self.raw_headers.append((b"connection", b"close"))
+
+    async def _linger(self, receive: Receive) -> None:
+        num_bytes = 0
+        with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
-                await _discard(receive)
-        except TimeoutError:
-            log.debug("a client sent on after it was refused")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _discard(receive: Receive) -> None:
-    num_bytes = 0
-    while num_bytes < LINGER_BYTES:
-        message = await receive()
-        num_bytes += len(message.get("body", b""))
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return
+                while num_bytes < LINGER_BYTES:
+                    message = await receive()
+                    num_bytes += len(message.get("body", b""))
+                    if not message.get("more_body", False):  # also of a disconnect
+                        return
 
 
 def install_errors(app: FastAPI) -> None:

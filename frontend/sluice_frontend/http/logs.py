@@ -9,7 +9,7 @@ from sluice_core.errors import ConfigError
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 PACKAGES = ("sluice_frontend", "sluice_worker")
-"""Whose events are told."""
+"""The packages whose events are told."""
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -17,7 +17,6 @@ class EventFormatter(logging.Formatter):
     """One JSON object a line: time, level, event, and the fields passed as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """`record` as one line."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         event = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
@@ -31,7 +30,7 @@ class EventFormatter(logging.Formatter):
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """What was given as `extra`."""
+    """The fields that were passed as `extra`."""
     return {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
 
 

@@ -26,9 +26,8 @@ from .protocol import (
 from .sampling_params import OPENAI, Defaults, NumLogprobs, resolve
 
 MAX_ITEMS = 4096
-"""Messages, tools, documents, and parts and calls of one message; of all messages four times as
-many: a template that joins texts in a loop takes time by their square, 7.6 s for 60,000 messages.
-"""
+"""Limit of messages, tools, documents, and of parts and calls of one message. All messages may have
+four times as many: a template that joins texts in a loop takes time by their square."""
 Few = Meta(max_length=MAX_ITEMS)
 Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
@@ -164,8 +163,8 @@ CHAT_FIELDS = frozenset(ConversationFields.__struct_fields__ + ChatFields.__stru
 
 
 class Arguments(dict[str, Any]):
-    """A call's arguments as templates want them: an object, and the client's own text where one is
-    printed or joined to another (`'```json' + arguments`), as DeepSeek's templates do."""
+    """A call's arguments: an object, and the client's own text where a template prints or joins it
+    (`'```json' + arguments`), as DeepSeek's do."""
 
     __slots__ = ("_text",)
 
@@ -191,7 +190,7 @@ class Arguments(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template sees. `messages`: at least one, as JSON, without null fields;
+    """A chat as its template sees it. `messages`: at least one, as JSON, without null fields.
     `variables`: the caller's chat_template_kwargs."""
 
     messages: tuple[dict[str, Any], ...]
@@ -272,7 +271,7 @@ def parse_conversation(fields: Mapping[str, Any]) -> Conversation:
 
 
 def _check_total(messages: list[Message]) -> None:
-    """Raise for more parts, or more calls, than a loop over all messages should see."""
+    """Raise for too many parts, or calls, in all messages together."""
     parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
     calls = sum(len(message.tool_calls or ()) for message in messages)
     for noun, num in (("parts of contents", parts), ("tool calls", calls)):
@@ -283,18 +282,18 @@ def _check_total(messages: list[Message]) -> None:
             )
 
 
-def _variables(given: dict[str, Any]) -> dict[str, Any]:
-    """Those of the caller's that are not fields of the request, which have their own place."""
-    for name in given:
+def _variables(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`kwargs`; raises for fields of the request, which have their own place."""
+    for name in kwargs:
         if name in ConversationFields.__struct_fields__ or name.endswith("_token"):
             raise RequestError(
                 f"chat_template_kwargs cannot set {name!r}", param="chat_template_kwargs"
             )
-    return given
+    return kwargs
 
 
 def _refuse_media(messages: object) -> None:
-    """Raise for parts of other kinds in what may be no list of messages yet."""
+    """Raise for parts of other kinds; `messages` is not checked yet."""
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
@@ -309,8 +308,8 @@ def _refuse_media(messages: object) -> None:
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     """A checked message as templates want it: no nulls, a content, arguments as objects.
 
-    A content is a text or a list of text parts, and a refusal is a part of it. What an assistant
-    thought has both its names, as in vLLM, as a template reads one of them.
+    A content is a text or a list of text parts, and a refusal is a part of it. An assistant's
+    reasoning gets both its names, as in vLLM: a template reads one of them.
     """
     message = {name: value for name, value in given.items() if value is not None}
     if message.get("name") == "":
@@ -342,7 +341,7 @@ def _part(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     """A checked call. Arguments that are no object become an empty one: a model wrote them, and
-    refused they would be in each of its conversation's later requests."""
+    each later request of its conversation has them again."""
     given = call["function"].get("arguments") or {}
     text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     try:

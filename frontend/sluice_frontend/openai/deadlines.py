@@ -1,6 +1,6 @@
-"""What one request asks of its own latency: body fields, or the headers that load tools send. Pure.
+"""A request's own deadlines: body fields, or the headers that load tools send. Pure.
 
-Both say the same; where a request has both, they must agree.
+If a request has both, they must agree.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from sluice_core.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Milliseconds to the first token, and per token after it in the mean; None: no deadline."""
+    """Milliseconds to the first token, and mean per token after it; None: no deadline."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None

@@ -13,17 +13,16 @@ from sluice_core.errors import RequestError
 
 T = TypeVar("T")
 MAX_CONTAINERS = 1 << 18
-"""Lists and objects of one body, and as many brackets as its texts may hold: a body of nothing else
-takes twenty times its size, and a third of a second in which nothing else in Python runs."""
+"""Lists and objects of one body, and brackets in its texts. A body of nothing else takes twenty
+times its size, and holds up all else in Python."""
 MAX_VALUES = 1 << 24
-"""What commas stand between: 128 prompts of 131,072 token ids."""
+"""Values between commas: 128 prompts of 131,072 token ids."""
 _PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """`body` as a JSON object, strictly: UTF-8, no NaN, no infinity, no duplicate key, no lone
-    surrogate, bounded depth and digits; raises RequestError naming the field where there is one.
-    """
+    """`body` as a JSON object. Raises RequestError, with the field if it has one, for bad UTF-8,
+    NaN, infinity, a duplicate key, a lone surrogate, depth or digits."""
     if sum(map(body.count, (b"{", b"["))) > MAX_CONTAINERS or body.count(b",") > MAX_VALUES:
         raise RequestError(
             f"the body holds more than {MAX_CONTAINERS:,} lists and objects, or more than "
@@ -89,40 +88,29 @@ def printable(name: str) -> str:
     return name[:64].encode("ascii", "backslashreplace").decode()
 
 
-def convert(fields: Mapping[str, Any], kind: type[T]) -> T:
-    """`fields` as `kind`; raises RequestError naming the field."""
-    try:
-        return _typed(fields, kind)
-    except msgspec.ValidationError as error:
-        text = str(error)
-        missing = re.search(r"missing required field `(.*?)`", text)
-        path = _PATH.search(text)
-        steps = [found[1].removeprefix(".") for found in (path, missing) if found]
-        param = ".".join(steps) or "body"
-        name = re.split(r"\W", param)[0]
-        raise RequestError(f"{param}: {_sentence(error, kind)}", param=name) from error
-
-
-def checked(value: object, kind: type[T], param: str) -> T:
-    """`value` of the field `param` as `kind`; raises RequestError naming the field."""
+def convert(value: object, kind: type[T], param: str | None = None) -> T:
+    """`value` as `kind`; raises RequestError naming the field, `param` or what the error names."""
     try:
         return _typed(value, kind)
     except msgspec.ValidationError as error:
-        raise RequestError(f"{param}: {_sentence(error, kind)}", param=param) from error
+        if (name := param) is None:
+            missing = re.search(r"missing required field `(.*?)`", str(error))
+            steps = [at[1].removeprefix(".") for at in (_PATH.search(str(error)), missing) if at]
+            param = ".".join(steps) or "body"
+            name = re.split(r"\W", param)[0]
+        raise RequestError(f"{param}: {_sentence(error, kind)}", param=name) from error
 
 
-def _typed(value: object, kind: type[T]) -> T:
-    """`value` as `kind`, in which 3.0 is an integer, as JSON Schema has it and clients send it.
+def _typed(value: Any, kind: type[T]) -> T:
+    """`value` as `kind`, in which 3.0 is an integer, as in JSON Schema.
 
     Fields within objects stay as they came: a template may print them.
     """
     try:
         return msgspec.convert(value, type=kind, str_keys=True)
     except msgspec.ValidationError:
-        if isinstance(value, dict):
-            whole: object = {name: _whole(item) for name, item in value.items()}
-        else:
-            whole = _whole(value)
+        is_object = isinstance(value, dict)
+        whole = {k: _whole(item) for k, item in value.items()} if is_object else _whole(value)
         return msgspec.convert(whole, type=kind, str_keys=True)
 
 
@@ -134,8 +122,7 @@ def _whole(value: object, depth: int = 2) -> object:
 
 
 def _sentence(error: msgspec.ValidationError, kind: object) -> str:
-    """msgspec's message without its path, which the caller puts in front; with the values that a
-    field of `kind` may have, where these are few."""
+    """msgspec's message without its path, with the few values that a field of `kind` may have."""
     text, path = _PATH.sub("", str(error)), _PATH.search(str(error))
     if "missing required field" in text:
         return "this field is required"

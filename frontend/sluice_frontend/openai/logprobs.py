@@ -1,6 +1,6 @@
 """Log-probabilities as clients see them: of completions, of chats and of prompts. Pure.
 
-They stay packed until they are told, and become JSON token by token: as objects, those of one reply
+They stay packed until they are told, and become JSON token by token. As objects, those of one reply
 would take ten times its size.
 """
 
@@ -16,7 +16,7 @@ from sluice_core.wire import Scores
 TextOf = Callable[[int], str]
 """A token id's name in a reply."""
 BytesOf = Callable[[int], bytes]
-"""A token id's own bytes, of which some are no whole character."""
+"""A token id's own bytes; some are no whole character."""
 
 _encoder = json.Encoder()
 LOWEST = -9999.0
@@ -27,7 +27,7 @@ LOWEST = -9999.0
 class Scored:
     """One token with its log-probability and the likeliest in its place, in order.
 
-    `logprob` None: a prompt's first token, of which nothing is known. `rank`: 1 for the likeliest.
+    `logprob` None: a prompt's first token. `rank`: 1 for the likeliest.
     `offset`: the character of the choice's text at which it begins.
     """
 
@@ -47,7 +47,6 @@ class PackedScores:
         self._ranks, self._offsets = array("i"), array("i")
 
     def add(self, scores: Scores, offsets: Iterable[int]) -> None:
-        """Take in the next tokens."""
         self._width = scores.width
         self._ids.frombytes(scores.token_ids)
         self._logprobs.frombytes(scores.logprobs)
@@ -131,7 +130,7 @@ def of_chat(
 
 
 def of_prompt(tokens: Iterable[Scored], num: int, text_of: TextOf) -> Raw:
-    """vLLM's `prompt_logprobs`: per token what was known of it and of the `num` likeliest."""
+    """vLLM's `prompt_logprobs`: each token with the `num` likeliest in its place."""
     return _array(
         None if token.logprob is None else _by_id(token, token.logprob, num, text_of)
         for token in tokens

@@ -1,8 +1,7 @@
 """JSON bytes -> one validated request, or a 4xx that names the field. Pure.
 
-A parameter is either honoured or refused by name; a known one that is not built yet is accepted
-with the value that changes nothing (clients send those). Unknown fields are ignored with a debug
-log, as vLLM does, because some clients depend on that.
+A parameter is honoured, or refused by name. A known one that is not built is accepted with the
+value that changes nothing, as clients send those. Unknown fields are ignored, as in vLLM.
 """
 
 import json
@@ -17,7 +16,7 @@ from sluice_core.contract import MAX_MS
 from sluice_core.errors import RequestError, UnsupportedParameter
 
 from .deadlines import Deadlines
-from .json_body import checked, convert, parse_object, printable
+from .json_body import convert, parse_object, printable
 from .sampling_params import (
     MAX_SEQUENCES,
     OPENAI,
@@ -42,10 +41,10 @@ ModelName = Annotated[str, Meta(max_length=256)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 DeadlineMs = Annotated[float, Meta(gt=0, le=MAX_MS)]
 REQUEST_ID = "^[ -~]{1,128}$"
-"""Of a request's id, in its body or its header: printable ASCII."""
+"""Pattern of a request's id, in its body or its header: printable ASCII."""
 RequestId = Annotated[str, Meta(pattern=REQUEST_ID)]
 
-# What `_prompts` checks: msgspec has no union of lists, so the document needs to be told.
+# `_prompts` checks these: msgspec has no union of lists, so the document is told.
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 _PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, _IDS]}
 _LISTS = [{"type": "array", "minItems": 1, "items": kind} for kind in ({"type": "string"}, _IDS)]
@@ -63,7 +62,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class AnswerFields(SamplingFields, frozen=True, kw_only=True):
-    """Who is asked, and how the answer is wanted: shared by completions and chats."""
+    """The model, and the form of the answer: shared by completions and chats."""
 
     model: ModelName | None = None
     stream: bool | None = False
@@ -174,12 +173,11 @@ class Completion:
     """One validated request; lengths are not checked against the model here.
 
     `prompts`: text, or token ids, from the field `prompt_field`. `max_tokens`, from the field
-    `length_field`: None for as many as the window leaves.
-    `has_default_length`: the caller did not name a length: none is refused for it.
-    `prompt_logprobs`: how many to tell in a field of their own (echo tells them with the text).
-    `echo`: the reply begins with the prompt. `is_scoring`: it is nothing else (max_tokens was 0,
-    and is 1 here: the engine ends a sequence with a token, which is not told). `parse_special`:
-    whether the texts of special tokens in a prompt are control tokens; None: as the server has it.
+    `length_field`: None for as many as the window leaves. `has_default_length`: the caller did not
+    name a length, and is not refused for it. `prompt_logprobs`: number to tell in a field of their
+    own. `echo`: the reply begins with the prompt. `is_scoring`: it is nothing else. Then max_tokens
+    is 1, as the engine ends a sequence with a token, which is not told. `parse_special`: texts of
+    special tokens in a prompt are control tokens; None: as the server has it.
     """
 
     prompts: tuple[str | tuple[int, ...], ...]
@@ -205,7 +203,7 @@ class Completion:
 
 
 def answered(request: Completion, body: AnswerFields) -> Completion:
-    """`request` with what the shared fields say of it; raises RequestError."""
+    """`request` with the shared fields; raises RequestError."""
     options = body.stream_options
     if options not in (None, StreamOptions()) and not body.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
@@ -233,7 +231,7 @@ def parse_completion(body: bytes, defaults: Defaults = OPENAI) -> Completion:
     if fields.get("best_of") not in (None, 1 if fields.get("n") is None else fields["n"]):
         raise UnsupportedParameter("best_of other than n is not supported", param="best_of")
     typed = convert(fields, CompletionBody)
-    prompts = _prompts(typed.prompt, "prompt")
+    prompts = _prompts(typed.prompt)
     sampling = _completion_sampling(typed, defaults)
     if len(prompts) * sampling.n > MAX_SEQUENCES:
         raise RequestError(
@@ -300,7 +298,7 @@ def parse_generate(
                 f"{name} is not supported by /generate; use /v1/completions", param=name
             )
     typed = convert(fields, GenerateBody)
-    prompts = _prompts(typed.prompt, "prompt")
+    prompts = _prompts(typed.prompt)
     if len(prompts) != 1:
         raise RequestError("/generate takes one prompt", param="prompt")
     return Completion(
@@ -324,8 +322,7 @@ def parse_generate(
 
 
 def refuse_streamed_scores(is_stream: bool | None, prompt_logprobs: int | None) -> None:
-    """Raises RequestError for scores of a prompt in a stream; 0 is told nowhere in one, as by
-    vLLM."""
+    """Raises RequestError for scores of a prompt in a stream; 0 tells nothing there, as in vLLM."""
     if is_stream and prompt_logprobs:
         raise RequestError(
             "prompt_logprobs are not available with stream: true", param="prompt_logprobs"
@@ -333,7 +330,7 @@ def refuse_streamed_scores(is_stream: bool | None, prompt_logprobs: int | None) 
 
 
 def _without_null_length(fields: dict[str, Any]) -> dict[str, Any]:
-    """`fields`, in which null is no length: the default holds, as in vLLM."""
+    """`fields` without a null length, for which the default holds, as in vLLM."""
     if fields.get("max_tokens", 0) is None:
         del fields["max_tokens"]
     return fields
@@ -362,7 +359,7 @@ def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _generate_defaults(body: GenerateBody, defaults: Defaults) -> Defaults:
-    """`defaults`; greedy without a wish to be sampled, which narrowing the choice is, as in TGI."""
+    """`defaults`, but greedy without a wish to sample. To narrow the choice is one, as in TGI."""
     if body.do_sample is False and body.temperature:
         raise RequestError("do_sample false contradicts a temperature over 0", param="do_sample")
     is_narrowed = (body.top_k or 0) > 0 or bool(body.min_p) or (body.top_p or 1.0) < 1
@@ -371,22 +368,22 @@ def _generate_defaults(body: GenerateBody, defaults: Defaults) -> Defaults:
     return msgspec.structs.replace(defaults, temperature=0.0)
 
 
-def _prompts(prompt: str | list[Any], param: str) -> tuple[str | tuple[int, ...], ...]:
+def _prompts(prompt: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
     """The four forms of OpenAI's `prompt` as a tuple of texts or token-id tuples."""
     if isinstance(prompt, str):
         return (prompt,)
     if not prompt:
-        raise RequestError("prompt is an empty list", param=param)
+        raise RequestError("prompt is an empty list", param="prompt")
     first = prompt[0]
     if isinstance(first, str | list) and len(prompt) > MAX_SEQUENCES:  # before each is looked at
         raise RequestError(
-            f"{len(prompt)} prompts are over the limit of {MAX_SEQUENCES} sequences", param=param
+            f"{len(prompt)} prompts are over the limit of {MAX_SEQUENCES} sequences", param="prompt"
         )
     if isinstance(first, str):
-        return tuple(checked(prompt, list[str], param))
+        return tuple(convert(prompt, list[str], "prompt"))
     if isinstance(first, list):
-        return tuple(tuple(ids) for ids in checked(prompt, list[list[TokenId]], param))
-    return (tuple(checked(prompt, list[TokenId], param)),)
+        return tuple(tuple(ids) for ids in convert(prompt, list[list[TokenId]], "prompt"))
+    return (tuple(convert(prompt, list[TokenId], "prompt")),)
 
 
 def refuse_unsupported(

@@ -1,4 +1,4 @@
-"""What answers look like: the types that are encoded, and that the OpenAPI document shows.
+"""Types of answers, which are encoded and shown in the OpenAPI document.
 
 OpenAI's shapes with vLLM's additions. A field that is UNSET is left out: the request did not ask
 for it.
@@ -80,7 +80,7 @@ class PromptLogprob(Struct, frozen=True):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""Of a prompt: by token id, for each of its tokens; of the first nothing is known."""
+"""For each token of a prompt: scores by token id; None for the first."""
 
 
 class ChoiceChunk(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
-"""How tokens are chosen and when the text ends: the fields that all completions share. Pure.
+"""Sampling and the end of the text: the fields that all completions share. Pure.
 
-`SamplingFields` are the JSON fields, inherited by each body; `SamplingParams` is what they mean,
+`SamplingFields` are the JSON fields, inherited by each body. `SamplingParams` is their meaning,
 checked; `for_engine` is the part of it that travels to the engine process. Names, ranges and
 meanings are vLLM's.
 """
@@ -8,7 +8,7 @@ meanings are vLLM's.
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -18,22 +18,20 @@ from sluice_core.wire import GREEDY_BELOW, Sampling
 MAX_SEQUENCES = 1024
 """Sequences of one request (prompts x n): bounded before anything is allocated for them."""
 MAX_TEXT_CHARS = 1 << 14
-"""All stop strings together, and all bad words. As much text is held back as the longest stop has
-characters, and looking through so much takes 20 ms. Their number costs next to nothing."""
+"""Limit of all stop strings together, and of all bad words. Text is held back up to the longest
+stop, and a search through so much takes 20 ms."""
 MAX_BAD_WORDS = 256
 """Each is compared with the end of the text before every token; vLLM takes half as many."""
 MAX_TOKEN_IDS = 4096
-"""Entries of one list of ids or biases: the engine holds them for each sequence, in 32 KiB."""
+"""Entries of one list of ids or biases; the engine holds them for each sequence."""
 MAX_LOGPROBS = 20
 """OpenAI's limit of top_logprobs, and the default of vLLM's --max-logprobs."""
 MAX_PROMPT_LOGPROBS = 1 << 18
 """Log-probabilities of one request's prompts: they are held until the reply, and told at once."""
 MAX_OUTPUT_LOGPROBS = 1 << 19
 LOGPROB_BYTES = 1 << 12
-"""Of a request's output, and the memory that a pod has for each: 2^18 take 4 MiB until the end, and
-69 to 83 while a chat's reply is written; CPU_RESERVE_BYTES and the utilization leave that."""
+"""Log-probabilities of one request's output, and the memory that a pod has for each."""
 
-Number = TypeVar("Number", int, float)
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
@@ -79,9 +77,9 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
 
 
 class Defaults(Struct, frozen=True):
-    """What a checkpoint's generation_config.json says of requests that do not say it themselves.
+    """A checkpoint's generation_config.json, for fields that a request leaves out.
 
-    The fields are those that vLLM takes from it; None: OpenAI's default. `max_new_tokens`: of
+    The fields are those that vLLM takes from it; None: OpenAI's default. `max_new_tokens`: for
     chats, as all others have a default length of their own.
     """
 
@@ -110,7 +108,7 @@ def defaults_of(generation_config: Mapping[str, object]) -> Defaults:
 class SamplingParams:
     """One request's sampling, checked. The defaults change nothing but draw at temperature 1.
 
-    `engine`: what the engine process is told, `bad_words` excepted, which a tokenizer spells.
+    `engine`: the engine process's part, without `bad_words`, which a tokenizer spells.
     `truncate_prompt_tokens`: last tokens of the prompt that are kept, -1 for as many as fit the
     window, None for all.
     """
@@ -139,9 +137,9 @@ def resolve(
     prompt_logprobs: int | None = None,
     defaults: Defaults = OPENAI,
 ) -> SamplingParams:
-    """What `fields` mean, `defaults` where they say nothing; raises RequestError naming the field.
+    """The meaning of `fields`, with `defaults` for null; raises RequestError naming the field.
 
-    `prompt_logprobs`: how many are needed if the field does not ask for more (echo with logprobs).
+    `prompt_logprobs`: needed by echo with logprobs, if the field does not ask for more.
     """
     min_tokens = fields.min_tokens or 0
     if max_tokens is not None:
@@ -151,22 +149,8 @@ def resolve(
             "truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens"
         )
     asked = [n for n in (fields.prompt_logprobs, prompt_logprobs) if n is not None]
-    allowed = fields.allowed_token_ids
-    engine = Sampling(
-        top_k=max(_first(fields.top_k, defaults.top_k, 0), 0),
-        top_p=_first(fields.top_p, defaults.top_p, 1.0),
-        min_p=_first(fields.min_p, defaults.min_p, 0.0),
-        presence_penalty=_first(fields.presence_penalty, defaults.presence_penalty, 0.0),
-        frequency_penalty=_first(fields.frequency_penalty, defaults.frequency_penalty, 0.0),
-        repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
-        logit_bias=fields.logit_bias or {},
-        allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
-        logprobs=logprobs,
-        prompt_logprobs=max(asked, default=None),
-    )
-    temperature = _first(fields.temperature, defaults.temperature, 1.0)
-    if temperature < GREEDY_BELOW:  # the likeliest is left whatever is cut
-        temperature, engine = 0.0, structs.replace(engine, top_k=0, top_p=1.0, min_p=0.0)
+    temperature, engine = _draw(fields, defaults)
+    engine = structs.replace(engine, logprobs=logprobs, prompt_logprobs=max(asked, default=None))
     return SamplingParams(
         engine=engine,
         temperature=temperature,
@@ -182,6 +166,25 @@ def resolve(
         spaces_between_special_tokens=fields.spaces_between_special_tokens is not False,
         tokens_as_ids=bool(fields.return_tokens_as_token_ids),
         truncate_prompt_tokens=fields.truncate_prompt_tokens,
+    )
+
+
+def _draw(fields: SamplingFields, defaults: Defaults) -> tuple[float, Sampling]:
+    """The temperature, and all that changes the distribution but for bad words."""
+    values: dict[str, Any] = {}
+    for name in Defaults.__struct_fields__[:-1]:  # all but max_new_tokens
+        asked = getattr(fields, name)
+        if (value := getattr(defaults, name) if asked is None else asked) is not None:
+            values[name] = value
+    temperature = values.pop("temperature", 1.0)
+    values["top_k"] = max(values.get("top_k", 0), 0)
+    if temperature < GREEDY_BELOW:  # the likeliest is left whatever is cut
+        temperature, values = 0.0, values | {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    allowed = fields.allowed_token_ids
+    return temperature, Sampling(
+        **values,
+        logit_bias=fields.logit_bias or {},
+        allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
     )
 
 
@@ -262,7 +265,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 def for_engine(params: SamplingParams, encode: Encode) -> Sampling:
-    """The part of `params` that the engine honours; bad words become token ids."""
+    """The part of `params` for the engine; bad words become token ids."""
     spellings = (spelling for word in params.bad_words for spelling in _spellings(word, encode))
     return structs.replace(params.engine, bad_words=tuple(spellings))
 
@@ -270,7 +273,7 @@ def for_engine(params: SamplingParams, encode: Encode) -> Sampling:
 def _spellings(word: str, encode: Encode) -> list[tuple[int, ...]]:
     """A bad word as it begins a text and as it follows a space, as vLLM spells them.
 
-    The second is left out where the space is a token of its own: then the first is inside it.
+    The second is left out where the space is a token of its own.
     """
     bare = tuple(encode(word.lstrip()))
     spaced = tuple(encode(" " + word.lstrip()))
@@ -281,14 +284,9 @@ def _spellings(word: str, encode: Encode) -> list[tuple[int, ...]]:
     return [bare]
 
 
-def _first(asked: Number | None, default: Number | None, last: Number) -> Number:
-    """The first that is given."""
-    return next((value for value in (asked, default) if value is not None), last)
-
-
-def _texts(given: str | list[str] | None, param: str) -> tuple[str, ...]:
+def _texts(value: str | list[str] | None, param: str) -> tuple[str, ...]:
     """The texts of one field; raises RequestError for too many characters."""
-    texts = (given,) if isinstance(given, str) else tuple(given or ())
+    texts = (value,) if isinstance(value, str) else tuple(value or ())
     num_chars = sum(map(len, texts))
     if num_chars > MAX_TEXT_CHARS:
         raise RequestError(

@@ -16,17 +16,15 @@ def usage(num_prompt: int, num_completion: int, num_cached: int) -> Usage:
 
 
 def error_body(error: SluiceError) -> bytes:
-    """vLLM's error body."""
     return encode(
         ErrorReply(ErrorInfo(error.message, error.kind, error.param, error.http_status, error.code))
     )
 
 
 def error_event(error: SluiceError) -> bytes:
-    """The same as the last event of a stream that was cut; no [DONE] follows it."""
+    """The last event of a stream that was cut; no [DONE] follows it."""
     return event(error_body(error))
 
 
 def event(data: bytes) -> bytes:
-    """One server-sent event."""
     return b"data: %s\n\n" % data

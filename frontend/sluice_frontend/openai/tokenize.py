@@ -38,9 +38,9 @@ _CHAT_FIELDS = frozenset(ConversationFields.__struct_fields__ + TokenizeFields._
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """What to tokenise: a text, or a conversation as its template writes it.
+    """A text to tokenise, or a conversation as its template writes it.
 
-    `parse_special`: as a Completion's.
+    `parse_special`: as in `Completion`.
     """
 
     source: str | Conversation

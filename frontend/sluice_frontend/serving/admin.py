@@ -1,4 +1,4 @@
-"""The admin port: what the operator reads and changes."""
+"""The admin port, by which the operator reads and changes a worker."""
 
 from fastapi import FastAPI, Request
 from sluice_core.contract import RuntimePatch
@@ -11,12 +11,11 @@ from .backend import Backend
 from .runtime import Runtime
 
 OPEN_PATHS = ("/metrics", *PROBE_PATHS)
-"""What answers without a bearer on the admin port."""
+"""Paths of the admin port that answer without a bearer."""
 MAX_PATCH_BYTES = 64 << 10
 
 
 def add_admin_routes(app: FastAPI, runtime: Runtime[Backend]) -> None:
-    """All routes of the admin port but the probes."""
 
     @app.get("/v1/runtime_config")
     async def runtime_config() -> Response:

@@ -1,4 +1,4 @@
-"""May this request run? `Admission.admit` asks all there is to ask, in one order."""
+"""Decides whether a request may run: `Admission.admit` checks everything in one order."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -44,9 +44,9 @@ from .forecast import forecast_for, forecast_of, retry_after_s
 from .runtime import Runtime
 
 MAX_ON_THEIR_WAY = 64
-"""HTTP requests beyond those that may run and wait: their bodies come, or their last bytes go."""
+"""HTTP requests beyond those that run and wait: their bodies come, or their last bytes go."""
 QUEUE_SHARE = 32
-"""Of the memory, for prompts that wait: they are held packed, in both processes."""
+"""Part of the memory for prompts that wait: they are held packed, in both processes."""
 
 
 class Reading(Protocol):
@@ -66,7 +66,7 @@ class Reading(Protocol):
 
 
 class Admission:
-    """Asks, and books a refusal as an arrival unless the fault is the request's own.
+    """Books a refusal as an arrival unless the fault is the request's own.
 
     `max_queued_tokens`: prompt tokens that the memory holds while they wait.
     """
@@ -77,11 +77,10 @@ class Admission:
         self._max_logprobs = min(MAX_OUTPUT_LOGPROBS, memory_bytes // LOGPROB_BYTES)
 
     async def admit(self, request: Completion, reading: Reading, arrival_s: float) -> list[int]:
-        """The max_tokens of each prompt's sequences, or why the request may not run.
+        """The max_tokens of each prompt's sequences.
 
         Raises Unavailable, ModelNotFound, RequestError, QueueFull and DeadlineUnreachable. Texts
-        that are too long are refused before they are tokenised; all else that the engine would have
-        to hold is refused after, when their tokens are known.
+        that are too long are refused before they are tokenised.
         """
         sampling, field = request.sampling, request.prompt_field
         window = self.check_open().max_model_len
@@ -137,7 +136,7 @@ class Admission:
 
     def check_room(self, num_open: int) -> None:
         """Refuse an HTTP request before its body is read, if `num_open` others are more than may
-        ever run and wait. How many sequences it asks for is not known: it counts as one."""
+        ever run and wait."""
         most = self._runtime.config.max_num_queued_reqs
         num_more = num_open - most - MAX_ON_THEIR_WAY
         if num_more >= 0 and num_more >= self.check_open().ceiling:
@@ -145,7 +144,7 @@ class Admission:
             raise self._full(TooManyOpen, sentence, "max_num_queued_reqs", 1)
 
     def refuse_body(self, sentence: str) -> TooManyOpen:
-        """Why a request to generate is refused while its body comes, which is booked as one."""
+        """The refusal of a request to generate while its body comes; it is booked."""
         self._runtime.recorder.refuse("cold")  # it waits for no engine
         self._runtime.stats.reject("large_bodies")
         return too_many(sentence)
@@ -189,7 +188,7 @@ class Admission:
         num_new: int,
         cause: Cause | None = None,
     ) -> QueueFull:
-        """Why `num_new` sequences are refused, which is booked."""
+        """The refusal of `num_new` sequences; it is booked."""
         runtime = self._runtime
         for _ in range(num_new):
             runtime.recorder.refuse(cause)
@@ -200,8 +199,7 @@ class Admission:
     def _check_deadlines(
         self, request: Completion, nums: Sequence[int], arrival_s: float, now_s: float
     ) -> None:
-        """Refuse now what would miss its deadline later, and say when to come again. `nums`: tokens
-        of each prompt."""
+        """Raise for a request that would miss its deadline. `nums`: tokens of each prompt."""
         runtime, asked = self._runtime, request.deadlines
         recorder, live = runtime.recorder, runtime.live
         if asked == Deadlines() and live.shed_ms is None:

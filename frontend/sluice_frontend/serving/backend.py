@@ -17,7 +17,7 @@ from sluice_core.wire import (
 
 
 class Sink(Protocol):
-    """Where one sequence's tokens go."""
+    """Takes one sequence's tokens."""
 
     def token(self, token: TokenOut, *, at_cap: bool, now_s: float) -> None:
         """A token; the last one carries a finish reason and nothing follows it."""
@@ -30,7 +30,7 @@ class Sink(Protocol):
 
 
 class Listener(Protocol):
-    """Who is told of the engine as a whole. `now_s`: monotonic seconds at receipt."""
+    """Takes news of the engine as a whole. `now_s`: monotonic seconds at receipt."""
 
     def ready(self, ready: Ready) -> None:
         """The engine serves."""

@@ -35,19 +35,18 @@ def check_priority(priority: int, policy: SchedulingPolicy) -> None:
 
 
 def check_length(num_at_least: int, window: int, field: str) -> None:
-    """Raise for a text that is too long whatever its tokens are, before it is tokenised."""
+    """Raise before tokenising for a text that is too long whatever its tokens are."""
     if num_at_least >= window:
         sentence = prompt_too_long(f"at least {num_at_least}", window)
         raise ContextLengthExceeded(sentence, param=field)
 
 
 def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int) -> int:
-    """The max_tokens of a sequence whose prompt has `num_prompt` tokens: those that are asked for,
-    or as many as there is room for behind the prompt, as vLLM cuts them.
+    """The max_tokens of a sequence whose prompt has `num_prompt` tokens, cut to the room behind it
+    as in vLLM.
 
     `window`: tokens of the longest sequence; `pool`: tokens of KV cache. Raises RequestError if the
-    prompt leaves no room, so that it never waits in front of one that can run, and for more tokens
-    than a window has.
+    prompt leaves no room, and for more tokens than a window has.
     """
     if num_prompt == 0:
         raise RequestError("the prompt holds no token", param=request.prompt_field)
@@ -66,7 +65,7 @@ def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int
 
 MAX_REPEATED_IDS = 1 << 20
 MAX_REPEATED_CHARS = 1 << 22
-"""Of its prompts, in one reply: a hundred answers to one prompt each repeat all of it."""
+"""Most that one reply repeats of its prompts: each of a hundred answers repeats all of it."""
 
 
 def check_repeated(
@@ -95,10 +94,9 @@ def num_waiting(num_open: int, cap: int, state: Snapshot) -> int:
 
 
 def is_full(num_new: int, num_open: int, cap: int, state: Snapshot, limit: int) -> bool:
-    """Whether `num_new` sequences would make more than `limit` wait.
+    """True if `num_new` sequences would make more than `limit` wait.
 
-    `num_open`: submitted and not ended. Whoever finds a free place does not wait for the cap; where
-    some wait for memory already, newcomers wait behind them.
+    `num_open`: submitted and not ended. Newcomers wait behind those that wait for memory.
     """
     over_cap = num_open + num_new - cap
     return over_cap > limit or (state.waiting > 0 and state.waiting + num_new > limit)
@@ -115,9 +113,8 @@ def unreachable(
 ) -> tuple[str, float] | None:
     """Why `num_new` sequences that came `age_ms` ago would be late, and the predicted wait in s.
 
-    `prefill_ms`: what a first token takes besides waiting. None: they can be in time,
-    or nothing is known that says otherwise. What is predicted refuses nobody where nothing is open:
-    if it is wrong, only who is let in can correct it.
+    `prefill_ms`: time of a first token besides waiting. None: they may be in time. A prediction
+    refuses nobody where nothing is open, as only those who are let in can correct it.
     """
     wait_s, is_alone = forecast.wait_s(num_new), forecast.num_open == 0
     first_ms = age_ms + 1e3 * wait_s + prefill_ms

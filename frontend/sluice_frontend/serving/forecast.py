@@ -1,11 +1,10 @@
-"""What a newcomer would wait, and how fast it would then get its tokens. Pure.
+"""A newcomer's wait, and the speed at which it would then get its tokens. Pure.
 
 Departures free places: with `places` sequences in service for `service_s` each, one leaves every
-service_s / places seconds, whatever the arrivals do. A rate of completions would read an idle
-minute as slowness.
+service_s / places seconds. A rate of completions would read an idle minute as slowness.
 
-Under first come, first served a newcomer waits for all that are open. Where there is an order it
-waits for those alone who are served before it, and whoever is late lets it pass.
+Under first come, first served a newcomer waits for all that are open. With an order it waits for
+those alone that are served before it, and late ones let it pass.
 """
 
 import math
@@ -25,9 +24,9 @@ MAX_RETRY_AFTER_S = 60
 class Forecast:
     """The present load. `num_open`: sequences submitted and not ended, of which some wait.
 
-    `service_s`: mean time from admission to end of those that ended lately; None before the first.
-    `kv_per_seq`: tokens of an average sequence. `num_behind`: those open that let a newcomer pass;
-    `ahead_s`: what the prompts before it take.
+    `service_s`: recent mean time from admission to end; None before the first. `kv_per_seq`: tokens
+    of an average sequence. `num_behind`: open sequences that let a newcomer pass. `ahead_s`: time
+    of the prompts before it.
     """
 
     num_open: int
@@ -45,7 +44,7 @@ class Forecast:
     ) -> "Forecast":
         """The same for a newcomer to the line of those `pending`, which have no first token yet.
 
-        `price_s`: of a unit of work. Whoever has a first token keeps its place until it ends.
+        `price_s`: time of a unit of work. A sequence with a first token keeps its place.
         """
         num_decoding = max(self.num_open - len(pending), 0)
         free = self._places - num_decoding
@@ -60,16 +59,14 @@ class Forecast:
 
     @property
     def _places(self) -> int:
-        """Where some wait below the cap they wait for memory: then there are no more places."""
+        """The cap, or the number that run where some wait for memory below it."""
         if self.num_waiting and 0 < self.num_running < self.cap:
             return self.num_running
         return self.cap
 
     def wait_s(self, num_new: int) -> float:
-        """Seconds until the last of `num_new` sequences that come now is served.
-
-        0 also where nothing is known yet: then waiting is the only way to find out.
-        """
+        """Seconds until the last of `num_new` sequences that come now is served; 0 where nothing
+        is known yet."""
         return max(self.place_s(num_new), self.ahead_s)
 
     def place_s(self, num_new: int) -> float:
@@ -82,7 +79,7 @@ class Forecast:
         return max(departures, 0) * self.service_s / max(places, self.num_running)
 
     def tpot_ms(self, num_new: int) -> float | None:
-        """Time of a step that decodes everyone, newcomers included; None without a step model."""
+        """Time of a step that decodes all, newcomers included; None without a step model."""
         if self.step_model is None:
             return None
         decodes = min(self.num_open + num_new, self.cap)
@@ -90,7 +87,6 @@ class Forecast:
 
 
 def forecast_of(recorder: Recorder, live: Live, num_open: int) -> Forecast:
-    """The present load, of which `num_open` sequences have not ended."""
     engine = recorder.engine
     return Forecast(
         num_open=num_open,

@@ -1,7 +1,7 @@
-"""What is in force and may change while the worker serves: one value, and what may follow it. Pure.
+"""The configuration that may change while the worker serves, as one value. Pure.
 
 The limits (cap and token budget) carry an epoch, because evidence is booked under them. Targets,
-overload and order do not: they may change at any time.
+overload and order may change at any time.
 """
 
 from msgspec import Struct
@@ -23,7 +23,6 @@ class Live(Struct, frozen=True):
 
     @property
     def policy(self) -> SchedulingPolicy:
-        """Who is served first."""
         return policy_in_force(self.scheduling_policy, self.slo.ttft_ms)
 
     @property
@@ -32,7 +31,6 @@ class Live(Struct, frozen=True):
         return self.slo.ttft_ms if self.overload == "Shed" else None
 
     def for_engine(self) -> Limits:
-        """What of it the engine has to know."""
         return Limits(
             epoch=self.epoch,
             max_num_seqs=self.max_num_seqs,
@@ -43,9 +41,9 @@ class Live(Struct, frozen=True):
         )
 
     def changed(self, patch: RuntimePatch, *, ceiling: int, largest_budget: int) -> "Live":
-        """What `patch` puts in force; equal to this one if it changes nothing.
+        """The configuration after `patch`.
 
-        `ceiling` and `largest_budget`: what buffers were sized and memory was planned for. Raises
+        `ceiling` and `largest_budget`: for which buffers were sized and memory was planned. Raises
         StaleEpoch, OverCeiling; see `contract.RuntimePatch`.
         """
         given = {name: value for name, value in asdict(patch).items() if value is not None}

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from msgspec import structs
 from sluice_core.contract import Evidence, RuntimeConfig, RuntimePatch, Waiting
-from sluice_core.errors import Draining, NotReady
+from sluice_core.errors import DeadlineUnreachable, Draining, NotReady, Shed
 from sluice_core.wire import Finished, Heartbeat, Ready, StepReport
 
 from ..config import ServerConfig
@@ -21,16 +21,16 @@ from ..evidence.ledger import Ledger
 from ..evidence.metrics import MINUTE_TICKS, Statistics, View, create_registry
 from ..evidence.recorder import Recorder
 from .backend import Backend, Listener
+from .forecast import forecast_for, retry_after_s
 from .limits import Live
-from .shedding import shed
 
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.1
 """How often ticks are closed and hopeless requests are looked for."""
 CROWDED_LIFETIME = 0.1
-"""While requests wait, connections live a tenth as long: a Service picks a pod for each connection,
-so a pod that comes gets its share of the clients within seconds. A new one takes 0.1 ms."""
+"""While requests wait, connections live this part of their age. A Service picks a pod for each new
+one, so a new pod gets its share of the clients within seconds."""
 B_co = TypeVar("B_co", bound=Backend, covariant=True)
 
 
@@ -49,8 +49,8 @@ class Runtime(Generic[B_co]):
     ) -> None:
         """`live`: in force at the start, with the largest token budget that may ever be.
 
-        `cache_config`: what a scrape shows of the KV cache; `throttled_s`: for how long the CPU
-        quota has held this process back; `connect` makes the backend, which tells of itself.
+        `cache_config`: shown by a scrape of the KV cache. `throttled_s`: time for which the CPU
+        quota has held this process back. `connect` makes the backend, which tells of itself.
         """
         now_s, self.created_s = time.monotonic(), time.time()
         self.config, self.live, self.model_name = config, live, model_name
@@ -69,7 +69,6 @@ class Runtime(Generic[B_co]):
     # -- what the engine says (backend.Listener)
 
     def ready(self, ready: Ready) -> None:
-        """The engine serves: its limits are known and in force."""
         self.live = structs.replace(self.live, max_num_seqs=ready.max_num_seqs)
         self.stats.set_window(ready.max_model_len)
         self.recorder.engine.ready(ready)
@@ -89,14 +88,12 @@ class Runtime(Generic[B_co]):
         )
 
     def step(self, report: StepReport, now_s: float) -> None:
-        """A step was made."""
         self.recorder.engine.step(report)
         self.recorder.admit(report.admitted, report.started_s)
         self.stats.step(report)
         self.shed(now_s)
 
     def state(self, message: Finished | Heartbeat) -> None:
-        """A newer snapshot."""
         self.recorder.engine.see(message.snapshot)
 
     # -- live configuration
@@ -109,7 +106,7 @@ class Runtime(Generic[B_co]):
         return ready
 
     def runtime_config(self) -> RuntimeConfig:
-        """What is in force; raises NotReady before the engine serves."""
+        """The limits in force; raises NotReady before the engine serves."""
         state = self.recorder.engine.snapshot
         return RuntimeConfig(
             **structs.asdict(self.live) | {"scheduling_policy": self.live.policy},
@@ -140,19 +137,16 @@ class Runtime(Generic[B_co]):
     # -- health, metrics, time
 
     def liveness(self) -> Verdict:
-        """Whether the engine makes progress."""
         return self.pulse.liveness(time.monotonic(), self.config.liveness_timeout)
 
     def health(self) -> Verdict:
-        """Whether the engine is up."""
         return self.pulse.health(time.monotonic(), self.config.liveness_timeout)
 
     def readiness(self) -> Verdict:
-        """Whether new requests are taken."""
         return self.pulse.readiness(time.monotonic(), self.config.liveness_timeout)
 
     def load(self) -> dict[str, float]:
-        """What a gateway balances by, under the names that it reads."""
+        """The load that a gateway balances by, under the names that it reads."""
         state = self.recorder.engine.snapshot
         return {"kv_cache_usage_perc": state.kv_usage, "num_requests_waiting": state.waiting}
 
@@ -173,7 +167,6 @@ class Runtime(Generic[B_co]):
         self.backend.fail_all(Draining(sentence, retry_after_s=1))
 
     def view(self) -> View:
-        """What a scrape shows."""
         engine, cache = self.backend.ready, dict(self._cache_config)
         if engine is not None:
             cache["block_size"] = str(engine.block_size)
@@ -192,7 +185,7 @@ class Runtime(Generic[B_co]):
         )
 
     async def beat(self) -> None:
-        """Close ticks as time passes, and shed what is hopeless; runs until cancelled."""
+        """Close ticks as time passes, and shed; runs until cancelled."""
         while True:
             now_s = time.monotonic()
             if self.recorder.ticks.is_due(now_s):
@@ -201,6 +194,31 @@ class Runtime(Generic[B_co]):
             await asyncio.sleep(BEAT_S)
 
     def shed(self, now_s: float) -> None:
-        """Drop those that wait and can no longer be in time."""
+        """Drop the requests that wait and can no longer have their first token in time.
+
+        An engine that makes progress spares those that have begun; one that hangs does not.
+        """
+        hopeless = self.recorder.hopeless(now_s, self.live.shed_ms)
+        if not hopeless:
+            return
+        first = hopeless[0]
+        forecast = forecast_for(
+            self.recorder,
+            self.live,
+            self.backend.num_open,
+            priority=first.priority,
+            ttft_ms=first.ttft_ms,
+            prompts=[first.num_prompt_tokens],
+            arrival_s=now_s,
+            now_s=now_s,
+        )
         is_moving = self.pulse.progress(now_s, self.config.liveness_timeout).ok
-        shed(self.backend, self.recorder, self.live, now_s, is_moving=is_moving)
+        end = self.backend.drop if is_moving else self.backend.fail
+        for flight in hopeless:
+            kind = Shed if flight.ttft_ms is None else DeadlineUnreachable
+            error = kind(
+                "the first token can no longer come within the target of "
+                f"{flight.ttft_ms or self.live.slo.ttft_ms:g} ms, so the request was dropped",
+                retry_after_s=retry_after_s(forecast.wait_s(1)),
+            )
+            end(flight.request_id, error)
