@@ -11,7 +11,7 @@ from ..spec.schema import object_schema
 from ..spec.service import GROUP, KIND, PLURAL, VERSION, Spec
 from .schema import STATUS
 
-HEADER = "# Made by `python -m sluice_operator.status.crd` from spec/service.py; do not edit.\n"
+HEADER = "# Made by `python -m sluice_operator.status.crd` from spec; do not edit.\n"
 KEEP = {"helm.sh/resource-policy": "keep"}
 """Helm must not delete the definition: every object would go with it."""
 
