@@ -60,12 +60,13 @@ def _quantity(units: Mapping[str, int], low: str, high: str, message: str) -> Am
     return Amount(rf"[0-9]{{1,16}}(\.[0-9]{{1,3}})?({suffixes})?", units, low, high, message)
 
 
-_BYTES: Final = {
-    "": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
-    "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+BYTES: Final = {
+    "Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10,
+    "T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3, "": 1,
 }  # fmt: skip
+"""Bytes of a unit, in the order in which the API server would use them."""
 MEMORY: Final = _quantity(
-    _BYTES, "1", "1024Ti", "must be bytes over zero and at most 1024Ti, such as 24Gi or 1500Mi"
+    BYTES, "1", "1024Ti", "must be bytes over zero and at most 1024Ti, such as 24Gi or 1500Mi"
 )
 _CPU: Final = _quantity(
     {"": 1000, "m": 1}, "1m", "1024", "must be CPUs from 1m to 1024, such as 2 or 500m"

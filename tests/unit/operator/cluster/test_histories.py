@@ -433,8 +433,8 @@ class Walk:
     def go(self, moment: Moment) -> tuple[dict[str, Any], tuple[Notice, ...]]:
         """The conditions and the events of a pass at `moment`."""
         now = unix_time(_at(moment.now))
-        spec = structs.replace(self.service.spec, replicas=moment.desired)
-        service = replace(self.service, spec=spec)
+        wanted = structs.replace(self.service.spec, replicas=moment.desired)
+        service = replace(self.service, spec=wanted)
         pods = tuple(pod_of(body, now) for body in moment.pods if not has_ended(body))
         serves = any(one.serving for one in pods)
         counted = [one for one in pods if not one.terminating]
