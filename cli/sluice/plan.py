@@ -16,11 +16,10 @@ from sluice.numbers import count
 
 def memory(text: str) -> int:
     """Bytes of a quantity such as 24Gi, 1500M or 2000000000, as the CRD reads it."""
-    problems: list[str] = []
-    found = kinds.MEMORY.read(text, repr(text), problems)
-    if problems:
-        raise argparse.ArgumentTypeError(problems[0])
-    return int(found)
+    try:
+        return int(kinds.MEMORY.read(text))
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"{text!r}: {e}") from e
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,13 +21,11 @@ from integration.operator_runs import (
     settle,
 )
 from sluice_cluster.shell import wait_until
-from sluice_operator.settings import FIELD_MANAGER
 from unit.operator.objects import changed, valid_object
 
 _numbers = itertools.count()
 OURS = "app.kubernetes.io/managed-by"
 UNLABELLED = {"metadata": {"labels": {OURS: None}}}
-_KEPT = ("name", "labels", "annotations", "ownerReferences")
 
 
 @pytest.fixture(scope="module")
@@ -197,36 +195,6 @@ def test_a_target_that_the_spec_no_longer_has_leaves_the_configmap_at_once(
         lambda: "slo_itl_ms" not in space.get("configmaps", "demo-runtime")["data"],
         seconds=8.0,
     )
-
-
-@pytest.mark.parametrize("plural", sorted(CHILDREN))
-def test_fields_that_our_writes_left_on_a_child_are_taken_out(
-    operator: OperatorProcess, space: Namespace, plural: str
-) -> None:
-    """As an operator of another version may have written them, under the same hash."""
-    create_demo(space)
-    settle(operator, space)
-    live = space.get(plural, CHILDREN[plural])
-    meta = {key: live["metadata"][key] for key in _KEPT}
-    meta["annotations"]["example.com/old"] = "yes"
-    body = {**live, "metadata": meta}
-    answer = space.client.patch(
-        space.path(plural, CHILDREN[plural]),
-        params={"fieldManager": FIELD_MANAGER, "force": "true"},
-        headers={"Content-Type": "application/apply-patch+yaml"},
-        json=body,
-    )
-    assert answer.is_success, answer.text
-
-    def is_gone() -> bool:
-        found = space.get(plural, CHILDREN[plural])["metadata"]["annotations"]
-        return "example.com/old" not in found
-
-    operator.wait("the annotation to go", is_gone)
-    operator.await_passes(2)
-    versions = space.versions()
-    operator.await_passes(3)
-    assert space.versions() == versions
 
 
 def _create_keys(space: Namespace, **data: str) -> None:

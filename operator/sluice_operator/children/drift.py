@@ -1,58 +1,26 @@
 """What is live against what is wanted: is a write needed, and what was edited. Pure.
 
-Only our own fields are compared: defaults that the API server adds and fields that others own are
-left alone, as server-side apply leaves them. Those that we no longer want are ours until we write.
+Only our own fields are compared. Defaults of the API server and fields of others are left alone, as
+server-side apply leaves them. Another manifest shows in its hash, also one with a field less.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from ..cluster.observed import Object
-from ..settings import FIELD_MANAGER
-from .manifests import MANIFEST_ANNOTATION, annotation, digest
+from .manifests import MANIFEST_ANNOTATION, TARGET_PREFIX, annotation, digest
 
 _ESSENCE = ("labels", "annotations", "ownerReferences")
 _WHOLE = frozenset({"spec.selector"})
-"""What is one value to the API server: a key that somebody adds to it is an edit of ours."""
+"""One value to the API server: a key that somebody adds to it is an edit of ours."""
 
 
 def changes(wanted: Object, live: Object) -> Iterator[str]:
-    """Paths of what a write of `wanted` puts into `live`, and takes out of it."""
-    return chain(differences(wanted, live), leftovers(wanted, live))
-
-
-def leftovers(wanted: Object, live: Object) -> Iterator[str]:
-    """Paths of the fields of `live` that are of our writes, and that `wanted` has not."""
-    for entry in live["metadata"].get("managedFields") or ():
-        if entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply":
-            yield from _left(entry.get("fieldsV1") or {}, wanted, "")
-
-
-def _left(owned: Object, wanted: object, path: str) -> Iterator[str]:
-    """`owned`: FieldsV1, in which `f:` names a field, `k:` an item by its keys as JSON, `v:` one by
-    its value, and `.` the thing itself."""
-    for key, below in owned.items():
-        kind, _, name = key.partition(":")
-        if kind == "f":
-            at = f"{path}.{name}" if path else name
-            found = [wanted[name]] if isinstance(wanted, Mapping) and name in wanted else []
-        elif kind in ("k", "v"):
-            at, items = f"{path}[{name}]", wanted if isinstance(wanted, Sequence) else ()
-            found = [item for item in items if _is_item(json.loads(name), item)]
-        else:
-            continue
-        if not found:
-            yield at
-        else:
-            yield from _left(below, found[0], at)
-
-
-def _is_item(known: object, item: object) -> bool:
-    if isinstance(known, Mapping) and isinstance(item, Mapping):
-        return item.items() >= known.items()
-    return item == known
+    """Paths of what a write of `wanted` changes in `live`, and of targets that it takes out."""
+    yield from differences(wanted, live)
+    for key in (live.get("data") or {}).keys() - wanted.get("data", {}).keys():
+        if key.startswith(TARGET_PREFIX):
+            yield f"data.{key}"
 
 
 def differences(wanted: object, live: object, path: str = "") -> Iterator[str]:

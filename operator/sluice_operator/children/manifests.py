@@ -35,6 +35,8 @@ MODEL_ANNOTATION = "sluice.dev/model"
 """Hash of which model the template is of."""
 COMMIT_ANNOTATION = "sluice.dev/commit"
 """What the revision of a hub's model stood for when the template was made; "" where not known."""
+TARGET_PREFIX = "slo_"
+"""Of the ConfigMap's keys that are there only while the object gives the target."""
 WATCHED = ("ConfigMap", "Service", "Deployment")
 UNWATCHED = ("Secret", "PodDisruptionBudget")
 """Children that no watch shows: the operator has no right to list secrets, for one."""
@@ -94,8 +96,8 @@ def _targets(service: InferenceService) -> dict[str, str]:
     """Named as the worker's flags: a pod predicts its first cap, and sizes chunks, for them. How
     it holds them, too: what it sheds, and whom it serves first."""
     slo = service.spec.slo
-    targets = {"slo_ttft_ms": slo.ttft_ms, "slo_itl_ms": slo.itl_ms, "slo_e2e_ms": slo.e2e_ms}
-    given = {name: str(ms) for name, ms in targets.items() if ms is not None}
+    targets = {"ttft_ms": slo.ttft_ms, "itl_ms": slo.itl_ms, "e2e_ms": slo.e2e_ms}
+    given = {TARGET_PREFIX + name: str(ms) for name, ms in targets.items() if ms is not None}
     return {
         **given,
         "overload": slo.told_overload,

@@ -1,15 +1,11 @@
 """What a pod asks of its node, in the API server's own spelling of quantities. Pure."""
 
 from ..spec.hardware import Hardware
-
-_SUFFIXES = (
-    *(("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)),
-    *(("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)),
-)
+from ..spec.kinds import BYTES
 
 
 def limits(hardware: Hardware) -> dict[str, str]:
-    """Of the worker's container. `memory` is the GPU's where there is one, `hostMemory` its own."""
+    """The container's limits. `memory` is the GPU's where there is one, `hostMemory` its own."""
     cpu = {"cpu": cpu_quantity(hardware.cpu_millis)}
     if hardware.accelerator == "cpu":
         return {**cpu, "memory": bytes_quantity(hardware.memory_bytes)}
@@ -19,8 +15,8 @@ def limits(hardware: Hardware) -> dict[str, str]:
 
 
 def requests(hardware: Hardware, loading_bytes: int) -> dict[str, str]:
-    """As the limits. Beside a GPU without `hostMemory`, `loading_bytes`: the node has that much,
-    and a pod that takes more for a while is not killed for a number that was never measured."""
+    """The limits, with `loading_bytes` beside a GPU without `hostMemory`: the node has that much,
+    and no pod is killed for a number that was never measured."""
     return {"memory": bytes_quantity(loading_bytes), **limits(hardware)}
 
 
@@ -31,7 +27,6 @@ def cpu_quantity(millis: int) -> str:
 
 def bytes_quantity(num_bytes: int) -> str:
     """Bytes as the API server spells them: with the largest suffix that loses nothing."""
-    for suffix, size in _SUFFIXES:
-        if num_bytes % size == 0:
-            return f"{num_bytes // size}{suffix}"
-    return str(num_bytes)
+    return next(
+        f"{num_bytes // size}{unit}" for unit, size in BYTES.items() if num_bytes % size == 0
+    )

@@ -21,7 +21,7 @@ from kubernetes.config.config_exception import ConfigException
 
 from ..metrics import Metrics
 from ..settings import FIELD_MANAGER
-from ..spec.fields import Schema
+from ..spec.kinds import Schema
 from ..spec.service import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from .observed import Object
 

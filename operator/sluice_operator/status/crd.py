@@ -5,11 +5,13 @@ from typing import Any
 
 import yaml
 
-from ..spec.fields import Schema, object_schema
-from ..spec.service import GROUP, KIND, PLURAL, ROOT_RULES, VERSION, Spec
+from ..spec.kinds import Schema
+from ..spec.rules import add_rules
+from ..spec.schema import object_schema
+from ..spec.service import GROUP, KIND, PLURAL, VERSION, Spec
 from .schema import STATUS
 
-HEADER = "# Made by `python -m sluice_operator.status.crd` from spec/service.py; do not edit.\n"
+HEADER = "# Made by `python -m sluice_operator.status.crd` from spec; do not edit.\n"
 KEEP = {"helm.sh/resource-policy": "keep"}
 """Helm must not delete the definition: every object would go with it."""
 
@@ -80,7 +82,7 @@ def _column(name: str, kind: str, path: str, priority: int) -> dict[str, Any]:
 
 
 def _root() -> Schema:
-    return {
+    root = {
         "description": "A model that is served within the latency that was asked for.",
         "type": "object",
         "required": ["spec"],
@@ -91,8 +93,8 @@ def _root() -> Schema:
             "spec": {"description": "The wanted state.", **object_schema(Spec)},
             "status": STATUS,
         },
-        "x-kubernetes-validations": [rule.schema() for rule in ROOT_RULES],
     }
+    return add_rules(root)
 
 
 class _Plain(yaml.SafeDumper):

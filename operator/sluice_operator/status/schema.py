@@ -2,7 +2,8 @@
 
 from typing import Any, Literal
 
-from ..spec.fields import Schema, choice
+from ..spec.kinds import Schema
+from ..spec.schema import choice
 from ..spec.service import MAX_HISTORY
 from ..tuner.types import LimitedBy, Verdict
 
@@ -38,7 +39,7 @@ def names(description: str) -> Schema:
 
 def one_of(description: str, literal: Any) -> Schema:
     """One of the texts of a `Literal`."""
-    return {"description": description, **choice(literal).schema}
+    return {"description": description, **choice(literal)}
 
 
 def _target(name: str) -> Schema:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..cluster.observed import Object
-from ..spec.fields import Schema
+from ..spec.kinds import Schema
 
 
 def prune_status(status: Object, schema: Schema) -> tuple[Object, tuple[str, ...]]:

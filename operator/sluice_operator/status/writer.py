@@ -12,7 +12,7 @@ from typing import Any
 from ..children.manifests import digest
 from ..cluster.client import Cluster, ClusterError
 from ..cluster.observed import Object
-from ..spec.fields import Schema
+from ..spec.kinds import Schema
 from ..spec.service import API_VERSION, KIND
 from . import trim
 from .write_limiter import Pace, Turns

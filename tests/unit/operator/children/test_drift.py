@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from sluice_operator.children import drift, manifests
 from sluice_operator.children.runtime import Runtime
-from sluice_operator.settings import FIELD_MANAGER
 from sluice_operator.tuner.types import LoadedCap
 from unit.operator.observations import SETTINGS, create_service
 
@@ -68,39 +67,13 @@ def test_a_field_that_is_no_longer_wanted_shows_in_the_manifest_hash() -> None:
     assert "metadata.annotations.sluice.dev/manifest" in drift.differences(_wanted(), before)
 
 
-def _written(fields: dict[str, Any], operation: str = "Apply", manager: str = FIELD_MANAGER) -> Any:
-    return {"manager": manager, "operation": operation, "fieldsV1": fields}
-
-
-def test_what_our_writes_left_and_is_not_wanted_any_more_is_named() -> None:
-    """In the API server's own notation."""
-    container: dict[str, Any] = {
-        ".": {}, "f:name": {}, "f:args": {},
-        "f:env": {'k:{"name":"OLD"}': {".": {}, "f:name": {}}, 'k:{"name":"HOME"}': {"f:name": {}}},
-        "f:ports": {'k:{"containerPort":8000,"protocol":"TCP"}': {".": {}, "f:name": {}}},
-    }  # fmt: skip
-    fields = {
-        "f:metadata": {
-            "f:labels": {"f:team": {}, "f:app.kubernetes.io/name": {}},
-            "f:ownerReferences": {'k:{"uid":"uid-1"}': {}},
-        },
-        "f:spec": {
-            "f:paused": {},
-            "f:replicas": {},
-            "f:selector": {},
-            "f:template": {"f:spec": {"f:containers": {'k:{"name":"worker"}': container}}},
-        },
-    }
-    live = _live()
-    live["metadata"]["managedFields"] = [_written(fields)]
-    assert list(drift.leftovers(_wanted(), live)) == [
-        "metadata.labels.team",
-        "spec.paused",
-        'spec.template.spec.containers[{"name":"worker"}].env[{"name":"OLD"}]',
-    ]
-    for others in (_written(fields, "Update"), _written(fields, manager="kubectl")):
-        live["metadata"]["managedFields"] = [others]
-        assert list(drift.leftovers(_wanted(), live)) == []
+def test_a_target_that_is_no_longer_wanted_is_named_and_the_keys_of_others_are_not() -> None:
+    runtime = Runtime(1, 4, 1)
+    live = manifests.configmap(create_service(), SETTINGS, runtime)
+    live["data"]["others"] = "x"
+    wanted = manifests.configmap(create_service(slo__interTokenLatency=None), SETTINGS, runtime)
+    named = set(drift.changes(wanted, live))
+    assert named == {"data.slo_itl_ms", "metadata.annotations.sluice.dev/manifest"}
 
 
 def test_a_difference_that_the_api_server_made_itself_is_accepted_once() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from sluice_core.contract import FirstTokens, Hung
 from sluice_operator.children.runtime import Runtime
 from sluice_operator.cluster.observed import Pod, failure_of, has_ended, pod_of
@@ -432,7 +433,8 @@ class Walk:
     def go(self, moment: Moment) -> tuple[dict[str, Any], tuple[Notice, ...]]:
         """The conditions and the events of a pass at `moment`."""
         now = unix_time(_at(moment.now))
-        service = replace(self.service, spec=replace(self.service.spec, replicas=moment.desired))
+        wanted = structs.replace(self.service.spec, replicas=moment.desired)
+        service = replace(self.service, spec=wanted)
         pods = tuple(pod_of(body, now) for body in moment.pods if not has_ended(body))
         serves = any(one.serving for one in pods)
         counted = [one for one in pods if not one.terminating]

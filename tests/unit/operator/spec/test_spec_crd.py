@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from sluice_operator.spec.service import Spec, parse
+from msgspec import Struct, structs
+from sluice_operator.spec.service import parse
 from sluice_operator.status.crd import crd, render
 from sluice_operator.tuner.types import LimitedBy, TargetName, Verdict
 from unit.operator.objects import changed, valid_object
@@ -75,7 +75,7 @@ def test_the_schema_holds_nothing_that_helm_would_take_for_a_template() -> None:
     assert not re.search(r"\{\{|\}\}", render())
 
 
-def test_defaults_of_the_crd_are_those_of_the_dataclasses() -> None:
+def test_defaults_of_the_crd_are_those_of_the_structs() -> None:
     written = valid_object()
     filled = written
     for path, node in nodes(SCHEMA["properties"]["spec"], "spec"):
@@ -89,13 +89,13 @@ def test_defaults_of_the_crd_are_those_of_the_dataclasses() -> None:
     assert parse(filled) == parse(written)
 
 
-def test_every_dataclass_of_the_spec_is_frozen() -> None:
-    pending: list[Any] = [parse(valid_object()).spec]
+def test_every_struct_of_the_spec_is_frozen() -> None:
+    pending: list[Struct] = [parse(valid_object()).spec]
     while pending:
         value = pending.pop()
-        assert value.__dataclass_params__.frozen, type(value)
-        pending += [v for f in fields(value) if is_dataclass(v := getattr(value, f.name))]
-    assert Spec.__dataclass_params__.frozen  # type: ignore[attr-defined]
+        assert value.__struct_config__.frozen, type(value)
+        inner = [getattr(value, field.name) for field in structs.fields(value)]
+        pending += [one for one in inner if isinstance(one, Struct)]
 
 
 def test_the_status_takes_every_word_of_the_tuner() -> None:

@@ -103,7 +103,7 @@ async def test_a_status_that_cannot_be_written_is_told_once(
 ) -> None:
     """Each pass took its conditions for news: an event a minute for each object, without end."""
     store.status_refusal = lambda _: ClusterError(403, "Forbidden", "no right")
-    reconciler.see(body(2, **{"model.uri": "ftp://x"}))
+    reconciler.see(body(2, **{"model.uri": 7}))
     for _ in range(5):
         with pytest.raises(ClusterError, match="no right"):
             await reconciler.reconcile()

@@ -1,0 +1,152 @@
+"""The CEL rules of the CRD. Only the API server checks them.
+
+Each is a rule with a sentence, not a bare `pattern`: the API server would print the pattern.
+The rules of amounts and durations stand beside their bounds in `kinds`.
+"""
+
+from typing import Final
+
+from .kinds import Schema, matches
+
+MAX_NAME_LENGTH = 40
+"""Names of children and of their pods are the object's name and a suffix, within 63 characters."""
+ENGINE_FLAGS: Final = {
+    "block-size": "[1-9][0-9]{0,3}",
+    "liveness-timeout": "[1-9][0-9]{0,4}",
+    "load-format": "(auto|safetensors|dummy)",
+    "max-num-queued-reqs": "[0-9]{1,6}",
+    "num-gpu-blocks-override": "[1-9][0-9]{0,8}",
+    "parse-special": "(true|false)",
+    "quantization": "w8a8",
+    "seed": "[0-9]{1,9}",
+}
+"""Flags of the worker that `engine.args` may give, and their values. All others have a field here
+or belong to the operator, so the object gives no more rights than its fields do."""
+_NAME = matches(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_NAME_SAYS = "must be the name of a Kubernetes object"
+_IS_NAME = {_NAME: _NAME_SAYS}
+_LABEL = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = rf"([a-z0-9][-a-z0-9.]{{0,200}}/)?{_LABEL}"
+_IS_LABEL = {matches(f"({_LABEL})?"): "must be the value of a label"}
+_HF = matches(r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_PVC = matches(r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9][A-Za-z0-9._/-]*)?")
+_FILE = matches(r"file:///models/[A-Za-z0-9][A-Za-z0-9._/-]*")
+_IMAGE = matches(r"[a-z0-9][A-Za-z0-9._:/-]*(@sha256:[a-f0-9]{64})?")
+
+RULES: Final[dict[str, dict[str, str]]] = {
+    "": {
+        f"self.metadata.name.size() <= {MAX_NAME_LENGTH}":
+            f"metadata.name must have at most {MAX_NAME_LENGTH} characters",
+        "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')":
+            "metadata.name must be lower-case letters, digits and -, starting with a letter",
+    },
+    "spec": {
+        "self.hardware.accelerator == 'cpu' || !has(self.engine.args) || "
+        "!self.engine.args.exists(a, a.startsWith('--quantization='))":
+            "engine.args: --quantization=w8a8 is for accelerator cpu only",
+    },
+    "spec.apiKeySecretRef.name": _IS_NAME,
+    "spec.model": {
+        "self.task == 'Generate'": "task: only Generate is built yet",
+        "self.uri.startsWith('hf://') || "
+        "(!has(self.revision) && !has(self.secretRef) && !has(self.cache))":
+            "revision, secretRef and cache belong to hf:// models only",
+    },
+    "spec.model.uri": {
+        "!self.startsWith('s3://')":
+            "s3:// is not built yet: copy the checkpoint into a volume and use pvc://CLAIM/PATH",
+        matches("(hf|pvc|file|s3)://.*"): "must start with hf://, pvc:// or file:///models/",
+        "!self.contains('..')": "must not contain '..'",
+        f"!self.startsWith('hf://') || {_HF}":
+            "hf:// needs the form hf://OWNER/NAME; give a revision in spec.model.revision",
+        f"!self.startsWith('pvc://') || {_PVC}":
+            "pvc:// needs the form pvc://CLAIM or pvc://CLAIM/PATH",
+        f"!self.startsWith('file://') || {_FILE}": "file:// is read only under file:///models/",
+    },
+    "spec.model.revision": {
+        matches("[A-Za-z0-9][A-Za-z0-9._/-]*"): "must be a branch, a tag or a commit",
+        "!self.contains('..')": "must not contain '..'",
+    },
+    "spec.model.name": {
+        matches("[A-Za-z0-9][A-Za-z0-9._/:-]*"):
+            "must be letters, digits and . _ / : -, starting with a letter or digit",
+    },
+    "spec.model.secretRef.name": _IS_NAME,
+    "spec.model.cache.pvc": _IS_NAME,
+    "spec.engine": {
+        "self.name == 'Sluice'":
+            "name: only Sluice is built yet; VLLM, SGLang, TGI and Ollama are later work",
+    },
+    "spec.engine.image": {
+        f"self == '' || {_IMAGE}":
+            "must be an image such as registry/worker:1.0, or with @sha256:...",
+    },
+    "spec.engine.args": {
+        "self.all(a, !a.contains('=') || "
+        "self.exists_one(b, b.startsWith(a.split('=')[0] + '=')))": "must not give a flag twice",
+    },
+    "spec.engine.args[]": {
+        matches("--(" + "|".join(f"{flag}={value}" for flag, value in ENGINE_FLAGS.items()) + ")"):
+            "must be --FLAG=VALUE with a value that fits and FLAG one of "
+            + ", ".join(ENGINE_FLAGS),
+    },
+    "spec.hardware": {
+        "self.accelerator != 'cpu' || !has(self.gpus) || self.gpus == 0":
+            "gpus must be 0 or left out with accelerator cpu",
+        "self.accelerator != 'nvidia' || !has(self.gpus) || self.gpus == 1":
+            "gpus must be 1 with accelerator nvidia: tensor parallelism is not built yet",
+        "self.accelerator == 'nvidia' || !has(self.hostMemory)":
+            "hostMemory belongs to accelerator nvidia: with cpu, memory is the container's",
+    },
+    "spec.hardware.nodeSelector": {
+        f"self.all(key, {matches(_LABEL_KEY, 'key')})":
+            "keys must be label keys, such as example.com/zone",
+    },
+    "spec.hardware.nodeSelector[]": _IS_LABEL,
+    "spec.hardware.tolerations[]": {
+        "has(self.key) || (has(self.operator) && self.operator == 'Exists')":
+            "operator must be Exists where key is left out",
+        "!has(self.value) || !has(self.operator) || self.operator != 'Exists'":
+            "value must be left out with operator Exists",
+        "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')":
+            "tolerationSeconds needs effect NoExecute",
+    },
+    "spec.hardware.tolerations[].key": {matches(_LABEL_KEY): "must be the key of a label"},
+    "spec.hardware.tolerations[].value": _IS_LABEL,
+    "spec.hardware.runtimeClassName": {f"self == '' || {_NAME}": _NAME_SAYS},
+    "spec.batching": {
+        "self.mode == 'Continuous'": "mode: only Continuous is built yet",
+        "type(self.maxNumSeqs) != int || (self.minNumSeqs <= self.maxNumSeqs && "
+        "(type(self.initialNumSeqs) != int || self.initialNumSeqs <= self.maxNumSeqs))":
+            "minNumSeqs and initialNumSeqs must not be over maxNumSeqs",
+        "type(self.initialNumSeqs) != int || self.initialNumSeqs >= self.minNumSeqs":
+            "initialNumSeqs must not be under minNumSeqs",
+    },
+    "spec.slo": {
+        "has(self.timeToFirstToken) || has(self.interTokenLatency) || has(self.endToEnd)":
+            "slo needs at least one of timeToFirstToken, interTokenLatency and endToEnd",
+        "!has(self.timeToFirstToken) || !has(self.endToEnd) || "
+        "duration(self.timeToFirstToken) <= duration(self.endToEnd)":
+            "timeToFirstToken must not be over endToEnd",
+        "self.overload != 'Shed' || has(self.timeToFirstToken)":
+            "overload Shed needs timeToFirstToken, the target that it sheds for",
+    },
+    "spec.scaling": {
+        "self.minReplicas <= self.maxReplicas":
+            "minReplicas must not be over maxReplicas (1 where left out)",
+    },
+}  # fmt: skip
+"""By path, each rule and what the API server says where it does not hold. `[]`: each item."""
+
+
+def add_rules(root: Schema) -> Schema:
+    """Write the rules into the schema of the whole object, and give it back."""
+    for path, rules in RULES.items():
+        schema = root
+        for part in path.split(".") if path else ():
+            schema = schema["properties"][part.removesuffix("[]")]
+            if part.endswith("[]"):
+                schema = schema["items" if "items" in schema else "additionalProperties"]
+        entries = [{"rule": rule, "message": message} for rule, message in rules.items()]
+        schema["x-kubernetes-validations"] = entries
+    return root
