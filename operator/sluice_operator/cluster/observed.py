@@ -192,6 +192,11 @@ def failure_of(bodies: Iterable[Object], now: float) -> Trouble | None:
     return _trouble(newest["status"]["reason"], newest["status"].get("message"))
 
 
+def version(thing: Object) -> int:
+    """The resourceVersion, which is a number that rises with each write (KEP-5504)."""
+    return int(thing.get("metadata", {}).get("resourceVersion", 0))
+
+
 def controller_of(body: Object) -> str | None:
     """uid of the object that a child is of; None where its owner references name none."""
     owners = body["metadata"].get("ownerReferences") or ()

@@ -17,15 +17,15 @@ from wsgiref.simple_server import WSGIServer
 import kopf
 from prometheus_client import start_http_server
 
-from ..children.manifests import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, WATCHED
+from ..children.manifests import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, WATCHED, owner_of
 from ..cluster.address import in_url
+from ..cluster.child_store import ChildStore, Key
 from ..cluster.client import LIVE_PODS, RESOURCES, Cluster, ClusterError
 from ..cluster.observed import Object
 from ..metrics import Metrics
 from ..pods.scrape import create_client
 from ..settings import Settings
 from ..spec.service import GROUP, PLURAL, VERSION
-from .child_store import Key, Seen
 from .reconcile import Context, Reconciler
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Operator:
 
     settings: Settings
     context: Context | None = None
-    seen: Seen = field(default_factory=Seen)
+    store: ChildStore = field(default_factory=ChildStore)
     reconcilers: dict[Key, Reconciler] = field(default_factory=dict)
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
     close_metrics: Callable[[], None] = lambda: None
@@ -54,7 +54,7 @@ class Operator:
         """An object is there, or has changed."""
         task = self.tasks.get(key)
         if task is None or task.done():
-            self.seen.open(key)
+            self.store.open(key)
             self.reconcilers[key] = Reconciler(context, *key)
             task = asyncio.create_task(self._look_after(context, key), name="/".join(key))
             task.add_done_callback(partial(self._ended, key))
@@ -75,23 +75,19 @@ class Operator:
         while True:
             try:
                 async for body in context.cluster.live_pods(namespace, label):
-                    self.seen.list_pod(key, body)
+                    self.store.list_pod(key, body)
             except ClusterError as e:
                 _log.warning("%s/%s: its pods cannot be listed: %s", namespace, name, e)
                 context.metrics.passes.labels("error").inc()
                 await asyncio.sleep(_LIST_AGAIN_S)
             else:
-                return self.seen.end_list(key)
+                return self.store.end_list(key)
 
     def see_child(self, kind: str, body: Object, *, is_gone: bool) -> None:
         """A child is there or has changed; or it is gone, at least from the watch."""
-        keys = self.seen.lose(kind, body) if is_gone else self.seen.show(kind, body)
-        for reconciler in filter(None, map(self.reconcilers.get, keys)):
-            if not is_gone:
-                reconciler.child_seen(str(body["metadata"]["uid"]))
-            elif kind != "Pod":
-                reconciler.child_deleted(kind, body)
-            else:
+        tell = self.store.lose if is_gone else self.store.show
+        for key in tell(owner_of(kind, body), kind, body):
+            if reconciler := self.reconcilers.get(key):
                 reconciler.wake()
 
     async def forget(self, key: Key, uid: str) -> None:
@@ -110,7 +106,7 @@ class Operator:
     def _let_go(self, key: Key) -> asyncio.Task[None] | None:
         task = self.tasks.pop(key, None)
         self.reconcilers.pop(key, None)
-        self.seen.close(key)
+        self.store.close(key)
         if self.context:
             self.context.metrics.objects.set(len(self.tasks))
         return task
@@ -178,8 +174,7 @@ async def connect(operator: Operator) -> Context:
         raise kopf.TemporaryError(str(e), delay=5) from e
     server, _ = start_http_server(settings.metrics_port, settings.address, metrics.registry)
     operator.close_metrics = partial(_close, server)
-    seen = operator.seen
-    return Context(settings, cluster, create_client(), metrics, seen.of, missed=seen.lose_pod)
+    return Context(settings, cluster, create_client(), metrics, operator.store)
 
 
 def _close(server: WSGIServer) -> None:

@@ -4,7 +4,7 @@ The order of `Plan.apply` is binding: the ConfigMap with cap and epoch comes fir
 ever hears of an epoch that would be lost with the operator.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median_high
 from typing import Any
@@ -43,8 +43,8 @@ class Observed:
     that are gone included.
 
     `runtime`: what the ConfigMap holds, or the newer memory of this process; None at the start.
-    `accepted`: by kind, `drift.acceptance` of our last write; `deleted`: kinds whose child somebody
-    deleted since the last pass, with its uid; `unsaved_s`: seconds since the runtime was last
+    `accepted`: by kind, `drift.acceptance` of our last write; `deleted`: kinds whose last child
+    somebody deleted; `unsaved_s`: seconds since the runtime was last
     persisted; `failed`: why the newest of the pods that failed did; `keys_problem`: why the Secret
     of the API's keys is of no use, "" where it is; `former`: the pods of the last pass, by uid.
     """
@@ -57,7 +57,7 @@ class Observed:
     previous: Object
     runtime: Runtime | None
     accepted: Mapping[str, str]
-    deleted: Mapping[str, str]
+    deleted: Collection[str]
     unsaved_s: float
     failed: Trouble | None = None
     keys_problem: str = ""

@@ -1,7 +1,7 @@
 """One task per object: observe -> plan -> apply, woken by events, else by the clock.
 
 Level-triggered: a pass starts from what is there, so it does not matter what woke it, how often, or
-where the last one was killed. What a pass knows from before is only a saving of reads.
+where the last one was killed. Memory of earlier passes only saves reads.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,9 +22,10 @@ from ..children import manifests as children
 from ..children.admin_token import token_of
 from ..children.api_keys import ApiKeys
 from ..children.runtime import Runtime
+from ..cluster.child_store import ChildStore
 from ..cluster.client import Cluster, ClusterError, Ref, ref_of
 from ..cluster.failures import Failures
-from ..cluster.observed import Object, Pod, controller_of, has_ended, pod_of
+from ..cluster.observed import Object, Pod, has_ended, pod_of, version
 from ..metrics import Metrics
 from ..model.fit import Fit, judge
 from ..model.reader import ModelReader
@@ -57,41 +58,35 @@ _SWEEP_RESYNCS = 10
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all reconcilers of one operator share. `children`: (kind, namespace, owner) -> live, as
-    the watches have shown; `missed`: is told the uid of a pod that they still show, and is gone."""
+    """What all reconcilers of one operator share."""
 
     settings: Settings
     cluster: Cluster
     client: httpx.AsyncClient
     metrics: Metrics
-    children: Callable[[str, str, str], Iterable[Object]]
+    children: ChildStore
     turns: Turns = field(default_factory=lambda: Turns(time.monotonic))
     exchanges: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OPEN))
-    missed: Callable[[str], None] = lambda uid: None
 
 
 @dataclass(slots=True)
 class _Memory:
     """What one reconciler remembers; all of it can be lost at any time.
 
-    By kind, `written`: what our last write returned; `found`: what was read of a child that the
-    watch had not shown, and shows from then on; `deleted`: the uid of a child that is gone and not
-    told of; `unread`: why a child could not be read at the last pass. `pods`: as they were told of
-    last, by uid. `refusal`: the key of the last `OtherOperator`. Times are of
-    `time.monotonic`, as nobody else reads them.
+    `saved`: manifest hash of the ConfigMap that we wrote last; `accepted`: by kind,
+    `drift.acceptance` of our last write; `unread`: by kind, why a child could not be read at the
+    last pass; `pods`: as they were told of last, by uid; `refusal`: key of the last
+    `OtherOperator`. Times are of `time.monotonic`, as nobody else reads them.
     """
 
     runtime: Runtime | None = None
+    saved: str | None = None
     saved_s: float = -math.inf
     accepted: dict[str, str] = field(default_factory=dict)
-    written: dict[str, Object] = field(default_factory=dict)
-    found: dict[str, Object] = field(default_factory=dict)
-    deleted: dict[str, str] = field(default_factory=dict)
     unread: dict[str, ClusterError] = field(default_factory=dict)
     pods: Mapping[str, Pod] = field(default_factory=dict)
     read_by_name_s: float = -math.inf
     swept_s: float = field(default_factory=time.monotonic)
-    ghosts: set[str] = field(default_factory=set)
     token: str = field(default="", repr=False)
     unknown: tuple[str, ...] = ()
     refusal: str = ""
@@ -102,6 +97,7 @@ class Reconciler:
 
     def __init__(self, context: Context, namespace: str, name: str) -> None:
         self._context, self._namespace, self._name = context, namespace, name
+        self._key, self._children = (namespace, name), context.children
         self._own = f"{children.INSTANCE_LABEL}={name},{children.MANAGED_BY_LABEL}"
         self._forget()
         self._body: Object = {}
@@ -116,7 +112,7 @@ class Reconciler:
     def see(self, body: Object) -> None:
         """The object as of a watch event. A change of its status alone does not wake us."""
         before = self._body
-        if drift.version(body) <= drift.version(before):
+        if version(body) <= version(before):
             return
         if _asked(body) != _asked(before):
             self.wake()
@@ -133,22 +129,6 @@ class Reconciler:
         cluster, every_s = context.cluster, context.settings.resync_s
         self._failures = Failures(cluster, self._namespace, self._own, every_s)
         self._keys = ApiKeys(cluster, every_s)
-
-    def child_seen(self, uid: str) -> None:
-        """A child is there, though it may have left the watch before, by an edit of its labels."""
-        self._memory.ghosts.discard(uid)
-        self.wake()
-
-    def child_deleted(self, kind: str, child: Object) -> None:
-        """Somebody deleted that child; the answer to a write of ours may yet show it."""
-        self._memory.ghosts.add(child["metadata"]["uid"])
-        self._lose(kind, child)
-        self.wake()
-
-    def _lose(self, kind: str, child: Object) -> None:
-        """Note that a child is gone. Those of a former object of that name go with it."""
-        if controller_of(child) == self.uid:
-            self._memory.deleted[kind] = child["metadata"]["uid"]
 
     def wake(self) -> None:
         """Something that this object is made of has changed."""
@@ -225,7 +205,7 @@ class Reconciler:
             await self._tell(meta, [events.left_out(service.unknown, service.generation)], now)
         self._memory.unknown = service.unknown
         try:
-            if not await self._drop_ghosts(service):
+            if not await self._drop_stale(service):
                 return math.inf
             observed = await self._observe(service, previous, now)
         except ClusterError as e:
@@ -233,7 +213,6 @@ class Reconciler:
             raise
         planned = plan(service, observed, self._context.settings, now)
         wait_s = await self._execute(planned, previous, now)
-        self._memory.deleted = dict(self._memory.deleted.items() - observed.deleted.items())
         self._memory.pods = planned.pods
         # A look a tick is enough also where the status waits for its turn.
         return min(planned.requeue_s, max(wait_s, self._context.settings.tick_s))
@@ -273,7 +252,7 @@ class Reconciler:
             previous=previous,
             runtime=memory.runtime,
             accepted=dict(memory.accepted),
-            deleted={k: uid for k, uid in memory.deleted.items() if uid != _uid(live.get(k))},
+            deleted=self._children.lost(self._key, self.uid),
             unsaved_s=time.monotonic() - memory.saved_s,
             failed=await self._failures.newest(pods, now),
             keys_problem=await self._keys.problem(service, time.monotonic()),
@@ -284,8 +263,7 @@ class Reconciler:
         """The stored state, where we know none or another process has written since: to go on from
         what we know would be a fight. A person's edit leaves our hash, and is put back."""
         memory = self._memory
-        is_ours = drift.manifest_hash(held) == drift.manifest_hash(memory.written.get("ConfigMap"))
-        if memory.runtime is not None and is_ours:
+        if memory.runtime is not None and drift.manifest_hash(held) == memory.saved:
             return
         stored = runtime.parse(held.get("data") or {})
         if memory.runtime is None or (stored and stored.epoch >= memory.runtime.epoch):
@@ -302,7 +280,7 @@ class Reconciler:
         self._memory.unread = {}
         pods = await self._find(Ref("Deployment", service.namespace, service.name))
         if fit.status == "False" and not (pods and children.is_ours(service, pods)):
-            return {ref.kind: child for ref in refs if (child := self._child(ref)) is not None}
+            return {ref.kind: child for ref in refs if (child := self._child(ref.kind))}
         # The watch shows only labelled ones; others of that name must not be written over.
         found = {ref.kind: await self._find(ref) for ref in refs}
         live = {kind: child for kind, child in found.items() if child is not None}
@@ -317,57 +295,33 @@ class Reconciler:
         return live
 
     async def _find(self, ref: Ref) -> Object | None:
-        """The child of that name; read where the watch does not show it, or not yet."""
-        if (known := self._child(ref)) is not None:
+        """The child of that name; read where it is not known, or no watch would tell of it."""
+        if (known := self._child(ref.kind)) is not None:
             return known
-        found = await self._context.cluster.get(ref)
-        if found and _is_watched(found):
-            self._memory.found[ref.kind] = found
-        return found
+        live = await self._context.cluster.get(ref)
+        if live and _is_watched(live):
+            self._children.keep(self._key, ref.kind, live)
+        return live
 
-    def _child(self, ref: Ref) -> Object | None:
-        """The newest of what the watch has shown, what was read, and what our last write
-        returned."""
-        watched = [body for body in self._seen(ref.kind) if body["metadata"]["name"] == ref.name]
-        return max([*watched, *self._known(ref.kind)], key=drift.version, default=None)
+    def _child(self, kind: str) -> Object | None:
+        return self._children.child(self._key, kind)
 
-    def _known(self, kind: str) -> Iterator[Object]:
-        """What was read of a kind, and what our last write returned, unless it is gone since."""
-        for held in (self._memory.found, self._memory.written):
-            if kind in held and _uid(held[kind]) not in self._memory.ghosts:
-                yield held[kind]
-
-    def _seen(self, kind: str) -> Iterator[Object]:
-        """What the watch has seen of a kind, without what is gone since."""
-        for body in self._context.children(kind, self._namespace, self._name):
-            if body["metadata"]["uid"] not in self._memory.ghosts:
-                yield body
-
-    async def _drop_ghosts(self, service: InferenceService) -> bool:
+    async def _drop_stale(self, service: InferenceService) -> bool:
         """Find deletions that the watch has missed: after a gap it lists anew, and tells none.
 
-        Whether the object itself is there.
+        False where the object itself is gone.
         """
-        memory, now_s = self._memory, time.monotonic()
+        memory, now_s, store = self._memory, time.monotonic(), self._children
         if now_s - memory.swept_s < _SWEEP_RESYNCS * self._context.settings.resync_s:
             return True
-        # What comes and goes while it is asked for is told by the watch.
-        gone = set(memory.ghosts)
-        pods = {_uid(body) for body in self._seen("Pod")}
-        there = await self._context.cluster.uids(Ref("Pod", self._namespace), label=self._own)
-        for uid in pods - there:
-            memory.ghosts.add(uid)
-            self._context.missed(uid)
+        pods = {_uid(body) for body in store.pods(self._key)}  # later ones the watch tells
+        for uid in pods - await self._context.cluster.uids(Ref("Pod", self._namespace), self._own):
+            store.lose_pod(uid)
         for ref in _refs(service, children.WATCHED):
-            known = [*self._seen(ref.kind), *self._known(ref.kind)]
-            live = await self._context.cluster.get(ref)
-            if live and _is_watched(live):
-                there |= {_uid(live)}
-            for body in known:
-                if _uid(body) not in there | memory.ghosts:
-                    memory.ghosts.add(_uid(body))
-                    self._lose(ref.kind, body)
-        memory.ghosts -= there & gone
+            if known := self._child(ref.kind):
+                live = await self._context.cluster.get(ref)
+                if _uid(known) != _uid(live) or not (live and _is_watched(live)):
+                    store.lose(self._key, ref.kind, known)
         itself = Ref(KIND, self._namespace, self._name)
         memory.swept_s = now_s
         return self._body["metadata"]["uid"] in await self._context.cluster.uids(itself)
@@ -378,33 +332,32 @@ class Reconciler:
         if now_s - memory.read_by_name_s >= self._context.settings.resync_s:
             memory.unread = await self._read(refs)
             memory.read_by_name_s = -math.inf if memory.unread else now_s
-        found = {ref.kind: memory.written[ref.kind] for ref in refs if ref.kind in memory.written}
+        found = {ref.kind: child for ref in refs if (child := self._child(ref.kind))}
         if not all(children.is_ours(service, body) for body in found.values()):
             memory.read_by_name_s = -math.inf  # a deleted object's may be gone in a moment
         return found
 
     async def _read(self, refs: Iterable[Ref]) -> dict[str, ClusterError]:
-        """Read children into `written`, where one that cannot be read stays as it was; why, by
-        kind."""
+        """Read children into the store, where one that cannot be read stays as it was; the errors,
+        by kind."""
         unread: dict[str, ClusterError] = {}
         for ref in refs:
             try:
-                found = await self._context.cluster.get(ref)
+                live = await self._context.cluster.get(ref)
             except ClusterError as e:
                 if not e.status:  # nobody answers: the others would wait as long
                     raise
                 said = f"{ref.kind} {ref.name} cannot be read: {e}"
                 unread[ref.kind] = ClusterError(e.status, e.reason, said)
                 continue
-            before = self._memory.written.pop(ref.kind, None)
-            if found is not None:
-                self._memory.written[ref.kind] = found
-            elif before is not None:
-                self._lose(ref.kind, before)
+            if live:
+                self._children.keep(self._key, ref.kind, live)
+            elif before := self._child(ref.kind):
+                self._children.lose(self._key, ref.kind, before)
         return unread
 
     def _pods(self, now: float) -> tuple[Pod, ...]:
-        pods = (pod_of(body, now) for body in self._seen("Pod") if not has_ended(body))
+        pods = (pod_of(body, now) for body in self._children.pods(self._key) if not has_ended(body))
         return tuple(sorted(pods, key=lambda pod: pod.name))
 
     async def _scrape(
@@ -457,24 +410,24 @@ class Reconciler:
         nothing, as a webhook makes the same of it again. Raises the first ClusterError."""
         memory, refused, same = self._memory, None, set()
         for manifest in manifests:
-            kind, before = manifest["kind"], self._child(ref_of(manifest))
+            kind, before = manifest["kind"], self._child(manifest["kind"])
             try:
                 live = await self._write(manifest)
             except ClusterError as e:
                 if kind == "ConfigMap" and e.status == 409:
                     # Somebody else wrote: look again before deciding.
                     memory.runtime = None
-                    memory.written.pop(kind, None)
+                    self._children.drop(self._key, kind)
                 if not e.status:  # nobody answers: the others would wait as long
                     raise
                 refused = refused or e
                 continue
-            memory.written[kind] = live
+            self._children.keep(self._key, kind, live)
             memory.accepted[kind] = drift.acceptance(manifest, live)
             if before and drift.acceptance(manifest, before) == memory.accepted[kind]:
                 same.add(kind)
             if kind == "ConfigMap":
-                memory.saved_s = time.monotonic()
+                memory.saved, memory.saved_s = drift.manifest_hash(live), time.monotonic()
             _log.info("%s/%s: applied %s", self._namespace, self._name, kind)
         if refused:
             raise refused
@@ -489,7 +442,7 @@ class Reconciler:
         except ClusterError as e:
             if e.status == 409 and (live := await self._as_written(ref, manifest)):
                 return live  # by a try whose answer was lost
-            if e.status != 422 or ref.kind not in _WRITTEN_OVER or self._child(ref) is None:
+            if e.status != 422 or ref.kind not in _WRITTEN_OVER or self._child(ref.kind) is None:
                 raise
         await cluster.merge(ref, {"spec": {**manifest["spec"], **_WRITTEN_OVER[ref.kind]}})
         return await cluster.apply(manifest)

@@ -18,6 +18,7 @@ import pytest
 from sluice_core.contract import Hung, Tick, encode
 from sluice_core.errors import timestamp
 from sluice_operator.children import manifests, runtime
+from sluice_operator.cluster.child_store import ChildStore
 from sluice_operator.cluster.client import Cluster, ClusterError, Ref
 from sluice_operator.loop import reconcile
 from sluice_operator.loop.reconcile import Context, Reconciler
@@ -40,6 +41,7 @@ from unit.operator.observations import (
 
 WATCHED = ("ConfigMap", "Service", "Deployment")
 Key = tuple[str, str]
+DEMO = ("default", "demo")
 
 
 class Store(Cluster):
@@ -106,10 +108,25 @@ class Store(Cluster):
         self.after_write(manifest["kind"])
         return live
 
-    def watched(self, kind: str, namespace: str, owner: str) -> list[Any]:
-        if kind == "Pod":
-            return self.pods
+    def watched(self, kind: str) -> list[Any]:
         return [body for (of, _), body in self.objects.items() if of == kind and kind in WATCHED]
+
+
+class Children(ChildStore):
+    """Those of demo; at each look the watch shows what `store` holds."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+        self.open(DEMO)
+
+    def child(self, key: Key, kind: str) -> Any:
+        for body in self._store.watched(kind):
+            self.show(key, kind, body)
+        return super().child(key, kind)
+
+    def pods(self, key: Key) -> list[Any]:
+        return self._store.pods
 
 
 @dataclass
@@ -176,7 +193,7 @@ def ports() -> AdminPorts:
 @pytest.fixture
 def context(store: Store, ports: AdminPorts) -> Context:
     client = httpx.AsyncClient(transport=httpx.MockTransport(ports.answer))
-    return Context(SETTINGS, store, client, Metrics(), store.watched)
+    return Context(SETTINGS, store, client, Metrics(), Children(store))
 
 
 @pytest.fixture
@@ -187,7 +204,7 @@ def reconciler(context: Context) -> Reconciler:
 
 
 async def test_a_child_that_goes_while_it_is_written_is_made_again(
-    store: Store, reconciler: Reconciler
+    store: Store, context: Context, reconciler: Reconciler
 ) -> None:
     await reconciler.reconcile()
 
@@ -195,7 +212,7 @@ async def test_a_child_that_goes_while_it_is_written_is_made_again(
         if kind == "Deployment":
             store.after_write = lambda kind: None
             gone = store.objects.pop(("Deployment", "demo"))
-            reconciler.child_deleted("Deployment", gone)
+            context.children.lose(DEMO, "Deployment", gone)
 
     store.after_write = lose
     reconciler.see(body(2, replicas=2))
@@ -446,13 +463,13 @@ async def test_a_pod_that_takes_no_configuration_holds_up_neither_the_pass_nor_t
 
 
 async def test_an_object_that_is_being_deleted_gets_no_child_back(
-    store: Store, reconciler: Reconciler
+    store: Store, context: Context, reconciler: Reconciler
 ) -> None:
     await reconciler.reconcile()
     leaving = body(2)
     leaving["metadata"]["deletionTimestamp"] = timestamp(NOW)
     reconciler.see(leaving)
-    reconciler.child_deleted("Deployment", store.objects.pop(("Deployment", "demo")))
+    context.children.lose(DEMO, "Deployment", store.objects.pop(("Deployment", "demo")))
     writes, events = store.num_writes, len(store.events)
     await reconciler.reconcile()
     assert (store.num_writes, len(store.events)) == (writes, events)
@@ -581,13 +598,13 @@ async def test_a_pod_that_its_node_refuses_is_the_reason_of_not_ready(
 
 
 async def test_a_child_that_goes_during_a_pass_is_told_at_the_next(
-    store: Store, reconciler: Reconciler
+    store: Store, context: Context, reconciler: Reconciler
 ) -> None:
     await reconciler.reconcile()
 
     def lose(kind: str) -> None:
         store.after_write = lambda kind: None
-        reconciler.child_deleted("Service", store.objects.pop(("Service", "demo")))
+        context.children.lose(DEMO, "Service", store.objects.pop(("Service", "demo")))
 
     store.after_write = lose
     reconciler.see(body(2, replicas=2))
