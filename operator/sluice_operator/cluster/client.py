@@ -21,7 +21,6 @@ from kubernetes.config.config_exception import ConfigException
 
 from ..metrics import Metrics
 from ..settings import FIELD_MANAGER
-from ..spec.fields import Schema
 from ..spec.service import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from .observed import Object
 
@@ -161,14 +160,6 @@ class Cluster:
         """Whether the API server knows our kind: the CRD is installed."""
         known = await self._unless(404, "GET", KIND, f"/apis/{API_VERSION}") or {}
         return any(resource.get("name") == PLURAL for resource in known.get("resources", ()))
-
-    async def status_schema(self) -> Schema:
-        """Of our objects, by the CRD in force; empty where the API server tells none."""
-        answer = await self._call("GET", KIND, f"/openapi/v3/apis/{API_VERSION}")
-        schemas: Mapping[str, Any] = answer.get("components", {}).get("schemas", {})
-        ours = [body for name, body in schemas.items() if name.endswith(f".{VERSION}.{KIND}")]
-        found: Schema = ours[0].get("properties", {}).get("status", {}) if ours else {}
-        return found
 
     async def apply(self, manifest: Object, subresource: str = "") -> Object:
         """Server-side apply of all of `manifest`'s fields; the object as it is then.

@@ -481,11 +481,7 @@ class Reconciler:
 
     async def _write_status(self, wanted: dict[str, Any]) -> float:
         """Seconds until it may be written, where it waits for its turn, else infinite."""
-        known = self._status.left_out
         body, wait_s = await self._status.write(self._body, wanted)
-        left_out = self._status.left_out
-        if left_out and left_out != known:
-            await self._tell(body["metadata"], [events.outdated(left_out)], time.time())
         self.see(body)  # it may bring a spec that this pass has not seen
         return wait_s
 

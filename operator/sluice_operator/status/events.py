@@ -118,15 +118,6 @@ def decided(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Not
         yield Notice(False, decision.replicas_reason, message, key)
 
 
-def outdated(unknown: tuple[str, ...]) -> Notice:
-    """That `unknown` is left out of the status."""
-    text = (
-        f"the CustomResourceDefinition is older than this operator: {', '.join(unknown)} left out; "
-        "upgrade the release that installs it, or apply crds/inferenceservices.yaml where none does"
-    )
-    return Notice(True, Reason.CRD_OUTDATED, text, f"outdated/{digest(unknown)}")
-
-
 def left_out(unknown: tuple[str, ...], generation: int) -> Notice:
     """That the fields `unknown` are left out, told once for each edit."""
     text = f"left out, as this operator does not know them: {', '.join(unknown)}"

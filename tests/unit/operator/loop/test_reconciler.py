@@ -57,8 +57,6 @@ class Store(Cluster):
         self.failed: list[dict[str, Any]] = []
         self.num_looks = 0
         self.status_refusal: Callable[[Any], ClusterError | None] = lambda status: None
-        self.schema: dict[str, Any] = {}
-        self.num_schemas = 0
         self.refused: dict[str, ClusterError] = {}
         self.after_write: Callable[[str], None] = lambda kind: None
 
@@ -83,10 +81,6 @@ class Store(Cluster):
     async def live_pods(self, namespace: str, label: str) -> AsyncIterator[dict[str, Any]]:
         for body in self.pods:
             yield body
-
-    async def status_schema(self) -> dict[str, Any]:
-        self.num_schemas += 1
-        return self.schema
 
     async def create_once(self, manifest: Any) -> None:
         self.events.append(manifest)
