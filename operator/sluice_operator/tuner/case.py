@@ -119,12 +119,7 @@ def build_case(past: Past, seen: Observation) -> Case:
     window = Spans(slices(promised, Accepts(since_s)))
     epoch = Spans(slices(acked, accepts))
     work = describe_work(pods)
-    newest = epoch.newest_ticks(k.RECENT_TICKS)
-    quantile = 1 - seen.targets.allowed_share
-    model, far = step_time(pods, work, quantile), inf
-    if model is not None:
-        far = far_ms(model, effective_cap(seen.cap, newest), seen, epoch.parts)
-        model = corrected(model, pods, work, quantile, far)
+    model, far = _model(pods, work, seen, epoch)
     verdicts = judge(seen.targets, window, epoch, far)
     late = _late_in_queue(verdicts, work)
     misses = misses_by_cause(epoch.newest_having(FIRST_TOKENS.seen, k.RECENT_TICKS))
@@ -147,6 +142,19 @@ def build_case(past: Past, seen: Observation) -> Case:
         misses_by=misses,
         cause=_main_cause(late, misses, work),
     )
+
+
+def _model(
+    pods: Sequence[HeardPod], work: Work, seen: Observation, epoch: Spans
+) -> tuple[StepTime | None, float]:
+    """The step model as measured gaps correct it, and the ms from which gaps are of slow spells."""
+    quantile = 1 - seen.targets.allowed_share
+    fitted = step_time(pods, work, quantile)
+    if fitted is None:
+        return None, inf
+    ran = effective_cap(seen.cap, epoch.newest_ticks(k.RECENT_TICKS))
+    far = far_ms(fitted, ran, seen, epoch.parts)
+    return corrected(fitted, pods, work, quantile, far), far
 
 
 def effective_cap(cap: int, newest: Sequence[Tick]) -> int:

@@ -18,15 +18,15 @@ from .types import Observation
 Slices = Sequence[Sequence[Tick]]
 
 
-def far_ms(model: StepTime | None, ran: int, seen: Observation, epoch: Slices) -> float:
+def far_ms(model: StepTime, ran: int, seen: Observation, epoch: Slices) -> float:
     """From which length on a gap is not the cap's doing: half of the `ran` would not have held it.
 
     At the minimum there is no half: only what the pod itself saw as a spell is none of the cap's
-    doing. Infinite without a model, and where slowness lasts: it is a regime then, and the cap has
+    doing. Infinite without a target, and where slowness lasts: it is a regime then, and the cap has
     to follow it.
     """
     half, target_ms = max(floor(k.HALVE * ran), seen.limits.min_num_seqs), seen.targets.itl_ms
-    if model is None or target_ms is None:
+    if target_ms is None:
         return inf
     far = target_ms * model.full_ms(ran) / model.full_ms(half) if half < ran else k.NO_GAP_MS
     return inf if _lasts(far, epoch, seen.targets.allowed_share) else far

@@ -87,7 +87,7 @@ async def test_an_object_whose_deletion_the_watch_missed_is_let_go() -> None:
     operator.see(context, KEY, body())
     await operator.reconcilers[KEY].reconcile()
     store.is_deleted = True
-    operator.reconcilers[KEY]._memory.swept_s = -math.inf  # it is time to look
+    operator.reconcilers[KEY]._children._swept_s = -math.inf  # it is time to look
     operator.reconcilers[KEY].wake()
     async with asyncio.timeout(10):
         await asyncio.wait([operator.tasks[KEY]])

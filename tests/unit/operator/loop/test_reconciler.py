@@ -20,7 +20,7 @@ from sluice_core.errors import timestamp
 from sluice_operator.children import manifests, runtime
 from sluice_operator.cluster.child_store import ChildStore
 from sluice_operator.cluster.client import Cluster, ClusterError, Ref
-from sluice_operator.loop import reconcile
+from sluice_operator.loop import children, reconcile
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.model import reader
@@ -175,7 +175,8 @@ def store() -> Store:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(reconcile, "time", made)
+    for module in (children, reconcile):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 
@@ -223,7 +224,7 @@ async def test_a_child_that_went_unseen_right_after_it_was_written_is_found_miss
     del store.objects[("Deployment", "demo")]
     await reconciler.reconcile()
     assert ("Deployment", "demo") not in store.objects, "no watch has told"
-    monkeypatch.setattr(reconcile, "_SWEEP_RESYNCS", 0)
+    monkeypatch.setattr(children, "_SWEEP_RESYNCS", 0)
     await reconciler.reconcile()
     assert ("Deployment", "demo") in store.objects
 

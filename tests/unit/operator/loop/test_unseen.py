@@ -12,7 +12,7 @@ import pytest
 from sluice_operator.children import manifests, runtime
 from sluice_operator.cluster.child_store import ChildStore
 from sluice_operator.cluster.client import Ref
-from sluice_operator.loop import reconcile
+from sluice_operator.loop import children, reconcile
 from sluice_operator.loop.ownership import owner_of
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
@@ -48,7 +48,8 @@ def store() -> Slow:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(reconcile, "time", made)
+    for module in (children, reconcile):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 
@@ -124,8 +125,8 @@ async def test_the_configmap_of_a_former_object_names_nobody(store: Slow) -> Non
 
 async def test_what_was_read_is_known_until_the_watch_shows_it_gone(store: Slow) -> None:
     await create_operator(store).reconcile()
-    children = Children(store)
-    again = create_operator(store, children=children)
+    held = Children(store)
+    again = create_operator(store, children=held)
     await again.reconcile()
     assert set(manifests.WATCHED) <= set(store.read)
     store.read.clear()
@@ -133,7 +134,7 @@ async def test_what_was_read_is_known_until_the_watch_shows_it_gone(store: Slow)
         await again.reconcile()
     assert store.read == []
     gone = store.objects.pop(("Service", "demo"))
-    children.lose(DEMO, "Service", gone)
+    held.lose(DEMO, "Service", gone)
     await again.reconcile()
     assert ("Service", "demo") in store.objects
     assert [event["reason"] for event in store.events].count("ChildRestored") == 1
@@ -200,17 +201,17 @@ async def test_a_child_that_went_before_the_watch_began_is_found_missing(
 async def test_a_pod_that_the_watch_still_shows_is_let_go_once_it_is_missed(
     store: Slow, clock: Clock
 ) -> None:
-    children = ChildStore()
-    children.open(DEMO)
+    held = ChildStore()
+    held.open(DEMO)
     shown = pod_body()
     shown["metadata"]["resourceVersion"] = "1"
-    children.show(DEMO, "Pod", shown)
-    one = create_operator(store, children=children)
+    held.show(DEMO, "Pod", shown)
+    one = create_operator(store, children=held)
     await one.reconcile()
-    assert len(children.pods(DEMO)) == 1
+    assert len(held.pods(DEMO)) == 1
     clock.running_s += 11 * SETTINGS.resync_s
     await one.reconcile()  # the API server lists no pod
-    assert len(children.pods(DEMO)) == 0
+    assert len(held.pods(DEMO)) == 0
 
 
 class Listing(Slow):
@@ -232,24 +233,24 @@ class Listing(Slow):
 async def test_what_comes_and_goes_while_deletions_are_looked_for_is_as_the_watch_tells(
     clock: Clock,
 ) -> None:
-    store, children = Listing(), ChildStore()
-    children.open(DEMO)
-    one = create_operator(store, children=children)
+    store, held = Listing(), ChildStore()
+    held.open(DEMO)
+    one = create_operator(store, children=held)
     await one.reconcile()
     new = pod_body()
     new["metadata"]["resourceVersion"] = "1"
 
     def meanwhile(kind: str) -> None:
         if kind == "Pod":
-            children.show(DEMO, "Pod", new)
+            held.show(DEMO, "Pod", new)
         if kind == "Service" and (gone := store.objects.pop(("Service", "demo"), None)):
-            children.lose(DEMO, "Service", gone)
+            held.lose(DEMO, "Service", gone)
 
     store.meanwhile = meanwhile
     clock.running_s += 11 * SETTINGS.resync_s
     await one.reconcile()
     store.meanwhile = lambda kind: None
-    assert len(children.pods(DEMO)) == 1
+    assert len(held.pods(DEMO)) == 1
     await one.reconcile()
     assert ("Service", "demo") in store.objects, "made again, as it is known to be gone"
 
