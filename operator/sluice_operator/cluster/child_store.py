@@ -19,13 +19,12 @@ MAX_PODS = 2 * MAX_REPLICAS
 
 @dataclass(slots=True)
 class _Children:
-    """Of one object. `named`: by kind; `lost`: by kind, the last one that has gone; `pods`: by uid;
-    `ended`: uids of pods that went while the present ones are listed, None once they are."""
+    """One object's. `named`: by kind; `lost`: by kind, the last one that has gone; `pods`: by
+    uid."""
 
     named: dict[str, Object] = field(default_factory=dict)
     lost: dict[str, Object] = field(default_factory=dict)
     pods: dict[str, Object] = field(default_factory=dict)
-    ended: set[str] | None = field(default_factory=set)
 
 
 class ChildStore:
@@ -103,24 +102,12 @@ class ChildStore:
             children.lost[kind] = body
             if _uid(children.named.get(kind)) == uid:
                 del children.named[kind]
-        elif children.ended is not None:
-            children.ended.add(uid)
         return {key}
 
     def lose_pod(self, uid: str) -> None:
         """That pod is gone, or another object's."""
         if key := self._key_of.pop(uid, None):
             del self._of[key].pods[uid]
-
-    def list_pod(self, key: Key, body: Object) -> None:
-        """A pod of the object as it was a moment ago, which the watch may be yet to show."""
-        children = self._of[key]
-        if _uid(body) not in (children.ended or ()):
-            self._show_pod(key, children, body)
-
-    def end_list(self, key: Key) -> None:
-        """All pods that were there have been listed."""
-        self._of[key].ended = None
 
 
 def _newer(before: Object | None, body: Object) -> Object:

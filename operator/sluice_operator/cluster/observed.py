@@ -43,13 +43,6 @@ NODE_S = 600.0
 """A pod that no node takes for so long counts as one that will not come: a node that restarts, or
 that an autoscaler adds, is there by then."""
 _POD_META = ("name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
-_POD_STATUS = ("phase", "reason", "message", "podIP", "startTime")
-_ENTRIES: Mapping[str, tuple[str, ...]] = {
-    "conditions": ("type", "status", "reason", "message", "lastTransitionTime"),
-    "initContainerStatuses": ("name", "ready", "restartCount", "state", "lastState"),
-    "containerStatuses": ("name", "ready", "restartCount", "state", "lastState"),
-}
-_MAX_ENTRIES = 64
 _TEMPLATE_LABEL = "pod-template-hash"
 
 
@@ -162,25 +155,11 @@ def unplaced(
 
 
 def essence_of(body: Object) -> Object:
-    """What is read of a live pod: no spec, and not who wrote which field."""
-    meta, status = body["metadata"], body.get("status") or {}
-    labels = _picked(meta.get("labels") or {}, (_TEMPLATE_LABEL,))
-    entries = {
-        name: [_picked(entry, keys) for entry in status[name][:_MAX_ENTRIES]]
-        for name, keys in _ENTRIES.items()
-        if status.get(name)
-    }
-    kept = {**_picked(meta, _POD_META), "labels": labels}
-    return {"metadata": kept, "status": {**_picked(status, _POD_STATUS), **entries}}
-
-
-def _picked(body: Object, keys: Iterable[str]) -> dict[str, Any]:
-    return {key: body[key] for key in keys if key in body}
-
-
-def has_ended(body: Object) -> bool:
-    """Whether a live pod has ended for good: its address may be another one's by now."""
-    return (body.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    """A live pod without its spec, and of its metadata only what is read: much may be in there."""
+    meta = body["metadata"]
+    kept = {key: meta[key] for key in _POD_META if key in meta}
+    labels = {_TEMPLATE_LABEL: (meta.get("labels") or {}).get(_TEMPLATE_LABEL, "")}
+    return {"metadata": {**kept, "labels": labels}, "status": body.get("status") or {}}
 
 
 def failure_of(bodies: Iterable[Object], now: float) -> Trouble | None:

@@ -158,20 +158,12 @@ class Children:
         try:
             return await self._cluster.apply(manifest)
         except ClusterError as e:
-            if e.status == 409 and (live := await self._as_written(ref, manifest)):
-                return live  # by a try whose answer was lost
             is_new = self._store.child(self._key, ref.kind) is None
             if e.status != 422 or ref.kind not in _WRITTEN_OVER or is_new:
                 raise
         spec = {**manifest["spec"], **_WRITTEN_OVER[ref.kind]}
         await self._cluster.merge(ref, {"spec": spec})
         return await self._cluster.apply(manifest)
-
-    async def _as_written(self, ref: Ref, manifest: Object) -> Object | None:
-        """What is there, if it is all that `manifest` says, but for the version."""
-        meta = {k: v for k, v in manifest["metadata"].items() if k != "resourceVersion"}
-        live = await self._cluster.get(ref)
-        return None if any(drift.differences({**manifest, "metadata": meta}, live)) else live
 
 
 def _refs(service: InferenceService, kinds: Iterable[str]) -> list[Ref]:

@@ -75,13 +75,13 @@ class Operator:
         while True:
             try:
                 async for body in context.cluster.live_pods(namespace, label):
-                    self.store.list_pod(key, body)
+                    self.store.show(key, "Pod", body)
             except ClusterError as e:
                 _log.warning("%s/%s: its pods cannot be listed: %s", namespace, name, e)
                 context.metrics.passes.labels("error").inc()
                 await asyncio.sleep(_LIST_AGAIN_S)
             else:
-                return self.store.end_list(key)
+                return
 
     def see_child(self, kind: str, body: Object, *, is_gone: bool) -> None:
         """A child is there or has changed; or it is gone, at least from the watch."""
@@ -155,10 +155,6 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
         await operator.stop()
-
-    @kopf.on.probe(id="objects", registry=registry)
-    async def count(**_: Any) -> int:
-        return len(operator.tasks)
 
 
 async def connect(operator: Operator) -> Context:

@@ -25,7 +25,7 @@ from ..children.runtime import Runtime
 from ..cluster.child_store import ChildStore
 from ..cluster.client import Cluster, ClusterError, Ref
 from ..cluster.failures import Failures
-from ..cluster.observed import Object, Pod, has_ended, pod_of, version
+from ..cluster.observed import Object, Pod, pod_of, version
 from ..metrics import Metrics
 from ..model.fit import judge
 from ..model.reader import ModelReader
@@ -70,13 +70,12 @@ class Context:
 class _Memory:
     """What one reconciler remembers; all of it can be lost at any time.
 
-    `pods`: as they were told of last, by uid; `refusal`: key of the last `OtherOperator`.
+    `pods`: as they were told of last, by uid; `told`: by reason, the key of the last event.
     """
 
     runtime: Runtime | None = None
     pods: Mapping[str, Pod] = field(default_factory=dict)
-    unknown: tuple[str, ...] = ()
-    refusal: str = ""
+    told: dict[str, str] = field(default_factory=dict)
 
 
 class Reconciler:
@@ -184,9 +183,8 @@ class Reconciler:
             await self._tell(meta, events.transitions(previous, wanted), now)
             await self._write_status(wanted)
             return self._context.settings.resync_s
-        if service.unknown and service.unknown != self._memory.unknown:
+        if service.unknown:
             await self._tell(meta, [events.left_out(service.unknown, service.generation)], now)
-        self._memory.unknown = service.unknown
         try:
             if not await self._is_there(service):
                 return math.inf
@@ -208,10 +206,7 @@ class Reconciler:
         if owner in ("", me):
             return True
         memory.runtime = None
-        refusal = ownership.refusal(owner, me, ref, now)
-        if refusal.key != memory.refusal:
-            await self._tell(meta, [refusal], now)
-            memory.refusal = refusal.key
+        await self._tell(meta, [ownership.refusal(owner, me, ref, now)], now)
         return False
 
     # Observe
@@ -261,11 +256,7 @@ class Reconciler:
         return self.uid in await self._context.cluster.uids(itself)
 
     def _pods(self, now: float) -> tuple[Pod, ...]:
-        pods = (
-            pod_of(body, now)
-            for body in self._context.children.pods(self._key)
-            if not has_ended(body)
-        )
+        pods = (pod_of(body, now) for body in self._context.children.pods(self._key))
         return tuple(sorted(pods, key=lambda pod: pod.name))
 
     async def _scrape(
@@ -333,6 +324,9 @@ class Reconciler:
 
     async def _tell(self, meta: Object, notices: Iterable[Notice], now: float) -> None:
         for notice in notices:
+            if self._memory.told.get(notice.reason) == notice.key:
+                continue
+            self._memory.told[notice.reason] = notice.key
             _log.info("%s/%s: %s: %s", self._namespace, self._name, notice.reason, notice.message)
             try:
                 await self._context.cluster.create_once(events.manifest(meta, notice, now))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sluice_core.contract import FirstTokens, Hung
 from sluice_operator.children.runtime import Runtime
-from sluice_operator.cluster.observed import Pod, failure_of, has_ended, pod_of
+from sluice_operator.cluster.observed import Pod, failure_of, pod_of
 from sluice_operator.loop.plan import Observed, plan
 from sluice_operator.pods.scrape import Scrape
 from sluice_operator.spec.service import InferenceService
@@ -34,6 +34,11 @@ _ENDED_BY_A_SIGNAL = "its container worker was ended by signal 9 (SIGKILL) at 20
 _ENGINE = "the engine process ended at 2026-11-26T11:12:36Z by signal 9 (SIGKILL)"
 _HANGS = "the engine process is hung: no step, though there is work, since 2026-11-26T11:12:21Z"
 _KEYS = "spec.apiKeySecretRef: there is no Secret api-keys"
+
+
+def _is_watched(body: Any) -> bool:
+    """By `LIVE_PODS`."""
+    return body["status"].get("phase") not in ("Succeeded", "Failed")
 
 
 def _at(clock: str) -> str:
@@ -433,7 +438,7 @@ class Walk:
         """The conditions and the events of a pass at `moment`."""
         now = unix_time(_at(moment.now))
         service = replace(self.service, spec=replace(self.service.spec, replicas=moment.desired))
-        pods = tuple(pod_of(body, now) for body in moment.pods if not has_ended(body))
+        pods = tuple(pod_of(body, now) for body in moment.pods if _is_watched(body))
         serves = any(one.serving for one in pods)
         counted = [one for one in pods if not one.terminating]
         status = {

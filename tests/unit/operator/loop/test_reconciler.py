@@ -255,25 +255,6 @@ async def test_only_what_a_write_undoes_is_told_as_put_back(
     assert len(told) == (not is_webhooks)
 
 
-async def test_a_write_whose_answer_was_lost_is_no_conflict_with_somebody_else(
-    store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first try is stored and its answer lost; the second one is told that somebody wrote."""
-    await reconciler.reconcile()
-    apply = Store.apply
-
-    async def stored_and_lost(self: Store, manifest: Any, *more: Any, **named: Any) -> Any:
-        live = await apply(self, manifest, *more, **named)
-        if manifest["kind"] == "ConfigMap":
-            raise ClusterError(409, "Conflict", "the object has been modified")
-        return live
-
-    monkeypatch.setattr(Store, "apply", stored_and_lost)
-    reconciler.see(body(2, replicas=2))
-    await reconciler.reconcile()
-    assert store.objects["Deployment", "demo"]["spec"]["replicas"] == 2
-
-
 @pytest.mark.parametrize("status", [409, 429, 503])
 async def test_a_write_that_may_succeed_when_it_is_tried_again_is_not_told_as_refused(
     store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch, status: int
@@ -289,25 +270,6 @@ async def test_a_write_that_may_succeed_when_it_is_tried_again_is_not_told_as_re
     with pytest.raises(ClusterError, match="has been modified"):
         await reconciler.reconcile()
     assert (store.statuses, _reasons(store)) == ([], [])
-
-
-async def test_an_edit_that_meets_our_write_is_not_taken_for_it(
-    store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await reconciler.reconcile()
-    apply, edited = Store.apply, {"epoch": "99"}
-
-    async def somebody_writes(self: Store, manifest: Any, *more: Any, **named: Any) -> Any:
-        if manifest["kind"] == "ConfigMap":
-            store.objects["ConfigMap", "demo-runtime"]["data"] |= edited
-            monkeypatch.undo()
-            raise ClusterError(409, "Conflict", "the object has been modified")
-        return await apply(self, manifest, *more, **named)
-
-    monkeypatch.setattr(Store, "apply", somebody_writes)
-    reconciler.see(body(2, replicas=2))
-    with pytest.raises(ClusterError, match="has been modified"):
-        await reconciler.reconcile()
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret", "Deployment"])
