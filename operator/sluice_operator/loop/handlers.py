@@ -97,7 +97,6 @@ class Operator:
             await self._end(key)
 
     def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
-        """Its object is gone. Any other end of itself is a fault of ours."""
         if not task.cancelled() and (error := task.exception()):
             _log.error("%s: its task has ended", task.get_name(), exc_info=error)
         if self.tasks.get(key) is task:
