@@ -57,7 +57,7 @@ class ChildStore:
         return frozenset(kind for kind, body in lost if controller_of(body) == uid)
 
     def show(self, key: Key, kind: str, body: Object) -> set[Key]:
-        """The watch shows a child, by its labels of `key`; whose it is, and was."""
+        """The watch shows a child of `key`. Returns the keys that have changed."""
         children = self._of.get(key)
         if kind == "Pod":
             return self._show_pod(key, children, body)
@@ -86,11 +86,11 @@ class ChildStore:
             children.named[kind] = _newer(children.named.get(kind), body)
 
     def drop(self, key: Key, kind: str) -> None:
-        """What is known of a child is out of date."""
+        """Forget a child that is out of date."""
         self._of[key].named.pop(kind, None)
 
     def lose(self, key: Key, kind: str, body: Object) -> set[Key]:
-        """A child is gone, at least from the watch; whose it was."""
+        """A child is gone, at least from the watch. Returns the keys that have changed."""
         uid = _uid(body)
         if kind == "Pod":
             key = self._key_of.get(uid, key)

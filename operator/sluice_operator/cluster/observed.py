@@ -1,4 +1,4 @@
-"""What was seen of the cluster, as frozen values. Pure: reads objects of the API server."""
+"""Objects of the API server, read into frozen values. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,12 +80,12 @@ class Pod:
 
     @property
     def has_no_room(self) -> bool:
-        """Whether no node takes it."""
+        """True where no node takes it."""
         return self.trouble is not None and self.trouble.reason == "Unschedulable"
 
     @property
     def serving(self) -> bool:
-        """Whether the Service sends requests to it."""
+        """True where the Service sends requests to it."""
         return self.ready and not self.terminating
 
 
@@ -254,13 +254,13 @@ def _unready_trouble(unready_s: float) -> Trouble | None:
 
 
 def _last_end(status: Object) -> Ended | None:
-    """Of the containers that stay. Those that come first end when they are done."""
+    """The last end of a container that stays. Init containers end when they are done."""
     ends = filter(None, map(last_end, status.get("containerStatuses") or ()))
     return max(ends, key=lambda ended: ended.at_s, default=None)
 
 
 def _sandbox_trouble(status: Object, now: float) -> Trouble | None:
-    """Where volumes or the network are not there. Images are pulled only after that."""
+    """Missing volumes or network, without which no image is pulled."""
     sandbox = _condition(status, "PodReadyToStartContainers")
     since_s = _turned_s(sandbox)
     if sandbox.get("status") != "False" or now - since_s < _UNMOUNTED_S:
@@ -302,8 +302,8 @@ def _container_trouble(container: Object, unready_s: float) -> Trouble | None:
 
 
 def _was_held_back(container: Object) -> bool:
-    """Whether the kubelet waited before it started this run: it would again, and says no word of
-    that while the container runs."""
+    """True where the kubelet waited before it started this run. It would again, and says nothing
+    of that while the container runs."""
     state, last = container.get("state") or {}, container.get("lastState") or {}
     run = state.get("running") or state.get("terminated") or {}
     ended_s = unix_time((last.get("terminated") or {}).get("finishedAt"))

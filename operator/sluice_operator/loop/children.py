@@ -48,7 +48,7 @@ class Children:
         return live
 
     async def are_of_model(self, service: InferenceService) -> bool:
-        """Whether the Deployment is of the model that is asked for now."""
+        """True where the Deployment is of the model that is asked for now."""
         return manifests.is_of_model(service, await self._deployment(service))
 
     async def _deployment(self, service: InferenceService) -> Object | None:
@@ -59,8 +59,8 @@ class Children:
         return {kind: child for kind, child in found.items() if child is not None}
 
     async def look(self, service: InferenceService, *, fits: bool) -> dict[str, Object]:
-        """All that are live, by kind; of a model that does not fit and was not rolled out those
-        that are known. Raises ClusterError."""
+        """All live ones by kind; only the known ones for a model that does not fit and was never
+        rolled out. Raises ClusterError."""
         refs = _refs(service, manifests.WATCHED)
         self.unread = {}
         pods = await self._deployment(service)
@@ -126,8 +126,10 @@ class Children:
         return True
 
     async def apply(self, wanted: Iterable[Object]) -> set[str]:
-        """Write all of them, also behind one that is refused; the kinds for which that changed
-        nothing, as a webhook makes the same of it again. Raises the first ClusterError."""
+        """Write all of them, also behind one that is refused. Raises the first ClusterError.
+
+        Returns the kinds for which that changed nothing, as a webhook makes the same of it again.
+        """
         refused, same = None, set()
         for manifest in wanted:
             kind, before = manifest["kind"], self._store.child(self._key, manifest["kind"])
@@ -152,8 +154,11 @@ class Children:
         return same
 
     async def _write(self, manifest: Object) -> Object:
-        """Apply it; what is there after that. What somebody has put beside ours may be what it is
-        refused for, such as a second port of the same name: then ours takes the place of all."""
+        """Apply it and return the live object.
+
+        A field that somebody has put beside ours may be the reason of a refusal, such as a second
+        port of the same name: then ours replace the whole spec.
+        """
         ref = ref_of(manifest)
         try:
             return await self._cluster.apply(manifest)
@@ -171,7 +176,7 @@ def _refs(service: InferenceService, kinds: Iterable[str]) -> list[Ref]:
 
 
 def _is_watched(live: Object) -> bool:
-    """Whether the watch shows it: by its label, which somebody may have taken away."""
+    """True where the watch shows it: somebody may have taken its label away."""
     labels = live["metadata"].get("labels") or {}
     return labels.get(manifests.MANAGED_BY_LABEL) == manifests.MANAGED_BY
 

@@ -1,4 +1,4 @@
-"""What kopf watches, and nothing else: each handler only wakes the reconciler of an object.
+"""The watches of kopf, and nothing else: each handler only wakes the reconciler of an object.
 
 No handler causes a finalizer, an annotation or a status of kopf's: children go with their owner by
 garbage collection, also while the operator is down.
@@ -8,11 +8,9 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from wsgiref.simple_server import WSGIServer
 
 import kopf
 from prometheus_client import start_http_server
@@ -41,17 +39,16 @@ _LIST_AGAIN_S = 5.0
 
 @dataclass(slots=True)
 class Operator:
-    """The reconcilers, and what their watches have seen."""
+    """The reconcilers, their tasks, and the store that the watches feed."""
 
     settings: Settings
     context: Context | None = None
     store: ChildStore = field(default_factory=ChildStore)
     reconcilers: dict[Key, Reconciler] = field(default_factory=dict)
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
-    close_metrics: Callable[[], None] = lambda: None
 
     def see(self, context: Context, key: Key, body: Object) -> None:
-        """An object is there, or has changed."""
+        """The watch shows an object."""
         task = self.tasks.get(key)
         if task is None or task.done():
             self.store.open(key)
@@ -63,8 +60,8 @@ class Operator:
         self.reconcilers[key].see(body)
 
     async def _look_after(self, context: Context, key: Key) -> None:
-        """Its passes, from when its pods are known: the watch may be yet to show them, and without
-        them a pass would decide as if none served."""
+        """Passes begin when the pods are listed: without them a pass would decide as if none
+        served."""
         reconciler = self.reconcilers[key]
         await self._list_pods(context, key)
         await reconciler.run()
@@ -84,7 +81,7 @@ class Operator:
                 return
 
     def see_child(self, kind: str, body: Object, *, is_gone: bool) -> None:
-        """A child is there or has changed; or it is gone, at least from the watch."""
+        """The watch shows a child, or that it is gone."""
         tell = self.store.lose if is_gone else self.store.show
         for key in tell(owner_of(kind, body), kind, body):
             if reconciler := self.reconcilers.get(key):
@@ -116,12 +113,10 @@ class Operator:
             await asyncio.wait([task])
 
     async def stop(self) -> None:
-        """Every reconciler ends; what it was writing is safe to write again."""
         for key in list(self.tasks):
             await self._end(key)
         if self.context:
             await self.context.client.aclose()
-        await asyncio.to_thread(self.close_metrics)
 
 
 def create_registry(operator: Operator) -> kopf.OperatorRegistry:
@@ -157,7 +152,7 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
 
 
 async def connect(operator: Operator) -> Context:
-    """What the reconcilers share. kopf tries again where waiting can help, with one line each."""
+    """The reconcilers' context. Raises kopf.TemporaryError where waiting can help."""
     settings, metrics = operator.settings, Metrics()
     try:
         cluster = Cluster.connect(metrics)
@@ -167,14 +162,8 @@ async def connect(operator: Operator) -> Context:
             )
     except ClusterError as e:
         raise kopf.TemporaryError(str(e), delay=5) from e
-    server, _ = start_http_server(settings.metrics_port, settings.address, metrics.registry)
-    operator.close_metrics = partial(_close, server)
+    start_http_server(settings.metrics_port, settings.address, metrics.registry)
     return Context(settings, cluster, create_client(), metrics, operator.store)
-
-
-def _close(server: WSGIServer) -> None:
-    server.shutdown()
-    server.server_close()
 
 
 def _register_child(
@@ -218,7 +207,7 @@ class _NoDifferences(kopf.DiffBaseStorage):
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """kopf's settings: measured values, and no trace of kopf on the objects."""
+    """Set kopf up so that it leaves no trace on the objects."""
     settings.posting.enabled = False  # our events are our own, deduplicated
     settings.watching.server_timeout = 600  # an int: the API server refuses 600.0
     settings.watching.chunk_size = _OF_A_LIST

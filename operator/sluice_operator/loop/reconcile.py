@@ -55,7 +55,7 @@ _NOT_READ = frozenset({"labels", "annotations", "managedFields"})
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all reconcilers of one operator share."""
+    """All that the reconcilers of one operator share."""
 
     settings: Settings
     cluster: Cluster
@@ -68,7 +68,7 @@ class Context:
 
 @dataclass(slots=True)
 class _Memory:
-    """What one reconciler remembers; all of it can be lost at any time.
+    """The memory of one reconciler; all of it can be lost at any time.
 
     `pods`: as they were told of last, by uid; `told`: by reason, the key of the last event.
     """
@@ -92,7 +92,7 @@ class Reconciler:
 
     @property
     def uid(self) -> str:
-        """Of the object that was seen last."""
+        """The uid of the object that was seen last."""
         return str(self._body.get("metadata", {}).get("uid", ""))
 
     def see(self, body: Object) -> None:
@@ -118,7 +118,6 @@ class Reconciler:
         self._keys = ApiKeys(cluster, every_s)
 
     def wake(self) -> None:
-        """Something that this object is made of has changed."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -199,7 +198,7 @@ class Reconciler:
         return min(planned.requeue_s, max(wait_s, self._context.settings.tick_s))
 
     async def _is_to_care(self, now: float) -> bool:
-        """Whether the object is this operator's, and not another installation's."""
+        """False where the object is another installation's, which is then told."""
         memory, meta, me = self._memory, self._body["metadata"], self._context.settings.instance
         ref = Ref("ConfigMap", self._namespace, runtime.runtime_name(self._name))
         owner = ownership.owner_of(meta["uid"], await self._children.find(ref))
@@ -249,7 +248,8 @@ class Reconciler:
             memory.runtime = stored and replace(stored, past=wanting_none(stored.past))
 
     async def _is_there(self, service: InferenceService) -> bool:
-        """Whether the object itself is, as far as known; asked for when deletions are."""
+        """False where the object itself is found to be gone; looked for as often as its
+        children."""
         if not await self._children.sweep(service, self._own):
             return True
         itself = Ref(KIND, self._namespace, self._name)
@@ -346,7 +346,7 @@ def _own_metadata(body: Object) -> Object:
 
 
 def _asked(body: Object) -> tuple[Any, ...]:
-    """What of an object is a person's: not its status, and not the bookkeeping of its writes."""
+    """The parts of an object that a person writes, without the bookkeeping of other writes."""
     meta = body.get("metadata", {})
     return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp")
 

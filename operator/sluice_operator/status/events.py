@@ -1,4 +1,4 @@
-"""What is told as Kubernetes events: only changes, each once, under stable reasons. Pure."""
+"""Kubernetes events: only changes, each once, under stable reasons. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,7 +104,7 @@ def _when(entry: Object) -> str:
 
 
 def decided(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Notice]:
-    """What a decision changed, with the evidence."""
+    """The changes of a decision, with the evidence."""
     seen = _evidence_text(decision)
     if decision.cap_reason and after.cap != before.cap:
         count, why = f"{before.cap} -> {after.cap}", decision.cap_move.message

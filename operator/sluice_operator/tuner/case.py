@@ -78,19 +78,19 @@ class Case:
 
     @property
     def by_deadline(self) -> bool:
-        """Whether every pod that is heard lets who can still be in time pass the late."""
+        """True where all pods that are heard serve requests that can be in time before late ones."""
         configs = [pod.view.config for pod in self.fleet.heard]
         return all(c is not None and c.scheduling_policy == "deadline" for c in configs)
 
     @property
     def gaps_breached(self) -> bool:
-        """Whether the inter-token target is breached by more than slow spells."""
+        """True where more than slow spells breach the inter-token target."""
         judged = self.verdicts.get("interTokenLatency")
         return judged is not None and judged.cap_breached
 
     @property
     def is_cold(self) -> bool:
-        """Whether a pod is starting or has started a short while ago."""
+        """True while a pod starts, and for a short while after."""
         started = [pod.started_s for pod in self.seen.pods if not pod.terminating]
         young = any(at is not None and self.seen.now - at < k.YOUNG_S for at in started)
         return young or self.fleet.num_ready < self.seen.replicas
@@ -195,8 +195,8 @@ def _noisy_pods(pods: Sequence[HeardPod], accepts: Accepts, seen: Observation) -
 
 
 def _is_only_busier(slow: Sequence[HeardPod], rest: Sequence[HeardPod]) -> bool:
-    """Whether `slow` have larger batches than `rest`, in steps such as theirs would be: then it is
-    how the load is spread (clients that keep a connection), and the others would break as well."""
+    """True where `slow` have larger batches than `rest`, in steps such as theirs would be. Then the
+    load is spread unevenly (clients that keep a connection), and the others would break as well."""
     work = describe_work(slow)
     if describe_work(rest).decodes >= k.BUSY_ALIKE * work.decodes:
         return False
@@ -222,8 +222,8 @@ def _late_in_queue(verdicts: dict[TargetName, TargetVerdict], work: Work) -> Tar
 
 
 def _main_cause(late: TargetName | None, misses: dict[Cause, int], work: Work) -> Cause:
-    """The largest cause. What is not booked was refused or never started: it waited in the
-    queue. So did what ends too late while its first token is in time, or may come at any."""
+    """The largest cause. A request that is not booked was refused or never started: it waited in
+    the queue. So did one that ends too late with a first token in time."""
     waits_for: Cause = "kv" if work.waiting_kv > work.waiting_cap else "cap"
     if late == "endToEnd":
         return waits_for
