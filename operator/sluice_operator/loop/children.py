@@ -25,11 +25,17 @@ class Children:
 
     `unread`: by kind, why a child could not be read at the last pass; `accepted`: by kind,
     `drift.acceptance` of our last write; `saved`: manifest hash of the ConfigMap that we wrote
-    last, and `saved_s` when. Times are of `time.monotonic`, as nobody else reads them.
+    last, and `saved_s` when; `pods_label`: selects the object's pods. Times are of
+    `time.monotonic`, as nobody else reads them.
     """
 
     def __init__(self, cluster: Cluster, store: ChildStore, key: Key, resync_s: float) -> None:
         self._cluster, self._store, self._key, self._resync_s = cluster, store, key, resync_s
+        self.pods_label = (
+            f"{manifests.INSTANCE_LABEL}={key[1]},"
+            f"{manifests.MANAGED_BY_LABEL}={manifests.MANAGED_BY}"
+        )
+        self._has_listed = False
         self._read_by_name_s = -math.inf
         self._swept_s = time.monotonic()
         self.unread: dict[str, ClusterError] = {}
@@ -37,6 +43,14 @@ class Children:
         self.saved: str | None = None
         self.saved_s = -math.inf
         self.token = ""
+
+    async def list_pods(self) -> None:
+        """Read the pods once, as the watch may be yet to show them: without them a pass would
+        decide as if none served. Raises ClusterError."""
+        if not self._has_listed:
+            async for body in self._cluster.live_pods(self._key[0], self.pods_label):
+                self._store.show(self._key, "Pod", body)
+            self._has_listed = True
 
     async def find(self, ref: Ref) -> Object | None:
         """The child of that name; read where it is not known, or no watch would tell of it."""
@@ -105,7 +119,7 @@ class Children:
             elif before := self._store.child(self._key, ref.kind):
                 self._store.lose(self._key, ref.kind, before)
 
-    async def sweep(self, service: InferenceService, pods_label: str) -> bool:
+    async def sweep(self, service: InferenceService) -> bool:
         """Find deletions that the watch has missed: after a gap it lists anew, and tells none.
 
         False where it was done lately. Raises ClusterError.
@@ -114,7 +128,7 @@ class Children:
         if now_s - self._swept_s < _SWEEP_RESYNCS * self._resync_s:
             return False
         pods = {_uid(body) for body in self._store.pods(self._key)}  # later ones the watch tells
-        there = await self._cluster.uids(Ref("Pod", service.namespace), pods_label)
+        there = await self._cluster.uids(Ref("Pod", service.namespace), self.pods_label)
         for uid in pods - there:
             self._store.lose_pod(uid)
         for ref in _refs(service, manifests.WATCHED):

@@ -15,7 +15,7 @@ from typing import Any
 import kopf
 from prometheus_client import start_http_server
 
-from ..children.manifests import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, WATCHED, owner_of
+from ..children.manifests import MANAGED_BY, MANAGED_BY_LABEL, WATCHED, owner_of
 from ..cluster.address import in_url
 from ..cluster.child_store import ChildStore, Key
 from ..cluster.client import LIVE_PODS, RESOURCES, Cluster, ClusterError
@@ -34,7 +34,6 @@ _OF_A_LIST = 10
 """Objects that kopf asks for at once: each may be some MiB, and of all kinds it lists one page."""
 _WORKER_IDLE_S = 0.2
 """kopf's worker of an object holds what it last saw of it for so long."""
-_LIST_AGAIN_S = 5.0
 
 
 @dataclass(slots=True)
@@ -53,32 +52,11 @@ class Operator:
         if task is None or task.done():
             self.store.open(key)
             self.reconcilers[key] = Reconciler(context, *key)
-            task = asyncio.create_task(self._look_after(context, key), name="/".join(key))
+            task = asyncio.create_task(self.reconcilers[key].run(), name="/".join(key))
             task.add_done_callback(partial(self._ended, key))
             self.tasks[key] = task
             context.metrics.objects.set(len(self.tasks))
         self.reconcilers[key].see(body)
-
-    async def _look_after(self, context: Context, key: Key) -> None:
-        """Passes begin when the pods are listed: without them a pass would decide as if none
-        served."""
-        reconciler = self.reconcilers[key]
-        await self._list_pods(context, key)
-        await reconciler.run()
-
-    async def _list_pods(self, context: Context, key: Key) -> None:
-        namespace, name = key
-        label = f"{INSTANCE_LABEL}={name},{MANAGED_BY_LABEL}={MANAGED_BY}"
-        while True:
-            try:
-                async for body in context.cluster.live_pods(namespace, label):
-                    self.store.show(key, "Pod", body)
-            except ClusterError as e:
-                _log.warning("%s/%s: its pods cannot be listed: %s", namespace, name, e)
-                context.metrics.passes.labels("error").inc()
-                await asyncio.sleep(_LIST_AGAIN_S)
-            else:
-                return
 
     def see_child(self, kind: str, body: Object, *, is_gone: bool) -> None:
         """The watch shows a child, or that it is gone."""

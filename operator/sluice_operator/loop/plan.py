@@ -524,7 +524,7 @@ def _patches(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPa
     """For every pod that is not as it should be: late, new, or with targets since edited."""
     if runtime.cap is None:
         return
-    slo = WireSlo(spec.slo.ttft_ms, spec.slo.itl_ms, spec.slo.e2e_ms)
+    slo = _wire_slo(spec)
     for pod in observed.pods:
         config = _scrape_of(observed, pod).config
         if config is None or pod.terminating:
@@ -538,3 +538,7 @@ def _patches(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPa
         }
         if any(getattr(config, name) != value for name, value in wanted.items()):
             yield PodPatch(pod, RuntimePatch(**wanted))
+
+
+def _wire_slo(spec: Spec) -> WireSlo:
+    return WireSlo(spec.slo.ttft_ms, spec.slo.itl_ms, spec.slo.e2e_ms)

@@ -20,7 +20,7 @@ import httpx
 from ..children import runtime
 from ..children.api_keys import ApiKeys
 from ..children.drift import manifest_hash
-from ..children.manifests import INSTANCE_LABEL, MANAGED_BY_LABEL, is_ours
+from ..children.manifests import is_ours
 from ..children.runtime import Runtime
 from ..cluster.child_store import ChildStore
 from ..cluster.client import Cluster, ClusterError, Ref
@@ -84,7 +84,6 @@ class Reconciler:
     def __init__(self, context: Context, namespace: str, name: str) -> None:
         self._context, self._namespace, self._name = context, namespace, name
         self._key = (namespace, name)
-        self._own = f"{INSTANCE_LABEL}={name},{MANAGED_BY_LABEL}"
         self._forget()
         self._body: Object = {}
         self._serves = False
@@ -114,7 +113,7 @@ class Reconciler:
         self._status = StatusWriter(context.cluster, context.turns)
         cluster, every_s = context.cluster, context.settings.resync_s
         self._children = Children(cluster, context.children, self._key, every_s)
-        self._failures = Failures(cluster, self._namespace, self._own, every_s)
+        self._failures = Failures(cluster, self._namespace, self._children.pods_label, every_s)
         self._keys = ApiKeys(cluster, every_s)
 
     def wake(self) -> None:
@@ -167,6 +166,7 @@ class Reconciler:
     async def reconcile(self) -> float:
         """One pass; seconds until the next, infinite where the object is gone and the watch has
         missed it. Raises ClusterError where the API server refuses."""
+        await self._children.list_pods()
         now, body = time.time(), self._body
         self._serves = any(pod.serving for pod in self._pods(now))
         meta, previous = body["metadata"], self._status.unwritten or body.get("status") or {}
@@ -250,7 +250,7 @@ class Reconciler:
     async def _is_there(self, service: InferenceService) -> bool:
         """False where the object itself is found to be gone; looked for as often as its
         children."""
-        if not await self._children.sweep(service, self._own):
+        if not await self._children.sweep(service):
             return True
         itself = Ref(KIND, self._namespace, self._name)
         return self.uid in await self._context.cluster.uids(itself)

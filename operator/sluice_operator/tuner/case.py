@@ -78,7 +78,7 @@ class Case:
 
     @property
     def by_deadline(self) -> bool:
-        """True where all pods that are heard serve requests that can be in time before late ones."""
+        """True where all heard pods serve requests that can be in time before late ones."""
         configs = [pod.view.config for pod in self.fleet.heard]
         return all(c is not None and c.scheduling_policy == "deadline" for c in configs)
 

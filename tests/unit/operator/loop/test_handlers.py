@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, cast
 
 import kopf
 import pytest
 from sluice_operator.children.runtime import OWNER_ANNOTATION
-from sluice_operator.cluster.client import LIVE_PODS, ClusterError
-from sluice_operator.loop import handlers
+from sluice_operator.cluster.client import LIVE_PODS
 from sluice_operator.loop.handlers import Operator, configure, create_registry
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
@@ -111,39 +109,6 @@ def pod_of_demo(name: str, version: int = 1) -> dict[str, Any]:
     pod = pod_body(name)
     pod["metadata"] |= {"namespace": "default", "resourceVersion": str(version)}
     return pod
-
-
-async def test_an_object_is_not_looked_at_before_its_pods_are_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else each start of an operator would tell that none is ready, and forget what they serve."""
-    operator, store, passes = Operator(SETTINGS), Store(), list[list[str]]()
-    monkeypatch.setattr(handlers, "_LIST_AGAIN_S", 0.01)
-    is_away = True
-
-    async def run(self: Reconciler) -> None:
-        passes.append([body["metadata"]["name"] for body in operator.store.pods(KEY)])
-        await asyncio.Event().wait()
-
-    async def live_pods(namespace: str, label: str) -> AsyncIterator[dict[str, Any]]:
-        nonlocal is_away
-        assert "app.kubernetes.io/instance=demo,app.kubernetes.io/managed-by" in label
-        if is_away:
-            is_away = False
-            raise ClusterError(500, "InternalError", "away")
-        operator.see_child("Pod", pod_of_demo("new"), is_gone=False)
-        yield pod_of_demo("old")
-
-    monkeypatch.setattr(Reconciler, "run", run)
-    monkeypatch.setattr(store, "live_pods", live_pods)
-    operator.see(create_context(store, operator), KEY, body())
-    async with asyncio.timeout(10):
-        while not passes:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    assert passes == [["new", "old"]]
-    await operator.forget(KEY, "uid-1")
-    operator.store.open(KEY)
-    assert list(operator.store.pods(KEY)) == []
 
 
 async def test_a_child_wakes_its_own_object_only(

@@ -10,7 +10,7 @@ import random
 import time
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -42,6 +42,7 @@ from unit.operator.observations import (
 WATCHED = ("ConfigMap", "Service", "Deployment")
 Key = tuple[str, str]
 DEMO = ("default", "demo")
+LABEL = "app.kubernetes.io/instance=demo,app.kubernetes.io/managed-by=sluice-operator"
 
 
 class Store(Cluster):
@@ -73,12 +74,15 @@ class Store(Cluster):
         )
 
     async def failed_pods(self, namespace: str, label: str) -> AsyncIterator[dict[str, Any]]:
-        assert label == "app.kubernetes.io/instance=demo,app.kubernetes.io/managed-by"
+        assert label == LABEL
         self.num_looks += 1
         for body in self.failed:
             yield body
 
     async def live_pods(self, namespace: str, label: str) -> AsyncIterator[dict[str, Any]]:
+        assert label == LABEL
+        if "Pod" in self.refused:
+            raise self.refused["Pod"]
         for body in self.pods:
             yield body
 
@@ -196,6 +200,21 @@ def reconciler(context: Context) -> Reconciler:
     made = Reconciler(context, "default", "demo")
     made.see(body())
     return made
+
+
+async def test_nothing_is_done_before_the_pods_are_known(store: Store, context: Context) -> None:
+    """Else each start of an operator would tell that none is ready, and forget what they serve."""
+    children = ChildStore()
+    children.open(DEMO)
+    new = Reconciler(replace(context, children=children), *DEMO)
+    new.see(body())
+    store.pods, store.refused = [pod_body()], {"Pod": ClusterError(500, "InternalError", "away")}
+    with pytest.raises(ClusterError, match="away"):
+        await new.reconcile()
+    assert (store.objects, store.statuses) == ({}, [])
+    store.refused.clear()
+    await new.reconcile()
+    assert _condition(store, "Ready") == ("True", "Serving")
 
 
 async def test_a_child_that_goes_while_it_is_written_is_made_again(
