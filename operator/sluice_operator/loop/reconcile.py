@@ -49,7 +49,7 @@ _MAX_BACKOFF_S = 60.0
 _MAX_DOUBLINGS = 10
 """More than either back-off takes, and far from the largest float."""
 _SERVING_BACKOFF_S = 10.0
-"""What one refused child costs pods that serve: a look in so many seconds instead of two."""
+"""The longest where pods serve: they are looked at every two seconds else."""
 _NOT_READ = frozenset({"labels", "annotations", "managedFields"})
 
 
@@ -61,7 +61,7 @@ class Context:
     cluster: Cluster
     client: httpx.AsyncClient
     metrics: Metrics
-    children: ChildStore
+    store: ChildStore
     turns: Turns = field(default_factory=lambda: Turns(time.monotonic))
     exchanges: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OPEN))
 
@@ -112,7 +112,7 @@ class Reconciler:
         self._scraper = Scraper(context.client, context.metrics, context.exchanges)
         self._status = StatusWriter(context.cluster, context.turns)
         cluster, every_s = context.cluster, context.settings.resync_s
-        self._children = Children(cluster, context.children, self._key, every_s)
+        self._children = Children(cluster, context.store, self._key, every_s)
         self._failures = Failures(cluster, self._namespace, self._children.pods_label, every_s)
         self._keys = ApiKeys(cluster, every_s)
 
@@ -229,7 +229,7 @@ class Reconciler:
             previous=previous,
             runtime=memory.runtime,
             accepted=dict(children.accepted),
-            deleted=self._context.children.lost(self._key, self.uid),
+            deleted=self._context.store.lost(self._key, self.uid),
             unsaved_s=time.monotonic() - children.saved_s,
             failed=await self._failures.newest(pods, now),
             keys_problem=await self._keys.problem(service, time.monotonic()),
@@ -237,14 +237,14 @@ class Reconciler:
         )
 
     def _take(self, held: Object) -> None:
-        """The stored state, where we know none or another process has written since: to go on from
-        what we know would be a fight. A person's edit leaves our hash, and is put back."""
+        """Go on from the stored state where this process has none, or another one has written:
+        two would undo each other's writes. A person's edit leaves our hash, and is put back."""
         memory = self._memory
         if memory.runtime is not None and manifest_hash(held) == self._children.saved:
             return
         stored = runtime.parse(held.get("data") or {})
         if memory.runtime is None or (stored and stored.epoch >= memory.runtime.epoch):
-            # That other replicas were wanted then, nobody has seen to hold since.
+            # Nobody has seen since that other replicas are still wanted.
             memory.runtime = stored and replace(stored, past=wanting_none(stored.past))
 
     async def _is_there(self, service: InferenceService) -> bool:
@@ -256,7 +256,7 @@ class Reconciler:
         return self.uid in await self._context.cluster.uids(itself)
 
     def _pods(self, now: float) -> tuple[Pod, ...]:
-        pods = (pod_of(body, now) for body in self._context.children.pods(self._key))
+        pods = (pod_of(body, now) for body in self._context.store.pods(self._key))
         return tuple(sorted(pods, key=lambda pod: pod.name))
 
     async def _scrape(

@@ -141,7 +141,7 @@ def test_pods_that_have_ended_are_not_watched() -> None:
 async def test_a_child_whose_label_is_put_back_is_seen_again(operator: Operator) -> None:
     """Else its ConfigMap says of an object that it is nobody's, and it changes hands."""
     store = Store()
-    one = Reconciler(replace(create_context(store, operator), children=Children(store)), *KEY)
+    one = Reconciler(replace(create_context(store, operator), store=Children(store)), *KEY)
     one.see(body())
     await one.reconcile()
     operator.see(create_context(store, operator, "two"), KEY, body())

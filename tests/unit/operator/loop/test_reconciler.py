@@ -206,7 +206,7 @@ async def test_nothing_is_done_before_the_pods_are_known(store: Store, context: 
     """Else each start of an operator would tell that none is ready, and forget what they serve."""
     children = ChildStore()
     children.open(DEMO)
-    new = Reconciler(replace(context, children=children), *DEMO)
+    new = Reconciler(replace(context, store=children), *DEMO)
     new.see(body())
     store.pods, store.refused = [pod_body()], {"Pod": ClusterError(500, "InternalError", "away")}
     with pytest.raises(ClusterError, match="away"):
@@ -226,7 +226,7 @@ async def test_a_child_that_goes_while_it_is_written_is_made_again(
         if kind == "Deployment":
             store.after_write = lambda kind: None
             gone = store.objects.pop(("Deployment", "demo"))
-            context.children.lose(DEMO, "Deployment", gone)
+            context.store.lose(DEMO, "Deployment", gone)
 
     store.after_write = lose
     reconciler.see(body(2, replicas=2))
@@ -445,7 +445,7 @@ async def test_an_object_that_is_being_deleted_gets_no_child_back(
     leaving = body(2)
     leaving["metadata"]["deletionTimestamp"] = timestamp(NOW)
     reconciler.see(leaving)
-    context.children.lose(DEMO, "Deployment", store.objects.pop(("Deployment", "demo")))
+    context.store.lose(DEMO, "Deployment", store.objects.pop(("Deployment", "demo")))
     writes, events = store.num_writes, len(store.events)
     await reconciler.reconcile()
     assert (store.num_writes, len(store.events)) == (writes, events)
@@ -580,7 +580,7 @@ async def test_a_child_that_goes_during_a_pass_is_told_at_the_next(
 
     def lose(kind: str) -> None:
         store.after_write = lambda kind: None
-        context.children.lose(DEMO, "Service", store.objects.pop(("Service", "demo")))
+        context.store.lose(DEMO, "Service", store.objects.pop(("Service", "demo")))
 
     store.after_write = lose
     reconciler.see(body(2, replicas=2))
