@@ -52,11 +52,6 @@ class Reason(StrEnum):
         "UnknownFields",
         "Fields of the spec that this operator does not know, as a newer one does, are left out.",
     )
-    CRD_OUTDATED = (
-        "CRDOutdated",
-        "The CustomResourceDefinition is older than the operator; what it does not know of the "
-        "status is left out.",
-    )
     NAME_TAKEN = "NameTaken", "An object of this name is somebody else's; it is left alone."
     AWAITING_DELETION = (
         "AwaitingDeletion",

@@ -71,15 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("Always", "IfNotPresent", "Never"),
         help="of the worker's container",
     )
-    add("--hub-endpoint", type=_url, help="of hf:// models")
-    add("--hub-proxy", type=_url, help="HTTP proxy on the way there, of this process and the pods")
-    add(
-        "--hub-ca-config-map",
-        type=_name_and_key,
-        dest="hub_authorities",
-        metavar="NAME/KEY",
-        help="ConfigMap of the pods' namespace with the certificates that pods trust on the way",
-    )
+    _add_hub(parser)
     add(
         "--assigned-user",
         action="store_true",
@@ -92,6 +84,28 @@ def _parser() -> argparse.ArgumentParser:
         dest="namespaces",
         help="serve only this one (may be repeated)",
     )
+    _add_listening(parser)
+    add("--tick-seconds", type=_positive, dest="tick_s", help="between two looks at the evidence")
+    add("--resync-seconds", type=_positive, dest="resync_s", help="between two passes when idle")
+    add("--log-format", choices=("plain", "json"))
+    add("--verbose", action="store_true", help="log debug messages")
+    return parser
+
+
+def _add_hub(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--hub-endpoint", type=_url, help="of hf:// models")
+    add("--hub-proxy", type=_url, help="HTTP proxy on the way there, of this process and the pods")
+    add(
+        "--hub-ca-config-map",
+        type=_name_and_key,
+        dest="hub_authorities",
+        metavar="NAME/KEY",
+        help="ConfigMap of the pods' namespace with the certificates that pods trust on the way",
+    )
+
+
+def _add_listening(parser: argparse.ArgumentParser) -> None:
     listen = parser.add_mutually_exclusive_group()
     listen.add_argument("--address", help="address to serve metrics and liveness on")
     listen.add_argument(
@@ -100,13 +114,8 @@ def _parser() -> argparse.ArgumentParser:
         dest="address",
         help="the pod's own address: serve them on all addresses of its family",
     )
-    add("--metrics-port", type=_port, help="of /metrics")
-    add("--liveness-port", type=_port, help="of /healthz")
-    add("--tick-seconds", type=_positive, dest="tick_s", help="between two looks at the evidence")
-    add("--resync-seconds", type=_positive, dest="resync_s", help="between two passes when idle")
-    add("--log-format", choices=("plain", "json"))
-    add("--verbose", action="store_true", help="log debug messages")
-    return parser
+    parser.add_argument("--metrics-port", type=_port, help="of /metrics")
+    parser.add_argument("--liveness-port", type=_port, help="of /healthz")
 
 
 def _all_of_family(text: str) -> str:

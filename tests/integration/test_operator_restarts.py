@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from integration.operator_runs import (
     running_operator,
     settle,
 )
+from sluice_operator.children.manifests import owner_of
+from sluice_operator.cluster.child_store import ChildStore, Key
 from sluice_operator.cluster.client import Cluster, ClusterError
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
@@ -66,7 +68,7 @@ async def a_reconciler(
     server: ApiServer,
     space: Namespace,
     models: Path,
-    children: Callable[[str, str, str], Iterable[Object]],
+    children: ChildStore,
     *,
     writes: float = float("inf"),
     resync_s: float = 30.0,
@@ -78,25 +80,29 @@ async def a_reconciler(
     cluster.writes_left, cluster.meeting = writes, meeting
     settings = Settings("registry.invalid/worker:1", models_dir=models, resync_s=resync_s)
     async with create_client() as client:
+        children.open(space.demo)
         reconciler = Reconciler(Context(settings, cluster, client, metrics, children), *space.demo)
         reconciler.see(space.get("inferenceservices", "demo"))
         yield reconciler
 
 
-def live_children(space: Namespace) -> Callable[[str, str, str], Iterable[Object]]:
-    """What a watch that misses nothing has seen of demo's children."""
+class LiveChildren(ChildStore):
+    """Those of demo, with a watch that misses nothing."""
 
-    def children(kind: str, namespace: str, owner: str) -> Iterable[Object]:
-        found = space.find(_PLURALS[kind], space.child(kind)) if kind in _PLURALS else None
-        return [found] if found else []
+    def __init__(self, space: Namespace) -> None:
+        super().__init__()
+        self._space = space
 
-    return children
+    def child(self, key: Key, kind: str) -> Object | None:
+        is_watched = kind in _PLURALS
+        if is_watched and (found := self._space.find(_PLURALS[kind], self._space.child(kind))):
+            self.show(key, kind, found)
+        return super().child(key, kind)
 
 
 async def reconcile_once(server: ApiServer, space: Namespace, models: Path, writes: float) -> bool:
     """A new operator's pass over demo, ended after `writes` writes; whether it was ended."""
-
-    children = live_children(space)
+    children = LiveChildren(space)
     async with a_reconciler(server, space, models, children, writes=writes) as reconciler:
         try:
             await reconciler.reconcile()
@@ -108,28 +114,25 @@ async def reconcile_once(server: ApiServer, space: Namespace, models: Path, writ
 @asynccontextmanager
 async def longlived(
     server: ApiServer, space: Namespace, models: Path
-) -> AsyncIterator[tuple[Reconciler, dict[str, Object]]]:
-    """A reconciler of demo that looks at everything at each pass, and what its watch remembers."""
-    seen = dict[str, Object]()
-
-    def children(kind: str, namespace: str, owner: str) -> Iterable[Object]:
-        return [seen[kind]] if kind in seen else []
-
+) -> AsyncIterator[tuple[Reconciler, ChildStore]]:
+    """A reconciler of demo that looks at everything at each pass, and its children, of which no
+    watch tells."""
+    children = ChildStore()
     async with a_reconciler(server, space, models, children, resync_s=0.0) as reconciler:
         await reconciler.reconcile()
-        seen.update({kind: space.get(p, space.child(kind)) for kind, p in _PLURALS.items()})
-        yield reconciler, seen
+        yield reconciler, children
 
 
 async def test_a_deletion_that_the_watch_missed_is_found(
     apiserver: ApiServer, space: Namespace, models: Path
 ) -> None:
     create_demo(space)
-    async with longlived(apiserver, space, models) as (reconciler, seen):
+    async with longlived(apiserver, space, models) as (reconciler, _):
+        before = space.get("deployments", "demo")
         space.delete("deployments", "demo")
         await reconciler.reconcile()
         restored = space.get("deployments", "demo")
-    assert restored["metadata"]["uid"] != seen["Deployment"]["metadata"]["uid"]
+    assert restored["metadata"]["uid"] != before["metadata"]["uid"]
 
 
 async def test_an_object_whose_deletion_the_watch_missed_gets_no_children_again(
@@ -159,9 +162,14 @@ async def test_a_copy_of_a_child_is_not_taken_for_it(
     apiserver: ApiServer, space: Namespace, models: Path
 ) -> None:
     create_demo(space)
-    async with longlived(apiserver, space, models) as (reconciler, seen):
-        copied = {**seen["ConfigMap"]["metadata"], "name": "a-backup", "resourceVersion": "1"}
-        seen["ConfigMap"] = {**seen["ConfigMap"], "metadata": copied, "data": {"epoch": "999"}}
+    async with longlived(apiserver, space, models) as (reconciler, children):
+        held = space.get("configmaps", "demo-runtime")
+        copy = {
+            **held,
+            "metadata": {**held["metadata"], "name": "a-backup"},
+            "data": {"epoch": "9"},
+        }
+        assert children.show(owner_of("ConfigMap", copy), "ConfigMap", copy) == set()
         await reconciler.reconcile()
     assert space.get("configmaps", "demo-runtime")["data"]["epoch"] == "0"
 
@@ -233,7 +241,7 @@ async def test_an_operator_that_was_overtaken_goes_on_from_where_the_other_is(
     def batching(**limits: int | None) -> Object:
         return space.patch("inferenceservices", "demo", {"spec": {"batching": limits}})
 
-    async with a_reconciler(apiserver, space, models, live_children(space)) as first:
+    async with a_reconciler(apiserver, space, models, LiveChildren(space)) as first:
         await first.reconcile()
         batching(maxNumSeqs=2, initialNumSeqs=2)
         assert not await reconcile_once(apiserver, space, models, float("inf"))
@@ -254,8 +262,7 @@ async def test_of_two_operators_that_open_an_epoch_at_once_one_is_refused(
     async def narrow_to(cap: int, operators: AsyncExitStack) -> Reconciler:
         batching = {"maxNumSeqs": cap, "initialNumSeqs": cap}
         space.patch("inferenceservices", "demo", {"spec": {"batching": batching}})
-        children = live_children(space)
-        made = a_reconciler(apiserver, space, models, children, meeting=meeting)
+        made = a_reconciler(apiserver, space, models, LiveChildren(space), meeting=meeting)
         return await operators.enter_async_context(made)
 
     async with AsyncExitStack() as operators, asyncio.timeout(30.0):

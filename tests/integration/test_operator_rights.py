@@ -103,31 +103,32 @@ def test_writes_that_the_api_server_refuses_are_told_and_not_hammered(
 
 
 @pytest.fixture
-def older_crd(client: httpx.Client) -> Iterator[str]:
-    """A CRD that does not know `status.url`, named so; put right afterwards."""
-    url = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/url"
+def older_crd(client: httpx.Client) -> Iterator[None]:
+    """A CRD without `status.url` and `status.batching.epoch`; put right afterwards."""
+    status = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties"
+    declared = {"/url": {"type": "string"}, "/batching/properties/epoch": {"type": "integer"}}
 
-    def edit(**operation: Any) -> None:
+    def edit(operations: list[dict[str, Any]]) -> None:
         headers = {"Content-Type": "application/json-patch+json"}
-        answer = client.patch(CRD, headers=headers, json=[{"path": url, **operation}])
+        answer = client.patch(CRD, headers=headers, json=operations)
         assert answer.is_success, answer.text
 
-    edit(op="remove")
-    yield "status.url"
-    edit(op="add", value={"type": "string"})
+    edit([{"op": "remove", "path": status + path} for path in declared])
+    yield
+    edit([{"op": "add", "path": status + path, "value": v} for path, v in declared.items()])
 
 
-def test_an_operator_beside_an_older_crd_writes_what_that_knows(
-    restricted: ApiServer, client: httpx.Client, tmp_path: Path, older_crd: str
+@pytest.mark.usefixtures("older_crd")
+def test_an_operator_beside_an_older_crd_writes_all_of_its_status(
+    restricted: ApiServer, client: httpx.Client, tmp_path: Path
 ) -> None:
     space = create_namespace(client, "older-crd")
     create_demo(space)
     models = write_models(tmp_path / "models")
     with running_operator(restricted, models, tmp_path / "operator.log", space.name) as operator:
         settle(operator, space)
-        assert "url" not in space.get("inferenceservices", "demo")["status"]
-        operator.wait("the event", lambda: bool(space.events("CRDOutdated")))
-        assert older_crd in space.events("CRDOutdated")[0]
+        status = space.get("inferenceservices", "demo")["status"]
+        assert (status["url"], status["batching"]["epoch"]) == ("http://demo.older-crd.svc", 0)
 
 
 def test_no_right_is_a_wildcard_and_no_secret_can_be_listed(chart: list[dict[str, Any]]) -> None:

@@ -53,11 +53,6 @@ def manifest_hash(thing: Object | None) -> str | None:
     return annotation(thing, MANIFEST_ANNOTATION)
 
 
-def version(thing: Object) -> int:
-    """The resourceVersion, which is a number that rises with each write (KEP-5504)."""
-    return int(thing.get("metadata", {}).get("resourceVersion", 0))
-
-
 def acceptance(wanted: Object, live: Object) -> str:
     """Names the pair, so that a write which the API server changes itself is not repeated."""
     meta = live["metadata"]

@@ -52,6 +52,18 @@ def name_of(service: InferenceService, kind: str) -> str:
     return names.get(kind, service.name)
 
 
+def owner_of(kind: str, body: Object) -> tuple[str, str]:
+    """Namespace and name of the object whose child `body` would be: the label of a pod tells, of
+    others the name, which nobody edits."""
+    meta = body["metadata"]
+    name: str = meta["name"]
+    if kind == "Pod":
+        name = str((meta.get("labels") or {}).get(INSTANCE_LABEL, ""))
+    elif kind == "ConfigMap":
+        name = name.removesuffix(runtime_name("")) if name.endswith(runtime_name("")) else ""
+    return str(meta["namespace"]), name
+
+
 def selector(service: InferenceService) -> dict[str, str]:
     """Labels that pick the object's pods, and only them."""
     return {"app.kubernetes.io/name": "sluice-worker", INSTANCE_LABEL: service.name}

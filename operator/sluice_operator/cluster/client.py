@@ -21,7 +21,6 @@ from kubernetes.config.config_exception import ConfigException
 
 from ..metrics import Metrics
 from ..settings import FIELD_MANAGER
-from ..spec.kinds import Schema
 from ..spec.service import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from .observed import Object
 
@@ -115,8 +114,8 @@ class Cluster:
         return await self._unless(404, "GET", ref.kind, ref.path)
 
     async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
-        """Of the live objects that `ref` names, or of those of its kind and namespace with the
-        label: as they are now, which a watch may have missed. Pods that have ended are left out."""
+        """The uids of the live object that `ref` names, or of those of its kind and namespace with
+        the label. Pods that have ended are left out."""
         named = ("fieldSelector", f"metadata.name={ref.name}")
         query = [("labelSelector", label) if label else named]
         if ref.kind == "Pod":
@@ -127,13 +126,13 @@ class Cluster:
         )
 
     def live_pods(self, namespace: str, label: str) -> AsyncIterator[Object]:
-        """Those with the label that have not ended, one by one, as they are now."""
+        """The pods with the label that have not ended."""
         query = [("labelSelector", label), ("fieldSelector", LIVE_PODS)]
         return self._list(Ref("Pod", namespace), query)
 
     async def failed_pods(self, namespace: str, label: str) -> AsyncIterator[Object]:
-        """Of the pods with the label that have failed, as many as are looked at: in the order of
-        their names, which is none, so that of thousands it holds some of each hour."""
+        """The first pods with the label that have failed. Names are random, so that a sample of
+        thousands holds some of each hour."""
         query = [("labelSelector", label), ("fieldSelector", "status.phase=Failed")]
         num_left = _MAX_FAILED
         async for body in self._list(Ref("Pod", namespace), query):
@@ -158,17 +157,9 @@ class Cluster:
                 return
 
     async def serves_objects(self) -> bool:
-        """Whether the API server knows our kind: the CRD is installed."""
+        """True where the CRD is installed."""
         known = await self._unless(404, "GET", KIND, f"/apis/{API_VERSION}") or {}
         return any(resource.get("name") == PLURAL for resource in known.get("resources", ()))
-
-    async def status_schema(self) -> Schema:
-        """Of our objects, by the CRD in force; empty where the API server tells none."""
-        answer = await self._call("GET", KIND, f"/openapi/v3/apis/{API_VERSION}")
-        schemas: Mapping[str, Any] = answer.get("components", {}).get("schemas", {})
-        ours = [body for name, body in schemas.items() if name.endswith(f".{VERSION}.{KIND}")]
-        found: Schema = ours[0].get("properties", {}).get("status", {}) if ours else {}
-        return found
 
     async def apply(self, manifest: Object, subresource: str = "") -> Object:
         """Server-side apply of all of `manifest`'s fields; the object as it is then.
@@ -194,7 +185,7 @@ class Cluster:
         await self._unless(409, "POST", ref.kind, replace(ref, name="").path, body=manifest)
 
     async def _unless(self, status: int, *call: Any, **more: Any) -> Object | None:
-        """What `_call` answers; None where it is refused with `status`."""
+        """The answer of `_call`; None where it is refused with `status`."""
         try:
             return await self._call(*call, **more)
         except ClusterError as e:

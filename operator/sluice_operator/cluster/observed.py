@@ -1,4 +1,4 @@
-"""What was seen of the cluster, as frozen values. Pure: reads objects of the API server."""
+"""Objects of the API server, read into frozen values. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,13 +43,6 @@ NODE_S = 600.0
 """A pod that no node takes for so long counts as one that will not come: a node that restarts, or
 that an autoscaler adds, is there by then."""
 _POD_META = ("name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
-_POD_STATUS = ("phase", "reason", "message", "podIP", "startTime")
-_ENTRIES: Mapping[str, tuple[str, ...]] = {
-    "conditions": ("type", "status", "reason", "message", "lastTransitionTime"),
-    "initContainerStatuses": ("name", "ready", "restartCount", "state", "lastState"),
-    "containerStatuses": ("name", "ready", "restartCount", "state", "lastState"),
-}
-_MAX_ENTRIES = 64
 _TEMPLATE_LABEL = "pod-template-hash"
 
 
@@ -87,12 +80,12 @@ class Pod:
 
     @property
     def has_no_room(self) -> bool:
-        """Whether no node takes it."""
+        """True where no node takes it."""
         return self.trouble is not None and self.trouble.reason == "Unschedulable"
 
     @property
     def serving(self) -> bool:
-        """Whether the Service sends requests to it."""
+        """True where the Service sends requests to it."""
         return self.ready and not self.terminating
 
 
@@ -162,25 +155,11 @@ def unplaced(
 
 
 def essence_of(body: Object) -> Object:
-    """What is read of a live pod: no spec, and not who wrote which field."""
-    meta, status = body["metadata"], body.get("status") or {}
-    labels = _picked(meta.get("labels") or {}, (_TEMPLATE_LABEL,))
-    entries = {
-        name: [_picked(entry, keys) for entry in status[name][:_MAX_ENTRIES]]
-        for name, keys in _ENTRIES.items()
-        if status.get(name)
-    }
-    kept = {**_picked(meta, _POD_META), "labels": labels}
-    return {"metadata": kept, "status": {**_picked(status, _POD_STATUS), **entries}}
-
-
-def _picked(body: Object, keys: Iterable[str]) -> dict[str, Any]:
-    return {key: body[key] for key in keys if key in body}
-
-
-def has_ended(body: Object) -> bool:
-    """Whether a live pod has ended for good: its address may be another one's by now."""
-    return (body.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    """A live pod without its spec, and of its metadata only what is read: much may be in there."""
+    meta = body["metadata"]
+    kept = {key: meta[key] for key in _POD_META if key in meta}
+    labels = {_TEMPLATE_LABEL: (meta.get("labels") or {}).get(_TEMPLATE_LABEL, "")}
+    return {"metadata": {**kept, "labels": labels}, "status": body.get("status") or {}}
 
 
 def failure_of(bodies: Iterable[Object], now: float) -> Trouble | None:
@@ -190,6 +169,11 @@ def failure_of(bodies: Iterable[Object], now: float) -> Trouble | None:
     if newest is None or now - _changed_s(newest) >= _FAILED_S:
         return None
     return _trouble(newest["status"]["reason"], newest["status"].get("message"))
+
+
+def version(thing: Object) -> int:
+    """The resourceVersion, which is a number that rises with each write (KEP-5504)."""
+    return int(thing.get("metadata", {}).get("resourceVersion", 0))
 
 
 def controller_of(body: Object) -> str | None:
@@ -270,13 +254,13 @@ def _unready_trouble(unready_s: float) -> Trouble | None:
 
 
 def _last_end(status: Object) -> Ended | None:
-    """Of the containers that stay. Those that come first end when they are done."""
+    """The last end of a container that stays. Init containers end when they are done."""
     ends = filter(None, map(last_end, status.get("containerStatuses") or ()))
     return max(ends, key=lambda ended: ended.at_s, default=None)
 
 
 def _sandbox_trouble(status: Object, now: float) -> Trouble | None:
-    """Where volumes or the network are not there. Images are pulled only after that."""
+    """Missing volumes or network, without which no image is pulled."""
     sandbox = _condition(status, "PodReadyToStartContainers")
     since_s = _turned_s(sandbox)
     if sandbox.get("status") != "False" or now - since_s < _UNMOUNTED_S:
@@ -318,8 +302,8 @@ def _container_trouble(container: Object, unready_s: float) -> Trouble | None:
 
 
 def _was_held_back(container: Object) -> bool:
-    """Whether the kubelet waited before it started this run: it would again, and says no word of
-    that while the container runs."""
+    """True where the kubelet waited before it started this run. It would again, and says nothing
+    of that while the container runs."""
     state, last = container.get("state") or {}, container.get("lastState") or {}
     run = state.get("running") or state.get("terminated") or {}
     ended_s = unix_time((last.get("terminated") or {}).get("finishedAt"))

@@ -1,4 +1,4 @@
-"""What kopf watches, and nothing else: each handler only wakes the reconciler of an object.
+"""The watches of kopf, and nothing else: each handler only wakes the reconciler of an object.
 
 No handler causes a finalizer, an annotation or a status of kopf's: children go with their owner by
 garbage collection, also while the operator is down.
@@ -8,24 +8,22 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from wsgiref.simple_server import WSGIServer
 
 import kopf
 from prometheus_client import start_http_server
 
-from ..children.manifests import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, WATCHED
+from ..children.manifests import MANAGED_BY, MANAGED_BY_LABEL, WATCHED, owner_of
 from ..cluster.address import in_url
+from ..cluster.child_store import ChildStore, Key
 from ..cluster.client import LIVE_PODS, RESOURCES, Cluster, ClusterError
 from ..cluster.observed import Object
 from ..metrics import Metrics
 from ..pods.scrape import create_client
 from ..settings import Settings
 from ..spec.service import GROUP, PLURAL, VERSION
-from .child_store import Key, Seen
 from .reconcile import Context, Reconciler
 
 _log = logging.getLogger(__name__)
@@ -36,62 +34,35 @@ _OF_A_LIST = 10
 """Objects that kopf asks for at once: each may be some MiB, and of all kinds it lists one page."""
 _WORKER_IDLE_S = 0.2
 """kopf's worker of an object holds what it last saw of it for so long."""
-_LIST_AGAIN_S = 5.0
 
 
 @dataclass(slots=True)
 class Operator:
-    """The reconcilers, and what their watches have seen."""
+    """The reconcilers, their tasks, and the store that the watches feed."""
 
     settings: Settings
     context: Context | None = None
-    seen: Seen = field(default_factory=Seen)
+    store: ChildStore = field(default_factory=ChildStore)
     reconcilers: dict[Key, Reconciler] = field(default_factory=dict)
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
-    close_metrics: Callable[[], None] = lambda: None
 
     def see(self, context: Context, key: Key, body: Object) -> None:
-        """An object is there, or has changed."""
+        """The watch shows an object."""
         task = self.tasks.get(key)
         if task is None or task.done():
-            self.seen.open(key)
+            self.store.open(key)
             self.reconcilers[key] = Reconciler(context, *key)
-            task = asyncio.create_task(self._look_after(context, key), name="/".join(key))
+            task = asyncio.create_task(self.reconcilers[key].run(), name="/".join(key))
             task.add_done_callback(partial(self._ended, key))
             self.tasks[key] = task
             context.metrics.objects.set(len(self.tasks))
         self.reconcilers[key].see(body)
 
-    async def _look_after(self, context: Context, key: Key) -> None:
-        """Its passes, from when its pods are known: the watch may be yet to show them, and without
-        them a pass would decide as if none served."""
-        reconciler = self.reconcilers[key]
-        await self._list_pods(context, key)
-        await reconciler.run()
-
-    async def _list_pods(self, context: Context, key: Key) -> None:
-        namespace, name = key
-        label = f"{INSTANCE_LABEL}={name},{MANAGED_BY_LABEL}={MANAGED_BY}"
-        while True:
-            try:
-                async for body in context.cluster.live_pods(namespace, label):
-                    self.seen.list_pod(key, body)
-            except ClusterError as e:
-                _log.warning("%s/%s: its pods cannot be listed: %s", namespace, name, e)
-                context.metrics.passes.labels("error").inc()
-                await asyncio.sleep(_LIST_AGAIN_S)
-            else:
-                return self.seen.end_list(key)
-
     def see_child(self, kind: str, body: Object, *, is_gone: bool) -> None:
-        """A child is there or has changed; or it is gone, at least from the watch."""
-        keys = self.seen.lose(kind, body) if is_gone else self.seen.show(kind, body)
-        for reconciler in filter(None, map(self.reconcilers.get, keys)):
-            if not is_gone:
-                reconciler.child_seen(str(body["metadata"]["uid"]))
-            elif kind != "Pod":
-                reconciler.child_deleted(kind, body)
-            else:
+        """The watch shows a child, or that it is gone."""
+        tell = self.store.lose if is_gone else self.store.show
+        for key in tell(owner_of(kind, body), kind, body):
+            if reconciler := self.reconcilers.get(key):
                 reconciler.wake()
 
     async def forget(self, key: Key, uid: str) -> None:
@@ -101,7 +72,6 @@ class Operator:
             await self._end(key)
 
     def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
-        """Its object is gone. Any other end of itself is a fault of ours."""
         if not task.cancelled() and (error := task.exception()):
             _log.error("%s: its task has ended", task.get_name(), exc_info=error)
         if self.tasks.get(key) is task:
@@ -110,7 +80,7 @@ class Operator:
     def _let_go(self, key: Key) -> asyncio.Task[None] | None:
         task = self.tasks.pop(key, None)
         self.reconcilers.pop(key, None)
-        self.seen.close(key)
+        self.store.close(key)
         if self.context:
             self.context.metrics.objects.set(len(self.tasks))
         return task
@@ -121,12 +91,10 @@ class Operator:
             await asyncio.wait([task])
 
     async def stop(self) -> None:
-        """Every reconciler ends; what it was writing is safe to write again."""
         for key in list(self.tasks):
             await self._end(key)
         if self.context:
             await self.context.client.aclose()
-        await asyncio.to_thread(self.close_metrics)
 
 
 def create_registry(operator: Operator) -> kopf.OperatorRegistry:
@@ -160,13 +128,9 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
     async def stop(**_: Any) -> None:
         await operator.stop()
 
-    @kopf.on.probe(id="objects", registry=registry)
-    async def count(**_: Any) -> int:
-        return len(operator.tasks)
-
 
 async def connect(operator: Operator) -> Context:
-    """What the reconcilers share. kopf tries again where waiting can help, with one line each."""
+    """The reconcilers' context. Raises kopf.TemporaryError where waiting can help."""
     settings, metrics = operator.settings, Metrics()
     try:
         cluster = Cluster.connect(metrics)
@@ -176,15 +140,8 @@ async def connect(operator: Operator) -> Context:
             )
     except ClusterError as e:
         raise kopf.TemporaryError(str(e), delay=5) from e
-    server, _ = start_http_server(settings.metrics_port, settings.address, metrics.registry)
-    operator.close_metrics = partial(_close, server)
-    seen = operator.seen
-    return Context(settings, cluster, create_client(), metrics, seen.of, missed=seen.lose_pod)
-
-
-def _close(server: WSGIServer) -> None:
-    server.shutdown()
-    server.server_close()
+    start_http_server(settings.metrics_port, settings.address, metrics.registry)
+    return Context(settings, cluster, create_client(), metrics, operator.store)
 
 
 def _register_child(
@@ -228,7 +185,7 @@ class _NoDifferences(kopf.DiffBaseStorage):
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """kopf's settings: measured values, and no trace of kopf on the objects."""
+    """Set kopf up so that it leaves no trace on the objects."""
     settings.posting.enabled = False  # our events are our own, deduplicated
     settings.watching.server_timeout = 600  # an int: the API server refuses 600.0
     settings.watching.chunk_size = _OF_A_LIST

@@ -4,7 +4,7 @@ The order of `Plan.apply` is binding: the ConfigMap with cap and epoch comes fir
 ever hears of an epoch that would be lost with the operator.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median_high
 from typing import Any
@@ -39,12 +39,12 @@ _MEMORY_ONLY = {"data.past.json", f"metadata.annotations.{manifests.MANIFEST_ANN
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that one pass knows. `live`: children by kind; `scrapes`: by pod uid, those of pods
-    that are gone included.
+    """All that one pass knows. `live`: children by kind; `scrapes`: by pod uid, also of pods that
+    are gone.
 
     `runtime`: what the ConfigMap holds, or the newer memory of this process; None at the start.
-    `accepted`: by kind, `drift.acceptance` of our last write; `deleted`: kinds whose child somebody
-    deleted since the last pass, with its uid; `unsaved_s`: seconds since the runtime was last
+    `accepted`: by kind, `drift.acceptance` of our last write; `deleted`: kinds whose last child
+    somebody deleted; `unsaved_s`: seconds since the runtime was last
     persisted; `failed`: why the newest of the pods that failed did; `keys_problem`: why the Secret
     of the API's keys is of no use, "" where it is; `former`: the pods of the last pass, by uid.
     """
@@ -57,7 +57,7 @@ class Observed:
     previous: Object
     runtime: Runtime | None
     accepted: Mapping[str, str]
-    deleted: Mapping[str, str]
+    deleted: Collection[str]
     unsaved_s: float
     failed: Trouble | None = None
     keys_problem: str = ""
@@ -74,8 +74,8 @@ class PodPatch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do: apply the ConfigMap, send, tell of `decided`, apply the rest, tell of `restored`
-    (by kind) where that changed anything, and of `noticed`, write the status if it differs.
+    """The order: apply the ConfigMap, send, tell of `decided`, apply the rest, tell of `restored`
+    (by kind) where that changed anything, tell of `noticed`, write the status if it differs.
     `pods`: as they were told of, by uid."""
 
     apply: tuple[Object, ...]
@@ -99,7 +99,7 @@ class _Tuned:
 
 
 def plan(service: InferenceService, observed: Observed, settings: Settings, now: float) -> Plan:
-    """What this pass shall do about `service`."""
+    """The plan of one pass over `service`."""
     observed = replace(observed, pods=tuple(_told(observed)))
     if _is_premature(observed) and not _has_pods(service, observed):
         return _plan_nothing(service, observed, settings, now)
@@ -154,20 +154,20 @@ def _plan_nothing(
 
 
 def _is_premature(observed: Observed) -> bool:
-    """Whether pods could not start, as far as is known."""
+    """True where new pods could not start, as far as is known."""
     is_unknown = observed.fit.is_pending and not observed.pods
     return is_unknown or observed.fit.status == "False" or bool(observed.keys_problem)
 
 
 def _has_pods(service: InferenceService, observed: Observed) -> bool:
-    """Whether pods of an older spec, which did fit, are looked after."""
+    """True where pods of an older spec, which did fit, are looked after."""
     live = observed.live.get("Deployment")
     return live is not None and manifests.is_ours(service, live)
 
 
 def _is_withheld(service: InferenceService, observed: Observed, settings: Settings) -> bool:
-    """Whether the Deployment stays as it is: the model that is now asked for is not known, or new
-    pods would wait for the API's keys."""
+    """True where the Deployment stays as it is: the model of the new spec is not known, or new pods
+    would wait for the API's keys."""
     live = observed.live.get("Deployment")
     if live is None:
         return False
@@ -177,8 +177,8 @@ def _is_withheld(service: InferenceService, observed: Observed, settings: Settin
 
 
 def _commit(observed: Observed) -> str:
-    """What the pods are pinned to: before there are any, what they will be. Those that were made
-    while the hub could not be asked fetch whatever the revision stands for as they start."""
+    """The commit that pods are pinned to, or will be before there are any. Pods that were made
+    while the hub was away have none, and fetch the revision as it is when they start."""
     if live := observed.live.get("Deployment"):
         return manifests.pinned_commit(live)
     return observed.fit.checkpoint.commit if observed.fit.checkpoint else ""
@@ -213,7 +213,7 @@ def _report(
 
 
 def _noticed(observed: Observed, new_status: Object) -> Iterator[Notice]:
-    """What became of pods, and what turned, each reason once."""
+    """Events of pods and of conditions, each reason once."""
     of_pods = tuple(events.of_pods(observed.former, observed.pods))
     yield from of_pods
     told = {notice.reason for notice in of_pods}
@@ -249,7 +249,6 @@ def _told(observed: Observed) -> Iterator[Pod]:
 
 
 def _serving(observed: Observed) -> list[Scrape]:
-    """What is held of each pod that serves."""
     return [_scrape_of(observed, pod) for pod in observed.pods if pod.serving]
 
 
@@ -289,8 +288,8 @@ def _gone_views(observed: Observed) -> Iterator[PodView]:
 
 
 def _effective_ceiling(spec: Spec, observed: Observed) -> int:
-    """What was planned, or what the workers found when they started where that is less: the middle
-    one, as one on a smaller GPU runs fewer, and must not take the cap of all."""
+    """The planned ceiling, or the median of the workers' where that is less: one worker on a
+    smaller GPU must not lower the cap of all."""
     fits = observed.fit.status != "False"
     planned = ceiling_of(spec, observed.fit) if fits else None
     reported = [config.ceiling for config in _configs(observed)]
@@ -370,7 +369,7 @@ def _decided(spec: Spec, runtime: Runtime, decision: Decision) -> Runtime:
 
 
 def _settle(observed: Observed, runtime: Runtime) -> _Tuned:
-    """What needs no evidence: the first cap, an epoch that pods are past."""
+    """Moves that need no evidence: the first cap, and an epoch that pods are past."""
     ahead = max((config.epoch for config in _configs(observed)), default=0)
     # The ConfigMap was lost or edited; pods refuse an older epoch, and another cap in the same one.
     if ahead > runtime.epoch or _is_refused(observed, runtime):
@@ -385,7 +384,7 @@ def _settle(observed: Observed, runtime: Runtime) -> _Tuned:
 
 
 def _is_refused(observed: Observed, runtime: Runtime) -> bool:
-    """Whether a pod runs another cap in this very epoch."""
+    """True where a pod runs another cap in this very epoch."""
     return runtime.cap is not None and any(
         config.epoch == runtime.epoch and config.max_num_seqs != min(runtime.cap, config.ceiling)
         for config in _configs(observed)
@@ -408,8 +407,8 @@ def _adopt(observed: Observed, runtime: Runtime) -> _Tuned:
 
 
 def _num_unplaced(service: InferenceService, observed: Observed, replicas: int, now: float) -> int:
-    """Of the pods that are wanted, those that no node will take. For a pod that is made as another
-    begins to leave, there is room only after the other's grace period."""
+    """The wanted pods that no node will take. A pod that is made as another begins to leave gets
+    room only after the other's grace period."""
     patience_s = max(NODE_S, grace_seconds(service) + _ROOM_S)
     rollout = rollout_of(observed.live.get("Deployment"))
     return unplaced(observed.pods, rollout, replicas, now, patience_s)
@@ -475,7 +474,7 @@ def _in_sync(manifest: Object, live: Object | None, observed: Observed) -> bool:
 
 
 def _can_wait(manifest: Object, live: Object, observed: Observed) -> bool:
-    """Whether only the tuner's memory changed, and was saved not long ago."""
+    """True where only the tuner's memory changed, and was saved not long ago."""
     changed = set(drift.changes(manifest, live))
     return changed <= _MEMORY_ONLY and observed.unsaved_s < PAST_SAVE_SECONDS
 

@@ -1,32 +1,33 @@
 """One task per object: observe -> plan -> apply, woken by events, else by the clock.
 
 Level-triggered: a pass starts from what is there, so it does not matter what woke it, how often, or
-where the last one was killed. What a pass knows from before is only a saving of reads.
+where the last one was killed. Memory of earlier passes only saves reads.
 """
 
 import asyncio
 import logging
 import math
 import random
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import httpx
 
-from ..children import drift, runtime
-from ..children import manifests as children
-from ..children.admin_token import token_of
+from ..children import runtime
 from ..children.api_keys import ApiKeys
+from ..children.drift import manifest_hash
+from ..children.manifests import is_ours
 from ..children.runtime import Runtime
-from ..cluster.client import Cluster, ClusterError, Ref, ref_of
+from ..cluster.child_store import ChildStore
+from ..cluster.client import Cluster, ClusterError, Ref
 from ..cluster.failures import Failures
-from ..cluster.observed import Object, Pod, controller_of, has_ended, pod_of
+from ..cluster.observed import Object, Pod, pod_of, version
 from ..metrics import Metrics
-from ..model.fit import Fit, judge
+from ..model.fit import judge
 from ..model.reader import ModelReader
 from ..pods.scrape import MAX_OPEN, Scrape, ScrapeError, Scraper, Target
 from ..reasons import Reason
@@ -38,6 +39,7 @@ from ..status.write_limiter import Turns
 from ..status.writer import StatusWriter
 from ..tuner.replicas import wanting_none
 from . import ownership
+from .children import Children
 from .plan import Observed, Plan, plan
 
 _log = logging.getLogger(__name__)
@@ -47,54 +49,33 @@ _MAX_BACKOFF_S = 60.0
 _MAX_DOUBLINGS = 10
 """More than either back-off takes, and far from the largest float."""
 _SERVING_BACKOFF_S = 10.0
-"""What one refused child costs pods that serve: a look in so many seconds instead of two."""
-_WRITTEN_OVER: Mapping[str, Object] = {"Service": {}, "PodDisruptionBudget": {"minAvailable": None}}
-"""Kinds whose spec is all ours, with what it must not have beside."""
+"""The longest where pods serve: they are looked at every two seconds else."""
 _NOT_READ = frozenset({"labels", "annotations", "managedFields"})
-_SWEEP_RESYNCS = 10
-"""Five minutes by default between two looks for deletions that the watch has missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all reconcilers of one operator share. `children`: (kind, namespace, owner) -> live, as
-    the watches have shown; `missed`: is told the uid of a pod that they still show, and is gone."""
+    """All that the reconcilers of one operator share."""
 
     settings: Settings
     cluster: Cluster
     client: httpx.AsyncClient
     metrics: Metrics
-    children: Callable[[str, str, str], Iterable[Object]]
+    store: ChildStore
     turns: Turns = field(default_factory=lambda: Turns(time.monotonic))
     exchanges: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OPEN))
-    missed: Callable[[str], None] = lambda uid: None
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What one reconciler remembers; all of it can be lost at any time.
+    """The memory of one reconciler; all of it can be lost at any time.
 
-    By kind, `written`: what our last write returned; `found`: what was read of a child that the
-    watch had not shown, and shows from then on; `deleted`: the uid of a child that is gone and not
-    told of; `unread`: why a child could not be read at the last pass. `pods`: as they were told of
-    last, by uid. `refusal`: the key of the last `OtherOperator`. Times are of
-    `time.monotonic`, as nobody else reads them.
+    `pods`: as they were told of last, by uid; `told`: by reason, the key of the last event.
     """
 
     runtime: Runtime | None = None
-    saved_s: float = -math.inf
-    accepted: dict[str, str] = field(default_factory=dict)
-    written: dict[str, Object] = field(default_factory=dict)
-    found: dict[str, Object] = field(default_factory=dict)
-    deleted: dict[str, str] = field(default_factory=dict)
-    unread: dict[str, ClusterError] = field(default_factory=dict)
     pods: Mapping[str, Pod] = field(default_factory=dict)
-    read_by_name_s: float = -math.inf
-    swept_s: float = field(default_factory=time.monotonic)
-    ghosts: set[str] = field(default_factory=set)
-    token: str = field(default="", repr=False)
-    unknown: tuple[str, ...] = ()
-    refusal: str = ""
+    told: dict[str, str] = field(default_factory=dict)
 
 
 class Reconciler:
@@ -102,7 +83,7 @@ class Reconciler:
 
     def __init__(self, context: Context, namespace: str, name: str) -> None:
         self._context, self._namespace, self._name = context, namespace, name
-        self._own = f"{children.INSTANCE_LABEL}={name},{children.MANAGED_BY_LABEL}"
+        self._key = (namespace, name)
         self._forget()
         self._body: Object = {}
         self._serves = False
@@ -110,13 +91,13 @@ class Reconciler:
 
     @property
     def uid(self) -> str:
-        """Of the object that was seen last."""
+        """The uid of the object that was seen last."""
         return str(self._body.get("metadata", {}).get("uid", ""))
 
     def see(self, body: Object) -> None:
         """The object as of a watch event. A change of its status alone does not wake us."""
         before = self._body
-        if drift.version(body) <= drift.version(before):
+        if version(body) <= version(before):
             return
         if _asked(body) != _asked(before):
             self.wake()
@@ -131,27 +112,11 @@ class Reconciler:
         self._scraper = Scraper(context.client, context.metrics, context.exchanges)
         self._status = StatusWriter(context.cluster, context.turns)
         cluster, every_s = context.cluster, context.settings.resync_s
-        self._failures = Failures(cluster, self._namespace, self._own, every_s)
+        self._children = Children(cluster, context.store, self._key, every_s)
+        self._failures = Failures(cluster, self._namespace, self._children.pods_label, every_s)
         self._keys = ApiKeys(cluster, every_s)
 
-    def child_seen(self, uid: str) -> None:
-        """A child is there, though it may have left the watch before, by an edit of its labels."""
-        self._memory.ghosts.discard(uid)
-        self.wake()
-
-    def child_deleted(self, kind: str, child: Object) -> None:
-        """Somebody deleted that child; the answer to a write of ours may yet show it."""
-        self._memory.ghosts.add(child["metadata"]["uid"])
-        self._lose(kind, child)
-        self.wake()
-
-    def _lose(self, kind: str, child: Object) -> None:
-        """Note that a child is gone. Those of a former object of that name go with it."""
-        if controller_of(child) == self.uid:
-            self._memory.deleted[kind] = child["metadata"]["uid"]
-
     def wake(self) -> None:
-        """Something that this object is made of has changed."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -176,14 +141,9 @@ class Reconciler:
                 backoff_s = min(2.0 ** min(failures, _MAX_DOUBLINGS), most_s)
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             else:
-                await self._woken(max(started_s + pause_s - time.monotonic(), 0.0))
-
-    async def _woken(self, pause_s: float) -> None:
-        try:
-            async with asyncio.timeout(pause_s):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(started_s + pause_s - time.monotonic()):
+                        await self._wake.wait()
 
     async def _counted_pass(self) -> float | None:
         """Seconds until the next pass, or None if this one failed."""
@@ -206,6 +166,7 @@ class Reconciler:
     async def reconcile(self) -> float:
         """One pass; seconds until the next, infinite where the object is gone and the watch has
         missed it. Raises ClusterError where the API server refuses."""
+        await self._children.list_pods()
         now, body = time.time(), self._body
         self._serves = any(pod.serving for pod in self._pods(now))
         meta, previous = body["metadata"], self._status.unwritten or body.get("status") or {}
@@ -221,11 +182,10 @@ class Reconciler:
             await self._tell(meta, events.transitions(previous, wanted), now)
             await self._write_status(wanted)
             return self._context.settings.resync_s
-        if service.unknown and service.unknown != self._memory.unknown:
+        if service.unknown:
             await self._tell(meta, [events.left_out(service.unknown, service.generation)], now)
-        self._memory.unknown = service.unknown
         try:
-            if not await self._drop_ghosts(service):
+            if not await self._is_there(service):
                 return math.inf
             observed = await self._observe(service, previous, now)
         except ClusterError as e:
@@ -233,206 +193,98 @@ class Reconciler:
             raise
         planned = plan(service, observed, self._context.settings, now)
         wait_s = await self._execute(planned, previous, now)
-        self._memory.deleted = dict(self._memory.deleted.items() - observed.deleted.items())
         self._memory.pods = planned.pods
         # A look a tick is enough also where the status waits for its turn.
         return min(planned.requeue_s, max(wait_s, self._context.settings.tick_s))
 
     async def _is_to_care(self, now: float) -> bool:
-        """Whether the object is this operator's, and not another installation's."""
+        """False where the object is another installation's, which is then told."""
         memory, meta, me = self._memory, self._body["metadata"], self._context.settings.instance
         ref = Ref("ConfigMap", self._namespace, runtime.runtime_name(self._name))
-        owner = ownership.owner_of(meta["uid"], await self._find(ref))
+        owner = ownership.owner_of(meta["uid"], await self._children.find(ref))
         if owner in ("", me):
             return True
         memory.runtime = None
-        refusal = ownership.refusal(owner, me, ref, now)
-        if refusal.key != memory.refusal:
-            await self._tell(meta, [refusal], now)
-            memory.refusal = refusal.key
+        await self._tell(meta, [ownership.refusal(owner, me, ref, now)], now)
         return False
 
     # Observe
 
     async def _observe(self, service: InferenceService, previous: Object, now: float) -> Observed:
-        memory = self._memory
-        pods = self._pods(now)
-        is_served = partial(self._is_served, service) if any(p.serving for p in pods) else None
+        memory, children, pods = self._memory, self._children, self._pods(now)
+        serves = any(pod.serving for pod in pods)
+        is_served = partial(children.are_of_model, service) if serves else None
         found = await self._model.look(service, is_served, time.monotonic())
         fit = judge(service.spec, found)
-        live = await self._live(service, fit)
+        live = await children.look(service, fits=fit.status != "False")
         held = live.get("ConfigMap")
-        if held and children.is_ours(service, held):
+        if held and is_ours(service, held):
             self._take(held)
         return Observed(
             live=live,
             pods=pods,
             scrapes=await self._scrape(service, pods, now),
             fit=fit,
-            token=memory.token,
+            token=children.token,
             previous=previous,
             runtime=memory.runtime,
-            accepted=dict(memory.accepted),
-            deleted={k: uid for k, uid in memory.deleted.items() if uid != _uid(live.get(k))},
-            unsaved_s=time.monotonic() - memory.saved_s,
+            accepted=dict(children.accepted),
+            deleted=self._context.store.lost(self._key, self.uid),
+            unsaved_s=time.monotonic() - children.saved_s,
             failed=await self._failures.newest(pods, now),
             keys_problem=await self._keys.problem(service, time.monotonic()),
             former=memory.pods,
         )
 
     def _take(self, held: Object) -> None:
-        """The stored state, where we know none or another process has written since: to go on from
-        what we know would be a fight. A person's edit leaves our hash, and is put back."""
+        """Go on from the stored state where this process has none, or another one has written:
+        two would undo each other's writes. A person's edit leaves our hash, and is put back."""
         memory = self._memory
-        is_ours = drift.manifest_hash(held) == drift.manifest_hash(memory.written.get("ConfigMap"))
-        if memory.runtime is not None and is_ours:
+        if memory.runtime is not None and manifest_hash(held) == self._children.saved:
             return
         stored = runtime.parse(held.get("data") or {})
         if memory.runtime is None or (stored and stored.epoch >= memory.runtime.epoch):
-            # That other replicas were wanted then, nobody has seen to hold since.
+            # Nobody has seen since that other replicas are still wanted.
             memory.runtime = stored and replace(stored, past=wanting_none(stored.past))
 
-    async def _is_served(self, service: InferenceService) -> bool:
-        """Whether the Deployment is of the model that is asked for now."""
-        live = await self._find(Ref("Deployment", service.namespace, service.name))
-        return children.is_of_model(service, live)
-
-    async def _live(self, service: InferenceService, fit: Fit) -> dict[str, Object]:
-        refs = _refs(service, children.WATCHED)
-        self._memory.unread = {}
-        pods = await self._find(Ref("Deployment", service.namespace, service.name))
-        if fit.status == "False" and not (pods and children.is_ours(service, pods)):
-            return {ref.kind: child for ref in refs if (child := self._child(ref)) is not None}
-        # The watch shows only labelled ones; others of that name must not be written over.
-        found = {ref.kind: await self._find(ref) for ref in refs}
-        live = {kind: child for kind, child in found.items() if child is not None}
-        live.update(await self._by_name(service))
-        secret = live.get("Secret")
-        # Pods read theirs again when it changes: an edited Secret is put back, not believed.
-        is_ours = secret is not None and children.is_ours(service, secret)
-        known = self._memory.token or (token_of(secret) if secret and is_ours else None)
-        if not known and "Secret" in self._memory.unread:
-            raise self._memory.unread["Secret"]
-        self._memory.token = known or secrets.token_urlsafe(32)
-        return live
-
-    async def _find(self, ref: Ref) -> Object | None:
-        """The child of that name; read where the watch does not show it, or not yet."""
-        if (known := self._child(ref)) is not None:
-            return known
-        found = await self._context.cluster.get(ref)
-        if found and _is_watched(found):
-            self._memory.found[ref.kind] = found
-        return found
-
-    def _child(self, ref: Ref) -> Object | None:
-        """The newest of what the watch has shown, what was read, and what our last write
-        returned."""
-        watched = [body for body in self._seen(ref.kind) if body["metadata"]["name"] == ref.name]
-        return max([*watched, *self._known(ref.kind)], key=drift.version, default=None)
-
-    def _known(self, kind: str) -> Iterator[Object]:
-        """What was read of a kind, and what our last write returned, unless it is gone since."""
-        for held in (self._memory.found, self._memory.written):
-            if kind in held and _uid(held[kind]) not in self._memory.ghosts:
-                yield held[kind]
-
-    def _seen(self, kind: str) -> Iterator[Object]:
-        """What the watch has seen of a kind, without what is gone since."""
-        for body in self._context.children(kind, self._namespace, self._name):
-            if body["metadata"]["uid"] not in self._memory.ghosts:
-                yield body
-
-    async def _drop_ghosts(self, service: InferenceService) -> bool:
-        """Find deletions that the watch has missed: after a gap it lists anew, and tells none.
-
-        Whether the object itself is there.
-        """
-        memory, now_s = self._memory, time.monotonic()
-        if now_s - memory.swept_s < _SWEEP_RESYNCS * self._context.settings.resync_s:
+    async def _is_there(self, service: InferenceService) -> bool:
+        """False where the object itself is found to be gone; looked for as often as its
+        children."""
+        if not await self._children.sweep(service):
             return True
-        # What comes and goes while it is asked for is told by the watch.
-        gone = set(memory.ghosts)
-        pods = {_uid(body) for body in self._seen("Pod")}
-        there = await self._context.cluster.uids(Ref("Pod", self._namespace), label=self._own)
-        for uid in pods - there:
-            memory.ghosts.add(uid)
-            self._context.missed(uid)
-        for ref in _refs(service, children.WATCHED):
-            known = [*self._seen(ref.kind), *self._known(ref.kind)]
-            live = await self._context.cluster.get(ref)
-            if live and _is_watched(live):
-                there |= {_uid(live)}
-            for body in known:
-                if _uid(body) not in there | memory.ghosts:
-                    memory.ghosts.add(_uid(body))
-                    self._lose(ref.kind, body)
-        memory.ghosts -= there & gone
         itself = Ref(KIND, self._namespace, self._name)
-        memory.swept_s = now_s
-        return self._body["metadata"]["uid"] in await self._context.cluster.uids(itself)
-
-    async def _by_name(self, service: InferenceService) -> dict[str, Object]:
-        memory, now_s = self._memory, time.monotonic()
-        refs = _refs(service, children.UNWATCHED)
-        if now_s - memory.read_by_name_s >= self._context.settings.resync_s:
-            memory.unread = await self._read(refs)
-            memory.read_by_name_s = -math.inf if memory.unread else now_s
-        found = {ref.kind: memory.written[ref.kind] for ref in refs if ref.kind in memory.written}
-        if not all(children.is_ours(service, body) for body in found.values()):
-            memory.read_by_name_s = -math.inf  # a deleted object's may be gone in a moment
-        return found
-
-    async def _read(self, refs: Iterable[Ref]) -> dict[str, ClusterError]:
-        """Read children into `written`, where one that cannot be read stays as it was; why, by
-        kind."""
-        unread: dict[str, ClusterError] = {}
-        for ref in refs:
-            try:
-                found = await self._context.cluster.get(ref)
-            except ClusterError as e:
-                if not e.status:  # nobody answers: the others would wait as long
-                    raise
-                said = f"{ref.kind} {ref.name} cannot be read: {e}"
-                unread[ref.kind] = ClusterError(e.status, e.reason, said)
-                continue
-            before = self._memory.written.pop(ref.kind, None)
-            if found is not None:
-                self._memory.written[ref.kind] = found
-            elif before is not None:
-                self._lose(ref.kind, before)
-        return unread
+        return self.uid in await self._context.cluster.uids(itself)
 
     def _pods(self, now: float) -> tuple[Pod, ...]:
-        pods = (pod_of(body, now) for body in self._seen("Pod") if not has_ended(body))
+        pods = (pod_of(body, now) for body in self._context.store.pods(self._key))
         return tuple(sorted(pods, key=lambda pod: pod.name))
 
     async def _scrape(
         self, service: InferenceService, pods: tuple[Pod, ...], now: float
     ) -> Mapping[str, Scrape]:
-        if not self._memory.token:  # nothing of ours is there yet
+        if not self._children.token:  # nothing of ours is there yet
             return {}
         known = self._scraper.knows
         asked = (p for p in pods if p.serving or p.unready_s or known(p.uid))
         targets = tuple(_target(pod) for pod in asked if pod.ip)
         keep_s = service.spec.slo.window_s
-        return await self._scraper.scrape(targets, self._memory.token, now, keep_s)
+        return await self._scraper.scrape(targets, self._children.token, now, keep_s)
 
     # Execute
 
     async def _execute(self, planned: Plan, previous: Object, now: float) -> float:
         """Seconds until the status may be written, where that waits for its turn."""
-        meta, unread = self._body["metadata"], self._memory.unread
+        meta, unread = self._body["metadata"], self._children.unread
         wanted = [m for m in planned.apply if m["kind"] not in unread]  # it may be somebody else's
         try:
             # A child that is refused must not keep what was decided from the pods that serve.
-            same = await self._apply([m for m in wanted if m["kind"] == "ConfigMap"])
+            same = await self._children.apply([m for m in wanted if m["kind"] == "ConfigMap"])
             self._memory.runtime = planned.runtime
             for notice in planned.decided:
                 self._context.metrics.decisions.labels(notice.reason).inc()
             await self._send(planned)
             await self._tell(meta, planned.decided, now)
-            same |= await self._apply([m for m in wanted if m["kind"] != "ConfigMap"])
+            same |= await self._children.apply([m for m in wanted if m["kind"] != "ConfigMap"])
             for refused in unread.values():
                 raise refused
         except ClusterError as e:
@@ -452,59 +304,11 @@ class Reconciler:
             await self._tell(self._body["metadata"], events.transitions(previous, failed), now)
             await self._write_status(failed)
 
-    async def _apply(self, manifests: Iterable[Object]) -> set[str]:
-        """Write all of them, also behind one that is refused; the kinds for which that changed
-        nothing, as a webhook makes the same of it again. Raises the first ClusterError."""
-        memory, refused, same = self._memory, None, set()
-        for manifest in manifests:
-            kind, before = manifest["kind"], self._child(ref_of(manifest))
-            try:
-                live = await self._write(manifest)
-            except ClusterError as e:
-                if kind == "ConfigMap" and e.status == 409:
-                    # Somebody else wrote: look again before deciding.
-                    memory.runtime = None
-                    memory.written.pop(kind, None)
-                if not e.status:  # nobody answers: the others would wait as long
-                    raise
-                refused = refused or e
-                continue
-            memory.written[kind] = live
-            memory.accepted[kind] = drift.acceptance(manifest, live)
-            if before and drift.acceptance(manifest, before) == memory.accepted[kind]:
-                same.add(kind)
-            if kind == "ConfigMap":
-                memory.saved_s = time.monotonic()
-            _log.info("%s/%s: applied %s", self._namespace, self._name, kind)
-        if refused:
-            raise refused
-        return same
-
-    async def _write(self, manifest: Object) -> Object:
-        """Apply it; what is there after that. What somebody has put beside ours may be what it is
-        refused for, such as a second port of the same name: then ours takes the place of all."""
-        cluster, ref = self._context.cluster, ref_of(manifest)
-        try:
-            return await cluster.apply(manifest)
-        except ClusterError as e:
-            if e.status == 409 and (live := await self._as_written(ref, manifest)):
-                return live  # by a try whose answer was lost
-            if e.status != 422 or ref.kind not in _WRITTEN_OVER or self._child(ref) is None:
-                raise
-        await cluster.merge(ref, {"spec": {**manifest["spec"], **_WRITTEN_OVER[ref.kind]}})
-        return await cluster.apply(manifest)
-
-    async def _as_written(self, ref: Ref, manifest: Object) -> Object | None:
-        """What is there, if it is all that `manifest` says, but for the version."""
-        meta = {k: v for k, v in manifest["metadata"].items() if k != "resourceVersion"}
-        live = await self._context.cluster.get(ref)
-        return None if any(drift.differences({**manifest, "metadata": meta}, live)) else live
-
     async def _send(self, planned: Plan) -> None:
         """A pod that cannot be reached is sent its configuration again at the next pass."""
         answers = await asyncio.gather(
             *(
-                self._scraper.patch(_target(item.pod), self._memory.token, item.patch)
+                self._scraper.patch(_target(item.pod), self._children.token, item.patch)
                 for item in planned.patches
             ),
             return_exceptions=True,
@@ -520,6 +324,9 @@ class Reconciler:
 
     async def _tell(self, meta: Object, notices: Iterable[Notice], now: float) -> None:
         for notice in notices:
+            if self._memory.told.get(notice.reason) == notice.key:
+                continue
+            self._memory.told[notice.reason] = notice.key
             _log.info("%s/%s: %s: %s", self._namespace, self._name, notice.reason, notice.message)
             try:
                 await self._context.cluster.create_once(events.manifest(meta, notice, now))
@@ -528,11 +335,7 @@ class Reconciler:
 
     async def _write_status(self, wanted: dict[str, Any]) -> float:
         """Seconds until it may be written, where it waits for its turn, else infinite."""
-        known = self._status.left_out
         body, wait_s = await self._status.write(self._body, wanted)
-        left_out = self._status.left_out
-        if left_out and left_out != known:
-            await self._tell(body["metadata"], [events.outdated(left_out)], time.time())
         self.see(body)  # it may bring a spec that this pass has not seen
         return wait_s
 
@@ -543,23 +346,9 @@ def _own_metadata(body: Object) -> Object:
 
 
 def _asked(body: Object) -> tuple[Any, ...]:
-    """What of an object is a person's: not its status, and not the bookkeeping of its writes."""
+    """The parts of an object that a person writes, without the bookkeeping of other writes."""
     meta = body.get("metadata", {})
     return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp")
-
-
-def _refs(service: InferenceService, kinds: Iterable[str]) -> list[Ref]:
-    return [Ref(kind, service.namespace, children.name_of(service, kind)) for kind in kinds]
-
-
-def _is_watched(live: Object) -> bool:
-    """Whether the watch shows it: by its label, which somebody may have taken away."""
-    labels = live["metadata"].get("labels") or {}
-    return labels.get(children.MANAGED_BY_LABEL) == children.MANAGED_BY
-
-
-def _uid(child: Object | None) -> str:
-    return str(child["metadata"]["uid"]) if child else ""
 
 
 def _target(pod: Pod) -> Target:

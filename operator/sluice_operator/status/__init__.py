@@ -1,1 +1,1 @@
-"""What the operator tells: status, conditions, events, and the schema of the resource."""
+"""Status, conditions and events of an object, and the schema of the resource."""

@@ -59,7 +59,7 @@ class Report:
 
     @property
     def drains(self) -> bool:
-        """Whether a pod is on its way out, whose room will be another's."""
+        """True while a pod leaves, whose room will be another's."""
         return any(pod.drains for pod in self.pods)
 
 
@@ -190,7 +190,7 @@ def _tuned(report: Report) -> dict[str, Condition]:
 
 
 def _ready(report: Report) -> Condition:
-    """Whether a pod serves now. What has passed is told as that."""
+    """True while a pod serves. Past troubles are told as past."""
     trouble = _keys_trouble(report) or _first_trouble(report)
     if serving := num_serving(report.pods):
         told = trouble[1] if trouble else _last_restart(report.pods)
@@ -213,7 +213,7 @@ def _ready(report: Report) -> Condition:
 
 
 def _last_restart(pods: Sequence[Pod]) -> str:
-    """Of the pods that serve; empty where none has restarted."""
+    """The last restart of the pods that serve; empty where none has restarted."""
     ends = [
         (pod.ended.at_s, pod.name, pod.ended.sentence) for pod in pods if pod.serving and pod.ended
     ]
@@ -255,7 +255,7 @@ def _of_failed(report: Report) -> tuple[Reason | Foreign, str] | None:
 
 
 def _of_deployment(report: Report) -> tuple[Reason | Foreign, str] | None:
-    """What the Deployment says of itself; the quota that a pod wants may be one's that drains."""
+    """The Deployment's own trouble; the quota that a pod lacks may be held by one that drains."""
     trouble = report.rollout.trouble
     if trouble is None or (report.drains and trouble.reason == "FailedCreate"):
         return None
@@ -267,7 +267,7 @@ def _sentence(who: str, trouble: Trouble) -> str:
 
 
 def _stalled(report: Report, ready: Condition, now: float) -> Condition:
-    """Whether what is asked for will not come about by itself."""
+    """True where the spec will not come about by itself."""
     if report.fit.status == "False":
         return Condition(True, report.fit.reason, report.fit.message)
     if ready.reason == Reason.KEYS_MISSING or (report.is_withheld and report.keys_problem):
@@ -310,8 +310,8 @@ def _stuck_rollout(report: Report, now: float) -> tuple[Reason | Foreign, str] |
 
 
 def _is_late(report: Report, pod: Pod, now: float) -> bool:
-    """Whether a new pod that no node takes will not be taken by itself. Where it lacks room, Surge
-    says so elsewhere, and Replace stops one more after a while, whose room it gets."""
+    """True where no node will take a new pod by itself. A lack of room under Surge is told
+    elsewhere; under Replace the pod gets the room of the next one that stops."""
     waited_s = now - pod.roomless_s
     if not pod.lacks_room:
         return waited_s >= NODE_S
@@ -390,7 +390,7 @@ def _memory(report: Report) -> dict[str, Any]:
 
 
 def _observed(report: Report, kv_tokens: int) -> dict[str, Any]:
-    """What the lengths that were observed make of the memory."""
+    """Sequences and preemptions that the observed lengths mean for the memory."""
     lengths = pooled(report.evidence)
     if not lengths.n:
         return {}

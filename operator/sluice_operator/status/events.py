@@ -1,4 +1,4 @@
-"""What is told as Kubernetes events: only changes, each once, under stable reasons. Pure."""
+"""Kubernetes events: only changes, each once, under stable reasons. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,7 +104,7 @@ def _when(entry: Object) -> str:
 
 
 def decided(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Notice]:
-    """What a decision changed, with the evidence."""
+    """The changes of a decision, with the evidence."""
     seen = _evidence_text(decision)
     if decision.cap_reason and after.cap != before.cap:
         count, why = f"{before.cap} -> {after.cap}", decision.cap_move.message
@@ -116,15 +116,6 @@ def decided(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Not
         changed_s = max((c.time_s for c in after.past.scale_history), default=0.0)
         key = f"replicas/{count}/{changed_s:.0f}"
         yield Notice(False, decision.replicas_reason, message, key)
-
-
-def outdated(unknown: tuple[str, ...]) -> Notice:
-    """That `unknown` is left out of the status."""
-    text = (
-        f"the CustomResourceDefinition is older than this operator: {', '.join(unknown)} left out; "
-        "upgrade the release that installs it, or apply crds/inferenceservices.yaml where none does"
-    )
-    return Notice(True, Reason.CRD_OUTDATED, text, f"outdated/{digest(unknown)}")
 
 
 def left_out(unknown: tuple[str, ...], generation: int) -> Notice:

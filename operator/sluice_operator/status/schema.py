@@ -1,9 +1,12 @@
-"""The schema of `status`: what the operator reports. No floats: shares and times are texts."""
+"""The schema of `status`: what the operator reports. No floats: shares and times are texts.
 
-from typing import Any, Literal
+A newer operator may run beside this CRD. So every level takes fields that it does not declare, and
+words of ours are texts: the API server refuses a whole status for one word that an `enum` lacks.
+"""
+
+from typing import Any, Literal, get_args
 
 from ..spec.kinds import Schema
-from ..spec.schema import choice
 from ..spec.service import MAX_HISTORY
 from ..tuner.types import LimitedBy, Verdict
 
@@ -26,8 +29,9 @@ def say(schema: Schema, description: str) -> Schema:
 
 
 def group(description: str, **properties: Schema) -> Schema:
-    """An object with `properties`, each optional."""
-    return {"description": description, "type": "object", "properties": properties}
+    """An object with `properties`, each optional, and whatever a newer operator adds."""
+    schema = {"description": description, "type": "object", "properties": properties}
+    return {**schema, "x-kubernetes-preserve-unknown-fields": True}
 
 
 def names(description: str) -> Schema:
@@ -38,8 +42,8 @@ def names(description: str) -> Schema:
 
 
 def one_of(description: str, literal: Any) -> Schema:
-    """One of the texts of a `Literal`."""
-    return {"description": description, **choice(literal)}
+    """One of the texts of a `Literal`, which the description lists."""
+    return say(TEXT, f"{description} One of {', '.join(get_args(literal))}.")
 
 
 def _target(name: str) -> Schema:

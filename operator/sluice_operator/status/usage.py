@@ -1,4 +1,4 @@
-"""What the serving pods did in the window: work, lengths, misses, and what a step costs. Pure."""
+"""Work, lengths and misses of the serving pods in the window, and the cost of a step. Pure."""
 
 from collections.abc import Sequence
 from math import inf

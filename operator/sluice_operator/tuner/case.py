@@ -78,19 +78,19 @@ class Case:
 
     @property
     def by_deadline(self) -> bool:
-        """Whether every pod that is heard lets who can still be in time pass the late."""
+        """True where all heard pods serve requests that can be in time before late ones."""
         configs = [pod.view.config for pod in self.fleet.heard]
         return all(c is not None and c.scheduling_policy == "deadline" for c in configs)
 
     @property
     def gaps_breached(self) -> bool:
-        """Whether the inter-token target is breached by more than slow spells."""
+        """True where more than slow spells breach the inter-token target."""
         judged = self.verdicts.get("interTokenLatency")
         return judged is not None and judged.cap_breached
 
     @property
     def is_cold(self) -> bool:
-        """Whether a pod is starting or has started a short while ago."""
+        """True while a pod starts, and for a short while after."""
         started = [pod.started_s for pod in self.seen.pods if not pod.terminating]
         young = any(at is not None and self.seen.now - at < k.YOUNG_S for at in started)
         return young or self.fleet.num_ready < self.seen.replicas
@@ -119,12 +119,7 @@ def build_case(past: Past, seen: Observation) -> Case:
     window = Spans(slices(promised, Accepts(since_s)))
     epoch = Spans(slices(acked, accepts))
     work = describe_work(pods)
-    newest = epoch.newest_ticks(k.RECENT_TICKS)
-    quantile = 1 - seen.targets.allowed_share
-    model, far = step_time(pods, work, quantile), inf
-    if model is not None:
-        far = far_ms(model, effective_cap(seen.cap, newest), seen, epoch.parts)
-        model = corrected(model, pods, work, quantile, far)
+    model, far = _model(pods, work, seen, epoch)
     verdicts = judge(seen.targets, window, epoch, far)
     late = _late_in_queue(verdicts, work)
     misses = misses_by_cause(epoch.newest_having(FIRST_TOKENS.seen, k.RECENT_TICKS))
@@ -147,6 +142,19 @@ def build_case(past: Past, seen: Observation) -> Case:
         misses_by=misses,
         cause=_main_cause(late, misses, work),
     )
+
+
+def _model(
+    pods: Sequence[HeardPod], work: Work, seen: Observation, epoch: Spans
+) -> tuple[StepTime | None, float]:
+    """The step model as measured gaps correct it, and the ms from which gaps are of slow spells."""
+    quantile = 1 - seen.targets.allowed_share
+    fitted = step_time(pods, work, quantile)
+    if fitted is None:
+        return None, inf
+    ran = effective_cap(seen.cap, epoch.newest_ticks(k.RECENT_TICKS))
+    far = far_ms(fitted, ran, seen, epoch.parts)
+    return corrected(fitted, pods, work, quantile, far), far
 
 
 def effective_cap(cap: int, newest: Sequence[Tick]) -> int:
@@ -187,8 +195,8 @@ def _noisy_pods(pods: Sequence[HeardPod], accepts: Accepts, seen: Observation) -
 
 
 def _is_only_busier(slow: Sequence[HeardPod], rest: Sequence[HeardPod]) -> bool:
-    """Whether `slow` have larger batches than `rest`, in steps such as theirs would be: then it is
-    how the load is spread (clients that keep a connection), and the others would break as well."""
+    """True where `slow` have larger batches than `rest`, in steps such as theirs would be. Then the
+    load is spread unevenly (clients that keep a connection), and the others would break as well."""
     work = describe_work(slow)
     if describe_work(rest).decodes >= k.BUSY_ALIKE * work.decodes:
         return False
@@ -214,8 +222,8 @@ def _late_in_queue(verdicts: dict[TargetName, TargetVerdict], work: Work) -> Tar
 
 
 def _main_cause(late: TargetName | None, misses: dict[Cause, int], work: Work) -> Cause:
-    """The largest cause. What is not booked was refused or never started: it waited in the
-    queue. So did what ends too late while its first token is in time, or may come at any."""
+    """The largest cause. A request that is not booked was refused or never started: it waited in
+    the queue. So did one that ends too late with a first token in time."""
     waits_for: Cause = "kv" if work.waiting_kv > work.waiting_cap else "cap"
     if late == "endToEnd":
         return waits_for

@@ -48,8 +48,6 @@ RECENT_TICKS: Final = 15
 """Half a minute: the span over which causes, use of the cap and lengths are read."""
 RUN_TICKS: Final = 32
 """Ticks that are added up together, once."""
-SHORT_RUN_TICKS: Final = 8
-"""The same at both ends, where no whole run fits: a look reads at most so many there one by one."""
 RUNS_FROM_WHOLE: Final = 8
 """With so many whole runs (8 minutes) bets begin with one: what stood before it is long decided."""
 USED_SHARE: Final = AT_CAP_SHARE

@@ -1,8 +1,8 @@
-"""What spans of ticks add up to, worked out once for those that were there at the last look.
+"""Sums over spans of ticks, worked out once for spans that were there at the last look.
 
-A closed tick never changes, and half an hour of them is read every two seconds. So what is made of
-a whole run of spans is kept with it, and runs are found again by what they hold. At both ends,
-where they grow and shrink, short runs stand for those that are not whole.
+A closed tick never changes, and half an hour of them is read every two seconds. So each sum over a
+whole run of spans is kept with it, and runs are found again by their ticks. The runs at both ends,
+which grow and shrink, are not kept.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -39,13 +39,8 @@ class Run:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it will not grow, nor lose its first ticks before all of them."""
+        """A whole run does not grow, and looks find it again."""
         return len(self.parts) == k.RUN_TICKS
-
-    @property
-    def is_full(self) -> bool:
-        """Whether looks find it again: a short one until a whole one takes its place."""
-        return len(self.parts) in (k.RUN_TICKS, k.SHORT_RUN_TICKS)
 
     def __hash__(self) -> int:
         return self._hash
@@ -74,7 +69,6 @@ class Spans:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
         runs = _runs(parts)
-        # The whole runs are the same look after look; before and after them are short ones.
         self._whole = [run for run in runs if run.is_whole]
         begin = runs.index(self._whole[0]) if self._whole else len(runs)
         self._before, self._after = runs[:begin], runs[begin + len(self._whole) :]
@@ -188,8 +182,8 @@ def _merged(parts: Sequence[Part], reading: Callable[[Tick], dict[int, int]]) ->
 
 
 class _Known:
-    """Runs of the last looks, of all pods: what they add up to is found again there. The clock says
-    only what is let go; no sum depends on it."""
+    """The runs of the last looks, of all pods. The clock only lets old ones go; no sum depends on
+    it."""
 
     def __init__(self) -> None:
         self.runs: dict[Run, Run] = {}
@@ -210,16 +204,11 @@ _known = _Known()
 
 
 def _runs(parts: Sequence[Part]) -> list[Run]:
-    """`parts` in runs that begin at the same ticks at every look: short ones at both ends."""
+    """`parts` in runs that begin at the same ticks at every look, all whole but those at the
+    ends."""
     if not parts:
         return []
-    first = -parts[0][0].seq % k.RUN_TICKS
-    last = first + max(0, len(parts) - first) // k.RUN_TICKS * k.RUN_TICKS
-    begins = [
-        *range(first % k.SHORT_RUN_TICKS, min(first, len(parts)), k.SHORT_RUN_TICKS),
-        *range(first, last, k.RUN_TICKS),
-        *range(last, len(parts), k.SHORT_RUN_TICKS),
-    ]
-    bounds = [*([] if 0 in begins else [0]), *begins, len(parts)]
+    begins = range(-parts[0][0].seq % k.RUN_TICKS, len(parts), k.RUN_TICKS)
+    bounds = sorted({0, *begins, len(parts)})
     found = [Run(tuple(parts[begin:end])) for begin, end in pairwise(bounds)]
-    return [_known.known(run) if run.is_full else run for run in found]
+    return [_known.known(run) if run.is_whole else run for run in found]

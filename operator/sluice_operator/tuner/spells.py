@@ -18,22 +18,22 @@ from .types import Observation
 Slices = Sequence[Sequence[Tick]]
 
 
-def far_ms(model: StepTime | None, ran: int, seen: Observation, epoch: Slices) -> float:
+def far_ms(model: StepTime, ran: int, seen: Observation, epoch: Slices) -> float:
     """From which length on a gap is not the cap's doing: half of the `ran` would not have held it.
 
     At the minimum there is no half: only what the pod itself saw as a spell is none of the cap's
-    doing. Infinite without a model, and where slowness lasts: it is a regime then, and the cap has
+    doing. Infinite without a target, and where slowness lasts: it is a regime then, and the cap has
     to follow it.
     """
     half, target_ms = max(floor(k.HALVE * ran), seen.limits.min_num_seqs), seen.targets.itl_ms
-    if model is None or target_ms is None:
+    if target_ms is None:
         return inf
     far = target_ms * model.full_ms(ran) / model.full_ms(half) if half < ran else k.NO_GAP_MS
     return inf if _lasts(far, epoch, seen.targets.allowed_share) else far
 
 
 def _lasts(far: float, epoch: Slices, allowed: float) -> bool:
-    """Whether most of the last ticks with traffic had such gaps."""
+    """True where most of the last ticks with traffic had such gaps."""
     with_traffic = (part for part in reversed(epoch) if any(tick.itl.n for tick in part))
     busy, bucket = islice(with_traffic, k.REGIME_WINDOW), far_bucket(far)
     slow = [part for part in busy if num_far(part, bucket) > allowed * sum(t.itl.n for t in part)]
@@ -57,11 +57,11 @@ def num_far(ticks: Sequence[Tick], bucket: int | None) -> int:
 
 
 def mostly(ticks: Sequence[Tick]) -> bool:
-    """Whether the pods themselves saw most of `ticks` as a spell."""
+    """True where the pods themselves saw most of `ticks` as a spell."""
     return 2 * sum(map(_is_spell, ticks)) > len(ticks)
 
 
 def _is_spell(tick: Tick) -> bool:
-    """Whether the pod itself saw most of the tick's steps in a spell: a batch that a spell keeps
-    small has gaps that are not far over the target, and yet are not the cap's doing."""
+    """True where the pod itself saw most of the tick's steps in a spell. A batch that a spell keeps
+    small has gaps just over the target that are not the cap's doing."""
     return tick.slow_steps > 0 and tick.slow_steps >= k.SPELL_SHARE * tick.steps

@@ -115,7 +115,7 @@ def create_observed(service: InferenceService, **changes: Any) -> Observed:
         previous={},
         runtime=None,
         accepted={},
-        deleted={},
+        deleted=(),
         unsaved_s=math.inf,
     )
     return replace(observed, **changes)

@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 from sluice_core.contract import FirstTokens, Hung
 from sluice_operator.children.runtime import Runtime
-from sluice_operator.cluster.observed import Pod, failure_of, has_ended, pod_of
+from sluice_operator.cluster.observed import Pod, failure_of, pod_of
 from sluice_operator.loop.plan import Observed, plan
 from sluice_operator.pods.scrape import Scrape
 from sluice_operator.spec.service import InferenceService
@@ -35,6 +35,11 @@ _ENDED_BY_A_SIGNAL = "its container worker was ended by signal 9 (SIGKILL) at 20
 _ENGINE = "the engine process ended at 2026-11-26T11:12:36Z by signal 9 (SIGKILL)"
 _HANGS = "the engine process is hung: no step, though there is work, since 2026-11-26T11:12:21Z"
 _KEYS = "spec.apiKeySecretRef: there is no Secret api-keys"
+
+
+def _is_watched(body: Any) -> bool:
+    """By `LIVE_PODS`."""
+    return body["status"].get("phase") not in ("Succeeded", "Failed")
 
 
 def _at(clock: str) -> str:
@@ -435,7 +440,7 @@ class Walk:
         now = unix_time(_at(moment.now))
         wanted = structs.replace(self.service.spec, replicas=moment.desired)
         service = replace(self.service, spec=wanted)
-        pods = tuple(pod_of(body, now) for body in moment.pods if not has_ended(body))
+        pods = tuple(pod_of(body, now) for body in moment.pods if _is_watched(body))
         serves = any(one.serving for one in pods)
         counted = [one for one in pods if not one.terminating]
         status = {

@@ -5,28 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, cast
 
 import kopf
 import pytest
 from sluice_operator.children.runtime import OWNER_ANNOTATION
-from sluice_operator.cluster.client import LIVE_PODS, ClusterError
-from sluice_operator.loop import handlers
+from sluice_operator.cluster.client import LIVE_PODS
 from sluice_operator.loop.handlers import Operator, configure, create_registry
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.pods.scrape import create_client
-from unit.operator.loop.test_reconciler import Store, body
+from unit.operator.loop.test_reconciler import Children, Store, body
 from unit.operator.observations import SETTINGS, pod_body
 
 KEY = ("default", "demo")
 
 
-def create_context(store: Store, instance: str = "one") -> Context:
+def create_context(store: Store, operator: Operator, instance: str = "one") -> Context:
     settings = replace(SETTINGS, instance=instance)
-    return Context(settings, store, create_client(), Metrics(), store.watched)
+    return Context(settings, store, create_client(), Metrics(), operator.store)
 
 
 @pytest.fixture
@@ -53,7 +51,7 @@ def another(uid: str) -> dict[str, Any]:
 
 async def test_a_late_deletion_does_not_take_the_object_that_came_after(operator: Operator) -> None:
     """kopf tells of each uid in a task of its own."""
-    context = create_context(Store())
+    context = create_context(Store(), operator)
     operator.see(context, KEY, body())
     operator.see(context, KEY, another("uid-2"))
     await operator.forget(KEY, "uid-1")
@@ -68,7 +66,7 @@ async def test_a_task_that_has_ended_is_told_and_replaced(
     async def end(self: Reconciler) -> None:
         raise OverflowError("too large")
 
-    context = create_context(Store())
+    context = create_context(Store(), operator)
     with monkeypatch.context() as faulty:
         faulty.setattr(Reconciler, "run", end)
         operator.see(context, KEY, body())
@@ -83,11 +81,11 @@ async def test_a_task_that_has_ended_is_told_and_replaced(
 
 async def test_an_object_whose_deletion_the_watch_missed_is_let_go() -> None:
     operator, store = Operator(SETTINGS), Store()
-    context = create_context(store)
+    context = create_context(store, operator)
     operator.see(context, KEY, body())
     await operator.reconcilers[KEY].reconcile()
     store.is_deleted = True
-    operator.reconcilers[KEY]._memory.swept_s = -math.inf  # it is time to look
+    operator.reconcilers[KEY]._children._swept_s = -math.inf  # it is time to look
     operator.reconcilers[KEY].wake()
     async with asyncio.timeout(10):
         await asyncio.wait([operator.tasks[KEY]])
@@ -113,46 +111,12 @@ def pod_of_demo(name: str, version: int = 1) -> dict[str, Any]:
     return pod
 
 
-async def test_an_object_is_not_looked_at_before_its_pods_are_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else each start of an operator would tell that none is ready, and forget what they serve."""
-    operator, store, passes = Operator(SETTINGS), Store(), list[list[str]]()
-    monkeypatch.setattr(handlers, "_LIST_AGAIN_S", 0.01)
-    is_away = True
-
-    async def run(self: Reconciler) -> None:
-        passes.append([body["metadata"]["name"] for body in operator.seen.of("Pod", *KEY)])
-        await asyncio.Event().wait()
-
-    async def live_pods(namespace: str, label: str) -> AsyncIterator[dict[str, Any]]:
-        nonlocal is_away
-        assert "app.kubernetes.io/instance=demo,app.kubernetes.io/managed-by" in label
-        if is_away:
-            is_away = False
-            raise ClusterError(500, "InternalError", "away")
-        operator.see_child("Pod", pod_of_demo("new"), is_gone=False)
-        operator.see_child("Pod", pod_of_demo("gone"), is_gone=True)
-        for name in ("old", "gone"):
-            yield pod_of_demo(name)
-
-    monkeypatch.setattr(Reconciler, "run", run)
-    monkeypatch.setattr(store, "live_pods", live_pods)
-    operator.see(create_context(store), KEY, body())
-    async with asyncio.timeout(10):
-        while not passes:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    assert passes == [["new", "old"]]
-    await operator.forget(KEY, "uid-1")
-    assert list(operator.seen.of("Pod", *KEY)) == []
-
-
 async def test_a_child_wakes_its_own_object_only(
     operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken = list[str]()
     monkeypatch.setattr(Reconciler, "wake", lambda self: woken.append(self._name))
-    context = create_context(Store())
+    context = create_context(Store(), operator)
     operator.see(context, KEY, body())
     woken.clear()
     named = {"namespace": "default", "uid": "uid-7", "resourceVersion": "1"}
@@ -177,10 +141,10 @@ def test_pods_that_have_ended_are_not_watched() -> None:
 async def test_a_child_whose_label_is_put_back_is_seen_again(operator: Operator) -> None:
     """Else its ConfigMap says of an object that it is nobody's, and it changes hands."""
     store = Store()
-    one = Reconciler(create_context(store, "one"), *KEY)
+    one = Reconciler(replace(create_context(store, operator), store=Children(store)), *KEY)
     one.see(body())
     await one.reconcile()
-    operator.see(create_context(store, "two"), KEY, body())
+    operator.see(create_context(store, operator, "two"), KEY, body())
     held = "ConfigMap", "demo-runtime"
     for is_gone in (True, False):
         operator.see_child("ConfigMap", store.objects[held], is_gone=is_gone)
@@ -193,7 +157,7 @@ async def test_children_that_go_with_a_former_object_are_not_told_as_deleted(
     operator: Operator,
 ) -> None:
     store = Store()
-    context = create_context(store)
+    context = create_context(store, operator)
     operator.see(context, KEY, body())
     await operator.reconcilers[KEY].reconcile()
     operator.see(context, KEY, another("uid-2"))

@@ -447,7 +447,7 @@ def test_a_deleted_child_comes_back_with_an_event() -> None:
     service = create_service()
     observed = _serving(service)
     live = {kind: child for kind, child in observed.live.items() if kind != "Service"}
-    planned = _plan(service, replace(observed, live=live, deleted={"Service": "uid-service"}))
+    planned = _plan(service, replace(observed, live=live, deleted={"Service"}))
     assert _kinds(planned) == ["Service"]
     assert "ChildRestored" in [notice.reason for notice in _notices(planned)]
 

@@ -10,7 +10,7 @@ import random
 import time
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -18,8 +18,9 @@ import pytest
 from sluice_core.contract import Hung, Tick, encode
 from sluice_core.errors import timestamp
 from sluice_operator.children import manifests, runtime
+from sluice_operator.cluster.child_store import ChildStore
 from sluice_operator.cluster.client import Cluster, ClusterError, Ref
-from sluice_operator.loop import reconcile
+from sluice_operator.loop import children, reconcile
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.model import reader
@@ -40,6 +41,8 @@ from unit.operator.observations import (
 
 WATCHED = ("ConfigMap", "Service", "Deployment")
 Key = tuple[str, str]
+DEMO = ("default", "demo")
+LABEL = "app.kubernetes.io/instance=demo,app.kubernetes.io/managed-by=sluice-operator"
 
 
 class Store(Cluster):
@@ -55,8 +58,6 @@ class Store(Cluster):
         self.failed: list[dict[str, Any]] = []
         self.num_looks = 0
         self.status_refusal: Callable[[Any], ClusterError | None] = lambda status: None
-        self.schema: dict[str, Any] = {}
-        self.num_schemas = 0
         self.refused: dict[str, ClusterError] = {}
         self.after_write: Callable[[str], None] = lambda kind: None
 
@@ -73,18 +74,17 @@ class Store(Cluster):
         )
 
     async def failed_pods(self, namespace: str, label: str) -> AsyncIterator[dict[str, Any]]:
-        assert label == "app.kubernetes.io/instance=demo,app.kubernetes.io/managed-by"
+        assert label == LABEL
         self.num_looks += 1
         for body in self.failed:
             yield body
 
     async def live_pods(self, namespace: str, label: str) -> AsyncIterator[dict[str, Any]]:
+        assert label == LABEL
+        if "Pod" in self.refused:
+            raise self.refused["Pod"]
         for body in self.pods:
             yield body
-
-    async def status_schema(self) -> dict[str, Any]:
-        self.num_schemas += 1
-        return self.schema
 
     async def create_once(self, manifest: Any) -> None:
         self.events.append(manifest)
@@ -106,10 +106,25 @@ class Store(Cluster):
         self.after_write(manifest["kind"])
         return live
 
-    def watched(self, kind: str, namespace: str, owner: str) -> list[Any]:
-        if kind == "Pod":
-            return self.pods
+    def watched(self, kind: str) -> list[Any]:
         return [body for (of, _), body in self.objects.items() if of == kind and kind in WATCHED]
+
+
+class Children(ChildStore):
+    """Those of demo; at each look the watch shows what `store` holds."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+        self.open(DEMO)
+
+    def child(self, key: Key, kind: str) -> Any:
+        for body in self._store.watched(kind):
+            self.show(key, kind, body)
+        return super().child(key, kind)
+
+    def pods(self, key: Key) -> list[Any]:
+        return self._store.pods
 
 
 @dataclass
@@ -164,7 +179,8 @@ def store() -> Store:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(reconcile, "time", made)
+    for module in (children, reconcile):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 
@@ -176,7 +192,7 @@ def ports() -> AdminPorts:
 @pytest.fixture
 def context(store: Store, ports: AdminPorts) -> Context:
     client = httpx.AsyncClient(transport=httpx.MockTransport(ports.answer))
-    return Context(SETTINGS, store, client, Metrics(), store.watched)
+    return Context(SETTINGS, store, client, Metrics(), Children(store))
 
 
 @pytest.fixture
@@ -186,8 +202,23 @@ def reconciler(context: Context) -> Reconciler:
     return made
 
 
+async def test_nothing_is_done_before_the_pods_are_known(store: Store, context: Context) -> None:
+    """Else each start of an operator would tell that none is ready, and forget what they serve."""
+    children = ChildStore()
+    children.open(DEMO)
+    new = Reconciler(replace(context, store=children), *DEMO)
+    new.see(body())
+    store.pods, store.refused = [pod_body()], {"Pod": ClusterError(500, "InternalError", "away")}
+    with pytest.raises(ClusterError, match="away"):
+        await new.reconcile()
+    assert (store.objects, store.statuses) == ({}, [])
+    store.refused.clear()
+    await new.reconcile()
+    assert _condition(store, "Ready") == ("True", "Serving")
+
+
 async def test_a_child_that_goes_while_it_is_written_is_made_again(
-    store: Store, reconciler: Reconciler
+    store: Store, context: Context, reconciler: Reconciler
 ) -> None:
     await reconciler.reconcile()
 
@@ -195,7 +226,7 @@ async def test_a_child_that_goes_while_it_is_written_is_made_again(
         if kind == "Deployment":
             store.after_write = lambda kind: None
             gone = store.objects.pop(("Deployment", "demo"))
-            reconciler.child_deleted("Deployment", gone)
+            context.store.lose(DEMO, "Deployment", gone)
 
     store.after_write = lose
     reconciler.see(body(2, replicas=2))
@@ -212,7 +243,7 @@ async def test_a_child_that_went_unseen_right_after_it_was_written_is_found_miss
     del store.objects[("Deployment", "demo")]
     await reconciler.reconcile()
     assert ("Deployment", "demo") not in store.objects, "no watch has told"
-    monkeypatch.setattr(reconcile, "_SWEEP_RESYNCS", 0)
+    monkeypatch.setattr(children, "_SWEEP_RESYNCS", 0)
     await reconciler.reconcile()
     assert ("Deployment", "demo") in store.objects
 
@@ -243,25 +274,6 @@ async def test_only_what_a_write_undoes_is_told_as_put_back(
     assert len(told) == (not is_webhooks)
 
 
-async def test_a_write_whose_answer_was_lost_is_no_conflict_with_somebody_else(
-    store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first try is stored and its answer lost; the second one is told that somebody wrote."""
-    await reconciler.reconcile()
-    apply = Store.apply
-
-    async def stored_and_lost(self: Store, manifest: Any, *more: Any, **named: Any) -> Any:
-        live = await apply(self, manifest, *more, **named)
-        if manifest["kind"] == "ConfigMap":
-            raise ClusterError(409, "Conflict", "the object has been modified")
-        return live
-
-    monkeypatch.setattr(Store, "apply", stored_and_lost)
-    reconciler.see(body(2, replicas=2))
-    await reconciler.reconcile()
-    assert store.objects["Deployment", "demo"]["spec"]["replicas"] == 2
-
-
 @pytest.mark.parametrize("status", [409, 429, 503])
 async def test_a_write_that_may_succeed_when_it_is_tried_again_is_not_told_as_refused(
     store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch, status: int
@@ -277,25 +289,6 @@ async def test_a_write_that_may_succeed_when_it_is_tried_again_is_not_told_as_re
     with pytest.raises(ClusterError, match="has been modified"):
         await reconciler.reconcile()
     assert (store.statuses, _reasons(store)) == ([], [])
-
-
-async def test_an_edit_that_meets_our_write_is_not_taken_for_it(
-    store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await reconciler.reconcile()
-    apply, edited = Store.apply, {"epoch": "99"}
-
-    async def somebody_writes(self: Store, manifest: Any, *more: Any, **named: Any) -> Any:
-        if manifest["kind"] == "ConfigMap":
-            store.objects["ConfigMap", "demo-runtime"]["data"] |= edited
-            monkeypatch.undo()
-            raise ClusterError(409, "Conflict", "the object has been modified")
-        return await apply(self, manifest, *more, **named)
-
-    monkeypatch.setattr(Store, "apply", somebody_writes)
-    reconciler.see(body(2, replicas=2))
-    with pytest.raises(ClusterError, match="has been modified"):
-        await reconciler.reconcile()
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret", "Deployment"])
@@ -446,13 +439,13 @@ async def test_a_pod_that_takes_no_configuration_holds_up_neither_the_pass_nor_t
 
 
 async def test_an_object_that_is_being_deleted_gets_no_child_back(
-    store: Store, reconciler: Reconciler
+    store: Store, context: Context, reconciler: Reconciler
 ) -> None:
     await reconciler.reconcile()
     leaving = body(2)
     leaving["metadata"]["deletionTimestamp"] = timestamp(NOW)
     reconciler.see(leaving)
-    reconciler.child_deleted("Deployment", store.objects.pop(("Deployment", "demo")))
+    context.store.lose(DEMO, "Deployment", store.objects.pop(("Deployment", "demo")))
     writes, events = store.num_writes, len(store.events)
     await reconciler.reconcile()
     assert (store.num_writes, len(store.events)) == (writes, events)
@@ -581,13 +574,13 @@ async def test_a_pod_that_its_node_refuses_is_the_reason_of_not_ready(
 
 
 async def test_a_child_that_goes_during_a_pass_is_told_at_the_next(
-    store: Store, reconciler: Reconciler
+    store: Store, context: Context, reconciler: Reconciler
 ) -> None:
     await reconciler.reconcile()
 
     def lose(kind: str) -> None:
         store.after_write = lambda kind: None
-        reconciler.child_deleted("Service", store.objects.pop(("Service", "demo")))
+        context.store.lose(DEMO, "Service", store.objects.pop(("Service", "demo")))
 
     store.after_write = lose
     reconciler.see(body(2, replicas=2))

@@ -10,14 +10,15 @@ from typing import Any
 import httpx
 import pytest
 from sluice_operator.children import manifests, runtime
+from sluice_operator.cluster.child_store import ChildStore
 from sluice_operator.cluster.client import Ref
-from sluice_operator.loop import reconcile
+from sluice_operator.loop import children, reconcile
 from sluice_operator.loop.ownership import owner_of
 from sluice_operator.loop.reconcile import Context, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.model import reader
 from sluice_operator.model.fit import Refused
-from unit.operator.loop.test_reconciler import AdminPorts, Clock, Store, body
+from unit.operator.loop.test_reconciler import DEMO, AdminPorts, Children, Clock, Store, body
 from unit.operator.observations import SETTINGS, pod_body
 
 HELD = "ConfigMap", "demo-runtime"
@@ -35,9 +36,7 @@ class Slow(Store):
         self.read.append(ref.kind)
         return await super().get(ref)
 
-    def watched(self, kind: str, namespace: str, owner: str) -> list[Any]:
-        if kind == "Pod":
-            return self.pods
+    def watched(self, kind: str) -> list[Any]:
         return [self.objects[key] for key in self.shown if key[0] == kind]
 
 
@@ -49,20 +48,25 @@ def store() -> Slow:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(reconcile, "time", made)
+    for module in (children, reconcile):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 
-def create_context(store: Slow, instance: str = "one", **fields: Any) -> Context:
+def create_context(
+    store: Slow, instance: str = "one", children: ChildStore | None = None
+) -> Context:
     """What a new operator's reconcilers share."""
     client = httpx.AsyncClient(transport=httpx.MockTransport(AdminPorts().answer))
     settings = replace(SETTINGS, instance=instance)
-    return Context(settings, store, client, Metrics(), store.watched, **fields)
+    return Context(settings, store, client, Metrics(), children or Children(store))
 
 
-def create_operator(store: Slow, instance: str = "one", **fields: Any) -> Reconciler:
+def create_operator(
+    store: Slow, instance: str = "one", children: ChildStore | None = None
+) -> Reconciler:
     """A new one, which has read nothing."""
-    made = Reconciler(create_context(store, instance, **fields), "default", "demo")
+    made = Reconciler(create_context(store, instance, children), "default", "demo")
     made.see(body())
     return made
 
@@ -121,7 +125,8 @@ async def test_the_configmap_of_a_former_object_names_nobody(store: Slow) -> Non
 
 async def test_what_was_read_is_known_until_the_watch_shows_it_gone(store: Slow) -> None:
     await create_operator(store).reconcile()
-    again = create_operator(store)
+    held = Children(store)
+    again = create_operator(store, children=held)
     await again.reconcile()
     assert set(manifests.WATCHED) <= set(store.read)
     store.read.clear()
@@ -129,7 +134,7 @@ async def test_what_was_read_is_known_until_the_watch_shows_it_gone(store: Slow)
         await again.reconcile()
     assert store.read == []
     gone = store.objects.pop(("Service", "demo"))
-    again.child_deleted("Service", gone)
+    held.lose(DEMO, "Service", gone)
     await again.reconcile()
     assert ("Service", "demo") in store.objects
     assert [event["reason"] for event in store.events].count("ChildRestored") == 1
@@ -196,13 +201,17 @@ async def test_a_child_that_went_before_the_watch_began_is_found_missing(
 async def test_a_pod_that_the_watch_still_shows_is_let_go_once_it_is_missed(
     store: Slow, clock: Clock
 ) -> None:
-    missed = list[str]()
-    one = create_operator(store, missed=missed.append)
-    store.pods = [pod_body()]
+    held = ChildStore()
+    held.open(DEMO)
+    shown = pod_body()
+    shown["metadata"]["resourceVersion"] = "1"
+    held.show(DEMO, "Pod", shown)
+    one = create_operator(store, children=held)
     await one.reconcile()
+    assert len(held.pods(DEMO)) == 1
     clock.running_s += 11 * SETTINGS.resync_s
     await one.reconcile()  # the API server lists no pod
-    assert missed == ["uid-demo-1"]
+    assert len(held.pods(DEMO)) == 0
 
 
 class Listing(Slow):
@@ -224,22 +233,24 @@ class Listing(Slow):
 async def test_what_comes_and_goes_while_deletions_are_looked_for_is_as_the_watch_tells(
     clock: Clock,
 ) -> None:
-    store = Listing()
-    missed = list[str]()
-    one = create_operator(store, missed=missed.append)
+    store, held = Listing(), ChildStore()
+    held.open(DEMO)
+    one = create_operator(store, children=held)
     await one.reconcile()
+    new = pod_body()
+    new["metadata"]["resourceVersion"] = "1"
 
     def meanwhile(kind: str) -> None:
         if kind == "Pod":
-            store.pods = [pod_body()]
+            held.show(DEMO, "Pod", new)
         if kind == "Service" and (gone := store.objects.pop(("Service", "demo"), None)):
-            one.child_deleted("Service", gone)
+            held.lose(DEMO, "Service", gone)
 
     store.meanwhile = meanwhile
     clock.running_s += 11 * SETTINGS.resync_s
     await one.reconcile()
     store.meanwhile = lambda kind: None
-    assert missed == []
+    assert len(held.pods(DEMO)) == 1
     await one.reconcile()
     assert ("Service", "demo") in store.objects, "made again, as it is known to be gone"
 

@@ -17,7 +17,6 @@ from sluice_operator.cluster.observed import (
     Trouble,
     essence_of,
     failure_of,
-    has_ended,
     pod_of,
     rollout_of,
 )
@@ -461,7 +460,6 @@ def test_of_a_pod_all_is_kept_that_is_read() -> None:
         body["metadata"] |= {"creationTimestamp": timestamp(NOW - 99), "managedFields": [{}]}
         body |= {"spec": {"containers": [{}]}}
         kept = essence_of(body)
-        assert has_ended(kept) == has_ended(body)
         assert pod_of(kept, NOW) == pod_of(body, NOW)
         assert failure_of([kept], NOW) == failure_of([body], NOW)
         assert "spec" not in kept
@@ -631,18 +629,6 @@ def test_an_event_has_a_name_that_repeats_with_its_key() -> None:
     assert one["metadata"] == two["metadata"]
     other = events.manifest({**meta, "uid": "v"}, notice, NOW)
     assert other["metadata"] != one["metadata"]
-
-
-@pytest.mark.parametrize(
-    ("phase", "ended"), [("Failed", True), ("Succeeded", True), ("Running", False), (None, False)]
-)
-def test_an_evicted_pod_has_ended_though_its_address_is_still_told(
-    phase: str | None, ended: bool
-) -> None:
-    """Somebody else's pod may have it by now, and would be sent the token."""
-    body = pod_body(**({"phase": phase} if phase else {}))
-    assert body["status"]["podIP"]
-    assert has_ended(body) == ended
 
 
 def test_misses_of_before_the_targets_were_edited_are_not_told() -> None:

@@ -24,7 +24,7 @@ from sluice_operator.status.write_limiter import (
     Turns,
     acted_on,
 )
-from unit.operator.loop.test_reconciler import Store
+from unit.operator.loop.test_reconciler import Children, Store
 from unit.operator.objects import changed, valid_object
 from unit.operator.observations import (
     NOW,
@@ -193,7 +193,7 @@ async def test_a_reconciler_writes_the_traffic_of_a_minute_six_times(
         return httpx.Response(200, stream=httpx.ByteStream(encode(create_evidence(ticks=ticks))))
 
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    context = Context(SETTINGS, store, client, Metrics(), store.watched, turns=Turns(clock))
+    context = Context(SETTINGS, store, client, Metrics(), Children(store), turns=Turns(clock))
     reconciler = Reconciler(context, "default", "demo")
     reconciler.see(pace_object())
     for _ in range(3):

@@ -1,0 +1,199 @@
+"""The children of one object: read where no watch has shown them, and written as a plan says."""
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+
+from ..children import drift, manifests
+from ..children.admin_token import token_of
+from ..cluster.child_store import ChildStore, Key
+from ..cluster.client import Cluster, ClusterError, Ref, ref_of
+from ..cluster.observed import Object
+from ..spec.service import InferenceService
+
+_log = logging.getLogger(__name__)
+_WRITTEN_OVER: Mapping[str, Object] = {"Service": {}, "PodDisruptionBudget": {"minAvailable": None}}
+"""Kinds whose spec is all ours, with what it must not have beside."""
+_SWEEP_RESYNCS = 10
+"""Five minutes by default between two looks for deletions that the watch has missed."""
+
+
+class Children:
+    """The children of the object `key`.
+
+    `unread`: by kind, why a child could not be read at the last pass; `accepted`: by kind,
+    `drift.acceptance` of our last write; `saved`: manifest hash of the ConfigMap that we wrote
+    last, and `saved_s` when; `pods_label`: selects the object's pods. Times are of
+    `time.monotonic`, as nobody else reads them.
+    """
+
+    def __init__(self, cluster: Cluster, store: ChildStore, key: Key, resync_s: float) -> None:
+        self._cluster, self._store, self._key, self._resync_s = cluster, store, key, resync_s
+        self.pods_label = (
+            f"{manifests.INSTANCE_LABEL}={key[1]},"
+            f"{manifests.MANAGED_BY_LABEL}={manifests.MANAGED_BY}"
+        )
+        self._has_listed = False
+        self._read_by_name_s = -math.inf
+        self._swept_s = time.monotonic()
+        self.unread: dict[str, ClusterError] = {}
+        self.accepted: dict[str, str] = {}
+        self.saved: str | None = None
+        self.saved_s = -math.inf
+        self.token = ""
+
+    async def list_pods(self) -> None:
+        """Read the pods once, as the watch may be yet to show them: without them a pass would
+        decide as if none served. Raises ClusterError."""
+        if not self._has_listed:
+            async for body in self._cluster.live_pods(self._key[0], self.pods_label):
+                self._store.show(self._key, "Pod", body)
+            self._has_listed = True
+
+    async def find(self, ref: Ref) -> Object | None:
+        """The child of that name; read where it is not known, or no watch would tell of it."""
+        if (known := self._store.child(self._key, ref.kind)) is not None:
+            return known
+        live = await self._cluster.get(ref)
+        if live and _is_watched(live):
+            self._store.keep(self._key, ref.kind, live)
+        return live
+
+    async def are_of_model(self, service: InferenceService) -> bool:
+        """True where the Deployment is of the model that is asked for now."""
+        return manifests.is_of_model(service, await self._deployment(service))
+
+    async def _deployment(self, service: InferenceService) -> Object | None:
+        return await self.find(Ref("Deployment", service.namespace, service.name))
+
+    def _known(self, refs: Iterable[Ref]) -> dict[str, Object]:
+        found = {ref.kind: self._store.child(self._key, ref.kind) for ref in refs}
+        return {kind: child for kind, child in found.items() if child is not None}
+
+    async def look(self, service: InferenceService, *, fits: bool) -> dict[str, Object]:
+        """All live ones by kind; only the known ones for a model that does not fit and was never
+        rolled out. Raises ClusterError."""
+        refs = _refs(service, manifests.WATCHED)
+        self.unread = {}
+        pods = await self._deployment(service)
+        if not fits and not (pods and manifests.is_ours(service, pods)):
+            return self._known(refs)
+        # The watch shows only labelled ones; others of that name must not be written over.
+        found = {ref.kind: await self.find(ref) for ref in refs}
+        live = {kind: child for kind, child in found.items() if child is not None}
+        live |= await self._by_name(service)
+        secret = live.get("Secret")
+        # Pods read theirs again when it changes: an edited Secret is put back, not believed.
+        is_ours = secret is not None and manifests.is_ours(service, secret)
+        token = self.token or (token_of(secret) if secret and is_ours else None)
+        if not token and "Secret" in self.unread:
+            raise self.unread["Secret"]
+        self.token = token or secrets.token_urlsafe(32)
+        return live
+
+    async def _by_name(self, service: InferenceService) -> dict[str, Object]:
+        now_s, refs = time.monotonic(), _refs(service, manifests.UNWATCHED)
+        if now_s - self._read_by_name_s >= self._resync_s:
+            await self._read(refs)
+            self._read_by_name_s = -math.inf if self.unread else now_s
+        found = self._known(refs)
+        if not all(manifests.is_ours(service, body) for body in found.values()):
+            self._read_by_name_s = -math.inf  # a deleted object's may be gone in a moment
+        return found
+
+    async def _read(self, refs: Iterable[Ref]) -> None:
+        """One that cannot be read stays as it was known."""
+        for ref in refs:
+            try:
+                live = await self._cluster.get(ref)
+            except ClusterError as e:
+                if not e.status:  # nobody answers: the others would wait as long
+                    raise
+                said = f"{ref.kind} {ref.name} cannot be read: {e}"
+                self.unread[ref.kind] = ClusterError(e.status, e.reason, said)
+                continue
+            if live:
+                self._store.keep(self._key, ref.kind, live)
+            elif before := self._store.child(self._key, ref.kind):
+                self._store.lose(self._key, ref.kind, before)
+
+    async def sweep(self, service: InferenceService) -> bool:
+        """Find deletions that the watch has missed: after a gap it lists anew, and tells none.
+
+        False where it was done lately. Raises ClusterError.
+        """
+        now_s = time.monotonic()
+        if now_s - self._swept_s < _SWEEP_RESYNCS * self._resync_s:
+            return False
+        pods = {_uid(body) for body in self._store.pods(self._key)}  # later ones the watch tells
+        there = await self._cluster.uids(Ref("Pod", service.namespace), self.pods_label)
+        for uid in pods - there:
+            self._store.lose_pod(uid)
+        for ref in _refs(service, manifests.WATCHED):
+            if known := self._store.child(self._key, ref.kind):
+                live = await self._cluster.get(ref)
+                if _uid(known) != _uid(live) or not (live and _is_watched(live)):
+                    self._store.lose(self._key, ref.kind, known)
+        self._swept_s = now_s
+        return True
+
+    async def apply(self, wanted: Iterable[Object]) -> set[str]:
+        """Write all of them, also behind one that is refused. Raises the first ClusterError.
+
+        Returns the kinds for which that changed nothing, as a webhook makes the same of it again.
+        """
+        refused, same = None, set()
+        for manifest in wanted:
+            kind, before = manifest["kind"], self._store.child(self._key, manifest["kind"])
+            try:
+                live = await self._write(manifest)
+            except ClusterError as e:
+                if e.status == 409 and kind == "ConfigMap":  # somebody else wrote: look again
+                    self._store.drop(self._key, kind)
+                if not e.status:  # nobody answers: the others would wait as long
+                    raise
+                refused = refused or e
+                continue
+            self._store.keep(self._key, kind, live)
+            self.accepted[kind] = drift.acceptance(manifest, live)
+            if before and drift.acceptance(manifest, before) == self.accepted[kind]:
+                same.add(kind)
+            if kind == "ConfigMap":
+                self.saved, self.saved_s = drift.manifest_hash(live), time.monotonic()
+            _log.info("%s/%s: applied %s", *self._key, kind)
+        if refused:
+            raise refused
+        return same
+
+    async def _write(self, manifest: Object) -> Object:
+        """Apply it and return the live object.
+
+        A field that somebody has put beside ours may be the reason of a refusal, such as a second
+        port of the same name: then ours replace the whole spec.
+        """
+        ref = ref_of(manifest)
+        try:
+            return await self._cluster.apply(manifest)
+        except ClusterError as e:
+            is_new = self._store.child(self._key, ref.kind) is None
+            if e.status != 422 or ref.kind not in _WRITTEN_OVER or is_new:
+                raise
+        spec = {**manifest["spec"], **_WRITTEN_OVER[ref.kind]}
+        await self._cluster.merge(ref, {"spec": spec})
+        return await self._cluster.apply(manifest)
+
+
+def _refs(service: InferenceService, kinds: Iterable[str]) -> list[Ref]:
+    return [Ref(kind, service.namespace, manifests.name_of(service, kind)) for kind in kinds]
+
+
+def _is_watched(live: Object) -> bool:
+    """True where the watch shows it: somebody may have taken its label away."""
+    labels = live["metadata"].get("labels") or {}
+    return labels.get(manifests.MANAGED_BY_LABEL) == manifests.MANAGED_BY
+
+
+def _uid(child: Object | None) -> str:
+    return str(child["metadata"]["uid"]) if child else ""
