@@ -12,9 +12,9 @@ from math import inf, isfinite, log, sqrt
 from pathlib import Path
 from typing import Any
 
-from sluice_core.contract import TARGET_MARGIN as MARGIN
+from sluice_core.latency import TARGET_MARGIN as MARGIN
+from sluice_core.latency import StepLaw, StepTime
 from sluice_operator.spec.service import InferenceService, SpecError, parse
-from sluice_operator.tuner.model import StepTime
 
 from sluice.kube import OTHER_VERSION, UNREADABLE, KubeError, add_object_arguments, find_object
 from sluice.measure.curve import wilson
@@ -95,7 +95,7 @@ def read_work(status: Object) -> Work | None:
     names = ("fixedMs", "sequenceMs", "kvTokenMs", "promptTokenMs")
     a, b, c, d = (_number(step, "batching.step", name) for name in names)
     mean = max(mean, output)
-    times = StepTime(a, b, c, d, context_tokens=mean - output / 2)
+    times = StepTime(StepLaw(a, b, c, d).at_context(mean - output / 2))
     return Work(output, _number(load, "load", "promptTokens") / finished, mean, sigma, times)
 
 

@@ -10,6 +10,8 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from .latency import StepLaw
+
 T = TypeVar("T")
 Overload = Literal["Queue", "Shed"]
 SchedulingPolicy = Literal["deadline", "fcfs", "priority"]
@@ -47,11 +49,6 @@ SKETCH_GAMMA = 1.02
 """Ratio of neighbouring sketch buckets: a quantile read back is within 1 % (DDSketch)."""
 AT_CAP_SHARE = 0.9
 """A step is at the cap where at least this share of it runs (design 6)."""
-MIN_CHUNK_TOKENS = 32
-"""A prefill goes on by this much per step even where the step model leaves no room: it ends."""
-TARGET_MARGIN = 0.85
-"""The predicted step quantile may fill this share of the target: what lies between a step and the
-byte on the socket (sampling, framing, the event loop) is not in the step's record."""
 SMOOTH_SHARE = 0.01
 """Share of its own gaps that may be over in a request that a reader calls smooth (design 6)."""
 
@@ -205,23 +202,15 @@ class Tick(Struct, frozen=True):
     slow_steps: Count = 0
 
 
-class StepModel(Struct, frozen=True):
-    """step_ms = a + b * decodes + c * kv_tokens + d * prefill_tokens, non-negative least squares.
+class StepModel(StepLaw, frozen=True):
+    """The law of a pod's steps, fitted by non-negative least squares.
 
-    `n`: records behind it. `resid_q`: measured over predicted step time, at P99 of the records,
-    where a chunk may take as long as one of ten does (`steptime.Tail.stretch`).
+    `n`: records behind it. `resid_q`: measured over predicted step time, at P99 of the records. A
+    chunk counts as slower where its tokens take longer (`latency.Tail.stretch`).
     """
 
-    a: NonNegative
-    b: NonNegative
-    c: NonNegative
-    d: NonNegative
     n: Count
     resid_q: NonNegative
-
-    def step_ms(self, decodes: float, kv_tokens: float, prefill_tokens: float) -> float:
-        """Mean time of a step."""
-        return self.a + self.b * decodes + self.c * kv_tokens + self.d * prefill_tokens
 
 
 class Lengths(Struct, frozen=True):

@@ -20,7 +20,6 @@ from sluice.simulate.trace import Request
 from sluice_core import ordering
 from sluice_core.contract import (
     AT_CAP_SHARE,
-    MIN_CHUNK_TOKENS,
     SKETCH_GAMMA,
     SMOOTH_SHARE,
     TICK_SECONDS,
@@ -33,6 +32,7 @@ from sluice_core.contract import (
     TokenGaps,
     Waiting,
 )
+from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT
 from sluice_core.sketch import SMALLEST_MS
 from sluice_core.wire import Snapshot
 from sluice_worker.scheduling import scheduler, steptime
@@ -199,8 +199,8 @@ def _config(params: Params, slo: Slo, cap: int, epoch: int, start_s: float) -> l
 
 def _fit(times: StepTimes) -> layout.Fit:
     model = layout.Model(*msgspec.structs.astuple(times.model)) if times.model else layout.Model()
-    constants = [getattr(steptime, name.upper()) for name, *_ in layout.Fit._fields_[3:]]
-    return layout.Fit(model, times.tail.ms, times.tail.stretch, *constants)
+    constants = [getattr(steptime, name.upper()) for name, *_ in layout.Fit._fields_[3:-1]]
+    return layout.Fit(model, times.tail.ms, times.tail.stretch, *constants, NO_LIMIT)
 
 
 def _sketch(pairs: list[int]) -> dict[int, int]:

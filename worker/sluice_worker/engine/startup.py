@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from sluice_core.contract import MIN_CHUNK_TOKENS, MemoryReport, policy_in_force
+from sluice_core.contract import MemoryReport, policy_in_force
 from sluice_core.errors import ConfigError, DoesNotFit, UnsupportedModel
+from sluice_core.latency import MIN_CHUNK_TOKENS, predicted_cap
 from sluice_core.model.files import Directory, checkpoint_dir
 from sluice_core.model.sizing import (
     CONTEXT_BYTES,
@@ -48,7 +49,7 @@ from ..scheduling.scheduler import SCORED_LOGITS, Scheduler
 from ..scheduling.sequence import Sequence
 from ..scheduling.static_batch import StaticBatching
 from ..scheduling.step import Work
-from ..scheduling.steptime import StepRecord, StepTimes, predicted_cap
+from ..scheduling.steptime import StepRecord, StepTimes
 from ..text.tokenizer_config import TokenizerConfig, eos_token_ids
 from .loop import Engine
 
@@ -301,9 +302,9 @@ class _Start:
             return ceiling
         return predicted_cap(
             times.model,
+            times.model.resid_q,
             itl_ms=self.config.itl_ms,
             kv_per_seq=min(self.max_model_len / 2, DEFAULT_MEAN_LENGTH),
-            chunk_tokens=MIN_CHUNK_TOKENS,
             ceiling=ceiling,
         )
 

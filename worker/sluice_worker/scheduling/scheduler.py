@@ -21,7 +21,8 @@ from itertools import islice
 from math import inf
 
 import numpy as np
-from sluice_core.contract import AT_CAP_SHARE, MIN_CHUNK_TOKENS
+from sluice_core.contract import AT_CAP_SHARE
+from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.model.sizing import blocks_for
 from sluice_core.ordering import Line, Pace, Terms
 from sluice_core.window import over_window

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sluice_core.contract import MIN_CHUNK_TOKENS, TARGET_MARGIN, StepModel
+from sluice_core.contract import StepModel
+from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT, Tail, chunk_limit
 
 MAX_AGE_S = 120.0
 BUCKET_RECORDS = 64
@@ -37,7 +38,6 @@ MODEL_QUANTILE = 0.99
 STRETCH_QUANTILE = 0.9
 NORMAL_TAIL = 2.41
 """A normal's P99.9 above its median, over its P90 above it."""
-NO_LIMIT = 1 << 30
 MAX_STEP_MS = 5000.0
 """No chunk of a prompt makes a step longer, whatever the targets: newcomers, aborts and changes of
 the cap wait for its end, and after three of these a worker counts as stalled (`health`)."""
@@ -64,52 +64,6 @@ class StepRecord:
     num_kv_tokens: int
     num_prefill_tokens: int
     step_ms: float
-
-
-def predicted_cap(
-    model: StepModel, *, itl_ms: float, kv_per_seq: float, chunk_tokens: int, ceiling: int
-) -> int:
-    """The largest cap at which a full decode step, and one of all but one sequence beside that
-    one's prefill chunk, both stay within the target.
-
-    At least 1: whether even one sequence can hold the target is for the evidence to say.
-    """
-    room_ms = TARGET_MARGIN * itl_ms / max(model.resid_q, 1.0) - model.a
-    per_seq_ms = model.b + model.c * kv_per_seq
-    if per_seq_ms <= 0:
-        return ceiling if room_ms > 0 else 1
-    beside_chunk = max((room_ms - model.d * chunk_tokens) / per_seq_ms, 0)
-    return int(min(max(room_ms / per_seq_ms, 1), beside_chunk + 1, ceiling))
-
-
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """By how much steps exceed the model, times the slowdown of their spell.
-
-    `ms`: measured beyond predicted time, at P99.5 of all steps or, where that is more, at P99.9 of
-    the usual noise of chunks. Not as a ratio: a hiccup (a throttled CPU, another process) lasts as
-    long in a short step as in a long one. `stretch`: what a prefill token
-    takes at P90, over its mean: one with much context before it takes longer, which a model that is
-    linear in tokens cannot say. At least 1.
-    """
-
-    ms: float = 0.0
-    stretch: float = 1.0
-
-
-def chunk_limit(
-    model: StepModel,
-    tail: Tail,
-    itl_ms: float,
-    decodes: int,
-    kv_tokens: int,
-    slowdown: float = 1.0,
-) -> int:
-    """Prefill tokens that keep the step's tail within the target; may be negative."""
-    room_ms = itl_ms - max(tail.ms, 0.0) - slowdown * model.step_ms(decodes, kv_tokens, 0)
-    # A chunk's own context counts as well: at most itself, beside what came before it.
-    per_token_ms = slowdown * (model.c + model.d * tail.stretch)
-    return int(room_ms / per_token_ms) if per_token_ms > 0 else NO_LIMIT
 
 
 class StepTimes:

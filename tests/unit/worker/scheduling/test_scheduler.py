@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice_core.contract import MIN_CHUNK_TOKENS
+from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.wire import Limits, Sampling, Submit
 from sluice_worker.scheduling.scheduler import ALONE_TIMES, Scheduler
 from sluice_worker.scheduling.sequence import Sequence
