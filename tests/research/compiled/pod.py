@@ -35,7 +35,7 @@ from sluice_core.contract import (
 from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT
 from sluice_core.sketch import SMALLEST_MS
 from sluice_core.wire import Snapshot
-from sluice_worker.scheduling import scheduler, steptime
+from sluice_worker.scheduling import running, steptime
 from sluice_worker.scheduling.steptime import StepTimes
 
 NUM_BUCKETS = 2560
@@ -193,7 +193,7 @@ def _config(params: Params, slo: Slo, cap: int, epoch: int, start_s: float) -> l
         due_ms=targets["ttft_ms"] if params.order == "deadline" else math.inf,
         patience=ordering.PATIENCE,
         arranged_a_step=ordering.ARRANGED_A_STEP,
-        recent=scheduler.RECENT,
+        recent=running.RECENT,
     )
 
 

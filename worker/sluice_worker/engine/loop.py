@@ -156,8 +156,8 @@ class Engine:
         scheduler, pool, counters = self.scheduler, self.scheduler.pool, self.scheduler.counters
         return Snapshot(
             running=len(scheduler.running),
-            waiting_cap=scheduler.waiting_cap,
-            waiting_kv=scheduler.waiting_kv,
+            waiting_cap=scheduler.num_waiting_for("cap"),
+            waiting_kv=scheduler.num_waiting_for("kv"),
             used_blocks=pool.num_used,
             cached_blocks=pool.num_cached,
             num_blocks=pool.num_total,
@@ -165,14 +165,14 @@ class Engine:
             preempted_tokens=counters.preempted_tokens,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
-            rounding_waste=scheduler.rounding_waste,
+            rounding_waste=scheduler.cache.rounding_waste(scheduler.running),
             speculation=self._speculation(),
-            waiting_turn=scheduler.waiting_turn,
+            waiting_turn=scheduler.num_waiting_for("time"),
         )
 
     def _speculation(self) -> SpeculationTotals | None:
         counters = self.scheduler.counters
-        if self.scheduler.speculation is None:
+        if self.scheduler.drafts is None:
             return None
         return SpeculationTotals(
             counters.num_drafts, counters.draft_tokens, counters.accepted_by_position

@@ -18,9 +18,10 @@ class StaticBatching:
     size: int
     timeout_s: float
 
-    def may_start(self, waiting: Seq[Sequence], running: Seq[Sequence], now: float) -> bool:
-        """Whether the next batch starts with those that wait."""
-        return not running and bool(waiting) and now >= self.starts_at(waiting)
+    def places(self, waiting: Seq[Sequence], running: Seq[Sequence], now: float) -> int:
+        """Sequences that the next batch may start with; 0 before it does."""
+        may_start = not running and waiting and now >= self.starts_at(waiting)
+        return self.size if may_start else 0
 
     def starts_at(self, waiting: Seq[Sequence]) -> float:
         """When a batch of those that wait starts, if no other comes."""

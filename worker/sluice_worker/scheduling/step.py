@@ -1,7 +1,9 @@
 """One step as values: its work and what came of it. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from sluice_core.contract import AT_CAP_SHARE
 from sluice_core.wire import FinishReason, Limits
 
 from .sequence import Sequence
@@ -56,6 +58,35 @@ class Step:
     limits: Limits
     admitted: tuple[str, ...] = ()
     prefill_follows: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        works: tuple[Work, ...],
+        num_running: int,
+        limits: Limits,
+        admitted: Iterable[str],
+        prefill_follows: bool,
+    ) -> "Step":
+        """The step that does `works`."""
+        num_draft_tokens = sum(len(work.drafts) for work in works)
+        num_padding = sum(work.is_padding for work in works)
+        num_decodes = sum(work.num_tokens == 1 + len(work.drafts) for work in works) - num_padding
+        num_tokens = sum(work.num_tokens for work in works)
+        return cls(
+            works=works,
+            num_decodes=num_decodes,
+            num_kv_tokens=sum(work.start + work.num_tokens for work in works),
+            num_prefill_tokens=num_tokens - num_decodes - num_draft_tokens - num_padding,
+            num_draft_tokens=num_draft_tokens,
+            num_padding=num_padding,
+            scores_prompts=any(work.sequence.needs_prompt_scores for work in works),
+            num_running=num_running,
+            at_cap=num_running >= AT_CAP_SHARE * limits.max_num_seqs,
+            limits=limits,
+            admitted=tuple(admitted),
+            prefill_follows=prefill_follows,
+        )
 
 
 @dataclass(frozen=True, slots=True)

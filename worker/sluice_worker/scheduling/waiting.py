@@ -1,11 +1,15 @@
-"""What waiting requests wait for, as clocks. Pure.
+"""Who waits, in which order, and for what. Pure.
 
 Clocks run while the head of the queue cannot start: one for the cap, one for KV blocks, and where
-there is an order one for steps that others fill.
-Everyone behind it waits for the same thing, so a request's wait is a difference of two readings.
+there is an order one for steps that others fill. Everyone behind the head waits for the same thing,
+so a request's wait is the difference of two readings.
 """
 
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
+
+from sluice_core.ordering import Line, Pace, Terms
 
 from .sequence import Sequence
 
@@ -47,3 +51,76 @@ class WaitClocks:
         sequence.wait_cap_s += self._cap_s - sequence.queued_at[0]
         sequence.wait_kv_s += self._kv_s - sequence.queued_at[1]
         sequence.passed_s += self._time_s - sequence.queued_at[2]
+
+
+class Queue:
+    """Sequences without blocks, and the line of all that have no first token yet.
+
+    Others that wait were preempted; they are resumed before the line, by arrival. `terms_of`: what
+    the order asks of a sequence.
+    """
+
+    def __init__(self, terms_of: Callable[[Sequence], Terms]) -> None:
+        self.waiting: deque[Sequence] = deque()  # a preempted sequence takes its old place again
+        self.line = Line(terms_of)
+        self.clocks = WaitClocks()
+        self._resumed: list[Sequence] = []
+        self._newest: Sequence | None = None  # whose prompt the next one may have
+        self._num_added = 0
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """Put a newcomer behind all others."""
+        self.clocks.advance(now)
+        self.clocks.enqueue(sequence)
+        sequence.order, sequence.queued_s = self._num_added, now
+        self._num_added += 1
+        self.waiting.append(sequence)
+        is_another = sequence.request.is_another
+        self.line.add(sequence, self._newest if is_another else None)
+        if not is_another:
+            self._newest = sequence
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Put a preempted sequence before all that came later."""
+        self.clocks.enqueue(sequence)
+        before = sum(1 for other in self.waiting if other.order < sequence.order)
+        self.waiting.insert(before, sequence)
+        if sequence not in self.line:
+            self._resumed.append(sequence)
+
+    def take(self, sequence: Sequence) -> None:
+        """Let a sequence that has blocks now go."""
+        self.waiting.remove(sequence)
+        if sequence in self._resumed:
+            self._resumed.remove(sequence)
+        self.clocks.dequeue(sequence)
+
+    def leave_line(self, sequence: Sequence) -> None:
+        """It has its first token, or nobody waits for it any more."""
+        self.line.remove(sequence)
+        if self._newest is sequence:
+            self._newest = None
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget it, whether it waits or runs."""
+        self.leave_line(sequence)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        if sequence in self._resumed:
+            self._resumed.remove(sequence)
+
+    def candidates(self, running: Iterable[Sequence], now: float, pace: Pace) -> Iterator[Sequence]:
+        """Who has had a first token goes on before all others, by arrival; then the line."""
+        resumed = [*self._resumed, *(s for s in running if s not in self.line)]
+        yield from sorted(resumed, key=lambda sequence: sequence.order)
+        yield from self.line.ordered(now, pace)
+
+    def rank(self, sequence: Sequence) -> tuple[bool, int, bool, float, float]:
+        """Sorts sequences as `candidates` does, turns of the late left out."""
+        if sequence not in self.line:
+            return False, 0, False, 0, sequence.order
+        return True, *self.line.rank(sequence)
+
+    def num_waiting_for(self, lack: Lack) -> int:
+        """All that wait, if that is what the head lacks."""
+        return len(self.waiting) if self.clocks.blocked_by == lack else 0

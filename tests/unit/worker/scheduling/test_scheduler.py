@@ -99,7 +99,7 @@ def test_cap_bounds_admission_in_order_of_arrival() -> None:
     sequences = add(scheduler, *create_requests((3, 4, 5)))
     planned, _ = step(scheduler)
     assert scheduler.running == sequences[:2]
-    assert (scheduler.waiting_cap, scheduler.waiting_kv) == (1, 0)
+    assert (scheduler.num_waiting_for("cap"), scheduler.num_waiting_for("kv")) == (1, 0)
     assert planned.at_cap
 
 
@@ -113,7 +113,7 @@ def test_a_step_that_nearly_fills_the_cap_is_at_the_cap(num: int, at_cap: bool) 
 def test_whom_no_step_has_looked_at_waits_for_nothing_yet() -> None:
     scheduler = create_scheduler(cap=2)
     add(scheduler, *create_requests((3, 4)))
-    assert (scheduler.waiting_cap, scheduler.waiting_kv) == (0, 0)
+    assert (scheduler.num_waiting_for("cap"), scheduler.num_waiting_for("kv")) == (0, 0)
 
 
 def test_who_comes_during_a_step_that_leaves_room_waits_for_nothing() -> None:
@@ -211,7 +211,9 @@ def test_who_starts_leaves_some_blocks_for_those_that_run(num_blocks: int, fits:
         add(scheduler, create_request("first", 16 * (num_blocks - 3)))
         add(scheduler, create_request("next", 16 * num - 1))
         step(scheduler)
-        assert (scheduler.waiting_kv, len(scheduler.running)) == ((0, 2) if num == fits else (1, 1))
+        assert (scheduler.num_waiting_for("kv"), len(scheduler.running)) == (
+            (0, 2) if num == fits else (1, 1)
+        )
 
 
 def test_who_needs_the_whole_pool_starts_once_nobody_runs() -> None:
@@ -277,10 +279,10 @@ def test_who_waits_for_blocks_is_matched_again_only_once_there_may_be_enough(
 
 def test_waste_is_what_no_token_will_have_of_the_blocks_that_are_used() -> None:
     scheduler = create_scheduler(block_size=16)
-    assert scheduler.rounding_waste == 0.0
+    assert scheduler.cache.rounding_waste(scheduler.running) == 0.0
     add(scheduler, *create_requests((14, 20)))
     step(scheduler)
-    assert scheduler.rounding_waste == (1 + 11) / 48
+    assert scheduler.cache.rounding_waste(scheduler.running) == (1 + 11) / 48
 
 
 def test_prefix_hit_is_not_computed_again_and_counted() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_worker.base.config import NgramSpeculation
-from sluice_worker.scheduling import scheduler as scheduler_module
+from sluice_worker.scheduling import drafts as drafts_module
 from sluice_worker.scheduling.speculation import (
     INDEXED_PER_STEP,
     MAX_GROWTH,
@@ -212,7 +212,7 @@ class Counted(Drafter):
 def test_long_prompts_share_what_is_looked_through_in_a_step_and_all_get_to_draft(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "Drafter", Counted)
+    monkeypatch.setattr(drafts_module, "Drafter", Counted)
     scheduler = create_scheduler(
         num_blocks=1000, budget=1 << 20, max_model_len=2000, speculation=NGRAM
     )
