@@ -257,11 +257,9 @@ def plan_memory(
     activations = max(formula, measured_activation_bytes)
     reserve = CPU_RESERVE_BYTES if device == "cpu" else 0
     per_token = kv_bytes_per_token(shape, dtype_bytes)
-    attention = _attention_bytes(shape, budget, max_model_len, dtype_bytes, per_token)
-    gathers = device == "cpu" if gathers is None else gathers
     workspace = WORKSPACE_BYTES[device]
-    if gathers:
-        workspace += attention
+    if device == "cpu" if gathers is None else gathers:
+        workspace += _attention_bytes(shape, budget, max_model_len, dtype_bytes, per_token)
     elif device == "cuda":
         workspace += asked * shape.num_heads * FULL_BATCH_SPLITS * (shape.head_dim + 2) * 4
     left = int(utilization * total_bytes) - weights_bytes - activations - workspace - reserve

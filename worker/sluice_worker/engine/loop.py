@@ -110,7 +110,7 @@ class Engine:
             self._price_s,
             is_ahead=self.runner.is_ahead,
         )
-        self.runner.clear(self.scheduler.take_dirty_blocks())
+        self.runner.clear(self.scheduler.cache.take_dirty())
         if not step.works:
             return None, []
         tokens = self.runner.execute(step.works, step.prefill_follows)

@@ -97,20 +97,7 @@ class _Start:
     def run(self, progress: Progress) -> tuple[Engine, Ready]:
         progress("weights", 0)
         base_bytes = self._base_bytes()
-        dtype: torch.dtype = getattr(torch, self.dtype_name)
-        is_dummy = self.config.load_format == "dummy"
-        files = None if is_dummy else Checkpoint(self.directory, dtype, self.device)
-        planned = self._plan(self._weights_bytes(files))
-        _refuse_unless_fits(planned, self.decoder)
-        if self.kind == "cuda":
-            refuse_unless_free(planned, *torch.cuda.mem_get_info(self.device))
-        if files is None:
-            read = random_weights(self.config.seed or 0, dtype, self.device)
-            model = Decoder(self.decoder, read, self.kernels)
-        else:
-            model = Decoder(self.decoder, files.read, self.kernels)
-            files.finish(self.decoder.shape)
-        release_freed()
+        planned, model = self._load()
         progress("profile", 60)
         activation_bytes, records = self._profile(model, planned)
         plan = self._plan(self._held_bytes(model), activation_bytes, model.in_a_row)
@@ -131,19 +118,33 @@ class _Start:
             seed=self.config.seed,
             throttled_s=self.resources.throttled_s,
         )
-        report = MemoryReport(
-            planned=planned.as_dict(),
-            measured={
-                "total_bytes": planned.total_bytes,
-                "weights_bytes": model.num_bytes,
-                "activation_bytes": activation_bytes,
-                "reserve_bytes": base_bytes,
-                "kv_cache_bytes": runner.num_bytes,
-            },
-            kv_tokens=plan.kv_tokens,
-            corrected=plan.as_dict(),
-        )
+        measured = {
+            "total_bytes": planned.total_bytes,
+            "weights_bytes": model.num_bytes,
+            "activation_bytes": activation_bytes,
+            "reserve_bytes": base_bytes,
+            "kv_cache_bytes": runner.num_bytes,
+        }
+        report = MemoryReport(planned.as_dict(), measured, plan.kv_tokens, plan.as_dict())
         return engine, self._ready(plan, predicted, limits, report, times)
+
+    def _load(self) -> tuple[MemoryPlan, Decoder]:
+        """The plan before anything is loaded, and the model, if it fits."""
+        dtype: torch.dtype = getattr(torch, self.dtype_name)
+        is_dummy = self.config.load_format == "dummy"
+        files = None if is_dummy else Checkpoint(self.directory, dtype, self.device)
+        planned = self._plan(self._weights_bytes(files))
+        _refuse_unless_fits(planned, self.decoder)
+        if self.kind == "cuda":
+            refuse_unless_free(planned, *torch.cuda.mem_get_info(self.device))
+        if files is None:
+            read = random_weights(self.config.seed or 0, dtype, self.device)
+            model = Decoder(self.decoder, read, self.kernels)
+        else:
+            model = Decoder(self.decoder, files.read, self.kernels)
+            files.finish(self.decoder.shape)
+        release_freed()
+        return planned, model
 
     # Memory
 

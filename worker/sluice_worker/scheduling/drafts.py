@@ -8,7 +8,14 @@ from typing import NamedTuple
 from ..base.config import NgramSpeculation
 from .kv_cache import KvCache
 from .sequence import Sequence
-from .speculation import Drafter, Growth, draft_length, is_eligible, num_right, show
+from .speculation import (
+    INDEXED_PER_STEP,
+    Drafter,
+    Growth,
+    draft_length,
+    is_eligible,
+    num_right,
+)
 from .step import Counters, Work
 
 
@@ -81,5 +88,11 @@ class Drafts:
             work.sequence.drafter.judge(len(work.drafts), verified.num_right)
 
     def show(self, running: Iterable[Sequence]) -> None:
-        """Let the drafters see their texts as a step left them."""
-        show((s.drafter, s.token_ids) for s in running if s.drafter is not None)
+        """Let each drafter see its text as a step left it: at most INDEXED_PER_STEP tokens in all.
+
+        The first take what they need, so in order of arrival everyone catches up in time.
+        """
+        left = INDEXED_PER_STEP
+        for sequence in running:
+            if sequence.drafter is not None:
+                left -= sequence.drafter.see(sequence.token_ids, left)

@@ -123,7 +123,10 @@ class KvCache:
         sequence.num_trusted_tokens = sequence.num_computed_tokens
 
     def take_dirty(self) -> list[int]:
-        """Freed blocks whose content no finite logits vouch for, told once."""
+        """Freed blocks whose content no finite logits vouch for, told once: clear them.
+
+        A masked slot is still multiplied by zero, and zero times NaN would reach its next owner.
+        """
         dirty, self._dirty = self._dirty, []
         return dirty
 

@@ -89,8 +89,8 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def num_waiting_for(self, lack: Lack) -> int:
-        """Sequences that wait for the cap, for blocks, or for time that the order gives others."""
-        return self._queue.num_waiting_for(lack)
+        """All that wait, if that is what the head of the queue lacks."""
+        return len(self.waiting) if self._queue.clocks.blocked_by == lack else 0
 
     def starts_at(self, now: float) -> float:
         """When the next step can do anything: now, or when the next static batch is due."""
@@ -150,14 +150,14 @@ class Scheduler:
         which it is a part: beside this one it would read all weights once more.
         """
         self._begin_step(now)
-        before = self.counters.num_preemptions
-        works = self._running.decodes()
+        running, before = self._running, self.counters.num_preemptions
+        works = running.decodes()
         decoding = {work.sequence for work in works}
         is_short = self.counters.num_preemptions > before
         only_decodes = not self.waiting and len(self.running) == len(decoding)
         budget = 0 if only_decodes else self._prefill_budget(works, chunk_limit)
         prefills = self._prefills(works, decoding, price, now, budget, may_admit=not is_short)
-        self._running.pause(set(self.running) - decoding - set(prefills))
+        running.pause(set(self.running) - decoding - set(prefills))
         self._queue.clocks.blocked_by = self._why_blocked()
         is_held_back = bool(prefills and works) and is_ahead
         if prefills and not is_held_back:
@@ -168,15 +168,9 @@ class Scheduler:
             works = self.drafts.add_to(works, room, growth)
         served = {work.sequence for work in works} if self._has_order else set(prefills)
         self._passed = [sequence for sequence in prefills if sequence not in served]
-        works += self._running.padding()
+        works += running.padding()
         works.sort(key=lambda work: work.num_tokens > 1)
-        return Step.of(
-            tuple(works),
-            self._running.num_computing,
-            self.limits,
-            self._running.begun,
-            is_held_back,
-        )
+        return Step.of(works, running.num_computing, self.limits, running.begun, is_held_back)
 
     def commit(self, step: Step, sampled: Seq[int | None], now: float) -> list[Outcome]:
         """Book a step that ran. `sampled`: a token per sampled position, None for NaN logits."""
@@ -194,13 +188,6 @@ class Scheduler:
             self.drafts.show(self.running)
         self._running.end_batch()
         return outcomes
-
-    def take_dirty_blocks(self) -> list[int]:
-        """Freed blocks whose content no finite logits vouch for, to be cleared before reuse.
-
-        A masked slot is still multiplied by zero, and zero times NaN would reach its next owner.
-        """
-        return self.cache.take_dirty()
 
     def check_integrity(self) -> str | None:
         """The first invariant that does not hold, or None."""

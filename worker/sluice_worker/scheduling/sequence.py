@@ -53,7 +53,7 @@ class Sequence:
     wait_kv_s: float = 0.0
     passed_s: float = 0.0
     """In steps that others filled whom the order has before it."""
-    queued_at: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    queued_at: tuple[float, ...] = ()
     """Readings of the scheduler's wait clocks when it was queued."""
     editor: Editor | None = None
     """What penalties, biases and word lists have to know of it; made when first needed."""

@@ -10,7 +10,7 @@ microseconds, so the probe needs no forward pass, and a text that begins to copy
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from sluice_core.wire import Submit
@@ -166,16 +166,6 @@ class Drafter:
             if found is not None:
                 self._source, self._num_following = found, size
                 return
-
-
-def show(texts: Iterable[tuple[Drafter, Seq[int]]]) -> None:
-    """Let each drafter see its text as a step left it: at most INDEXED_PER_STEP tokens in all.
-
-    The first take what they need, so in order of arrival everyone catches up in time.
-    """
-    left = INDEXED_PER_STEP
-    for drafter, token_ids in texts:
-        left -= drafter.see(token_ids, left)
 
 
 def _copy(token_ids: Seq[int], start: int, count: int) -> tuple[int, ...]:

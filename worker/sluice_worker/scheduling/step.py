@@ -1,6 +1,7 @@
 """One step as values: its work and what came of it. Pure."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from sluice_core.contract import AT_CAP_SHARE
@@ -62,7 +63,7 @@ class Step:
     @classmethod
     def of(
         cls,
-        works: tuple[Work, ...],
+        works: Seq[Work],
         num_running: int,
         limits: Limits,
         admitted: Iterable[str],
@@ -74,7 +75,7 @@ class Step:
         num_decodes = sum(work.num_tokens == 1 + len(work.drafts) for work in works) - num_padding
         num_tokens = sum(work.num_tokens for work in works)
         return cls(
-            works=works,
+            works=tuple(works),
             num_decodes=num_decodes,
             num_kv_tokens=sum(work.start + work.num_tokens for work in works),
             num_prefill_tokens=num_tokens - num_decodes - num_draft_tokens - num_padding,

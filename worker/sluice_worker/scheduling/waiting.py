@@ -21,36 +21,26 @@ class WaitClocks:
 
     def __init__(self) -> None:
         self.blocked_by: Lack | None = None
-        self._cap_s = 0.0
-        self._kv_s = 0.0
-        self._time_s = 0.0
-        self._at: float | None = None
-
-    @property
-    def now(self) -> float:
-        """The newest time that it was told."""
-        return self._at or 0.0
+        self.now = 0.0
+        self._seconds: dict[Lack, float] = {"cap": 0.0, "kv": 0.0, "time": 0.0}
 
     def advance(self, now: float) -> None:
         """Let the clock that runs go on to `now`."""
-        elapsed = 0.0 if self._at is None else max(now - self._at, 0.0)
-        self._at = now
-        if self.blocked_by == "cap":
-            self._cap_s += elapsed
-        elif self.blocked_by == "kv":
-            self._kv_s += elapsed
-        elif self.blocked_by == "time":
-            self._time_s += elapsed
+        if self.blocked_by is not None:
+            self._seconds[self.blocked_by] += max(now - self.now, 0.0)
+        self.now = now
 
     def enqueue(self, sequence: Sequence) -> None:
         """`sequence` begins to wait."""
-        sequence.queued_at = (self._cap_s, self._kv_s, self._time_s)
+        sequence.queued_at = tuple(self._seconds.values())
 
     def dequeue(self, sequence: Sequence) -> None:
         """`sequence` starts: what it waited for is booked."""
-        sequence.wait_cap_s += self._cap_s - sequence.queued_at[0]
-        sequence.wait_kv_s += self._kv_s - sequence.queued_at[1]
-        sequence.passed_s += self._time_s - sequence.queued_at[2]
+        both = zip(self._seconds.values(), sequence.queued_at, strict=True)
+        cap_s, kv_s, time_s = (now - before for now, before in both)
+        sequence.wait_cap_s += cap_s
+        sequence.wait_kv_s += kv_s
+        sequence.passed_s += time_s
 
 
 class Queue:
@@ -120,7 +110,3 @@ class Queue:
         if sequence not in self.line:
             return False, 0, False, 0, sequence.order
         return True, *self.line.rank(sequence)
-
-    def num_waiting_for(self, lack: Lack) -> int:
-        """All that wait, if that is what the head lacks."""
-        return len(self.waiting) if self.clocks.blocked_by == lack else 0

@@ -392,8 +392,8 @@ def test_non_finite_row_fails_alone_and_is_neither_cached_nor_left_dirty() -> No
     assert [outcome.finish_reason for outcome in outcomes] == ["error", None]
     assert scheduler.running == [good]
     assert scheduler.pool.match(bad.token_ids, "") == []
-    assert scheduler.take_dirty_blocks() == blocks
-    assert scheduler.take_dirty_blocks() == []
+    assert scheduler.cache.take_dirty() == blocks
+    assert scheduler.cache.take_dirty() == []
 
 
 def fail(scheduler: Scheduler, bad: Sequence) -> None:
@@ -412,7 +412,7 @@ def test_what_was_sound_before_a_non_finite_row_is_found_no_more() -> None:
     assert scheduler.pool.match([*prompt, 1], "") == blocks[:4]
     fail(scheduler, bad)
     assert scheduler.pool.match([*prompt, 1], "") == []
-    assert set(blocks) <= set(scheduler.take_dirty_blocks())
+    assert set(blocks) <= set(scheduler.cache.take_dirty())
 
 
 def test_of_a_non_finite_row_what_another_sequence_shares_is_neither_cleared_nor_lost() -> None:
@@ -428,7 +428,7 @@ def test_of_a_non_finite_row_what_another_sequence_shares_is_neither_cleared_nor
     assert good.block_ids[:4] == shared
     assert bad.num_output_tokens
     fail(scheduler, bad)
-    dirty = scheduler.take_dirty_blocks()
+    dirty = scheduler.cache.take_dirty()
     assert set(own) <= set(dirty)
     assert not set(shared) & set(dirty)
     assert scheduler.pool.match([*prompt, 1], "") == shared
@@ -441,7 +441,7 @@ def test_of_a_prompt_that_is_given_up_only_what_was_written_is_cleared() -> None
     assert (long.num_computed_tokens, len(long.block_ids)) == (40, 32)
     written = long.block_ids[:3]
     scheduler.abort("long")
-    assert scheduler.take_dirty_blocks() == written
+    assert scheduler.cache.take_dirty() == written
 
 
 def test_what_a_step_ahead_writes_has_a_block_from_the_start_and_is_cleared_as_well() -> None:
@@ -451,7 +451,7 @@ def test_what_a_step_ahead_writes_has_a_block_from_the_start_and_is_cleared_as_w
     assert (long.num_computed_tokens, len(long.block_ids)) == (48, 11)
     written = long.block_ids[:4]
     scheduler.abort("long")
-    assert scheduler.take_dirty_blocks() == written
+    assert scheduler.cache.take_dirty() == written
 
 
 def test_of_a_prompt_that_is_given_up_what_the_prefix_cache_gave_is_not_cleared() -> None:
@@ -463,7 +463,7 @@ def test_of_a_prompt_that_is_given_up_what_the_prefix_cache_gave_is_not_cleared(
     assert (long.cached_tokens, long.num_computed_tokens, long.num_output_tokens) == (64, 164, 0)
     found, written = long.block_ids[:4], long.block_ids[4:11]
     scheduler.abort("long")
-    assert scheduler.take_dirty_blocks() == written
+    assert scheduler.cache.take_dirty() == written
     assert scheduler.pool.match([*prompt, 1], "") == found
 
 
