@@ -1,6 +1,5 @@
 """The step loop's body: requests in, reports out. Knows neither sockets nor files."""
 
-import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -26,17 +25,11 @@ from ..scheduling.speculation import few_decodes
 from ..scheduling.step import Outcome, Step
 from ..scheduling.steptime import StepRecord, StepTimes
 
-log = logging.getLogger(__name__)
-
 REFIT_S = 1.0
 UNLEARNT_S = 60.0
 """After so long without any other step, one that scores a prompt is better than none."""
 TOUCH_REST = 9.0
 """Times as long as touching pages takes: a CPU quota is for requests."""
-CHECK_S = 1.0
-"""Without work, until the block pool is checked: not between two requests of one client."""
-CHECK_REST = 1000.0
-"""Times as long as that takes, until the next time: 1 ms for each 1,400 blocks (measured)."""
 THROTTLED_SHARE = 0.05
 """Of the time of steps, spent held back by the CPU quota: from here on the quota sets the pace."""
 
@@ -67,9 +60,6 @@ class Engine:
         self._throttled_s = throttled_s
         self._throttled_before_s = throttled_s()
         self._stepped_s = 0.0
-        self._problem: str | None = None
-        self._check_at: float | None = float("inf")  # None: there was work since
-        self._rested_at = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -92,7 +82,6 @@ class Engine:
         """Free the request's blocks now; None if there is no such request."""
         if not self.scheduler.abort(message.request_id, if_waiting=message.if_waiting):
             return None
-        self._check_at = None
         return Finished(message.request_id, None, self.snapshot())
 
     def configure(self, limits: Limits) -> None:
@@ -101,7 +90,6 @@ class Engine:
 
     def step(self) -> tuple[StepReport | None, list[Finished]]:
         """One step: its report (None where nothing could run), and the requests that it failed."""
-        self._check_at = None
         started = self._clock()
         step = self.scheduler.schedule(
             started,
@@ -125,31 +113,12 @@ class Engine:
         nothing is left."""
         # What holds back whoever else is in the cgroup is no matter of the next steps.
         self._throttled_before_s, self._stepped_s = self._throttled_s(), 0.0
-        self._check_once()
         if self.runner.use_idle_time():
             return 0.0
         started = self._clock()
         if not self.runner.touch_ahead(self.scheduler.pool.first_unused):
             return float("inf")
         return TOUCH_REST * (self._clock() - started)
-
-    def check_integrity(self) -> str | None:
-        """The first invariant of the block pool that does not hold, or None. One that did not once
-        stays told, as a leak may not show while its owner runs again."""
-        self._problem = self._problem or self.scheduler.check_integrity()
-        return self._problem
-
-    def _check_once(self) -> None:
-        """Check after work, once: what leaks is told before there are no blocks left."""
-        now = self._clock()
-        if self._check_at is None:
-            self._check_at = max(now + CHECK_S, self._rested_at)
-        if now < self._check_at:
-            return
-        self._check_at, is_known = float("inf"), self._problem is not None
-        if self.check_integrity() and not is_known:
-            log.error("the block pool of an idle engine is not sound: %s", self._problem)
-        self._rested_at = now + CHECK_REST * (self._clock() - now)
 
     def snapshot(self) -> Snapshot:
         """Counts as of now."""

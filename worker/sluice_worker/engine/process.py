@@ -149,7 +149,7 @@ class Loop:
             case Limits():
                 self._engine.configure(message)
             case CheckIntegrity():
-                answer = Integrity(self._engine.check_integrity())
+                answer = Integrity(self._engine.scheduler.check_integrity())
             case Shutdown():
                 self._is_draining = True
         if answer is not None:
