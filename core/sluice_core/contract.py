@@ -15,7 +15,7 @@ from .latency import StepLaw
 T = TypeVar("T")
 Overload = Literal["Queue", "Shed"]
 SchedulingPolicy = Literal["deadline", "fcfs", "priority"]
-"""Who is served first, see `ordering`."""
+"""The order of waiting requests, see `ordering`."""
 
 
 def policy_in_force(asked: SchedulingPolicy | None, ttft_ms: float | None) -> SchedulingPolicy:
@@ -35,7 +35,7 @@ Sketch = Annotated[
 ]
 """Bucket index i -> number of values in (GAMMA**(i-1), GAMMA**i] ms; some 900 make a day.
 
-What a pod says is held by the operator of all: nothing in it can be as long as a pod likes."""
+The operator holds this of all pods: nothing in it can be as long as a pod likes."""
 ByClass = Annotated[dict[Annotated[str, Meta(max_length=64)], Count], Meta(max_length=64)]
 MAX_MS = 86_400_000.0
 """Nobody waits for more than a day."""
@@ -164,7 +164,7 @@ class Requests(Struct, frozen=True):
 
 
 class Tick(Struct, frozen=True):
-    """What happened in one closed tick of `TICK_SECONDS`.
+    """The record of one closed tick of `TICK_SECONDS`.
 
     `t_s`: wall-clock end of the tick (Unix time). `epoch`: the one in force at its end; a tick in
     which the epoch changed has `settled` False, as has one before running <= the new, lower cap.
@@ -222,8 +222,8 @@ class Lengths(Struct, frozen=True):
 
 
 class MemoryReport(Struct, frozen=True):
-    """Bytes by class: planned by the formula before anything is loaded, measured at start, and the
-    plan that the KV cache was made by, corrected by what was measured and what the kernels need.
+    """Bytes by class: planned by the formula before anything is loaded, measured at start, and
+    corrected by measured bytes and the kernels' needs. The KV cache is made by the last.
 
     Measured weights are their tensors; corrected ones, on a GPU, all that torch holds for them."""
 

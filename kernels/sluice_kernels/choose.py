@@ -34,12 +34,11 @@ from .plain import PlainKernels
 Quantization = Literal["w8a8"]
 ASKED = ("auto", "cpp", "torch")
 LEAST_MAJOR = 8
-"""Of a GPU's compute capability: before, a program has 64 KiB of shared memory; prefill takes 96.
-"""
+"""Least compute capability of a GPU. Older ones have 64 KiB of shared memory; prefill takes 96."""
 
 
 class CannotChoose(ValueError):
-    """What was asked for cannot run here; the message is one sentence."""
+    """The kernels that were asked for cannot run here; the message is one sentence."""
 
 
 def choose(
@@ -150,7 +149,7 @@ def _projection(
 
 
 def _onednn_int8_is_exact(cpuinfo: str, dtype: torch.dtype) -> bool:
-    """Whether oneDNN's products of bytes are exact and fast. Without VNNI it adds two of them in 16
+    """True if oneDNN's products of bytes are exact and fast. Without VNNI it adds two of them in 16
     bits, where large neighbours do not fit, and for bfloat16, without AVX512's, it has a loop a
     hundred times as slow."""
     if not hasattr(torch.ops.onednn, "qlinear_pointwise"):

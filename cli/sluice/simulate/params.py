@@ -1,4 +1,4 @@
-"""What a simulated service is made of: the step time, its noise, memory and pods; the targets."""
+"""Parameters of a simulated service: the step time, its noise, memory and pods; the targets."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from sluice_core.model.sizing import DEFAULT_BATCHED_TOKENS
 from sluice_operator.tuner import Limits
 
 MOST = 1e9
-"""Of every number: sums and products of such stay finite."""
+"""Bound of every number: sums and products of such stay finite."""
 NonNegative = Annotated[float, Meta(ge=0, le=MOST)]
 Positive = Annotated[float, Meta(gt=0, le=MOST)]
 Sigma = Annotated[float, Meta(ge=0, le=5)]
@@ -53,7 +53,7 @@ class Params(StepLaw, frozen=True, forbid_unknown_fields=True):
     order: SchedulingPolicy = "fcfs"
 
     def limits(self) -> Limits:
-        """What the tuner may not leave."""
+        """The bounds of the tuner."""
         return Limits(self.ceiling, 1, self.min_replicas, self.max_replicas)
 
 

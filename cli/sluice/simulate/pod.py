@@ -1,7 +1,7 @@
 """One worker in virtual time: its own scheduler, block pool, recorder and step fit.
 
-Around them stands only what the engine and the API process do to them: they hand over what came
-between two steps, refuse and shed, and book each step when its time is over. No model runs: a
+The code around them stands for the engine and the API process: it hands over arrivals between two
+steps, refuses and sheds, and books each step when its time is over. No model runs: a
 step takes what the service's parameters and their noise say.
 """
 
@@ -124,7 +124,7 @@ class Pod(Scraped):
             self._let_in(request)
 
     def _refuse_if_late(self, request: Request) -> bool:
-        """Whether it is refused on arrival, because it would be shed later."""
+        """True if it is refused on arrival, because it would be shed later."""
         state, recorder = self.recorder.engine.snapshot, self.recorder
         forecast = Forecast(
             num_open=len(self.open),
@@ -156,7 +156,7 @@ class Pod(Scraped):
         self.inbox.append(Sequence(submit, number))
 
     def _prompt(self, request: Request, number: int) -> bytes:
-        """What it shares, then its own token, which its output too consists of."""
+        """Its shared prefixes, then its own token, which its output too consists of."""
         num_shared, unit = request.prefix_tokens, min(request.prefix_unit, request.prompt_tokens)
         shared = b"".join(
             packed([self._shared.setdefault(name, FIRST_SHARED + len(self._shared))]) * unit

@@ -1,4 +1,4 @@
-"""What a simulated worker knows as it starts: its step model and the cap that it predicts."""
+"""A simulated worker as it starts: its step model and the cap that it predicts."""
 
 from math import exp
 from random import Random

@@ -31,7 +31,7 @@ UNLEARNT_S = 60.0
 TOUCH_REST = 9.0
 """Times as long as touching pages takes: a CPU quota is for requests."""
 THROTTLED_SHARE = 0.05
-"""Of the time of steps, spent held back by the CPU quota: from here on the quota sets the pace."""
+"""From this share of the steps' time spent held back, the CPU quota sets the pace."""
 
 
 class Engine:
@@ -181,7 +181,7 @@ class Engine:
         return self.times.refit(ended, is_throttled=self._was_throttled())
 
     def _was_throttled(self) -> bool:
-        """Whether the CPU quota took a share of the steps since the last look."""
+        """True if the CPU quota took a share of the steps since the last look."""
         throttled_s, stepped_s = self._throttled_s(), self._stepped_s
         share = (throttled_s - self._throttled_before_s) / stepped_s if stepped_s else 0.0
         self._throttled_before_s, self._stepped_s = throttled_s, 0.0
@@ -239,7 +239,7 @@ class Engine:
 
 
 def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:
-    """What the step found out about prompts, told once."""
+    """The scores of prompts that the step found, told once."""
     for work in step.works:
         sequence = work.sequence
         if sequence.prompt_scores is not None:
@@ -248,6 +248,6 @@ def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:
 
 
 def _first(outcome: Outcome, now: float) -> FirstToken | None:
-    """Where the time went, with a request's first token."""
+    """The parts of a request's time, with its first token."""
     sequence = outcome.sequence
     return sequence.time_spent(now) if sequence.num_output_tokens == 1 else None

@@ -59,7 +59,7 @@ Progress = Callable[[str, int], None]
 PROFILE_CPU_S = 1.5
 """CPU seconds that the profile may take: in a pod of half a core they are three of waiting."""
 PREPARE_S = 5.0
-"""How long a worker prepares before it is ready what else waits for idle time: on a GPU the CUDA
+"""Time before a worker is ready for work that else waits for idle time. On a GPU these are CUDA
 graphs of large steps, some tenths of a second each."""
 GPU_SCORED_LOGITS = 1 << 28
 """As SCORED_LOGITS: 2,048 tokens of a vocabulary of 131k, some milliseconds."""
@@ -149,7 +149,7 @@ class _Start:
     # Memory
 
     def _base_bytes(self) -> int:
-        """What is there before the model: on a CPU both processes, on a GPU the context."""
+        """Bytes in use before the model: on a CPU by both processes, on a GPU by the context."""
         if self.kind == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             return int(total - free)
@@ -185,8 +185,8 @@ class _Start:
             raise ConfigError([str(error)]) from error
 
     def _held_bytes(self, model: Decoder) -> int:
-        """What the weights take. On a GPU it is what torch holds for them: segments of 20 MiB or
-        more, in which the gaps between tensors are too small for a layer's KV cache."""
+        """Bytes of the weights. A GPU counts all that torch holds for them: segments of 20 MiB or
+        more. The gaps between tensors in them are too small for a layer's KV cache."""
         if self.kind != "cuda":
             return model.num_bytes
         torch.cuda.empty_cache()  # the profile's pages, which the KV cache is too large to reuse
@@ -255,9 +255,9 @@ class _Start:
         return math.ceil(peak * budget / affordable), records
 
     def _rehearse(self, runner: Runner, plan: MemoryPlan) -> None:
-        """Steps of prefill of many sizes, the largest first: what a GPU does at the first of its
-        size (torch takes memory, the driver loads a product's kernel) would be hiccups in traffic,
-        and for two minutes leave prefill no room beside decodes."""
+        """Run prefills of many sizes, the largest first. At the first of a size torch takes memory
+        and the driver loads kernels. In traffic these would be hiccups, which leave prefill no
+        room beside decodes for two minutes."""
         dummy = _Dummy(runner, min(self.max_model_len, plan.kv_tokens))
         deadline = time.monotonic() + PREPARE_S
         for size in reversed(graph_sizes(self.config.max_num_batched_tokens)):
@@ -425,7 +425,7 @@ def _pick_device(asked: str) -> Literal["cpu", "cuda"]:
 
 
 def _why_no_gpu() -> str:
-    """What torch says: mostly that the driver is missing, or too old for its CUDA."""
+    """Torch's own sentence: mostly that the driver is missing, or too old for its CUDA."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA

@@ -149,8 +149,8 @@ class KvCache:
         self._count_found(sequence, num_found)
 
     def will_find(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether the next block of a sequence that has not begun is in the cache once the prefill
-        of `other` has ended."""
+        """True if the prefill of `other` puts the next block of `sequence` into the cache, and
+        `sequence` has computed nothing yet."""
         start = sequence.num_computed_tokens
         end = start + self.pool.block_size
         # The next block first: of a burst with one prefix it is what differs.
@@ -174,12 +174,13 @@ class KvCache:
         return (len(matched) - known) * size
 
     def _has_begun(self, sequence: Sequence) -> bool:
-        """Whether it has computed anything itself since it was admitted, or has to."""
+        """True if it has computed anything itself since it was admitted, or has to."""
         found = sequence.num_sealed_blocks * self.pool.block_size
         return sequence.num_computed_tokens != found or sequence.needs_prompt_scores
 
     def _count_found(self, sequence: Sequence, num_found: int, num_sought: int = 0) -> None:
-        """Count what the cache was asked for and had. Who comes back finds what was its own."""
+        """Count tokens that the cache had and was asked for; not for the preempted, who find their
+        own."""
         if not sequence.num_preemptions:
             self._counters.prefix_hits += num_found
             self._counters.prefix_queries += num_sought

@@ -1,7 +1,6 @@
-"""Whose prompt is computed next, and who is admitted for it. Pure.
+"""The choice of prompts to compute next, and the admission of their sequences. Pure.
 
-Whom the step's budget does not reach is not admitted in that step: it would hold blocks for
-nothing, and give them up again.
+A step admits only sequences that its budget reaches: others would hold blocks for nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -64,7 +63,7 @@ class Admission:
     def _admit(self, sequence: Sequence, chosen: Seq[Sequence]) -> bool:
         """Start a waiting sequence; False where too few blocks are left.
 
-        Whoever can be in time may have those of the late, but for what `chosen` will compute.
+        A sequence in time may take the blocks of a late one that is not among `chosen`.
         """
         pool, (known, enough) = self._cache.pool, self._lacking
         victim = self._late_prefill(sequence, chosen)
@@ -103,8 +102,8 @@ def chunks(
 ) -> Iterator[Work]:
     """Prefill of `budget` tokens, for the first of `prefills` first.
 
-    A prefix that several lack is computed by the first; the others find it in the next step: a
-    burst with one system prompt comes at once. `num_scored`: the most prompt tokens with logits.
+    The first computes a prefix that several lack; the others find it in the next step. A burst
+    with one system prompt comes at once. `num_scored`: the most prompt tokens with logits.
     """
     ending: list[Sequence] = []
     for sequence in prefills:

@@ -1,4 +1,4 @@
-"""Who runs: sequences with blocks, those whose place others have, and preemption. Pure."""
+"""Running sequences: those with blocks, the paused among them, and preemption. Pure."""
 
 from bisect import insort
 from collections.abc import Set

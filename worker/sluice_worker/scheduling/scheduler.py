@@ -1,12 +1,11 @@
-"""Who may start and who continues: one token budget per step, no phases. Pure.
+"""Continuous batching: one token budget per step, no phases. Pure.
 
 Admission gives a sequence the blocks of all its tokens and a place below the cap; from then on it
-is running. Each step first serves those that lack one token (decodes), then hands the rest of the
-budget to the others (chunks of prefill), sized for the inter-token target. Those without a first
-token stand in a line (`ordering`); its order decides who is admitted and who computes. A place
-below the cap is for those who compute: an unfinished prefill whose place another takes keeps its
-blocks, and waits for the cap. So a request waits for one of two things only, the cap or KV blocks;
-all else is prefill time, also a step that others fill.
+is running. Each step first serves those that lack one token (decodes). The rest of the budget goes
+to chunks of prefill, sized for the inter-token target. Sequences without a first token stand in a
+line (`ordering`); its order decides who is admitted and who computes. A place below the cap is for
+those who compute: an unfinished prefill whose place another takes keeps its blocks, and waits for
+the cap. A request waits for the cap or for KV blocks; all else is prefill time.
 A step without prefill may verify drafts (`drafts`). In static mode (`static_batch`) the cap is that
 of a batch, which is full until its longest has ended.
 """
@@ -40,8 +39,8 @@ Price = Callable[[int, int], float]
 ChunkLimit = Callable[[int, int], int]
 """(decodes, kv_tokens) of a step -> prefill tokens that keep it within the inter-token target."""
 SCORED_LOGITS = 1 << 22
-"""Logits of prompts with log-probabilities in a step beside decodes, where no other number is
-given: each token takes the whole head and a pass over the vocabulary (152k: 3 ms on a core)."""
+"""Logits of prompts with log-probabilities in a step beside decodes, by default. Each token takes
+the whole head and a pass over the vocabulary (152k: 3 ms on a core)."""
 ALONE_TIMES = 16
 """As many times more where nobody decodes: who comes, leaves or asks for health waits for it."""
 
@@ -222,8 +221,8 @@ class Scheduler:
         *,
         may_admit: bool,
     ) -> list[Sequence]:
-        """Those that this step may serve beside `decodes`, in their order; who is next and waits
-        is admitted, as far as places and blocks reach; in the line, as far as `budget` does."""
+        """Prefills that this step may serve beside `decodes`, in their order. Admits those that
+        are next."""
         self._has_no_time = False
         if not self._has_order:
             if may_admit:
@@ -244,7 +243,7 @@ class Scheduler:
 
     @property
     def _has_order(self) -> bool:
-        """Whether anything but arrival says who is served first."""
+        """True if anything but arrival decides who is served first."""
         return self.static is None and self.limits.policy != "fcfs"
 
     def _pace(self, decodes: Seq[Work], price: Price) -> Pace:
@@ -254,7 +253,6 @@ class Scheduler:
         return Pace(self.price_s, self._running.decode_s / cap, cap - len(decodes))
 
     def _terms(self, sequence: Sequence) -> Terms:
-        """What the line asks of a sequence."""
         request = sequence.request
         if not self._has_order:
             return Terms(0, inf, sequence.order, sequence.prefill_left)
@@ -262,7 +260,7 @@ class Scheduler:
         return Terms(request.priority, due_s, sequence.order, sequence.prefill_left)
 
     def _why_blocked(self) -> Lack | None:
-        """What a request that arrives now would wait for."""
+        """The resource that a request which arrives now would wait for."""
         is_closed = self.static is not None and bool(self.running or self.waiting)
         if is_closed or self._running.num_computing >= self.limits.max_num_seqs:
             return "cap"

@@ -1,7 +1,7 @@
 """Static batching: fill a batch, run it to the end of its longest, then the next. Pure.
 
 For comparison and for uniform offline work. A sequence that ended keeps its row and its blocks
-until the batch is over; the row is computed and thrown away, as a padded engine does. Prompts are
+until the batch is over. The row is computed and thrown away, as a padded engine does. Prompts are
 not padded to the longest, so this baseline is kinder than most.
 """
 

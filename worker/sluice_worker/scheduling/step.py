@@ -32,7 +32,7 @@ class Work:
 
     @property
     def token_ids(self) -> list[int]:
-        """What is fed to the model."""
+        """The model's input."""
         own = self.sequence.token_ids[self.start : self.start + self.num_tokens]
         return [*own, *self.drafts]
 
@@ -92,7 +92,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step gave one sequence: a token, or a failure (`token_id` None)."""
+    """A step's result for one sequence: a token, or a failure (`token_id` None)."""
 
     sequence: Sequence
     token_id: int | None

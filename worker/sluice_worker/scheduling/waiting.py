@@ -1,7 +1,7 @@
-"""Who waits, in which order, and for what. Pure.
+"""The queue: its order, and what its head waits for. Pure.
 
-Clocks run while the head of the queue cannot start: one for the cap, one for KV blocks, and where
-there is an order one for steps that others fill. Everyone behind the head waits for the same thing,
+A clock runs while the head of the queue cannot start. There is one for the cap, one for KV blocks,
+and one for steps that the order gives to others. Everyone behind the head waits for the same thing,
 so a request's wait is the difference of two readings.
 """
 
@@ -100,7 +100,7 @@ class Queue:
             self._resumed.remove(sequence)
 
     def candidates(self, running: Iterable[Sequence], now: float, pace: Pace) -> Iterator[Sequence]:
-        """Who has had a first token goes on before all others, by arrival; then the line."""
+        """First those that had a first token, by arrival; then the line."""
         resumed = [*self._resumed, *(s for s in running if s not in self.line)]
         yield from sorted(resumed, key=lambda sequence: sequence.order)
         yield from self.line.ordered(now, pace)

@@ -44,7 +44,7 @@ def _add_listed(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
 
 
 def _check_id(tokenizer: Tokenizer, text: str, token_id: int, file: str) -> None:
-    """Of a token that was added just now: its place behind tokenizer.json's last."""
+    """Refuse a token, added just now, whose id is not the one that it is listed with."""
     found = tokenizer.token_to_id(text)
     if text and found != token_id:
         raise CheckpointError(
@@ -88,7 +88,7 @@ def _added(token: Token) -> AddedToken:
 
 
 def _tells_around(processor: Any) -> bool:
-    """Whether a post-processor tells what stands around a text; one for bytes alone does not."""
+    """True if a post-processor puts anything around a text; one for bytes alone does not."""
     steps = [] if processor is None else [json.loads(processor.__getstate__())]
     for step in steps:
         steps += step.get("processors", ())

@@ -174,8 +174,8 @@ class Tokenizer:
         """Token ids of what a chat template wrote; nothing is put around them.
 
         In a piece that is False the texts of special tokens are control tokens; in one that is True
-        they are text, as in `encode`. What stands between two control tokens is encoded as one
-        text, whatever its pieces. Raises UnicodeEncodeError for a lone surrogate.
+        they are text, as in `encode`. The text between two control tokens is encoded as one,
+        whatever its pieces. Raises UnicodeEncodeError for a lone surrogate.
         """
         pieces = list(pieces)
         whole = "".join(piece for piece, _ in pieces)
@@ -200,7 +200,7 @@ class Tokenizer:
 
     @cached_property
     def _scanner(self) -> tokenizers.Tokenizer:
-        """What finds added tokens as the tokenizer does, and knows no others."""
+        """Finds added tokens as the tokenizer does, and knows no others."""
         scanner = tokenizers.Tokenizer(WordLevel({_BLANK: 0}, unk_token=_BLANK))
         scanner.normalizer = self._tokenizer.normalizer
         scanner.add_tokens([*self._tokenizer.get_added_tokens_decoder().values()])
@@ -263,8 +263,8 @@ def _encode(
 
 
 def _without_first_space(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """`tokenizer`, or a copy that puts no space before a text where it does so for a prompt's
-    first text only: what stands behind a control token is none."""
+    """`tokenizer`, or a copy without the space that some put before a prompt's first text only: a
+    text behind a control token is not the first."""
     whole = tokenizer.to_str()
     changed = whole.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
     if changed == whole:
@@ -335,8 +335,8 @@ class Detokenizer:
         return piece, ""
 
     def _since(self, before: str, text: str) -> str:
-        """What `text` adds to `before`. Of a run of bytes one that is amiss makes all unreadable to
-        some decoders, what was given out too: then those behind it stand alone."""
+        """The part of `text` behind `before`. To some decoders one wrong byte makes a whole run
+        unreadable, even a part that was given out: then the rest is decoded alone."""
         if text.startswith(before) or REPLACEMENT not in text:
             return text[len(before) :]
         pending = self._ids[self._shown :]
@@ -347,10 +347,10 @@ class Detokenizer:
         return len(self._ids) - self._shown
 
     def _settled(self, before: str, text: str) -> str:
-        """What can be told of bytes that are no characters, however many of them follow.
+        """The text of bytes that are no characters, however many of them follow.
 
-        Only the last character may still become whole: the text is cut in front of it, where the
-        two parts are decoded to what the whole is.
+        Only the last character may still become whole. The text is cut in front of it, where the
+        two parts decode to the same as the whole.
         """
         for end in range(len(self._ids) - 1, len(self._ids) - 1 - BYTES_OF_A_CHARACTER, -1):
             head = self._decode(end)
@@ -361,7 +361,7 @@ class Detokenizer:
         return ""
 
     def flush(self) -> str:
-        """What is left at the end: an unfinished character shows as U+FFFD."""
+        """The rest at the end: an unfinished character shows as U+FFFD."""
         piece = self._since(self._before(), self._decode(len(self._ids)))
         self._start, self._shown = len(self._ids), len(self._ids)
         return piece
