@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import inf, log, sqrt
 from typing import Any
 
-from sluice_core.contract import TARGET_MARGIN as MARGIN
+from sluice_core.latency import TARGET_MARGIN as MARGIN
+from sluice_core.latency import StepLaw, StepTime
 from sluice_operator.spec.service import InferenceService, SpecError, parse
-from sluice_operator.tuner.model import StepTime
 
 from sluice.kube import OTHER_VERSION, UNREADABLE, KubeError, add_object_arguments, find_object
 from sluice.measure.curve import wilson
@@ -83,7 +83,7 @@ def read_work(status: Object) -> Work | None:
     names = ("fixedMs", "sequenceMs", "kvTokenMs", "promptTokenMs")
     mean = max(float(lengths["mean"]), output)
     a, b, c, d = (float(step[name]) for name in names)
-    times = StepTime(a, b, c, d, context_tokens=mean - output / 2)
+    times = StepTime(StepLaw(a, b, c, d).at_context(mean - output / 2))
     return Work(output, load["promptTokens"] / finished, mean, float(lengths["sigma"]), times)
 
 

@@ -10,10 +10,12 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from .latency import StepLaw
+
 T = TypeVar("T")
 Overload = Literal["Queue", "Shed"]
 SchedulingPolicy = Literal["deadline", "fcfs", "priority"]
-"""Who is served first, see `ordering`."""
+"""The order of waiting requests, see `ordering`."""
 
 
 def policy_in_force(asked: SchedulingPolicy | None, ttft_ms: float | None) -> SchedulingPolicy:
@@ -33,7 +35,7 @@ Sketch = Annotated[
 ]
 """Bucket index i -> number of values in (GAMMA**(i-1), GAMMA**i] ms; some 900 make a day.
 
-What a pod says is held by the operator of all: nothing in it can be as long as a pod likes."""
+The operator holds this of all pods: nothing in it can be as long as a pod likes."""
 ByClass = Annotated[dict[Annotated[str, Meta(max_length=64)], Count], Meta(max_length=64)]
 MAX_MS = 86_400_000.0
 """Nobody waits for more than a day."""
@@ -47,11 +49,6 @@ SKETCH_GAMMA = 1.02
 """Ratio of neighbouring sketch buckets: a quantile read back is within 1 % (DDSketch)."""
 AT_CAP_SHARE = 0.9
 """A step is at the cap where at least this share of it runs (design 6)."""
-MIN_CHUNK_TOKENS = 32
-"""A prefill goes on by this much per step even where the step model leaves no room: it ends."""
-TARGET_MARGIN = 0.85
-"""The predicted step quantile may fill this share of the target: what lies between a step and the
-byte on the socket (sampling, framing, the event loop) is not in the step's record."""
 SMOOTH_SHARE = 0.01
 """Share of its own gaps that may be over in a request that a reader calls smooth (design 6)."""
 
@@ -167,7 +164,7 @@ class Requests(Struct, frozen=True):
 
 
 class Tick(Struct, frozen=True):
-    """What happened in one closed tick of `TICK_SECONDS`.
+    """The record of one closed tick of `TICK_SECONDS`.
 
     `t_s`: wall-clock end of the tick (Unix time). `epoch`: the one in force at its end; a tick in
     which the epoch changed has `settled` False, as has one before running <= the new, lower cap.
@@ -205,23 +202,15 @@ class Tick(Struct, frozen=True):
     slow_steps: Count = 0
 
 
-class StepModel(Struct, frozen=True):
-    """step_ms = a + b * decodes + c * kv_tokens + d * prefill_tokens, non-negative least squares.
+class StepModel(StepLaw, frozen=True):
+    """The law of a pod's steps, fitted by non-negative least squares.
 
-    `n`: records behind it. `resid_q`: measured over predicted step time, at P99 of the records,
-    where a chunk may take as long as one of ten does (`steptime.Tail.stretch`).
+    `n`: records behind it. `resid_q`: measured over predicted step time, at P99 of the records. A
+    chunk counts as slower where its tokens take longer (`latency.Tail.stretch`).
     """
 
-    a: NonNegative
-    b: NonNegative
-    c: NonNegative
-    d: NonNegative
     n: Count
     resid_q: NonNegative
-
-    def step_ms(self, decodes: float, kv_tokens: float, prefill_tokens: float) -> float:
-        """Mean time of a step."""
-        return self.a + self.b * decodes + self.c * kv_tokens + self.d * prefill_tokens
 
 
 class Lengths(Struct, frozen=True):
@@ -233,8 +222,8 @@ class Lengths(Struct, frozen=True):
 
 
 class MemoryReport(Struct, frozen=True):
-    """Bytes by class: planned by the formula before anything is loaded, measured at start, and the
-    plan that the KV cache was made by, corrected by what was measured and what the kernels need.
+    """Bytes by class: planned by the formula before anything is loaded, measured at start, and
+    corrected by measured bytes and the kernels' needs. The KV cache is made by the last.
 
     Measured weights are their tensors; corrected ones, on a GPU, all that torch holds for them."""
 

@@ -5,7 +5,7 @@ Triton's on a GPU. `SLUICE_KERNELS` (auto, cpp or torch) says otherwise.
 """
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -34,12 +34,11 @@ from .plain import PlainKernels
 Quantization = Literal["w8a8"]
 ASKED = ("auto", "cpp", "torch")
 LEAST_MAJOR = 8
-"""Of a GPU's compute capability: before, a program has 64 KiB of shared memory; prefill takes 96.
-"""
+"""Least compute capability of a GPU. Older ones have 64 KiB of shared memory; prefill takes 96."""
 
 
 class CannotChoose(ValueError):
-    """What was asked for cannot run here; the message is one sentence."""
+    """The kernels that were asked for cannot run here; the message is one sentence."""
 
 
 def choose(
@@ -65,6 +64,17 @@ def choose(
         if quantization is not None or asked == "cpp":
             raise CannotChoose(f"{quantization or 'SLUICE_KERNELS=cpp'} is built for CPUs only.")
         return plain() if asked == "torch" else _on_gpu(device, group)
+    return _on_cpu(dtype, quantization, asked, environ, plain)
+
+
+def _on_cpu(
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    asked: str,
+    environ: Mapping[str, str],
+    plain: Callable[..., PlainKernels],
+) -> Kernels:
+    """The C++ kernels where they can be built, unless plain ones are asked for."""
     cpuinfo = Path("/proc/cpuinfo").read_text()
     is_exact = _onednn_int8_is_exact(cpuinfo, dtype)
     round_rows = rounded_rows if quantization or can_pack(dtype) else int
@@ -81,7 +91,18 @@ def choose(
             raise CannotChoose(f"{quantization} needs a processor with VNNI, or the C++ kernels.")
         make = _projection(quantization, packed_projection, onednn_int8(PlainByteRows()))
         return plain(make, name, round_rows)
-    target, built = library
+    return _cpp(*library, dtype, quantization, is_exact, round_rows)
+
+
+def _cpp(
+    target: Target,
+    built: Library,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    is_exact: bool,
+    round_rows: Callable[[int], int],
+) -> Kernels:
+    """The C++ kernels, with the products of their own that are faster than oneDNN's."""
     own_bytes = target.has_byte_products or not is_exact
     # Faster than oneDNN's where it was measured (AVX2, AVX512-BF16, AMX): five times on AVX2.
     is_own = dtype == torch.bfloat16
@@ -128,7 +149,7 @@ def _projection(
 
 
 def _onednn_int8_is_exact(cpuinfo: str, dtype: torch.dtype) -> bool:
-    """Whether oneDNN's products of bytes are exact and fast. Without VNNI it adds two of them in 16
+    """True if oneDNN's products of bytes are exact and fast. Without VNNI it adds two of them in 16
     bits, where large neighbours do not fit, and for bfloat16, without AVX512's, it has a loop a
     hundred times as slow."""
     if not hasattr(torch.ops.onednn, "qlinear_pointwise"):

@@ -26,7 +26,7 @@ from research.generate import TRACES, Lengths, make_trace
 from research.search import Case, best_near
 from sluice.numbers import count
 from sluice.simulate.params import Params
-from sluice_core.contract import MIN_CHUNK_TOKENS
+from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_operator.tuner import Targets
 
 LONGEST_S = 40_000.0

@@ -62,7 +62,7 @@ def outputs_of(
     model: Decoder, scheduler: Scheduler, requests: list[Submit]
 ) -> dict[str, list[int]]:
     """Of an engine as a GPU has it."""
-    scheduler.num_ahead = 1
+    scheduler.cache.num_ahead = 1
     pool = scheduler.pool
     runner = GpuRunner(
         model, pool.num_total, pool.block_size, scheduler.eos_token_ids, ceiling=4,

@@ -11,7 +11,8 @@ from sluice.load import quantile_ms
 from sluice.measure.client import Outcome
 from sluice.simulate.trace import Request
 from sluice.targets import is_good, is_smooth
-from sluice_core.contract import MIN_CHUNK_TOKENS, TARGET_MARGIN, StepModel
+from sluice_core.contract import StepModel
+from sluice_core.latency import MIN_CHUNK_TOKENS, TARGET_MARGIN
 from sluice_operator.tuner import Targets
 
 OURS = "ours"
@@ -57,7 +58,7 @@ class Row:
 
 def itl_target_ms(model: StepModel, cap: int, tail: float, lengths: Lengths = LENGTHS) -> float:
     """The least target, in tenths of a millisecond, for which the worker's own rule
-    (`steptime.predicted_cap`) has `cap` for the largest that holds it at `lengths`, if steps at
+    (`latency.predicted_cap`) has `cap` for the largest that holds it at `lengths`, if steps at
     P99 take `tail` times the mean: with the measured tail, a noisy minute would make it loose."""
     kv_tokens = lengths.prompt + lengths.output / 2
     plain_ms = model.step_ms(cap, cap * kv_tokens, 0)

@@ -17,7 +17,7 @@ from sluice.numbers import count, positive
 from sluice.simulate.params import Params, ParamsError, read_params
 from sluice.simulate.trace import Request
 from sluice.targets import HELP, read_targets
-from sluice_core.contract import MIN_CHUNK_TOKENS
+from sluice_core.latency import MIN_CHUNK_TOKENS
 
 BURST = 200
 SILENCE_S = 30.0

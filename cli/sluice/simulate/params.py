@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 from sluice_core.contract import Overload, SchedulingPolicy
+from sluice_core.latency import StepLaw
 from sluice_core.model.sizing import DEFAULT_BATCHED_TOKENS
 from sluice_operator.tuner import Limits
 
@@ -23,8 +24,8 @@ class ParamsError(ValueError):
     """Parameters or targets that cannot be used; one sentence."""
 
 
-class Params(Struct, frozen=True, forbid_unknown_fields=True):
-    """One service. step_ms = (a + b * decodes + c * kv_tokens + d * prefill_tokens) * noise.
+class Params(StepLaw, frozen=True, forbid_unknown_fields=True):
+    """One service, and the law of its steps, before noise.
 
     `kv_tokens`: the KV memory of one pod; `cold_start_s`: from asking for a pod until it is ready.
     `between_ms`: from a step's end to the next one's start. `noise`: sigma of each step's
@@ -33,10 +34,6 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
     adds to every step, as a share of it.
     """
 
-    a: NonNegative
-    b: NonNegative
-    c: NonNegative
-    d: NonNegative
     kv_tokens: KvTokens
     cold_start_s: NonNegative
     ceiling: Count = 256
@@ -55,10 +52,8 @@ class Params(Struct, frozen=True, forbid_unknown_fields=True):
     overload: Overload = "Queue"
     order: SchedulingPolicy = "fcfs"
 
-    def step_ms(self, decodes: float, kv_tokens: float, prefill_tokens: float) -> float:
-        return self.a + self.b * decodes + self.c * kv_tokens + self.d * prefill_tokens
-
     def limits(self) -> Limits:
+        """The bounds of the tuner."""
         return Limits(self.ceiling, 1, self.min_replicas, self.max_replicas)
 
 

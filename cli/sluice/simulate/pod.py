@@ -20,6 +20,7 @@ from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
+from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
 from sluice_worker.scheduling.steptime import StepRecord
 
@@ -274,25 +275,22 @@ class Pod:
         self.now, self.under_way = now_s, None
         sampled = [work.sequence.seed for work in step.works if work.samples]
         for outcome in self.scheduler.commit(step, sampled, now_s):
-            self._book(outcome.sequence, step, now_s)
-            if outcome.finish_reason is not None:
-                self._finish(outcome.sequence, now_s)
+            self._book(outcome, step, now_s)
         model = self._learn(step, step_ms, now_s)
         report = self._report(step, started_s, step_ms, len(sampled), model)
         self.recorder.engine.step(report)
         self.recorder.admit(report.admitted, started_s)
 
-    def _book(self, sequence: Sequence, step: Step, now_s: float) -> None:
+    def _book(self, outcome: BookedToken, step: Step, now_s: float) -> None:
+        sequence = outcome.sequence
         flight = self.open[sequence.request_id]
         if flight.first_s is None:
             self.recorder.first_token(flight, now_s, sequence.time_spent(now_s))
         else:
             self.recorder.next_token(flight, now_s, at_cap=step.at_cap)
-
-    def _finish(self, sequence: Sequence, now_s: float) -> None:
-        flight = self.open.pop(sequence.request_id)
-        self.recorder.finish(flight, now_s)
-        self.done.append(flight)
+        if outcome.finish_reason is not None:
+            self.recorder.finish(flight, now_s)
+            self.done.append(self.open.pop(sequence.request_id))
 
     def _learn(self, step: Step, step_ms: float, now_s: float) -> StepModel | None:
         """A new step model, if it is time for one."""
@@ -307,7 +305,7 @@ class Pod:
         self, step: Step, started_s: float, step_ms: float, num_tokens: int, model: StepModel | None
     ) -> StepReport:
         scheduler = self.scheduler
-        waiting = scheduler.waiting_cap, scheduler.waiting_kv
+        waiting = scheduler.num_waiting_for("cap"), scheduler.num_waiting_for("kv")
         return StepReport(
             tokens=[_ANY] * num_tokens,
             epoch=step.limits.epoch,

@@ -3,9 +3,10 @@
 from math import exp
 from random import Random
 
-from sluice_core.contract import MIN_CHUNK_TOKENS, Slo
+from sluice_core.contract import Slo
+from sluice_core.latency import predicted_cap
 from sluice_core.model.sizing import DEFAULT_MEAN_LENGTH
-from sluice_worker.scheduling.steptime import StepRecord, StepTimes, predicted_cap
+from sluice_worker.scheduling.steptime import StepRecord, StepTimes
 
 from .params import Params
 
@@ -45,8 +46,8 @@ def first_cap(times: StepTimes, slo: Slo, ceiling: int) -> int:
         return ceiling
     return predicted_cap(
         times.model,
+        times.model.resid_q,
         itl_ms=slo.itl_ms,
         kv_per_seq=DEFAULT_MEAN_LENGTH,
-        chunk_tokens=MIN_CHUNK_TOKENS,
         ceiling=ceiling,
     )

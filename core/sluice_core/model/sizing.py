@@ -29,7 +29,7 @@ MAX_CEILING = 256
 CPU_RESERVE_BYTES = 700 * MIB
 """Interpreter, torch and the API process: 540 + 90 MiB resident with torch 2.15, and slack."""
 CONTEXT_BYTES = 500 * MIB
-"""Of a GPU, what CUDA takes before the first tensor (about that on Hopper)."""
+"""Bytes that CUDA takes on a GPU before the first tensor (about that on Hopper)."""
 WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 32 * MIB, "cuda": CONTEXT_BYTES + 140 * MIB}
 """GEMM scratch and allocator slack; on CUDA also the context."""
 HOST_BYTES = 3 * GIB
@@ -151,7 +151,7 @@ def _mlp_bytes(shape: ModelShape, dtype_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where the bytes of one pod (CPU) or device (CUDA) go, and how many sequences that carries.
+    """The bytes of one pod (CPU) or device (CUDA) by use, and how many sequences they carry.
 
     `guaranteed_seqs`: sequences of max_model_len.
     """
@@ -180,12 +180,12 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether at least one sequence of max_model_len fits."""
+        """True if at least one sequence of max_model_len fits."""
         return self.ceiling >= 1
 
     @property
     def usable_bytes(self) -> int:
-        """What the plan may use: utilization x total."""
+        """Bytes that the plan may use: utilization x total."""
         return int(self.utilization * self.total_bytes)
 
     @property
@@ -257,11 +257,9 @@ def plan_memory(
     activations = max(formula, measured_activation_bytes)
     reserve = CPU_RESERVE_BYTES if device == "cpu" else 0
     per_token = kv_bytes_per_token(shape, dtype_bytes)
-    attention = _attention_bytes(shape, budget, max_model_len, dtype_bytes, per_token)
-    gathers = device == "cpu" if gathers is None else gathers
     workspace = WORKSPACE_BYTES[device]
-    if gathers:
-        workspace += attention
+    if device == "cpu" if gathers is None else gathers:
+        workspace += _attention_bytes(shape, budget, max_model_len, dtype_bytes, per_token)
     elif device == "cuda":
         workspace += asked * shape.num_heads * FULL_BATCH_SPLITS * (shape.head_dim + 2) * 4
     left = int(utilization * total_bytes) - weights_bytes - activations - workspace - reserve
@@ -361,7 +359,7 @@ def overflow_share(num_seqs: int, kv_tokens: int, mean: float, sigma: float) -> 
 
 
 def advice(plan: MemoryPlan, shape: ModelShape) -> str:
-    """What would make a plan fit, in one sentence with numbers; empty if it fits."""
+    """The change that would make a plan fit, in one sentence with numbers; empty if it fits."""
     if plan.fits:
         return ""
     least = blocks_for(plan.max_model_len, plan.block_size)

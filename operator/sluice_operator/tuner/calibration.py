@@ -6,10 +6,10 @@ from itertools import islice, pairwise
 from operator import itemgetter
 
 from sluice_core.contract import TICK_SECONDS, Tick
+from sluice_core.latency import StepTime
 
 from . import constants as k
 from .evidence import HeardPod, Work, is_filled
-from .model import StepTime
 
 
 def calibration(model: StepTime | None, pods: Sequence[HeardPod], work: Work) -> float:

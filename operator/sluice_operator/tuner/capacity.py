@@ -1,13 +1,13 @@
 """What one pod can do: from the step model, corrected by what full pods were seen to do."""
 
 from sluice_core.contract import TICK_SECONDS
+from sluice_core.latency import StepTime
 
 from . import constants as k
 from .caps import Bound, sequences_in_memory, sequences_in_time
 from .case import Case
 from .demand import Capacity
 from .evidence import recent
-from .model import StepTime
 
 
 def pod_capacity(case: Case, bound: Bound) -> Capacity | None:

@@ -5,7 +5,8 @@ from math import ceil, floor, inf, sqrt
 
 import msgspec
 from sluice_core import sketch
-from sluice_core.contract import TARGET_MARGIN, TICK_SECONDS
+from sluice_core.contract import TICK_SECONDS
+from sluice_core.latency import TARGET_MARGIN, StepTime
 from sluice_core.model.sizing import carried_sequences
 
 from ..reasons import Reason
@@ -14,7 +15,6 @@ from . import spells
 from .case import Case, effective_cap
 from .demand import Load
 from .evidence import cap_is_used, median_kv_tokens
-from .model import StepTime
 from .runs import series_of
 from .types import BreachedCap, Condition, LoadedCap, Move, Past, TargetName, Targets
 from .verdicts import READERS

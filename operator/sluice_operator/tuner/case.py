@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from sluice_core.contract import TARGET_MARGIN, TICK_SECONDS, Tick
+from sluice_core.contract import TICK_SECONDS, Tick
+from sluice_core.latency import TARGET_MARGIN, StepTime
 
 from . import constants as k
 from .calibration import calibration
@@ -21,7 +22,7 @@ from .evidence import (
     slices,
     survey,
 )
-from .model import StepTime, corrected, step_time
+from .model import corrected, step_time
 from .runs import Spans
 from .spells import far_ms
 from .types import Cause, Observation, Past, TargetName, TargetVerdict, Verdict

@@ -2,84 +2,17 @@
 takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import floor, inf
+from dataclasses import replace
+from math import inf
 from statistics import NormalDist
 from typing import TypeGuard
 
 from sluice_core import sketch
-from sluice_core.contract import MIN_CHUNK_TOKENS, StepModel
+from sluice_core.contract import StepModel
+from sluice_core.latency import StepLaw, StepTime
 
 from . import constants as k
 from .evidence import HeardPod, Work, recent
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """step_ms = a + b * decodes + c * kv_tokens + d * prefill_tokens, with its tail.
-
-    `stretch`: the asked quantile over the mean; `stall_ms`: what the tail adds whatever the batch.
-    One of the two is neutral. `correction`: at most 1, where measured gaps prove the tail too long.
-    """
-
-    a: float
-    b: float
-    c: float
-    d: float
-    context_tokens: float
-    stretch: float = 1.0
-    stall_ms: float = 0.0
-    correction: float = 1.0
-
-    def mean_ms(self, decodes: float, prefill_tokens: float) -> float:
-        """Mean time of a step."""
-        per_sequence = self.b + self.c * self.context_tokens
-        return self.a + per_sequence * decodes + self.d * prefill_tokens
-
-    def full_ms(self, cap: int) -> float:
-        """Mean time of the longest step that is a gap of somebody, at a full cap.
-
-        All decode; or all but one do, beside the smallest prefill chunk of that one.
-        """
-        beside_chunk = self.mean_ms(cap - 1, MIN_CHUNK_TOKENS) if cap > 1 else 0.0
-        return max(self.mean_ms(cap, 0), beside_chunk)
-
-    def fitted_tail_ms(self, cap: int) -> float:
-        """The asked quantile of a full cap's longest step, by the records of steps alone."""
-        return self.full_ms(cap) * self.stretch + self.stall_ms
-
-    def tail_ms(self, cap: int) -> float:
-        """The asked quantile of a full cap's longest step."""
-        return self.fitted_tail_ms(cap) * self.correction
-
-    def largest_batch(self, tail_ms: float, ceiling: int) -> int:
-        """The largest cap whose tail is at most `tail_ms`: 0..`ceiling`."""
-        mean_ms = (tail_ms / self.correction - self.stall_ms) / self.stretch
-        decodes = self._decodes_within(mean_ms - self.mean_ms(0, 0), ceiling)
-        beside_chunk = self._decodes_within(mean_ms - self.mean_ms(0, MIN_CHUNK_TOKENS), ceiling)
-        return min(decodes, beside_chunk + 1, ceiling)
-
-    def _decodes_within(self, spare_ms: float, ceiling: int) -> int:
-        per_sequence = self.b + self.c * self.context_tokens
-        if spare_ms <= 0:
-            return 0
-        return ceiling if per_sequence * ceiling <= spare_ms else floor(spare_ms / per_sequence)
-
-    def request_ms(self, concurrency: float, output_steps: float, prompt_tokens: float) -> float:
-        """Residence of one request among `concurrency`: its decodes, and everybody's prefills."""
-        decode = output_steps * self.mean_ms(concurrency, 0)
-        return decode + concurrency * self.d * prompt_tokens
-
-    def most_within(self, due_ms: float, output_steps: float, prompt_tokens: float) -> float:
-        """How many run at once such that each ends within `due_ms`; infinite where one more costs
-        nothing, under 1 where not even one does."""
-        fixed_ms = self.request_ms(0, output_steps, prompt_tokens)
-        each_ms = self.request_ms(1, output_steps, prompt_tokens) - fixed_ms
-        return (due_ms - fixed_ms) / each_ms if each_ms > 0 else inf
-
-    def prefill_s(self, prompt_tokens: float) -> float:
-        """For how long one prompt keeps the prefill to itself."""
-        return self.d * prompt_tokens / 1000
 
 
 def step_time(pods: Sequence[HeardPod], work: Work, quantile: float) -> StepTime | None:
@@ -93,14 +26,8 @@ def step_time(pods: Sequence[HeardPod], work: Work, quantile: float) -> StepTime
     if not fitted:
         return None
     stretch = _mean(fitted, "resid_q") ** _tail_power(quantile)
-    plain = StepTime(
-        a=_mean(fitted, "a"),
-        b=_mean(fitted, "b"),
-        c=_mean(fitted, "c"),
-        d=_mean(fitted, "d"),
-        context_tokens=work.context_tokens,
-    )
-    return _with_tail(plain, max(1.0, stretch), work)
+    mean = StepLaw(*(_mean(fitted, name) for name in "abcd"))
+    return _with_tail(StepTime(mean.at_context(work.context_tokens)), max(1.0, stretch), work)
 
 
 def _is_fitted(model: StepModel | None) -> TypeGuard[StepModel]:

@@ -10,9 +10,9 @@ from math import floor, inf
 
 from sluice_core import sketch
 from sluice_core.contract import Tick
+from sluice_core.latency import StepTime
 
 from . import constants as k
-from .model import StepTime
 from .types import Observation
 
 Slices = Sequence[Sequence[Tick]]

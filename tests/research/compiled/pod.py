@@ -19,7 +19,6 @@ from sluice.simulate.trace import Request
 from sluice_core import ordering
 from sluice_core.contract import (
     AT_CAP_SHARE,
-    MIN_CHUNK_TOKENS,
     SKETCH_GAMMA,
     SMOOTH_SHARE,
     TICK_SECONDS,
@@ -32,9 +31,10 @@ from sluice_core.contract import (
     TokenGaps,
     Waiting,
 )
+from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT
 from sluice_core.sketch import SMALLEST_MS
 from sluice_core.wire import Snapshot
-from sluice_worker.scheduling import scheduler, steptime
+from sluice_worker.scheduling import running, steptime
 from sluice_worker.scheduling.steptime import StepTimes
 
 NUM_BUCKETS = 2560
@@ -188,14 +188,14 @@ def _config(params: Params, slo: Slo, cap: int, epoch: int, start_s: float) -> l
         due_ms=targets["ttft_ms"] if params.order == "deadline" else math.inf,
         patience=ordering.PATIENCE,
         arranged_a_step=ordering.ARRANGED_A_STEP,
-        recent=scheduler.RECENT,
+        recent=running.RECENT,
     )
 
 
 def _fit(times: StepTimes) -> layout.Fit:
     model = layout.Model(*msgspec.structs.astuple(times.model)) if times.model else layout.Model()
-    constants = [getattr(steptime, name.upper()) for name, *_ in layout.Fit._fields_[3:]]
-    return layout.Fit(model, times.tail.ms, times.tail.stretch, *constants)
+    constants = [getattr(steptime, name.upper()) for name, *_ in layout.Fit._fields_[3:-1]]
+    return layout.Fit(model, times.tail.ms, times.tail.stretch, *constants, NO_LIMIT)
 
 
 def _sketch(pairs: list[int]) -> dict[int, int]:

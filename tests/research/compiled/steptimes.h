@@ -17,7 +17,7 @@ struct StepModel {
   double resid_q;
 };
 
-struct Fit {  // a step model and its `steptime.Tail`, and the constants of steptime.py
+struct Fit {  // a step model and its `latency.Tail`, and the constants of steptime.py
   StepModel model;
   double tail_ms, stretch;
   double max_age_s, anchor_weight, model_quantile, tail_quantile, stretch_quantile, spell_shift,

@@ -18,9 +18,9 @@ from bench.real_rows import (
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice.measure.client import Outcome
-from sluice_core.contract import MIN_CHUNK_TOKENS, StepModel
+from sluice_core.contract import StepModel
+from sluice_core.latency import predicted_cap
 from sluice_operator.tuner import Targets
-from sluice_worker.scheduling.steptime import predicted_cap
 
 TARGETS = Targets("99", 1000.0, 50.0, None)
 IN_TIME = Outcome("ok", "", 0.2, 0.3, 3, (0.04, 0.045), 0)
@@ -40,9 +40,7 @@ def test_the_target_is_the_least_one_at_which_the_worker_predicts_the_cap(
     kv_tokens = LENGTHS.prompt + LENGTHS.output / 2
 
     def predicted(itl_ms: float) -> int:
-        return predicted_cap(
-            model, itl_ms=itl_ms, kv_per_seq=kv_tokens, chunk_tokens=MIN_CHUNK_TOKENS, ceiling=256
-        )
+        return predicted_cap(model, tail, itl_ms=itl_ms, kv_per_seq=kv_tokens, ceiling=256)
 
     target_ms = itl_target_ms(model, cap, tail)
     assert predicted(target_ms) >= cap

@@ -1,9 +1,11 @@
-"""docs/structure.md names each room once, and no room that is not there."""
+"""docs/structure.md names each room once, and no room that is not there; nothing is a heap."""
 
+import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _listed() -> dict[str, list[str]]:
@@ -31,3 +33,16 @@ def test_no_folder_of_a_package_is_a_heap() -> None:
             limit = 20 if folder.name == "tuner" else 15
             modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
             assert len(modules) <= limit, folder
+
+
+def test_no_class_is_a_heap() -> None:
+    packages = (*_listed(), "cluster")
+    modules = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    heaps = {
+        f"{path.relative_to(ROOT)}: {node.name}": len(methods)
+        for path in modules
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and len(methods := [each for each in node.body if isinstance(each, FUNCTIONS)]) > 20
+    }
+    assert not heaps

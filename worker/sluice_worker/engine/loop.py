@@ -1,6 +1,5 @@
 """The step loop's body: requests in, reports out. Knows neither sockets nor files."""
 
-import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -26,19 +25,13 @@ from ..scheduling.speculation import few_decodes
 from ..scheduling.step import Outcome, Step
 from ..scheduling.steptime import StepRecord, StepTimes
 
-log = logging.getLogger(__name__)
-
 REFIT_S = 1.0
 UNLEARNT_S = 60.0
 """After so long without any other step, one that scores a prompt is better than none."""
 TOUCH_REST = 9.0
 """Times as long as touching pages takes: a CPU quota is for requests."""
-CHECK_S = 1.0
-"""Without work, until the block pool is checked: not between two requests of one client."""
-CHECK_REST = 1000.0
-"""Times as long as that takes, until the next time: 1 ms for each 1,400 blocks (measured)."""
 THROTTLED_SHARE = 0.05
-"""Of the time of steps, spent held back by the CPU quota: from here on the quota sets the pace."""
+"""From this share of the steps' time spent held back, the CPU quota sets the pace."""
 
 
 class Engine:
@@ -67,9 +60,6 @@ class Engine:
         self._throttled_s = throttled_s
         self._throttled_before_s = throttled_s()
         self._stepped_s = 0.0
-        self._problem: str | None = None
-        self._check_at: float | None = float("inf")  # None: there was work since
-        self._rested_at = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -92,7 +82,6 @@ class Engine:
         """Free the request's blocks now; None if there is no such request."""
         if not self.scheduler.abort(message.request_id, if_waiting=message.if_waiting):
             return None
-        self._check_at = None
         return Finished(message.request_id, None, self.snapshot())
 
     def configure(self, limits: Limits) -> None:
@@ -101,7 +90,6 @@ class Engine:
 
     def step(self) -> tuple[StepReport | None, list[Finished]]:
         """One step: its report (None where nothing could run), and the requests that it failed."""
-        self._check_at = None
         started = self._clock()
         step = self.scheduler.schedule(
             started,
@@ -110,7 +98,7 @@ class Engine:
             self._price_s,
             is_ahead=self.runner.is_ahead,
         )
-        self.runner.clear(self.scheduler.take_dirty_blocks())
+        self.runner.clear(self.scheduler.cache.take_dirty())
         if not step.works:
             return None, []
         tokens = self.runner.execute(step.works, step.prefill_follows)
@@ -125,7 +113,6 @@ class Engine:
         nothing is left."""
         # What holds back whoever else is in the cgroup is no matter of the next steps.
         self._throttled_before_s, self._stepped_s = self._throttled_s(), 0.0
-        self._check_once()
         if self.runner.use_idle_time():
             return 0.0
         started = self._clock()
@@ -133,31 +120,13 @@ class Engine:
             return float("inf")
         return TOUCH_REST * (self._clock() - started)
 
-    def check_integrity(self) -> str | None:
-        """The first invariant of the block pool that does not hold, or None. One that did not once
-        stays told, as a leak may not show while its owner runs again."""
-        self._problem = self._problem or self.scheduler.check_integrity()
-        return self._problem
-
-    def _check_once(self) -> None:
-        """Check after work, once: what leaks is told before there are no blocks left."""
-        now = self._clock()
-        if self._check_at is None:
-            self._check_at = max(now + CHECK_S, self._rested_at)
-        if now < self._check_at:
-            return
-        self._check_at, is_known = float("inf"), self._problem is not None
-        if self.check_integrity() and not is_known:
-            log.error("the block pool of an idle engine is not sound: %s", self._problem)
-        self._rested_at = now + CHECK_REST * (self._clock() - now)
-
     def snapshot(self) -> Snapshot:
         """Counts as of now."""
         scheduler, pool, counters = self.scheduler, self.scheduler.pool, self.scheduler.counters
         return Snapshot(
             running=len(scheduler.running),
-            waiting_cap=scheduler.waiting_cap,
-            waiting_kv=scheduler.waiting_kv,
+            waiting_cap=scheduler.num_waiting_for("cap"),
+            waiting_kv=scheduler.num_waiting_for("kv"),
             used_blocks=pool.num_used,
             cached_blocks=pool.num_cached,
             num_blocks=pool.num_total,
@@ -165,14 +134,14 @@ class Engine:
             preempted_tokens=counters.preempted_tokens,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
-            rounding_waste=scheduler.rounding_waste,
+            rounding_waste=scheduler.cache.rounding_waste(scheduler.running),
             speculation=self._speculation(),
-            waiting_turn=scheduler.waiting_turn,
+            waiting_turn=scheduler.num_waiting_for("time"),
         )
 
     def _speculation(self) -> SpeculationTotals | None:
         counters = self.scheduler.counters
-        if self.scheduler.speculation is None:
+        if self.scheduler.drafts is None:
             return None
         return SpeculationTotals(
             counters.num_drafts, counters.draft_tokens, counters.accepted_by_position
@@ -212,7 +181,7 @@ class Engine:
         return self.times.refit(ended, is_throttled=self._was_throttled())
 
     def _was_throttled(self) -> bool:
-        """Whether the CPU quota took a share of the steps since the last look."""
+        """True if the CPU quota took a share of the steps since the last look."""
         throttled_s, stepped_s = self._throttled_s(), self._stepped_s
         share = (throttled_s - self._throttled_before_s) / stepped_s if stepped_s else 0.0
         self._throttled_before_s, self._stepped_s = throttled_s, 0.0
@@ -270,7 +239,7 @@ class Engine:
 
 
 def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:
-    """What the step found out about prompts, told once."""
+    """The scores of prompts that the step found, told once."""
     for work in step.works:
         sequence = work.sequence
         if sequence.prompt_scores is not None:
@@ -279,6 +248,6 @@ def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:
 
 
 def _first(outcome: Outcome, now: float) -> FirstToken | None:
-    """Where the time went, with a request's first token."""
+    """The parts of a request's time, with its first token."""
     sequence = outcome.sequence
     return sequence.time_spent(now) if sequence.num_output_tokens == 1 else None

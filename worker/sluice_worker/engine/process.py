@@ -74,8 +74,8 @@ class Link:
     def receive(self, timeout_s: float) -> list[bytes]:
         """Frames that are there, waiting at most `timeout_s` for the first; raises Disconnected.
 
-        The socket holds a part of a burst only, and what is behind it, an `Abort` or a `Limits`,
-        is not to wait for as many steps as there are parts.
+        The socket holds only a part of a burst. An `Abort` or a `Limits` behind it must not wait
+        for as many steps as there are parts.
         """
         if self._read(timeout_s) >= LARGE_BYTES:
             end_s = time.monotonic() + BURST_S
@@ -149,7 +149,7 @@ class Loop:
             case Limits():
                 self._engine.configure(message)
             case CheckIntegrity():
-                answer = Integrity(self._engine.check_integrity())
+                answer = Integrity(self._engine.scheduler.check_integrity())
             case Shutdown():
                 self._is_draining = True
         if answer is not None:
@@ -196,7 +196,7 @@ def set_threads(count: int) -> None:
     """Threads as the quota pays for, and none that spins long while it waits.
 
     With default spinning, two threads on busy cores took 10-100 times as long (measured). Some ten
-    microseconds bridge the time between two operations of a step: a worker alone becomes 2-3 %
+    microseconds bridge the time between two operations of a step. A worker alone becomes 2-3 %
     faster, two on the same cores 5 % slower; with a hundred, 6 % and 33 %.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(count))

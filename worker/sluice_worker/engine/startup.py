@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from sluice_core.contract import MIN_CHUNK_TOKENS, MemoryReport, policy_in_force
+from sluice_core.contract import MemoryReport, policy_in_force
 from sluice_core.errors import ConfigError, DoesNotFit, UnsupportedModel
+from sluice_core.latency import MIN_CHUNK_TOKENS, predicted_cap
 from sluice_core.model.files import Directory, checkpoint_dir
 from sluice_core.model.sizing import (
     CONTEXT_BYTES,
@@ -48,7 +49,7 @@ from ..scheduling.scheduler import SCORED_LOGITS, Scheduler
 from ..scheduling.sequence import Sequence
 from ..scheduling.static_batch import StaticBatching
 from ..scheduling.step import Work
-from ..scheduling.steptime import StepRecord, StepTimes, predicted_cap
+from ..scheduling.steptime import StepRecord, StepTimes
 from ..text.tokenizer_config import TokenizerConfig, eos_token_ids
 from .loop import Engine
 
@@ -58,7 +59,7 @@ Progress = Callable[[str, int], None]
 PROFILE_CPU_S = 1.5
 """CPU seconds that the profile may take: in a pod of half a core they are three of waiting."""
 PREPARE_S = 5.0
-"""How long a worker prepares before it is ready what else waits for idle time: on a GPU the CUDA
+"""Time before a worker is ready for work that else waits for idle time. On a GPU these are CUDA
 graphs of large steps, some tenths of a second each."""
 GPU_SCORED_LOGITS = 1 << 28
 """As SCORED_LOGITS: 2,048 tokens of a vocabulary of 131k, some milliseconds."""
@@ -96,20 +97,7 @@ class _Start:
     def run(self, progress: Progress) -> tuple[Engine, Ready]:
         progress("weights", 0)
         base_bytes = self._base_bytes()
-        dtype: torch.dtype = getattr(torch, self.dtype_name)
-        is_dummy = self.config.load_format == "dummy"
-        files = None if is_dummy else Checkpoint(self.directory, dtype, self.device)
-        planned = self._plan(self._weights_bytes(files))
-        _refuse_unless_fits(planned, self.decoder)
-        if self.kind == "cuda":
-            refuse_unless_free(planned, *torch.cuda.mem_get_info(self.device))
-        if files is None:
-            read = random_weights(self.config.seed or 0, dtype, self.device)
-            model = Decoder(self.decoder, read, self.kernels)
-        else:
-            model = Decoder(self.decoder, files.read, self.kernels)
-            files.finish(self.decoder.shape)
-        release_freed()
+        planned, model = self._load()
         progress("profile", 60)
         activation_bytes, records = self._profile(model, planned)
         plan = self._plan(self._held_bytes(model), activation_bytes, model.in_a_row)
@@ -130,24 +118,38 @@ class _Start:
             seed=self.config.seed,
             throttled_s=self.resources.throttled_s,
         )
-        report = MemoryReport(
-            planned=planned.as_dict(),
-            measured={
-                "total_bytes": planned.total_bytes,
-                "weights_bytes": model.num_bytes,
-                "activation_bytes": activation_bytes,
-                "reserve_bytes": base_bytes,
-                "kv_cache_bytes": runner.num_bytes,
-            },
-            kv_tokens=plan.kv_tokens,
-            corrected=plan.as_dict(),
-        )
+        measured = {
+            "total_bytes": planned.total_bytes,
+            "weights_bytes": model.num_bytes,
+            "activation_bytes": activation_bytes,
+            "reserve_bytes": base_bytes,
+            "kv_cache_bytes": runner.num_bytes,
+        }
+        report = MemoryReport(planned.as_dict(), measured, plan.kv_tokens, plan.as_dict())
         return engine, self._ready(plan, predicted, limits, report, times)
+
+    def _load(self) -> tuple[MemoryPlan, Decoder]:
+        """The plan before anything is loaded, and the model, if it fits."""
+        dtype: torch.dtype = getattr(torch, self.dtype_name)
+        is_dummy = self.config.load_format == "dummy"
+        files = None if is_dummy else Checkpoint(self.directory, dtype, self.device)
+        planned = self._plan(self._weights_bytes(files))
+        _refuse_unless_fits(planned, self.decoder)
+        if self.kind == "cuda":
+            refuse_unless_free(planned, *torch.cuda.mem_get_info(self.device))
+        if files is None:
+            read = random_weights(self.config.seed or 0, dtype, self.device)
+            model = Decoder(self.decoder, read, self.kernels)
+        else:
+            model = Decoder(self.decoder, files.read, self.kernels)
+            files.finish(self.decoder.shape)
+        release_freed()
+        return planned, model
 
     # Memory
 
     def _base_bytes(self) -> int:
-        """What is there before the model: on a CPU both processes, on a GPU the context."""
+        """Bytes in use before the model: on a CPU by both processes, on a GPU by the context."""
         if self.kind == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             return int(total - free)
@@ -183,8 +185,8 @@ class _Start:
             raise ConfigError([str(error)]) from error
 
     def _held_bytes(self, model: Decoder) -> int:
-        """What the weights take. On a GPU it is what torch holds for them: segments of 20 MiB or
-        more, in which the gaps between tensors are too small for a layer's KV cache."""
+        """Bytes of the weights. A GPU counts all that torch holds for them: segments of 20 MiB or
+        more. The gaps between tensors in them are too small for a layer's KV cache."""
         if self.kind != "cuda":
             return model.num_bytes
         torch.cuda.empty_cache()  # the profile's pages, which the KV cache is too large to reuse
@@ -253,9 +255,9 @@ class _Start:
         return math.ceil(peak * budget / affordable), records
 
     def _rehearse(self, runner: Runner, plan: MemoryPlan) -> None:
-        """Steps of prefill of many sizes, the largest first: what a GPU does at the first of its
-        size (torch takes memory, the driver loads a product's kernel) would be hiccups in traffic,
-        and for two minutes leave prefill no room beside decodes."""
+        """Run prefills of many sizes, the largest first. At the first of a size torch takes memory
+        and the driver loads kernels. In traffic these would be hiccups, which leave prefill no
+        room beside decodes for two minutes."""
         dummy = _Dummy(runner, min(self.max_model_len, plan.kv_tokens))
         deadline = time.monotonic() + PREPARE_S
         for size in reversed(graph_sizes(self.config.max_num_batched_tokens)):
@@ -301,9 +303,9 @@ class _Start:
             return ceiling
         return predicted_cap(
             times.model,
+            times.model.resid_q,
             itl_ms=self.config.itl_ms,
             kv_per_seq=min(self.max_model_len / 2, DEFAULT_MEAN_LENGTH),
-            chunk_tokens=MIN_CHUNK_TOKENS,
             ceiling=ceiling,
         )
 
@@ -423,7 +425,7 @@ def _pick_device(asked: str) -> Literal["cpu", "cuda"]:
 
 
 def _why_no_gpu() -> str:
-    """What torch says: mostly that the driver is missing, or too old for its CUDA."""
+    """Torch's own sentence: mostly that the driver is missing, or too old for its CUDA."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA

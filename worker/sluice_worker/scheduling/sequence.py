@@ -16,8 +16,8 @@ from .speculation import Drafter
 class Sequence:
     """A request, its tokens (prompt, then output) and the KV blocks that hold the computed ones.
 
-    `seed` is the request's own or one drawn for it: with a token's position it decides that token,
-    so a preempted sequence samples again what it would have sampled.
+    `seed` is the request's own or one drawn for it. With a token's position it decides that token:
+    a preempted sequence samples the same tokens again.
     """
 
     request: Submit
@@ -48,19 +48,19 @@ class Sequence:
     drafter: Drafter | None = None
     """Its guesses, if it may speculate."""
     has_begun: bool = False
-    """Whether it was ever admitted."""
+    """True once it was admitted."""
     wait_cap_s: float = 0.0
     wait_kv_s: float = 0.0
     passed_s: float = 0.0
     """In steps that others filled whom the order has before it."""
-    queued_at: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    queued_at: tuple[float, ...] = ()
     """Readings of the scheduler's wait clocks when it was queued."""
     editor: Editor | None = None
-    """What penalties, biases and word lists have to know of it; made when first needed."""
+    """State of penalties, biases and word lists; made when first needed."""
     scores: Scores | None = None
-    """Of the token sampled last, if the request asks for log-probabilities."""
+    """Those of the token sampled last, if the request asks for log-probabilities."""
     prompt_scores: Scores | None = None
-    """Of the prompt tokens that the last step scored, if the request asks for them."""
+    """Those of the prompt tokens that the last step scored, if the request asks for them."""
     num_scored_tokens: int = 1
     """Prompt tokens that need no more scores; the first never has one."""
     num_prompt_tokens: int = field(init=False)
@@ -94,17 +94,17 @@ class Sequence:
 
     @property
     def is_drafting(self) -> bool:
-        """Whether it speculates, which paid lately."""
+        """True if it speculates, and its drafts were right lately."""
         return self.drafter is not None and self.drafter.is_on
 
     @property
     def needs_prompt_scores(self) -> bool:
-        """Whether logits of prompt positions are wanted, which no cached block has."""
+        """True if logits of prompt positions are wanted, which no cached block has."""
         wants = self.request.sampling.prompt_logprobs is not None
         return wants and self.num_scored_tokens < self.num_prompt_tokens
 
     def time_spent(self, now: float) -> FirstToken:
-        """Where the time until `now`, that of its first token, went."""
+        """The parts of the time until `now`, that of its first token."""
         waited_s = self.wait_cap_s + self.wait_kv_s
         prefill_s = now - self.request.submitted_s - waited_s
         return FirstToken(

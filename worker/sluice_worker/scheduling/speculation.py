@@ -1,16 +1,16 @@
 """N-gram speculation: what followed the same words before is guessed to follow them again. Pure.
 
-A guess (draft) is verified in one step with the decode that it continues: every position of it is
-sampled greedily, and the longest prefix that the model itself would have written is kept. So the
-output is that of plain decoding, and only its speed depends on the guesses.
+A guess (draft) is verified in one step with the decode that it continues. Every position of it is
+sampled greedily; the longest prefix that the model itself would have written is kept. The output is
+that of plain decoding, and only its speed depends on the guesses.
 
-A request speculates only while its drafts of late were right. Where it does not, drafts are still
-made and compared with the tokens that plain decoding brings: looking a few words up costs
-microseconds, so the probe needs no forward pass, and a text that begins to copy is noticed.
+A request speculates only while its drafts of late were right. Otherwise drafts are still made and
+compared with the tokens of plain decoding. Such a probe costs microseconds and no forward pass, and
+it notices a text that begins to copy.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from sluice_core.wire import Submit
@@ -37,10 +37,9 @@ Growth = Callable[[int, int, int], float]
 
 
 def is_eligible(request: Submit) -> bool:
-    """Whether each token is the likeliest after those before it: then a draft can be verified.
+    """True if each token is the likeliest after those before it: then a draft can be verified.
 
-    What edits logits by the tokens so far would have to see the draft, and what tells scores would
-    tell those of drafts.
+    Edits of logits by the tokens so far would have to see the draft; scores would be of drafts.
     """
     return request.temperature == 0.0 and request.sampling.is_plain
 
@@ -77,8 +76,8 @@ class Drafter:
     """One request's guesses and how good they were.
 
     `_source` is the place in the text that is being copied: its token is guessed to come next. It
-    moves on with each token, and over one that differs, so that a copy with a word changed is
-    followed through the change; another place is looked up only after a wrong guess.
+    moves on with each token, and over one that differs: a copy with a word changed is followed
+    through the change. Another place is looked up only after a wrong guess.
     """
 
     def __init__(self, config: NgramSpeculation) -> None:
@@ -98,7 +97,7 @@ class Drafter:
 
     @property
     def is_on(self) -> bool:
-        """Whether the drafts of late were right often enough."""
+        """True if the drafts of late were right often enough."""
         enough = self._num_drafted >= MIN_JUDGED_TOKENS
         return enough and self._num_accepted > MIN_ACCEPTANCE * self._num_drafted
 
@@ -166,16 +165,6 @@ class Drafter:
             if found is not None:
                 self._source, self._num_following = found, size
                 return
-
-
-def show(texts: Iterable[tuple[Drafter, Seq[int]]]) -> None:
-    """Let each drafter see its text as a step left it: at most INDEXED_PER_STEP tokens in all.
-
-    The first take what they need, so in order of arrival everyone catches up in time.
-    """
-    left = INDEXED_PER_STEP
-    for drafter, token_ids in texts:
-        left -= drafter.see(token_ids, left)
 
 
 def _copy(token_ids: Seq[int], start: int, count: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Static batching: fill a batch, run it to the end of its longest, then the next. Pure.
 
 For comparison and for uniform offline work. A sequence that ended keeps its row and its blocks
-until the batch is over; the row is computed and thrown away, as a padded engine does. Prompts are
+until the batch is over. The row is computed and thrown away, as a padded engine does. Prompts are
 not padded to the longest, so this baseline is kinder than most.
 """
 
@@ -18,9 +18,10 @@ class StaticBatching:
     size: int
     timeout_s: float
 
-    def may_start(self, waiting: Seq[Sequence], running: Seq[Sequence], now: float) -> bool:
-        """Whether the next batch starts with those that wait."""
-        return not running and bool(waiting) and now >= self.starts_at(waiting)
+    def places(self, waiting: Seq[Sequence], running: Seq[Sequence], now: float) -> int:
+        """Sequences that the next batch may start with; 0 before it does."""
+        may_start = not running and waiting and now >= self.starts_at(waiting)
+        return self.size if may_start else 0
 
     def starts_at(self, waiting: Seq[Sequence]) -> float:
         """When a batch of those that wait starts, if no other comes."""

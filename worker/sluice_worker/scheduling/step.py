@@ -1,7 +1,10 @@
 """One step as values: its work and what came of it. Pure."""
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from sluice_core.contract import AT_CAP_SHARE
 from sluice_core.wire import FinishReason, Limits
 
 from .sequence import Sequence
@@ -29,7 +32,7 @@ class Work:
 
     @property
     def token_ids(self) -> list[int]:
-        """What is fed to the model."""
+        """The model's input."""
         own = self.sequence.token_ids[self.start : self.start + self.num_tokens]
         return [*own, *self.drafts]
 
@@ -57,10 +60,39 @@ class Step:
     admitted: tuple[str, ...] = ()
     prefill_follows: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        works: Seq[Work],
+        num_running: int,
+        limits: Limits,
+        admitted: Iterable[str],
+        prefill_follows: bool,
+    ) -> "Step":
+        """The step that does `works`."""
+        num_draft_tokens = sum(len(work.drafts) for work in works)
+        num_padding = sum(work.is_padding for work in works)
+        num_decodes = sum(work.num_tokens == 1 + len(work.drafts) for work in works) - num_padding
+        num_tokens = sum(work.num_tokens for work in works)
+        return cls(
+            works=tuple(works),
+            num_decodes=num_decodes,
+            num_kv_tokens=sum(work.start + work.num_tokens for work in works),
+            num_prefill_tokens=num_tokens - num_decodes - num_draft_tokens - num_padding,
+            num_draft_tokens=num_draft_tokens,
+            num_padding=num_padding,
+            scores_prompts=any(work.sequence.needs_prompt_scores for work in works),
+            num_running=num_running,
+            at_cap=num_running >= AT_CAP_SHARE * limits.max_num_seqs,
+            limits=limits,
+            admitted=tuple(admitted),
+            prefill_follows=prefill_follows,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step gave one sequence: a token, or a failure (`token_id` None)."""
+    """A step's result for one sequence: a token, or a failure (`token_id` None)."""
 
     sequence: Sequence
     token_id: int | None

@@ -1,19 +1,17 @@
 """How long a step takes: step_ms = a + b*decodes + c*kv_tokens + d*prefill_tokens. Pure.
 
-Fitted by non-negative least squares on relative errors, over recent records that are bucketed by
-their shape, so that a thousand equal steps do not drown the few others. Records age out, or an old
-regime would stay for ever; the start-up profile stays as a faint anchor, so that traffic which
-shows one shape only cannot make the other coefficients zero.
+Fitted by non-negative least squares on relative errors over recent records. Records are bucketed by
+their shape: a thousand equal steps do not drown the few others. They age out, or an old regime
+would stay for ever. The start-up profile stays as a faint anchor: traffic of one shape alone would
+make the other coefficients zero.
 
 Slow steps come alone (a hiccup: the tail of all steps) or in a row (a spell: a noisy neighbour, a
-clock that fell). Model and tail are read from steps rid of their spell, or a few slow seconds would
-leave no room for prefill, and none for a batch, in the two minutes after; what a spell does is
-known while it lasts. One that lasts is how fast the pod now is, until it ends. A batch that is
-larger than those the model was fitted on may take as many times longer as it is larger, and is no
-spell: from few sequences, and noise, the model may have learned that a sequence costs nothing, and
-would keep that if what larger ones show were taken off as a spell. A pod that its CPU quota holds
-back has no spells: it runs and stands still in turns, and each look that took what it stands still
-for a spell made the model faster, until every step was slower than it.
+clock that fell). Model and tail are read from steps rid of their spell. Otherwise a few slow
+seconds would leave no room for prefill in the next two minutes. One that lasts is how fast the pod
+now is, until it ends. A batch larger than those of the fit may take as many times longer as it is
+larger, and is no spell: from few sequences the model may have learned that a sequence costs
+nothing. A pod that its CPU quota holds back has no spells: it runs and stands still in turns. With
+its pauses taken for spells, each look made the model faster, until every step was slower than it.
 """
 
 import itertools
@@ -24,12 +22,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sluice_core.contract import MIN_CHUNK_TOKENS, TARGET_MARGIN, StepModel
+from sluice_core.contract import StepModel
+from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT, Tail, chunk_limit
 
 MAX_AGE_S = 120.0
 BUCKET_RECORDS = 64
 ANCHOR_WEIGHT = 0.02
-"""Of a profile record beside a recent one."""
+"""Weight of a profile record; a recent one has 1."""
 MIN_JUDGED = 32
 TAIL_QUANTILE = 0.995
 """Records of two minutes are some hundreds: of P99.9, two hiccups left no room for prefill."""
@@ -37,10 +36,9 @@ MODEL_QUANTILE = 0.99
 STRETCH_QUANTILE = 0.9
 NORMAL_TAIL = 2.41
 """A normal's P99.9 above its median, over its P90 above it."""
-NO_LIMIT = 1 << 30
 MAX_STEP_MS = 5000.0
-"""No chunk of a prompt makes a step longer, whatever the targets: newcomers, aborts and changes of
-the cap wait for its end, and after three of these a worker counts as stalled (`health`)."""
+"""No chunk of a prompt makes a step longer, whatever the targets. Newcomers, aborts and changes of
+the cap wait for its end; after three of these a worker counts as stalled (`health`)."""
 LEAST_CHUNK = 32
 """Prefill tokens of a step in which they, and not a hiccup, are what takes the time."""
 SPELL_STEPS = 5
@@ -64,52 +62,6 @@ class StepRecord:
     num_kv_tokens: int
     num_prefill_tokens: int
     step_ms: float
-
-
-def predicted_cap(
-    model: StepModel, *, itl_ms: float, kv_per_seq: float, chunk_tokens: int, ceiling: int
-) -> int:
-    """The largest cap at which a full decode step, and one of all but one sequence beside that
-    one's prefill chunk, both stay within the target.
-
-    At least 1: whether even one sequence can hold the target is for the evidence to say.
-    """
-    room_ms = TARGET_MARGIN * itl_ms / max(model.resid_q, 1.0) - model.a
-    per_seq_ms = model.b + model.c * kv_per_seq
-    if per_seq_ms <= 0:
-        return ceiling if room_ms > 0 else 1
-    beside_chunk = max((room_ms - model.d * chunk_tokens) / per_seq_ms, 0)
-    return int(min(max(room_ms / per_seq_ms, 1), beside_chunk + 1, ceiling))
-
-
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """By how much steps exceed the model, times the slowdown of their spell.
-
-    `ms`: measured beyond predicted time, at P99.5 of all steps or, where that is more, at P99.9 of
-    the usual noise of chunks. Not as a ratio: a hiccup (a throttled CPU, another process) lasts as
-    long in a short step as in a long one. `stretch`: what a prefill token
-    takes at P90, over its mean: one with much context before it takes longer, which a model that is
-    linear in tokens cannot say. At least 1.
-    """
-
-    ms: float = 0.0
-    stretch: float = 1.0
-
-
-def chunk_limit(
-    model: StepModel,
-    tail: Tail,
-    itl_ms: float,
-    decodes: int,
-    kv_tokens: int,
-    slowdown: float = 1.0,
-) -> int:
-    """Prefill tokens that keep the step's tail within the target; may be negative."""
-    room_ms = itl_ms - max(tail.ms, 0.0) - slowdown * model.step_ms(decodes, kv_tokens, 0)
-    # A chunk's own context counts as well: at most itself, beside what came before it.
-    per_token_ms = slowdown * (model.c + model.d * tail.stretch)
-    return int(room_ms / per_token_ms) if per_token_ms > 0 else NO_LIMIT
 
 
 class StepTimes:
@@ -202,7 +154,7 @@ class StepTimes:
 
     @property
     def is_slow(self) -> bool:
-        """Whether this is a slow spell."""
+        """True in a slow spell."""
         return self.slowdown > 1
 
     def refit(self, now: float, *, is_throttled: bool = False) -> StepModel | None:
@@ -284,8 +236,8 @@ def _stretch(judged: Matrix, rows: Matrix, coefficients: Matrix) -> float:
 def _tail_ms(beyond: Matrix, prefill: Matrix) -> float:
     """`Tail.ms`, of all steps, or of those with a chunk: they are long, and so is their noise.
 
-    There are some hundred of these at most, and their largest may be a hiccup: so their P99.9 is
-    told from their P90, as if they were normal.
+    There are some hundred of these at most, and their largest may be a hiccup. Their P99.9 is told
+    from their P90, as if they were normal.
     """
     tail_ms = _quantile(beyond, TAIL_QUANTILE)
     chunks = beyond[prefill >= LEAST_CHUNK]

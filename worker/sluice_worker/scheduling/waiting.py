@@ -1,11 +1,15 @@
-"""What waiting requests wait for, as clocks. Pure.
+"""The queue: its order, and what its head waits for. Pure.
 
-Clocks run while the head of the queue cannot start: one for the cap, one for KV blocks, and where
-there is an order one for steps that others fill.
-Everyone behind it waits for the same thing, so a request's wait is a difference of two readings.
+A clock runs while the head of the queue cannot start. There is one for the cap, one for KV blocks,
+and one for steps that the order gives to others. Everyone behind the head waits for the same thing,
+so a request's wait is the difference of two readings.
 """
 
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
+
+from sluice_core.ordering import Line, Pace, Terms
 
 from .sequence import Sequence
 
@@ -17,33 +21,92 @@ class WaitClocks:
 
     def __init__(self) -> None:
         self.blocked_by: Lack | None = None
-        self._cap_s = 0.0
-        self._kv_s = 0.0
-        self._time_s = 0.0
-        self._at: float | None = None
-
-    @property
-    def now(self) -> float:
-        """The newest time that it was told."""
-        return self._at or 0.0
+        self.now = 0.0
+        self._seconds: dict[Lack, float] = {"cap": 0.0, "kv": 0.0, "time": 0.0}
 
     def advance(self, now: float) -> None:
         """Let the clock that runs go on to `now`."""
-        elapsed = 0.0 if self._at is None else max(now - self._at, 0.0)
-        self._at = now
-        if self.blocked_by == "cap":
-            self._cap_s += elapsed
-        elif self.blocked_by == "kv":
-            self._kv_s += elapsed
-        elif self.blocked_by == "time":
-            self._time_s += elapsed
+        if self.blocked_by is not None:
+            self._seconds[self.blocked_by] += max(now - self.now, 0.0)
+        self.now = now
 
     def enqueue(self, sequence: Sequence) -> None:
         """`sequence` begins to wait."""
-        sequence.queued_at = (self._cap_s, self._kv_s, self._time_s)
+        sequence.queued_at = tuple(self._seconds.values())
 
     def dequeue(self, sequence: Sequence) -> None:
         """`sequence` starts: what it waited for is booked."""
-        sequence.wait_cap_s += self._cap_s - sequence.queued_at[0]
-        sequence.wait_kv_s += self._kv_s - sequence.queued_at[1]
-        sequence.passed_s += self._time_s - sequence.queued_at[2]
+        both = zip(self._seconds.values(), sequence.queued_at, strict=True)
+        cap_s, kv_s, time_s = (now - before for now, before in both)
+        sequence.wait_cap_s += cap_s
+        sequence.wait_kv_s += kv_s
+        sequence.passed_s += time_s
+
+
+class Queue:
+    """Sequences without blocks, and the line of all that have no first token yet.
+
+    Others that wait were preempted; they are resumed before the line, by arrival. `terms_of`: what
+    the order asks of a sequence.
+    """
+
+    def __init__(self, terms_of: Callable[[Sequence], Terms]) -> None:
+        self.waiting: deque[Sequence] = deque()  # a preempted sequence takes its old place again
+        self.line = Line(terms_of)
+        self.clocks = WaitClocks()
+        self._resumed: list[Sequence] = []
+        self._newest: Sequence | None = None  # whose prompt the next one may have
+        self._num_added = 0
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """Put a newcomer behind all others."""
+        self.clocks.advance(now)
+        self.clocks.enqueue(sequence)
+        sequence.order, sequence.queued_s = self._num_added, now
+        self._num_added += 1
+        self.waiting.append(sequence)
+        is_another = sequence.request.is_another
+        self.line.add(sequence, self._newest if is_another else None)
+        if not is_another:
+            self._newest = sequence
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Put a preempted sequence before all that came later."""
+        self.clocks.enqueue(sequence)
+        before = sum(1 for other in self.waiting if other.order < sequence.order)
+        self.waiting.insert(before, sequence)
+        if sequence not in self.line:
+            self._resumed.append(sequence)
+
+    def take(self, sequence: Sequence) -> None:
+        """Let a sequence that has blocks now go."""
+        self.waiting.remove(sequence)
+        if sequence in self._resumed:
+            self._resumed.remove(sequence)
+        self.clocks.dequeue(sequence)
+
+    def leave_line(self, sequence: Sequence) -> None:
+        """It has its first token, or nobody waits for it any more."""
+        self.line.remove(sequence)
+        if self._newest is sequence:
+            self._newest = None
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget it, whether it waits or runs."""
+        self.leave_line(sequence)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        if sequence in self._resumed:
+            self._resumed.remove(sequence)
+
+    def candidates(self, running: Iterable[Sequence], now: float, pace: Pace) -> Iterator[Sequence]:
+        """First those that had a first token, by arrival; then the line."""
+        resumed = [*self._resumed, *(s for s in running if s not in self.line)]
+        yield from sorted(resumed, key=lambda sequence: sequence.order)
+        yield from self.line.ordered(now, pace)
+
+    def rank(self, sequence: Sequence) -> tuple[bool, int, bool, float, float]:
+        """Sorts sequences as `candidates` does, turns of the late left out."""
+        if sequence not in self.line:
+            return False, 0, False, 0, sequence.order
+        return True, *self.line.rank(sequence)

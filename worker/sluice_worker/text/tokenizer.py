@@ -1,6 +1,5 @@
 """Text to token ids and back, one token at a time. No torch: this runs in the API process."""
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -10,11 +9,10 @@ from typing import Any
 import tokenizers
 from sluice_core.errors import CheckpointError
 from sluice_core.model.files import MAX_JSON_BYTES, Directory, read_bytes
-from tokenizers import AddedToken
 from tokenizers.models import WordLevel
-from tokenizers.processors import TemplateProcessing
 
-from .tokenizer_config import TOKENIZER, Token, TokenizerConfig
+from .added_tokens import add_tokens
+from .tokenizer_config import TOKENIZER, TokenizerConfig
 from .vocabulary import byte_of_letter, bytes_of_spelling, longest_token
 
 REPLACEMENT = "\ufffd"
@@ -29,7 +27,6 @@ _DELIMITER = re.compile("<[|\uff5c].*[|\uff5c]>")
 """How control tokens are spelled; tags such as <think> are what a model may be told of."""
 _BLANK = "\ufdd0"
 """A noncharacter, of which no control token is made."""
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 class Tokenizer:
@@ -49,9 +46,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         _place_spaces(self._tokenizer)
         self.config = TokenizerConfig(directory)
-        self._add_listed(self.config)
-        self._add_special(self.config)
-        self._put_around(self.config)
+        add_tokens(self._tokenizer, self.config)
         self._letters = byte_of_letter()
         self._longest = longest_token(self._tokenizer)
         self._decoder = self._inner = self._tokenizer
@@ -63,63 +58,6 @@ class Tokenizer:
         # What an output is decoded behind; without a decoder, tokens are joined by spaces anyhow.
         self.behind = self._anchor if self._tokenizer.decoder is not None else []
         self._texts: dict[int, str] = {}  # at most one for each token of the vocabulary
-
-    def _known(self) -> dict[str, AddedToken]:
-        """Copies of the added tokens, by their texts."""
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        return {token.content: token for token in added}
-
-    def _add_listed(self, config: TokenizerConfig) -> None:
-        """Added tokens, and flags of them, that only the files beside tokenizer.json tell."""
-        own, listed = self._tokenizer.get_added_tokens_decoder(), config.added_tokens
-        if not config.lists_tokens:  # an older file, in place of which tokenizer.json counts
-            listed = {token_id: token for token_id, token in listed.items() if token_id not in own}
-        tokens = [_added(token) for token in listed.values()]
-        tokens += [] if config.lists_tokens else own.values()
-        known, named = self._known(), set(config.special_tokens.values())
-        new = {i: t for i, t in listed.items() if self._tokenizer.token_to_id(t["content"]) is None}
-        for token in tokens:  # what the library once took for special stays so
-            was_special = token.content in known and known[token.content].special
-            token.special = token.special or was_special or token.content in named
-        # To add thousands that are there already would take a while.
-        self._tokenizer.add_tokens([token for token in tokens if token != known.get(token.content)])
-        for token_id, entry in new.items():
-            self._check_id(entry["content"], token_id, config.list_file)
-
-    def _check_id(self, text: str, token_id: int, file: str) -> None:
-        """Of a token that was added just now: its place behind tokenizer.json's last."""
-        found = self._tokenizer.token_to_id(text)
-        if text and found != token_id:
-            raise CheckpointError(
-                f"{file}: {text[:64]!r} is listed as token {token_id}, which tokenizer.json lacks; "
-                f"the next that is free is {found}."
-            )
-
-    def _add_special(self, config: TokenizerConfig) -> None:
-        """Special tokens that only those files name, of those in the vocabulary. transformers gives
-        an id to the others too, for which the model may have no row."""
-        known = self._known()
-        named = [*config.named_special.values(), *config.extra_special]
-        tokens = [_added({**token, "special": True}) for token in named]
-        new = [token for token in tokens if token.content not in known]
-        self._tokenizer.add_special_tokens(
-            [token for token in new if self._tokenizer.token_to_id(token.content) is not None]
-        )
-
-    def _put_around(self, config: TokenizerConfig) -> None:
-        """BOS and EOS as tokenizer_config.json has them, where tokenizer.json leaves it open.
-
-        transformers 5 reads those fields no more, by which such a checkpoint would lose its BOS.
-        """
-        if config.put_around is None or _tells_around(self._tokenizer.post_processor):
-            return
-        before, behind = config.put_around
-        ids = {text: self._tokenizer.token_to_id(text) for text in (before, behind) if text}
-        known = {text: token_id for text, token_id in ids.items() if token_id is not None}
-        single = [part for part in (before, "$A", behind) if part == "$A" or part in known]
-        self._tokenizer.post_processor = TemplateProcessing(
-            single=single, special_tokens=[*known.items()]
-        )
 
     @property
     def vocab_size(self) -> int:
@@ -236,8 +174,8 @@ class Tokenizer:
         """Token ids of what a chat template wrote; nothing is put around them.
 
         In a piece that is False the texts of special tokens are control tokens; in one that is True
-        they are text, as in `encode`. What stands between two control tokens is encoded as one
-        text, whatever its pieces. Raises UnicodeEncodeError for a lone surrogate.
+        they are text, as in `encode`. The text between two control tokens is encoded as one,
+        whatever its pieces. Raises UnicodeEncodeError for a lone surrogate.
         """
         pieces = list(pieces)
         whole = "".join(piece for piece, _ in pieces)
@@ -262,7 +200,7 @@ class Tokenizer:
 
     @cached_property
     def _scanner(self) -> tokenizers.Tokenizer:
-        """What finds added tokens as the tokenizer does, and knows no others."""
+        """Finds added tokens as the tokenizer does, and knows no others."""
         scanner = tokenizers.Tokenizer(WordLevel({_BLANK: 0}, unk_token=_BLANK))
         scanner.normalizer = self._tokenizer.normalizer
         scanner.add_tokens([*self._tokenizer.get_added_tokens_decoder().values()])
@@ -300,14 +238,6 @@ class Tokenizer:
         return Detokenizer(self, skip_special_tokens, spaced)
 
 
-def _added(token: Token) -> AddedToken:
-    flags = {name: token[name] for name in _FLAGS if isinstance(token.get(name), bool)}
-    try:
-        return AddedToken(token["content"], **flags)
-    except UnicodeEncodeError as error:
-        raise CheckpointError("tokenizer_config.json: a token has a lone surrogate.") from error
-
-
 def _num_first_spaces(text: str) -> int:
     return len(text) - len(text.lstrip(" "))
 
@@ -319,14 +249,6 @@ def _place_spaces(tokenizer: tokenizers.Tokenizer) -> None:
         state = processor.__getstate__()
         processor.__setstate__(state.replace(b'"trim_offsets":true', b'"trim_offsets":false'))
         tokenizer.post_processor = processor
-
-
-def _tells_around(processor: Any) -> bool:
-    """Whether a post-processor tells what stands around a text; one for bytes alone does not."""
-    steps = [] if processor is None else [json.loads(processor.__getstate__())]
-    for step in steps:
-        steps += step.get("processors", ())
-    return not {step["type"] for step in steps} <= {"Sequence", "ByteLevel"}
 
 
 def _encode(
@@ -341,8 +263,8 @@ def _encode(
 
 
 def _without_first_space(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """`tokenizer`, or a copy that puts no space before a text where it does so for a prompt's
-    first text only: what stands behind a control token is none."""
+    """`tokenizer`, or a copy without the space that some put before a prompt's first text only: a
+    text behind a control token is not the first."""
     whole = tokenizer.to_str()
     changed = whole.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
     if changed == whole:
@@ -413,8 +335,8 @@ class Detokenizer:
         return piece, ""
 
     def _since(self, before: str, text: str) -> str:
-        """What `text` adds to `before`. Of a run of bytes one that is amiss makes all unreadable to
-        some decoders, what was given out too: then those behind it stand alone."""
+        """The part of `text` behind `before`. To some decoders one wrong byte makes a whole run
+        unreadable, even a part that was given out: then the rest is decoded alone."""
         if text.startswith(before) or REPLACEMENT not in text:
             return text[len(before) :]
         pending = self._ids[self._shown :]
@@ -425,10 +347,10 @@ class Detokenizer:
         return len(self._ids) - self._shown
 
     def _settled(self, before: str, text: str) -> str:
-        """What can be told of bytes that are no characters, however many of them follow.
+        """The text of bytes that are no characters, however many of them follow.
 
-        Only the last character may still become whole: the text is cut in front of it, where the
-        two parts are decoded to what the whole is.
+        Only the last character may still become whole. The text is cut in front of it, where the
+        two parts decode to the same as the whole.
         """
         for end in range(len(self._ids) - 1, len(self._ids) - 1 - BYTES_OF_A_CHARACTER, -1):
             head = self._decode(end)
@@ -439,7 +361,7 @@ class Detokenizer:
         return ""
 
     def flush(self) -> str:
-        """What is left at the end: an unfinished character shows as U+FFFD."""
+        """The rest at the end: an unfinished character shows as U+FFFD."""
         piece = self._since(self._before(), self._decode(len(self._ids)))
         self._start, self._shown = len(self._ids), len(self._ids)
         return piece

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.contract import FirstTokens, Requests, StepModel, Tick, Waiting
+from sluice_core.latency import StepLaw, StepTime
 from sluice_operator.tuner import Past, decide
 from sluice_operator.tuner.calibration import calibration
 from sluice_operator.tuner.constants import MAX_DISPERSION
@@ -23,7 +24,6 @@ from sluice_operator.tuner.demand import (
     share_too_late,
 )
 from sluice_operator.tuner.evidence import HeardPod, Work, describe_work
-from sluice_operator.tuner.model import StepTime
 from sluice_operator.tuner.types import ReplicaChange
 from unit.operator.tuner.made import LIMITS, TARGETS, late, observation, pod, tick
 
@@ -176,7 +176,7 @@ def test_what_waits_and_what_comes_at_once_need_the_same_pods_in_any_order(waiti
     assert plan_demand(arrivals, one, by_deadline, 1, 1).needed == needed
 
 
-MODEL = StepTime(a=10.0, b=1.0, c=0.0, d=0.0, context_tokens=1.0)
+MODEL = StepTime(StepLaw(a=10.0, b=1.0, c=0.0, d=0.0))
 
 
 @pytest.mark.parametrize(

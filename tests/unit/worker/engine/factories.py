@@ -169,7 +169,7 @@ def create_engine_of(model: Decoder, scheduler: Scheduler) -> Engine:
 def create_gpu_engine_of(model: Decoder, scheduler: Scheduler) -> Engine:
     """The engine of a GPU, here on a CPU: its kernels' references, and no CUDA graphs."""
     pool, longest = scheduler.pool, scheduler.max_model_len
-    scheduler.num_ahead = 1
+    scheduler.cache.num_ahead = 1
     runner = GpuRunner(
         model, pool.num_total, pool.block_size, scheduler.eos_token_ids, ceiling=16,
         max_model_len=longest, activation_bytes=1 << 20,

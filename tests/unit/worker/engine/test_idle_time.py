@@ -7,7 +7,7 @@ import pytest
 from sluice_core.wire import Message, Shutdown, encode_frame, split_frames
 from sluice_worker.base.config import EngineConfig
 from sluice_worker.engine import startup
-from sluice_worker.engine.loop import CHECK_REST, CHECK_S, Engine
+from sluice_worker.engine.loop import Engine
 from sluice_worker.engine.process import Link, Loop
 from sluice_worker.execution import runner
 from sluice_worker.execution.runner import Runner
@@ -70,52 +70,6 @@ def test_a_worker_that_will_never_be_idle_has_prepared_before_it_is_ready(
     monkeypatch.setattr(startup, "PREPARE_S", most_s)
     engine, _ = startup.start(EngineConfig(str(MODEL), device="cpu"), lambda *_: None)
     assert asked == [engine.runner] * num_asked
-
-
-def test_the_block_pool_is_checked_once_after_work_and_not_at_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    scheduler, now, asked = create_scheduler(), 100.0, list[float]()
-    engine = create_engine(MODEL, scheduler)
-    problem: str | None = None
-
-    def check() -> str | None:
-        nonlocal now
-        asked.append(now)
-        now += 0.01  # what it takes
-        return problem
-
-    def work() -> None:
-        engine.submit(create_request("a", 5, max_tokens=2), now)
-        while engine.has_work:
-            engine.step()
-
-    def idle(until_s: float) -> None:
-        nonlocal now
-        while now < until_s:
-            engine.use_idle_time()
-            now += 0.25
-
-    monkeypatch.setattr(engine, "_clock", lambda: now)
-    monkeypatch.setattr(scheduler, "check_integrity", check)
-    idle(110)
-    assert asked == [], "there was no work"
-    work()
-    idle(120)
-    assert asked == [pytest.approx(110 + CHECK_S)]
-    problem = "a block is lost"
-    work()
-    idle(asked[0] + 0.01 * CHECK_REST - 1)
-    assert len(asked) == 1, "not before a thousand times what it took"
-    idle(now + 2)
-    assert len(asked) == 2
-    for _ in range(2):  # it is told once
-        work()
-        idle(now + 20)
-    (line,) = [entry.getMessage() for entry in caplog.records]
-    assert line == "the block pool of an idle engine is not sound: a block is lost"
-    problem = None
-    assert engine.check_integrity() == "a block is lost"
 
 
 HUGE_PAGE = 2 << 20

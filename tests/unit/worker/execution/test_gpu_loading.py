@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save_file
-from sluice_core.contract import TARGET_MARGIN, StepModel
+from sluice_core.contract import StepModel
+from sluice_core.latency import TARGET_MARGIN, predicted_cap
 from sluice_worker.engine.startup import _Dummy, _Start
 from sluice_worker.execution.weights import Checkpoint
 from sluice_worker.scheduling.step import Work
-from sluice_worker.scheduling.steptime import StepRecord, StepTimes, predicted_cap
+from sluice_worker.scheduling.steptime import StepRecord, StepTimes
 
 LONGEST = 131_072
 H100 = StepModel(a=6.0, b=0.01, c=128 * 1024 / 3.0e9, d=0.019, n=0, resid_q=1.0)
@@ -47,7 +48,8 @@ def test_a_gpus_first_cap_is_not_that_of_the_longest_prompts_last_chunk() -> Non
     times = StepTimes()
     times.set_profile(profiled("cuda"))
     assert times.model is not None
-    cap = predicted_cap(times.model, itl_ms=20.0, kv_per_seq=1024, chunk_tokens=32, ceiling=256)
+    tail = times.model.resid_q
+    cap = predicted_cap(times.model, tail, itl_ms=20.0, kv_per_seq=1024, ceiling=256)
     at_best = (TARGET_MARGIN * 20.0 - H100.a) / (H100.b + 1024 * H100.c)
     assert 0.85 * at_best < cap < 1.15 * at_best
     assert times.chunk_limit(20.0, 32, 32 * 1024) > 256

@@ -19,7 +19,7 @@ from sluice_worker.execution.gpu.rows import Row
 from sluice_worker.execution.models.decoder import Decoder
 from sluice_worker.execution.models.step import StepInput
 from sluice_worker.execution.runner import Runner
-from sluice_worker.scheduling import scheduler as scheduler_module
+from sluice_worker.scheduling import drafts as drafts_module
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.speculation import Drafter
 from sluice_worker.scheduling.step import Work
@@ -228,7 +228,7 @@ class Reckless(Drafter):
 
 
 def test_drafts_are_verified_as_chunks(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_module, "Drafter", Reckless)
+    monkeypatch.setattr(drafts_module, "Drafter", Reckless)
     requests = create_requests((40, 150), max_tokens=60)
     expected = run_all(create_engine_of(model, create_scheduler()), requests)
     ngram = NgramSpeculation("ngram", 4, prompt_lookup_max=2, prompt_lookup_min=1)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sluice_core.wire import Submit
 from sluice_worker.base.config import NgramSpeculation
-from sluice_worker.scheduling import scheduler as scheduler_module
+from sluice_worker.scheduling import drafts as drafts_module
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.speculation import Drafter
@@ -76,7 +76,7 @@ class Churn:
 def test_10_000_requests_with_aborts_preemptions_and_cap_changes_leak_no_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "Drafter", Reckless)
+    monkeypatch.setattr(drafts_module, "Drafter", Reckless)
     speculation = NgramSpeculation("ngram", 5, prompt_lookup_max=3, prompt_lookup_min=2)
     scheduler = create_scheduler(
         num_blocks=20, block_size=4, cap=12, max_model_len=64, speculation=speculation
@@ -143,7 +143,10 @@ def test_pages_of_16_waste_at_most_4_percent_at_a_mean_length_of_188() -> None:
             step(scheduler)
             lengths += [sequence.num_tokens for sequence in scheduler.running]
             slots = scheduler.pool.num_used * 16
-            used, wasted = used + slots, wasted + slots * scheduler.rounding_waste
+            used, wasted = (
+                used + slots,
+                wasted + slots * scheduler.cache.rounding_waste(scheduler.running),
+            )
     mean = sum(lengths) / len(lengths)
     assert 180 < mean < 196, mean
     assert wasted / used <= 0.04 * 188 / mean

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_frontend.evidence.recorder import largest_part
 from sluice_worker.engine import loop as engine_module
-from sluice_worker.scheduling import scheduler as scheduler_module
+from sluice_worker.scheduling import running as running_module
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.preemption import choose_victim, recompute_tokens
 from sluice_worker.scheduling.scheduler import Scheduler
@@ -64,7 +64,7 @@ def test_the_cheapest_but_never_the_oldest_is_preempted_and_all_reach_their_end(
         prefix_caching=caching,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler_module, "choose_victim", Watched())
+        patch.setattr(running_module, "choose_victim", Watched())
         sequences = [
             add(scheduler, create_request(str(i), [j % 3 for j in range(n)], max_tokens=m))
             for i, (n, m) in enumerate(lengths)
@@ -139,10 +139,7 @@ def test_thrown_away_tokens_are_those_that_are_computed_again() -> None:
     assert scheduler.counters.preempted_tokens == num_computed - needed > 0
 
 
-def test_what_is_waited_for_after_a_preemption_is_no_prefill(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(scheduler_module, "MIN_CHUNK_TOKENS", 2)
+def test_what_is_waited_for_after_a_preemption_is_no_prefill() -> None:
     scheduler = create_scheduler(
         num_blocks=48, budget=2048, itl_ms=50.0, max_model_len=768, prefix_caching=False
     )

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice_core.contract import MIN_CHUNK_TOKENS
+from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.wire import Limits, Sampling, Submit
 from sluice_worker.scheduling.scheduler import ALONE_TIMES, Scheduler
 from sluice_worker.scheduling.sequence import Sequence
@@ -99,7 +99,7 @@ def test_cap_bounds_admission_in_order_of_arrival() -> None:
     sequences = add(scheduler, *create_requests((3, 4, 5)))
     planned, _ = step(scheduler)
     assert scheduler.running == sequences[:2]
-    assert (scheduler.waiting_cap, scheduler.waiting_kv) == (1, 0)
+    assert (scheduler.num_waiting_for("cap"), scheduler.num_waiting_for("kv")) == (1, 0)
     assert planned.at_cap
 
 
@@ -113,7 +113,7 @@ def test_a_step_that_nearly_fills_the_cap_is_at_the_cap(num: int, at_cap: bool) 
 def test_whom_no_step_has_looked_at_waits_for_nothing_yet() -> None:
     scheduler = create_scheduler(cap=2)
     add(scheduler, *create_requests((3, 4)))
-    assert (scheduler.waiting_cap, scheduler.waiting_kv) == (0, 0)
+    assert (scheduler.num_waiting_for("cap"), scheduler.num_waiting_for("kv")) == (0, 0)
 
 
 def test_who_comes_during_a_step_that_leaves_room_waits_for_nothing() -> None:
@@ -211,7 +211,9 @@ def test_who_starts_leaves_some_blocks_for_those_that_run(num_blocks: int, fits:
         add(scheduler, create_request("first", 16 * (num_blocks - 3)))
         add(scheduler, create_request("next", 16 * num - 1))
         step(scheduler)
-        assert (scheduler.waiting_kv, len(scheduler.running)) == ((0, 2) if num == fits else (1, 1))
+        assert (scheduler.num_waiting_for("kv"), len(scheduler.running)) == (
+            (0, 2) if num == fits else (1, 1)
+        )
 
 
 def test_who_needs_the_whole_pool_starts_once_nobody_runs() -> None:
@@ -277,10 +279,10 @@ def test_who_waits_for_blocks_is_matched_again_only_once_there_may_be_enough(
 
 def test_waste_is_what_no_token_will_have_of_the_blocks_that_are_used() -> None:
     scheduler = create_scheduler(block_size=16)
-    assert scheduler.rounding_waste == 0.0
+    assert scheduler.cache.rounding_waste(scheduler.running) == 0.0
     add(scheduler, *create_requests((14, 20)))
     step(scheduler)
-    assert scheduler.rounding_waste == (1 + 11) / 48
+    assert scheduler.cache.rounding_waste(scheduler.running) == (1 + 11) / 48
 
 
 def test_prefix_hit_is_not_computed_again_and_counted() -> None:
@@ -390,8 +392,8 @@ def test_non_finite_row_fails_alone_and_is_neither_cached_nor_left_dirty() -> No
     assert [outcome.finish_reason for outcome in outcomes] == ["error", None]
     assert scheduler.running == [good]
     assert scheduler.pool.match(bad.token_ids, "") == []
-    assert scheduler.take_dirty_blocks() == blocks
-    assert scheduler.take_dirty_blocks() == []
+    assert scheduler.cache.take_dirty() == blocks
+    assert scheduler.cache.take_dirty() == []
 
 
 def fail(scheduler: Scheduler, bad: Sequence) -> None:
@@ -410,7 +412,7 @@ def test_what_was_sound_before_a_non_finite_row_is_found_no_more() -> None:
     assert scheduler.pool.match([*prompt, 1], "") == blocks[:4]
     fail(scheduler, bad)
     assert scheduler.pool.match([*prompt, 1], "") == []
-    assert set(blocks) <= set(scheduler.take_dirty_blocks())
+    assert set(blocks) <= set(scheduler.cache.take_dirty())
 
 
 def test_of_a_non_finite_row_what_another_sequence_shares_is_neither_cleared_nor_lost() -> None:
@@ -426,7 +428,7 @@ def test_of_a_non_finite_row_what_another_sequence_shares_is_neither_cleared_nor
     assert good.block_ids[:4] == shared
     assert bad.num_output_tokens
     fail(scheduler, bad)
-    dirty = scheduler.take_dirty_blocks()
+    dirty = scheduler.cache.take_dirty()
     assert set(own) <= set(dirty)
     assert not set(shared) & set(dirty)
     assert scheduler.pool.match([*prompt, 1], "") == shared
@@ -439,7 +441,7 @@ def test_of_a_prompt_that_is_given_up_only_what_was_written_is_cleared() -> None
     assert (long.num_computed_tokens, len(long.block_ids)) == (40, 32)
     written = long.block_ids[:3]
     scheduler.abort("long")
-    assert scheduler.take_dirty_blocks() == written
+    assert scheduler.cache.take_dirty() == written
 
 
 def test_what_a_step_ahead_writes_has_a_block_from_the_start_and_is_cleared_as_well() -> None:
@@ -449,7 +451,7 @@ def test_what_a_step_ahead_writes_has_a_block_from_the_start_and_is_cleared_as_w
     assert (long.num_computed_tokens, len(long.block_ids)) == (48, 11)
     written = long.block_ids[:4]
     scheduler.abort("long")
-    assert scheduler.take_dirty_blocks() == written
+    assert scheduler.cache.take_dirty() == written
 
 
 def test_of_a_prompt_that_is_given_up_what_the_prefix_cache_gave_is_not_cleared() -> None:
@@ -461,7 +463,7 @@ def test_of_a_prompt_that_is_given_up_what_the_prefix_cache_gave_is_not_cleared(
     assert (long.cached_tokens, long.num_computed_tokens, long.num_output_tokens) == (64, 164, 0)
     found, written = long.block_ids[:4], long.block_ids[4:11]
     scheduler.abort("long")
-    assert scheduler.take_dirty_blocks() == written
+    assert scheduler.cache.take_dirty() == written
     assert scheduler.pool.match([*prompt, 1], "") == found
 
 

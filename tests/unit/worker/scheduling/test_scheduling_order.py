@@ -46,7 +46,7 @@ def test_a_prefill_whose_place_is_taken_keeps_its_blocks_and_waits_for_the_cap()
     add(scheduler, create_request("short", 40, ttft_ms=100, max_tokens=2))
     blocks = list(long.block_ids)
     assert step(scheduler, 0.05) == {"short": 40}
-    assert scheduler.num_computing == 1
+    assert scheduler._running.num_computing == 1
     assert step(scheduler, 0.09) == {"short": 1}
     assert step(scheduler, 0.15) == {"long": 48}
     assert (long.block_ids, long.num_preemptions) == (blocks, 0)
@@ -58,7 +58,7 @@ def test_whom_the_step_has_no_time_for_holds_no_blocks_and_waits_for_neither() -
     for name in "ab":
         add(scheduler, create_request(name, 16, ttft_ms=1000))
     assert step(scheduler) == {"a": 16}
-    assert (scheduler.waiting_cap, scheduler.waiting_kv) == (0, 0)
+    assert (scheduler.num_waiting_for("cap"), scheduler.num_waiting_for("kv")) == (0, 0)
     assert [each.request_id for each in scheduler.waiting] == ["b"]
     assert not scheduler.waiting[0].has_begun
 
@@ -278,4 +278,8 @@ def test_who_waits_for_a_turn_alone_is_counted_as_waiting() -> None:
     add(scheduler, create_request("first", 96, ttft_ms=300))
     add(scheduler, create_request("second", 96, ttft_ms=9000))
     step(scheduler, 0.0)
-    assert (scheduler.waiting_cap, scheduler.waiting_kv, scheduler.waiting_turn) == (0, 0, 1)
+    assert (
+        scheduler.num_waiting_for("cap"),
+        scheduler.num_waiting_for("kv"),
+        scheduler.num_waiting_for("time"),
+    ) == (0, 0, 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_worker.base.config import NgramSpeculation
-from sluice_worker.scheduling import scheduler as scheduler_module
+from sluice_worker.scheduling import drafts as drafts_module
 from sluice_worker.scheduling.speculation import (
     INDEXED_PER_STEP,
     MAX_GROWTH,
@@ -212,7 +212,7 @@ class Counted(Drafter):
 def test_long_prompts_share_what_is_looked_through_in_a_step_and_all_get_to_draft(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "Drafter", Counted)
+    monkeypatch.setattr(drafts_module, "Drafter", Counted)
     scheduler = create_scheduler(
         num_blocks=1000, budget=1 << 20, max_model_len=2000, speculation=NGRAM
     )
@@ -356,7 +356,7 @@ def test_nan_of_a_draft_clears_the_blocks_and_starts_over(own_token_is_nan: bool
     sequence = add(scheduler, create_request("a", [1, 2, 3] * 4, max_tokens=60))
     planned, _ = step(scheduler)
     while not planned.num_draft_tokens:
-        scheduler.take_dirty_blocks()
+        scheduler.cache.take_dirty()
         planned = scheduler.schedule(0.0, unlimited)
         (work,) = planned.works
         if not work.drafts:
@@ -368,7 +368,7 @@ def test_nan_of_a_draft_clears_the_blocks_and_starts_over(own_token_is_nan: bool
     assert [outcome.token_id for outcome in outcomes] == ([] if own_token_is_nan else [wrong])
     assert (sequence.drafter is None) == own_token_is_nan  # or it would be guessed again
     assert list(scheduler.waiting) == [sequence]
-    assert set(spoiled) <= set(scheduler.take_dirty_blocks())
+    assert set(spoiled) <= set(scheduler.cache.take_dirty())
     assert scheduler.counters.num_preemptions == 0
     assert scheduler.check_integrity() is None
     while scheduler.has_work:

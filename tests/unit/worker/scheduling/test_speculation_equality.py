@@ -10,7 +10,7 @@ from sluice_core.wire import Submit
 from sluice_worker.base.config import NgramSpeculation
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.runner import Runner
-from sluice_worker.scheduling import scheduler as scheduler_module
+from sluice_worker.scheduling import drafts as drafts_module
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.speculation import Drafter
 from sluice_worker.scheduling.steptime import StepTimes
@@ -115,7 +115,7 @@ def expected(random_model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, l
     outputs = run_all(create_engine(random_model, create_scheduler(num_blocks=96)), requests)
     known = [[*request.prompt_token_ids, *outputs[request.request_id]] for request in requests]
     monkeypatch.setattr(Oracle, "known", known)
-    monkeypatch.setattr(scheduler_module, "Drafter", Oracle)
+    monkeypatch.setattr(drafts_module, "Drafter", Oracle)
     return outputs
 
 

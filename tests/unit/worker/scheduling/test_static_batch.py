@@ -19,7 +19,7 @@ def test_a_batch_waits_for_its_size_or_for_the_time_of_its_first() -> None:
     add(scheduler, create_request("a", 5), now=10.0)
     assert not step(scheduler, 10.5)[0].works
     assert scheduler.starts_at(10.5) == 11.0
-    assert scheduler.waiting_cap == 1
+    assert scheduler.num_waiting_for("cap") == 1
     add(scheduler, create_request("b", 5), now=10.6)
     assert not step(scheduler, 10.9)[0].works
     assert step(scheduler, 11.0)[0].num_running == 2

@@ -1,0 +1,125 @@
+"""The choice of prompts to compute next, and the admission of their sequences. Pure.
+
+A step admits only sequences that its budget reaches: others would hold blocks for nothing.
+"""
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+
+from .kv_cache import KvCache
+from .running import Running
+from .sequence import Sequence
+from .step import Work
+from .waiting import Queue
+
+
+class Admission:
+    """Gives waiting sequences the blocks of all their tokens, as far as places and blocks reach."""
+
+    def __init__(self, queue: Queue, running: Running, cache: KvCache) -> None:
+        self._queue = queue
+        self._running = running
+        self._cache = cache
+        # Who lacked blocks at the last look, and the pool's gains before it can lack none.
+        self._lacking: tuple[Sequence | None, int] = (None, 0)
+
+    def by_arrival(self, places: int) -> None:
+        """First come, first served, while fewer than `places` run."""
+        waiting, running = self._queue.waiting, self._running.sequences
+        while waiting and len(running) < places and self._admit(waiting[0], ()):
+            pass
+
+    def by_order(
+        self, candidates: Iterable[Sequence], others: Seq[Sequence], places: int, budget: int
+    ) -> tuple[list[Sequence], bool]:
+        """Those that a step may serve, in their order, and whether time ended the choice.
+
+        `candidates`: in the order of the line. `others`: that run and do not decode. `places`:
+        below the cap beside decodes. `budget`: tokens of the step.
+        """
+        paused, line = self._running.paused, self._queue.line
+        num_free = places - sum(s not in paused for s in others)
+        chosen: list[Sequence] = []
+        takes_place = has_no_time = False
+        for sequence in candidates:
+            if not sequence.block_ids or sequence in paused:
+                is_ahead = sequence in line and len(chosen) < places
+                if num_free <= 0 and not is_ahead:
+                    break
+                if not sequence.block_ids:
+                    has_no_time = budget <= 0 and sequence in line
+                    if has_no_time or not self._admit(sequence, chosen):
+                        break
+                takes_place = takes_place or num_free <= 0
+                num_free -= 1
+            budget -= sequence.num_uncomputed_tokens
+            chosen.append(sequence)
+        for sequence in sorted(set(others).difference(chosen), key=self._queue.rank):
+            is_held = sequence in paused and len(chosen) >= places
+            if sequence.block_ids and not is_held:
+                chosen.append(sequence)
+        return chosen[:places] if takes_place else chosen, has_no_time
+
+    def _admit(self, sequence: Sequence, chosen: Seq[Sequence]) -> bool:
+        """Start a waiting sequence; False where too few blocks are left.
+
+        A sequence in time may take the blocks of a late one that is not among `chosen`.
+        """
+        pool, (known, enough) = self._cache.pool, self._lacking
+        victim = self._late_prefill(sequence, chosen)
+        is_as_before = sequence is known and pool.num_gains < enough
+        if is_as_before and self._running.sequences and victim is None:
+            return False  # to match a long prompt takes milliseconds
+        sequence.token_ids = sequence.token_ids or sequence.request.prompt_token_ids
+        while True:
+            matched = self._cache.find(sequence)
+            # A margin for those that run: else the next step may preempt whom this one admits.
+            margin = max(1, pool.num_total // 100) if self._running.sequences else 0
+            lacking = self._cache.num_lacking(sequence, matched, margin)
+            self._lacking = (sequence, pool.num_gains + lacking)
+            if lacking <= 0:
+                break
+            if victim is None:
+                return False
+            self._running.preempt(victim)
+            victim = self._late_prefill(sequence, chosen)
+        self._running.start(sequence, matched)
+        return True
+
+    def _late_prefill(self, sequence: Sequence, chosen: Seq[Sequence]) -> Sequence | None:
+        """The latest unfinished prefill that is late, where `sequence` is not; none that this step
+        ends."""
+        line, running = self._queue.line, self._running.sequences
+        if sequence not in line or line.is_late(sequence):
+            return None
+        others = (s for s in reversed(running[1:]) if s in line)
+        late = (s for s in others if s not in chosen and line.is_late(s))
+        return next((s for s in late if s.num_uncomputed_tokens > 1), None)
+
+
+def chunks(
+    prefills: Iterable[Sequence], budget: int, num_scored: int, cache: KvCache
+) -> Iterator[Work]:
+    """Prefill of `budget` tokens, for the first of `prefills` first.
+
+    The first computes a prefix that several lack; the others find it in the next step. A burst
+    with one system prompt comes at once. `num_scored`: the most prompt tokens with logits.
+    """
+    ending: list[Sequence] = []
+    for sequence in prefills:
+        if budget <= 0:
+            return
+        cache.take_more(sequence)
+        if any(cache.will_find(sequence, other) for other in ending):
+            continue
+        count = min(sequence.num_uncomputed_tokens, budget)
+        if sequence.needs_prompt_scores:
+            count = min(count, num_scored)
+            num_scored -= count
+            if not count:
+                continue
+        budget -= count
+        samples = count == sequence.num_uncomputed_tokens
+        if samples:
+            ending.append(sequence)
+        yield Work(sequence, sequence.num_computed_tokens, count, samples)
