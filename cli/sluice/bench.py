@@ -39,9 +39,9 @@ from sluice.measure.endpoint import (
     open_session,
     served_model,
 )
+from sluice.measure.targets import HELP, read_targets
 from sluice.numbers import count, not_negative, positive, several, vocabulary
 from sluice.page import page, picture, section, table, text_table
-from sluice.targets import HELP, read_targets
 
 CAPS = [1, 4, 8, 16, 32, 64]
 EVEN = 0.02

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sluice_operator.tuner import Targets
 
-from sluice import targets
+from sluice.measure import targets
 from sluice.measure.client import (
     COMPLETIONS,
     REQUEST_TIMEOUT_SECONDS,

@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
     return 0 if plan.fits else 1
 
 
-def _read(args: argparse.Namespace) -> checkpoint.Checkpoint:
+def _read(args: argparse.Namespace) -> checkpoint.ModelFacts:
     """The checkpoint's own figures; raises CheckpointError or SizingError."""
     if args.quantization and args.device != "cpu":
         raise sizing.SizingError(f"{args.quantization} is for CPUs: --device cpu is needed.")

@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkDone:
     """The pods' work, as `status` has it: means of a request in tokens, and the step model."""
 
     output: float
@@ -73,7 +73,7 @@ class Work:
         return max(self.step.request_ms(sequences, self.output, self.prompt), 1e-6)
 
 
-def read_work(status: Object) -> Work | None:
+def read_work(status: Object) -> WorkDone | None:
     """None until requests have finished and a step model is fitted."""
     load, step = status.get("load") or {}, (status.get("batching") or {}).get("step") or {}
     finished, lengths = load.get("finished"), load.get("lengths")
@@ -84,7 +84,7 @@ def read_work(status: Object) -> Work | None:
     mean = max(float(lengths["mean"]), output)
     a, b, c, d = (float(step[name]) for name in names)
     times = StepTime(StepLaw(a, b, c, d).at_context(mean - output / 2))
-    return Work(output, load["promptTokens"] / finished, mean, float(lengths["sigma"]), times)
+    return WorkDone(output, load["promptTokens"] / finished, mean, float(lengths["sigma"]), times)
 
 
 def build(service: InferenceService, status: Object, price: float | None) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _attained(name: str, target: Object) -> dict[str, Any]:
     }
 
 
-def _cap(status: Object, work: Work | None) -> dict[str, Any]:
+def _cap(status: Object, work: WorkDone | None) -> dict[str, Any]:
     """The cap and the throughput it costs, by the step model. It is compared with the ceiling, or
     with what memory carries if that is less."""
     batching = status.get("batching") or {}
@@ -161,7 +161,7 @@ def _cost(service: InferenceService, status: Object, price: float | None) -> dic
     }  # fmt: skip
 
 
-def _advice(service: InferenceService, status: Object, work: Work | None) -> Iterator[str]:
+def _advice(service: InferenceService, status: Object, work: WorkDone | None) -> Iterator[str]:
     if not status:
         return
     if work is None:
@@ -173,7 +173,7 @@ def _advice(service: InferenceService, status: Object, work: Work | None) -> Ite
     yield from _batching(status, work)
 
 
-def _device(service: InferenceService, status: Object, work: Work) -> Iterator[str]:
+def _device(service: InferenceService, status: Object, work: WorkDone) -> Iterator[str]:
     slo, load = service.spec.slo, status.get("load") or {}
     busy = float(load.get("busyPercent", 0))
     alone_ms = work.step.mean_ms(1, 0)
@@ -191,7 +191,7 @@ def _device(service: InferenceService, status: Object, work: Work) -> Iterator[s
         )
 
 
-def _memory(status: Object, work: Work) -> Iterator[str]:
+def _memory(status: Object, work: WorkDone) -> Iterator[str]:
     memory, batching = status.get("memory") or {}, status.get("batching") or {}
     kv_bytes = _bytes(memory, "kv_cache_bytes")
     waits = ((status.get("load") or {}).get("misses") or {}).get("kv", 0)
@@ -229,7 +229,7 @@ def _dtype(status: Object) -> Iterator[str]:
     )
 
 
-def _batching(status: Object, work: Work) -> Iterator[str]:
+def _batching(status: Object, work: WorkDone) -> Iterator[str]:
     cap = (status.get("batching") or {}).get("maxNumSeqs") or 1
     longest = work.output + work.sigma * sqrt(2 * log(cap))
     waste = 1 - work.output / longest

@@ -18,25 +18,27 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class VersionChoice:
     """The kind of cluster, and why in one sentence."""
 
     kind: Kind
     reason: str
 
 
-def choose(found: Found) -> Choice:
+def choose(found: Found) -> VersionChoice:
     """The user's own cluster, else kind, else a local one, else what is missing."""
     if found.kubeconfig:
-        return Choice(
+        return VersionChoice(
             "existing", f"using the cluster that SLUICE_KUBECONFIG names ({found.kubeconfig})"
         )
     if found.docker_answers:
-        return Choice("kind", "a Docker engine answers: using a kind cluster")
+        return VersionChoice("kind", "a Docker engine answers: using a kind cluster")
     if found.is_linux and found.is_root and found.has_apt:
-        return Choice("local", "no Docker engine: running Kubernetes on this machine, as root")
+        return VersionChoice(
+            "local", "no Docker engine: running Kubernetes on this machine, as root"
+        )
     lacks = ", ".join(_lacks(found))
-    return Choice(
+    return VersionChoice(
         "none",
         "no cluster is possible here: SLUICE_KUBECONFIG is not set, no Docker engine answers, "
         f"and a local cluster needs {lacks}",

@@ -8,7 +8,8 @@ Decoding is strict: NaN, infinities, negative counts, wrong types and missing fi
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import force_setattr
 
 from .latency import StepLaw
 
@@ -117,12 +118,22 @@ class RuntimeConfig(Struct, frozen=True, omit_defaults=True):
 
 
 class Causes(Struct, frozen=True):
-    """Misses of the first-token target, each booked once, to the largest part of its time."""
+    """Misses of the first-token target, each booked once, to the largest part of its time.
+
+    `outside`: outside the engine, as tokenising, HTTP and a start under way. `cold`: its old name,
+    read for one version and never written.
+    """
 
     cap: Count = 0
     kv: Count = 0
     prefill: Count = 0
-    cold: Count = 0
+    outside: Count = 0
+    cold: Count | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.cold is not UNSET:
+            force_setattr(self, "outside", self.cold)
+            force_setattr(self, "cold", UNSET)
 
 
 class FirstTokens(Struct, frozen=True):
@@ -172,7 +183,7 @@ class Tick(Struct, frozen=True):
     `good`, `smooth`: finished requests whose first token and whole held, and whose mean gap held /
     at most 1 % of whose gaps were over. `prefill_tokens`: prompt tokens computed (not cached ones).
     `finished` and `generated_tokens` make the mean output length. `throttled_s`: CPU quota
-    throttling of the cgroup. `slow_steps`: of `steps`, those in a slow spell of the pod
+    throttling of the cgroup. `slow_steps`: of `steps`, those under interference of the pod
     (`StepTimes.slowdown`).
     """
 

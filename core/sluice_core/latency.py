@@ -114,7 +114,7 @@ def predicted_cap(
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """By how much steps exceed the model, times the slowdown of their spell.
+    """By how much steps exceed the model, times the slowdown of their interference.
 
     `ms`: measured beyond predicted time, at P99.5 of all steps or, where that is more, at P99.9 of
     the usual noise of chunks. Not a ratio: a hiccup (a throttled CPU, another process) lasts as

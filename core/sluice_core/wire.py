@@ -35,7 +35,7 @@ def unpacked(prompt: bytes) -> list[int]:
     return token_ids.tolist()
 
 
-class Message(Struct, frozen=True, tag=True, array_like=True):
+class Frame(Struct, frozen=True, tag=True, array_like=True):
     """Base of all messages; the class name is the tag."""
 
 
@@ -82,7 +82,7 @@ class Sampling(Struct, frozen=True, array_like=True):
 _PLAIN = Sampling()
 
 
-class Submit(Message, frozen=True):
+class Submit(Frame, frozen=True):
     """A request that the API process has validated, and sent at `submitted_s`.
 
     `prompt`: token ids as int32, as many may wait: in a list each takes ten times as much.
@@ -116,7 +116,7 @@ class Submit(Message, frozen=True):
         return unpacked(self.prompt)
 
 
-class Abort(Message, frozen=True):
+class Abort(Frame, frozen=True):
     """Free the request's blocks within one step: its client left. Unknown ids are ignored.
 
     `if_waiting`: only if it has not begun, as it can no longer be in time; `Finished` tells.
@@ -126,7 +126,7 @@ class Abort(Message, frozen=True):
     if_waiting: bool = False
 
 
-class Limits(Message, frozen=True):
+class EngineLimits(Frame, frozen=True):
     """The live limits, in force from the next step on. The API process has checked them.
 
     `ttft_ms`: the deadline of requests without one of their own. `policy`: who is served first.
@@ -147,28 +147,28 @@ class Limits(Message, frozen=True):
         return arrived_s + limit_ms / 1e3
 
 
-class CheckIntegrity(Message, frozen=True):
+class CheckIntegrity(Frame, frozen=True):
     """Asks for an `Integrity` answer."""
 
 
-class Shutdown(Message, frozen=True):
+class Shutdown(Frame, frozen=True):
     """Leave the step loop once nothing runs or waits, then exit 0."""
 
 
-ToEngine = Submit | Abort | Limits | CheckIntegrity | Shutdown
+ToEngine = Submit | Abort | EngineLimits | CheckIntegrity | Shutdown
 
 
 # engine process -> API process
 
 
-class Starting(Message, frozen=True):
+class Starting(Frame, frozen=True):
     """Progress of the start: weights, memory, profile."""
 
     phase: str
     percent: int
 
 
-class Ready(Message, frozen=True):
+class Ready(Frame, frozen=True):
     """The engine serves. `predicted_max_num_seqs`: the cap that the start-up profile predicts.
 
     `kernels`: what computes, and why where it is not the best there is.
@@ -272,13 +272,13 @@ class Snapshot(Struct, frozen=True, array_like=True):
         return self.used_blocks / self.num_blocks if self.num_blocks else 0.0
 
 
-class StepReport(Message, frozen=True):
+class StepReport(Frame, frozen=True):
     """One step: its tokens and its record. `started_s`: it was scheduled, with all that had come.
 
     `at_cap`: it ran at the cap (`AT_CAP_SHARE`).
 
     `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `is_slow`:
-    in a slow spell, see `StepTimes.slowdown`. `prompts`: what it found out about prompts, of which
+    under interference, see `StepTimes.slowdown`. `prompts`: what it found out about prompts, of which
     each request's last comes no later than its first token. `admitted`: requests that began.
     `price_s`: what the order has a prefill token take, in seconds; 0 without an order.
     """
@@ -302,7 +302,7 @@ class StepReport(Message, frozen=True):
     price_s: float = 0.0
 
 
-class Finished(Message, frozen=True):
+class Finished(Frame, frozen=True):
     """A request ended without a token: aborted, or failed with `error` (its sentence)."""
 
     request_id: str
@@ -310,7 +310,7 @@ class Finished(Message, frozen=True):
     snapshot: Snapshot
 
 
-class Heartbeat(Message, frozen=True):
+class Heartbeat(Frame, frozen=True):
     """Sent at least once a second, also when idle. `steps`: their counter; `busy`: work exists."""
 
     steps: int
@@ -318,13 +318,13 @@ class Heartbeat(Message, frozen=True):
     snapshot: Snapshot
 
 
-class Integrity(Message, frozen=True):
+class Integrity(Frame, frozen=True):
     """Answer to `CheckIntegrity`: None, or the sentence that says which invariant fails."""
 
     problem: str | None
 
 
-class Failed(Message, frozen=True):
+class Failed(Frame, frozen=True):
     """The engine cannot start or go on; it exits non-zero after this."""
 
     message: str

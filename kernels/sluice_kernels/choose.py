@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .cpu.build import (
     BUILT,
+    BuildTarget,
     CannotBuild,
-    Target,
     cache_directories,
     has_vnni,
     loaded,
@@ -95,7 +95,7 @@ def _on_cpu(
 
 
 def _cpp(
-    target: Target,
+    target: BuildTarget,
     built: Library,
     dtype: torch.dtype,
     quantization: Quantization | None,
@@ -165,7 +165,7 @@ def _int8(built: Library, own: bool, activation: Activation | None) -> MakeProje
 
 def _library(
     dtype: torch.dtype, cpuinfo: str, environ: Mapping[str, str]
-) -> tuple[Target, Library]:
+) -> tuple[BuildTarget, Library]:
     if dtype not in DTYPES:
         raise CannotBuild(f"the C++ kernels have no {str(dtype).removeprefix('torch.')}")
     targets = usable_targets(platform.machine(), cpuinfo)

@@ -73,7 +73,7 @@ class SharesWeights(Protocol):
 @dataclass(frozen=True, slots=True)
 class LayerParts:
     """What most layers are made of. Norms are weight, float32 [hidden_size], and eps; is_sliding:
-    positions are turned by the second of a step's turns."""
+    positions are turned by the second of a step's rotary factors."""
 
     norm: tuple[Tensor, float]
     qkv: Projection
@@ -90,14 +90,14 @@ class LayerStack(Protocol):
 
     def __call__(
         self,
-        stream: Tensor,
-        turns: tuple[Tensor, Tensor],
+        residual: Tensor,
+        rotary: tuple[Tensor, Tensor],
         caches: Sequence[Tensor],
-        places: tuple[Tensor, ...],
+        slot_mapping: tuple[Tensor, ...],
         plan: object,
     ) -> Tensor:
         """As many layers as `caches`: stream [num_rows, hidden_size] becomes what the last of them
-        adds its output to, and that output is returned. The rest as `turn_and_store` has it."""
+        adds its output to, and that output is returned. The rest as `rope_and_store` has it."""
 
 
 @runtime_checkable
@@ -133,19 +133,24 @@ class Kernels(Protocol):
         `cache`: one layer's. `windows`: all that layers have.
         """
 
-    def norm(self, stream: Tensor, mixed: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """Add `mixed` to `stream` in place and return its root-mean-square norm.
+    def norm(self, residual: Tensor, hidden: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """Add `hidden` to `residual` in place and return its root-mean-square norm.
 
         All [num_tokens, width]; weight float32 [width], what the norm is multiplied by.
         """
 
-    def turn_and_store(
-        self, rows: Tensor, turns: Tensor, heads: Heads, cache: Tensor, places: tuple[Tensor, ...]
+    def rope_and_store(
+        self,
+        rows: Tensor,
+        rotary: Tensor,
+        heads: Heads,
+        cache: Tensor,
+        slot_mapping: tuple[Tensor, ...],
     ) -> None:
         """Norm and turn queries and keys in place, and store keys and values.
 
-        rows [num_tokens, num_heads + 2 * num_kv_heads, head_dim], contiguous; turns complex64
-        [num_tokens, 1, head_dim / 2]; places: block and slot of each token, int64.
+        rows [num_tokens, num_heads + 2 * num_kv_heads, head_dim], contiguous; rotary complex64
+        [num_tokens, 1, head_dim / 2]; slot_mapping: block and slot of each token, int64.
         """
 
     def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:

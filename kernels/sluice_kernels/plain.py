@@ -74,13 +74,18 @@ class PlainKernels:
         chunks = [planner.chunk(seq) for seq in range(num_decodes, len(planner.counts))]
         return (*decodes, *chunks)
 
-    def norm(self, stream: Tensor, mixed: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        if mixed is not None:
-            stream += mixed
-        return rms_norm(stream.float(), weight.shape, weight, eps).to(stream.dtype)
+    def norm(self, residual: Tensor, hidden: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        if hidden is not None:
+            residual += hidden
+        return rms_norm(residual.float(), weight.shape, weight, eps).to(residual.dtype)
 
-    def turn_and_store(
-        self, rows: Tensor, turns: Tensor, heads: Heads, cache: Tensor, places: tuple[Tensor, ...]
+    def rope_and_store(
+        self,
+        rows: Tensor,
+        rotary: Tensor,
+        heads: Heads,
+        cache: Tensor,
+        slot_mapping: tuple[Tensor, ...],
     ) -> None:
         turning = rows[:, : heads.num_heads + heads.num_kv_heads]
         if heads.norm is not None:
@@ -88,10 +93,10 @@ class PlainKernels:
             turning.copy_(normed.mul_(heads.norm))
         # Neighbours are one complex number. A copy only where the dtype is not float32.
         pairs = turning.float().view(*turning.shape[:-1], -1, 2)
-        turned = torch.view_as_complex(pairs).mul_(turns)
+        turned = torch.view_as_complex(pairs).mul_(rotary)
         if turning.dtype != torch.float32:
             turning.copy_(torch.view_as_real(turned).flatten(-2))
-        blocks, slots = places
+        blocks, slots = slot_mapping
         cache[blocks, :, :, slots] = _kv(rows, heads)
 
     def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:

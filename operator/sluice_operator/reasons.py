@@ -103,7 +103,10 @@ class Reason(StrEnum):
     TARGET_MISSED = "TargetMissed", "At least one target does not hold over its window."
     FEASIBLE = "Feasible", "No target is out of reach by the evidence."
     NO_EVIDENCE = "NoEvidence", "The cap was changed too lately to tell: no evidence since."
-    SLOW_SPELLS = "SlowSpells", "Gaps are over target in spells that half the cap would not hold."
+    INTERFERENCE = (
+        "Interference",
+        "Gaps are over target under interference that half the cap would not hold.",
+    )
     PREFILL_EXCEEDS_TARGET = (
         "PrefillExceedsTarget",
         "One prompt alone takes longer than is allowed.",
@@ -141,7 +144,7 @@ class Reason(StrEnum):
         "RaisedTooFar",
         "Since the last raise gaps are over target and the step model sees less room: lowered.",
     )
-    SLOW_SPELL_LASTS = "SlowSpellLasts", "The pod is slower for now: lowered until it ends."
+    INTERFERENCE_LASTS = "InterferenceLasts", "The pod is slower for now: lowered until it ends."
     # The cap holds
     CAP_UNUSED = "CapUnused", "Fewer run than the cap allows, which proves nothing."
     COLLECTING_EVIDENCE = "CollectingEvidence", "Headroom needs the samples that are named."

@@ -48,7 +48,7 @@ class Drawn:
 def drawn(seed: int) -> Drawn:
     """From a CPU core to a large GPU, prompts of 16 to 4,096 tokens and answers of 8 to 512; the
     gaps' target is what a batch of 1 to 200 would take with little to spare; one target in four
-    services, both in the others; 40 % with slow spells."""
+    services, both in the others; 40 % with interference."""
     random = Random(f"svc{seed}")
 
     def between(low: float, high: float) -> float:
@@ -62,11 +62,11 @@ def drawn(seed: int) -> Drawn:
     ceiling = random.choice([32, 64, 128, 256, 512])
     least = (20 if lengths.sigma > 0.6 else 8) * context
     kv_tokens = int(max(between(2, 400) * context, least, 20_000))
-    spells: dict[str, float] = {}
+    interference: dict[str, float] = {}
     if random.random() < 0.4:
-        spells["spell_every_s"] = between(30, 600)
-        spells["spell_mean_s"] = between(1, 20)
-        spells["spell_factor"] = random.uniform(1.5, 4)
+        interference["interference_every_s"] = between(30, 600)
+        interference["interference_mean_s"] = between(1, 20)
+        interference["interference_factor"] = random.uniform(1.5, 4)
     params = Params(
         a=a, b=b, c=c, d=d, kv_tokens=kv_tokens, cold_start_s=between(5, 120), ceiling=ceiling,
         block_size=random.choice([16, 64]), max_num_batched_tokens=random.choice([512, 2048, 8192]),
@@ -80,7 +80,7 @@ def drawn(seed: int) -> Drawn:
     targets = Targets(
         "99", None if kind == "itl" else ttft_ms, None if kind == "ttft" else itl_ms, None
     )
-    spelled = msgspec.structs.replace(params, **spells)
+    spelled = msgspec.structs.replace(params, **interference)
     return Drawn(spelled, lengths, targets, random.choice(NAMES))
 
 

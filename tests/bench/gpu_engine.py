@@ -31,7 +31,7 @@ from bench.gpu_kernels import (
     shrunk,
     timed,
 )
-from sluice_core.wire import Abort, Limits, Sampling, Submit, packed
+from sluice_core.wire import Abort, EngineLimits, Sampling, Submit, packed
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.gpu.capture import graph_sizes
@@ -44,7 +44,7 @@ from sluice_worker.execution.weights import random_weights
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 from sluice_worker.scheduling.steptime import StepTimes
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
@@ -137,7 +137,7 @@ def load(largest: int) -> Machine:
     graphs_bytes = free - free_bytes() - runner.num_bytes
     scheduler = Scheduler(
         BlockPool(num_blocks, PAGE, prefix_caching=False),
-        Limits(0, largest, 8192),
+        EngineLimits(0, largest, 8192),
         max_model_len=longest,
         vocab_size=config.shape.vocab_size,
         num_ahead=1,
@@ -236,7 +236,7 @@ def _timed_step(engine: Engine) -> float:
 def prefill_step_point(machine: Machine, matmul: Point, repeats: int) -> Point:
     """A whole step of two prompts: the operations of its products and of causal attention."""
     sequences = [row_of(number, CONTEXT).sequence for number in range(PREFILL_TOKENS // CONTEXT)]
-    works = [Work(sequence, 0, CONTEXT, samples=True) for sequence in sequences]
+    works = [StepWork(sequence, 0, CONTEXT, samples=True) for sequence in sequences]
     runner, model = machine.engine.runner, machine.model
     kernels = () if REHEARSED else traced(partial(runner.execute, works))
     time_ms = timed(partial(runner.execute, works), repeats)

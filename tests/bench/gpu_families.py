@@ -17,7 +17,7 @@ from sluice_worker.execution.models.decoder import Decoder
 from sluice_worker.execution.weights import Checkpoint
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 from sluice_worker.scheduling.steptime import StepTimes
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -114,6 +114,6 @@ def our_logits(model: Decoder, prompt: list[int]) -> Tensor:
     )
     sequence = Sequence(create_request("r", prompt), seed=0, token_ids=prompt)
     sequence.block_ids = [7, 2, 9, 0, 12, 5]
-    step = runner.build([Work(sequence, 0, len(prompt), samples=True)])
+    step = runner.build([StepWork(sequence, 0, len(prompt), samples=True)])
     with torch.inference_mode():
         return model.logits(model.hidden(step, runner.caches)).float()

@@ -126,7 +126,7 @@ def random(*size: int) -> Tensor:
     return torch.randn(*size, device=DEVICE, dtype=DTYPE)
 
 
-def random_turns(count: int) -> Tensor:
+def random_rotary(count: int) -> Tensor:
     """Unit complex numbers, [count, 1, DIM / 2]."""
     angles = torch.randn(count, 1, DIM // 2, device=DEVICE)
     return torch.polar(torch.ones_like(angles), angles)
@@ -221,9 +221,9 @@ def tiles_of(chunks: list[tuple[int, int, int, int]], cache: Tensor) -> Tensor:
 
 
 def norm_error() -> float:
-    stream, added, weight = random(33, HIDDEN), random(33, HIDDEN), random(HIDDEN)
-    expected = add_norm.reference(stream + added, weight, 1e-5)
-    return distance(add_norm.add_norm(stream, added, weight, 1e-5), expected)
+    residual, added, weight = random(33, HIDDEN), random(33, HIDDEN), random(HIDDEN)
+    expected = add_norm.reference(residual + added, weight, 1e-5)
+    return distance(add_norm.add_norm(residual, added, weight, 1e-5), expected)
 
 
 def gate_error() -> float:
@@ -233,13 +233,13 @@ def gate_error() -> float:
 
 def rotate_error() -> float:
     """The worse of the queries' and the pages'."""
-    heads, turns = random(33, HEADS + 2 * KV_HEADS, DIM), random_turns(33)
+    heads, rotary = random(33, HEADS + 2 * KV_HEADS, DIM), random_rotary(33)
     cache = torch.zeros(520, 2, KV_HEADS, PAGE, DIM, device=DEVICE, dtype=DTYPE)
     places = torch.randperm(520 * PAGE, device=DEVICE)[:33]
     blocks, slots = places // PAGE, places % PAGE
     rows, pages = heads.clone(), cache.clone()
-    rotate_store.reference(rows, turns, None, 1e-5, pages, blocks, slots, HEADS)
-    rotate_store.rotate_store(heads, turns, None, 1e-5, cache, blocks, slots, HEADS)
+    rotate_store.reference(rows, rotary, None, 1e-5, pages, blocks, slots, HEADS)
+    rotate_store.rotate_store(heads, rotary, None, 1e-5, cache, blocks, slots, HEADS)
     return max(distance(heads[:, :HEADS], rows[:, :HEADS]), distance(cache, pages))
 
 

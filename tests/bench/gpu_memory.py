@@ -15,7 +15,7 @@ from sluice_core.wire import Submit, packed
 from sluice_worker.base.config import EngineConfig
 from sluice_worker.engine.startup import start
 from sluice_worker.scheduling.sequence import Sequence
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 from tokenizers import Tokenizer, decoders, models
 
 MAX_LEN, BUDGET, UTILIZATION = (256, 64, 0.5) if REHEARSED else (8192, 2048, 0.9)
@@ -76,7 +76,7 @@ def measured_memory() -> tuple[list[Bytes], float]:
     return found, took_s
 
 
-def _full_step(ceiling: int, block_size: int) -> list[Work]:
+def _full_step(ceiling: int, block_size: int) -> list[StepWork]:
     """A prompt that takes the budget, but for a decode of each of the other sequences."""
     count = BUDGET - (ceiling - 1)
     works = []
@@ -87,5 +87,5 @@ def _full_step(ceiling: int, block_size: int) -> list[Work]:
         blocks = -(-length // block_size)
         first = 0 if number == 0 else -(-count // block_size) + number
         sequence.block_ids = [*range(first, first + blocks)]
-        works.append(Work(sequence, 0, length, samples=True))
+        works.append(StepWork(sequence, 0, length, samples=True))
     return works

@@ -18,7 +18,7 @@ from bench.gpu_kernels import (
     Point,
     graphed,
     random,
-    random_turns,
+    random_rotary,
     shrunk,
     timed,
 )
@@ -87,8 +87,8 @@ def _again(call: Callable[[], object]) -> None:
 
 
 def _norm(rows: int) -> Callable[[], object]:
-    stream, added = random(rows, HIDDEN), random(rows, HIDDEN)
-    return partial(add_norm.add_norm, stream, added, torch.ones(HIDDEN, device=DEVICE), 1e-5)
+    residual, added = random(rows, HIDDEN), random(rows, HIDDEN)
+    return partial(add_norm.add_norm, residual, added, torch.ones(HIDDEN, device=DEVICE), 1e-5)
 
 
 def _rotate(rows: int) -> Callable[[], object]:
@@ -96,7 +96,7 @@ def _rotate(rows: int) -> Callable[[], object]:
     cache = random(-(-rows // PAGE), 2, KV_HEADS, PAGE, DIM)
     places = torch.arange(rows, device=DEVICE)
     given = cache, places // PAGE, places % PAGE, HEADS
-    return partial(rotate_store.rotate_store, heads, random_turns(rows), None, 1e-5, *given)
+    return partial(rotate_store.rotate_store, heads, random_rotary(rows), None, 1e-5, *given)
 
 
 def _gate(rows: int) -> Callable[[], object]:

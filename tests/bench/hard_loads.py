@@ -14,13 +14,13 @@ from random import Random
 from typing import Any
 
 from research.compiled.pod import quickest
+from sluice.measure.targets import read_targets
 from sluice.simulate.params import Params
-from sluice.simulate.pod import Pod
+from sluice.simulate.pod import SimulatedPod
 from sluice.simulate.runs import Tuner
 from sluice.simulate.score import score
 from sluice.simulate.trace import Request
 from sluice.simulate.world import World
-from sluice.targets import read_targets
 
 GPU: dict[str, Any] = {"a": 12, "b": 0.06, "c": 9e-5, "d": 0.07, "kv_tokens": 160_000}
 CPU: dict[str, Any] = {"a": 21, "b": 5.3, "c": 0.002, "d": 0.8, "kv_tokens": 40_000}
@@ -37,7 +37,7 @@ class Load:
     service: dict[str, Any]
     targets: str
     trace: Trace
-    pods: type[Pod] | None = None
+    pods: type[SimulatedPod] | None = None
 
 
 def poisson(
@@ -82,7 +82,7 @@ def between(prompt: tuple[int, int], output: tuple[int, int]) -> Lengths:
     return lambda random: (random.randint(*prompt), random.randint(*output))
 
 
-class SlowForTwoMinutes(Pod):
+class SlowForTwoMinutes(SimulatedPod):
     """Steps take 3.5 times as long from the 200th second on."""
 
     def _prepare(self, start_s: float) -> None:

@@ -31,7 +31,7 @@ from sluice.machine import processor
 from sluice_core.model.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, blocks_for
 from sluice_core.wire import Submit, packed
 from sluice_kernels.choose import choose
-from sluice_kernels.cpu.build import COMPILER, FLAGS, SOURCES, Target, usable_targets
+from sluice_kernels.cpu.build import COMPILER, FLAGS, SOURCES, BuildTarget, usable_targets
 from sluice_kernels.interface import Kernels
 from sluice_kernels.plain import PlainKernels
 from sluice_worker.base.config import Quantization
@@ -40,7 +40,7 @@ from sluice_worker.execution.models.decoder import Decoder
 from sluice_worker.execution.runner import Runner
 from sluice_worker.execution.weights import random_weights
 from sluice_worker.scheduling.sequence import Sequence
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 
 CPU = torch.device("cpu")
 MODEL = {
@@ -109,7 +109,7 @@ def variants(dtype: torch.dtype) -> dict[str, Kernels]:
     }
 
 
-def works_of(shape: Shape) -> list[Work]:
+def works_of(shape: Shape) -> list[StepWork]:
     """The step's work; all sequences have pages of their own, so that the cache helps none."""
     works = []
     num_blocks = blocks_for(shape.context, BLOCK_SIZE)
@@ -119,7 +119,7 @@ def works_of(shape: Shape) -> list[Work]:
             Submit("", packed(tokens), 1, 0.0, 0, False, [], 0, 0.0), seed=0, token_ids=tokens
         )
         sequence.block_ids = list(range(number * num_blocks, (number + 1) * num_blocks))
-        works.append(Work(sequence, shape.context - shape.new, shape.new, samples=True))
+        works.append(StepWork(sequence, shape.context - shape.new, shape.new, samples=True))
     return works
 
 
@@ -130,7 +130,7 @@ def cpu_s(call: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def build_peak(target: Target, directory: Path) -> ctypes.CDLL:
+def build_peak(target: BuildTarget, directory: Path) -> ctypes.CDLL:
     """The register peak's loop, compiled as the kernels are."""
     path, source = directory / "peak.so", Path(__file__).with_name("peak.cpp")
     flags = [*FLAGS, *target.flags, f"-I{SOURCES}", "-shared", str(source), "-o", str(path)]
@@ -158,7 +158,7 @@ class Bench:
         flops = self._peak()
         return float(flops / min(cpu_s(self._peak) for _ in range(3)))
 
-    def round(self, works: list[Work]) -> dict[str, float]:
+    def round(self, works: list[StepWork]) -> dict[str, float]:
         """CPU-seconds of one step of each."""
         return {
             name: cpu_s(partial(runner.execute, works)) for name, runner in self.runners.items()

@@ -55,8 +55,8 @@ from sluice.numbers import count
 from sluice.simulate.trace import Request
 from sluice_core.contract import TICK_SECONDS, Evidence, RuntimeConfig, RuntimePatch, Slo
 from sluice_operator.metrics import Metrics
-from sluice_operator.pods.scrape import MAX_OPEN, ScrapeError, Scraper, Target, create_client
-from sluice_operator.tuner import Limits, Observation, Past, PodView, Targets, decide
+from sluice_operator.pods.scrape import MAX_OPEN, ScrapeError, Scraper, ScrapeTarget, create_client
+from sluice_operator.tuner import CapLimits, Observation, Past, PodView, Targets, decide
 
 MODEL = "88M"
 AIM_CAP = 8
@@ -79,14 +79,14 @@ class Steered:
     """A worker's admin port, spoken to as the operator does. `path`: caps and when each was set."""
 
     scraper: Scraper
-    target: Target
+    target: ScrapeTarget
     began_s: float = 0.0
     path: list[tuple[float, int]] = field(default_factory=list)
 
     @classmethod
     def of(cls, worker: Worker, client: httpx.AsyncClient) -> "Steered":
         """That of `worker`."""
-        target = Target(POD, "127.0.0.1", urlsplit(worker.admin_url).port or 0)
+        target = ScrapeTarget(POD, "127.0.0.1", urlsplit(worker.admin_url).port or 0)
         return cls(Scraper(client, Metrics(), asyncio.Semaphore(MAX_OPEN)), target)
 
     async def seen(self) -> tuple[Evidence, RuntimeConfig, float]:
@@ -113,7 +113,7 @@ class Steered:
         while True:
             evidence, config, seen_s = await self.seen()
             pod = PodView(POD, True, False, evidence, config, evidence.started_s, seen_s)
-            limits = Limits(config.ceiling, 1, 1, 1, ceiling_by="User")
+            limits = CapLimits(config.ceiling, 1, 1, 1, ceiling_by="User")
             cap, epoch = config.max_num_seqs, config.epoch
             seen = Observation(time.time(), targets, limits, cap, epoch, 1, (pod,))
             past, decision = decide(past, seen)

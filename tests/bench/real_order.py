@@ -38,9 +38,9 @@ from bench.real_rows import LENGTHS, scaled_trace
 from bench.serving import serving
 from sluice.machine import processor
 from sluice.measure.client import quantile
+from sluice.measure.targets import is_good, is_smooth
 from sluice.numbers import count
 from sluice.simulate.trace import Request
-from sluice.targets import is_good, is_smooth
 from sluice_operator.pods.scrape import create_client
 
 POLICIES = ("fcfs", "deadline")

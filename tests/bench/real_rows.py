@@ -9,8 +9,8 @@ from statistics import median
 from research.generate import TRACES, Lengths, Recipe
 from sluice.load import quantile_ms
 from sluice.measure.client import Outcome
+from sluice.measure.targets import is_good, is_smooth
 from sluice.simulate.trace import Request
-from sluice.targets import is_good, is_smooth
 from sluice_core.contract import StepModel
 from sluice_core.latency import MIN_CHUNK_TOKENS, TARGET_MARGIN
 from sluice_operator.tuner import Targets

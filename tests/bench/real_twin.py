@@ -21,9 +21,9 @@ import msgspec
 from bench.real_rows import LENGTHS, scaled_trace
 from matplotlib.figure import Figure
 from research.search import Case
+from sluice.measure.targets import read_targets
 from sluice.numbers import count, positive
 from sluice.simulate.params import Params
-from sluice.targets import read_targets
 
 WORKER = Params(
     a=4.86, b=0.514, c=0.0022, d=0.667, between_ms=0.4, noise=0.06,
@@ -37,7 +37,12 @@ NOISES: dict[str, dict[str, float]] = {
     "calm": {},
     "as told": {"noise": 0.113},
     "noisy": {"noise": 0.16},
-    "hiccups": {"noise": 0.08, "spell_every_s": 20, "spell_mean_s": 0.5, "spell_factor": 2},
+    "hiccups": {
+        "noise": 0.08,
+        "interference_every_s": 20,
+        "interference_mean_s": 0.5,
+        "interference_factor": 2,
+    },
     "a quarter slower": {"b": 0.64, "noise": 0.12},
     "slows down": {"noise": 0.1, "leak_per_hour": 12},
 }

@@ -30,11 +30,11 @@ from research.policies import Replay
 from sluice.machine import processor
 from sluice.simulate.noise import Noise
 from sluice.simulate.params import Params
-from sluice.simulate.pod import Pod
+from sluice.simulate.pod import SimulatedPod
 from sluice.simulate.trace import Request
 from sluice.simulate.world import World
 from sluice_core import sketch
-from sluice_core.wire import Limits, StepReport, Submit, packed
+from sluice_core.wire import EngineLimits, StepReport, Submit, packed
 from sluice_operator.tuner import Targets
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.models.decoder import Decoder
@@ -157,7 +157,7 @@ def make_stream(name: str, model: Decoder, cap: int, trace: Sequence[Request]) -
     clock = BusyClock()
     scheduler = Scheduler(
         BlockPool(NUM_BLOCKS, BLOCK_SIZE, prefix_caching=False),
-        Limits(1, cap, BUDGET, TARGETS.itl_ms),
+        EngineLimits(1, cap, BUDGET, TARGETS.itl_ms),
         max_model_len=1024,
         vocab_size=2048,
     )
@@ -295,7 +295,9 @@ def fitted(streams: Sequence[Stream]) -> Params:
 
 def simulated(params: Params, fits: Sequence[Stream], stream: Stream) -> dict[str, list[float]]:
     """Quantiles of the same stream in the simulator."""
-    world = World(params, TARGETS, stream.trace, Replay(stream.cap, ()), seed=1, pod_type=Pod)
+    world = World(
+        params, TARGETS, stream.trace, Replay(stream.cap, ()), seed=1, pod_type=SimulatedPod
+    )
     world.pods[0].noise = MeasuredNoise(params, fits, stream.trace[-1].t_s)
     world.run()
     jobs = [job for pod in world.pods for job in pod.outcomes()[0]]

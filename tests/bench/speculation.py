@@ -27,7 +27,7 @@ from bench.serving import MODEL
 from sluice.machine import processor
 from sluice_core.model.files import read_json
 from sluice_core.model.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, resolve_dtype
-from sluice_core.wire import Limits, Submit, packed
+from sluice_core.wire import EngineLimits, Submit, packed
 from sluice_kernels.choose import choose
 from sluice_worker.base.config import DType, NgramSpeculation
 from sluice_worker.engine.loop import Engine
@@ -37,7 +37,7 @@ from sluice_worker.execution.runner import Runner
 from sluice_worker.execution.weights import Checkpoint
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 from sluice_worker.scheduling.steptime import StepTimes
 from sluice_worker.text.tokenizer import Tokenizer
 
@@ -64,7 +64,7 @@ class Forced(Runner):
 
     texts: Texts
 
-    def execute(self, works: Seq[Work], prefill_follows: bool = False) -> list[int | None]:
+    def execute(self, works: Seq[StepWork], prefill_follows: bool = False) -> list[int | None]:
         """As the runner; the sampled tokens are replaced by those that follow in the text."""
         super().execute(works, prefill_follows)
         return [
@@ -159,7 +159,7 @@ def side(machine: Machine, texts: Texts, batch: int, config: NgramSpeculation | 
         runner.texts = texts
     scheduler = Scheduler(
         BlockPool(num_blocks, BLOCK_SIZE, prefix_caching=False),
-        Limits(0, batch, 2048),
+        EngineLimits(0, batch, 2048),
         max_model_len=1024,
         vocab_size=2048,
         speculation=config,

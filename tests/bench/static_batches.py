@@ -23,7 +23,7 @@ from sluice.machine import processor
 from sluice.measure.client import COMPLETIONS, Outcome, Shape, request
 from sluice.measure.curve import Length, Tally, static
 from sluice.measure.endpoint import Counters, scrape
-from sluice.targets import read_targets
+from sluice.measure.targets import read_targets
 
 SIZE, WAVE, CHUNK = 8, 32, 2048
 STATIC = ("--batching-mode=static", f"--static-batch-size={SIZE}")

@@ -39,7 +39,7 @@ POINTERS = {
     "blocks": "i64",
     "seeds": "i64",
 }
-POINTERS |= dict.fromkeys(("parts", "sums", "turns", "best", "floors"), "fp32")
+POINTERS |= dict.fromkeys(("parts", "sums", "rotary", "best", "floors"), "fp32")
 POINTERS |= dict.fromkeys(("temperatures", "top_ps", "min_ps"), "fp32")
 POINTERS |= dict.fromkeys(("tokens", "top_ks"), "i64")
 UNKNOWN = ("table_stride", "min_blocks")  # what is not specialised

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gpu.paged import DEVICE
-from sluice_core.wire import Limits, Sampling, Submit, packed
+from sluice_core.wire import EngineLimits, Sampling, Submit, packed
 from sluice_kernels.plain import PlainKernels
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker.engine.loop import Engine
@@ -72,7 +72,7 @@ def test_engine_on_triton_writes_the_plain_engines_tokens(name: str) -> None:
     found = []
     for runner, num_ahead in ((plain, 0), (triton, 1)):
         pool = BlockPool(16, 16, prefix_caching=True)
-        limits = Limits(0, 4, 18)
+        limits = EngineLimits(0, 4, 18)
         scheduler = Scheduler(pool, limits, max_model_len=128, vocab_size=199, num_ahead=num_ahead)
         found.append(outputs(Engine(scheduler, runner, StepTimes())))
     assert found[0] == found[1]

@@ -22,11 +22,13 @@ def test_without_a_gpu_kernels_run_interpreted_and_not_their_references() -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [64, 100])
 def test_norm_equals_torch_and_adds_to_the_stream_first(width: int, dtype: torch.dtype) -> None:
-    stream, added = random(5, width, dtype=dtype), random(5, width, dtype=dtype)
-    weight, total = random(width), stream + added
-    close(add_norm.add_norm(stream, None, weight, 1e-5), add_norm.reference(stream, weight, 1e-5))
-    close(add_norm.add_norm(stream, added, weight, 1e-5), add_norm.reference(total, weight, 1e-5))
-    assert torch.equal(stream, total)
+    residual, added = random(5, width, dtype=dtype), random(5, width, dtype=dtype)
+    weight, total = random(width), residual + added
+    close(
+        add_norm.add_norm(residual, None, weight, 1e-5), add_norm.reference(residual, weight, 1e-5)
+    )
+    close(add_norm.add_norm(residual, added, weight, 1e-5), add_norm.reference(total, weight, 1e-5))
+    assert torch.equal(residual, total)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -39,14 +41,14 @@ def test_queries_turn_in_place_and_keys_and_values_reach_their_slots(
     cache.zero_()
     rows = random(4, heads.num_heads + 2 * heads.num_kv_heads, heads.dim, dtype=dtype)
     angles = random(4, 1, heads.dim // 2)
-    turns = torch.polar(torch.ones_like(angles), angles)
+    rotary = torch.polar(torch.ones_like(angles), angles)
     norm = random(heads.num_heads + heads.num_kv_heads, heads.dim) if has_norm else None
     blocks, slots = on_device([[1, -1, 0, 2], [1, 0, 0, 0]], torch.int64)
     expected_rows, expected = rows.clone(), cache.clone()
     rotate_store.reference(
-        expected_rows, turns, norm, 1e-6, expected, blocks, slots, heads.num_heads
+        expected_rows, rotary, norm, 1e-6, expected, blocks, slots, heads.num_heads
     )
-    rotate_store.rotate_store(rows, turns, norm, 1e-6, cache, blocks, slots, heads.num_heads)
+    rotate_store.rotate_store(rows, rotary, norm, 1e-6, cache, blocks, slots, heads.num_heads)
     close(rows[:, : heads.num_heads], expected_rows[:, : heads.num_heads])
     close(cache, expected)
     assert cache.any(dim=-1).sum() == 3 * 2 * heads.num_kv_heads  # -1 went nowhere

@@ -24,7 +24,7 @@ from integration.operator_runs import (
 from sluice_operator.children.manifests import owner_of
 from sluice_operator.cluster.child_store import ChildStore, Key
 from sluice_operator.cluster.client import Cluster, ClusterError
-from sluice_operator.loop.reconcile import Context, Reconciler
+from sluice_operator.loop.reconcile import Dependencies, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.pods.scrape import create_client
 from sluice_operator.settings import Settings
@@ -81,7 +81,9 @@ async def a_reconciler(
     settings = Settings("registry.invalid/worker:1", models_dir=models, resync_s=resync_s)
     async with create_client() as client:
         children.open(space.demo)
-        reconciler = Reconciler(Context(settings, cluster, client, metrics, children), *space.demo)
+        reconciler = Reconciler(
+            Dependencies(settings, cluster, client, metrics, children), *space.demo
+        )
         reconciler.see(space.get("inferenceservices", "demo"))
         yield reconciler
 

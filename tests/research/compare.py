@@ -26,10 +26,10 @@ from research.picture import comparison_png
 from research.search import Case, best_near, best_of
 from research.services import NOISES, SERVICES, TARGETS
 from research.summary import newest, reach, summarise, table
+from sluice.measure.targets import read_targets
 from sluice.numbers import count, positive
 from sluice.simulate.params import ParamsError
 from sluice.simulate.runs import Result
-from sluice.targets import read_targets
 from sluice_core.contract import TICK_SECONDS
 from sluice_operator import tuner
 
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         "traces": ("or: all", "steady-80,steps,bursts,length-shift"),
         "services": ("of gpu, cpu", "gpu,cpu"),
         "targets": ("of tight, default, loose, patient, or: all", "default"),
-        "noises": ("of independent, spells, or: all", "independent"),
+        "noises": ("of independent, interference, or: all", "independent"),
         "caps": ("1,2,4 or 1..256; without: searched, see best_near", ""),
     }
     for name, (text, default) in texts.items():

@@ -13,10 +13,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from sluice.measure.targets import HELP, read_targets
 from sluice.numbers import count, positive
 from sluice.simulate.params import Params, ParamsError, read_params
 from sluice.simulate.trace import Request
-from sluice.targets import HELP, read_targets
 from sluice_core.latency import MIN_CHUNK_TOKENS
 
 BURST = 200

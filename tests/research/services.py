@@ -24,5 +24,9 @@ TARGETS = {
 }
 NOISES: dict[str, dict[str, float]] = {
     "independent": {},
-    "spells": {"spell_every_s": 120.0, "spell_mean_s": 5.0, "spell_factor": 3.0},
+    "interference": {
+        "interference_every_s": 120.0,
+        "interference_mean_s": 5.0,
+        "interference_factor": 3.0,
+    },
 }

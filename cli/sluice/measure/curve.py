@@ -13,7 +13,7 @@ from typing import Any
 from sluice_operator.tuner import Targets
 
 from sluice.measure.client import Outcome, exact_quantile_ms
-from sluice.targets import is_good, is_smooth
+from sluice.measure.targets import is_good, is_smooth
 
 KNEE_SHARE = 0.9
 TIE_SHARE = 0.97

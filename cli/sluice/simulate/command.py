@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sluice.targets import HELP, read_targets
+from sluice.measure.targets import HELP, read_targets
 
 from .params import ParamsError, read_params
 from .runs import POLICIES, Result, Watch, simulate

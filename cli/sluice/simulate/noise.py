@@ -1,4 +1,4 @@
-"""Step times over their mean: independent noise, slow spells, a leak."""
+"""Step times over their mean: independent noise, interference, a leak."""
 
 from random import Random
 
@@ -15,9 +15,9 @@ class Noise:
     def __init__(self, params: Params, seed: int) -> None:
         self._params = params
         self._normal = np.random.default_rng(seed)
-        self._spells = Random(seed)  # noqa: S311 - a simulation
+        self._interference = Random(seed)  # noqa: S311 - a simulation
         self._factors: list[float] = []
-        self._spell_s = (0.0, 0.0)
+        self._interference_s = (0.0, 0.0)
 
     def step_ms(self, mean_ms: float, now_s: float) -> float:
         """Time of a step of `mean_ms` that starts at `now_s`; asked for in order of time."""
@@ -28,25 +28,27 @@ class Noise:
         if not self._factors:
             self._factors = self.factors()
         factor = self._factors.pop()
-        if self._params.spell_every_s:
-            factor *= self._spell_factor(now_s)
+        if self._params.interference_every_s:
+            factor *= self._interference_factor(now_s)
         return factor * (1 + self._params.leak_per_hour * now_s / 3600)
 
     def factors(self) -> list[float]:
-        """The next ones without spells and leak, to be used from the last to the first."""
+        """The next ones without interference and leak, to be used from the last to the first."""
         block: list[float] = np.exp(
             self._params.noise * self._normal.standard_normal(_BLOCK)
         ).tolist()
         return block
 
-    def spell(self) -> tuple[float, float]:
-        """Start and end of the next slow spell; never asked for where there are none."""
-        start_s = self._spell_s[1] + self._spells.expovariate(1 / self._params.spell_every_s)
-        end_s = start_s + self._spells.expovariate(1 / self._params.spell_mean_s)
-        self._spell_s = (start_s, end_s)
-        return self._spell_s
+    def interference(self) -> tuple[float, float]:
+        """Start and end of the next interference; never asked for without any."""
+        start_s = self._interference_s[1] + self._interference.expovariate(
+            1 / self._params.interference_every_s
+        )
+        end_s = start_s + self._interference.expovariate(1 / self._params.interference_mean_s)
+        self._interference_s = (start_s, end_s)
+        return self._interference_s
 
-    def _spell_factor(self, now_s: float) -> float:
-        while now_s >= self._spell_s[1]:
-            self.spell()
-        return self._params.spell_factor if now_s >= self._spell_s[0] else 1.0
+    def _interference_factor(self, now_s: float) -> float:
+        while now_s >= self._interference_s[1]:
+            self.interference()
+        return self._params.interference_factor if now_s >= self._interference_s[0] else 1.0

@@ -8,7 +8,7 @@ from msgspec import Meta
 from sluice_core.contract import Overload, SchedulingPolicy
 from sluice_core.latency import StepLaw
 from sluice_core.model.sizing import DEFAULT_BATCHED_TOKENS
-from sluice_operator.tuner import Limits
+from sluice_operator.tuner import CapLimits
 
 MOST = 1e9
 """Bound of every number: sums and products of such stay finite."""
@@ -29,9 +29,9 @@ class Params(StepLaw, frozen=True, forbid_unknown_fields=True):
 
     `kv_tokens`: the KV memory of one pod; `cold_start_s`: from asking for a pod until it is ready.
     `between_ms`: from a step's end to the next one's start. `noise`: sigma of each step's
-    log-normal factor. Correlated slow spells: about every `spell_every_s` seconds (0: never) all
-    steps take `spell_factor` times as long for about `spell_mean_s`. `leak_per_hour`: what an hour
-    adds to every step, as a share of it.
+    log-normal factor. Interference: about every `interference_every_s` seconds (0: never) all steps
+    take `interference_factor` times as long, for about `interference_mean_s`. `leak_per_hour`: what
+    an hour adds to every step, as a share of it.
     """
 
     kv_tokens: KvTokens
@@ -43,18 +43,18 @@ class Params(StepLaw, frozen=True, forbid_unknown_fields=True):
     prefix_caching: bool = True
     between_ms: NonNegative = 0.0
     noise: Sigma = 0.05
-    spell_every_s: NonNegative = 0.0
-    spell_mean_s: Positive = 5.0
-    spell_factor: Positive = 3.0
+    interference_every_s: NonNegative = 0.0
+    interference_mean_s: Positive = 5.0
+    interference_factor: Positive = 3.0
     leak_per_hour: NonNegative = 0.0
     min_replicas: Count = 1
     max_replicas: Count = 1
     overload: Overload = "Queue"
     order: SchedulingPolicy = "fcfs"
 
-    def limits(self) -> Limits:
+    def limits(self) -> CapLimits:
         """The bounds of the tuner."""
-        return Limits(self.ceiling, 1, self.min_replicas, self.max_replicas)
+        return CapLimits(self.ceiling, 1, self.min_replicas, self.max_replicas)
 
 
 def read_params(path: Path) -> Params:

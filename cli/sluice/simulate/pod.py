@@ -11,8 +11,16 @@ from typing import NamedTuple
 
 from sluice_core.contract import MemoryReport, RuntimeConfig, Slo, StepModel, Waiting
 from sluice_core.model.sizing import blocks_for
-from sluice_core.wire import TOKEN_BYTES, Limits, Snapshot, StepReport, Submit, TokenOut, packed
-from sluice_frontend.evidence.recorder import Flight
+from sluice_core.wire import (
+    TOKEN_BYTES,
+    EngineLimits,
+    Snapshot,
+    StepReport,
+    Submit,
+    TokenOut,
+    packed,
+)
+from sluice_frontend.evidence.recorder import RequestTimer
 from sluice_frontend.openai.deadlines import Deadlines
 from sluice_frontend.serving.bounds import is_full, unreachable
 from sluice_frontend.serving.forecast import Forecast
@@ -58,7 +66,7 @@ class UnderWay(NamedTuple):
     ends_s: float
 
 
-class Pod:
+class SimulatedPod:
     """A worker, step by step. `run` makes time pass, `patch` changes its cap."""
 
     _recording: type[Recording] = Recording
@@ -98,13 +106,13 @@ class Pod:
         self.now = self._refitted_s = self._shed_s = start_s
         self.under_way: UnderWay | None = None
         self.inbox: list[Sequence] = []
-        self.open: dict[str, Flight] = {}
-        self.done: list[Flight] = []
+        self.open: dict[str, RequestTimer] = {}
+        self.done: list[RequestTimer] = []
         self._num_let_in = 0
         self._shared: dict[str | int, int] = {}  # name of a prefix -> the token that it consists of
 
-    def _limits(self) -> Limits:
-        return Limits(
+    def _limits(self) -> EngineLimits:
+        return EngineLimits(
             self.epoch, self.cap, self.params.max_num_batched_tokens, self.slo.itl_ms,
             self.slo.ttft_ms, self.params.order,
         )  # fmt: skip
@@ -257,10 +265,10 @@ class Pod:
 
     def _shed(self, now_s: float) -> None:
         self._shed_s = now_s + BEAT_S
-        for flight in self.recorder.hopeless(now_s, self.slo.ttft_ms):
-            if self.scheduler.abort(flight.request_id, if_waiting=True):
-                self.recorder.drop(flight, now_s, by_server=True, refused=True)
-                del self.open[flight.request_id]
+        for timer in self.recorder.hopeless(now_s, self.slo.ttft_ms):
+            if self.scheduler.abort(timer.request_id, if_waiting=True):
+                self.recorder.drop(timer, now_s, by_server=True, refused=True)
+                del self.open[timer.request_id]
                 self.num_refused += 1
 
     def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
@@ -283,13 +291,13 @@ class Pod:
 
     def _book(self, outcome: BookedToken, step: Step, now_s: float) -> None:
         sequence = outcome.sequence
-        flight = self.open[sequence.request_id]
-        if flight.first_s is None:
-            self.recorder.first_token(flight, now_s, sequence.time_spent(now_s))
+        timer = self.open[sequence.request_id]
+        if timer.first_s is None:
+            self.recorder.first_token(timer, now_s, sequence.time_spent(now_s))
         else:
-            self.recorder.next_token(flight, now_s, at_cap=step.at_cap)
+            self.recorder.next_token(timer, now_s, at_cap=step.at_cap)
         if outcome.finish_reason is not None:
-            self.recorder.finish(flight, now_s)
+            self.recorder.finish(timer, now_s)
             self.done.append(self.open.pop(sequence.request_id))
 
     def _learn(self, step: Step, step_ms: float, now_s: float) -> StepModel | None:
@@ -323,8 +331,6 @@ class Pod:
         )
 
 
-def _outcome(flight: Flight) -> Outcome:
-    first_s = inf if flight.first_s is None else flight.first_s
-    return Outcome(
-        flight.arrival_s, first_s, flight.last_s, flight.num_tokens, flight.num_gaps_over
-    )
+def _outcome(timer: RequestTimer) -> Outcome:
+    first_s = inf if timer.first_s is None else timer.first_s
+    return Outcome(timer.arrival_s, first_s, timer.last_s, timer.num_tokens, timer.num_gaps_over)

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 from sluice_core.contract import TICK_SECONDS
-from sluice_operator.tuner import Limits, Observation, Past, Targets, decide
+from sluice_operator.tuner import CapLimits, Observation, Past, Targets, decide
 
 from .params import Params, ParamsError
 from .score import score
@@ -23,7 +23,7 @@ class Tuner:
     """The operator's own code. With a `cap` only the replicas are its to decide."""
 
     def __init__(
-        self, limits: Limits, cap: int | None = None, every_s: float = TICK_SECONDS
+        self, limits: CapLimits, cap: int | None = None, every_s: float = TICK_SECONDS
     ) -> None:
         self.first_cap, self.every_s = cap, every_s
         self._limits = limits if cap is None else replace(limits, ceiling=cap, min_num_seqs=cap)

@@ -9,7 +9,7 @@ from sluice_core.contract import Slo
 from sluice_operator.tuner import Targets
 
 from .params import Params
-from .pod import Pod
+from .pod import SimulatedPod
 from .profile import first_cap, profile, profile_records
 from .recording import Totals
 from .trace import Request
@@ -38,7 +38,7 @@ class World:
         trace: Sequence[Request],
         policy: Policy,
         seed: int,
-        pod_type: type[Pod] = Pod,
+        pod_type: type[SimulatedPod] = SimulatedPod,
     ) -> None:
         self.params, self.targets, self.trace, self.policy = params, targets, trace, policy
         self.slo = Slo(targets.ttft_ms, targets.itl_ms, targets.e2e_ms)
@@ -51,8 +51,8 @@ class World:
         self.num_lost = 0
         self.pod_seconds = 0.0
         self.totals = Totals()
-        self.pods: list[Pod] = []
-        self.gone: list[Pod] = []
+        self.pods: list[SimulatedPod] = []
+        self.gone: list[SimulatedPod] = []
         self._pod_type = pod_type
         self._routing, self._seeds = Random(seed), Random(~seed)  # noqa: S311 - a simulation
         self._inboxes: dict[str, deque[Request]] = {}

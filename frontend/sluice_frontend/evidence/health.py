@@ -26,7 +26,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Pulse:
+class Liveness:
     """The state of the engine process as it was last heard; times are monotonic seconds.
 
     `created_s`: Unix time at `now_s`. `heard_s`: the last message. `moved_s`: the last time that

@@ -6,7 +6,7 @@ from sluice_core.errors import DeadlineUnreachable, RequestError, SluiceError
 from sluice_core.wire import FinishReason, FirstToken, TokenOut
 
 from .metrics import Statistics
-from .recorder import Flight, Recorder
+from .recorder import Recorder, RequestTimer
 
 UNKNOWN_PARTS = FirstToken(0.0, 0.0, 0.0, 0)
 
@@ -19,23 +19,23 @@ class Ledger:
         self.stats = stats
 
     def token(
-        self, flight: Flight, token: TokenOut, *, at_cap: bool, is_drafted: bool, now_s: float
+        self, timer: RequestTimer, token: TokenOut, *, at_cap: bool, is_drafted: bool, now_s: float
     ) -> None:
         """A token was handed over at `now_s`. `is_drafted`: it came with another, of its step."""
-        if flight.first_s is None:
+        if timer.first_s is None:
             parts = token.first or UNKNOWN_PARTS
-            ttft_s = self.recorder.first_token(flight, now_s, parts)
-            self.stats.first_token(ttft_s, parts, flight.num_prompt_tokens)
-            flight.queue_s = parts.wait_cap_s + parts.wait_kv_s
+            ttft_s = self.recorder.first_token(timer, now_s, parts)
+            self.stats.first_token(ttft_s, parts, timer.num_prompt_tokens)
+            timer.queue_s = parts.wait_cap_s + parts.wait_kv_s
         elif is_drafted:
-            self.recorder.drafted_token(flight, now_s)
+            self.recorder.drafted_token(timer, now_s)
         else:
-            gap_s = self.recorder.next_token(flight, now_s, at_cap=at_cap)
+            gap_s = self.recorder.next_token(timer, now_s, at_cap=at_cap)
             self.stats.observe("inter_token_latency_seconds", gap_s)
 
     def finish(
         self,
-        flight: Flight,
+        timer: RequestTimer,
         reason: FinishReason,
         num_preemptions: int,
         *,
@@ -43,32 +43,32 @@ class Ledger:
         now_s: float,
     ) -> None:
         """The last token, which came from the engine at `computed_s`, was handed over."""
-        e2e_s = self.recorder.finish(flight, now_s, computed_s)
+        e2e_s = self.recorder.finish(timer, now_s, computed_s)
         stats = self.stats
         stats.end(reason)
         stats.observe("e2e_request_latency_seconds", e2e_s)
-        stats.observe("request_inference_time_seconds", max(0.0, e2e_s - flight.queue_s))
-        stats.observe("request_prompt_tokens", flight.num_prompt_tokens)
-        stats.observe("request_generation_tokens", flight.num_tokens)
+        stats.observe("request_inference_time_seconds", max(0.0, e2e_s - timer.queue_s))
+        stats.observe("request_prompt_tokens", timer.num_prompt_tokens)
+        stats.observe("request_generation_tokens", timer.num_tokens)
         stats.observe("request_num_preemptions", num_preemptions)
-        if flight.first_s is not None:
-            stats.observe("request_decode_time_seconds", now_s - flight.first_s)
-        if flight.num_tokens > 1:
-            stats.observe("request_time_per_output_token_seconds", flight.mean_gap_ms / 1e3)
+        if timer.first_s is not None:
+            stats.observe("request_decode_time_seconds", now_s - timer.first_s)
+        if timer.num_tokens > 1:
+            stats.observe("request_time_per_output_token_seconds", timer.mean_gap_ms / 1e3)
 
     def whole(self, num_tokens: Iterable[int]) -> None:
         """All answers to a prompt have ended, with these lengths."""
         self.stats.observe("request_max_num_generation_tokens", max(num_tokens))
 
-    def leave(self, flight: Flight, now_s: float) -> None:
-        self.recorder.drop(flight, now_s, by_server=False)
+    def leave(self, timer: RequestTimer, now_s: float) -> None:
+        self.recorder.drop(timer, now_s, by_server=False)
         self.stats.end("abort")
 
-    def fail(self, flight: Flight, error: SluiceError, now_s: float) -> None:
+    def fail(self, timer: RequestTimer, error: SluiceError, now_s: float) -> None:
         """The server ended it: shed, failed or died."""
-        is_refusal = error.http_status == 429 and flight.first_s is None
+        is_refusal = error.http_status == 429 and timer.first_s is None
         by_server = not isinstance(error, RequestError)
         if isinstance(error, DeadlineUnreachable):  # its own, and a target's only where that is too
-            by_server = is_refusal and self.recorder.will_miss(flight, now_s)
-        self.recorder.drop(flight, now_s, by_server=by_server, refused=is_refusal)
+            by_server = is_refusal and self.recorder.will_miss(timer, now_s)
+        self.recorder.drop(timer, now_s, by_server=by_server, refused=is_refusal)
         self.stats.end("error")

@@ -7,11 +7,11 @@ import msgspec
 from sluice_core.contract import Tick
 from sluice_core.sketch import bucket_of
 
-Cause = Literal["cap", "kv", "prefill", "cold"]
+Cause = Literal["cap", "kv", "prefill", "outside"]
 
 
 @dataclass(slots=True)
-class Share:
+class Tally:
     """Values counted against a target."""
 
     n: int = 0
@@ -33,7 +33,7 @@ class Share:
 
 
 @dataclass(slots=True)
-class OpenFirstTokens(Share):
+class OpenFirstTokens(Tally):
     """As `contract.FirstTokens`."""
 
     by: dict[Cause, int] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class OpenFirstTokens(Share):
 
 
 @dataclass(slots=True)
-class OpenGaps(Share):
+class OpenGaps(Tally):
     """As `contract.TokenGaps`."""
 
     over_after_over: int = 0
@@ -65,7 +65,7 @@ class OpenTick:
     smooth: int = 0
     ttft: OpenFirstTokens = field(default_factory=OpenFirstTokens)
     itl: OpenGaps = field(default_factory=OpenGaps)
-    e2e: Share = field(default_factory=Share)
+    e2e: Tally = field(default_factory=Tally)
     steps: int = 0
     slow_steps: int = 0
     decodes: int = 0

@@ -23,26 +23,26 @@ from .ticks import Ticks
 def largest_part(parts: FirstToken, ttft_s: float) -> Cause:
     """The cause of the largest part of a first token's time.
 
-    All time outside the engine (HTTP, tokenising, a start still under way) is `cold`.
+    All time outside the engine (HTTP, tokenising, a start still under way) is `outside`.
     """
     seconds: dict[Cause, float] = {
         "cap": parts.wait_cap_s,
         "kv": parts.wait_kv_s,
         "prefill": parts.prefill_s,
-        "cold": ttft_s - parts.wait_cap_s - parts.wait_kv_s - parts.prefill_s,
+        "outside": ttft_s - parts.wait_cap_s - parts.wait_kv_s - parts.prefill_s,
     }
     return max(seconds, key=lambda cause: seconds[cause])
 
 
 @dataclass(slots=True)
-class Whole:
+class RequestGroup:
     """A client's request, of one sequence or several. `has_begun`: one of them was admitted."""
 
     has_begun: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class RequestTimer:
     """The clock of one request from arrival to end; times in seconds, gaps in milliseconds.
 
     `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
@@ -69,7 +69,7 @@ class Flight:
     num_gaps_over: int = 0
     queue_s: float = 0.0
     last_was_over: bool = False
-    whole: Whole = field(default_factory=Whole)
+    group: RequestGroup = field(default_factory=RequestGroup)
 
     @property
     def mean_gap_ms(self) -> float:
@@ -79,19 +79,23 @@ class Flight:
         return (self.last_s - self.first_s) * 1e3 / (self.num_tokens - 1)
 
 
-def _older(flights: Mapping[str, Flight], now_s: float, limit_ms: float | None) -> Iterator[Flight]:
+def _older(
+    timers: Mapping[str, RequestTimer], now_s: float, limit_ms: float | None
+) -> Iterator[RequestTimer]:
     """The requests that came more than `limit_ms` ago, oldest first."""
-    for flight in flights.values():
-        if limit_ms is None or (now_s - flight.arrival_s) * 1e3 <= limit_ms:
+    for timer in timers.values():
+        if limit_ms is None or (now_s - timer.arrival_s) * 1e3 <= limit_ms:
             return
-        yield flight
+        yield timer
 
 
-def _is_out_of_reach(flight: Flight, now_s: float, limit_ms: float | None, rest_ms: float) -> bool:
+def _is_out_of_reach(
+    timer: RequestTimer, now_s: float, limit_ms: float | None, rest_ms: float
+) -> bool:
     """True once less than `rest_ms` is left of `limit_ms` since its arrival."""
     if limit_ms is None:
         return False
-    left_ms = limit_ms - (now_s - flight.arrival_s) * 1e3
+    left_ms = limit_ms - (now_s - timer.arrival_s) * 1e3
     return left_ms <= 0 or left_ms < rest_ms
 
 
@@ -103,9 +107,9 @@ class Recorder:
         self.ticks = Ticks(boot_id, now_s)
         self.engine = EngineSide(self.ticks)
         self.recent = RecentRequests()
-        self._waiting: dict[str, Flight] = {}  # not admitted, oldest first
-        self._pending: dict[str, Flight] = {}  # without a first token, oldest first
-        self._open: dict[str, Flight] = {}  # not ended, oldest first
+        self._waiting: dict[str, RequestTimer] = {}  # not admitted, oldest first
+        self._pending: dict[str, RequestTimer] = {}  # without a first token, oldest first
+        self._open: dict[str, RequestTimer] = {}  # not ended, oldest first
         self.num_pending_tokens = 0  # of their prompts, cached ones included
 
     # -- the life of a request
@@ -120,16 +124,16 @@ class Recorder:
         priority: int = 0,
         *,
         is_another: bool = False,
-    ) -> Flight:
+    ) -> RequestTimer:
         """A request that goes to the engine; `arrival_s`: when the last byte of it was read."""
-        flight = Flight(
+        timer = RequestTimer(
             request_id, arrival_s, now_s, num_prompt_tokens, ttft_ms, priority, is_another
         )
         self.ticks.open.arrivals += 1
-        self._waiting[request_id] = flight
-        self._pending[request_id] = self._open[request_id] = flight
+        self._waiting[request_id] = timer
+        self._pending[request_id] = self._open[request_id] = timer
         self.num_pending_tokens += num_prompt_tokens
-        return flight
+        return timer
 
     def refuse(self, cause: Cause | None = None) -> None:
         """A request was answered 429 or 503 on arrival: it is over.
@@ -158,92 +162,94 @@ class Recorder:
     def admit(self, request_ids: Iterable[str], step_start_s: float) -> None:
         """These requests begin with a step that was scheduled at `step_start_s`."""
         for request_id in request_ids:
-            flight = self._waiting.pop(request_id, None)
-            if flight is not None:  # else its client has left
-                flight.admitted_s = max(flight.submitted_s, step_start_s)
-                flight.whole.has_begun = True
+            timer = self._waiting.pop(request_id, None)
+            if timer is not None:  # else its client has left
+                timer.admitted_s = max(timer.submitted_s, step_start_s)
+                timer.group.has_begun = True
 
-    def first_token(self, flight: Flight, now_s: float, parts: FirstToken) -> float:
+    def first_token(self, timer: RequestTimer, now_s: float, parts: FirstToken) -> float:
         """The first token was handed over; returns its time since arrival, in seconds."""
-        self._leave(flight)
-        ttft_s = now_s - flight.arrival_s
-        self.engine.learn(flight.num_prompt_tokens, parts, ttft_s, now_s)
-        flight.first_s = flight.last_s = now_s
-        flight.num_tokens = 1
+        self._leave(timer)
+        ttft_s = now_s - timer.arrival_s
+        self.engine.learn(timer.num_prompt_tokens, parts, ttft_s, now_s)
+        timer.first_s = timer.last_s = now_s
+        timer.num_tokens = 1
         target = self.ticks.slo.ttft_ms
-        is_over = flight.decided or (target is not None and ttft_s * 1e3 > target)
-        flight.held_first = not is_over
+        is_over = timer.decided or (target is not None and ttft_s * 1e3 > target)
+        timer.held_first = not is_over
         self.ticks.open.ttft.note(ttft_s * 1e3)
-        if not flight.decided:
-            flight.decided = True
+        if not timer.decided:
+            timer.decided = True
             if is_over:
                 self.ticks.open.ttft.miss(largest_part(parts, ttft_s))
             else:
                 self.ticks.open.ttft.n += 1
         return ttft_s
 
-    def next_token(self, flight: Flight, now_s: float, *, at_cap: bool) -> float:
+    def next_token(self, timer: RequestTimer, now_s: float, *, at_cap: bool) -> float:
         """A later step's token was handed over; returns its gap in seconds."""
-        gap_s = now_s - flight.last_s
-        flight.last_s = now_s
-        flight.num_tokens += 1
-        flight.num_gaps += 1
+        gap_s = now_s - timer.last_s
+        timer.last_s = now_s
+        timer.num_tokens += 1
+        timer.num_gaps += 1
         gaps = self.ticks.open.itl
         is_over = gaps.add(gap_s * 1e3, self.ticks.slo.itl_ms)
         gaps.n_at_cap += at_cap
         if is_over:
-            flight.num_gaps_over += 1
+            timer.num_gaps_over += 1
             gaps.over_at_cap += at_cap
-            gaps.over_after_over += flight.last_was_over
-        flight.last_was_over = is_over
+            gaps.over_after_over += timer.last_was_over
+        timer.last_was_over = is_over
         return gap_s
 
-    def drafted_token(self, flight: Flight, now_s: float) -> None:
+    def drafted_token(self, timer: RequestTimer, now_s: float) -> None:
         """One more token of the same step was handed over. It is no gap, or zeros would hide those
         between steps (vLLM's metric counts steps as well)."""
-        flight.last_s = now_s
-        flight.num_tokens += 1
+        timer.last_s = now_s
+        timer.num_tokens += 1
 
-    def finish(self, flight: Flight, now_s: float, computed_s: float | None = None) -> float:
+    def finish(self, timer: RequestTimer, now_s: float, computed_s: float | None = None) -> float:
         """All of its tokens were handed over; returns the end-to-end time in seconds.
 
         `computed_s`: when the last of them came from the engine, if not at once. Its place is
         another's from then on.
         """
-        self._end(flight)
-        tick, e2e_s = self.ticks.open, now_s - flight.arrival_s
+        self._end(timer)
+        tick, e2e_s = self.ticks.open, now_s - timer.arrival_s
         tick.finished += 1
-        is_late = flight.e2e_decided
-        if flight.e2e_decided:
+        is_late = timer.e2e_decided
+        if timer.e2e_decided:
             tick.e2e.note(e2e_s * 1e3)
         else:
             is_late = tick.e2e.add(e2e_s * 1e3, self.ticks.slo.e2e_ms)
-        self.recent.add(flight.num_prompt_tokens + flight.num_tokens)
-        if flight.admitted_s is not None:
-            self.recent.add_service((computed_s or now_s) - flight.admitted_s)
-        if flight.held_first and not is_late:
+        self.recent.add(timer.num_prompt_tokens + timer.num_tokens)
+        if timer.admitted_s is not None:
+            self.recent.add_service((computed_s or now_s) - timer.admitted_s)
+        if timer.held_first and not is_late:
             target = self.ticks.slo.itl_ms
-            tick.good += target is None or flight.mean_gap_ms <= target
-            tick.smooth += flight.num_gaps_over <= math.floor(flight.num_gaps * SMOOTH_SHARE)
+            tick.good += target is None or timer.mean_gap_ms <= target
+            tick.smooth += timer.num_gaps_over <= math.floor(timer.num_gaps * SMOOTH_SHARE)
         return e2e_s
 
-    def drop(self, flight: Flight, now_s: float, *, by_server: bool, refused: bool = False) -> None:
+    def drop(
+        self, timer: RequestTimer, now_s: float, *, by_server: bool, refused: bool = False
+    ) -> None:
         """It ended without finishing. That is a miss if the server ended it (`by_server`: failed,
         shed), or if the client left after the target had passed.
 
         `refused` but not `by_server`: for a deadline of its own that is shorter than the targets.
         It counts only against targets that it has missed already.
         """
-        cause, age_ms = self._cause_so_far(flight, now_s), (now_s - flight.arrival_s) * 1e3
-        self._end(flight)
+        cause, age_ms = self._cause_so_far(timer, now_s), (now_s - timer.arrival_s) * 1e3
+        self._end(timer)
         self.ticks.open.refused += refused
         ttft_ms, e2e_ms = self.ticks.slo.ttft_ms, self.ticks.slo.e2e_ms
         is_over = by_server or (e2e_ms is not None and age_ms > e2e_ms)
-        if not flight.e2e_decided and (is_over or not refused):
+        if not timer.e2e_decided and (is_over or not refused):
             self._count_whole(is_over=is_over)
-        if flight.decided:
+        if timer.decided:
             return
-        flight.decided = True
+        timer.decided = True
         if by_server or (ttft_ms is not None and age_ms > ttft_ms):
             self.ticks.open.ttft.miss(cause)
         elif not refused:
@@ -269,7 +275,7 @@ class Recorder:
             step_model=self.engine.step_model,
         )
 
-    def hopeless(self, now_s: float, target_ms: float | None) -> list[Flight]:
+    def hopeless(self, now_s: float, target_ms: float | None) -> list[RequestTimer]:
         """Waiting requests that can no longer have their first token in time, and have not begun.
         A request of several sequences is its first one, which the engine may spare.
 
@@ -278,37 +284,37 @@ class Recorder:
         """
         engine = self.engine
         begin_at_once = not engine.snapshot.running
-        first: dict[int, Flight] = {}
-        late: dict[str, Flight] = {}
-        for flight in self._waiting.values():
-            limit_ms = flight.ttft_ms or target_ms
-            if limit_ms is None or flight.whole.has_begun:
+        first: dict[int, RequestTimer] = {}
+        late: dict[str, RequestTimer] = {}
+        for timer in self._waiting.values():
+            limit_ms = timer.ttft_ms or target_ms
+            if limit_ms is None or timer.group.has_begun:
                 continue
-            foremost = first.setdefault(id(flight.whole), flight)
-            rest_ms = 0.0 if begin_at_once else engine.prefill_ms(flight.num_prompt_tokens, now_s)
-            if _is_out_of_reach(flight, now_s, limit_ms, rest_ms):
+            foremost = first.setdefault(id(timer.group), timer)
+            rest_ms = 0.0 if begin_at_once else engine.prefill_ms(timer.num_prompt_tokens, now_s)
+            if _is_out_of_reach(timer, now_s, limit_ms, rest_ms):
                 late[foremost.request_id] = foremost
         return list(late.values())
 
-    def will_miss(self, flight: Flight, now_s: float) -> bool:
+    def will_miss(self, timer: RequestTimer, now_s: float) -> bool:
         """True if one that waits can no longer have its first token within the target."""
-        rest_ms = self.engine.prefill_ms(flight.num_prompt_tokens, now_s)
-        return _is_out_of_reach(flight, now_s, self.ticks.slo.ttft_ms, rest_ms)
+        rest_ms = self.engine.prefill_ms(timer.num_prompt_tokens, now_s)
+        return _is_out_of_reach(timer, now_s, self.ticks.slo.ttft_ms, rest_ms)
 
     @property
-    def pending(self) -> Collection[Flight]:
+    def pending(self) -> Collection[RequestTimer]:
         """Requests without a first token, oldest first."""
         return self._pending.values()
 
     def _count_late(self, end_s: float) -> None:
         """Requests that passed a target in this tick and are not there yet are over, once."""
-        for flight in _older(self._pending, end_s, self.ticks.slo.ttft_ms):
-            if not flight.decided:
-                flight.decided = True
-                self.ticks.open.ttft.miss(self._cause_so_far(flight, end_s))
-        for flight in _older(self._open, end_s, self.ticks.slo.e2e_ms):
-            if not flight.e2e_decided:
-                flight.e2e_decided = True
+        for timer in _older(self._pending, end_s, self.ticks.slo.ttft_ms):
+            if not timer.decided:
+                timer.decided = True
+                self.ticks.open.ttft.miss(self._cause_so_far(timer, end_s))
+        for timer in _older(self._open, end_s, self.ticks.slo.e2e_ms):
+            if not timer.e2e_decided:
+                timer.e2e_decided = True
                 self._count_whole(is_over=True)
 
     # -- causes
@@ -319,19 +325,19 @@ class Recorder:
             self.ticks.open.e2e.n += 1
             self.ticks.open.e2e.over += is_over
 
-    def _cause_so_far(self, flight: Flight, now_s: float) -> Cause:
+    def _cause_so_far(self, timer: RequestTimer, now_s: float) -> Cause:
         """The largest part of the wait of a request that has no first token yet."""
-        if flight.request_id in self._waiting or flight.admitted_s is None:
+        if timer.request_id in self._waiting or timer.admitted_s is None:
             begun = islice(self._waiting, self.engine.num_free)
-            return "prefill" if flight.request_id in begun else self.engine.waiting_cause
-        waited_s, prefilling_s = flight.admitted_s - flight.arrival_s, now_s - flight.admitted_s
+            return "prefill" if timer.request_id in begun else self.engine.waiting_cause
+        waited_s, prefilling_s = timer.admitted_s - timer.arrival_s, now_s - timer.admitted_s
         return "prefill" if prefilling_s >= waited_s else self.engine.last_lack
 
-    def _end(self, flight: Flight) -> None:
-        self._leave(flight)
-        self._open.pop(flight.request_id, None)
+    def _end(self, timer: RequestTimer) -> None:
+        self._leave(timer)
+        self._open.pop(timer.request_id, None)
 
-    def _leave(self, flight: Flight) -> None:
-        self._waiting.pop(flight.request_id, None)
-        if self._pending.pop(flight.request_id, None) is not None:
-            self.num_pending_tokens -= flight.num_prompt_tokens
+    def _leave(self, timer: RequestTimer) -> None:
+        self._waiting.pop(timer.request_id, None)
+        if self._pending.pop(timer.request_id, None) is not None:
+            self.num_pending_tokens -= timer.num_prompt_tokens

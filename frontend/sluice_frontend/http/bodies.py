@@ -9,7 +9,7 @@ from sluice_core.errors import SluiceError, TooManyOpen
 
 from ..config import ServerConfig
 from .guards import read_body
-from .offload import Turns
+from .offload import FairQueue
 
 FREE_BYTES = 1 << 16
 """Part of each body that counts for nothing: ordinary requests pass beside large ones."""
@@ -63,7 +63,7 @@ class Answers:
     def __init__(self) -> None:
         self._num_bytes = 0
         self._large, self._was_read = asyncio.Lock(), asyncio.Event()
-        self._turns = Turns("answers", inline=FREE_BYTES, large=FREE_BYTES)
+        self._turns = FairQueue("answers", inline=FREE_BYTES, large=FREE_BYTES)
 
     @asynccontextmanager
     async def written(self, size: int, write: Callable[[], bytes]) -> AsyncIterator[bytes]:

@@ -42,7 +42,7 @@ OnCut = Callable[[Deadline], None]
 """Told of each connection that missed a deadline."""
 
 
-class Waiting:
+class PendingResponse:
     """A port's connections on which no request is under way, the longest wait first.
 
     A newcomer beyond `most` takes the place of the first. So probes and new clients get in, however
@@ -116,7 +116,7 @@ class Connection(H11Protocol):
 
     limits: ServerConfig
     on_cut: OnCut
-    waiting: Waiting
+    waiting: PendingResponse
 
     def __init__(
         self,
@@ -276,6 +276,6 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
 
 def connection_class(limits: ServerConfig, on_cut: OnCut, max_connections: int) -> type[Connection]:
     """A port's connection type with its limits, as uvicorn wants a class."""
-    waiting = Waiting(max_connections)
+    waiting = PendingResponse(max_connections)
     members = {"limits": limits, "on_cut": staticmethod(on_cut), "waiting": waiting}
     return type("BoundConnection", (Connection,), members)

@@ -134,7 +134,7 @@ POD = socket.gethostname()
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class EdgeMiddleware:
     """The outermost layer: checks the bearer, names request and pod, closes old connections.
 
     `check_room`: may refuse requests of `bounded_paths` before their body is read; it is told how

@@ -20,7 +20,7 @@ async def off_loop(size: int, work: Callable[[], T], inline: int = INLINE_CHARS)
     return work() if size <= inline else await asyncio.to_thread(work)
 
 
-class Turns:
+class FairQueue:
     """Work of one kind, of which large pieces take turns in one thread. The next piece reuses its
     memory, while every thread of a pool would keep as much to itself (glibc's arenas)."""
 
@@ -36,11 +36,11 @@ class Turns:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def texts() -> Turns:
+def texts() -> FairQueue:
     """Turns of texts that are tokenised; sizes are characters."""
-    return Turns("texts", inline=INLINE_CHARS, large=LARGE_CHARS)
+    return FairQueue("texts", inline=INLINE_CHARS, large=LARGE_CHARS)
 
 
-def bodies() -> Turns:
+def bodies() -> FairQueue:
     """Turns of bodies that are parsed; sizes are bytes."""
-    return Turns("bodies", inline=INLINE_BYTES, large=INLINE_BYTES)
+    return FairQueue("bodies", inline=INLINE_BYTES, large=INLINE_BYTES)

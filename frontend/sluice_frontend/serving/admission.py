@@ -114,15 +114,15 @@ class Admission:
         if runtime.is_closed:
             problem = Draining("this worker has shut down", retry_after_s=1)
         elif runtime.backend.closed.is_set():
-            death = runtime.pulse.death or "the engine process ended"
+            death = runtime.engine_liveness.death or "the engine process ended"
             problem = EngineDied(death, retry_after_s=1)
         elif ready is None:
-            phase, percent = runtime.pulse.phase, runtime.pulse.percent
+            phase, percent = runtime.engine_liveness.phase, runtime.engine_liveness.percent
             text = f"the model is being loaded: {phase} ({percent} %)"
             problem = NotReady(text, retry_after_s=5)
         else:
             return ready
-        runtime.recorder.refuse("cold")
+        runtime.recorder.refuse("outside")
         runtime.stats.reject(problem.code)
         raise problem
 
@@ -145,7 +145,7 @@ class Admission:
 
     def refuse_body(self, sentence: str) -> TooManyOpen:
         """The refusal of a request to generate while its body comes; it is booked."""
-        self._runtime.recorder.refuse("cold")  # it waits for no engine
+        self._runtime.recorder.refuse("outside")  # it waits for no engine
         self._runtime.stats.reject("large_bodies")
         return too_many(sentence)
 

@@ -5,9 +5,9 @@ from typing import Protocol
 
 from sluice_core.errors import SluiceError
 from sluice_core.wire import (
+    EngineLimits,
     Finished,
     Heartbeat,
-    Limits,
     Ready,
     Scores,
     StepReport,
@@ -73,7 +73,7 @@ class Backend(Protocol):
     def fail_all(self, error: SluiceError) -> None:
         """End every open sequence."""
 
-    def configure(self, limits: Limits) -> None:
+    def configure(self, limits: EngineLimits) -> None:
         """Change the live limits: the engine's own, or of the queue before it."""
 
     async def check_integrity(self) -> str | None:

@@ -15,7 +15,7 @@ from sluice_core.contract import StepModel
 from sluice_core.ordering import Pace, Terms, before
 
 from ..evidence.recorder import Recorder
-from .limits import Live
+from .limits import RuntimeLimits
 
 MAX_RETRY_AFTER_S = 60
 
@@ -86,7 +86,7 @@ class Forecast:
         return self.step_model.step_ms(decodes, self.kv_per_seq * decodes, 0)
 
 
-def forecast_of(recorder: Recorder, live: Live, num_open: int) -> Forecast:
+def forecast_of(recorder: Recorder, live: RuntimeLimits, num_open: int) -> Forecast:
     engine = recorder.engine
     return Forecast(
         num_open=num_open,
@@ -101,7 +101,7 @@ def forecast_of(recorder: Recorder, live: Live, num_open: int) -> Forecast:
 
 def forecast_for(
     recorder: Recorder,
-    live: Live,
+    live: RuntimeLimits,
     num_open: int,
     *,
     priority: int,

@@ -8,10 +8,10 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 from sluice_core.contract import Overload, RuntimePatch, SchedulingPolicy, Slo, policy_in_force
 from sluice_core.errors import OverCeiling, StaleEpoch
-from sluice_core.wire import Limits
+from sluice_core.wire import EngineLimits
 
 
-class Live(Struct, frozen=True):
+class RuntimeLimits(Struct, frozen=True):
     """The configuration that is in force. `scheduling_policy`: None unless one was asked for."""
 
     epoch: int
@@ -30,8 +30,8 @@ class Live(Struct, frozen=True):
         """The first-token deadline of requests that bring none; None: they may wait."""
         return self.slo.ttft_ms if self.overload == "Shed" else None
 
-    def for_engine(self) -> Limits:
-        return Limits(
+    def for_engine(self) -> EngineLimits:
+        return EngineLimits(
             epoch=self.epoch,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -40,7 +40,7 @@ class Live(Struct, frozen=True):
             policy=self.policy,
         )
 
-    def changed(self, patch: RuntimePatch, *, ceiling: int, largest_budget: int) -> "Live":
+    def changed(self, patch: RuntimePatch, *, ceiling: int, largest_budget: int) -> "RuntimeLimits":
         """The configuration after `patch`.
 
         `ceiling` and `largest_budget`: for which buffers were sized and memory was planned. Raises

@@ -16,13 +16,13 @@ from sluice_core.errors import DeadlineUnreachable, Draining, NotReady, Shed
 from sluice_core.wire import Finished, Heartbeat, Ready, StepReport
 
 from ..config import ServerConfig
-from ..evidence.health import Pulse, Verdict
+from ..evidence.health import Liveness, Verdict
 from ..evidence.ledger import Ledger
 from ..evidence.metrics import MINUTE_TICKS, Statistics, View, create_registry
 from ..evidence.recorder import Recorder
 from .backend import Backend, Listener
 from .forecast import forecast_for, retry_after_s
-from .limits import Live
+from .limits import RuntimeLimits
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +40,12 @@ class Runtime(Generic[B_co]):
     def __init__(
         self,
         config: ServerConfig,
-        live: Live,
+        live: RuntimeLimits,
         *,
         model_name: str,
         cache_config: Mapping[str, str],
         throttled_s: Callable[[], float],
-        connect: Callable[[Pulse, Listener], B_co],
+        connect: Callable[[Liveness, Listener], B_co],
     ) -> None:
         """`live`: in force at the start, with the largest token budget that may ever be.
 
@@ -55,8 +55,8 @@ class Runtime(Generic[B_co]):
         now_s, self.created_s = time.monotonic(), time.time()
         self.config, self.live, self.model_name = config, live, model_name
         self.boot_id = uuid.uuid4().hex
-        self.pulse = Pulse(now_s, self.created_s)
-        self.backend = connect(self.pulse, self)
+        self.engine_liveness = Liveness(now_s, self.created_s)
+        self.backend = connect(self.engine_liveness, self)
         self.recorder = Recorder(self.boot_id, now_s, self.created_s)
         self.stats = Statistics(config.flag_slo, self.created_s)
         self.registry = create_registry(model_name, self.stats, self.view)
@@ -114,7 +114,7 @@ class Runtime(Generic[B_co]):
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
             boot_id=self.boot_id,
-            hung=self.pulse.hung(time.monotonic(), self.config.liveness_timeout),
+            hung=self.engine_liveness.hung(time.monotonic(), self.config.liveness_timeout),
         )
 
     def patch(self, change: RuntimePatch) -> RuntimeConfig:
@@ -137,13 +137,13 @@ class Runtime(Generic[B_co]):
     # -- health, metrics, time
 
     def liveness(self) -> Verdict:
-        return self.pulse.liveness(time.monotonic(), self.config.liveness_timeout)
+        return self.engine_liveness.liveness(time.monotonic(), self.config.liveness_timeout)
 
     def health(self) -> Verdict:
-        return self.pulse.health(time.monotonic(), self.config.liveness_timeout)
+        return self.engine_liveness.health(time.monotonic(), self.config.liveness_timeout)
 
     def readiness(self) -> Verdict:
-        return self.pulse.readiness(time.monotonic(), self.config.liveness_timeout)
+        return self.engine_liveness.readiness(time.monotonic(), self.config.liveness_timeout)
 
     def load(self) -> dict[str, float]:
         """The load that a gateway balances by, under the names that it reads."""
@@ -152,13 +152,13 @@ class Runtime(Generic[B_co]):
 
     def lifetime(self) -> float:
         """The part of its age limit that a connection may reach: another pod may have room."""
-        if self.pulse.is_draining:
+        if self.engine_liveness.is_draining:
             return 0.0
         return CROWDED_LIFETIME if self.recorder.engine.snapshot.waiting else 1.0
 
     def drain(self) -> None:
         """Be not ready from now on; each answer closes its connection."""
-        self.pulse.is_draining = True
+        self.engine_liveness.is_draining = True
 
     def close(self) -> None:
         """Take no request from now on, and end those that are open."""
@@ -212,13 +212,13 @@ class Runtime(Generic[B_co]):
             arrival_s=now_s,
             now_s=now_s,
         )
-        is_moving = self.pulse.progress(now_s, self.config.liveness_timeout).ok
+        is_moving = self.engine_liveness.progress(now_s, self.config.liveness_timeout).ok
         end = self.backend.drop if is_moving else self.backend.fail
-        for flight in hopeless:
-            kind = Shed if flight.ttft_ms is None else DeadlineUnreachable
+        for timer in hopeless:
+            kind = Shed if timer.ttft_ms is None else DeadlineUnreachable
             error = kind(
                 "the first token can no longer come within the target of "
-                f"{flight.ttft_ms or self.live.slo.ttft_ms:g} ms, so the request was dropped",
+                f"{timer.ttft_ms or self.live.slo.ttft_ms:g} ms, so the request was dropped",
                 retry_after_s=retry_after_s(forecast.wait_s(1)),
             )
-            end(flight.request_id, error)
+            end(timer.request_id, error)

@@ -33,7 +33,7 @@ class CannotBuild(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BuildTarget:
     """An instruction set: the flags of /proc/cpuinfo that it needs, and the compiler's for it."""
 
     name: str
@@ -50,16 +50,16 @@ _V3 = frozenset({"avx2", "fma", "f16c", "bmi2", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
 _BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
-TARGETS: Mapping[str, tuple[Target, ...]] = {
+TARGETS: Mapping[str, tuple[BuildTarget, ...]] = {
     "x86_64": (
-        Target(
+        BuildTarget(
             "amx_bf16",
             _BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
             (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
         ),
-        Target("avx512_bf16", _BF16, _BF16_FLAGS),
-        Target("avx512", _V4, ("-march=x86-64-v4",)),
-        Target("avx2", _V3, ("-march=x86-64-v3",)),
+        BuildTarget("avx512_bf16", _BF16, _BF16_FLAGS),
+        BuildTarget("avx512", _V4, ("-march=x86-64-v4",)),
+        BuildTarget("avx2", _V3, ("-march=x86-64-v3",)),
     )
 }
 """For each architecture, best first."""
@@ -68,7 +68,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
 _VNNI = {"avx512_vnni", "avx_vnni"}
 
 
-def usable_targets(machine: str, cpuinfo: str) -> list[Target]:
+def usable_targets(machine: str, cpuinfo: str) -> list[BuildTarget]:
     """What a machine of these features (the text of /proc/cpuinfo) can run, best first."""
     features = _features(cpuinfo)
     return [target for target in TARGETS.get(machine, ()) if target.needs <= features]
@@ -104,7 +104,7 @@ class Recipe:
         return f"{self.name}-{digest.hexdigest()[:16]}.so"
 
 
-def recipe_of(target: Target) -> Recipe:
+def recipe_of(target: BuildTarget) -> Recipe:
     """Of the kernels for `target`."""
     return Recipe(target.name, SOURCES, (*FLAGS, *target.flags))
 

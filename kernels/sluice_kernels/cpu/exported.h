@@ -4,9 +4,9 @@
 #include <cstdint>
 
 extern "C" {
-void add_norm(int is_bf16, int num_threads, void* stream, const void* mixed, const float* weight,
+void add_norm(int is_bf16, int num_threads, void* residual, const void* hidden, const float* weight,
               void* out, int rows, int width, float eps);
-void turn_and_store(int is_bf16, int num_threads, void* heads, const float* turns,
+void rope_and_store(int is_bf16, int num_threads, void* heads, const float* rotary,
                     const float* weight, void* cache, const int64_t* blocks, const int64_t* slots,
                     int tokens, int num_heads, int num_kv_heads, int head_dim, int block_size,
                     float eps);

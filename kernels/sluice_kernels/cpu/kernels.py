@@ -50,22 +50,27 @@ class CppKernels:
     def plan(self, spans: Spans, cache: Tensor, windows: tuple[int | None, ...]) -> Spans:
         return spans
 
-    def norm(self, stream: Tensor, mixed: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        out = torch.empty_like(stream)
-        added = None if mixed is None else mixed.data_ptr()
-        addresses = (stream.data_ptr(), added, weight.data_ptr(), out.data_ptr())
-        self.library.call("add_norm", stream.dtype, *addresses, *stream.shape, eps)
+    def norm(self, residual: Tensor, hidden: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(residual)
+        added = None if hidden is None else hidden.data_ptr()
+        addresses = (residual.data_ptr(), added, weight.data_ptr(), out.data_ptr())
+        self.library.call("add_norm", residual.dtype, *addresses, *residual.shape, eps)
         return out
 
-    def turn_and_store(
-        self, rows: Tensor, turns: Tensor, heads: Heads, cache: Tensor, places: tuple[Tensor, ...]
+    def rope_and_store(
+        self,
+        rows: Tensor,
+        rotary: Tensor,
+        heads: Heads,
+        cache: Tensor,
+        slot_mapping: tuple[Tensor, ...],
     ) -> None:
         norm = None if heads.norm is None else heads.norm.data_ptr()
         self.library.call(
-            "turn_and_store",
+            "rope_and_store",
             rows.dtype,
-            *(rows.data_ptr(), turns.data_ptr(), norm, cache.data_ptr()),
-            *(place.data_ptr() for place in places),
+            *(rows.data_ptr(), rotary.data_ptr(), norm, cache.data_ptr()),
+            *(place.data_ptr() for place in slot_mapping),
             *(rows.shape[0], heads.num_heads, heads.num_kv_heads, heads.head_dim, cache.shape[3]),
             heads.norm_eps,
         )

@@ -14,7 +14,7 @@ _P, _I, _F = c_void_p, c_int, c_float
 _SIGNATURES = {
     "paged_attention": [*6 * [_P], *8 * [_I], _F, _F],
     "add_norm": [*4 * [_P], _I, _I, _F],
-    "turn_and_store": [*6 * [_P], *5 * [_I], _F],
+    "rope_and_store": [*6 * [_P], *5 * [_I], _F],
     "gate": [_I, _P, _P, _I, _I],
     "to_bytes": [*3 * [_P], _I, _I],
     "scale": [*3 * [_P], _I, _I],

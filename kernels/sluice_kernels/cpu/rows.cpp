@@ -19,14 +19,14 @@ float root_mean_square(const T* row, int width, float eps) {
 }
 
 template <class T>
-void add_norm(int num_threads, T* stream, const T* mixed, const float* weight, T* out, int rows,
+void add_norm(int num_threads, T* residual, const T* hidden, const float* weight, T* out, int rows,
               int width, float eps) {
   for_rows(num_threads, rows, width, [&](int64_t row) {
-    T *s = stream + row * width, *o = out + row * width;
-    if (mixed)
+    T *s = residual + row * width, *o = out + row * width;
+    if (hidden)
       for (int x = 0; x < width; x += V) {
         int n = width - x;
-        put(s + x, get(s + x, n) + get(mixed + row * width + x, n), n);
+        put(s + x, get(s + x, n) + get(hidden + row * width + x, n), n);
       }
     float shrunk = 1.0f / root_mean_square(s, width, eps);
     for (int x = 0; x < width; x += V) {
@@ -36,9 +36,9 @@ void add_norm(int num_threads, T* stream, const T* mixed, const float* weight, T
   });
 }
 
-// turns: for each pair of neighbours, by what they are multiplied as a complex number.
+// rotary: for each pair of neighbours, by what they are multiplied as a complex number.
 template <class T>
-void turn(T* head, const float* turns, const float* weight, int head_dim, float eps) {
+void turn(T* head, const float* rotary, const float* weight, int head_dim, float eps) {
   constexpr I swapped = made<I>([](int i) { return i ^ 1; });
   constexpr I real = made<I>([](int i) { return i & ~1; });
   constexpr I imaginary = made<I>([](int i) { return i | 1; });
@@ -46,7 +46,7 @@ void turn(T* head, const float* turns, const float* weight, int head_dim, float 
   float shrunk = weight ? 1.0f / root_mean_square(head, head_dim, eps) : 1.0f;
   for (int x = 0; x < head_dim; x += V) {
     int n = head_dim - x;
-    F v = get(head + x, n), by = get(turns + x, n);
+    F v = get(head + x, n), by = get(rotary + x, n);
     if (weight) v = v * shrunk * get(weight + x, n);
     F across = __builtin_shuffle(v, swapped) * __builtin_shuffle(by, imaginary);
     put(head + x, v * __builtin_shuffle(by, real) + (odd ? across : -across), n);
@@ -54,14 +54,14 @@ void turn(T* head, const float* turns, const float* weight, int head_dim, float 
 }
 
 template <class T>
-void turn_and_store(int num_threads, T* heads, const float* turns, const float* weight, T* cache,
+void rope_and_store(int num_threads, T* heads, const float* rotary, const float* weight, T* cache,
                     const int64_t* blocks, const int64_t* slots, int tokens, int num_heads,
                     int num_kv_heads, int head_dim, int block_size, float eps) {
   const int turning = num_heads + num_kv_heads, all = turning + num_kv_heads;
   for_rows(num_threads, tokens, all * head_dim, [&](int64_t token) {
     T* row = heads + token * all * head_dim;
     for (int h = 0; h < turning; h++)
-      turn(row + h * head_dim, turns + token * head_dim, weight ? weight + h * head_dim : nullptr,
+      turn(row + h * head_dim, rotary + token * head_dim, weight ? weight + h * head_dim : nullptr,
            head_dim, eps);
     for (int h = 0; h < 2 * num_kv_heads; h++) {
       size_t page = (blocks[token] * 2 * num_kv_heads + h) * block_size + slots[token];
@@ -110,16 +110,16 @@ void scale(int num_threads, T* products, const float* scales, const float* bias,
 
 extern "C" {
 
-void add_norm(int is_bf16, int num_threads, void* stream, const void* mixed, const float* weight,
+void add_norm(int is_bf16, int num_threads, void* residual, const void* hidden, const float* weight,
               void* out, int rows, int width, float eps) {
-  FOR_DTYPE(add_norm(num_threads, (T*)stream, (const T*)mixed, weight, (T*)out, rows, width, eps))
+  FOR_DTYPE(add_norm(num_threads, (T*)residual, (const T*)hidden, weight, (T*)out, rows, width, eps))
 }
 
-void turn_and_store(int is_bf16, int num_threads, void* heads, const float* turns,
+void rope_and_store(int is_bf16, int num_threads, void* heads, const float* rotary,
                     const float* weight, void* cache, const int64_t* blocks, const int64_t* slots,
                     int tokens, int num_heads, int num_kv_heads, int head_dim, int block_size,
                     float eps) {
-  FOR_DTYPE(turn_and_store(num_threads, (T*)heads, turns, weight, (T*)cache, blocks, slots, tokens,
+  FOR_DTYPE(rope_and_store(num_threads, (T*)heads, rotary, weight, (T*)cache, blocks, slots, tokens,
                            num_heads, num_kv_heads, head_dim, block_size, eps))
 }
 

@@ -17,7 +17,7 @@ struct Layer {  // stack.py's, field by field
 };
 
 struct Step {  // stack.py's, field by field
-  const float *turns, *sliding_turns;
+  const float *rotary, *sliding_rotary;
   const int64_t *blocks, *slots, *tables, *starts, *offsets;
   int num_rows, width, num_seqs, num_pages, block_size, itemsize;
 };
@@ -26,11 +26,11 @@ struct Step {  // stack.py's, field by field
 
 extern "C" {
 
-// stream [num_rows, width]: the residual stream, which lacks the last layer's output; that goes to
-// mixed. scratch: for each row, room for its norm and behind it for the heads and what attention
+// residual [num_rows, width]: the residual residual, which lacks the last layer's output; that goes to
+// hidden. scratch: for each row, room for its norm and behind it for the heads and what attention
 // makes of them, or later for what was gated.
 void run_layers(int is_bf16, int num_threads, const Layer* layers, int num_layers,
-                const void* const* caches, const Step* step, void* stream, void* mixed,
+                const void* const* caches, const Step* step, void* residual, void* hidden,
                 void* scratch) {
   const int rows = step->num_rows;
   auto product = [&](const Linear& w, const void* in, void* out) {
@@ -51,22 +51,22 @@ void run_layers(int is_bf16, int num_threads, const Layer* layers, int num_layer
     void* seen = behind(heads, layer.qkv.outputs);
     void* gated = heads;
     void* cache = (void*)caches[i];
-    add_norm(is_bf16, num_threads, stream, added, layer.norm, normed, rows, step->width, layer.eps);
+    add_norm(is_bf16, num_threads, residual, added, layer.norm, normed, rows, step->width, layer.eps);
     product(layer.qkv, normed, heads);
-    turn_and_store(is_bf16, num_threads, heads,
-                   layer.is_sliding ? step->sliding_turns : step->turns, layer.head_norm, cache,
+    rope_and_store(is_bf16, num_threads, heads,
+                   layer.is_sliding ? step->sliding_rotary : step->rotary, layer.head_norm, cache,
                    step->blocks, step->slots, rows, layer.num_heads, layer.num_kv_heads,
                    layer.head_dim, step->block_size, layer.head_eps);
     paged_attention(is_bf16, num_threads, heads, cache, seen, step->tables, step->starts,
                     step->offsets, step->num_seqs, step->num_pages, layer.qkv.outputs,
                     layer.num_heads, layer.num_kv_heads, layer.head_dim, step->block_size,
                     layer.window, layer.scale, layer.softcap);
-    product(layer.output, seen, mixed);
-    add_norm(is_bf16, num_threads, stream, mixed, layer.mlp_norm, normed, rows, step->width,
+    product(layer.output, seen, hidden);
+    add_norm(is_bf16, num_threads, residual, hidden, layer.mlp_norm, normed, rows, step->width,
              layer.mlp_eps);
     product(layer.gate_up, normed, gated);
-    product(layer.down, gated, mixed);
-    added = mixed;
+    product(layer.down, gated, hidden);
+    added = hidden;
   }
 }
 }

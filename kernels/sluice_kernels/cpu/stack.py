@@ -34,7 +34,7 @@ class _Layer(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_: ClassVar = [
-        *((name, c_void_p) for name in ("turns", "sliding_turns", "blocks", "slots")),
+        *((name, c_void_p) for name in ("rotary", "sliding_rotary", "blocks", "slots")),
         *((name, c_void_p) for name in ("tables", "starts", "offsets")),
         *((name, c_int) for name in ("num_rows", "width", "num_seqs", "num_pages")),
         *((name, c_int) for name in ("block_size", "itemsize")),
@@ -53,24 +53,24 @@ class Stack:
 
     def __call__(
         self,
-        stream: Tensor,
-        turns: tuple[Tensor, Tensor],
+        residual: Tensor,
+        rotary: tuple[Tensor, Tensor],
         caches: Sequence[Tensor],
-        places: tuple[Tensor, ...],
+        slot_mapping: tuple[Tensor, ...],
         plan: object,
     ) -> Tensor:
         assert isinstance(plan, Spans)
-        num_rows, width = stream.shape
-        mixed = torch.empty_like(stream)
-        scratch = torch.empty(num_rows, self.scratch_width, dtype=stream.dtype)
-        addressed = (*turns, *places, plan.tables, plan.starts, plan.offsets)
-        sizes = (num_rows, width, *plan.tables.shape, caches[0].shape[3], stream.itemsize)
+        num_rows, width = residual.shape
+        hidden = torch.empty_like(residual)
+        scratch = torch.empty(num_rows, self.scratch_width, dtype=residual.dtype)
+        addressed = (*rotary, *slot_mapping, plan.tables, plan.starts, plan.offsets)
+        sizes = (num_rows, width, *plan.tables.shape, caches[0].shape[3], residual.itemsize)
         step = _Step(*(part.data_ptr() for part in addressed), *sizes)
         pages = (c_void_p * len(caches))(*(cache.data_ptr() for cache in caches))
-        addresses = (stream.data_ptr(), mixed.data_ptr(), scratch.data_ptr())
+        addresses = (residual.data_ptr(), hidden.data_ptr(), scratch.data_ptr())
         layers = (ctypes.addressof(self.layers), len(caches), ctypes.addressof(pages))
-        self.library.call("run_layers", stream.dtype, *layers, ctypes.addressof(step), *addresses)
-        return mixed
+        self.library.call("run_layers", residual.dtype, *layers, ctypes.addressof(step), *addresses)
+        return hidden
 
 
 def stack_of(layers: Sequence[LayerParts], library: Library) -> Stack | None:

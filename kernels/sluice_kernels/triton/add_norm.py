@@ -14,36 +14,38 @@ from .common import padded, require, runs_kernel
 
 @triton.jit
 def _add_norm(
-    stream, added, weight, out, eps,
+    residual, added, weight, out, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
     columns = tl.arange(0, BLOCK)
     at, inside = tl.program_id(0).to(tl.int64) * WIDTH + columns, columns < WIDTH
-    x = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
         x += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
-        rounded = x.to(stream.dtype.element_ty)
-        tl.store(stream + at, rounded, mask=inside)
+        rounded = x.to(residual.dtype.element_ty)
+        tl.store(residual + at, rounded, mask=inside)
         x = rounded.to(tl.float32)  # what the next layer will read of it
     root = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
     w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, (x * root * w).to(out.dtype.element_ty), mask=inside)
 
 
-def add_norm(stream: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """Add to `stream` in place (unless `added` is None), and return the norm of the sum.
+def add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """Add to `residual` in place (unless `added` is None), and return the norm of the sum.
 
-    stream, added [num_rows, width]; weight [width], of any floating dtype. Arithmetic is float32.
+    residual, added [num_rows, width]; weight [width], of any floating dtype. Arithmetic is float32.
     """
-    require(stream.is_contiguous(), "add_norm: the stream must be contiguous.")
+    require(residual.is_contiguous(), "add_norm: the residual must be contiguous.")
     require(added is None or added.is_contiguous(), "add_norm: what is added must be contiguous.")
-    if not runs_kernel(stream):
-        stream += 0 if added is None else added
-        return reference(stream, weight, eps)
-    out = torch.empty_like(stream)
-    num_rows, width = stream.shape
+    if not runs_kernel(residual):
+        residual += 0 if added is None else added
+        return reference(residual, weight, eps)
+    out = torch.empty_like(residual)
+    num_rows, width = residual.shape
     constants = norm_constants(width, adds=added is not None)
-    _add_norm[num_rows,](stream, stream if added is None else added, weight, out, eps, **constants)
+    _add_norm[num_rows,](
+        residual, residual if added is None else added, weight, out, eps, **constants
+    )
     return out
 
 

@@ -15,7 +15,7 @@ from .rotate_store import rotate_store
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """A step's attention on the device, all int32: of the first `len(lengths)` rows one token each.
 
     tables [num_seqs, num_pages]; lengths [num_decodes], contexts with the new token; tiles
@@ -45,7 +45,7 @@ class TritonKernels:
     def round_rows(self, num_rows: int) -> int:
         return num_rows
 
-    def plan(self, spans: Spans, cache: Tensor, windows: tuple[int | None, ...]) -> Plan:
+    def plan(self, spans: Spans, cache: Tensor, windows: tuple[int | None, ...]) -> LaunchPlan:
         counts, starts, device = spans.offsets.diff(), spans.starts, cache.device
         num_decodes = int((counts == 1).sum())
         chunks = zip(
@@ -56,7 +56,7 @@ class TritonKernels:
             strict=True,
         )
         tiles = torch.from_numpy(cut_tiles([*chunks], tile_tokens(self.group, cache)))
-        return Plan(
+        return LaunchPlan(
             tables=upload(spans.tables.int(), device),
             lengths=upload((starts[:num_decodes] + 1).int(), device),
             tiles=upload(tiles, device),
@@ -67,17 +67,24 @@ class TritonKernels:
         """In which parts the contexts of so many decodes are read."""
         return choose_splits(max(num_decodes, 1), cache.shape[2], self.num_processors)
 
-    def norm(self, stream: Tensor, mixed: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        return add_norm(stream, mixed, weight, eps)
+    def norm(self, residual: Tensor, hidden: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        return add_norm(residual, hidden, weight, eps)
 
-    def turn_and_store(
-        self, rows: Tensor, turns: Tensor, heads: Heads, cache: Tensor, places: tuple[Tensor, ...]
+    def rope_and_store(
+        self,
+        rows: Tensor,
+        rotary: Tensor,
+        heads: Heads,
+        cache: Tensor,
+        slot_mapping: tuple[Tensor, ...],
     ) -> None:
-        blocks, slots = places
-        rotate_store(rows, turns, heads.norm, heads.norm_eps, cache, blocks, slots, heads.num_heads)
+        blocks, slots = slot_mapping
+        rotate_store(
+            rows, rotary, heads.norm, heads.norm_eps, cache, blocks, slots, heads.num_heads
+        )
 
     def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, LaunchPlan)
         assert heads.num_heads == self.group * heads.num_kv_heads, "tiles are cut for a group"
         query, num_decodes = rows[:, : heads.num_heads], plan.lengths.shape[0]
         given = (cache, plan.tables, heads.scale, heads.window, heads.softcap)

@@ -18,7 +18,7 @@ from .common import padded, require, runs_kernel
 
 @triton.jit
 def _rotate_store(
-    heads, turns, norm, pages, blocks, slots, eps,
+    heads, rotary, norm, pages, blocks, slots, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
@@ -35,7 +35,7 @@ def _rotate_store(
         weight = tl.load(norm + head * HEAD_DIM + at, mask=inside & turning, other=1.0)
         found *= tl.where(turning, tl.rsqrt(square + eps) * weight.to(tl.float32), 1.0)
     one = (at % 2 == 0).to(tl.float32)  # no turn at all, which is what values get
-    turn = tl.load(turns + token * HEAD_DIM + at, mask=(at < HEAD_DIM) & turning, other=0.0)
+    turn = tl.load(rotary + token * HEAD_DIM + at, mask=(at < HEAD_DIM) & turning, other=0.0)
     cos, sin = tl.split(tl.where(turning, turn, one))
     x, y = tl.split(found)
     turned = tl.join(x * cos - y * sin, x * sin + y * cos).to(heads.dtype.element_ty)
@@ -48,7 +48,7 @@ def _rotate_store(
 
 def rotate_store(
     heads: Tensor,
-    turns: Tensor,
+    rotary: Tensor,
     norm: Tensor | None,
     eps: float,
     cache: Tensor,
@@ -58,20 +58,20 @@ def rotate_store(
 ) -> None:
     """Turn the queries in `heads` in place, and put turned keys and values into `cache`.
 
-    heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; turns complex64 [num_tokens, 1,
+    heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; rotary complex64 [num_tokens, 1,
     head_dim / 2]; norm [num_heads + num_kv_heads, head_dim] or None: what root-mean-square-normed
     queries and keys are multiplied by; blocks, slots [num_tokens] int64: where a token's keys and
     values go, nowhere for block -1. Only the queries in `heads` are of use after.
     """
     num_tokens, all_heads, dim = heads.shape
     require(all_heads == num_heads + 2 * cache.shape[2], "rotate_store: heads are q, k and v.")
-    require(heads.is_contiguous() and turns.is_contiguous(), "rotate_store: rows contiguous.")
+    require(heads.is_contiguous() and rotary.is_contiguous(), "rotate_store: rows contiguous.")
     if not runs_kernel(heads):
-        reference(heads, turns, norm, eps, cache, blocks, slots, num_heads)
+        reference(heads, rotary, norm, eps, cache, blocks, slots, num_heads)
         return
     constants = rotate_constants(num_heads, pages_of(cache), norm is not None)
     _rotate_store[num_tokens, -(-all_heads // constants["ROWS"])](
-        heads, torch.view_as_real(turns), heads if norm is None else norm, cache, blocks, slots,
+        heads, torch.view_as_real(rotary), heads if norm is None else norm, cache, blocks, slots,
         eps,
         **constants,
     )  # fmt: skip
@@ -94,7 +94,7 @@ def rotate_constants(num_heads: int, pages: Pages, has_norm: bool) -> Mapping[st
 
 def reference(
     heads: Tensor,
-    turns: Tensor,
+    rotary: Tensor,
     norm: Tensor | None,
     eps: float,
     cache: Tensor,
@@ -107,7 +107,7 @@ def reference(
     if norm is not None:
         turning = rms_norm(turning, turning.shape[-1:], None, eps) * norm
     pairs = torch.view_as_complex(turning.view(*turning.shape[:-1], -1, 2))
-    heads[:, : num_heads + cache.shape[2]] = torch.view_as_real(pairs * turns).flatten(-2)
+    heads[:, : num_heads + cache.shape[2]] = torch.view_as_real(pairs * rotary).flatten(-2)
     kept = blocks >= 0
     kv = heads[kept, num_heads:].view(-1, 2, *cache.shape[2:3], heads.shape[2])
     cache[blocks[kept], :, :, slots[kept]] = kv

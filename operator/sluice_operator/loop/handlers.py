@@ -24,7 +24,7 @@ from ..metrics import Metrics
 from ..pods.scrape import create_client
 from ..settings import Settings
 from ..spec.service import GROUP, PLURAL, VERSION
-from .reconcile import Context, Reconciler
+from .reconcile import Dependencies, Reconciler
 
 _log = logging.getLogger(__name__)
 
@@ -41,21 +41,21 @@ class Operator:
     """The reconcilers, their tasks, and the store that the watches feed."""
 
     settings: Settings
-    context: Context | None = None
+    dependencies: Dependencies | None = None
     store: ChildStore = field(default_factory=ChildStore)
     reconcilers: dict[Key, Reconciler] = field(default_factory=dict)
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
 
-    def see(self, context: Context, key: Key, body: Object) -> None:
+    def see(self, dependencies: Dependencies, key: Key, body: Object) -> None:
         """The watch shows an object."""
         task = self.tasks.get(key)
         if task is None or task.done():
             self.store.open(key)
-            self.reconcilers[key] = Reconciler(context, *key)
+            self.reconcilers[key] = Reconciler(dependencies, *key)
             task = asyncio.create_task(self.reconcilers[key].run(), name="/".join(key))
             task.add_done_callback(partial(self._ended, key))
             self.tasks[key] = task
-            context.metrics.objects.set(len(self.tasks))
+            dependencies.metrics.objects.set(len(self.tasks))
         self.reconcilers[key].see(body)
 
     def see_child(self, kind: str, body: Object, *, is_gone: bool) -> None:
@@ -81,8 +81,8 @@ class Operator:
         task = self.tasks.pop(key, None)
         self.reconcilers.pop(key, None)
         self.store.close(key)
-        if self.context:
-            self.context.metrics.objects.set(len(self.tasks))
+        if self.dependencies:
+            self.dependencies.metrics.objects.set(len(self.tasks))
         return task
 
     async def _end(self, key: Key) -> None:
@@ -93,8 +93,8 @@ class Operator:
     async def stop(self) -> None:
         for key in list(self.tasks):
             await self._end(key)
-        if self.context:
-            await self.context.client.aclose()
+        if self.dependencies:
+            await self.dependencies.client.aclose()
 
 
 def create_registry(operator: Operator) -> kopf.OperatorRegistry:
@@ -122,14 +122,14 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
-        operator.context = await connect(operator)
+        operator.dependencies = await connect(operator)
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
         await operator.stop()
 
 
-async def connect(operator: Operator) -> Context:
+async def connect(operator: Operator) -> Dependencies:
     """The reconcilers' context. Raises kopf.TemporaryError where waiting can help."""
     settings, metrics = operator.settings, Metrics()
     try:
@@ -141,7 +141,7 @@ async def connect(operator: Operator) -> Context:
     except ClusterError as e:
         raise kopf.TemporaryError(str(e), delay=5) from e
     start_http_server(settings.metrics_port, settings.address, metrics.registry)
-    return Context(settings, cluster, create_client(), metrics, operator.store)
+    return Dependencies(settings, cluster, create_client(), metrics, operator.store)
 
 
 def _register_child(
@@ -161,12 +161,14 @@ def _register_objects(registry: kopf.OperatorRegistry, operator: Operator) -> No
     async def changed(
         body: kopf.Body, type: str, namespace: str | None, name: str, **_: Any
     ) -> None:
-        assert operator.context is not None  # kopf watches only once its start-up handlers are done
+        assert (
+            operator.dependencies is not None
+        )  # kopf watches only once its start-up handlers are done
         key = (namespace or "", name)
         if type == "DELETED":
             await operator.forget(key, str(body.metadata["uid"]))
         else:
-            operator.see(operator.context, key, dict(body))
+            operator.see(operator.dependencies, key, dict(body))
 
 
 class _NoDifferences(kopf.DiffBaseStorage):

@@ -24,7 +24,7 @@ from ..spec.kinds import MAX_NUM_SEQS
 from ..spec.service import InferenceService, Spec
 from ..status import compose, events
 from ..status.events import Notice
-from ..tuner import Decision, Limits, Observation, PodView, Targets, decide
+from ..tuner import CapLimits, Decision, Observation, PodView, Targets, decide
 
 PAST_SAVE_SECONDS = 30.0
 """The tuner's memory alone is saved this rarely: losing it costs caution, not correctness."""
@@ -304,9 +304,9 @@ def _effective_ceiling(spec: Spec, observed: Observed) -> int:
     return min(bounds)
 
 
-def _limits(spec: Spec, ceiling: int) -> Limits:
+def _limits(spec: Spec, ceiling: int) -> CapLimits:
     behavior = spec.scaling.behavior
-    return Limits(
+    return CapLimits(
         ceiling=ceiling,
         min_num_seqs=min(spec.batching.min_num_seqs, ceiling),
         min_replicas=spec.scaling.min_replicas,

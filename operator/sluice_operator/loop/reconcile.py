@@ -29,13 +29,13 @@ from ..cluster.observed import Object, Pod, pod_of, version
 from ..metrics import Metrics
 from ..model.fit import judge
 from ..model.reader import ModelReader
-from ..pods.scrape import MAX_OPEN, Scrape, ScrapeError, Scraper, Target
+from ..pods.scrape import MAX_OPEN, Scrape, ScrapeError, Scraper, ScrapeTarget
 from ..reasons import Reason
 from ..settings import Settings
 from ..spec.service import KIND, InferenceService, SpecError, parse
 from ..status import compose, events
 from ..status.events import Notice
-from ..status.write_limiter import Turns
+from ..status.write_limiter import WriteTurns
 from ..status.writer import StatusWriter
 from ..tuner.replicas import wanting_none
 from . import ownership
@@ -54,7 +54,7 @@ _NOT_READ = frozenset({"labels", "annotations", "managedFields"})
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class Dependencies:
     """All that the reconcilers of one operator share."""
 
     settings: Settings
@@ -62,7 +62,7 @@ class Context:
     client: httpx.AsyncClient
     metrics: Metrics
     store: ChildStore
-    turns: Turns = field(default_factory=lambda: Turns(time.monotonic))
+    turns: WriteTurns = field(default_factory=lambda: WriteTurns(time.monotonic))
     exchanges: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OPEN))
 
 
@@ -81,8 +81,8 @@ class _Memory:
 class Reconciler:
     """Looks after one object until its task is cancelled."""
 
-    def __init__(self, context: Context, namespace: str, name: str) -> None:
-        self._context, self._namespace, self._name = context, namespace, name
+    def __init__(self, dependencies: Dependencies, namespace: str, name: str) -> None:
+        self._dependencies, self._namespace, self._name = dependencies, namespace, name
         self._key = (namespace, name)
         self._forget()
         self._body: Object = {}
@@ -107,12 +107,12 @@ class Reconciler:
         self._body = {**body, "metadata": _own_metadata(body)}
 
     def _forget(self) -> None:
-        context, self._memory = self._context, _Memory()
-        self._model = ModelReader(context.cluster, context.settings)
-        self._scraper = Scraper(context.client, context.metrics, context.exchanges)
-        self._status = StatusWriter(context.cluster, context.turns)
-        cluster, every_s = context.cluster, context.settings.resync_s
-        self._children = Children(cluster, context.store, self._key, every_s)
+        dependencies, self._memory = self._dependencies, _Memory()
+        self._model = ModelReader(dependencies.cluster, dependencies.settings)
+        self._scraper = Scraper(dependencies.client, dependencies.metrics, dependencies.exchanges)
+        self._status = StatusWriter(dependencies.cluster, dependencies.turns)
+        cluster, every_s = dependencies.cluster, dependencies.settings.resync_s
+        self._children = Children(cluster, dependencies.store, self._key, every_s)
         self._failures = Failures(cluster, self._namespace, self._children.pods_label, every_s)
         self._keys = ApiKeys(cluster, every_s)
 
@@ -147,9 +147,9 @@ class Reconciler:
 
     async def _counted_pass(self) -> float | None:
         """Seconds until the next pass, or None if this one failed."""
-        passes = self._context.metrics.passes
+        passes = self._dependencies.metrics.passes
         try:
-            with self._context.metrics.pass_seconds.time():
+            with self._dependencies.metrics.pass_seconds.time():
                 pause_s = await self.reconcile()
         except ClusterError as e:
             _log.warning("%s/%s: %s: %s", self._namespace, self._name, e.reason, e)
@@ -173,7 +173,7 @@ class Reconciler:
         if meta.get("deletionTimestamp"):
             return _MAX_BACKOFF_S
         if not await self._is_to_care(now):
-            return self._context.settings.resync_s
+            return self._dependencies.settings.resync_s
         last = {**previous, "observedGeneration": meta.get("generation", 0)}
         try:
             service = parse(body)
@@ -181,7 +181,7 @@ class Reconciler:
             wanted = compose.fail(last, previous, Reason.INVALID_SPEC, str(e), now)
             await self._tell(meta, events.transitions(previous, wanted), now)
             await self._write_status(wanted)
-            return self._context.settings.resync_s
+            return self._dependencies.settings.resync_s
         if service.unknown:
             await self._tell(meta, [events.left_out(service.unknown, service.generation)], now)
         try:
@@ -191,15 +191,19 @@ class Reconciler:
         except ClusterError as e:
             await self._tell_refusal(last, previous, e, now)
             raise
-        planned = plan(service, observed, self._context.settings, now)
+        planned = plan(service, observed, self._dependencies.settings, now)
         wait_s = await self._execute(planned, previous, now)
         self._memory.pods = planned.pods
         # A look a tick is enough also where the status waits for its turn.
-        return min(planned.requeue_s, max(wait_s, self._context.settings.tick_s))
+        return min(planned.requeue_s, max(wait_s, self._dependencies.settings.tick_s))
 
     async def _is_to_care(self, now: float) -> bool:
         """False where the object is another installation's, which is then told."""
-        memory, meta, me = self._memory, self._body["metadata"], self._context.settings.instance
+        memory, meta, me = (
+            self._memory,
+            self._body["metadata"],
+            self._dependencies.settings.instance,
+        )
         ref = Ref("ConfigMap", self._namespace, runtime.runtime_name(self._name))
         owner = ownership.owner_of(meta["uid"], await self._children.find(ref))
         if owner in ("", me):
@@ -229,7 +233,7 @@ class Reconciler:
             previous=previous,
             runtime=memory.runtime,
             accepted=dict(children.accepted),
-            deleted=self._context.store.lost(self._key, self.uid),
+            deleted=self._dependencies.store.lost(self._key, self.uid),
             unsaved_s=time.monotonic() - children.saved_s,
             failed=await self._failures.newest(pods, now),
             keys_problem=await self._keys.problem(service, time.monotonic()),
@@ -253,10 +257,10 @@ class Reconciler:
         if not await self._children.sweep(service):
             return True
         itself = Ref(KIND, self._namespace, self._name)
-        return self.uid in await self._context.cluster.uids(itself)
+        return self.uid in await self._dependencies.cluster.uids(itself)
 
     def _pods(self, now: float) -> tuple[Pod, ...]:
-        pods = (pod_of(body, now) for body in self._context.store.pods(self._key))
+        pods = (pod_of(body, now) for body in self._dependencies.store.pods(self._key))
         return tuple(sorted(pods, key=lambda pod: pod.name))
 
     async def _scrape(
@@ -281,7 +285,7 @@ class Reconciler:
             same = await self._children.apply([m for m in wanted if m["kind"] == "ConfigMap"])
             self._memory.runtime = planned.runtime
             for notice in planned.decided:
-                self._context.metrics.decisions.labels(notice.reason).inc()
+                self._dependencies.metrics.decisions.labels(notice.reason).inc()
             await self._send(planned)
             await self._tell(meta, planned.decided, now)
             same |= await self._children.apply([m for m in wanted if m["kind"] != "ConfigMap"])
@@ -315,7 +319,7 @@ class Reconciler:
         )
         for item, answer in zip(planned.patches, answers, strict=True):
             if isinstance(answer, ScrapeError):
-                self._context.metrics.scrape_failures.labels(answer.reason).inc()
+                self._dependencies.metrics.scrape_failures.labels(answer.reason).inc()
                 _log.warning(
                     "%s/%s: pod %s: %s", self._namespace, self._name, item.pod.name, answer
                 )
@@ -329,7 +333,7 @@ class Reconciler:
             self._memory.told[notice.reason] = notice.key
             _log.info("%s/%s: %s: %s", self._namespace, self._name, notice.reason, notice.message)
             try:
-                await self._context.cluster.create_once(events.manifest(meta, notice, now))
+                await self._dependencies.cluster.create_once(events.manifest(meta, notice, now))
             except ClusterError as e:  # an event less is no reason to stop serving
                 _log.warning("%s/%s: no event: %s", self._namespace, self._name, e)
 
@@ -351,5 +355,5 @@ def _asked(body: Object) -> tuple[Any, ...]:
     return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp")
 
 
-def _target(pod: Pod) -> Target:
-    return Target(pod.uid, pod.ip)
+def _target(pod: Pod) -> ScrapeTarget:
+    return ScrapeTarget(pod.uid, pod.ip)

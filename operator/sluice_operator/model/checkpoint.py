@@ -24,7 +24,7 @@ ROOT_URI = "file:///models/"
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ModelFacts:
     """What is known of a model before any pod. `weights_bytes` in `dtype`, as it would run.
 
     `commit`: what the revision of a hub's model stood for; "" elsewhere.
@@ -48,7 +48,7 @@ class Unread:
     is_pending: bool = False
 
 
-def read(uri: str, dtype: str, root: Path, *, on_cpu: bool) -> Checkpoint | Unread:
+def read(uri: str, dtype: str, root: Path, *, on_cpu: bool) -> ModelFacts | Unread:
     """The checkpoint at `uri` under `root`, which stands for `ROOT_URI`.
 
     `dtype`: the one asked for, "auto" for the checkpoint's own. Raises CheckpointError, or
@@ -62,7 +62,7 @@ def read(uri: str, dtype: str, root: Path, *, on_cpu: bool) -> Checkpoint | Unre
     return examine(Directory(directory), dtype, on_cpu=on_cpu)
 
 
-def examine(source: Source, dtype: str, commit: str = "", *, on_cpu: bool) -> Checkpoint:
+def examine(source: Source, dtype: str, commit: str = "", *, on_cpu: bool) -> ModelFacts:
     """What the files of `source` say; raises as `read`."""
     config = read_config(source)
     ModelShape.from_config(config)  # what is not built is told before what is missing
@@ -72,7 +72,7 @@ def examine(source: Source, dtype: str, commit: str = "", *, on_cpu: bool) -> Ch
     stored, converted = _num_bytes(weights, shape, DTYPE_BYTES[runs_as])
     if max(stored, converted) > MOST_BYTES:
         raise CheckpointError(f"{source.title} claims tensors of over {MOST_BYTES >> 50} PiB.")
-    return Checkpoint(shape, runs_as, converted, stored // DTYPE_BYTES[shape.dtype], commit)
+    return ModelFacts(shape, runs_as, converted, stored // DTYPE_BYTES[shape.dtype], commit)
 
 
 def _num_bytes(weights: Weights, shape: ModelShape, wanted: int) -> tuple[int, int]:

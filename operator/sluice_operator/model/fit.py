@@ -19,7 +19,7 @@ from sluice_core.model.sizing import (
 
 from ..reasons import Reason
 from ..spec.service import Spec
-from .checkpoint import Checkpoint, Unread
+from .checkpoint import ModelFacts, Unread
 
 UNREAD_CAP = 4
 """The ceiling that is assumed of a model that cannot be read, until a pod has told its own."""
@@ -41,11 +41,11 @@ class Fit:
     reason: Reason
     message: str
     memory: MemoryPlan | None = None
-    checkpoint: Checkpoint | None = None
+    checkpoint: ModelFacts | None = None
     is_pending: bool = False
 
 
-def judge(spec: Spec, found: Checkpoint | Unread | Refused) -> Fit:
+def judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
     """The memory arithmetic of the design, section 5, for one pod."""
     if isinstance(found, Unread):
         why = Reason.HEADERS_UNAVAILABLE
@@ -84,7 +84,7 @@ def loading_bytes(fit: Fit) -> int:
     return host_memory_bytes(found.shape, DTYPE_BYTES[found.dtype]) if found else HOST_BYTES
 
 
-def _plan(spec: Spec, found: Checkpoint) -> MemoryPlan:
+def _plan(spec: Spec, found: ModelFacts) -> MemoryPlan:
     device: Literal["cuda", "cpu"] = "cuda" if spec.hardware.accelerator == "nvidia" else "cpu"
     saved = bytes_saved(found.shape, found.dtype, _argument(spec, "quantization"))
     return plan_memory(

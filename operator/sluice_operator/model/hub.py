@@ -15,7 +15,7 @@ from sluice_core.hub import reference
 from sluice_core.hub.listing import Listing
 from sluice_core.hub.site import TIMEOUT_S, NoCertificates, Site, Transient, beginning
 
-from .checkpoint import Checkpoint, Unread, examine
+from .checkpoint import ModelFacts, Unread, examine
 
 MAX_FILES = 32
 """Headers of more would take minutes; the index then tells the size."""
@@ -25,7 +25,7 @@ _ADVICE = "name in spec.model.secretRef a Secret whose key `token` holds a token
 
 
 @dataclass(frozen=True, slots=True)
-class HubModel:
+class HubSource:
     """ORG/NAME of `endpoint` at a branch, a tag or a commit. `proxy`: on the way there; `ends_s`:
     when to give up."""
 
@@ -37,7 +37,7 @@ class HubModel:
     ends_s: float = field(default_factory=lambda: time.monotonic() + _DEADLINE_S, repr=False)
 
 
-def read(model: HubModel, dtype: str, *, on_cpu: bool) -> Checkpoint | Unread:
+def read(model: HubSource, dtype: str, *, on_cpu: bool) -> ModelFacts | Unread:
     """What the headers of `model` say. Raises CheckpointError and SizingError, as the checkpoint's.
 
     DownloadError where the hub says that the model is not there or may not be read.
@@ -72,7 +72,7 @@ class _Files:
     """The files of one commit, as a `files.Source`."""
 
     _site: Site
-    _model: HubModel
+    _model: HubSource
     listing: Listing
 
     @property

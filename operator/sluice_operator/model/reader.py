@@ -16,10 +16,10 @@ from ..cluster.client import Cluster, Ref
 from ..settings import Settings
 from ..spec.service import InferenceService, Model
 from . import hub
-from .checkpoint import Checkpoint, Unread, read
+from .checkpoint import ModelFacts, Unread, read
 from .fit import Refused
 
-Found = Checkpoint | Unread | Refused
+Found = ModelFacts | Unread | Refused
 
 _REREAD_S = 60.0
 _MOST_REREAD_S = 600.0
@@ -63,7 +63,7 @@ class ModelReader:
         known = self._found if self._found_key == key else None
         sizes_itself = is_served and isinstance(known, Unread) and not known.is_pending
         reread_s = _SERVING_REREAD_S if sizes_itself else self._reread_s
-        if known and (isinstance(known, Checkpoint) or now_s - self._found_s < reread_s):
+        if known and (isinstance(known, ModelFacts) or now_s - self._found_s < reread_s):
             return known
         wait_s = 0.0 if sizes_itself else _MEANWHILE_S if is_served or known else _FIRST_S
         began_s = time.monotonic()
@@ -134,7 +134,7 @@ def _read(model: Model, settings: Settings, token: str | None, on_cpu: bool) -> 
         if model.repo is not None:
             revision = model.revision or "main"
             where = settings.hub_endpoint, model.repo, revision
-            wanted = hub.HubModel(*where, token, settings.hub_proxy)
+            wanted = hub.HubSource(*where, token, settings.hub_proxy)
             return hub.read(wanted, model.dtype, on_cpu=on_cpu)
         return read(model.uri, model.dtype, settings.models_dir, on_cpu=on_cpu)
     except (StartupError, SizingError) as e:

@@ -59,7 +59,7 @@ class ScrapeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ScrapeTarget:
     """One pod to ask."""
 
     uid: str
@@ -145,7 +145,7 @@ class Scraper:
         return uid in self._held
 
     async def scrape(
-        self, targets: tuple[Target, ...], token: str, now: float, window_s: float = 0.0
+        self, targets: tuple[ScrapeTarget, ...], token: str, now: float, window_s: float = 0.0
     ) -> Mapping[str, Scrape]:
         """Ask all `targets` at once; by pod uid. Pods that are gone are in it with their ticks of
         the last `window_s`, or for as long as bursts are remembered: their misses do not leave with
@@ -163,7 +163,7 @@ class Scraper:
         self._held = dict([one for one in gone.items() if one[1].evidence][-MAX_GONE:]) | fresh
         return self._held
 
-    async def patch(self, target: Target, token: str, patch: RuntimePatch) -> RuntimeConfig:
+    async def patch(self, target: ScrapeTarget, token: str, patch: RuntimePatch) -> RuntimeConfig:
         """Send `patch`; the pod's effective configuration. ScrapeError if it is refused."""
         call = _Call("/v1/runtime_config", MAX_CONFIG_BYTES, "PATCH", encode(patch))
         config = _decoded(await self._ask(target, token, call), RuntimeConfig)
@@ -171,7 +171,7 @@ class Scraper:
         self._held[target.uid] = replace(held, config=config)
         return config
 
-    async def _scrape_one(self, target: Target, token: str, now: float) -> None:
+    async def _scrape_one(self, target: ScrapeTarget, token: str, now: float) -> None:
         held = self._held[target.uid]
         try:
             call = _Call("/v1/runtime_config", MAX_CONFIG_BYTES)
@@ -192,11 +192,11 @@ class Scraper:
         """That may be kept of one pod."""
         return MAX_KEPT_BYTES // max(len(self._held), 1)
 
-    async def _ask(self, target: Target, token: str, call: "_Call") -> bytes:
+    async def _ask(self, target: ScrapeTarget, token: str, call: "_Call") -> bytes:
         async with self._own, self._exchanges, _deadline():
             return await self._send(target, token, call)
 
-    async def _send(self, target: Target, token: str, call: "_Call") -> bytes:
+    async def _send(self, target: ScrapeTarget, token: str, call: "_Call") -> bytes:
         # identity: a compressed answer could be small on the wire and huge in memory.
         headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
         if call.body is not None:

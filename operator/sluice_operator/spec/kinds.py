@@ -1,4 +1,4 @@
-"""Values that the object spells otherwise than Python: their schema, CEL rule and reader. Pure.
+"""Values that the object spells otherwise than Python: schema, CEL rule and reader. Pure.
 
 `extra` of a field's `msgspec.Meta` holds its `schema`, how it is `read`, and its `default` as the
 object spells it.

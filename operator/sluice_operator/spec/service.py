@@ -105,7 +105,7 @@ class Model(SpecObject, frozen=True):
         return self.uri.removeprefix("file://").rstrip("/") if self.scheme == "file" else None
 
 
-class Engine(SpecObject, frozen=True):
+class EngineSpec(SpecObject, frozen=True):
     """What serves it.
 
     name: Which engine; only Sluice is built yet.
@@ -152,7 +152,7 @@ _SLO_NAMES = {"ttft_ms": "timeToFirstToken", "itl_ms": "interTokenLatency", "e2e
 _WHY_30M = "; workers keep evidence of half an hour"
 
 
-class Slo(SpecObject, frozen=True, rename=_SLO_NAMES | {"window_s": "window"}):
+class SloSpec(SpecObject, frozen=True, rename=_SLO_NAMES | {"window_s": "window"}):
     """The promise. A target is None if it is not given; without any, the cap is memory's.
 
     percentile: Share of requests or gaps in percent.
@@ -261,10 +261,10 @@ class Spec(SpecObject, frozen=True, kw_only=True):
     """
 
     model: Model
-    engine: Engine = Engine()
+    engine: EngineSpec = EngineSpec()
     hardware: Hardware
     batching: Batching = Batching()
-    slo: Annotated[Slo, Meta(extra={"default": None})] = Slo()
+    slo: Annotated[SloSpec, Meta(extra={"default": None})] = SloSpec()
     scaling: Scaling = Scaling()
     replicas: Annotated[int, Meta(ge=0, le=MAX_REPLICAS)] | None = None
     rollout: Rollout = "Surge"

@@ -168,7 +168,7 @@ STATUS = group(
             cap=say(COUNT, "Waiting for max_num_seqs."),
             kv=say(COUNT, "Waiting for KV blocks."),
             prefill=say(COUNT, "Computing prompts."),
-            cold=say(COUNT, "Outside the engine: a cold start, tokenising, HTTP."),
+            outside=say(COUNT, "Outside the engine: a cold start, tokenising, HTTP."),
             other=say(COUNT, "What the pod booked to none of these."),
         ),
         lengths=group(

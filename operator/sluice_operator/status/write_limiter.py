@@ -59,7 +59,7 @@ def _without(part: Object, measured: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Turns:
+class WriteTurns:
     """What the objects of one operator share; the first to ask is the first to write."""
 
     clock: Clock
@@ -76,7 +76,7 @@ class Turns:
 class Pace:
     """Of one object's status."""
 
-    turns: Turns
+    turns: WriteTurns
     written_s: float = -inf
     turn_s: float | None = None
 

@@ -7,14 +7,14 @@ from ..children.manifests import digest
 from ..cluster.client import Cluster
 from ..cluster.observed import Object
 from ..spec.service import API_VERSION, KIND
-from .write_limiter import Pace, Turns
+from .write_limiter import Pace, WriteTurns
 
 
 class StatusWriter:
     """The writer of one object's status. `unwritten`: the status that was refused last, empty once
     one is written: what it says has been told."""
 
-    def __init__(self, cluster: Cluster, turns: Turns) -> None:
+    def __init__(self, cluster: Cluster, turns: WriteTurns) -> None:
         self._cluster, self._pace = cluster, Pace(turns)
         self._accepted = ""
         self.unwritten: Object = {}

@@ -9,10 +9,10 @@ from sluice_core.contract import TICK_SECONDS, Tick
 from sluice_core.latency import StepTime
 
 from . import constants as k
-from .evidence import HeardPod, Work, is_filled
+from .evidence import HeardPod, Workload, is_filled
 
 
-def calibration(model: StepTime | None, pods: Sequence[HeardPod], work: Work) -> float:
+def calibration(model: StepTime | None, pods: Sequence[HeardPod], work: Workload) -> float:
     """Measured over predicted speed: what HTTP, a CPU quota and a bad fit cost; about 1.
 
     Of the newest ticks in which a pod was full, however long ago: a pod that is throttled when full
@@ -42,7 +42,7 @@ def _is_full(tick: Tick, before: Tick) -> bool:
     return bool(waited and tick.steps) and is_filled(tick)
 
 
-def _predicted_tokens(model: StepTime, work: Work, tick: Tick) -> float:
+def _predicted_tokens(model: StepTime, work: Workload, tick: Tick) -> float:
     """Tokens that a tick in which so many ran should have given. Of those in prefill, which waits
     for room beside the others' next tokens, nobody knows how many there would be."""
     batch = max(tick.running, 1)

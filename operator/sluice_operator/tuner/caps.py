@@ -11,11 +11,11 @@ from sluice_core.model.sizing import carried_sequences
 
 from ..reasons import Reason
 from . import constants as k
-from . import spells
-from .case import Case, effective_cap
-from .demand import Load
+from . import interference
+from .context import Context, effective_cap
+from .demand import OfferedLoad
 from .evidence import cap_is_used, median_kv_tokens
-from .runs import series_of
+from .tick_sums import series_of
 from .types import BreachedCap, Condition, LoadedCap, Move, Past, TargetName, Targets
 from .verdicts import READERS
 
@@ -35,39 +35,39 @@ class Bound:
         return self.cap > cap and self.cap >= k.MIN_RAISE * cap
 
 
-def cap_move(case: Case, feasible: Condition, bound: Bound, load: Load) -> Move:
+def cap_move(context: Context, feasible: Condition, bound: Bound, load: OfferedLoad) -> Move:
     """What the cap shall be; `bound`: how far it can be raised; `load`: what it must be for what
     arrives."""
-    cap = case.seen.cap
-    if (within := bounded_cap(case)) is not None:
+    cap = context.seen.cap
+    if (within := bounded_cap(context)) is not None:
         return within
-    if 2 * len(case.acked) < len(case.pods):
-        message = f"epoch {case.seen.epoch} is acknowledged by {len(case.acked)} of "
-        return Move(cap, Reason.AWAITING_ACKNOWLEDGEMENT, message + f"{len(case.pods)} pods")
-    move = _by_evidence(case, feasible, _to_end(case, bound, load.enough), load)
-    return _raise_for_load(case, load.raise_to, move.to) or move
+    if 2 * len(context.acked) < len(context.pods):
+        message = f"epoch {context.seen.epoch} is acknowledged by {len(context.acked)} of "
+        return Move(cap, Reason.AWAITING_ACKNOWLEDGEMENT, message + f"{len(context.pods)} pods")
+    move = _by_evidence(context, feasible, _to_end(context, bound, load.enough), load)
+    return _raise_for_load(context, load.raise_to, move.to) or move
 
 
-def _by_evidence(case: Case, feasible: Condition, bound: Bound, load: Load) -> Move:
-    cap, keep = case.seen.cap, load.keep
-    if case.gaps_breached:
-        return _lower(case, feasible, keep)
-    if (back := _raised_too_far(case, keep)) is not None:
+def _by_evidence(context: Context, feasible: Condition, bound: Bound, load: OfferedLoad) -> Move:
+    cap, keep = context.seen.cap, load.keep
+    if context.gaps_breached:
+        return _lower(context, feasible, keep)
+    if (back := _raised_too_far(context, keep)) is not None:
         return back
-    if (fewer := _ends_too_late(case, max(load.keep, load.enough))) is not None:
+    if (fewer := _ends_too_late(context, max(load.keep, load.enough))) is not None:
         return fewer
-    late, in_spells = case.late_in_queue, case.verdict("interTokenLatency") == "Breach"
+    late, in_interference = context.late_in_queue, context.verdict("interTokenLatency") == "Breach"
     # What may still prove to be a regime is no time to raise.
-    if in_spells and (late is None or len(case.epoch) < k.REGIME_WINDOW):
+    if in_interference and (late is None or len(context.epoch) < k.REGIME_WINDOW):
         return Move(cap, feasible.reason, feasible.message)
-    if late is not None and case.cause != "none":
-        return _raise_for_queue(case, late, bound)
-    return _raise_with_headroom(case, bound)
+    if late is not None and context.cause != "none":
+        return _raise_for_queue(context, late, bound)
+    return _raise_with_headroom(context, bound)
 
 
-def bounded_cap(case: Case) -> Move | None:
+def bounded_cap(context: Context) -> Move | None:
     """The move back within the limits, which needs no evidence; None where the cap is."""
-    limits, cap = case.seen.limits, case.seen.cap
+    limits, cap = context.seen.limits, context.seen.cap
     within = limits.bound_cap(cap)
     if within == cap:
         return None
@@ -75,179 +75,184 @@ def bounded_cap(case: Case) -> Move | None:
     return Move(within, Reason.WITHIN_LIMITS, message)
 
 
-def _raise_for_load(case: Case, least: int, otherwise: int) -> Move | None:
+def _raise_for_load(context: Context, least: int, otherwise: int) -> Move | None:
     """The way up to the `least` that does what arrives; None where the cap goes that far
     `otherwise`."""
-    cap, ceiling, late = case.seen.cap, case.seen.limits.ceiling, case.late_in_queue
-    room = min(ceiling, sequences_if_shared(case) or ceiling)
+    cap, ceiling, late = context.seen.cap, context.seen.limits.ceiling, context.late_in_queue
+    room = min(ceiling, sequences_if_shared(context) or ceiling)
     # Each raise is a new epoch: it is worth one, also where less would do.
     to = min(max(least, ceil(k.MIN_RAISE * cap)), _doubled(cap), room)
     if late is None or least <= cap or to <= max(cap, otherwise):
         return None
-    message = f"{case.numbers(late)}; below {least} arrivals wait for ever; cap {cap} -> {to}"
+    message = f"{context.numbers(late)}; below {least} arrivals wait for ever; cap {cap} -> {to}"
     return Move(to, Reason.LOAD_NEEDS_CAP, message)
 
 
-def _lower(case: Case, feasible: Condition, keep: int) -> Move:
-    cap, minimum = case.seen.cap, case.seen.limits.min_num_seqs
+def _lower(context: Context, feasible: Condition, keep: int) -> Move:
+    cap, minimum = context.seen.cap, context.seen.limits.min_num_seqs
     if feasible.holds is False:
         return Move(cap, feasible.reason, feasible.message)
-    base = effective_cap(cap, case.recent_ticks)
+    base = effective_cap(cap, context.recent_ticks)
     best = floor(k.LOWER * base)
     source = f"{k.LOWER:g} of the {base} that ran"
-    if case.predicted_cap is not None and case.predicted_cap < cap:
-        best, source = case.predicted_cap, "the model's best"
+    if context.predicted_cap is not None and context.predicted_cap < cap:
+        best, source = context.predicted_cap, "the model's best"
         if best <= 1 < floor(k.HALVE * base):
             best, source = floor(k.HALVE * base), f"half of the {base} that ran: the model sees one"
-    proven = _proven_before(case)
+    proven = _proven_before(context)
     if best < proven:
         best, source = proven, "which had shown headroom"
     if best < keep:
         best, source = keep, "the least that does what arrives"
         if best > k.LOWER * cap:
-            message = f"{case.numbers('interTokenLatency')}; below {best} arrivals wait for ever"
+            message = f"{context.numbers('interTokenLatency')}; below {best} arrivals wait for ever"
             return Move(cap, Reason.LOAD_NEEDS_CAP, message)
     lowered = max(minimum, min(cap - 1, best))
     if lowered == minimum > best:
         source = "the minimum"
-    message = f"{case.numbers('interTokenLatency')}; cap {cap} -> {lowered}, {source}"
-    if spells.mostly(case.recent_ticks):
-        return Move(lowered, Reason.SLOW_SPELL_LASTS, f"{message}; until it ends")
+    message = f"{context.numbers('interTokenLatency')}; cap {cap} -> {lowered}, {source}"
+    if interference.mostly(context.recent_ticks):
+        return Move(lowered, Reason.INTERFERENCE_LASTS, f"{message}; until it ends")
     return Move(lowered, Reason.INTER_TOKEN_LATENCY_BREACHED, message)
 
 
-def _proven_before(case: Case) -> int:
+def _proven_before(context: Context) -> int:
     """The cap that this epoch was raised from on measured headroom a short while ago, or 0: what
     held other targets proves nothing of these."""
-    last = case.past.last_change
-    if last is None or last.epoch != case.seen.epoch or last.reason != Reason.HEADROOM:
+    last = context.past.last_change
+    if last is None or last.epoch != context.seen.epoch or last.reason != Reason.HEADROOM:
         return 0
-    if last.time_s < case.past.targets_since_s:
+    if last.time_s < context.past.targets_since_s:
         return 0
-    return last.from_cap if case.seen.now - last.time_s < k.REMEMBER_S else 0
+    return last.from_cap if context.seen.now - last.time_s < k.REMEMBER_S else 0
 
 
-def _raised_too_far(case: Case, keep: int) -> Move | None:
+def _raised_too_far(context: Context, keep: int) -> Move | None:
     """The way back from a raise after which the gaps are over what is allowed, where the step model
     sees less room too: the two say together what gaps alone take minutes to show. None else."""
-    cap, last, targets = case.seen.cap, case.past.last_change, case.seen.targets
-    if last is None or last.epoch != case.seen.epoch or last.from_cap >= cap:
+    cap, last, targets = context.seen.cap, context.past.last_change, context.seen.targets
+    if last is None or last.epoch != context.seen.epoch or last.from_cap >= cap:
         return None
-    if case.model is None or targets.itl_ms is None:
+    if context.model is None or targets.itl_ms is None:
         return None
-    judged = case.verdicts["interTokenLatency"]
+    judged = context.verdicts["interTokenLatency"]
     allowed = judged.allowed_share * judged.epoch_n
     if allowed < k.MIN_BEYOND or judged.epoch_over - judged.epoch_far <= allowed:
         return None
-    busy = [(n, over) for n, over in series_of(case.epoch.parts, GAPS.seen) if n]
+    busy = [(n, over) for n, over in series_of(context.epoch.parts, GAPS.seen) if n]
     num_over = sum(over > judged.allowed_share * n for n, over in busy)
     if num_over < max(k.STANDING_TICKS, k.TOO_FAR_SHARE * len(busy)):
         return None
-    room = case.model.largest_batch(k.LATE_MARGIN * targets.itl_ms, cap)
-    back = case.seen.limits.bound_cap(max(last.from_cap, room, keep))
+    room = context.model.largest_batch(k.LATE_MARGIN * targets.itl_ms, cap)
+    back = context.seen.limits.bound_cap(max(last.from_cap, room, keep))
     if back > k.SAME_CAP * cap:
         return None
-    message = f"{case.numbers('interTokenLatency')}, and the step model has room for {room}; "
+    message = f"{context.numbers('interTokenLatency')}, and the step model has room for {room}; "
     return Move(back, Reason.RAISED_TOO_FAR, f"{message}cap {cap} -> {back}")
 
 
-def _ends_too_late(case: Case, enough: int) -> Move | None:
+def _ends_too_late(context: Context, enough: int) -> Move | None:
     """The way down to as many as end in time together, where so many more ran that none of them
     does: their batch is what takes too long, not their queue. None else, and where it would not be
     `enough` for what arrives: then the queue would take what the batch gives."""
-    cap, ran = case.seen.cap, effective_cap(case.seen.cap, case.recent_ticks)
-    in_time = sequences_in_time(case)
-    if case.verdict("endToEnd") != "Breach" or not enough <= in_time < k.SAME_CAP * ran:
+    cap, ran = context.seen.cap, effective_cap(context.seen.cap, context.recent_ticks)
+    in_time = sequences_in_time(context)
+    if context.verdict("endToEnd") != "Breach" or not enough <= in_time < k.SAME_CAP * ran:
         return None
-    lowered = case.seen.limits.bound_cap(floor(in_time))
-    message = f"{case.numbers('endToEnd')}; of {lowered} at once each ends in time; "
+    lowered = context.seen.limits.bound_cap(floor(in_time))
+    message = f"{context.numbers('endToEnd')}; of {lowered} at once each ends in time; "
     return Move(lowered, Reason.TOO_MANY_TO_END, f"{message}cap {cap} -> {lowered}")
 
 
-def _raise_for_queue(case: Case, late: TargetName, bound: Bound) -> Move:
-    cap, numbers = case.seen.cap, case.numbers(late)
+def _raise_for_queue(context: Context, late: TargetName, bound: Bound) -> Move:
+    cap, numbers = context.seen.cap, context.numbers(late)
     held = {
         "kv": Move(
             cap, Reason.WAITING_FOR_KV, f"{numbers}; requests wait for KV memory, not the cap"
         ),
         "prefill": Move(cap, Reason.PREFILL_BOUND, f"{numbers}; the time went into prefill"),
-        "cold": _held_for_cold(case, numbers),
+        "outside": _held_outside(context, numbers),
     }
-    if case.cause in held:
-        return held[case.cause]
+    if context.cause in held:
+        return held[context.cause]
     if not bound.is_worth_it(cap):
         return Move(cap, bound.reason, f"{numbers}; {bound.message}")
-    to = _step_up(case, bound)
+    to = _step_up(context, bound)
     if late == "timeToFirstToken":
-        reason, waited = Reason.FIRST_TOKEN_BREACHED, f"{case.misses_by['cap']} waited for the cap"
+        reason, waited = (
+            Reason.FIRST_TOKEN_BREACHED,
+            f"{context.misses_by['cap']} waited for the cap",
+        )
     else:
-        reason, waited = Reason.END_TO_END_BREACHED, f"{case.work.waiting_cap} wait for the cap"
-    message = f"{numbers}; {waited}; {_raised(case, to)}"
-    if _shows_headroom(case) and "interTokenLatency" in case.verdicts:
-        return Move(to, Reason.HEADROOM, f"{_proof(case)}; {message}")
+        reason, waited = Reason.END_TO_END_BREACHED, f"{context.work.waiting_cap} wait for the cap"
+    message = f"{numbers}; {waited}; {_raised(context, to)}"
+    if _shows_headroom(context) and "interTokenLatency" in context.verdicts:
+        return Move(to, Reason.HEADROOM, f"{_proof(context)}; {message}")
     return Move(to, reason, message)
 
 
-def _held_for_cold(case: Case, numbers: str) -> Move:
-    """`cold` is all time outside the engine; without a young pod it is tokenising and HTTP."""
-    if case.is_cold:
-        return Move(case.seen.cap, Reason.COLD_START, f"{numbers}; the time went into a cold start")
+def _held_outside(context: Context, numbers: str) -> Move:
+    """`outside` is all time outside the engine; without a young pod it is tokenising and HTTP."""
+    if context.is_cold:
+        return Move(
+            context.seen.cap, Reason.COLD_START, f"{numbers}; the time went into a cold start"
+        )
     message = f"{numbers}; the time went by outside the engine: tokenising, HTTP, a busy CPU"
-    return Move(case.seen.cap, Reason.OUTSIDE_ENGINE, message)
+    return Move(context.seen.cap, Reason.OUTSIDE_ENGINE, message)
 
 
-def _raise_with_headroom(case: Case, bound: Bound) -> Move:
-    cap = case.seen.cap
-    if case.verdicts and not any(verdict.n for verdict in case.verdicts.values()):
-        return Move(cap, Reason.NO_TRAFFIC, f"epoch {case.seen.epoch}: no traffic in the window")
-    queue, used = _queue_for_more(case), cap_is_used(case.recent_ticks)
+def _raise_with_headroom(context: Context, bound: Bound) -> Move:
+    cap = context.seen.cap
+    if context.verdicts and not any(verdict.n for verdict in context.verdicts.values()):
+        return Move(cap, Reason.NO_TRAFFIC, f"epoch {context.seen.epoch}: no traffic in the window")
+    queue, used = _queue_for_more(context), cap_is_used(context.recent_ticks)
     if not (queue or used):
-        message = f"epoch {case.seen.epoch}: the cap {cap} is not used, so it proves nothing"
+        message = f"epoch {context.seen.epoch}: the cap {cap} is not used, so it proves nothing"
         return Move(cap, Reason.CAP_UNUSED, message)
     if not bound.is_worth_it(cap):
         return Move(cap, bound.reason, bound.message)
-    to = _step_up(case, bound)
-    if _shows_headroom(case):
+    to = _step_up(context, bound)
+    if _shows_headroom(context):
         why = "the cap is used" if used else "requests wait for the cap"
-        return Move(to, Reason.HEADROOM, f"{_proof(case)}; {why}; {_raised(case, to)}")
-    if case.model is not None and queue:
-        return Move(to, Reason.QUEUE_STANDS, f"{_proof(case)}; {queue}; {_raised(case, to)}")
-    return Move(cap, Reason.COLLECTING_EVIDENCE, _what_is_missing(case))
+        return Move(to, Reason.HEADROOM, f"{_proof(context)}; {why}; {_raised(context, to)}")
+    if context.model is not None and queue:
+        return Move(to, Reason.QUEUE_STANDS, f"{_proof(context)}; {queue}; {_raised(context, to)}")
+    return Move(cap, Reason.COLLECTING_EVIDENCE, _what_is_missing(context))
 
 
-def _queue_for_more(case: Case) -> str | None:
+def _queue_for_more(context: Context) -> str | None:
     """Why a queue for the cap is reason enough to act on a prediction of room, before measured
     gaps have shown any; None where it is not."""
-    if _queue_stands(case):
+    if _queue_stands(context):
         return "requests wait for the cap, and the last of them will be late"
-    predicted, cap = case.predicted_cap, case.seen.cap
+    predicted, cap = context.predicted_cap, context.seen.cap
     if predicted is None or predicted < k.CLEAR_ROOM * cap:
         return None
-    waits = any(tick.waiting.cap for ticks in case.newest(1) for tick in ticks)
+    waits = any(tick.waiting.cap for ticks in context.newest(1) for tick in ticks)
     return f"requests wait for the cap, and the model sees {predicted}" if waits else None
 
 
-def _queue_stands(case: Case) -> bool:
+def _queue_stands(context: Context) -> bool:
     """Whether requests have waited for the cap for so long, or are so many, that some will be
     late."""
-    if _is_too_long(case):
+    if _is_too_long(context):
         return True
-    num = _standing_ticks(case.seen.targets)
-    queued = [sum(tick.waiting.cap > 0 for tick in ticks) for ticks in case.newest(num)]
+    num = _standing_ticks(context.seen.targets)
+    queued = [sum(tick.waiting.cap > 0 for tick in ticks) for ticks in context.newest(num)]
     return max(queued, default=0) >= k.USED_SHARE * num
 
 
-def _is_too_long(case: Case) -> bool:
+def _is_too_long(context: Context) -> bool:
     """Whether the last of those who wait for the cap waits for longer than its first token, or all
     of it, may take, at the pace that the step model sees."""
-    targets, work, cap = case.seen.targets, case.work, case.seen.cap
+    targets, work, cap = context.seen.targets, context.work, context.seen.cap
     due_ms = targets.e2e_ms if targets.ttft_ms is None else targets.ttft_ms
-    if case.model is None or due_ms is None or not work.lengths_known:
+    if context.model is None or due_ms is None or not work.lengths_known:
         return False
-    queues = [tick.waiting.cap for ticks in case.newest(1) for tick in ticks]
-    if len(queues) < len(case.acked):
+    queues = [tick.waiting.cap for ticks in context.newest(1) for tick in ticks]
+    if len(queues) < len(context.acked):
         return False  # the others may have none
-    turn_ms = case.model.request_ms(cap, work.output_steps, work.prompt_tokens) / cap
+    turn_ms = context.model.request_ms(cap, work.output_steps, work.prompt_tokens) / cap
     return turn_ms * sum(queues) > due_ms * len(queues)
 
 
@@ -259,86 +264,88 @@ def _standing_ticks(targets: Targets) -> int:
     return min(max(due, k.STANDING_TICKS), k.RECENT_TICKS)
 
 
-def _shows_headroom(case: Case) -> bool:
+def _shows_headroom(context: Context) -> bool:
     """First-token headroom never gates a raise; the inter-token evidence does."""
-    judged = case.verdicts.get("interTokenLatency")
+    judged = context.verdicts.get("interTokenLatency")
     if judged is None:
-        return len(case.epoch) >= k.RECENT_TICKS
+        return len(context.epoch) >= k.RECENT_TICKS
     return bool(judged.epoch_n) and not (judged.samples_needed or judged.cap_breached)
 
 
-def _proof(case: Case) -> str:
-    if "interTokenLatency" in case.verdicts:
-        return case.numbers("interTokenLatency")
-    return f"epoch {case.seen.epoch}: no inter-token target"
+def _proof(context: Context) -> str:
+    if "interTokenLatency" in context.verdicts:
+        return context.numbers("interTokenLatency")
+    return f"epoch {context.seen.epoch}: no inter-token target"
 
 
-def _what_is_missing(case: Case) -> str:
-    judged = case.verdicts.get("interTokenLatency")
+def _what_is_missing(context: Context) -> str:
+    judged = context.verdicts.get("interTokenLatency")
     if judged is None:
-        return f"epoch {case.seen.epoch}: {len(case.epoch)} of {k.RECENT_TICKS} ticks"
+        return f"epoch {context.seen.epoch}: {len(context.epoch)} of {k.RECENT_TICKS} ticks"
     rate = "" if judged.verifiable else ", which takes over an hour at this rate"
     return (
-        f"{case.numbers('interTokenLatency')}; headroom needs {judged.samples_needed} more samples "
-        f"at the cap{rate}"
+        f"{context.numbers('interTokenLatency')}; headroom needs {judged.samples_needed} more "
+        f"samples at the cap{rate}"
     )
 
 
-def _step_up(case: Case, bound: Bound) -> int:
-    return min(bound.cap, max(_doubled(case.seen.cap), _before_spell(case)))
+def _step_up(context: Context, bound: Bound) -> int:
+    return min(bound.cap, max(_doubled(context.seen.cap), _before_interference(context)))
 
 
-def _raised(case: Case, to: int) -> str:
-    change = f"cap {case.seen.cap} -> {to}"
-    return f"{change}, as before the slow spell" if to == _before_spell(case) else change
+def _raised(context: Context, to: int) -> str:
+    change = f"cap {context.seen.cap} -> {to}"
+    return (
+        f"{change}, as before the interference" if to == _before_interference(context) else change
+    )
 
 
-def _before_spell(case: Case) -> int:
-    """The cap that was lowered in a spell that is over, or 0. It had not been wrong until then."""
-    last = case.past.last_change
-    if last is None or last.epoch != case.seen.epoch or last.reason != Reason.SLOW_SPELL_LASTS:
+def _before_interference(context: Context) -> int:
+    """The cap that was lowered under interference that is over, or 0: it had not been wrong."""
+    last = context.past.last_change
+    if last is None or last.epoch != context.seen.epoch or last.reason != Reason.INTERFERENCE_LASTS:
         return 0
-    # In a spell that lasts, the worker's model is of it, and sees less room than before.
-    is_over = case.predicted_cap is not None and case.predicted_cap >= case.seen.cap
-    return last.from_cap if is_over and not spells.mostly(case.recent_ticks) else 0
+    # In interference that lasts, the worker's model is of it, and sees less room than before.
+    is_over = context.predicted_cap is not None and context.predicted_cap >= context.seen.cap
+    return last.from_cap if is_over and not interference.mostly(context.recent_ticks) else 0
 
 
 def _doubled(cap: int) -> int:
     return max(cap + 1, floor(cap * k.MAX_RAISE))
 
 
-def raise_bound(case: Case) -> Bound:
+def raise_bound(context: Context) -> Bound:
     """How far the cap may be raised: memory, evidence, the prediction, and what breached before."""
-    cap, limits = case.seen.cap, case.seen.limits
-    if not _inter_token_allows(case):
-        message = f"{case.numbers('interTokenLatency')}: no room to raise the cap {cap}"
+    cap, limits = context.seen.cap, context.seen.limits
+    if not _inter_token_allows(context):
+        message = f"{context.numbers('interTokenLatency')}: no room to raise the cap {cap}"
         return Bound(cap, Reason.INTER_TOKEN_LATENCY_AT_TARGET, message)
     bound = Bound(limits.ceiling, Reason.AT_CEILING, f"the ceiling is {limits.ceiling}")
-    predicted = believed_cap(case)
+    predicted = believed_cap(context)
     if predicted is not None and predicted < bound.cap:
         message = f"the step model predicts that {predicted} holds the inter-token target"
         bound = Bound(predicted, Reason.AT_PREDICTED_CAP, message)
-    carried = sequences_if_shared(case)
+    carried = sequences_if_shared(context)
     if carried is not None and carried < bound.cap:
         message = f"the KV memory carries {carried} sequences of the observed lengths"
         bound = Bound(carried, Reason.KV_MEMORY, message)
-    blocked = blocked_from(case)
+    blocked = blocked_from(context)
     if blocked is not None and blocked <= bound.cap:
         message = f"caps from {blocked} on breached a target and are not retried yet"
         bound = Bound(blocked - 1, Reason.CAP_REMEMBERED, message)
     return bound
 
 
-def _to_end(case: Case, bound: Bound, enough: int) -> Bound:
+def _to_end(context: Context, bound: Bound, enough: int) -> Bound:
     """`bound`, or as many as end in time together, where that is `enough` for what arrives."""
-    in_time = sequences_in_time(case)
+    in_time = sequences_in_time(context)
     if in_time >= bound.cap or in_time < enough:
         return bound
     message = f"of more than {floor(in_time)} at once each would end too late"
     return Bound(floor(in_time), Reason.ENDS_AT_TARGET, message)
 
 
-def sequences_in_memory(case: Case) -> int | None:
+def sequences_in_memory(context: Context) -> int | None:
     """How many sequences of the observed whole lengths the KV memory of one pod carries with rare
     preemptions, as status says; None before any has finished.
 
@@ -346,101 +353,104 @@ def sequences_in_memory(case: Case) -> int | None:
     the mean. Of a burst all reach their ends together, and of outputs that spread as an
     exponential's the longest run most of the time: then the mean is that of whole lengths.
     """
-    kv_tokens = median_kv_tokens(case.pods)
-    if not kv_tokens or not case.work.lengths_known:
+    kv_tokens = median_kv_tokens(context.pods)
+    if not kv_tokens or not context.work.lengths_known:
         return None
-    work = case.work
+    work = context.work
     return max(1, carried_sequences(int(kv_tokens), work.total_tokens, work.total_sigma))
 
 
-def sequences_if_shared(case: Case) -> int | None:
+def sequences_if_shared(context: Context) -> int | None:
     """As many, where what the prefix cache gave is one beginning for all, held once. It bounds
     raises only: of beginnings that each has for itself (turns of a chat) it is too many, and then
     they wait for memory and not for the cap."""
-    work, carried = case.work, sequences_in_memory(case)
+    work, carried = context.work, sequences_in_memory(context)
     own = work.prompt_tokens + work.output_tokens
     shared = work.total_tokens - own
     if carried is None or shared <= k.SHARED * work.total_tokens:
         return carried
-    spare = max(0.0, (median_kv_tokens(case.pods) or 0.0) - shared)
+    spare = max(0.0, (median_kv_tokens(context.pods) or 0.0) - shared)
     return max(carried, carried_sequences(int(spare), own, work.total_sigma))
 
 
-def sequences_in_time(case: Case) -> float:
+def sequences_in_time(context: Context) -> float:
     """How many sequences of the mean lengths end within their target if they run together, by the
     step model; infinite without one, without a target, or where not even one does."""
-    due_ms, work = case.seen.targets.e2e_ms, case.work
-    if case.model is None or due_ms is None or not work.lengths_known:
+    due_ms, work = context.seen.targets.e2e_ms, context.work
+    if context.model is None or due_ms is None or not work.lengths_known:
         return inf
     due_ms *= TARGET_MARGIN
-    most = case.model.most_within(due_ms, work.output_steps, work.prompt_tokens)
+    most = context.model.most_within(due_ms, work.output_steps, work.prompt_tokens)
     return most if most >= 1 else inf
 
 
-def believed_cap(case: Case) -> int | None:
+def believed_cap(context: Context) -> int | None:
     """How far the prediction lets the cap go. Where first tokens are late for want of a cap, or
     soon will be, the margin is small; and from a cap that has shown headroom, the measured gaps
     tell more."""
-    target_ms, ceiling = case.seen.targets.itl_ms, case.seen.limits.ceiling
-    if case.model is None or case.predicted_cap is None or target_ms is None:
-        return case.predicted_cap
-    is_late = case.late_in_queue is not None and case.cause == "cap"
-    if not (is_late or _queue_stands(case)):
-        return case.predicted_cap
-    believed = case.model.largest_batch(k.LATE_MARGIN * target_ms, ceiling)
-    if _shows_headroom(case):
-        believed = max(believed, _projected_cap(case, case.model, target_ms))
-    return min(max(case.predicted_cap, believed, _before_spell(case)), ceiling)
+    target_ms, ceiling = context.seen.targets.itl_ms, context.seen.limits.ceiling
+    if context.model is None or context.predicted_cap is None or target_ms is None:
+        return context.predicted_cap
+    is_late = context.late_in_queue is not None and context.cause == "cap"
+    if not (is_late or _queue_stands(context)):
+        return context.predicted_cap
+    believed = context.model.largest_batch(k.LATE_MARGIN * target_ms, ceiling)
+    if _shows_headroom(context):
+        believed = max(believed, _projected_cap(context, context.model, target_ms))
+    return min(max(context.predicted_cap, believed, _before_interference(context)), ceiling)
 
 
-def _projected_cap(case: Case, model: StepTime, target_ms: float) -> int:
+def _projected_cap(context: Context, model: StepTime, target_ms: float) -> int:
     """The largest cap that measured gaps, stretched as the model says, would hold the target at."""
-    cap, gaps = case.seen.cap, case.epoch.sketch(GAPS.sketch)
+    cap, gaps = context.seen.cap, context.epoch.sketch(GAPS.sketch)
     over = sketch.count_above(gaps, sketch.bucket_of(target_ms))
-    share = k.PROJECTED_SHARE * case.seen.targets.allowed_share
-    far = case.verdicts["interTokenLatency"].epoch_far
+    share = k.PROJECTED_SHARE * context.seen.targets.allowed_share
+    far = context.verdicts["interTokenLatency"].epoch_far
     allowed = share * sum(gaps.values()) - max(0, over - far)
-    _, late = case.epoch.total(READERS["timeToFirstToken"].seen)
+    _, late = context.epoch.total(READERS["timeToFirstToken"].seen)
     added_at_most = min(allowed, k.STALLS_TO_LATE * late)
-    for higher in range(min(_doubled(cap), case.seen.limits.ceiling), cap, -1):
+    for higher in range(min(_doubled(cap), context.seen.limits.ceiling), cap, -1):
         limit_ms = target_ms * model.full_ms(cap) / model.full_ms(higher)
         if sketch.count_above(gaps, sketch.bucket_of(limit_ms)) - over <= added_at_most:
             return higher
     return cap
 
 
-def _inter_token_allows(case: Case) -> bool:
+def _inter_token_allows(context: Context) -> bool:
     """Whether the gaps at the cap stay within what is allowed, as far as they can tell."""
-    judged = case.verdicts.get("interTokenLatency")
+    judged = context.verdicts.get("interTokenLatency")
     if judged is None:
         return True
     if judged.cap_breached:
         return False
-    n, over = case.epoch.total(GAPS.proof)
+    n, over = context.epoch.total(GAPS.proof)
     near = over - judged.far_at_cap
     return n * judged.allowed_share < 1 or near <= judged.allowed_share * n
 
 
-def blocked_from(case: Case) -> int | None:
+def blocked_from(context: Context) -> int | None:
     """The smallest cap that counts as one that breached and is not to be retried yet."""
     blocked = [
         max(1, floor(k.SAME_CAP * known.cap))
-        for known in case.past.breached_caps
-        if not is_forgotten(known, case) and not is_another_time(known, case, also_if_longer=True)
+        for known in context.past.breached_caps
+        if not is_forgotten(known, context)
+        and not is_another_time(known, context, also_if_longer=True)
     ]
-    return max(min(blocked), case.seen.limits.min_num_seqs + 1) if blocked else None
+    return max(min(blocked), context.seen.limits.min_num_seqs + 1) if blocked else None
 
 
-def is_forgotten(known: BreachedCap | LoadedCap, case: Case) -> bool:
+def is_forgotten(known: BreachedCap | LoadedCap, context: Context) -> bool:
     """Whether it was learnt too long ago: longer at each repetition."""
     kept_s = k.REMEMBER_S * (1 << min(known.times, k.MAX_DOUBLINGS))
-    return case.seen.now - known.time_s >= kept_s
+    return context.seen.now - known.time_s >= kept_s
 
 
-def is_another_time(known: BreachedCap | LoadedCap, case: Case, *, also_if_longer: bool) -> bool:
+def is_another_time(
+    known: BreachedCap | LoadedCap, context: Context, *, also_if_longer: bool
+) -> bool:
     """Whether steps have become faster, or requests shorter, than when it was learnt; or longer,
     `also_if_longer`: longer ones only need a cap for their load all the more."""
-    work = case.work
+    work = context.work
     chance = k.LENGTHS_DOUBT * work.total_sigma / sqrt(max(work.num_totals, 1))
     shift = known.mean_tokens - work.total_tokens
     if also_if_longer:
@@ -448,20 +458,20 @@ def is_another_time(known: BreachedCap | LoadedCap, case: Case, *, also_if_longe
     is_known = known.mean_tokens > 0 and work.num_totals >= k.MIN_FINISHED
     if is_known and shift > k.LENGTHS_SHIFTED * known.mean_tokens + chance:
         return True
-    if case.model is None:
+    if context.model is None:
         return False
-    return case.model.fitted_tail_ms(known.cap) < (1 - k.STEPS_SHIFTED) * known.tail_ms
+    return context.model.fitted_tail_ms(known.cap) < (1 - k.STEPS_SHIFTED) * known.tail_ms
 
 
-def remember_breach(case: Case) -> Past:
+def remember_breach(context: Context) -> Past:
     """The past, with the concurrency that just breached remembered, longer at each repetition."""
-    cap = effective_cap(case.seen.cap, case.recent_ticks)
-    same = [known for known in case.past.breached_caps if _is_same(known.cap, cap)]
-    others = [known for known in case.past.breached_caps if known not in same]
+    cap = effective_cap(context.seen.cap, context.recent_ticks)
+    same = [known for known in context.past.breached_caps if _is_same(known.cap, cap)]
+    others = [known for known in context.past.breached_caps if known not in same]
     times = min(max((known.times + 1 for known in same), default=0), k.MAX_DOUBLINGS)
-    tail_ms = case.model.fitted_tail_ms(cap) if case.model else 0.0
-    kept = (*others, BreachedCap(cap, case.seen.now, times, case.work.total_tokens, tail_ms))
-    return msgspec.structs.replace(case.past, breached_caps=kept[-k.REMEMBERED_CAPS :])
+    tail_ms = context.model.fitted_tail_ms(cap) if context.model else 0.0
+    kept = (*others, BreachedCap(cap, context.seen.now, times, context.work.total_tokens, tail_ms))
+    return msgspec.structs.replace(context.past, breached_caps=kept[-k.REMEMBERED_CAPS :])
 
 
 def _is_same(one: int, other: int) -> bool:

@@ -3,14 +3,14 @@
 from ..reasons import Reason
 from . import constants as k
 from .caps import Bound, blocked_from, sequences_in_time
-from .case import Case, effective_cap
+from .context import Context, effective_cap
 from .demand import Demand
 from .types import Condition, LimitedBy, Move
 
 
-def metrics_available(case: Case) -> Condition:
+def metrics_available(context: Context) -> Condition:
     """Whether enough pods speak to decide."""
-    fleet = case.fleet
+    fleet = context.fleet
     if not fleet.num_ready:
         return Condition(None, Reason.NO_READY_PODS, "no pod is ready yet")
     if not fleet.heard and not fleet.silent:
@@ -26,67 +26,73 @@ def metrics_available(case: Case) -> Condition:
     return Condition(True, Reason.SOME_PODS_SILENT, message)
 
 
-def feasible(case: Case, demand: Demand) -> Condition:
+def feasible(context: Context, demand: Demand) -> Condition:
     """Whether the targets can be held at all on this hardware."""
-    if case.gaps_breached:
-        return _inter_token_feasible(case)
-    if case.verdict("interTokenLatency") == "Breach":
+    if context.gaps_breached:
+        return _inter_token_feasible(context)
+    if context.verdict("interTokenLatency") == "Breach":
+        far = context.verdicts["interTokenLatency"].epoch_far
         message = (
-            f"{case.numbers('interTokenLatency')}; {case.verdicts['interTokenLatency'].epoch_far} "
-            "of them in slow spells, which half the cap would not have held"
+            f"{context.numbers('interTokenLatency')}; {far} of them under interference, "
+            "which half the cap would not have held"
         )
-        return Condition(True, Reason.SLOW_SPELLS, message)
+        return Condition(True, Reason.INTERFERENCE, message)
     # Prefills that queue up behind each other want pods; one that is alone too long does not.
-    enough_pods = demand.arrivals.is_known and demand.needed <= case.fleet.num_ready
-    if case.late_in_queue and case.cause == "prefill" and enough_pods and _late_alone(case, demand):
+    enough_pods = demand.arrivals.is_known and demand.needed <= context.fleet.num_ready
+    if (
+        context.late_in_queue
+        and context.cause == "prefill"
+        and enough_pods
+        and _late_alone(context, demand)
+    ):
         message = (
-            f"{case.numbers(case.late_in_queue)}; the misses' time went into prefill: "
+            f"{context.numbers(context.late_in_queue)}; the misses' time went into prefill: "
             "shorter prompts, a faster device or a looser target are needed"
         )
         return Condition(False, Reason.PREFILL_EXCEEDS_TARGET, message)
-    if case.verdict("endToEnd") == "Breach" and _one_ends_late(case):
+    if context.verdict("endToEnd") == "Breach" and _one_ends_late(context):
         message = (
-            f"{case.numbers('endToEnd')}; one request alone would take as long: shorter answers, a "
-            "faster device or a looser target are needed"
+            f"{context.numbers('endToEnd')}; one request alone would take as long: shorter "
+            "answers, a faster device or a looser target are needed"
         )
         return Condition(False, Reason.END_TO_END_INFEASIBLE, message)
-    if not case.epoch:
-        return Condition(None, Reason.NO_EVIDENCE, f"epoch {case.seen.epoch}: no evidence yet")
+    if not context.epoch:
+        return Condition(None, Reason.NO_EVIDENCE, f"epoch {context.seen.epoch}: no evidence yet")
     return Condition(True, Reason.FEASIBLE, "no target is out of reach by the evidence")
 
 
-def _late_alone(case: Case, demand: Demand) -> bool:
+def _late_alone(context: Context, demand: Demand) -> bool:
     """Whether more first tokens are late than can have met another prompt's prefill."""
-    judged = case.verdicts.get("timeToFirstToken")
-    if case.model is None or judged is None:
+    judged = context.verdicts.get("timeToFirstToken")
+    if context.model is None or judged is None:
         return True
-    prefill_s = case.model.prefill_s(case.work.prompt_tokens)
-    busy = demand.arrivals.per_s * prefill_s / max(1, case.fleet.num_ready)
+    prefill_s = context.model.prefill_s(context.work.prompt_tokens)
+    busy = demand.arrivals.per_s * prefill_s / max(1, context.fleet.num_ready)
     return judged.epoch_over > busy * judged.epoch_n
 
 
-def _one_ends_late(case: Case) -> bool:
+def _one_ends_late(context: Context) -> bool:
     """Whether the step model sees the mean request, alone on a pod, end too late."""
-    work, due_ms = case.work, case.seen.targets.e2e_ms
-    if case.model is None or due_ms is None or not work.lengths_known:
+    work, due_ms = context.work, context.seen.targets.e2e_ms
+    if context.model is None or due_ms is None or not work.lengths_known:
         return False
-    return case.model.request_ms(1, work.output_steps, work.prompt_tokens) > due_ms
+    return context.model.request_ms(1, work.output_steps, work.prompt_tokens) > due_ms
 
 
-def _inter_token_feasible(case: Case) -> Condition:
+def _inter_token_feasible(context: Context) -> Condition:
     """Infeasible when measured at the minimum, or when not even the minimum is predicted to hold.
 
     Small pods with a CPU quota are always throttled somewhat; that alone says nothing.
     """
-    seen, minimum = case.seen, case.seen.limits.min_num_seqs
-    target_ms = case.verdicts["interTokenLatency"].target_ms
-    tail_ms = case.model.tail_ms(minimum) if case.model else None
+    seen, minimum = context.seen, context.seen.limits.min_num_seqs
+    target_ms = context.verdicts["interTokenLatency"].target_ms
+    tail_ms = context.model.tail_ms(minimum) if context.model else None
     beyond = tail_ms is not None and tail_ms > target_ms
-    if not beyond and effective_cap(seen.cap, case.recent_ticks) > minimum:
+    if not beyond and effective_cap(seen.cap, context.recent_ticks) > minimum:
         return Condition(True, Reason.FEASIBLE, "a lower cap can hold the inter-token target")
     predicted = f"; {minimum} alone is predicted at {tail_ms:.1f} ms" if tail_ms else ""
-    message = f"{case.numbers('interTokenLatency')} at cap {seen.cap}{predicted}"
-    throttled = case.work.throttled_share
+    message = f"{context.numbers('interTokenLatency')} at cap {seen.cap}{predicted}"
+    throttled = context.work.throttled_share
     if throttled >= k.THROTTLED_INFEASIBLE:
         need = f"; throttled {throttled:.0%} of the busy time: a higher CPU limit is needed"
         return Condition(False, Reason.CPU_THROTTLED, message + need)
@@ -94,13 +100,13 @@ def _inter_token_feasible(case: Case) -> Condition:
     return Condition(False, Reason.INTER_TOKEN_LATENCY_INFEASIBLE, message + need)
 
 
-def slo_met(case: Case, demand: Demand, replicas: Move) -> Condition:
+def slo_met(context: Context, demand: Demand, replicas: Move) -> Condition:
     """Whether every target holds over its window, among all arrivals."""
-    judged = [verdict for verdict in case.verdicts.values() if verdict.n]
-    if not case.verdicts:
+    judged = [verdict for verdict in context.verdicts.values() if verdict.n]
+    if not context.verdicts:
         return Condition(None, Reason.NO_TARGETS, "spec.slo has no target")
-    if not judged and case.fleet.majority_silent:
-        return Condition(None, Reason.MAJORITY_SILENT, metrics_available(case).message)
+    if not judged and context.fleet.majority_silent:
+        return Condition(None, Reason.MAJORITY_SILENT, metrics_available(context).message)
     if not judged:
         return Condition(None, Reason.NO_TRAFFIC, "no traffic in the window")
     missed = [verdict for verdict in judged if verdict.over > verdict.allowed_share * verdict.n]
@@ -108,35 +114,37 @@ def slo_met(case: Case, demand: Demand, replicas: Move) -> Condition:
         f"{v.target} over {v.target_ms:g} ms in {v.over} of {v.n} ({v.over_share:.2%})"
         for v in missed or judged
     ]
-    allowed = f"allowed {case.seen.targets.allowed_share:.2%} of {case.seen.targets.window_s:g} s"
+    allowed = (
+        f"allowed {context.seen.targets.allowed_share:.2%} of {context.seen.targets.window_s:g} s"
+    )
     message = f"{'; '.join(parts)}; {allowed}"
     if not missed:
         return Condition(True, Reason.TARGETS_HOLD, message)
-    if replicas.reason == Reason.AT_MAX_REPLICAS or _at_the_maximum(case, demand):
+    if replicas.reason == Reason.AT_MAX_REPLICAS or _at_the_maximum(context, demand):
         return Condition(False, Reason.AT_MAX_REPLICAS, f"{message}; {replicas.message}")
     return Condition(False, Reason.TARGET_MISSED, message)
 
 
-def _at_the_maximum(case: Case, demand: Demand) -> bool:
-    limits = case.seen.limits
-    full = case.seen.replicas >= limits.max_replicas and not limits.replicas_external
+def _at_the_maximum(context: Context, demand: Demand) -> bool:
+    limits = context.seen.limits
+    full = context.seen.replicas >= limits.max_replicas and not limits.replicas_external
     return full and demand.needed > limits.max_replicas
 
 
-def limited_by(case: Case, bound: Bound) -> LimitedBy | None:
+def limited_by(context: Context, bound: Bound) -> LimitedBy | None:
     """What keeps the cap from growing, None while nothing does. `bound`: how far it can be
     raised."""
-    cap, limits = case.seen.cap, case.seen.limits
-    blocked = blocked_from(case)
-    if case.gaps_breached and cap <= limits.min_num_seqs:
+    cap, limits = context.seen.cap, context.seen.limits
+    blocked = blocked_from(context)
+    if context.gaps_breached and cap <= limits.min_num_seqs:
         return "Minimum"
     if cap >= limits.ceiling:
         return limits.ceiling_by
     if bound.reason == Reason.KV_MEMORY and not bound.is_worth_it(cap):
         return "VRAM"
-    if case.predicted_cap is not None and case.predicted_cap <= cap:
+    if context.predicted_cap is not None and context.predicted_cap <= cap:
         return "InterTokenLatency"
-    if sequences_in_time(case) < cap + 1:
+    if sequences_in_time(context) < cap + 1:
         return "EndToEnd"
-    breaks: LimitedBy = "EndToEnd" if case.seen.targets.itl_ms is None else "InterTokenLatency"
+    breaks: LimitedBy = "EndToEnd" if context.seen.targets.itl_ms is None else "InterTokenLatency"
     return breaks if blocked is not None and blocked <= cap + 1 else None

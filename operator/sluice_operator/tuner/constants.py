@@ -29,8 +29,8 @@ MIN_BATCHES: Final = 30
 """Fewer batch means than this give no usable variance; then a whole batch counts as one sample."""
 DESIGN_QUANTILE: Final = 0.9
 """The design effect is taken at the window's own P90: common enough to be estimated, and it shares
-its spells with the P99."""
-MAX_SPELL_CORRELATION: Final = 0.95
+its interference with the P99."""
+MAX_INTERFERENCE_CORRELATION: Final = 0.95
 """Bound of the lag-one correlation of slow steps, so that the design effect stays finite."""
 VERIFIABLE_S: Final = 3600.0
 """Evidence that takes more than an hour of traffic to collect cannot verify a target (design)."""
@@ -41,7 +41,7 @@ BUSY_ALIKE: Final = 0.5
 it were not for its node."""
 SLOW_NODE: Final = 1.3
 """... and where they run less: steps that take so much longer than theirs would are the node's
-doing. The same as what the worker calls a slow spell; a fit is good to a tenth."""
+doing. The same as what the worker calls interference; a fit is good to a tenth."""
 STALE_TICKS: Final = 5
 """A pod whose newest tick is this many ticks old is silent: one missed read is 1-2 ticks."""
 RECENT_TICKS: Final = 15
@@ -87,11 +87,12 @@ MAX_RAISE: Final = 2.0
 MIN_RAISE: Final = 1.25
 """A raise by less than a quarter is not worth an epoch: it helps less than the evidence is good
 for. Following the prediction one by one took 8 changes from 47 to 74; by tenths, six in place of
-four, and from 8 to 9 where that is too many (bursts with spells: 15 % smooth at 8, 12 at 9)."""
+four, and from 8 to 9 where that is too many (bursts with interference: 15 % smooth at 8, 12
+at 9)."""
 TOO_FAR_SHARE: Final = 0.4
 """A raise was too far where so many of the ticks with gaps since then have more over than is
-allowed: evenly, as a cap breaks them; a slow spell breaks few ticks much. With a quarter, spells
-took a cap of 2 back to 1 for minutes (75.4 % smooth instead of 76.1)."""
+allowed: evenly, as a cap breaks them; interference breaks few ticks much. With a quarter,
+interference took a cap of 2 back to 1 for minutes (75.4 % smooth instead of 76.1)."""
 STANDING_TICKS: Final = 5
 """A queue for the cap that stands for ten seconds, or as long as the first token may take, is no
 wave that is just being taken in. A breach takes three waves to show, as each is one sample."""
@@ -115,15 +116,15 @@ HALVE: Final = 0.5
 """Where the model sees room for one sequence only, the cap goes there by halves, each confirmed by
 its own evidence: a tail read in a noisy minute would else stop all batching at once."""
 REGIME_TICKS: Final = 15
-"""Slowness that lasts 30 s is how fast the pod now is, no spell: of spells of 5 s on average one in
-400 lasts longer. With 16 s, one long spell in half an hour took the cap to 1, and the queue of the
-next minutes cost more than the spells; with 24 s the cap changed three times an hour."""
+"""Slowness that lasts 30 s is how fast the pod now is, no interference: where it lasts 5 s on
+average, one in 400 lasts longer. With 16 s, one that was long took the cap to 1 in half an hour,
+and the queue of the next minutes cost more. With 24 s the cap changed three times an hour."""
 REGIME_WINDOW: Final = 18
 """... of the newest ticks with traffic, some of which may have been clean."""
 NO_GAP_MS: Final = 1e9
 """Longer than any gap: a week and more."""
-SPELL_SHARE: Final = 0.5
-"""A tick is of a spell where the pod saw at least this share of its steps in one."""
+INTERFERENCE_SHARE: Final = 0.5
+"""A tick is under interference where the pod saw at least this share of its steps so."""
 REMEMBER_S: Final = 600.0
 """A breached cap is not retried for this long, doubled at each repetition (design)."""
 MAX_DOUBLINGS: Final = 8
@@ -206,7 +207,7 @@ OVERLOADED: Final = 1.1
 At 1 a steady load of 95 % had caps of 10 to 15 where 8 is best (51 % smooth instead of 58)."""
 STARVED_TICKS: Final = 45
 """... and for a minute and a half requests must have waited for the cap in nearly every tick: with
-40 s, bursts with spells had 12.6 % smooth instead of 15.0, with five minutes, services that
+40 s, bursts with interference had 12.6 % smooth instead of 15.0, with five minutes, services that
 could not hold their gaps let most first tokens be late for as long."""
 LOAD_FELL: Final = 0.6
 """A cap that was raised for the load alone is given up early where less than this part of it comes.

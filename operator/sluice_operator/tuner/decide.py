@@ -7,8 +7,8 @@ from sluice_core.contract import Tick
 
 from ..reasons import Reason
 from .caps import Bound, bounded_cap, cap_move, raise_bound, remember_breach
-from .case import Case, build_case
 from .conditions import feasible, limited_by, metrics_available, slo_met
+from .context import Context, build_case
 from .demand import Demand
 from .evidence import num_begun
 from .load import read_load, remember_load
@@ -35,31 +35,31 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     """What the cap and the replicas shall be, and why; `past` is what to hand in next time."""
     past = _with_targets(_until(observation.now, past), observation.targets, observation.now)
     past = settle_scale(past, observation)
-    case = build_case(past, observation)
-    bound = raise_bound(case)
-    demand = measure_demand(case, bound)
-    metrics, can_hold = metrics_available(case), feasible(case, demand)
+    context = build_case(past, observation)
+    bound = raise_bound(context)
+    demand = measure_demand(context, bound)
+    metrics, can_hold = metrics_available(context), feasible(context, demand)
     if metrics.holds:
-        cap = cap_move(case, can_hold, bound, read_load(case, demand, can_hold))
-        past, replicas = replicas_move(case, demand, cap, bound, can_hold)
+        cap = cap_move(context, can_hold, bound, read_load(context, demand, can_hold))
+        past, replicas = replicas_move(context, demand, cap, bound, can_hold)
     else:
-        cap, replicas = _held(case, metrics)
+        cap, replicas = _held(context, metrics)
         past = wanting_none(past)  # for how long it was wanted, nobody has seen
-    decision = _decision(case, demand, bound, cap, replicas, metrics, can_hold)
-    return _remember(past, case, demand, decision), decision
+    decision = _decision(context, demand, bound, cap, replicas, metrics, can_hold)
+    return _remember(past, context, demand, decision), decision
 
 
-def _done(move: Move, now: int, case: Case) -> int:
+def _done(move: Move, now: int, context: Context) -> int:
     """Where a move leads: advice changes nothing but what is outside the limits."""
-    is_done = case.seen.targets.mode == "Enforce" or move.reason == Reason.WITHIN_LIMITS
+    is_done = context.seen.targets.mode == "Enforce" or move.reason == Reason.WITHIN_LIMITS
     return move.to if is_done else now
 
 
-def _held(case: Case, metrics: Condition) -> tuple[Move, Move]:
+def _held(context: Context, metrics: Condition) -> tuple[Move, Move]:
     """Without metrics only the limits are kept: they need no evidence."""
     why = Reason.METRICS_UNAVAILABLE, metrics.message
-    cap = bounded_cap(case) or Move(case.seen.cap, *why)
-    return cap, given_replicas(case) or Move(case.seen.replicas, *why)
+    cap = bounded_cap(context) or Move(context.seen.cap, *why)
+    return cap, given_replicas(context) or Move(context.seen.replicas, *why)
 
 
 def _until(now: float, past: Past) -> Past:
@@ -93,23 +93,23 @@ def _with_targets(past: Past, targets: Targets, now: float) -> Past:
     return msgspec.structs.replace(past, targets=key, targets_since_s=now, breached_caps=())
 
 
-def _remember(past: Past, case: Case, demand: Demand, decision: Decision) -> Past:
-    seen, cap, reason = case.seen, decision.cap, decision.cap_move.reason
+def _remember(past: Past, context: Context, demand: Demand, decision: Decision) -> Past:
+    seen, cap, reason = context.seen, decision.cap, decision.cap_move.reason
     if cap < seen.cap and reason in _BREACHES:
-        kept = remember_breach(case).breached_caps
+        kept = remember_breach(context).breached_caps
         past = msgspec.structs.replace(past, breached_caps=kept)
     if cap > seen.cap and reason == Reason.LOAD_NEEDS_CAP:
-        past = msgspec.structs.replace(past, loaded_cap=remember_load(case, demand, cap))
+        past = msgspec.structs.replace(past, loaded_cap=remember_load(context, demand, cap))
     if cap != seen.cap:
         change = CapChange(seen.now, seen.cap, cap, seen.epoch + 1, reason)
         past = msgspec.structs.replace(past, last_change=change)
     if decision.replicas != seen.replicas:
-        past = record_scale(past, case, demand, decision.replicas_move)
+        past = record_scale(past, context, demand, decision.replicas_move)
     return past
 
 
 def _decision(
-    case: Case,
+    context: Context,
     demand: Demand,
     bound: Bound,
     cap: Move,
@@ -117,37 +117,37 @@ def _decision(
     metrics: Condition,
     can_hold: Condition,
 ) -> Decision:
-    seen = case.seen
-    ended, good, smooth = _quality(case)
+    seen = context.seen
+    ended, good, smooth = _quality(context)
     return Decision(
-        cap=_done(cap, seen.cap, case),
-        replicas=_done(replicas, seen.replicas, case),
+        cap=_done(cap, seen.cap, context),
+        replicas=_done(replicas, seen.replicas, context),
         cap_move=cap,
         replicas_move=replicas,
         cap_reason=cap.reason if cap.to != seen.cap else "",
         replicas_reason=replicas.reason if replicas.to != seen.replicas else "",
-        cause=case.cause,
-        verdicts=case.verdicts,
-        slo_met=slo_met(case, demand, replicas),
+        cause=context.cause,
+        verdicts=context.verdicts,
+        slo_met=slo_met(context, demand, replicas),
         slo_feasible=can_hold,
         metrics=metrics,
-        predicted_cap=case.predicted_cap,
-        limited_by=limited_by(case, bound),
+        predicted_cap=context.predicted_cap,
+        limited_by=limited_by(context, bound),
         desired_replicas=demand.needed,
-        pending_replicas=max(0, seen.replicas - case.fleet.num_ready),
-        silent_pods=case.fleet.silent,
-        noisy_pods=case.noisy,
-        effective_batch=case.work.decodes,
+        pending_replicas=max(0, seen.replicas - context.fleet.num_ready),
+        silent_pods=context.fleet.silent,
+        noisy_pods=context.noisy,
+        effective_batch=context.work.decodes,
         arrivals_per_s=demand.arrivals.per_s,
         good_share=good / ended if ended else None,
         smooth_share=smooth / ended if ended else None,
     )
 
 
-def _quality(case: Case) -> tuple[int, int, int]:
+def _quality(context: Context) -> tuple[int, int, int]:
     """Requests of the window that finished, were refused or left unserved past the target; the good
     and the smooth ones."""
-    window = case.window
+    window = context.window
     good, smooth = window.total(_well)
     finished, refused = window.total(_ended)
     decided, over = window.total(_decided)

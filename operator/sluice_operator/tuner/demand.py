@@ -64,7 +64,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """What the cap must be where no more pods will come; 0 for anything.
 
     `raise_to`: the least that does what arrives, where the present one is seen not to: the queue

@@ -86,15 +86,15 @@ class Moments(NamedTuple):
         return cls(*map(sum, zip(cls.of(()), *parts, strict=True)))
 
 
-def design_effect(batches: Moments, spell_correlation: float = 0.0) -> float:
+def design_effect(batches: Moments, interference_correlation: float = 0.0) -> float:
     """By how much the variance of a share exceeds that of independent samples, at least 1.
 
-    With fewer than `MIN_BATCHES` a whole batch counts as one sample. `spell_correlation`: share of
-    slow samples that follow a slow one.
+    With fewer than `MIN_BATCHES` a whole batch counts as one sample. `interference_correlation`:
+    share of slow samples that follow a slow one.
     """
     if not batches.n:
         return 1.0
-    rho = min(max(spell_correlation, 0.0), k.MAX_SPELL_CORRELATION)
+    rho = min(max(interference_correlation, 0.0), k.MAX_INTERFERENCE_CORRELATION)
     return max(1.0, _batch_effect(batches)) * (1 + rho) / (1 - rho)
 
 

@@ -200,7 +200,7 @@ def acknowledged(pods: Sequence[HeardPod], epoch: int) -> tuple[HeardPod, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """What the recent ticks of some pods say about the work, whatever the epoch.
 
     `lengths_known`: whether enough requests finished for their mean output to be believed.
@@ -233,7 +233,7 @@ def recent(pods: Iterable[HeardPod]) -> list[Tick]:
     return [tick for pod in pods for tick in pod.present[-k.RECENT_TICKS :]]
 
 
-def describe_work(pods: Sequence[HeardPod]) -> Work:
+def describe_work(pods: Sequence[HeardPod]) -> Workload:
     """Mean lengths and steps of `pods` over their recent ticks, with defaults before any."""
     ticks = recent(pods)
     last = [pod.present[-1] for pod in pods if pod.present]
@@ -248,7 +248,7 @@ def describe_work(pods: Sequence[HeardPod]) -> Work:
     prompt = _prompt_tokens(telling)
     lengths = pooled(pod.view.evidence for pod in pods if pod.view.evidence)
     total = lengths.mean if lengths.n else output + prompt
-    return Work(
+    return Workload(
         lengths_known=known,
         output_tokens=output,
         output_steps=output * _steps_per_token(telling),
@@ -360,14 +360,14 @@ def cap_is_used(ticks: Sequence[Tick]) -> bool:
 
 def misses_by_cause(ticks: Iterable[Tick]) -> dict[Cause, int]:
     """First-token misses of `ticks` by what they were booked to; `none`: refused or not booked."""
-    by: dict[Cause, int] = {"cap": 0, "kv": 0, "prefill": 0, "cold": 0, "none": 0}
+    by: dict[Cause, int] = {"cap": 0, "kv": 0, "prefill": 0, "outside": 0, "none": 0}
     for tick in ticks:
         causes = tick.ttft.by
-        booked = causes.cap + causes.kv + causes.prefill + causes.cold
+        booked = causes.cap + causes.kv + causes.prefill + causes.outside
         by["cap"] += causes.cap
         by["kv"] += causes.kv
         by["prefill"] += causes.prefill
-        by["cold"] += causes.cold
+        by["outside"] += causes.outside
         by["none"] += max(0, tick.ttft.over - booked)
     return by
 

@@ -12,10 +12,10 @@ from sluice_core.contract import StepModel
 from sluice_core.latency import StepLaw, StepTime
 
 from . import constants as k
-from .evidence import HeardPod, Work, recent
+from .evidence import HeardPod, Workload, recent
 
 
-def step_time(pods: Sequence[HeardPod], work: Work, quantile: float) -> StepTime | None:
+def step_time(pods: Sequence[HeardPod], work: Workload, quantile: float) -> StepTime | None:
     """The mean of the pods' fitted models, weighted by their records; None before there are enough.
 
     The tail is the residual's P99, moved to `quantile` as a log-normal would be. On a throttled
@@ -45,7 +45,7 @@ def _tail_power(quantile: float) -> float:
     return max(0.0, normal.inv_cdf(quantile) / normal.inv_cdf(0.99))
 
 
-def _with_tail(plain: StepTime, stretch: float, work: Work) -> StepTime:
+def _with_tail(plain: StepTime, stretch: float, work: Workload) -> StepTime:
     if work.throttled_share <= k.THROTTLED_ADDITIVE:
         return replace(plain, stretch=stretch)
     typical_ms = plain.mean_ms(work.decodes, work.prefill_tokens)
@@ -53,11 +53,11 @@ def _with_tail(plain: StepTime, stretch: float, work: Work) -> StepTime:
 
 
 def corrected(
-    model: StepTime, pods: Sequence[HeardPod], work: Work, quantile: float, far_ms: float
+    model: StepTime, pods: Sequence[HeardPod], work: Workload, quantile: float, far_ms: float
 ) -> StepTime:
     """Where the measured quantile of the gaps lies below the model's, that is believed instead.
 
-    Gaps over `far_ms` are left out: they are of slow spells, of which the model knows nothing.
+    Gaps over `far_ms` are left out: they are of interference, of which the model knows nothing.
     Where they are most of all, it may be the model of just that time, and nothing is compared.
     """
     measured = sketch.merge(tick.itl.sketch for tick in recent(pods))

@@ -9,43 +9,49 @@ from ..reasons import Reason
 from . import constants as k
 from .capacity import pod_capacity
 from .caps import Bound
-from .case import Case
+from .context import Context
 from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
 from .evidence import is_filled, recent
 from .types import Condition, Move, Observation, Past, ReplicaChange, TargetName
 from .verdicts import READERS
 
 
-def measure_demand(case: Case, bound: Bound) -> Demand:
+def measure_demand(context: Context, bound: Bound) -> Demand:
     """What the arrivals need, at the concurrency that a pod can reach; `bound`: of its cap."""
-    fleet, seen = case.fleet, case.seen
+    fleet, seen = context.fleet, context.seen
     # A pod that is too new to be heard has taken nothing yet.
     speaking = len(fleet.heard) + len(fleet.silent)
     heard_share = len(fleet.heard) / speaking if speaking else 1.0
     sources = tuple(pod for pod in fleet.heard + fleet.leaving if pod.ticks)
     arrivals = read_arrivals(sources, seen.now, heard_share or 1.0)
-    capacity = pod_capacity(case, bound)
-    serving = seen.replicas - _never_came(case)
+    capacity = pod_capacity(context, bound)
+    serving = seen.replicas - _never_came(context)
     return plan_demand(
-        arrivals, capacity, _queue(case, capacity), serving, seen.limits.min_replicas
+        arrivals, capacity, _queue(context, capacity), serving, seen.limits.min_replicas
     )
 
 
-def _queue(case: Case, capacity: Capacity | None) -> Queue:
-    targets = case.seen.targets
+def _queue(context: Context, capacity: Capacity | None) -> Queue:
+    targets = context.seen.targets
     wait_s, prefill_s = inf, 0.0
     if targets.ttft_ms is not None:
         step_s = 0.0
-        if case.model and capacity:
-            prefill_s = case.model.prefill_s(case.work.prompt_tokens)
-            step_s = case.model.mean_ms(capacity.concurrency, 0) / 1000
+        if context.model and capacity:
+            prefill_s = context.model.prefill_s(context.work.prompt_tokens)
+            step_s = context.model.mean_ms(capacity.concurrency, 0) / 1000
         wait_s = max(0.0, targets.ttft_ms / 1000 - prefill_s - step_s)
     # How far prompts spread is not reported; whole lengths do at least as far.
-    spread = (case.work.total_sigma / max(case.work.prompt_tokens, 1.0)) ** 2
+    spread = (context.work.total_sigma / max(context.work.prompt_tokens, 1.0)) ** 2
     # A queue that is gone before a new pod is there needs none.
-    drain_s = max(targets.window_s, min(_cold_start_s(case.past), k.MAX_DRAIN_S))
+    drain_s = max(targets.window_s, min(_cold_start_s(context.past), k.MAX_DRAIN_S))
     return Queue(
-        wait_s, targets.allowed_share, drain_s, _backlog(case), prefill_s, spread, case.by_deadline
+        wait_s,
+        targets.allowed_share,
+        drain_s,
+        _backlog(context),
+        prefill_s,
+        spread,
+        context.by_deadline,
     )
 
 
@@ -53,25 +59,27 @@ def _cold_start_s(past: Past) -> float:
     return past.cold_start_s or k.DEFAULT_COLD_START_S
 
 
-def _is_overdue(case: Case) -> bool:
+def _is_overdue(context: Context) -> bool:
     """Whether the pods of the last scale-out should have been ready long ago."""
-    last = case.past.last_scale
+    last = context.past.last_scale
     if last is None or last.settled_s is not None or last.to_replicas < last.from_replicas:
         return False
-    return case.seen.now - last.time_s >= _patience_s(case.past)
+    return context.seen.now - last.time_s >= _patience_s(context.past)
 
 
 def _patience_s(past: Past) -> float:
     return max(k.SETTLE_COLD_STARTS * _cold_start_s(past), k.MAX_DRAIN_S)
 
 
-def _never_came(case: Case) -> bool:
+def _never_came(context: Context) -> bool:
     """Whether a pod of an overdue scale-out, which a node took long ago, was never heard: another
     one may get a sound node. Those that no node takes would only be more of them."""
-    if not _is_overdue(case) or case.fleet.num_ready >= case.seen.replicas:
+    if not _is_overdue(context) or context.fleet.num_ready >= context.seen.replicas:
         return False
-    until_s = case.seen.now - _patience_s(case.past)
-    coming = [pod for pod in case.seen.pods if not (pod.ready or pod.terminating or pod.evidence)]
+    until_s = context.seen.now - _patience_s(context.past)
+    coming = [
+        pod for pod in context.seen.pods if not (pod.ready or pod.terminating or pod.evidence)
+    ]
     return any(pod.started_s is not None and pod.started_s < until_s for pod in coming)
 
 
@@ -82,33 +90,33 @@ def _has_substitute(past: Past) -> bool:
     return any(c.settled_s is None and c.to_replicas > c.from_replicas for c in before)
 
 
-def _backlog(case: Case) -> int:
+def _backlog(context: Context) -> int:
     """Requests that wait for want of pods: none while a pod has much room (clients that keep an old
     connection, or a queue from before it came)."""
-    return 0 if case.work.spare_pods else case.work.waiting_cap + case.work.waiting_kv
+    return 0 if context.work.spare_pods else context.work.waiting_cap + context.work.waiting_kv
 
 
 def replicas_move(
-    case: Case, demand: Demand, cap: Move, bound: Bound, feasible: Condition
+    context: Context, demand: Demand, cap: Move, bound: Bound, feasible: Condition
 ) -> tuple[Past, Move]:
     """What the replicas shall be, and the past with since when more or fewer were wanted."""
-    replicas = case.seen.replicas
-    if (given := given_replicas(case)) is not None:
-        return wanting_none(case.past), given
-    wanted = _wanted(case, demand, cap, bound, feasible)
+    replicas = context.seen.replicas
+    if (given := given_replicas(context)) is not None:
+        return wanting_none(context.past), given
+    wanted = _wanted(context, demand, cap, bound, feasible)
     if wanted > replicas:
-        return _scale_out(case, demand, wanted)
+        return _scale_out(context, demand, wanted)
     message = f"{_rate(demand)} needs {demand.needed}"
-    if _may_shrink(case, demand):
-        if (missed := _still_missed(case, feasible)) is None:
-            return _scale_in(case, demand)
+    if _may_shrink(context, demand):
+        if (missed := _still_missed(context, feasible)) is None:
+            return _scale_in(context, demand)
         message += f"; {missed} still comes too late"
-    return wanting_none(case.past), Move(replicas, Reason.STEADY, message)
+    return wanting_none(context.past), Move(replicas, Reason.STEADY, message)
 
 
-def given_replicas(case: Case) -> Move | None:
+def given_replicas(context: Context) -> Move | None:
     """What needs no evidence: an outside owner's replicas, and the move back within the limits."""
-    limits, replicas = case.seen.limits, case.seen.replicas
+    limits, replicas = context.seen.limits, context.seen.replicas
     if limits.replicas_external:
         return Move(replicas, Reason.REPLICAS_EXTERNAL, "spec.replicas has an outside owner")
     within = limits.bound_replicas(replicas)
@@ -139,58 +147,58 @@ def _rate(demand: Demand) -> str:
     return f"{arrivals.per_s:.2f} arrivals/s{burst}{one}{each_other}"
 
 
-def _wanted(case: Case, demand: Demand, cap: Move, bound: Bound, feasible: Condition) -> int:
+def _wanted(context: Context, demand: Demand, cap: Move, bound: Bound, feasible: Condition) -> int:
     """Replicas that are wanted now; those that are unless something presses for more."""
-    replicas = case.seen.replicas
-    if feasible.holds is False and case.gaps_breached:
+    replicas = context.seen.replicas
+    if feasible.holds is False and context.gaps_breached:
         return replicas
-    raising = cap.to > case.seen.cap
-    is_late = case.late_in_queue is not None or case.verdict("endToEnd") == "Breach"
-    late = is_late and not (case.cause == "cold" and case.is_cold)
-    if not (late or _overloaded(case, demand)) or _raises_first(case, bound):
+    raising = cap.to > context.seen.cap
+    is_late = context.late_in_queue is not None or context.verdict("endToEnd") == "Breach"
+    late = is_late and not (context.cause == "outside" and context.is_cold)
+    if not (late or _overloaded(context, demand)) or _raises_first(context, bound):
         return replicas
-    waits = late and case.cause in ("cap", "kv") and demand.arrivals.is_known
-    if waits and not raising and _queue_grows(case):
+    waits = late and context.cause in ("cap", "kv") and demand.arrivals.is_known
+    if waits and not raising and _queue_grows(context):
         return max(demand.needed, replicas + 1)
-    return demand.needed + _never_came(case)
+    return demand.needed + _never_came(context)
 
 
-def _raises_first(case: Case, bound: Bound) -> bool:
+def _raises_first(context: Context, bound: Bound) -> bool:
     """Without a model nobody knows what a higher cap would do: it is tried before adding a pod."""
-    waits_for_cap = case.cause in ("cap", "none")
-    return case.model is None and waits_for_cap and bound.cap > case.seen.cap
+    waits_for_cap = context.cause in ("cap", "none")
+    return context.model is None and waits_for_cap and bound.cap > context.seen.cap
 
 
-def _overloaded(case: Case, demand: Demand) -> bool:
+def _overloaded(context: Context, demand: Demand) -> bool:
     """More arrives than the pods can do, and it shows as a queue that stays for ten seconds."""
     if demand.capacity is None:
         return False
-    spans = [pod.ticks[-k.STALE_TICKS :] for pod in case.pods]
+    spans = [pod.ticks[-k.STALE_TICKS :] for pod in context.pods]
     queued = any(all(t.waiting.total for t in span) for span in spans)
-    serving = case.seen.replicas - _never_came(case)
+    serving = context.seen.replicas - _never_came(context)
     return queued and demand.arrivals.per_s > serving * demand.capacity.per_s
 
 
-def _queue_grows(case: Case) -> bool:
+def _queue_grows(context: Context) -> bool:
     """Whether the queue grew, or was full and the rest refused, all the while that every pod was
     full, and none is on its way."""
     num = int(k.GROWING_QUEUE_S / TICK_SECONDS)
-    if not case.pods or case.fleet.num_ready < case.seen.replicas - _never_came(case):
+    if not context.pods or context.fleet.num_ready < context.seen.replicas - _never_came(context):
         return False
-    if any(len(pod.ticks) < num for pod in case.pods):
+    if any(len(pod.ticks) < num for pod in context.pods):
         return False
-    spans = [pod.ticks[-num:] for pod in case.pods]
+    spans = [pod.ticks[-num:] for pod in context.pods]
     full = all(is_filled(tick) for span in spans for tick in span)
     before = sum(span[0].waiting.total for span in spans)
     after = sum(span[-1].waiting.total + sum(tick.refused for tick in span) for span in spans)
     return full and after > before * k.LOAD_ROSE and after > 0
 
 
-def _scale_out(case: Case, demand: Demand, wanted: int) -> tuple[Past, Move]:
-    now, limits, replicas = case.seen.now, case.seen.limits, case.seen.replicas
-    since_s = now if case.past.scale_out_since_s is None else case.past.scale_out_since_s
-    past = _wanting(case.past, since_s, None)
-    if is_substitute := _never_came(case) and not _has_substitute(past):
+def _scale_out(context: Context, demand: Demand, wanted: int) -> tuple[Past, Move]:
+    now, limits, replicas = context.seen.now, context.seen.limits, context.seen.replicas
+    since_s = now if context.past.scale_out_since_s is None else context.past.scale_out_since_s
+    past = _wanting(context.past, since_s, None)
+    if is_substitute := _never_came(context) and not _has_substitute(past):
         wanted = min(wanted, replicas + 1)
     target = min(wanted, limits.max_replicas)
     need = f"{_rate(demand)} needs {wanted}"
@@ -200,10 +208,10 @@ def _scale_out(case: Case, demand: Demand, wanted: int) -> tuple[Past, Move]:
     if now - since_s < limits.scale_up_window_s:
         message = f"{need}, for {now - since_s:.0f} of {limits.scale_up_window_s:.0f} s"
         return past, Move(replicas, Reason.SCALE_UP_WINDOW, message)
-    waits_for = _last_change_settles(past, demand.arrivals, now) or _is_replaced(case, demand)
+    waits_for = _last_change_settles(past, demand.arrivals, now) or _is_replaced(context, demand)
     if waits_for and not is_substitute:
         return past, Move(replicas, Reason.AWAITING_REPLICAS, f"{need}; {waits_for}")
-    cause = f"{case.cause} waits" if case.cause != "none" else "overload"
+    cause = f"{context.cause} waits" if context.cause != "none" else "overload"
     message = f"{need} ({cause}); replicas {replicas} -> {target}"
     return past, Move(target, Reason.SCALED_OUT, message)
 
@@ -221,13 +229,13 @@ def _last_change_settles(past: Past, arrivals: Arrivals, now: float) -> str:
     return f"the backlog drains for {left_s:.0f} s more" if left_s > 0 else ""
 
 
-def _is_replaced(case: Case, demand: Demand) -> str:
+def _is_replaced(context: Context, demand: Demand) -> str:
     """Why what is late is no want of pods, or '': one was replaced (a rollout, a lost node), and
     those asked for can do what arrives. Its successor is not there, or drains what has waited."""
-    fleet, capacity, replicas = case.fleet, demand.capacity, case.seen.replicas
+    fleet, capacity, replicas = context.fleet, demand.capacity, context.seen.replicas
     if capacity is None or demand.arrivals.per_s > replicas * capacity.per_s:
         return ""
-    last = case.past.last_scale
+    last = context.past.last_scale
     raised_s = last.time_s if last and last.to_replicas > last.from_replicas else -inf
     left = any(pod.ticks and pod.end_s(pod.ticks[-1]) > raised_s for pod in fleet.leaving)
     young = any(len(pod.present) * TICK_SECONDS < k.YOUNG_S for pod in fleet.heard)
@@ -236,85 +244,85 @@ def _is_replaced(case: Case, demand: Demand) -> str:
     return f"a pod was replaced, and {replicas} can do what arrives"
 
 
-def _may_shrink(case: Case, demand: Demand) -> bool:
+def _may_shrink(context: Context, demand: Demand) -> bool:
     """Fewer would do with margin and hold what runs, nothing waits, those that would do are there,
     and none is on its way: it would be stopped before it has served."""
     fewer = demand.needed_with_margin
-    if fewer >= case.seen.replicas or _backlog(case) or case.fleet.num_ready < fewer:
+    if fewer >= context.seen.replicas or _backlog(context) or context.fleet.num_ready < fewer:
         return False
-    if _running(case) > _fewer(case, demand) * _room(case, demand):
+    if _running(context) > _fewer(context, demand) * _room(context, demand):
         return False
-    last = case.past.last_scale
+    last = context.past.last_scale
     is_coming = last and last.settled_s is None and last.to_replicas >= last.from_replicas
-    return not is_coming or _is_overdue(case)
+    return not is_coming or _is_overdue(context)
 
 
-def _still_missed(case: Case, feasible: Condition) -> TargetName | None:
+def _still_missed(context: Context, feasible: Condition) -> TargetName | None:
     """A target in breach that the newest half minute missed as well, so that no pod is taken from
     it; None where none is, nobody comes any more, or no number of pods would hold it."""
-    newest = recent(case.pods)
+    newest = recent(context.pods)
     if feasible.holds is False or not any(tick.arrivals for tick in newest):
         return None
     queued: tuple[TargetName, ...] = ("timeToFirstToken", "endToEnd")
-    breached = (name for name in queued if case.verdict(name) == "Breach")
+    breached = (name for name in queued if context.verdict(name) == "Breach")
     return next((n for n in breached if any(READERS[n].seen(t)[1] for t in newest)), None)
 
 
-def _scale_in(case: Case, demand: Demand) -> tuple[Past, Move]:
-    now, limits, replicas = case.seen.now, case.seen.limits, case.seen.replicas
-    since_s = now if case.past.scale_in_since_s is None else case.past.scale_in_since_s
+def _scale_in(context: Context, demand: Demand) -> tuple[Past, Move]:
+    now, limits, replicas = context.seen.now, context.seen.limits, context.seen.replicas
+    since_s = now if context.past.scale_in_since_s is None else context.past.scale_in_since_s
     # As an HPA's: the most that any look since has left.
-    target = min(max(case.past.scale_in_to, _fewer(case, demand)), replicas)
-    past = _wanting(case.past, None, since_s, target)
+    target = min(max(context.past.scale_in_to, _fewer(context, demand)), replicas)
+    past = _wanting(context.past, None, since_s, target)
     fits = f"{_rate(demand)} fits {demand.needed_with_margin} with margin"
     if now - since_s < limits.scale_down_window_s:
         tens_s = (now - since_s) // 10 * 10  # the status is written where its words change
         message = f"{fits}, for {tens_s:.0f} of {limits.scale_down_window_s:.0f} s"
         return past, Move(replicas, Reason.SCALE_DOWN_WINDOW, message)
     # Where nothing comes of it (Advisory), the window goes on, and not what was needed in it once.
-    past = _wanting(case.past, None, since_s, _fewer(case, demand))
+    past = _wanting(context.past, None, since_s, _fewer(context, demand))
     message = f"{fits}; replicas {replicas} -> {target}"
     return past, Move(target, Reason.SCALED_IN, message)
 
 
-def _fewer(case: Case, demand: Demand) -> int:
+def _fewer(context: Context, demand: Demand) -> int:
     """The replicas that scaling in leaves: half of them at least, while anything comes or runs."""
-    is_idle = not (demand.arrivals.mean_per_s or _running(case) or case.fleet.silent)
-    half = 0 if is_idle else -(-case.seen.replicas // 2)
-    return max(demand.needed_with_margin, case.seen.limits.min_replicas, half)
+    is_idle = not (demand.arrivals.mean_per_s or _running(context) or context.fleet.silent)
+    half = 0 if is_idle else -(-context.seen.replicas // 2)
+    return max(demand.needed_with_margin, context.seen.limits.min_replicas, half)
 
 
-def _running(case: Case) -> int:
+def _running(context: Context) -> int:
     """What runs on all that are heard: of long requests, arrivals may have ceased long ago."""
-    return sum(pod.present[-1].running for pod in case.fleet.heard if pod.present)
+    return sum(pod.present[-1].running for pod in context.fleet.heard if pod.present)
 
 
-def _room(case: Case, demand: Demand) -> float:
+def _room(context: Context, demand: Demand) -> float:
     """Sequences that one pod can run at once."""
-    return max(case.seen.cap, demand.capacity.concurrency if demand.capacity else 0)
+    return max(context.seen.cap, demand.capacity.concurrency if demand.capacity else 0)
 
 
-def record_scale(past: Past, case: Case, demand: Demand, move: Move) -> Past:
+def record_scale(past: Past, context: Context, demand: Demand, move: Move) -> Past:
     """The past with this change of the replicas."""
     change = ReplicaChange(
-        time_s=case.seen.now,
-        from_replicas=case.seen.replicas,
+        time_s=context.seen.now,
+        from_replicas=context.seen.replicas,
         to_replicas=move.to,
         reason=move.reason,
         arrivals_per_s=max(demand.arrivals.per_s, demand.arrivals.newest_per_s),
-        drain_s=min(_drain_after(past, case, demand, move.to), k.MAX_DRAIN_S),
+        drain_s=min(_drain_after(past, context, demand, move.to), k.MAX_DRAIN_S),
     )
     history = (*past.scale_history, change)[-k.HISTORY :]
     return msgspec.structs.replace(wanting_none(past), scale_history=history)
 
 
-def _drain_after(past: Past, case: Case, demand: Demand, replicas: int) -> float:
+def _drain_after(past: Past, context: Context, demand: Demand, replicas: int) -> float:
     """Seconds to drain today's queue, and what the cold start adds to it, at `replicas`."""
     capacity, per_s = demand.capacity, demand.arrivals.per_s
-    if capacity is None or replicas < case.seen.replicas:
+    if capacity is None or replicas < context.seen.replicas:
         return 0.0
-    grows_per_s = max(0.0, per_s - case.seen.replicas * capacity.per_s)
-    waiting = case.work.waiting_cap + case.work.waiting_kv + grows_per_s * _cold_start_s(past)
+    grows_per_s = max(0.0, per_s - context.seen.replicas * capacity.per_s)
+    waiting = context.work.waiting_cap + context.work.waiting_kv + grows_per_s * _cold_start_s(past)
     spare_per_s = replicas * capacity.per_s - per_s
     return waiting / spare_per_s if spare_per_s > 0 else inf
 

@@ -15,7 +15,7 @@ from ..reasons import Foreign, Reason
 
 TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]
 Verdict = Literal["Breach", "Headroom", "Hold", "NoTraffic"]
-Cause = Literal["cap", "kv", "prefill", "cold", "none"]
+Cause = Literal["cap", "kv", "prefill", "outside", "none"]
 LimitedBy = Literal["VRAM", "User", "InterTokenLatency", "EndToEnd", "Minimum"]
 
 
@@ -47,7 +47,7 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CapLimits:
     """What the tuner may not leave. `replicas_external`: somebody else writes `spec.replicas`."""
 
     ceiling: int
@@ -92,7 +92,7 @@ class Observation:
 
     now: float
     targets: Targets
-    limits: Limits
+    limits: CapLimits
     cap: int
     epoch: int
     replicas: int
@@ -183,7 +183,7 @@ class TargetVerdict:
     percentile of the window from the merged sketches. `epoch_n`, `epoch_over`, `verdict`: the
     evidence of this epoch. `samples_needed`: until headroom is shown if none more is over; 0
     once it is shown. `verifiable`: False when that would take more than an hour at the present
-    traffic. `epoch_far`: gaps of slow spells among `epoch_over`, which a lower cap would not have
+    traffic. `epoch_far`: gaps of interference among `epoch_over`, which a lower cap would not have
     held either; `far_at_cap`: those among them that came at the cap; `cap_breached`: the verdict is
     Breach also without them.
     """

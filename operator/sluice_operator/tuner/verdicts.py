@@ -9,9 +9,9 @@ from sluice_core import sketch
 from sluice_core.contract import TICK_SECONDS, Tick
 
 from . import constants as k
-from . import spells
+from . import interference
 from .detect import Moments, Series, design_effect, headroom
-from .runs import Part, Reading, Spans, add_up, series_of
+from .tick_sums import Reading, TickSlice, TickWindow, add_up, series_of
 from .types import TargetName, Targets, TargetVerdict, Verdict
 
 
@@ -56,10 +56,10 @@ READERS: dict[TargetName, Counts] = {
 
 
 def judge(
-    targets: Targets, window: Spans, epoch: Spans, far_ms: float = inf
+    targets: Targets, window: TickWindow, epoch: TickWindow, far_ms: float = inf
 ) -> dict[TargetName, TargetVerdict]:
     """Every target asked for. `window`: all ticks of the window; `epoch`: those that are
-    evidence; `far_ms`: gaps over it are of slow spells."""
+    evidence; `far_ms`: gaps over it are of interference."""
     names = targets.by_name()
     threshold = k.BREACH_EVIDENCE * max(1, len(names))
     return {
@@ -73,14 +73,14 @@ def _judge_one(
     target_ms: float,
     targets: Targets,
     threshold: float,
-    window: Spans,
-    epoch: Spans,
+    window: TickWindow,
+    epoch: TickWindow,
     far_ms: float,
 ) -> TargetVerdict:
     read = READERS[name]
     n, over = window.total(read.seen)
     epoch_n, epoch_over = epoch.total(read.seen)
-    bucket = spells.far_bucket(far_ms) if name == "interTokenLatency" else None
+    bucket = interference.far_bucket(far_ms) if name == "interTokenLatency" else None
     far, far_at_cap = (0, 0) if bucket is None else epoch.joined(add_up, _far, read.proof, bucket)
     verdict, needed = _test(name, targets.allowed_share, threshold, epoch, far_at_cap)
     cap_breached = verdict == "Breach"
@@ -110,7 +110,7 @@ def _judge_one(
 
 
 def _test(
-    name: TargetName, allowed: float, threshold: float, epoch: Spans, far_at_cap: int
+    name: TargetName, allowed: float, threshold: float, epoch: TickWindow, far_at_cap: int
 ) -> tuple[Verdict, int]:
     """The verdict, and the clean samples that headroom still needs."""
     read = READERS[name]
@@ -123,31 +123,31 @@ def _test(
     return ("Headroom" if proof.shown else "Hold"), proof.samples_needed
 
 
-def is_breached(name: TargetName, epoch: Sequence[Part], targets: Targets) -> bool:
+def is_breached(name: TargetName, epoch: Sequence[TickSlice], targets: Targets) -> bool:
     """Whether the ticks of `epoch` alone breach the target `name`."""
     threshold = k.BREACH_EVIDENCE * max(1, len(targets.by_name()))
-    counted = Spans(epoch).breach_evidence(
+    counted = TickWindow(epoch).breach_evidence(
         targets.allowed_share, threshold, series_of, READERS[name].seen
     )
     return counted >= threshold
 
 
-def _near(parts: Sequence[Part], reading: Reading, bucket: int | None) -> Series:
-    """The gaps of each span without those of slow spells."""
+def _near(parts: Sequence[TickSlice], reading: Reading, bucket: int | None) -> Series:
+    """The gaps of each span without those of interference."""
     both = zip(series_of(parts, reading), parts, strict=True)
-    counted = [(n, over, spells.num_far(part, bucket)) for (n, over), part in both]
+    counted = [(n, over, interference.num_far(part, bucket)) for (n, over), part in both]
     return [(n - far, over - far) for n, over, far in counted]
 
 
-def _far(parts: Sequence[Part], proof: Reading, bucket: int) -> tuple[int, int]:
-    """Gaps of slow spells, and those of them that would be proof: ticks in which the cap was not
+def _far(parts: Sequence[TickSlice], proof: Reading, bucket: int) -> tuple[int, int]:
+    """Gaps of interference, and those of them that would be proof: ticks in which the cap was not
     used prove nothing about it, and excuse nothing."""
-    far = [spells.num_far(part, bucket) for part in parts]
+    far = [interference.num_far(part, bucket) for part in parts]
     over = [over for _, over in series_of(parts, proof)] if any(far) else ()
     return sum(far), sum(map(min, far, over))
 
 
-def _effect(name: TargetName, epoch: Spans) -> float:
+def _effect(name: TargetName, epoch: TickWindow) -> float:
     """Design effect from batch means of "over the evidence's own P90"."""
     read = READERS[name].sketch
     bucket = sketch.bucket_at(epoch.sketch(read), k.DESIGN_QUANTILE)
@@ -155,16 +155,18 @@ def _effect(name: TargetName, epoch: Spans) -> float:
         return 1.0
     if name == "interTokenLatency":
         ticks = epoch.joined(Moments.total, _moments, read, bucket)
-        return design_effect(ticks, _spells(epoch.total(_slow_runs)))
+        return design_effect(ticks, _interference(epoch.total(_slow_runs)))
     return design_effect(epoch.joined(_on_end, _busy_periods, read, bucket).moments)
 
 
-def _moments(parts: Sequence[Part], read: Callable[[Tick], dict[int, int]], bucket: int) -> Moments:
+def _moments(
+    parts: Sequence[TickSlice], read: Callable[[Tick], dict[int, int]], bucket: int
+) -> Moments:
     return Moments.of(_marked(parts, read, bucket))
 
 
 def _marked(
-    parts: Sequence[Part], read: Callable[[Tick], dict[int, int]], bucket: int
+    parts: Sequence[TickSlice], read: Callable[[Tick], dict[int, int]], bucket: int
 ) -> list[tuple[int, int]]:
     """(samples, those above `bucket`) of each span."""
     spans = [[read(tick) for tick in part] for part in parts]
@@ -192,7 +194,7 @@ class _Periods(NamedTuple):
 
 
 def _busy_periods(
-    parts: Sequence[Part], read: Callable[[Tick], dict[int, int]], bucket: int
+    parts: Sequence[TickSlice], read: Callable[[Tick], dict[int, int]], bucket: int
 ) -> _Periods:
     ended, n, above = [], 0, 0
     waiting = series_of(parts, _waiting)
@@ -217,7 +219,7 @@ def _on_end(runs: Sequence[_Periods]) -> _Periods:
     return _Periods(across[0] if across else None, rest, last)
 
 
-def _spells(slow_runs: tuple[int, int]) -> float:
+def _interference(slow_runs: tuple[int, int]) -> float:
     """Share of the gaps over target that directly follow another one."""
     over, after_over = slow_runs
     return after_over / over if over else 0.0

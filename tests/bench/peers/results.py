@@ -8,7 +8,7 @@ from bench.peers.rounds import Run
 from msgspec import Struct
 from sluice.load import quantile_ms
 from sluice.measure.client import Outcome
-from sluice.targets import is_good, is_smooth
+from sluice.measure.targets import is_good, is_smooth
 from sluice_operator.tuner import Targets
 
 

@@ -34,7 +34,7 @@ class Run(Struct, frozen=True):
     itl_p99_ms: float | None = None
     good_share: float | None = None
     smooth_share: float | None = None
-    """Of the requests, those within the trace's targets; see `sluice.targets`."""
+    """Of the requests, those within the trace's targets; see `sluice.measure.targets`."""
     error: str = ""
 
     def counts(self, best_gflops: float) -> bool:

@@ -10,7 +10,7 @@ def _fields(reals: str, wholes: str = "") -> list[tuple[str, Any]]:
 
 class Config(Structure):
     _fields_ = _fields(
-        "a b c d between_ms leak_per_hour spell_factor ttft_ms itl_ms e2e_ms start_s tick_s "
+        "a b c d between_ms leak_per_hour interference_factor ttft_ms itl_ms e2e_ms start_s tick_s "
         "refit_s log_gamma smallest_ms smooth_share at_cap_share "
         "due_ms",
         "cap epoch num_blocks block_size caching max_num_batched_tokens max_num_queued min_chunk "
@@ -22,7 +22,7 @@ class Tick(Structure):
     _fields_ = _fields(
         "t_s busy_s",
         "epoch settled max_num_seqs arrivals refused finished good smooth ttft_n ttft_over by_cap "
-        "by_kv by_prefill by_cold itl_n itl_over over_after_over n_at_cap over_at_cap e2e_n "
+        "by_kv by_prefill by_outside itl_n itl_over over_after_over n_at_cap over_at_cap e2e_n "
         "e2e_over steps slow_steps decodes prefill_tokens generated_tokens running max_running "
         "waiting_cap waiting_kv num_ttft num_itl num_e2e",
     )

@@ -76,7 +76,7 @@ struct Pod {
   Recorder recorder;
   StepTimes times;
   std::deque<Arrival> arrivals;
-  std::deque<double> factors, spells;  // spells: start, end, start, end, ...
+  std::deque<double> factors, interference;  // interference: start, end, start, end, ...
   Line line;
   std::vector<int> inbox, prefilling, prefills, joined, done;  // prefills: of the step at hand
   std::deque<int> waiting;
@@ -110,7 +110,7 @@ struct Pod {
           continue;
         }
         if (factors.empty()) return FACTORS;
-        if (config.has_spells && (spells.empty() || now >= spells.back())) return SPELLS;
+        if (config.has_spells && (interference.empty() || now >= interference.back())) return SPELLS;
         begin(now);
         continue;
       }
@@ -224,8 +224,8 @@ struct Pod {
     double factor = factors.front();
     factors.pop_front();
     if (config.has_spells) {
-      while (now_s >= spells[1]) spells.erase(spells.begin(), spells.begin() + 2);
-      factor *= now_s >= spells[0] ? config.spell_factor : 1.0;
+      while (now_s >= interference[1]) interference.erase(interference.begin(), interference.begin() + 2);
+      factor *= now_s >= interference[0] ? config.interference_factor : 1.0;
     }
     return factor * (1 + config.leak_per_hour * now_s / 3600);
   }
@@ -537,7 +537,7 @@ void pod_factors(Pod* pod, const double* values, int64_t num) {
   pod->factors.insert(pod->factors.end(), values, values + num);
 }
 void pod_spells(Pod* pod, const double* values, int64_t num) {
-  pod->spells.insert(pod->spells.end(), values, values + num);
+  pod->interference.insert(pod->interference.end(), values, values + num);
 }
 int64_t pod_run(Pod* pod, double until_s) { return pod->run(until_s); }
 void pod_patch(Pod* pod, int64_t cap, int64_t epoch, double now_s) {

@@ -13,7 +13,7 @@ import numpy as np
 from research.compiled import layout
 from research.compiled.library import library
 from sluice.simulate.params import Params
-from sluice.simulate.pod import REFIT_S, Outcome, Pod
+from sluice.simulate.pod import REFIT_S, Outcome, SimulatedPod
 from sluice.simulate.recording import Recording, Totals
 from sluice.simulate.trace import Request
 from sluice_core import ordering
@@ -46,10 +46,10 @@ class CannotCompile(RuntimeError):
     """There is no compiled pod here."""
 
 
-def quickest(params: Params, trace: Sequence[Request]) -> type[Pod]:
-    """`CompiledPod` where it does what `Pod` would: no prefixes, no shedding, and g++."""
+def quickest(params: Params, trace: Sequence[Request]) -> type[SimulatedPod]:
+    """`CompiledPod` where it does what `SimulatedPod` would: no prefixes, no shedding, and g++."""
     is_plain = params.overload == "Queue" and not any(request.prefix for request in trace)
-    return CompiledPod if is_plain and library() is not None else Pod
+    return CompiledPod if is_plain and library() is not None else SimulatedPod
 
 
 class Taken(Recording):
@@ -66,8 +66,8 @@ class Taken(Recording):
         self.engine.snapshot, self.engine.step_model = state, model
 
 
-class CompiledPod(Pod):
-    """As `Pod`. Raises CannotCompile."""
+class CompiledPod(SimulatedPod):
+    """As `SimulatedPod`. Raises CannotCompile."""
 
     _recording = Taken
     _recorder: Taken
@@ -124,9 +124,11 @@ class CompiledPod(Pod):
                 factors = self.noise.factors()[::-1]  # it takes the last first
                 loaded.pod_factors(pod, (c_double * len(factors))(*factors), len(factors))
             elif need == _NEEDS_SPELLS:
-                spells = chain.from_iterable(self.noise.spell() for _ in range(SPELLS_AT_ONCE))
+                interference = chain.from_iterable(
+                    self.noise.interference() for _ in range(SPELLS_AT_ONCE)
+                )
                 num = 2 * SPELLS_AT_ONCE
-                loaded.pod_spells(pod, (c_double * num)(*spells), num)
+                loaded.pod_spells(pod, (c_double * num)(*interference), num)
         self._is_read, self.num_refused = False, int(self._view.num_refused)
 
     def patch(self, cap: int, epoch: int, now_s: float) -> None:
@@ -183,7 +185,7 @@ def _config(params: Params, slo: Slo, cap: int, epoch: int, start_s: float) -> l
         num_blocks=params.kv_tokens // params.block_size,
         caching=params.prefix_caching,
         min_chunk=MIN_CHUNK_TOKENS,
-        has_spells=params.spell_every_s > 0,
+        has_spells=params.interference_every_s > 0,
         has_order=params.order != "fcfs",
         due_ms=targets["ttft_ms"] if params.order == "deadline" else math.inf,
         patience=ordering.PATIENCE,
@@ -207,7 +209,7 @@ def _tick(
 ) -> Tick:
     gaps_at = start + 2 * row.num_ttft
     e2e_at = gaps_at + 2 * row.num_itl
-    by = Causes(cap=row.by_cap, kv=row.by_kv, prefill=row.by_prefill, cold=row.by_cold)
+    by = Causes(cap=row.by_cap, kv=row.by_kv, prefill=row.by_prefill, outside=row.by_outside)
     same = {n: getattr(row, n) for n in Tick.__struct_fields__ if hasattr(row, n)}
     return Tick(
         **{**same, "settled": bool(row.settled)},

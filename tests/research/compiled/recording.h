@@ -10,7 +10,7 @@
 enum Cause { CAP, KV, PREFILL, COLD, NONE };
 
 struct Config {
-  double a, b, c, d, between_ms, leak_per_hour, spell_factor;
+  double a, b, c, d, between_ms, leak_per_hour, interference_factor;
   double ttft_ms, itl_ms, e2e_ms;  // infinity: no target
   double start_s, tick_s, refit_s, log_gamma, smallest_ms, smooth_share;
   double at_cap_share, due_ms;

@@ -108,7 +108,7 @@ class StepTimes {
     return sizes_[place];
   }
 
-  // Steps as they would be now: rid of spells; in one that lasts, those before it as slow.
+  // Steps as they would be now: rid of interference; in one that lasts, those before it as slow.
   void as_of_now(double now_s) {
     const double since_s = spell_.since_s;
     bool is_old = spell_.is_on && now_s - since_s >= fit.regime_s;
@@ -132,12 +132,12 @@ class StepTimes {
   }
 
   void compare(size_t place, const Row& row) {
-    const Spell& spell = spell_.is_on ? spell_ : Spell{true, false, row.at_s, known_, fit.model};
+    const Spell& interference = spell_.is_on ? spell_ : Spell{true, false, row.at_s, known_, fit.model};
     const double predicted_ms =
-        predict_ms(spell.before, row.decodes, row.kv_tokens, row.prefill);
+        predict_ms(interference.before, row.decodes, row.kv_tokens, row.prefill);
     double ratio = row.ms / std::max(predicted_ms, 1e-6);
-    const double larger = std::max(row.decodes / std::max(spell.known, 1.0), 1.0);
-    if (spell.is_regime && ratio > 1 && ratio <= larger) return;  // this does not say if it lasts
+    const double larger = std::max(row.decodes / std::max(interference.known, 1.0), 1.0);
+    if (interference.is_regime && ratio > 1 && ratio <= larger) return;  // this does not say if it lasts
     ratio = std::min(ratio, std::max(ratio / larger, 1.0));
     newest_.emplace_back(place, ratio);
     if (is_fitted_) rows_[place].slowdown = std::min(slowdown_, std::max(ratio, 1.0));
@@ -152,7 +152,7 @@ class StepTimes {
     if (shift <= 1)
       spell_ = {};
     else if (!spell_.is_on && is_fitted_)
-      spell_ = spell;
+      spell_ = interference;
     slowdown_ = spell_.is_regime ? 1.0 : shift;
   }
 

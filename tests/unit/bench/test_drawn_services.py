@@ -12,7 +12,7 @@ def test_a_seed_is_a_service_that_can_run() -> None:
         of = drawn(seed)
         assert of == drawn(seed)
         assert of.params.kv_tokens >= 7.9 * (of.lengths.prompt + of.lengths.output)
-        kinds.add((of.trace, tuple(of.targets.by_name()), of.params.spell_every_s > 0))
+        kinds.add((of.trace, tuple(of.targets.by_name()), of.params.interference_every_s > 0))
     assert len(kinds) > 40
 
 

@@ -14,8 +14,8 @@ from sluice.measure import curve
 from sluice.measure.client import Outcome
 from sluice.measure.curve import StepCosts, Tally
 from sluice.measure.endpoint import Counters, read_counters
+from sluice.measure.targets import read_targets
 from sluice.page import page, table, text_table
-from sluice.targets import read_targets
 
 TARGETS = read_targets("ttft=1s,itl=50ms")
 COSTS = StepCosts(a=5.0, b=1.0, c=0.001, d=0.1, chunk=512)

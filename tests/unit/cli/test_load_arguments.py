@@ -12,7 +12,7 @@ from sluice.__main__ import main
 from sluice.load import Ledger, burst, open_loop, phase, quantile_ms, refusal
 from sluice.measure.client import Outcome
 from sluice.measure.endpoint import base_url
-from sluice.targets import read_targets
+from sluice.measure.targets import read_targets
 
 
 def test_phase_names_its_kind_amount_and_seconds() -> None:

@@ -27,7 +27,7 @@ def test_attainment_has_its_interval_and_misses_their_cause() -> None:
     assert first["attained"] == pytest.approx(0.975)
     low, high = first["interval"]
     assert low < 0.975 < high < 0.99 == pytest.approx(first["asked"])
-    assert found["misses"] == {"cap": 6, "kv": 0, "prefill": 0, "cold": 0, "other": 0}
+    assert found["misses"] == {"cap": 6, "kv": 0, "prefill": 0, "outside": 0, "other": 0}
 
 
 def test_cost_is_what_the_pods_held_by_what_they_generated() -> None:

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 from sluice.measure.client import Outcome
-from sluice.targets import is_good, is_smooth, read_targets
+from sluice.measure.targets import is_good, is_smooth, read_targets
 
 TARGETS = read_targets("ttft=1s,itl=100ms")
 

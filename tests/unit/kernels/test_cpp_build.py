@@ -15,8 +15,8 @@ from sluice_kernels import choose as choosing
 from sluice_kernels.choose import choose
 from sluice_kernels.cpu import build
 from sluice_kernels.cpu.build import (
+    BuildTarget,
     CannotBuild,
-    Target,
     cache_directories,
     has_vnni,
     loaded,
@@ -56,7 +56,7 @@ def chosen(environ: dict[str, str], dtype: torch.dtype = torch.float32) -> Kerne
     return choose(torch.device("cpu"), dtype, None, environ, max_gather_bytes=1, max_scores_bytes=1)
 
 
-def library(target: Target, directories: Sequence[Path]) -> Path:
+def library(target: BuildTarget, directories: Sequence[Path]) -> Path:
     """Where it is found or built, never opened: a test may truncate the file."""
     return loaded(_there, recipe_of(target), directories, (build.BUILT,))
 
@@ -67,9 +67,9 @@ def _there(path: Path) -> Path:
 
 
 @pytest.fixture
-def plain_target() -> Target:
+def plain_target() -> BuildTarget:
     """What any machine can compile for."""
-    return Target("any", frozenset(), ("-O0",))
+    return BuildTarget("any", frozenset(), ("-O0",))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_only_what_the_processor_can_run_is_offered_best_first(
 
 
 def test_a_library_is_built_once_and_found_again(
-    tmp_path: Path, plain_target: Target, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, plain_target: BuildTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no directory can be made below a file")
@@ -103,7 +103,7 @@ def test_a_library_is_built_once_and_found_again(
     assert [path.name for path in directories[1].iterdir()] == [built.name]
     monkeypatch.setattr(build, "COMPILER", "no-such-compiler")
     assert library(plain_target, directories) == built
-    other = Target("any", frozenset(), ("-DOTHER",))
+    other = BuildTarget("any", frozenset(), ("-DOTHER",))
     with pytest.raises(CannotBuild, match="there is no no-such-compiler"):
         library(other, directories)
     monkeypatch.setattr(build, "BUILT", directories[1])  # as an image has it
@@ -114,12 +114,12 @@ def test_a_library_is_built_once_and_found_again(
 
 def test_what_does_not_compile_says_the_first_error(tmp_path: Path) -> None:
     with pytest.raises(CannotBuild, match=r"g\+\+ failed: .*error"):
-        build.build(recipe_of(Target("wrong", frozenset(), ("-march=none",))), tmp_path)
+        build.build(recipe_of(BuildTarget("wrong", frozenset(), ("-march=none",))), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_library_that_somebody_else_owns_is_not_loaded(
-    tmp_path: Path, plain_target: Target, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, plain_target: BuildTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = library(plain_target, [tmp_path / "theirs"])
     if os.getuid() == 0:
@@ -131,7 +131,7 @@ def test_a_library_that_somebody_else_owns_is_not_loaded(
 
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0])
 def test_a_cache_is_its_owners_whatever_the_umask(
-    tmp_path: Path, plain_target: Target, umask: int
+    tmp_path: Path, plain_target: BuildTarget, umask: int
 ) -> None:
     before = os.umask(umask)
     try:
@@ -143,7 +143,7 @@ def test_a_cache_is_its_owners_whatever_the_umask(
 
 @pytest.mark.parametrize("folder", ["cache", "cache/kernels"])
 def test_a_folder_that_others_may_write_to_is_passed_by(
-    tmp_path: Path, plain_target: Target, folder: str
+    tmp_path: Path, plain_target: BuildTarget, folder: str
 ) -> None:
     open_one, ours = tmp_path / "cache" / "kernels", tmp_path / "ours" / "kernels"
     made = library(plain_target, [open_one])
@@ -153,7 +153,7 @@ def test_a_folder_that_others_may_write_to_is_passed_by(
 
 
 def test_where_a_library_cannot_be_loaded_from_the_next_directory_is_tried(
-    tmp_path: Path, plain_target: Target
+    tmp_path: Path, plain_target: BuildTarget
 ) -> None:
     """A home that is mounted noexec, or full, is no reason to do without."""
     barred, ours = tmp_path / "barred" / "kernels", tmp_path / "ours" / "kernels"
@@ -177,7 +177,7 @@ def test_nothing_temporary_is_needed_where_an_image_holds_the_library(tmp_path: 
 
 
 def test_a_library_that_cannot_be_loaded_is_built_again(
-    tmp_path: Path, plain_target: Target
+    tmp_path: Path, plain_target: BuildTarget
 ) -> None:
     recipe, directories = recipe_of(plain_target), [tmp_path / "ours" / "kernels"]
     path = library(plain_target, directories)
@@ -213,7 +213,7 @@ def test_plain_torch_stands_in_and_the_name_says_why(
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="registers are told by their x86 names")
 @pytest.mark.parametrize("target", build.TARGETS["x86_64"], ids=lambda target: target.name)
-def test_the_sums_of_a_product_stay_in_registers(target: Target, tmp_path: Path) -> None:
+def test_the_sums_of_a_product_stay_in_registers(target: BuildTarget, tmp_path: Path) -> None:
     """Stored after each word of a row, products of bytes took twice as long: no result shows it."""
     library = build.build(recipe_of(target), tmp_path)
     command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(library)]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from sluice_kernels.cpu.build import (
     BUILT,
     COMPILER,
+    BuildTarget,
     CannotBuild,
-    Target,
     cache_directories,
     loaded,
     recipe_of,
@@ -40,7 +40,7 @@ examples = settings(max_examples=40, suppress_health_check=[HealthCheck.function
 
 @pytest.fixture(scope="module", params=TARGETS, ids=lambda target: target.name)
 def cpp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CppKernels:
-    target: Target = request.param
+    target: BuildTarget = request.param
     try:
         directories = cache_directories({"HOME": str(Path.home())})
         library = loaded(Library, recipe_of(target), directories, (BUILT,))
@@ -81,7 +81,7 @@ class Case:
         rows = torch.randn(num_rows, all_heads, heads.head_dim, generator=generator)
         return (rows * self.query_size).to(self.dtype), cache, spans
 
-    def places(self, spans: Spans) -> tuple[Tensor, Tensor]:
+    def slot_mapping(self, spans: Spans) -> tuple[Tensor, Tensor]:
         """Block and slot of each token."""
         positions = [
             torch.arange(start, start + count)
@@ -132,7 +132,7 @@ def wide(kernels: PlainKernels, case: Case) -> Tensor:
     """Attention of the case in float32, keys and values of the chunks taken from their pages."""
     rows, cache, spans = case.build()
     rows, cache = rows.float(), cache.float()
-    blocks, slots = case.places(spans)
+    blocks, slots = case.slot_mapping(spans)
     rows[:, case.heads.num_heads :] = cache[blocks, :, :, slots].flatten(1, 2)
     plan = kernels.plan(spans, cache, (case.heads.window,))
     return kernels.attention(rows, case.heads, cache, plan)
@@ -237,11 +237,11 @@ def test_turning_and_storing_equal_the_reference(
     if is_normed:
         norm = torch.rand(heads.num_heads + heads.num_kv_heads, heads.head_dim) + 0.5
         heads = replace(heads, norm=norm)
-    turns = torch.polar(torch.ones(1), torch.rand(len(rows), 1, heads.head_dim // 2) * 9)
-    places = case.places(spans)
+    rotary = torch.polar(torch.ones(1), torch.rand(len(rows), 1, heads.head_dim // 2) * 9)
+    slot_mapping = case.slot_mapping(spans)
     wide_rows, wide_cache = (part.clone().float() for part in (rows, cache))
-    cpp.turn_and_store(rows, turns, heads, cache, places)
-    PLAIN.turn_and_store(wide_rows, turns, heads, wide_cache, places)
+    cpp.rope_and_store(rows, rotary, heads, cache, slot_mapping)
+    PLAIN.rope_and_store(wide_rows, rotary, heads, wide_cache, slot_mapping)
     within = EXACT[case.dtype]
     torch.testing.assert_close(rows.float(), wide_rows, atol=within, rtol=within)
     torch.testing.assert_close(cache.float(), wide_cache, atol=within, rtol=within)
@@ -255,14 +255,14 @@ sizes = st.tuples(st.integers(1, 40), st.integers(1, 200))
 def test_norms_equal_the_reference(
     cpp: CppKernels, size: tuple[int, int], dtype: torch.dtype, adds: bool
 ) -> None:
-    stream, mixed = (torch.randn(size).to(dtype) for _ in range(2))
+    residual, hidden = (torch.randn(size).to(dtype) for _ in range(2))
     weight = torch.rand(size[1])
-    streams = (stream.clone(), stream.clone())
-    added = mixed if adds else None
-    found = cpp.norm(streams[0], added, weight, 1e-6)
-    expected = PLAIN.norm(streams[1], added, weight, 1e-6)
+    residuals = (residual.clone(), residual.clone())
+    added = hidden if adds else None
+    found = cpp.norm(residuals[0], added, weight, 1e-6)
+    expected = PLAIN.norm(residuals[1], added, weight, 1e-6)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-2)
-    assert torch.equal(*streams)
+    assert torch.equal(*residuals)
 
 
 @examples
@@ -402,7 +402,7 @@ def test_layers_in_a_row_equal_their_operations(
 ) -> None:
     case = replace(case, dtype=torch.bfloat16)
     rows, cache, spans = case.build()
-    places, num_rows = case.places(spans), len(rows)
+    slot_mapping, num_rows = case.slot_mapping(spans), len(rows)
     heads = replace(case.heads, head_dim=4 * -(-case.heads.head_dim // 4))
     if is_normed:
         norm = torch.rand(heads.num_heads + heads.num_kv_heads, heads.head_dim) + 0.5
@@ -410,23 +410,23 @@ def test_layers_in_a_row_equal_their_operations(
     size = (*cache.shape[:4], heads.head_dim)
     caches = [torch.randn(size).bfloat16() for _ in range(num_layers + 1)]
     angles = torch.rand(2, num_rows, 1, heads.head_dim // 2) * 9
-    turns = torch.polar(torch.ones(1), angles)
+    rotary = torch.polar(torch.ones(1), angles)
     parts = [layer_parts(cpp, heads, width, narrow, i) for i in range(num_layers + 1)]
-    stream = torch.randn(num_rows, width).bfloat16()
-    expected_stream, expected_caches = stream.clone(), [cache.clone() for cache in caches]
-    mixed: Tensor | None = None
+    residual = torch.randn(num_rows, width).bfloat16()
+    expected_residual, expected_caches = residual.clone(), [cache.clone() for cache in caches]
+    hidden: Tensor | None = None
     for part, pages in zip(parts[:num_layers], expected_caches, strict=False):
-        normed = cpp.norm(expected_stream, mixed, *part.norm)
+        normed = cpp.norm(expected_residual, hidden, *part.norm)
         qkv = part.qkv(normed).view(num_rows, -1, heads.head_dim)
-        cpp.turn_and_store(qkv, turns[int(part.is_sliding)], heads, pages, places)
-        mixed = part.output(cpp.attention(qkv, heads, pages, spans))
-        mixed = part.down(part.gate_up(cpp.norm(expected_stream, mixed, *part.mlp_norm)))
+        cpp.rope_and_store(qkv, rotary[int(part.is_sliding)], heads, pages, slot_mapping)
+        hidden = part.output(cpp.attention(qkv, heads, pages, spans))
+        hidden = part.down(part.gate_up(cpp.norm(expected_residual, hidden, *part.mlp_norm)))
     stack = cpp.stack(parts)
     assert stack is not None
-    found = stack(stream, (turns[0], turns[1]), caches[:num_layers], places, spans)
-    assert mixed is not None
-    assert torch.equal(found, mixed)
-    assert torch.equal(stream, expected_stream)
+    found = stack(residual, (rotary[0], rotary[1]), caches[:num_layers], slot_mapping, spans)
+    assert hidden is not None
+    assert torch.equal(found, hidden)
+    assert torch.equal(residual, expected_residual)
     assert all(map(torch.equal, caches, expected_caches))
 
 

@@ -22,7 +22,7 @@ from sluice_core.model.sizing import ModelShape
 from sluice_operator.children.manifests import INSTANCE_LABEL
 from sluice_operator.cluster.observed import Pod, pod_of
 from sluice_operator.loop.plan import Observed
-from sluice_operator.model.checkpoint import Checkpoint
+from sluice_operator.model.checkpoint import ModelFacts
 from sluice_operator.model.fit import Fit, judge
 from sluice_operator.pods.scrape import Scrape
 from sluice_operator.settings import Settings
@@ -32,7 +32,7 @@ from unit.operator.objects import changed, valid_object
 NOW = 1_760_000_000.0
 SETTINGS = Settings(worker_image="registry/worker:1")
 SHAPE = ModelShape("LlamaForCausalLM", 4, 256, 8, 4, 32, 704, 2048, 1024, True, None, "float32")
-CHECKPOINT = Checkpoint(SHAPE, "float32", 16 << 20, 4 << 20)
+CHECKPOINT = ModelFacts(SHAPE, "float32", 16 << 20, 4 << 20)
 
 
 def create_service(**changes: Any) -> InferenceService:

@@ -117,7 +117,7 @@ def test_the_comparison_is_paired_over_the_seeds() -> None:
             "smooth_by_cap": {"2": 0.5, "8": smooth, "256": 0.8},
         }  # fmt: skip
 
-    cell = {"service": "cpu", "target": "tight", "noise": "spells", "trace": "steps"}
+    cell = {"service": "cpu", "target": "tight", "noise": "interference", "trace": "steps"}
     rows = [
         {
             "cell": cell, "seed": seed, "times_real": 1.0, "sluice": result(0.9 + 0.01 * seed),
@@ -130,7 +130,9 @@ def test_the_comparison_is_paired_over_the_seeds() -> None:
     assert summary["above_ceiling_points"] == pytest.approx((10.0, 0.0))
     assert summary["converged_s"] == 50.0, "7 would have 0.875, which is not 95 % of 0.95"
     told = reach([summary])
-    assert "| 95% of the oracle, others | 1 of 1 | 0.968 (cpu, tight, spells, steps) |" in told
+    assert (
+        "| 95% of the oracle, others | 1 of 1 | 0.968 (cpu, tight, interference, steps) |" in told
+    )
     assert "| at most 2 points below cap = max | 1 of 1 | 10 (" in told
     assert "| at least 50 points above it, where any cap is | none | |" in told
     inner = {**summary, "smooth": {**summary["smooth"], "ceiling": 0.3}}
@@ -138,7 +140,7 @@ def test_the_comparison_is_paired_over_the_seeds() -> None:
     assert "| at least 50 points above it, where any cap is | 1 of 1 | 60 (" in told
     assert summary["reach"] == pytest.approx(0.92 / 0.95)
     assert (
-        "| cpu, tight, spells | steps | 3 | 92.0 | 99.0 (+8.0; 1) | 95.0 (8-8) | 96.8 % |"
+        "| cpu, tight, interference | steps | 3 | 92.0 | 99.0 (+8.0; 1) | 95.0 (8-8) | 96.8 % |"
         in table([summary])
     )
     assert "| by deadline at most 1 point below ours | 1 of 1 | 8 (" in told

@@ -1,5 +1,5 @@
-"""The compiled pod does what the worker's own scheduler, block pool and recorder do in `Pod`, run
-for run; what it cannot do is left to them."""
+"""The compiled pod does what the worker's own scheduler, block pool and recorder do in
+`SimulatedPod`, run for run; what it cannot do is left to them."""
 
 from collections import deque
 from pathlib import Path
@@ -13,22 +13,22 @@ from research.compiled.pod import CannotCompile, CompiledPod, quickest
 from research.generate import make_trace
 from research.policies import Aimd, Replay
 from research.services import NOISES, SERVICES, TARGETS
+from sluice.measure.targets import read_targets
 from sluice.simulate.params import Params
-from sluice.simulate.pod import Pod
+from sluice.simulate.pod import SimulatedPod
 from sluice.simulate.runs import Tuner
 from sluice.simulate.score import score
 from sluice.simulate.trace import Request
 from sluice.simulate.world import Policy, World
-from sluice.targets import read_targets
 from sluice_core.contract import SchedulingPolicy, Slo
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="there is no g++")
 SMALL = Params(
     a=6, b=1.5, c=0.004, d=0.4, kv_tokens=400, cold_start_s=1, block_size=8,
     max_num_batched_tokens=96, max_num_queued=12, noise=0.1, between_ms=0.5,
-    spell_every_s=2.0, spell_mean_s=1.0, leak_per_hour=20.0,
+    interference_every_s=2.0, interference_mean_s=1.0, leak_per_hour=20.0,
 )  # fmt: skip
-CALM = msgspec.structs.replace(SMALL, max_num_queued=1024, between_ms=0, spell_every_s=0,
+CALM = msgspec.structs.replace(SMALL, max_num_queued=1024, between_ms=0, interference_every_s=0,
                                leak_per_hour=0)  # fmt: skip
 ORDERS: tuple[SchedulingPolicy, ...] = ("fcfs", "deadline")
 SLO = Slo(ttft_ms=400, itl_ms=30, e2e_ms=2000)
@@ -49,8 +49,7 @@ def trace_of(drawn: list[tuple[float, int, int]]) -> list[Request]:
 def assert_equal(params: Params, slo: Slo, drawn: list[tuple[float, int, int]], cap: int,
                  patches: list[tuple[int, int]]) -> None:  # fmt: skip
     """Both pods through the same arrivals and changes of the cap, looked at on the way."""
-    pods = Pod("pod-1", params, slo, cap, 1, seed=3), CompiledPod("pod-1", params, slo, cap, 1,
-                                                                 seed=3)  # fmt: skip
+    pods = [kind("pod-1", params, slo, cap, 1, seed=3) for kind in (SimulatedPod, CompiledPod)]
     queues, now_s = [deque(trace_of(drawn)) for _ in pods], 0.0
     for epoch, (steps, new_cap) in enumerate([*patches, (60, cap)], 2):
         now_s += 1.1 * steps
@@ -134,7 +133,7 @@ def test_it_equals_the_workers_scheduler_where_a_tick_closes_in_a_first_step(tog
     assert (sum(tick.ttft.by.cap for tick in evidence.ticks) > 0) == (together > 4)
 
 
-@pytest.mark.parametrize("base", [SMALL, CALM], ids=["spells", "calm"])
+@pytest.mark.parametrize("base", [SMALL, CALM], ids=["interference", "calm"])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("order", ORDERS)
 def test_it_equals_the_workers_scheduler_where_memory_is_short(
@@ -160,7 +159,7 @@ def test_a_long_output_is_smooth_by_the_number_of_its_gaps() -> None:
     """The reproducer of a pod that took any gap over for the end of smoothness."""
     params, drawn = msgspec.structs.replace(CALM, noise=0.5), [(3.0, 10, 240)] * 8
     assert_equal(params, SLO, drawn, 2, [])
-    pod = Pod("pod-1", params, SLO, 2, 1, seed=3)
+    pod = SimulatedPod("pod-1", params, SLO, 2, 1, seed=3)
     pod.run(120.0, deque(trace_of(drawn)))
     assert any(0 < outcome.num_gaps_over <= 2 for outcome in pod.outcomes()[0])
 
@@ -175,7 +174,7 @@ def test_whole_runs_score_alike(
     service: str, policy: str, spell_s: float, trace_name: str, order: str
 ) -> None:
     params, lengths = SERVICES[service]
-    noise = NOISES["spells"] | {"spell_mean_s": spell_s}
+    noise = NOISES["interference"] | {"interference_mean_s": spell_s}
     params = msgspec.structs.replace(params, order=order, **noise)
     targets = read_targets(TARGETS[service]["default"])
     trace = make_trace(trace_name, params, targets.itl_ms, lengths, 500, seed=2)
@@ -186,7 +185,7 @@ def test_whole_runs_score_alike(
         return Aimd(8, ()) if policy == "aimd" else Replay(8, ())
 
     results = []
-    for pod_type in (Pod, CompiledPod):
+    for pod_type in (SimulatedPod, CompiledPod):
         world = World(params, targets, trace, new(), 2, pod_type)
         world.run()
         results.append(score(world))
@@ -198,13 +197,13 @@ def test_prefixes_shedding_and_a_missing_compiler_are_left_to_the_python_pod(
 ) -> None:
     plain, shared = [Request(0.0, 10, 10)], [Request(0.0, 10, 10, ("p",), 10)]
     assert quickest(SMALL, plain) is CompiledPod
-    assert quickest(SMALL, shared) is Pod
-    assert quickest(msgspec.structs.replace(SMALL, overload="Shed"), plain) is Pod
+    assert quickest(SMALL, shared) is SimulatedPod
+    assert quickest(msgspec.structs.replace(SMALL, overload="Shed"), plain) is SimulatedPod
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library.library.cache_clear()
     try:
-        assert quickest(SMALL, plain) is Pod
+        assert quickest(SMALL, plain) is SimulatedPod
         with pytest.raises(CannotCompile):
             CompiledPod("pod-1", SMALL, SLO, 1, 1)
     finally:

@@ -9,11 +9,11 @@ import pytest
 from research.generate import Lengths, make_trace
 from research.search import Case, best_near, best_of, caps_to_try, simulate
 from research.services import CPU, GPU, SERVICES
+from sluice.measure.targets import read_targets
 from sluice.simulate.params import Params, ParamsError
 from sluice.simulate.score import score
 from sluice.simulate.trace import Request
 from sluice.simulate.world import World
-from sluice.targets import read_targets
 
 SMALL = Params(a=12, b=0.06, c=9e-5, d=0.07, kv_tokens=160_000, cold_start_s=5, ceiling=12)
 SLO = read_targets("ttft=2s,itl=100ms")
@@ -138,8 +138,12 @@ def test_the_knee_is_a_cliff_for_a_fixed_cap_and_not_for_the_tuner() -> None:
 
 
 def test_slow_spells_cost_something_and_are_not_blamed_on_the_cap_for_ever() -> None:
-    spells = {"spell_every_s": 40.0, "spell_mean_s": 4.0, "spell_factor": 4.0}
-    params = msgspec.structs.replace(GPU, **spells)
+    interference = {
+        "interference_every_s": 40.0,
+        "interference_mean_s": 4.0,
+        "interference_factor": 4.0,
+    }
+    params = msgspec.structs.replace(GPU, **interference)
     targets = read_targets("ttft=1s,itl=50ms")
     trace = make_trace("steady-50", GPU, 50, SERVICES["gpu"][1], 1500, seed=1)
     calm = simulate(GPU, targets, trace, "fixed:max", 1)

@@ -3,7 +3,13 @@
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from sluice_frontend.config import ServerConfig
-from sluice_frontend.http.guards import PROBE_PATHS, Bearer, Edge, Inflight, install_errors
+from sluice_frontend.http.guards import (
+    PROBE_PATHS,
+    Bearer,
+    EdgeMiddleware,
+    Inflight,
+    install_errors,
+)
 from sluice_frontend.serving.admin import OPEN_PATHS, add_admin_routes
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -37,7 +43,7 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
     """The application that clients speak to."""
     app = bare()
     routes.add_routes(app, service)
-    edge = Edge(
+    edge = EdgeMiddleware(
         app,
         bearer=_api_bearer(service.config.server),
         open_paths=PROBE_PATHS,
@@ -58,7 +64,7 @@ def admin_app(service: Service) -> ASGIApp:
     app = bare()
     routes.add_probes(app, service)
     add_admin_routes(app, service.runtime)
-    return Edge(
+    return EdgeMiddleware(
         app,
         bearer=Bearer.of(service.config.server.admin_token_file),
         open_paths=OPEN_PATHS,

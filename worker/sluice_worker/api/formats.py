@@ -22,7 +22,7 @@ from sluice_frontend.openai.response_types import Usage
 from sluice_frontend.openai.sse import DONE, encode, event
 
 from ..text.tokenizer import Tokenizer
-from .generation import Arrived, Choice, Generation
+from .generation import Arrived, Generation, OpenChoice
 
 SCORE_BYTES = 80
 """About the size of one log-probability of a chat's reply, which tells the token's bytes too."""
@@ -54,20 +54,20 @@ class Format(ABC):
     def body(self, texts: Sequence[str]) -> bytes:
         """The answer in one piece; `texts` of all choices, whose tokens were all taken in."""
 
-    def num_bytes(self, prompts: Iterable[Choice], num_tokens: int) -> int:
+    def num_bytes(self, prompts: Iterable[OpenChoice], num_tokens: int) -> int:
         """About what is told of the prompts of these choices and of `num_tokens` of output."""
         of_prompts = (
-            len(picked.echo.text) + picked.flight.num_prompt_tokens * self._prompt_token_bytes
+            len(picked.echo.text) + picked.timer.num_prompt_tokens * self._prompt_token_bytes
             for picked in prompts
         )
         return sum(of_prompts) + num_tokens * self._token_bytes
 
-    def _ids(self, picked: Choice, known: int = 0) -> list[int] | UnsetType:
+    def _ids(self, picked: OpenChoice, known: int = 0) -> list[int] | UnsetType:
         """Ids of the output's tokens, from the `known`-th on."""
         asked = self.generation.request.return_token_ids
-        return picked.transcript.token_ids[known:] if asked else UNSET
+        return picked.output_text.token_ids[known:] if asked else UNSET
 
-    def _prompt_ids(self, picked: Choice, is_first: bool = True) -> list[int] | UnsetType:
+    def _prompt_ids(self, picked: OpenChoice, is_first: bool = True) -> list[int] | UnsetType:
         asked = self.generation.request.return_token_ids and is_first
         return picked.prompt_token_ids if asked else UNSET
 
@@ -93,7 +93,7 @@ class _OpenAiFormat(Format):
             return DONE
         return event(encode(self._chunk([], self.generation.counts()))) + DONE
 
-    def _usage(self, picked: Choice) -> Usage | UnsetType:
+    def _usage(self, picked: OpenChoice) -> Usage | UnsetType:
         """Counts of the chunk's choice, which vLLM tells with each chunk."""
         return picked.counts() if self.generation.request.continuous_usage else UNSET
 
@@ -103,13 +103,13 @@ class CompletionFormat(_OpenAiFormat):
 
     def event(self, item: Arrived) -> bytes:
         picked = item.choice
-        is_first, known = item.token.first is not None, len(picked.transcript.token_ids)
+        is_first, known = item.token.first is not None, len(picked.output_text.token_ids)
         choice = response_types.ChoiceChunk(
             index=picked.index,
             text=picked.feed(item.token),
             logprobs=self._told.of_completion(picked, known, with_prompt=is_first),
             finish_reason=picked.finish_reason and _reason(picked),
-            stop_reason=picked.transcript.stop_reason,
+            stop_reason=picked.output_text.stop_reason,
             token_ids=self._ids(picked, known),
             prompt_token_ids=self._prompt_ids(picked, is_first),
         )
@@ -129,7 +129,7 @@ class CompletionFormat(_OpenAiFormat):
                 text=text,
                 logprobs=self._told.of_completion(picked, 0, with_prompt=True),
                 finish_reason=_reason(picked),
-                stop_reason=picked.transcript.stop_reason,
+                stop_reason=picked.output_text.stop_reason,
                 token_ids=self._ids(picked),
                 prompt_token_ids=prompt_ids,
                 prompt_logprobs=self._told.of_prompt(picked),
@@ -155,13 +155,13 @@ class ChatFormat(_OpenAiFormat):
 
     def event(self, item: Arrived) -> bytes:
         picked = item.choice
-        is_first, known = item.token.first is not None, len(picked.transcript.token_ids)
+        is_first, known = item.token.first is not None, len(picked.output_text.token_ids)
         choice = response_types.ChatChoiceChunk(
             index=picked.index,
             delta=response_types.Delta(picked.feed(item.token), "assistant" if is_first else UNSET),
             logprobs=self._told.of_chat(picked, known),
             finish_reason=picked.finish_reason and _reason(picked),
-            stop_reason=picked.transcript.stop_reason,
+            stop_reason=picked.output_text.stop_reason,
             token_ids=self._ids(picked, known),
         )
         prompt_ids = self._prompt_ids(picked, is_first)
@@ -186,7 +186,7 @@ class ChatFormat(_OpenAiFormat):
                 message=response_types.ReplyMessage(text),
                 logprobs=self._told.of_chat(picked, 0),
                 finish_reason=_reason(picked),
-                stop_reason=picked.transcript.stop_reason,
+                stop_reason=picked.output_text.stop_reason,
                 token_ids=self._ids(picked),
             )
             for picked, text in zip(generation.choices, texts, strict=True)
@@ -217,7 +217,7 @@ class GenerateFormat(Format):
     def event(self, item: Arrived) -> bytes:
         """One token; the last one brings the whole text and the details."""
         picked, token_id = item.choice, item.token.token_id
-        known = len(picked.transcript.token_ids)
+        known = len(picked.output_text.token_ids)
         text = picked.feed(item.token)
         self._pieces.append(text)
         is_last = picked.finish_reason is not None
@@ -243,7 +243,7 @@ class GenerateFormat(Format):
                 model=self._model,
                 generated_text=texts[0],
                 finish_reason=_reason(picked),
-                stop_reason=picked.transcript.stop_reason,
+                stop_reason=picked.output_text.stop_reason,
                 usage=self.generation.counts(),
                 token_ids=self._ids(picked),
                 prompt_token_ids=self._prompt_ids(picked),
@@ -256,7 +256,9 @@ class GenerateFormat(Format):
     ) -> response_types.GeneratedToken:
         return response_types.GeneratedToken(token_id, text, logprob, token_id in self._control)
 
-    def _details_with_tokens(self, picked: Choice) -> response_types.GenerateDetails | UnsetType:
+    def _details_with_tokens(
+        self, picked: OpenChoice
+    ) -> response_types.GenerateDetails | UnsetType:
         if self.generation.request.sampling.engine.logprobs is None:
             return UNSET
         tokens = [
@@ -265,14 +267,14 @@ class GenerateFormat(Format):
         ]
         return replace(self._details(picked), prefill=[], tokens=tokens)
 
-    def _details(self, picked: Choice) -> response_types.GenerateDetails:
-        has_stop = picked.transcript.stop_reason is not None
+    def _details(self, picked: OpenChoice) -> response_types.GenerateDetails:
+        has_stop = picked.output_text.stop_reason is not None
         stopped: response_types.TgiReason = "stop_sequence" if has_stop else "eos_token"
         return response_types.GenerateDetails(
             finish_reason=stopped if picked.finish_reason == "stop" else "length",
-            generated_tokens=len(picked.transcript.token_ids),
+            generated_tokens=len(picked.output_text.token_ids),
             seed=self.generation.request.sampling.seed,
-            input_length=picked.flight.num_prompt_tokens,
+            input_length=picked.timer.num_prompt_tokens,
         )
 
 
@@ -284,7 +286,7 @@ class TokenLogprobs:
         self._plain, self._bytes_of = tokenizer.token_text, tokenizer.token_bytes
         self._text_of = as_token_id if request.sampling.tokens_as_ids else self._plain
 
-    def of_completion(self, picked: Choice, known: int, *, with_prompt: bool) -> Any:
+    def of_completion(self, picked: OpenChoice, known: int, *, with_prompt: bool) -> Any:
         """Those of the output's tokens from the `known`-th on, behind an echoed prompt's."""
         num = self._request.sampling.engine.logprobs
         if num is None:
@@ -292,19 +294,19 @@ class TokenLogprobs:
         prompt = self._prompt(picked) if with_prompt and self._request.echo else ()
         return of_completion(chain(prompt, picked.scored.tokens(known)), num, self._text_of)
 
-    def of_chat(self, picked: Choice, known: int) -> Any:
+    def of_chat(self, picked: OpenChoice, known: int) -> Any:
         """Those of the output's tokens from the `known`-th on."""
         num = self._request.sampling.engine.logprobs
         if num is None:
             return None
         return of_chat(picked.scored.tokens(known), num, self._text_of, self._bytes_of)
 
-    def of_prompt(self, picked: Choice) -> Any:
+    def of_prompt(self, picked: OpenChoice) -> Any:
         """The field `prompt_logprobs`."""
         num = self._request.prompt_logprobs
         return UNSET if num is None else of_prompt(self._prompt(picked), num, self._plain)
 
-    def _prompt(self, picked: Choice) -> Iterator[Scored]:
+    def _prompt(self, picked: OpenChoice) -> Iterator[Scored]:
         return prompt_tokens(picked.prompt_scores, picked.prompt_token_ids, picked.echo.places)
 
 
@@ -313,7 +315,7 @@ def _scores_bytes(num: int | None) -> int:
     return 0 if num is None else SCORE_BYTES * (num + 1)
 
 
-def _reason(picked: Choice) -> response_types.FinishReason:
+def _reason(picked: OpenChoice) -> response_types.FinishReason:
     """The reason of a sequence that neither failed nor was aborted."""
     reason: wire.FinishReason | None = picked.finish_reason
     return "stop" if reason == "stop" else "length"

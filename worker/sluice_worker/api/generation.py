@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from sluice_core.errors import SluiceError
 from sluice_core.wire import FinishReason, Scores, TokenOut, unpacked
 from sluice_frontend.evidence.ledger import Ledger
-from sluice_frontend.evidence.recorder import Flight, Whole
+from sluice_frontend.evidence.recorder import RequestGroup, RequestTimer
 from sluice_frontend.openai.logprobs import PackedScores
 from sluice_frontend.openai.protocol import Completion
 from sluice_frontend.openai.response_types import Usage
 from sluice_frontend.openai.sse import usage
 
-from ..text.output import StopStrings, Transcript
+from ..text.output import OutputText, StopStrings
 from .prompts import NO_ECHO, Echo
 
 
 @dataclass(slots=True, eq=False)
-class Choice:
+class OpenChoice:
     """One sequence: a prompt's i-th answer. `prompt`: its token ids, as in a `Submit`.
 
     `echo`: the prompt, where the reply begins with it; `is_scoring`: it is nothing else.
@@ -28,8 +28,8 @@ class Choice:
     """
 
     index: int
-    flight: Flight
-    transcript: Transcript
+    timer: RequestTimer
+    output_text: OutputText
     prompt: bytes
     counts_prompt: bool
     echo: Echo = NO_ECHO
@@ -58,29 +58,29 @@ class Choice:
         if self.is_scoring:  # the token itself is not told
             self.finish_reason = token.finish_reason and "length"
             return echo
-        text = self.transcript.push(
+        text = self.output_text.push(
             token.token_id,
             is_last=token.finish_reason is not None,
             by_token=token.finish_reason == "stop",
         )
         if token.scores is not None:
-            place = len(self.echo.text) + self.transcript.place()
+            place = len(self.echo.text) + self.output_text.place()
             self.scored.add(token.scores, [place])
-        if self.transcript.stop_reason is not None:
+        if self.output_text.stop_reason is not None:
             self.finish_reason = "stop"
         return echo + text
 
     def counts(self) -> Usage:
         """Its own token counts so far."""
-        num_completion = len(self.transcript.token_ids)
-        return usage(self.flight.num_prompt_tokens, num_completion, self.cached_tokens)
+        num_completion = len(self.output_text.token_ids)
+        return usage(self.timer.num_prompt_tokens, num_completion, self.cached_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """A token that is on its way to the client; it reached this process at `at_s`."""
 
-    choice: Choice
+    choice: OpenChoice
     token: TokenOut
     at_cap: bool
     at_s: float
@@ -103,8 +103,8 @@ class Generation:
         self.created = int(time.time())
         self.request = request
         self.stops = StopStrings(request.sampling.stop)
-        self.choices: list[Choice] = []
-        self._whole = Whole()
+        self.choices: list[OpenChoice] = []
+        self._group = RequestGroup()
         self.num_open = 0
         self.has_left = False
         """True once nobody reads any more."""
@@ -114,10 +114,10 @@ class Generation:
         self._arrived: deque[Arrived] = deque()
         self._news = asyncio.Event()
 
-    def add(self, choice: Choice) -> "ChoiceSink":
+    def add(self, choice: OpenChoice) -> "ChoiceSink":
         """Take in a sequence that is about to be submitted."""
         self.choices.append(choice)
-        choice.flight.whole = self._whole
+        choice.timer.group = self._group
         self.num_open += 1
         return ChoiceSink(self, choice)
 
@@ -128,12 +128,12 @@ class Generation:
         self._arrived.append(item)
         self._news.set()
 
-    def fail(self, choice: Choice, error: SluiceError) -> None:
+    def fail(self, choice: OpenChoice, error: SluiceError) -> None:
         """A sequence failed, and with it the request; the client's side is woken."""
         if self.error is None:
             self.error = error
         if not choice.is_booked:
-            self._ledger.fail(choice.flight, error, time.monotonic())
+            self._ledger.fail(choice.timer, error, time.monotonic())
             self._end(choice, "error")
         self._news.set()
 
@@ -162,12 +162,12 @@ class Generation:
             return
         is_drafted, choice.last_at_s = item.at_s == choice.last_at_s, item.at_s
         self._ledger.token(
-            choice.flight, item.token, at_cap=item.at_cap, is_drafted=is_drafted, now_s=now_s
+            choice.timer, item.token, at_cap=item.at_cap, is_drafted=is_drafted, now_s=now_s
         )
         if end is not None:
             num_preemptions = item.token.num_preemptions
             self._ledger.finish(
-                choice.flight, end, num_preemptions, computed_s=item.at_s, now_s=now_s
+                choice.timer, end, num_preemptions, computed_s=item.at_s, now_s=now_s
             )
             self._end(choice, end)  # a stop string may end it before the engine does
             if self.num_open == 0:
@@ -175,7 +175,7 @@ class Generation:
 
     def _book_lengths(self) -> None:
         n = self.request.sampling.n
-        lengths = [len(choice.transcript.token_ids) for choice in self.choices]
+        lengths = [len(choice.output_text.token_ids) for choice in self.choices]
         for first in range(0, len(lengths), n):
             self._ledger.whole(lengths[first : first + n])
 
@@ -190,23 +190,23 @@ class Generation:
             if choice.is_booked:
                 continue
             if self.error is not None:
-                self._ledger.fail(choice.flight, self.error, now_s)
+                self._ledger.fail(choice.timer, self.error, now_s)
             else:
-                self._ledger.leave(choice.flight, now_s)
+                self._ledger.leave(choice.timer, now_s)
             self._end(choice, "abort")
         self._news.set()
 
-    def _end(self, choice: Choice, reason: FinishReason) -> None:
+    def _end(self, choice: OpenChoice, reason: FinishReason) -> None:
         choice.finish_reason = reason
         choice.is_booked = True
         self.num_open -= 1
-        self._abort(choice.flight.request_id)
+        self._abort(choice.timer.request_id)
 
     def counts(self) -> Usage:
         """Token counts of all choices so far; a prompt with n answers is counted once."""
         return usage(
-            sum(c.flight.num_prompt_tokens for c in self.choices if c.counts_prompt),
-            sum(len(c.transcript.token_ids) for c in self.choices),
+            sum(c.timer.num_prompt_tokens for c in self.choices if c.counts_prompt),
+            sum(len(c.output_text.token_ids) for c in self.choices),
             sum(c.cached_tokens for c in self.choices if c.counts_prompt),
         )
 
@@ -214,7 +214,7 @@ class Generation:
 class ChoiceSink:
     """The engine client's view of one sequence (`backend.Sink`)."""
 
-    def __init__(self, generation: Generation, choice: Choice) -> None:
+    def __init__(self, generation: Generation, choice: OpenChoice) -> None:
         self.generation = generation
         self.choice = choice
 

@@ -85,7 +85,7 @@ def bind(flag: str, host: str, port: int) -> socket.socket:
 
 
 @dataclass(slots=True)
-class _Door:
+class _SwappableApp:
     """The application of a port, changed once: when a model that was fetched is there.
 
     The connections stay, so that nobody who asks at that moment is cut off.
@@ -119,11 +119,11 @@ def _with_files(most: int) -> int:
     return most if soft == infinite else min(most, max(soft - beside, soft // 2))
 
 
-def _server(door: _Door, limits: ServerConfig, most: int) -> _Server:
+def _server(swappable: _SwappableApp, limits: ServerConfig, most: int) -> _Server:
     return _Server(
         uvicorn.Config(
-            door,
-            http=connection_class(limits, lambda reason: door.on_cut(reason), most),
+            swappable,
+            http=connection_class(limits, lambda reason: swappable.on_cut(reason), most),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -155,24 +155,26 @@ async def serve(config: WorkerConfig, engine: EngineProcess | None) -> None:
                 "model": config.model_name,
             },
         )
-        api_door, admin_door = _Door(), _Door()
-        api = _server(api_door, limits, _with_files(max_connections(config)))
-        admin = _server(admin_door, limits, MAX_ADMIN)
+        swappable_api, swappable_admin = _SwappableApp(), _SwappableApp()
+        api = _server(swappable_api, limits, _with_files(max_connections(config)))
+        admin = _server(swappable_admin, limits, MAX_ADMIN)
         tasks = [
             asyncio.create_task(api.serve([api_socket])),
             asyncio.create_task(admin.serve([admin_socket])),
         ]
         try:
-            there = await _fetched(config, (api_door, admin_door))
+            there = await _fetched(config, (swappable_api, swappable_admin))
             if there is not None:
-                await _serve(there, engine, api, api_door, admin_door)
+                await _serve(there, engine, api, swappable_api, swappable_admin)
         finally:
             api.should_exit = admin.should_exit = True
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _fetched(config: WorkerConfig, doors: tuple[_Door, ...]) -> WorkerConfig | None:
-    """`config` with its checkpoint in a directory, fetched if need be while `doors` say how far.
+async def _fetched(
+    config: WorkerConfig, swappables: tuple[_SwappableApp, ...]
+) -> WorkerConfig | None:
+    """`config` with its checkpoint in a directory; `swappables` say how far a download is.
 
     None if told to leave; raises StartupError.
     """
@@ -182,8 +184,8 @@ async def _fetched(config: WorkerConfig, doors: tuple[_Door, ...]) -> WorkerConf
 
     arrival = Arrival(config, config.hub)
     _on_signals(arrival.stop)
-    for door in doors:
-        door.app = arrival.app()
+    for swappable in swappables:
+        swappable.app = arrival.app()
     directory = await arrival.fetch()
     return config.at(directory) if directory else None
 
@@ -192,13 +194,13 @@ async def _serve(
     config: WorkerConfig,
     engine: EngineProcess | None,
     api: _Server,
-    api_door: _Door,
-    admin_door: _Door,
+    swappable_api: _SwappableApp,
+    swappable_admin: _SwappableApp,
 ) -> None:
     service, inflight = Service(config), Inflight()
     _quieten_collections()
-    api_door.app, admin_door.app = api_app(service, inflight), admin_app(service)
-    api_door.on_cut = admin_door.on_cut = service.runtime.stats.connection_cut
+    swappable_api.app, swappable_admin.app = api_app(service, inflight), admin_app(service)
+    swappable_api.on_cut = swappable_admin.on_cut = service.runtime.stats.connection_cut
     beat = asyncio.create_task(service.runtime.beat())
     try:
         await _live(service, engine, api, inflight)

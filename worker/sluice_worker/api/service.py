@@ -24,17 +24,17 @@ from sluice_frontend.openai.sampling_params import (
 )
 from sluice_frontend.serving.admission import Admission
 from sluice_frontend.serving.bounds import check_length
-from sluice_frontend.serving.limits import Live
+from sluice_frontend.serving.limits import RuntimeLimits
 from sluice_frontend.serving.runtime import Runtime
 
 from ..base.config import EngineConfig, WorkerConfig
 from ..base.resources import Resources
 from ..engine.client import EngineClient
-from ..text.output import Transcript
+from ..text.output import OutputText
 from ..text.renderer import Renderer
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_config import eos_token_ids
-from .generation import Choice, Generation
+from .generation import Generation, OpenChoice
 from .prompts import Echo, Prompts
 
 
@@ -92,7 +92,7 @@ class Service:
         """Submit the i-th answer to a prompt; each draws with a seed of its own."""
         request, seed = generation.request, generation.request.sampling.seed
         request_id, now_s = str(next(self._ids)), time.monotonic()
-        flight = self.runtime.recorder.arrive(
+        timer = self.runtime.recorder.arrive(
             request_id,
             arrival_s,
             now_s,
@@ -101,10 +101,10 @@ class Service:
             request.priority,
             is_another=i > 0,
         )
-        choice = Choice(
+        choice = OpenChoice(
             len(generation.choices),
-            flight,
-            self._transcript(generation),
+            timer,
+            self._output_text(generation),
             message.prompt,
             counts_prompt=i == 0,
             echo=echo,
@@ -120,9 +120,9 @@ class Service:
         )
         self.client.submit(changed, generation.add(choice))
 
-    def _transcript(self, generation: Generation) -> Transcript:
+    def _output_text(self, generation: Generation) -> OutputText:
         params = generation.request.sampling
-        return Transcript(
+        return OutputText(
             self.tokenizer.detokenizer(
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
@@ -200,10 +200,10 @@ class _Reading:
         return (echo.text for echo in self.echo)
 
 
-def live_at_start(config: WorkerConfig) -> Live:
+def live_at_start(config: WorkerConfig) -> RuntimeLimits:
     """As the flags say; the cap is 1 until the engine has found its own."""
     engine, server = config.engine, config.server
-    return Live(
+    return RuntimeLimits(
         epoch=engine.epoch,
         max_num_seqs=1,
         max_num_batched_tokens=engine.max_num_batched_tokens,

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from .formats import Format
 from .generation import Arrived, Generation
 
-Told = tuple[Arrived, FinishReason | None]
+Delivered = tuple[Arrived, FinishReason | None]
 """A token that was told, and how its sequence ended with it."""
 KEEP_ALIVE = b": keep-alive\n\n"
 STREAM_HEADERS = [
@@ -79,27 +79,29 @@ class EventStream(Response):
         while items := await self._take(send):
             firsts = [item.choice for item in items if item.token.first]
             size = self._form.num_bytes(firsts, len(items))
-            told: list[Told] = []
-            async with self._answers.written(size, partial(self._events, items, told)) as events:
-                await self._hand_over(send, events, told)
+            delivered: list[Delivered] = []
+            async with self._answers.written(
+                size, partial(self._events, items, delivered)
+            ) as events:
+                await self._hand_over(send, events, delivered)
                 if size > FREE_BYTES:
                     await self._send(send, b"")  # which waits until the client has read
                     self._sent_s = time.monotonic()
 
-    def _events(self, items: Sequence[Arrived], told: list[Told]) -> bytes:
-        """The events of `items`, which join `told`, but for those that nobody waits for."""
+    def _events(self, items: Sequence[Arrived], delivered: list[Delivered]) -> bytes:
+        """The events of `items`, which join `delivered`, but for those that nobody waits for."""
         events = bytearray()
         for item in items:
             if item.choice.finish_reason is None:
                 events += self._form.event(item)
-                told.append((item, item.choice.finish_reason))
+                delivered.append((item, item.choice.finish_reason))
         return bytes(events)
 
-    async def _hand_over(self, send: Send, events: bytes, told: Sequence[Told]) -> None:
+    async def _hand_over(self, send: Send, events: bytes, delivered: Sequence[Delivered]) -> None:
         ready_s = time.monotonic()
         if events:
             await self._send(send, events)
-        for item, end in told:
+        for item, end in delivered:
             # By its client, which reads slowly: it came while the last ones were being written.
             is_held_up = self._ready_s <= item.at_s < self._sent_s
             self._generation.handed_over(item, end, item.at_s if is_held_up else ready_s)
@@ -139,7 +141,7 @@ class WholeReply(Response):
             texts = await self._collect()
             if any(choice.finish_reason == "abort" for choice in generation.choices):
                 return
-            num_tokens = sum(len(choice.transcript.token_ids) for choice in generation.choices)
+            num_tokens = sum(len(choice.output_text.token_ids) for choice in generation.choices)
 
             def write() -> bytes:  # in its turn: by then its client may have left
                 return b"" if generation.has_left else self._form.body(texts)

@@ -26,7 +26,7 @@ BYTES_PER_TOKEN = 8
 BYTES_PER_STR = 12
 
 Write = Callable[[], bytes]
-Work = Callable[[Request, Service], Awaitable[tuple[int, Write]]]
+Handler = Callable[[Request, Service], Awaitable[tuple[int, Write]]]
 """About how many bytes an answer has, and what makes them."""
 
 
@@ -46,7 +46,9 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
 class _InTurn(Response):
     """An answer whose turn ends when it was read: until then it is held."""
 
-    def __init__(self, request: Request, service: Service, open_ones: Inflight, work: Work) -> None:
+    def __init__(
+        self, request: Request, service: Service, open_ones: Inflight, work: Handler
+    ) -> None:
         super().__init__()
         self._request, self._service, self._work = request, service, work
         self._open_ones = open_ones

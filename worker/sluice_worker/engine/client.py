@@ -24,12 +24,12 @@ from sluice_core.errors import (
 from sluice_core.wire import (
     Abort,
     CheckIntegrity,
+    EngineLimits,
     Failed,
     Finished,
     FromEngine,
     Heartbeat,
     Integrity,
-    Limits,
     Ready,
     Shutdown,
     Starting,
@@ -40,7 +40,7 @@ from sluice_core.wire import (
     from_engine_decoder,
     split_frames,
 )
-from sluice_frontend.evidence.health import Pulse
+from sluice_frontend.evidence.health import Liveness
 from sluice_frontend.serving.backend import Listener, Sink
 
 from ..base.config import EngineConfig
@@ -111,8 +111,8 @@ def manner(returncode: int | None) -> str:
 class EngineClient:
     """One engine process: a `Backend` of the frontend, which is attached, and stopped."""
 
-    def __init__(self, pulse: Pulse, listener: Listener) -> None:
-        self.pulse = pulse
+    def __init__(self, engine_liveness: Liveness, listener: Listener) -> None:
+        self.engine_liveness = engine_liveness
         self.ready: Ready | None = None
         self.failure: Failed | None = None
         self.closed = asyncio.Event()
@@ -141,7 +141,7 @@ class EngineClient:
         """Send a request; its tokens go to `sink`. Raises EngineDied if the engine is gone."""
         self._send(request)
         self._sinks[request.request_id] = sink
-        self.pulse.work_arrived(time.monotonic())
+        self.engine_liveness.work_arrived(time.monotonic())
 
     def abort(self, request_id: str) -> None:
         """The client left: nothing more goes to the sink. An unknown or ended id is ignored."""
@@ -170,7 +170,7 @@ class EngineClient:
         self._dropped.pop(request_id, None)
         return self._sinks.pop(request_id, None)
 
-    def configure(self, limits: Limits) -> None:
+    def configure(self, limits: EngineLimits) -> None:
         """Change the live limits from the next step on."""
         self._send(limits)
 
@@ -190,12 +190,12 @@ class EngineClient:
 
     def raise_if_never_served(self) -> None:
         """If the engine ended before it was ready: StartupError with its own sentence."""
-        if self.pulse.is_serving:
+        if self.engine_liveness.is_serving:
             return
         assert self._engine is not None  # it has ended
-        assert self.pulse.death is not None
+        assert self.engine_liveness.death is not None
         is_refusal = self._engine.process.returncode == StartupError.exit_status
-        said = self.failure.message if self.failure and is_refusal else self.pulse.death
+        said = self.failure.message if self.failure and is_refusal else self.engine_liveness.death
         raise StartupError(said)
 
     async def stop(self) -> None:
@@ -214,7 +214,7 @@ class EngineClient:
 
     def _send(self, message: ToEngine) -> None:
         if self._transport is None or self.closed.is_set():
-            reason = self.pulse.death or "the engine process is not running"
+            reason = self.engine_liveness.death or "the engine process is not running"
             raise EngineDied(reason, retry_after_s=1)
         if self._ending is None:  # else everybody is told as soon as it is known how
             self._transport.write(encode_frame(message))
@@ -229,14 +229,14 @@ class EngineClient:
             case StepReport():
                 self._step(message, now_s)
             case Heartbeat():
-                self.pulse.beat(message.steps, message.busy or bool(self._sinks), now_s)
+                self.engine_liveness.beat(message.steps, message.busy or bool(self._sinks), now_s)
                 self._listener.state(message)
             case Finished():
                 self._finished(message)
             case Starting():
-                self.pulse.starting(message.phase, message.percent, now_s)
+                self.engine_liveness.starting(message.phase, message.percent, now_s)
             case Ready():
-                self.pulse.serving(now_s)
+                self.engine_liveness.serving(now_s)
                 self.ready = message
                 self._listener.ready(message)
             case Integrity():
@@ -247,7 +247,7 @@ class EngineClient:
                 self.failure = message
 
     def _step(self, report: StepReport, now_s: float) -> None:
-        self.pulse.stepped(now_s)
+        self.engine_liveness.stepped(now_s)
         self._listener.step(report, now_s)
         sinks, at_cap = self._sinks, report.at_cap
         for part in report.prompts:
@@ -274,7 +274,7 @@ class EngineClient:
         """The socket closed, or what it gave is no message (`error`): the engine is gone."""
         if self._ending is None:
             if not self._is_leaving:
-                self.pulse.died("the engine process is ending")  # until it is known how
+                self.engine_liveness.died("the engine process is ending")  # until it is known how
             self._ending = asyncio.create_task(self._end(error, time.time()))
 
     async def _end(self, error: Exception | None, now_s: float) -> None:
@@ -289,7 +289,7 @@ class EngineClient:
             if not answer.done():
                 answer.set_exception(died)
         if not self._is_leaving:
-            self.pulse.died(reason)
+            self.engine_liveness.died(reason)
             log.error("engine died", extra={"reason": reason, "open_requests": len(sinks)})
 
     async def _reason(self, error: Exception | None, moment: str) -> str:
@@ -298,7 +298,7 @@ class EngineClient:
         if self._engine is None or not await self._engine.has_ended(EXIT_TIMEOUT_S):
             return f"the engine process closed its connection at {moment}, and has not ended"
         how = f"the engine process ended at {moment} {manner(self._engine.process.returncode)}"
-        if not self.pulse.is_serving:
+        if not self.engine_liveness.is_serving:
             how += " before it could serve"
         cause = self.failure.message if self.failure else None
         if self._engine.was_killed_for_memory:

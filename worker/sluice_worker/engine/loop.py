@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from sluice_core.contract import StepModel
 from sluice_core.wire import (
     Abort,
+    EngineLimits,
     Finished,
     FirstToken,
-    Limits,
     PromptScores,
     Snapshot,
     SpeculationTotals,
@@ -84,7 +84,7 @@ class Engine:
             return None
         return Finished(message.request_id, None, self.snapshot())
 
-    def configure(self, limits: Limits) -> None:
+    def configure(self, limits: EngineLimits) -> None:
         """New limits from the next step on. Lowering the cap ends no running sequence."""
         self.scheduler.limits = limits
 

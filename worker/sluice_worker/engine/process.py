@@ -22,11 +22,11 @@ from sluice_core.model.stored import read_config
 from sluice_core.wire import (
     Abort,
     CheckIntegrity,
+    EngineLimits,
     Failed,
+    Frame,
     Heartbeat,
     Integrity,
-    Limits,
-    Message,
     Shutdown,
     Starting,
     Submit,
@@ -64,7 +64,7 @@ class Link:
         self._socket = sock
         self._buffer = bytearray()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Frame) -> None:
         """Send one message; raises Disconnected."""
         try:
             self._socket.sendall(encode_frame(message))
@@ -74,8 +74,8 @@ class Link:
     def receive(self, timeout_s: float) -> list[bytes]:
         """Frames that are there, waiting at most `timeout_s` for the first; raises Disconnected.
 
-        The socket holds only a part of a burst. An `Abort` or a `Limits` behind it must not wait
-        for as many steps as there are parts.
+        The socket holds only a part of a burst. An `Abort` or `EngineLimits` behind it must not
+        wait for as many steps as there are parts.
         """
         if self._read(timeout_s) >= LARGE_BYTES:
             end_s = time.monotonic() + BURST_S
@@ -140,13 +140,13 @@ class Loop:
             self._link.send(failure)
 
     def _handle(self, message: ToEngine) -> None:
-        answer: Message | None = None
+        answer: Frame | None = None
         match message:
             case Submit():
                 answer = self._engine.submit(message, time.monotonic())
             case Abort():
                 answer = self._engine.abort(message)
-            case Limits():
+            case EngineLimits():
                 self._engine.configure(message)
             case CheckIntegrity():
                 answer = Integrity(self._engine.scheduler.check_integrity())

@@ -33,7 +33,7 @@ from sluice_core.model.sizing import (
     weights_bytes,
 )
 from sluice_core.model.stored import Weights, read_config, with_stored_dtype
-from sluice_core.wire import Limits, Ready, Submit, packed
+from sluice_core.wire import EngineLimits, Ready, Submit, packed
 from sluice_kernels.choose import CannotChoose, choose
 from sluice_kernels.interface import Kernels
 
@@ -48,7 +48,7 @@ from ..scheduling.blocks import BlockPool
 from ..scheduling.scheduler import SCORED_LOGITS, Scheduler
 from ..scheduling.sequence import Sequence
 from ..scheduling.static_batch import StaticBatching
-from ..scheduling.step import Work
+from ..scheduling.step import StepWork
 from ..scheduling.steptime import StepRecord, StepTimes
 from ..text.tokenizer_config import TokenizerConfig, eos_token_ids
 from .loop import Engine
@@ -265,7 +265,9 @@ class _Start:
             if time.monotonic() > deadline:
                 break
 
-    def _profile_steps(self, dummy: "_Dummy", ceiling: int, largest: int) -> Iterator[list[Work]]:
+    def _profile_steps(
+        self, dummy: "_Dummy", ceiling: int, largest: int
+    ) -> Iterator[list[StepWork]]:
         short, long = min(32, self.max_model_len), min(512, self.max_model_len)
         on_cpu = self.kind == "cpu"
         yield dummy.prefill(min(32, largest))
@@ -309,9 +311,9 @@ class _Start:
             ceiling=ceiling,
         )
 
-    def _limits(self, ceiling: int, predicted: int) -> Limits:
+    def _limits(self, ceiling: int, predicted: int) -> EngineLimits:
         config = self.config
-        return Limits(
+        return EngineLimits(
             epoch=config.epoch,
             max_num_seqs=min(config.initial_num_seqs or predicted, ceiling),
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -320,7 +322,7 @@ class _Start:
             policy=policy_in_force(config.scheduling_policy, config.ttft_ms),
         )
 
-    def _scheduler(self, plan: MemoryPlan, limits: Limits) -> Scheduler:
+    def _scheduler(self, plan: MemoryPlan, limits: EngineLimits) -> Scheduler:
         caching = self.config.enable_prefix_caching
         return Scheduler(
             BlockPool(plan.num_blocks, self.block_size, prefix_caching=caching),
@@ -344,7 +346,7 @@ class _Start:
         self,
         plan: MemoryPlan,
         predicted: int,
-        limits: Limits,
+        limits: EngineLimits,
         memory: MemoryReport,
         times: StepTimes,
     ) -> Ready:
@@ -370,26 +372,26 @@ class _Dummy:
         self._runner = runner
         self._max_model_len = max_model_len
 
-    def prefill(self, num_tokens: int) -> list[Work]:
+    def prefill(self, num_tokens: int) -> list[StepWork]:
         """Whole prompts, together `num_tokens`."""
         works = []
         while num_tokens > 0:
             count = min(num_tokens, self._max_model_len)
-            works.append(Work(self._sequence(count), 0, count, samples=True))
+            works.append(StepWork(self._sequence(count), 0, count, samples=True))
             num_tokens -= count
         return works
 
-    def last_chunk(self, num_tokens: int) -> list[Work]:
+    def last_chunk(self, num_tokens: int) -> list[StepWork]:
         """The end of the longest prompt: a chunk costs most with all its context before it."""
         sequence = self._sequence(self._max_model_len)
-        return [Work(sequence, self._max_model_len - num_tokens, num_tokens, samples=True)]
+        return [StepWork(sequence, self._max_model_len - num_tokens, num_tokens, samples=True)]
 
-    def decodes(self, count: int, context: int) -> list[Work]:
+    def decodes(self, count: int, context: int) -> list[StepWork]:
         """One token each for `count` sequences of `context` tokens."""
         sequences = [self._sequence(context, place) for place in range(count)]
-        return [Work(sequence, context - 1, 1, samples=True) for sequence in sequences]
+        return [StepWork(sequence, context - 1, 1, samples=True) for sequence in sequences]
 
-    def run(self, works: list[Work]) -> StepRecord:
+    def run(self, works: list[StepWork]) -> StepRecord:
         started = time.monotonic()
         self._runner.execute(works)
         ended = time.monotonic()

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from ..scheduling.edits import Editor
 from ..scheduling.sequence import Sequence
-from ..scheduling.step import Work
+from ..scheduling.step import StepWork
 from .models.decoder import Decoder
 from .models.step import StepInput
 from .sampler import Draw, joined, sample, score
@@ -69,7 +69,7 @@ class Runner:
         return False
 
     @torch.inference_mode()
-    def execute(self, works: Seq[Work], prefill_follows: bool = False) -> list[int | None]:
+    def execute(self, works: Seq[StepWork], prefill_follows: bool = False) -> list[int | None]:
         """A token for each sampled position, in order; None where its logits are not finite.
 
         Scores that requests ask for are left in their sequences. prefill_follows: the next step is
@@ -78,7 +78,7 @@ class Runner:
         found = self._run(sorted(works, key=by_length))
         return [token for work in works for token in found[id(work)]]
 
-    def _run(self, works: Seq[Work]) -> Tokens:
+    def _run(self, works: Seq[StepWork]) -> Tokens:
         """The same of `works` in the order of their lengths."""
         places = [(work, ahead) for work in works for ahead in range(work.num_samples)]
         draws = [self._draw(work.sequence, ahead) for work, ahead in places]
@@ -90,7 +90,7 @@ class Runner:
         drawn = iter(tokens)
         return {id(work): [next(drawn) for _ in range(work.num_samples)] for work in works}
 
-    def _forward(self, works: Seq[Work], draws: Seq[Draw]) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, works: Seq[StepWork], draws: Seq[Draw]) -> tuple[Tensor, Tensor | None]:
         """Logits of all `draws`; and the last layer's output, where prompts may be scored."""
         step = self.build(works)
         num_sampled = len(step.sampled_rows)
@@ -159,14 +159,14 @@ class Runner:
         for sequence, scores in zip(scored, score(logits, rows, chosen, widths), strict=True):
             sequence.scores = scores
 
-    def _score_prompts(self, hidden: Tensor, works: Seq[Work]) -> None:
+    def _score_prompts(self, hidden: Tensor, works: Seq[StepWork]) -> None:
         end = 0
         for work in works:
             begin, end = end, end + work.num_tokens
             if work.sequence.needs_prompt_scores:
                 self._score_prompt(hidden[begin:end], work)
 
-    def _score_prompt(self, hidden: Tensor, work: Work) -> None:
+    def _score_prompt(self, hidden: Tensor, work: StepWork) -> None:
         """Scores of the prompt tokens that follow those of `work` and have none yet."""
         sequence = work.sequence
         width = (sequence.request.sampling.prompt_logprobs or 0) + 1
@@ -182,7 +182,7 @@ class Runner:
             sequence.prompt_scores = joined(parts)
             sequence.num_scored_tokens = last + 1
 
-    def build(self, works: Seq[Work]) -> StepInput:
+    def build(self, works: Seq[StepWork]) -> StepInput:
         """The batch as tensors; `works` decodes first, those sorted by length."""
         positions = np.concatenate([_positions(work) for work in works])
         blocks = np.concatenate([self._blocks(work) for work in works])
@@ -206,11 +206,11 @@ class Runner:
     def _num_more(self, num_rows: int) -> int:
         return self.model.kernels.round_rows(num_rows) - num_rows
 
-    def _blocks(self, work: Work) -> Indices:
+    def _blocks(self, work: StepWork) -> Indices:
         table = np.array(work.sequence.block_ids, dtype=np.int64)
         return table[_positions(work) // self.block_size]
 
-    def _spans(self, works: Seq[Work], ends: Indices) -> Spans:
+    def _spans(self, works: Seq[StepWork], ends: Indices) -> Spans:
         used = [blocks_for(work.start + work.num_tokens, self.block_size) for work in works]
         tables = np.full((len(works), max(used)), self._null_block, dtype=np.int64)
         for row, (work, count) in enumerate(zip(works, used, strict=True)):
@@ -235,10 +235,10 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.from_numpy(raw[skipped : skipped + num_bytes]).view(dtype).view(size)
 
 
-def by_length(work: Work) -> tuple[bool, int]:
+def by_length(work: StepWork) -> tuple[bool, int]:
     """Decodes first, shorter contexts before longer ones."""
     return work.num_tokens > 1, work.start
 
 
-def _positions(work: Work) -> Indices:
+def _positions(work: StepWork) -> Indices:
     return np.arange(work.start, work.start + work.num_tokens, dtype=np.int64)

@@ -35,7 +35,7 @@ class BlockPool:
         self._next_key = 1
         self.first_unused = 0
         """No block from this one on was ever given out."""
-        self.num_gains = 0
+        self.version = 0
         """Times that a block became idle or findable: who lacks blocks lacks one less at most."""
 
     @property
@@ -108,7 +108,7 @@ class BlockPool:
                 self._unseal(block)
         return owned
 
-    def seal(self, block: int, parent: int | str, tokens: tuple[int, ...]) -> int:
+    def cache_block(self, block: int, parent: int | str, tokens: tuple[int, ...]) -> int:
         """Make a full, used block findable; returns the key that its successor is chained to.
 
         Where another block already holds the same content, that one stays the findable one.
@@ -119,7 +119,7 @@ class BlockPool:
             self._content[block] = content
             self._key[block] = self._next_key
             self._next_key += 1
-            self.num_gains += 1
+            self.version += 1
         return self._key[holder]
 
     def num_owners(self, block: int) -> int:
@@ -138,7 +138,7 @@ class BlockPool:
         for block in reversed(blocks):
             self._refs[block] -= 1
             if self._refs[block] == 0:
-                self.num_gains += 1
+                self.version += 1
                 if block in self._key:
                     self._cached[block] = None
                 else:

@@ -16,7 +16,7 @@ from .speculation import (
     is_eligible,
     num_right,
 )
-from .step import Counters, Work
+from .step import Counters, StepWork
 
 
 class Verified(NamedTuple):
@@ -42,7 +42,7 @@ class Drafts:
         if is_eligible(sequence.request):
             sequence.drafter = Drafter(self._config)
 
-    def add_to(self, decodes: list[Work], room: int, growth: Growth) -> list[Work]:
+    def add_to(self, decodes: list[StepWork], room: int, growth: Growth) -> list[StepWork]:
         """`decodes`, with drafts of at most `room` tokens where they are worth the step's time."""
         num_drafting = sum(work.sequence.is_drafting for work in decodes)
         if not num_drafting:
@@ -56,7 +56,7 @@ class Drafts:
         )
         return [self._with_draft(work, length) for work in decodes]
 
-    def _with_draft(self, work: Work, length: int) -> Work:
+    def _with_draft(self, work: StepWork, length: int) -> StepWork:
         sequence = work.sequence
         left = sequence.request.max_tokens - sequence.num_output_tokens
         most = min(length, left - 1)
@@ -67,7 +67,7 @@ class Drafts:
             return work
         return replace(work, num_tokens=1 + len(drafts), drafts=drafts)
 
-    def verify(self, work: Work, sampled: Seq[int | None]) -> Verified:
+    def verify(self, work: StepWork, sampled: Seq[int | None]) -> Verified:
         """Keep the drafts that the model itself chose, and the token after them."""
         right = num_right(work.drafts, sampled)
         tokens = sampled[: right + 1]
@@ -77,7 +77,7 @@ class Drafts:
             work.sequence.drafter, tokens = None, sampled[:right]
         return Verified(tokens, right, None in sampled[len(tokens) :])
 
-    def count(self, work: Work, verified: Verified, num_booked: int) -> None:
+    def count(self, work: StepWork, verified: Verified, num_booked: int) -> None:
         """Count a draft of whose tokens `num_booked` went into the output."""
         num_accepted = num_booked - (len(verified.tokens) > verified.num_right)
         self._counters.num_drafts += 1

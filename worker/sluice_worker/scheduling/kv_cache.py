@@ -33,7 +33,7 @@ class KvCache:
 
     def find(self, sequence: Sequence) -> list[int]:
         """The cached blocks that its tokens begin with; none where it needs logits of them."""
-        sequence.matched_at = self.pool.num_gains
+        sequence.matched_at = self.pool.version
         if sequence.needs_prompt_scores:
             return []
         return self.pool.match(sequence.token_ids, sequence.request.cache_salt)
@@ -106,7 +106,7 @@ class KvCache:
 
     # What steps wrote
 
-    def seal(self, sequence: Sequence) -> None:
+    def cache_block(self, sequence: Sequence) -> None:
         """Make the blocks that are now full findable; only after finite logits came of them."""
         if not self.pool.prefix_caching:
             return
@@ -114,7 +114,7 @@ class KvCache:
         for index in range(sequence.num_sealed_blocks, sequence.num_computed_tokens // size):
             parent = sequence.sealed_key or sequence.request.cache_salt
             tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
-            sequence.sealed_key = self.pool.seal(sequence.block_ids[index], parent, tokens)
+            sequence.sealed_key = self.pool.cache_block(sequence.block_ids[index], parent, tokens)
             sequence.num_sealed_blocks += 1
 
     def forget(self, sequence: Sequence) -> None:
@@ -132,9 +132,9 @@ class KvCache:
 
     # Prefixes of others
 
-    def take_more(self, sequence: Sequence) -> None:
+    def extend_from_cache(self, sequence: Sequence) -> None:
         """Give a sequence that has not begun what others put into the cache meanwhile."""
-        if sequence.matched_at == self.pool.num_gains or self._has_begun(sequence):
+        if sequence.matched_at == self.pool.version or self._has_begun(sequence):
             return
         matched, known = self.find(sequence), sequence.num_sealed_blocks
         num = len(matched)

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from .kv_cache import KvCache
 from .running import Running
 from .sequence import Sequence
-from .step import Work
+from .step import StepWork
 from .waiting import Queue
 
 
@@ -67,7 +67,7 @@ class Admission:
         """
         pool, (known, enough) = self._cache.pool, self._lacking
         victim = self._late_prefill(sequence, chosen)
-        is_as_before = sequence is known and pool.num_gains < enough
+        is_as_before = sequence is known and pool.version < enough
         if is_as_before and self._running.sequences and victim is None:
             return False  # to match a long prompt takes milliseconds
         sequence.token_ids = sequence.token_ids or sequence.request.prompt_token_ids
@@ -76,7 +76,7 @@ class Admission:
             # A margin for those that run: else the next step may preempt whom this one admits.
             margin = max(1, pool.num_total // 100) if self._running.sequences else 0
             lacking = self._cache.num_lacking(sequence, matched, margin)
-            self._lacking = (sequence, pool.num_gains + lacking)
+            self._lacking = (sequence, pool.version + lacking)
             if lacking <= 0:
                 break
             if victim is None:
@@ -99,7 +99,7 @@ class Admission:
 
 def chunks(
     prefills: Iterable[Sequence], budget: int, num_scored: int, cache: KvCache
-) -> Iterator[Work]:
+) -> Iterator[StepWork]:
     """Prefill of `budget` tokens, for the first of `prefills` first.
 
     The first computes a prefix that several lack; the others find it in the next step. A burst
@@ -109,7 +109,7 @@ def chunks(
     for sequence in prefills:
         if budget <= 0:
             return
-        cache.take_more(sequence)
+        cache.extend_from_cache(sequence)
         if any(cache.will_find(sequence, other) for other in ending):
             continue
         count = min(sequence.num_uncomputed_tokens, budget)
@@ -122,4 +122,4 @@ def chunks(
         samples = count == sequence.num_uncomputed_tokens
         if samples:
             ending.append(sequence)
-        yield Work(sequence, sequence.num_computed_tokens, count, samples)
+        yield StepWork(sequence, sequence.num_computed_tokens, count, samples)

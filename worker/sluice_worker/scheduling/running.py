@@ -6,7 +6,7 @@ from collections.abc import Set
 from .kv_cache import KvCache
 from .preemption import choose_victim
 from .sequence import Sequence
-from .step import Counters, Work
+from .step import Counters, StepWork
 from .waiting import Queue
 
 RECENT = 32
@@ -43,12 +43,12 @@ class Running:
             sequence.cached_tokens = num_cached
         insort(self.sequences, sequence, key=lambda other: other.order)
 
-    def decodes(self) -> list[Work]:
+    def decodes(self) -> list[StepWork]:
         """Work for every sequence that lacks one token, oldest first. Preempts for it."""
-        works: list[Work] = []
+        works: list[StepWork] = []
         for sequence in list(self.sequences):
             if sequence.num_uncomputed_tokens == 1 and self._extend(sequence):
-                works.append(Work(sequence, sequence.num_computed_tokens, 1, samples=True))
+                works.append(StepWork(sequence, sequence.num_computed_tokens, 1, samples=True))
         return [work for work in works if work.sequence.block_ids]  # not preempted since
 
     def _extend(self, sequence: Sequence) -> bool:
@@ -62,10 +62,10 @@ class Running:
                 return False
         return True
 
-    def padding(self) -> list[Work]:
+    def padding(self) -> list[StepWork]:
         """Rows of a static batch that ended: their last computed token, over and over."""
         return [
-            Work(s, s.num_computed_tokens - 1, 1, samples=False, is_padding=True)
+            StepWork(s, s.num_computed_tokens - 1, 1, samples=False, is_padding=True)
             for s in self._padding
         ]
 

@@ -20,7 +20,7 @@ from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.model.sizing import blocks_for
 from sluice_core.ordering import Pace, Terms
 from sluice_core.window import over_window
-from sluice_core.wire import Limits, Submit
+from sluice_core.wire import EngineLimits, Submit
 
 from ..base.config import NgramSpeculation
 from .blocks import BlockPool
@@ -31,7 +31,7 @@ from .running import Running
 from .sequence import Sequence
 from .speculation import Growth, few_decodes
 from .static_batch import StaticBatching
-from .step import Counters, Outcome, Step, Work
+from .step import Counters, Outcome, Step, StepWork
 from .waiting import Lack, Queue
 
 Price = Callable[[int, int], float]
@@ -51,7 +51,7 @@ class Scheduler:
     def __init__(
         self,
         pool: BlockPool,
-        limits: Limits,
+        limits: EngineLimits,
         *,
         max_model_len: int,
         vocab_size: int,
@@ -204,7 +204,7 @@ class Scheduler:
         self._running.begun.clear()
 
     def _prefill_budget(
-        self, decodes: Seq[Work], chunk_limit: ChunkLimit, floor: int = MIN_CHUNK_TOKENS
+        self, decodes: Seq[StepWork], chunk_limit: ChunkLimit, floor: int = MIN_CHUNK_TOKENS
     ) -> int:
         """Tokens left for prefill beside `decodes`."""
         left = max(self.limits.max_num_batched_tokens - len(decodes), min(floor, 1))
@@ -213,7 +213,7 @@ class Scheduler:
 
     def _prefills(
         self,
-        decodes: Seq[Work],
+        decodes: Seq[StepWork],
         decoding: Set[Sequence],
         price: Price,
         now: float,
@@ -246,7 +246,7 @@ class Scheduler:
         """True if anything but arrival decides who is served first."""
         return self.static is None and self.limits.policy != "fcfs"
 
-    def _pace(self, decodes: Seq[Work], price: Price) -> Pace:
+    def _pace(self, decodes: Seq[StepWork], price: Price) -> Pace:
         """How fast the line moves beside `decodes`."""
         self.price_s = price(len(decodes), sum(work.start + 1 for work in decodes))
         cap = self.limits.max_num_seqs
@@ -270,7 +270,7 @@ class Scheduler:
 
     # What came of a step
 
-    def _commit_drafts(self, work: Work, sampled: Seq[int | None]) -> list[Outcome]:
+    def _commit_drafts(self, work: StepWork, sampled: Seq[int | None]) -> list[Outcome]:
         assert self.drafts is not None
         sequence, verified = work.sequence, self.drafts.verify(work, sampled)
         if not verified.tokens:
@@ -299,7 +299,7 @@ class Scheduler:
             self._running.remove(sequence)
             return Outcome(sequence, None, "error")
         sequence.num_trusted_tokens = sequence.num_computed_tokens - is_spoiled
-        self.cache.seal(sequence)
+        self.cache.cache_block(sequence)
         if sequence in self._queue.line:
             self._queue.leave_line(sequence)
             sequence.first_s = self._queue.clocks.now

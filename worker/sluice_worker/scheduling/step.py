@@ -5,13 +5,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from sluice_core.contract import AT_CAP_SHARE
-from sluice_core.wire import FinishReason, Limits
+from sluice_core.wire import EngineLimits, FinishReason
 
 from .sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """Tokens [start, start + num_tokens) of one sequence; `samples`: its next token comes of it.
 
     `drafts`: guesses behind the sequence's own last token, counted in `num_tokens`; every position
@@ -47,7 +47,7 @@ class Step:
     `scores_prompts`: it takes longer than its numbers say, as logits of prompts are asked for.
     """
 
-    works: tuple[Work, ...]
+    works: tuple[StepWork, ...]
     num_decodes: int
     num_kv_tokens: int
     num_prefill_tokens: int
@@ -56,16 +56,16 @@ class Step:
     scores_prompts: bool
     num_running: int
     at_cap: bool
-    limits: Limits
+    limits: EngineLimits
     admitted: tuple[str, ...] = ()
     prefill_follows: bool = False
 
     @classmethod
     def of(
         cls,
-        works: Seq[Work],
+        works: Seq[StepWork],
         num_running: int,
-        limits: Limits,
+        limits: EngineLimits,
         admitted: Iterable[str],
         prefill_follows: bool,
     ) -> "Step":

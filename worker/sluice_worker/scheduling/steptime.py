@@ -5,13 +5,14 @@ their shape: a thousand equal steps do not drown the few others. They age out, o
 would stay for ever. The start-up profile stays as a faint anchor: traffic of one shape alone would
 make the other coefficients zero.
 
-Slow steps come alone (a hiccup: the tail of all steps) or in a row (a spell: a noisy neighbour, a
-clock that fell). Model and tail are read from steps rid of their spell. Otherwise a few slow
+Slow steps come alone (a hiccup: the tail of all steps) or in a row (interference: a noisy
+neighbour, a clock that fell). Model and tail are read from steps rid of it. Otherwise a few slow
 seconds would leave no room for prefill in the next two minutes. One that lasts is how fast the pod
 now is, until it ends. A batch larger than those of the fit may take as many times longer as it is
-larger, and is no spell: from few sequences the model may have learned that a sequence costs
-nothing. A pod that its CPU quota holds back has no spells: it runs and stands still in turns. With
-its pauses taken for spells, each look made the model faster, until every step was slower than it.
+larger, and is no interference: from few sequences the model may have learned that a sequence costs
+nothing. A pod that its CPU quota holds back has no interference: it runs and stands still in turns.
+With its pauses taken for interference, each look made the model faster, until every step was slower
+than it.
 """
 
 import itertools
@@ -41,14 +42,14 @@ MAX_STEP_MS = 5000.0
 the cap wait for its end; after three of these a worker counts as stalled (`health`)."""
 LEAST_CHUNK = 32
 """Prefill tokens of a step in which they, and not a hiccup, are what takes the time."""
-SPELL_STEPS = 5
-"""The median of so many steps' measured over predicted times: two hiccups are no spell."""
-SPELL_SHIFT = 0.3
+INTERFERENCE_STEPS = 5
+"""The median of so many steps' measured over predicted times: two hiccups are no interference."""
+INTERFERENCE_SHIFT = 0.3
 """A median within this of 1 is noise: to follow it would hide the tail."""
 KNOWN_STEPS = 16
 """From so many steps of a size the fit knows what that size takes."""
 REGIME_S = 30.0
-"""A spell that lasts so long is no spell: as the tuner has it (`REGIME_TICKS`)."""
+"""Interference that lasts so long is no interference: as the tuner has it (`REGIME_TICKS`)."""
 
 Matrix = NDArray[np.float64]
 
@@ -76,8 +77,8 @@ class StepTimes:
         self._rings: dict[tuple[int, int, int], Iterator[int]] = {}
         self._anchor: Matrix = np.empty((0, 7))
         # The newest rows, each with its measured over its predicted time.
-        self._newest: deque[tuple[int, float]] = deque(maxlen=SPELL_STEPS)
-        self._spell: _Spell | None = None
+        self._newest: deque[tuple[int, float]] = deque(maxlen=INTERFERENCE_STEPS)
+        self._interference: _Interference | None = None
         self._throttled_at = -np.inf
         self._is_fitted = False
         self._known = 0
@@ -111,29 +112,31 @@ class StepTimes:
         self._compare(place, record, self.model)
 
     def _compare(self, place: int, record: StepRecord, model: StepModel) -> None:
-        """A spell is told by the steps around it: the first one, too, gets its slowdown."""
+        """Interference is told by the steps around it: the first one, too, gets its slowdown."""
         work = record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens
-        spell = self._spell or _Spell(record.at_s, model, self._known)
-        ratio = record.step_ms / max(spell.before.step_ms(*work), 1e-6)
-        larger = max(record.num_decodes / max(spell.known, 1), 1.0)
-        if spell.is_regime and 1 < ratio <= larger:
+        interference = self._interference or _Interference(record.at_s, model, self._known)
+        ratio = record.step_ms / max(interference.before.step_ms(*work), 1e-6)
+        larger = max(record.num_decodes / max(interference.known, 1), 1.0)
+        if interference.is_regime and 1 < ratio <= larger:
             return  # whether it lasts, this does not say
         ratio = min(ratio, max(ratio / larger, 1.0))
         self._newest.append((place, ratio))
         if self._is_fitted:
-            self._rows[place, 6] = min(self.slowdown, max(ratio, 1.0))  # the spell may be over
-        if len(self._newest) < SPELL_STEPS:
+            self._rows[place, 6] = min(
+                self.slowdown, max(ratio, 1.0)
+            )  # the interference may be over
+        if len(self._newest) < INTERFERENCE_STEPS:
             return
-        middle = SPELL_STEPS // 2
+        middle = INTERFERENCE_STEPS // 2
         median = sorted(ratio for _, ratio in self._newest)[middle]
-        shift = median if abs(median - 1) > SPELL_SHIFT else 1.0
+        shift = median if abs(median - 1) > INTERFERENCE_SHIFT else 1.0
         if self._is_fitted:  # else the model is still to learn how fast the pod is
             self._rows[self._newest[middle][0], 6] = shift
         if shift <= 1:
-            self._spell = None
-        elif self._spell is None and self._is_fitted:
-            self._spell = spell
-        self.slowdown = 1.0 if self._spell and self._spell.is_regime else shift
+            self._interference = None
+        elif self._interference is None and self._is_fitted:
+            self._interference = interference
+        self.slowdown = 1.0 if self._interference and self._interference.is_regime else shift
 
     def chunk_limit(self, itl_ms: float | None, decodes: int, kv_tokens: int) -> int:
         """As `chunk_limit`, within `MAX_STEP_MS`, which alone counts where nothing decodes: no one
@@ -154,7 +157,7 @@ class StepTimes:
 
     @property
     def is_slow(self) -> bool:
-        """True in a slow spell."""
+        """True under interference."""
         return self.slowdown > 1
 
     def refit(self, now: float, *, is_throttled: bool = False) -> StepModel | None:
@@ -164,7 +167,7 @@ class StepTimes:
         """
         if is_throttled:
             self._throttled_at = now
-            self._forget_spells()
+            self._forget_interference()
             self.slowdown = 1.0
         recent = self._rows[self._rows[:, 0] >= now - MAX_AGE_S]
         if len(recent):
@@ -174,23 +177,23 @@ class StepTimes:
         return self.model
 
     def _of_now(self, recent: Matrix, now: float) -> Matrix:
-        """Steps as they would be now: rid of spells; in one that lasts, those before it as slow."""
-        clean, spell = recent.copy(), self._spell
+        """Steps as they would be now: rid of interference, or as slow as it where it lasts."""
+        clean, interference = recent.copy(), self._interference
         clean[:, 5] /= np.maximum(clean[:, 6], 1.0)
-        if spell is None or now - spell.since_s < REGIME_S:
+        if interference is None or now - interference.since_s < REGIME_S:
             return clean
-        own = recent[:, 0] >= spell.since_s
-        spell.is_regime = spell.is_regime or int(own.sum()) >= MIN_JUDGED
-        if not spell.is_regime:
+        own = recent[:, 0] >= interference.since_s
+        interference.is_regime = interference.is_regime or int(own.sum()) >= MIN_JUDGED
+        if not interference.is_regime:
             return clean
         clean[:, 5] *= _quantile(recent[own, 6], 0.5)
         clean[own, 5] = recent[own, 5]
         if own.all():  # nothing remembers anything else
-            self._forget_spells()
+            self._forget_interference()
         return clean
 
-    def _forget_spells(self) -> None:
-        self._spell = None
+    def _forget_interference(self) -> None:
+        self._interference = None
         self._rows[:, 6] = 1.0
         self._newest.clear()
 
@@ -211,7 +214,7 @@ class StepTimes:
 
 
 @dataclass(slots=True)
-class _Spell:
+class _Interference:
     """Slow steps in a row, since `since_s`; `before`: the model that they are slower than, fitted
     on steps of up to `known` decodes."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 SYSTEM = ("system", "developer")
-Message = dict[str, Any]
+TemplateMessage = dict[str, Any]
 """A message with `content`: a text, or a list of text parts that is not empty."""
 
 
@@ -35,7 +35,7 @@ class Text(Marked):
         return iter(())
 
 
-class Parts(list[Message]):
+class Parts(list[TemplateMessage]):
     """A content as parts. A template that prints it whole expects a text, so that is an error."""
 
     __slots__ = ()
@@ -44,7 +44,7 @@ class Parts(list[Message]):
         raise TypeError("a list of parts is no text")
 
 
-def shapes(messages: list[Message]) -> Iterator[list[Message]]:
+def shapes(messages: list[TemplateMessage]) -> Iterator[list[TemplateMessage]]:
     """Contents as they came, all as texts, all as parts.
 
     A tool's is a text at first, as in vLLM: most templates expect nothing else of it.
@@ -57,7 +57,7 @@ def shapes(messages: list[Message]) -> Iterator[list[Message]]:
     yield [_as_text(each) if each["role"] == "tool" else _as_parts(each) for each in messages]
 
 
-def changed(message: Message, change: Callable[[str], str] = Marked) -> Message:
+def changed(message: TemplateMessage, change: Callable[[str], str] = Marked) -> TemplateMessage:
     """A copy with each text of its content changed."""
     content = message["content"]
     if isinstance(content, str):
@@ -66,21 +66,21 @@ def changed(message: Message, change: Callable[[str], str] = Marked) -> Message:
     return {**message, "content": parts}
 
 
-def _as_text(message: Message) -> Message:
+def _as_text(message: TemplateMessage) -> TemplateMessage:
     return {**message, "content": _joined(message["content"])}
 
 
-def _as_parts(message: Message) -> Message:
+def _as_parts(message: TemplateMessage) -> TemplateMessage:
     """In one part: some templates read the first part alone."""
     part = {"type": "text", "text": _joined(message["content"])}
     return {**message, "content": Parts([part])}
 
 
-def other_form(message: Message) -> Message:
+def other_form(message: TemplateMessage) -> TemplateMessage:
     return (_as_parts if isinstance(message["content"], str) else _as_text)(message)
 
 
-def with_one_system(messages: Sequence[Message]) -> list[Message]:
+def with_one_system(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """The developer's messages as the system's, and those as one in front of the others, as in
     vLLM: many templates know no more."""
     first = [{**message, "role": "system"} for message in messages if message["role"] in SYSTEM]
@@ -90,10 +90,10 @@ def with_one_system(messages: Sequence[Message]) -> list[Message]:
     return [*first, *(message for message in messages if message["role"] not in SYSTEM)]
 
 
-def without_system(messages: Sequence[Message]) -> list[Message]:
+def without_system(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """The system's text in front of the next user's, as llama.cpp has it: some templates show a
     system in no conversation, or in none that ends with a tool's message (Mistral's)."""
-    kept: list[Message] = []
+    kept: list[TemplateMessage] = []
     texts: list[str] = []
     for message in messages:
         if message["role"] == "system":
@@ -107,7 +107,7 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
     return list(messages) if texts else kept
 
 
-def _joined(content: str | list[Message]) -> str:
+def _joined(content: str | list[TemplateMessage]) -> str:
     if isinstance(content, str):
         return content
     return Marked("\n".join(part["text"] for part in content))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Detokenizer(Protocol):
+class TextDecoder(Protocol):
     """Incremental text of one sequence: whole characters only, special tokens left out."""
 
     def push(self, token_id: int) -> str:
@@ -102,12 +102,12 @@ class StopFinder:
         return held
 
 
-class Transcript:
+class OutputText:
     """The text of one sequence as its tokens arrive."""
 
     def __init__(
         self,
-        detokenizer: Detokenizer,
+        detokenizer: TextDecoder,
         *,
         stops: StopStrings,
         stop_token_ids: frozenset[int],

@@ -31,8 +31,8 @@ from .contents import (
     OPEN,
     SYSTEM,
     Marked,
-    Message,
     Parts,
+    TemplateMessage,
     Text,
     changed,
     other_form,
@@ -97,7 +97,7 @@ class ChatTemplate:
         messages[-1] = _with_end(messages[-1])
         return _pieces(_cut_at_end(self._written(messages, names)))
 
-    def _written(self, messages: list[Message], names: Mapping[str, Any]) -> str:
+    def _written(self, messages: list[TemplateMessage], names: Mapping[str, Any]) -> str:
         """What the template writes, markers included."""
         try:
             return self._template.render({**names, "messages": messages})
@@ -106,7 +106,9 @@ class ChatTemplate:
             reason = _MARKERS.sub("", _TAG.sub("", str(error)))[:MAX_REASON]
             raise RequestError(f"the chat template {does}: {reason}", param="messages") from error
 
-    def _fitting(self, messages: list[Message], names: Mapping[str, Any]) -> list[Message]:
+    def _fitting(
+        self, messages: list[TemplateMessage], names: Mapping[str, Any]
+    ) -> list[TemplateMessage]:
         """`messages` in the first form in which the template shows the text of each.
 
         Contents are tried as they came, as texts and as parts. A system's text that the template
@@ -131,7 +133,7 @@ class ChatTemplate:
                 break
         raise max(problems, key=_tells)
 
-    def _arrangements(self, messages: list[Message]) -> Iterator[list[Message]]:
+    def _arrangements(self, messages: list[TemplateMessage]) -> Iterator[list[TemplateMessage]]:
         """The messages, with one system in front of them, and without one."""
         roles = {message["role"] for message in messages}
         if self._knows_developer or "developer" not in roles:
@@ -142,8 +144,8 @@ class ChatTemplate:
         yield without_system(one)
 
     def _repaired(
-        self, messages: list[Message], names: Mapping[str, Any]
-    ) -> tuple[list[Message], set[int]]:
+        self, messages: list[TemplateMessage], names: Mapping[str, Any]
+    ) -> tuple[list[TemplateMessage], set[int]]:
         """`messages`, with those that lose text in their other form if that helps; and the places
         of those that still lose a text that must be shown."""
         lost = self._lost(messages, names)
@@ -154,7 +156,7 @@ class ChatTemplate:
                     messages, lost = other, still
         return messages, {at for at in lost if not messages[at].get("tool_calls")}
 
-    def _lost(self, messages: list[Message], names: Mapping[str, Any]) -> set[int]:
+    def _lost(self, messages: list[TemplateMessage], names: Mapping[str, Any]) -> set[int]:
         """The places of messages with a text whose end the template does not write.
 
         Each text has a tag of its own behind it: a short one may stand elsewhere in the prompt, and
@@ -214,7 +216,7 @@ def _tells(problem: RequestError) -> int:
     return 2 if problem.__cause__ is None else int(type(problem.__cause__) is TemplateError)
 
 
-def _not_shown(message: Message, messages: Sequence[Message]) -> RequestError:
+def _not_shown(message: TemplateMessage, messages: Sequence[TemplateMessage]) -> RequestError:
     """`message` is one of `messages`, or what became of their systems."""
     places = [at for at, each in enumerate(messages) if each is message]
     places += [at for at, each in enumerate(messages) if each["role"] in SYSTEM]
@@ -247,7 +249,7 @@ def _or_none(values: tuple[dict[str, Any], ...]) -> list[dict[str, Any]] | None:
     return list(values) or None
 
 
-def _with_end(message: Message) -> Message:
+def _with_end(message: TemplateMessage) -> TemplateMessage:
     """The end marker, and a space that shows whether the template trims, behind the text."""
     content = message["content"]
     if isinstance(content, str):

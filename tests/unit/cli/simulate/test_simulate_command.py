@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from sluice.__main__ import main
+from sluice.measure.targets import read_targets
 from sluice.simulate import command
-from sluice.targets import read_targets
 
 PARAMS = {"a": 12, "b": 0.06, "c": 9e-5, "d": 0.07, "kv_tokens": 160000, "cold_start_s": 5,
           "ceiling": 12}  # fmt: skip
@@ -77,7 +77,7 @@ def test_what_cannot_be_run_is_refused_with_a_sentence(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("noise", 1000), ("a", 1e300), ("spell_every_s", 1e99), ("kv_tokens", 10**9)],
+    [("noise", 1000), ("a", 1e300), ("interference_every_s", 1e99), ("kv_tokens", 10**9)],
 )
 def test_a_parameter_that_no_service_has_is_named(
     name: str, value: float, files: tuple[str, str], capsys: pytest.CaptureFixture[str]

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sluice.measure.targets import read_targets
 from sluice.simulate.noise import Noise
 from sluice.simulate.params import Params
-from sluice.simulate.pod import Outcome, Pod
+from sluice.simulate.pod import Outcome, SimulatedPod
 from sluice.simulate.runs import simulate
 from sluice.simulate.trace import Request
-from sluice.targets import read_targets
 from sluice_core.contract import Slo, Tick
 from sluice_worker.scheduling.step import Step
 
@@ -26,7 +26,7 @@ SLO = Slo(ttft_ms=400, itl_ms=30, e2e_ms=2000)
 Prefix = tuple[str | int, ...]
 
 
-class CheckedPod(Pod):
+class CheckedPod(SimulatedPod):
     """A pod whose blocks are counted after each step."""
 
     def _end(self, step: Step, started_s: float, step_ms: float, now_s: float) -> None:
@@ -42,15 +42,15 @@ def played(
     return pod
 
 
-def ended(pod: Pod) -> list[Outcome]:
+def ended(pod: SimulatedPod) -> list[Outcome]:
     return pod.outcomes()[0]
 
 
-def ticks(pod: Pod) -> list[Tick]:
+def ticks(pod: SimulatedPod) -> list[Tick]:
     return pod.recorder.evidence(0).ticks
 
 
-def num_computed(pod: Pod) -> int:
+def num_computed(pod: SimulatedPod) -> int:
     """Tokens of prompts that were computed in chunks."""
     return sum(tick.prefill_tokens for tick in ticks(pod))
 

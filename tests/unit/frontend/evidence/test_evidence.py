@@ -25,8 +25,8 @@ from sluice_core.sketch import quantile_ms
 from sluice_core.wire import FirstToken, Snapshot, StepReport, TokenOut
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.metrics import Statistics
-from sluice_frontend.evidence.open_tick import Share
-from sluice_frontend.evidence.recorder import Flight, Recorder, largest_part
+from sluice_frontend.evidence.open_tick import Tally
+from sluice_frontend.evidence.recorder import Recorder, RequestTimer, largest_part
 
 SLO = Slo(ttft_ms=500, itl_ms=50, e2e_ms=1000)
 NO_WAIT = FirstToken(0.0, 0.0, 0.0, 0)
@@ -99,7 +99,7 @@ def total(ticks: list[Tick], path: str) -> float:
 def test_a_quantile_read_back_from_a_sketch_is_within_one_percent(
     values_ms: list[float], quantile: float
 ) -> None:
-    share = Share()
+    share = Tally()
     for value_ms in values_ms:
         share.note(value_ms)
     expected = sorted(values_ms)[math.floor(quantile * (len(values_ms) - 1))]
@@ -112,7 +112,7 @@ def test_a_quantile_read_back_from_a_sketch_is_within_one_percent(
         ((0.3, 0.1, 0.2), "cap"),
         ((0.1, 0.3, 0.2), "kv"),
         ((0.1, 0.2, 0.3), "prefill"),
-        ((0.1, 0.1, 0.1), "cold"),
+        ((0.1, 0.1, 0.1), "outside"),
     ],
 )
 def test_a_miss_is_booked_to_its_largest_part(
@@ -123,12 +123,12 @@ def test_a_miss_is_booked_to_its_largest_part(
 
 def test_a_request_that_still_waits_is_over_when_it_passes_the_target_and_never_again() -> None:
     recorder = create_recorder()
-    flight = recorder.arrive("a", 0.0, 0.0, 10)
+    timer = recorder.arrive("a", 0.0, 0.0, 10)
     step(recorder, create_report(running=4, waiting_cap=1, started_s=0.49))
     first = close(recorder, 2.0)
     assert (first[0].ttft.n, first[0].ttft.over, first[0].ttft.by) == (1, 1, Causes(cap=1))
-    recorder.first_token(flight, 3.0, FirstToken(2.9, 0.0, 0.1, 0))
-    recorder.finish(flight, 3.0)
+    recorder.first_token(timer, 3.0, FirstToken(2.9, 0.0, 0.1, 0))
+    recorder.finish(timer, 3.0)
     second = close(recorder, 4.0)[1]
     assert (second.ttft.n, second.ttft.over) == (0, 0)
     assert sum(second.ttft.sketch.values()) == 1
@@ -170,8 +170,8 @@ def test_a_client_that_leaves_is_over_only_after_the_target(
     left_s: float, by_server: bool, over: int
 ) -> None:
     recorder = create_recorder()
-    flight = recorder.arrive("a", 0.0, 0.0, 10)
-    recorder.drop(flight, left_s, by_server=by_server)
+    timer = recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.drop(timer, left_s, by_server=by_server)
     (tick,) = close(recorder, 2.0)
     assert (tick.ttft.n, tick.ttft.over) == (1, over)
 
@@ -179,10 +179,10 @@ def test_a_client_that_leaves_is_over_only_after_the_target(
 def test_a_refusal_is_an_arrival_that_is_over() -> None:
     recorder = create_recorder()
     recorder.refuse()
-    recorder.refuse("cold")
+    recorder.refuse("outside")
     (tick,) = close(recorder, 2.0)
     assert (tick.arrivals, tick.refused, tick.ttft.n, tick.ttft.over) == (2, 2, 2, 2)
-    assert tick.ttft.by == Causes(cap=1, cold=1)
+    assert tick.ttft.by == Causes(cap=1, outside=1)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_a_refused_deadline_is_over_only_where_a_target_would_be(
 def test_where_there_is_no_target_of_the_first_token_no_dropped_deadline_is_over() -> None:
     slo = Slo(itl_ms=50, e2e_ms=1000)
     recorder = create_recorder(slo=slo)
-    flight = recorder.arrive("hasty", 0.0, 0.0, 90, ttft_ms=100.0)
-    Ledger(recorder, Statistics(slo, 0.0)).fail(flight, DeadlineUnreachable("too late"), 0.2)
+    timer = recorder.arrive("hasty", 0.0, 0.0, 90, ttft_ms=100.0)
+    Ledger(recorder, Statistics(slo, 0.0)).fail(timer, DeadlineUnreachable("too late"), 0.2)
     (tick,) = close(recorder, 2.0)
     assert (tick.refused, tick.ttft.over, tick.e2e.over) == (1, 0, 0)
 
@@ -218,9 +218,9 @@ def test_where_there_is_no_target_of_the_first_token_no_dropped_deadline_is_over
 def test_a_client_that_leaves_after_the_end_to_end_target_has_missed_that() -> None:
     recorder = create_recorder()
     for name, left_s in (("in time", 0.9), ("late", 1.1)):
-        flight = recorder.arrive(name, 0.0, 0.0, 10)
-        recorder.first_token(flight, 0.1, NO_WAIT)
-        recorder.drop(flight, left_s, by_server=False)
+        timer = recorder.arrive(name, 0.0, 0.0, 10)
+        recorder.first_token(timer, 0.1, NO_WAIT)
+        recorder.drop(timer, left_s, by_server=False)
     (tick,) = close(recorder, 2.0)
     assert (tick.ttft.over, tick.e2e.n, tick.e2e.over) == (0, 2, 1)
 
@@ -232,8 +232,8 @@ def test_a_dropped_deadline_is_over_only_where_the_target_is_out_of_reach(
     recorder = create_recorder()
     recorder.engine.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
     ledger = Ledger(recorder, Statistics(SLO, 0.0))
-    flight = recorder.arrive("hasty", 0.0, 0.0, 90, ttft_ms=100.0)  # the target is 500 ms
-    ledger.fail(flight, DeadlineUnreachable("too late"), dropped_s)
+    timer = recorder.arrive("hasty", 0.0, 0.0, 90, ttft_ms=100.0)  # the target is 500 ms
+    ledger.fail(timer, DeadlineUnreachable("too late"), dropped_s)
     (tick,) = close(recorder, 2.0)
     assert (tick.arrivals, tick.refused, tick.ttft.n, tick.ttft.over) == (1, 1, over, over)
     assert (tick.e2e.n, tick.e2e.over) == (over, over)
@@ -282,14 +282,14 @@ def test_the_first_step_is_prefill_and_no_wait() -> None:
 def test_of_answers_of_one_token_it_is_known_how_long_they_take() -> None:
     """Whoever ends with its first step runs no more when that is told."""
     recorder = create_recorder()
-    flight = recorder.arrive("a", 0.0, 0.0, 10)
+    timer = recorder.arrive("a", 0.0, 0.0, 10)
     snapshot = Snapshot(0, 0, 0, 0, 0, 8, 0, 0, 0, 0)
     report = msgspec.structs.replace(
         create_report(started_s=0.5, admitted=["a"]), snapshot=snapshot
     )
     step(recorder, report)
-    recorder.first_token(flight, 1.0, NO_WAIT)
-    recorder.finish(flight, 1.0)
+    recorder.first_token(timer, 1.0, NO_WAIT)
+    recorder.finish(timer, 1.0)
     assert recorder.recent.service_s() == pytest.approx(0.5)
 
 
@@ -305,10 +305,10 @@ def test_a_burst_that_came_as_a_step_began_waited_for_the_cap_and_was_not_prefil
 
 def test_gaps_over_are_counted_apart_at_the_cap_and_after_another() -> None:
     recorder = create_recorder()
-    flight = recorder.arrive("a", 0.0, 0.0, 10)
-    recorder.first_token(flight, 0.1, NO_WAIT)
+    timer = recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.first_token(timer, 0.1, NO_WAIT)
     for now_s, at_cap in ((0.11, False), (0.21, True), (0.31, True), (0.32, True)):
-        recorder.next_token(flight, now_s, at_cap=at_cap)
+        recorder.next_token(timer, now_s, at_cap=at_cap)
     (tick,) = close(recorder, 2.0)
     itl = tick.itl
     assert (itl.n, itl.over, itl.over_after_over) == (4, 2, 1)
@@ -317,13 +317,13 @@ def test_gaps_over_are_counted_apart_at_the_cap_and_after_another() -> None:
 
 def test_tokens_of_one_step_make_one_gap() -> None:
     recorder = create_recorder()
-    flight = recorder.arrive("a", 0.0, 0.0, 10)
-    recorder.first_token(flight, 0.1, NO_WAIT)
-    recorder.drafted_token(flight, 0.1)
-    recorder.next_token(flight, 0.4, at_cap=True)
-    recorder.drafted_token(flight, 0.4)
-    assert flight.mean_gap_ms == pytest.approx(100)
-    recorder.finish(flight, 0.4)
+    timer = recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.first_token(timer, 0.1, NO_WAIT)
+    recorder.drafted_token(timer, 0.1)
+    recorder.next_token(timer, 0.4, at_cap=True)
+    recorder.drafted_token(timer, 0.4)
+    assert timer.mean_gap_ms == pytest.approx(100)
+    recorder.finish(timer, 0.4)
     (tick,) = close(recorder, 2.0)
     assert (tick.itl.n, tick.itl.over, tick.itl.n_at_cap) == (1, 1, 1)
     assert recorder.recent.lengths().mean == 14
@@ -343,9 +343,9 @@ def test_a_tick_keeps_the_most_that_ran_and_the_last_model_that_was_told() -> No
 
 def test_whoever_a_step_names_began_with_it_and_nobody_else() -> None:
     recorder = create_recorder()
-    flights = [recorder.arrive(name, 0.0, 0.0, 10) for name in ("waits", "begins")]
+    timers = [recorder.arrive(name, 0.0, 0.0, 10) for name in ("waits", "begins")]
     step(recorder, create_report(running=2, started_s=0.9, admitted=["begins", "left long ago"]))
-    assert [flight.admitted_s for flight in flights] == [None, 0.9]
+    assert [timer.admitted_s for timer in timers] == [None, 0.9]
 
 
 def test_steps_of_a_slow_spell_are_counted_apart() -> None:
@@ -376,31 +376,31 @@ def test_good_and_smooth_judge_a_request_by_its_own_gaps() -> None:
 def test_a_request_that_began_too_late_is_neither_good_nor_smooth() -> None:
     recorder = create_recorder()
     for name, first_s in (("in time", 0.4), ("late", 0.6)):
-        flight = recorder.arrive(name, 0.0, 0.0, 10)
-        recorder.first_token(flight, first_s, NO_WAIT)
-        recorder.next_token(flight, first_s + 0.01, at_cap=False)
-        recorder.finish(flight, first_s + 0.01)
+        timer = recorder.arrive(name, 0.0, 0.0, 10)
+        recorder.first_token(timer, first_s, NO_WAIT)
+        recorder.next_token(timer, first_s + 0.01, at_cap=False)
+        recorder.finish(timer, first_s + 0.01)
     (tick,) = close(recorder, 2.0)
     assert (tick.finished, tick.good, tick.smooth) == (2, 1, 1)
 
 
 def test_without_a_target_between_tokens_every_gap_is_good() -> None:
     recorder = create_recorder(slo=Slo(ttft_ms=500))
-    flight = recorder.arrive("a", 0.0, 0.0, 10)
-    recorder.first_token(flight, 0.1, NO_WAIT)
-    recorder.next_token(flight, 1.9, at_cap=False)
-    recorder.finish(flight, 1.9)
+    timer = recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.first_token(timer, 0.1, NO_WAIT)
+    recorder.next_token(timer, 1.9, at_cap=False)
+    recorder.finish(timer, 1.9)
     assert close(recorder, 2.0)[0].good == 1
 
 
 def test_a_request_that_ended_too_late_is_neither_good_nor_smooth() -> None:
     recorder = create_recorder()
-    flights = [recorder.arrive(name, 0.0, 0.0, 10) for name in ("held", "late", "seen late")]
-    for flight, seconds in zip(flights, (0.9, 1.9, 2.5), strict=True):
-        recorder.first_token(flight, 0.1, NO_WAIT)
+    timers = [recorder.arrive(name, 0.0, 0.0, 10) for name in ("held", "late", "seen late")]
+    for timer, seconds in zip(timers, (0.9, 1.9, 2.5), strict=True):
+        recorder.first_token(timer, 0.1, NO_WAIT)
         if seconds > TICK_SECONDS:
             close(recorder, TICK_SECONDS)
-        recorder.finish(flight, seconds)
+        recorder.finish(timer, seconds)
     first, second = close(recorder, 2 * TICK_SECONDS)
     assert (first.finished, first.good, first.smooth, first.e2e.over) == (2, 1, 1, 2)
     assert (second.finished, second.good, second.smooth, second.e2e.over) == (1, 0, 0, 0)
@@ -505,9 +505,9 @@ def test_hopeless_is_who_cannot_be_prefilled_in_time_any_more() -> None:
     recorder.engine.snapshot = Snapshot(4, 2, 0, 0, 0, 8, 0, 0, 0, 0)
     recorder.arrive("long", 0.0, 0.0, 300)
     recorder.arrive("short", 0.0, 0.0, 10)
-    assert [flight.request_id for flight in recorder.hopeless(0.1, 500)] == []
-    assert [flight.request_id for flight in recorder.hopeless(0.3, 500)] == ["long"]
-    assert [flight.request_id for flight in recorder.hopeless(0.49, 500)] == ["long", "short"]
+    assert [timer.request_id for timer in recorder.hopeless(0.1, 500)] == []
+    assert [timer.request_id for timer in recorder.hopeless(0.3, 500)] == ["long"]
+    assert [timer.request_id for timer in recorder.hopeless(0.49, 500)] == ["long", "short"]
     step(recorder, create_report(running=2, started_s=0.485, admitted=["long", "short"]))
     assert recorder.hopeless(0.499, 500) == []  # admitted: it may still make it
 
@@ -516,7 +516,7 @@ def test_what_belongs_to_a_request_that_has_begun_is_not_hopeless() -> None:
     recorder = create_recorder()
     recorder.engine.snapshot = Snapshot(4, 2, 0, 0, 0, 8, 0, 0, 0, 0)
     first, second, other = (recorder.arrive(name, 0.0, 0.0, 9) for name in ("a", "b", "other"))
-    second.whole = first.whole
+    second.group = first.group
     assert recorder.hopeless(0.6, 500) == [first, other], "the engine ends both with the first"
     recorder.engine.snapshot = Snapshot(1, 2, 0, 0, 0, 8, 0, 0, 0, 0)
     step(recorder, create_report(waiting_cap=2, running=1, started_s=0.4, admitted=["a"]))
@@ -526,16 +526,16 @@ def test_what_belongs_to_a_request_that_has_begun_is_not_hopeless() -> None:
 
 def test_a_place_is_free_when_the_last_token_is_there_not_when_its_client_has_read_it() -> None:
     recorder = create_recorder()
-    flight = recorder.arrive("a", 0.0, 0.0, 9)
+    timer = recorder.arrive("a", 0.0, 0.0, 9)
     step(recorder, create_report(running=1, started_s=0.0, admitted=["a"]))
-    recorder.first_token(flight, 0.5, FirstToken(0.0, 0.0, 0.5, 0))
-    assert recorder.finish(flight, 26.0, computed_s=1.0) == 26.0
+    recorder.first_token(timer, 0.5, FirstToken(0.0, 0.0, 0.5, 0))
+    assert recorder.finish(timer, 26.0, computed_s=1.0) == 26.0
     assert recorder.recent.service_s() == 1.0
 
 
 @dataclass
 class _Open:
-    flight: Flight
+    timer: RequestTimer
     num_tokens: int = 0
 
 
@@ -561,26 +561,26 @@ def test_whatever_happens_each_arrival_is_counted_once(
             recorder.refuse()
         elif action == "step":
             waiting = min(pick, len(open_requests))
-            names = [one.flight.request_id for one in open_requests[waiting:]]
+            names = [one.timer.request_id for one in open_requests[waiting:]]
             step(recorder, create_report(waiting_cap=waiting, started_s=now_s, admitted=names))
         elif action == "tick":
             recorder.advance(now_s, now_s, 0.0)
         elif chosen is not None:
             if action == "token" and chosen.num_tokens == 0:
-                recorder.first_token(chosen.flight, now_s, NO_WAIT)
+                recorder.first_token(chosen.timer, now_s, NO_WAIT)
                 chosen.num_tokens = 1
             elif action == "token":
-                recorder.next_token(chosen.flight, now_s, at_cap=bool(pick % 2))
+                recorder.next_token(chosen.timer, now_s, at_cap=bool(pick % 2))
                 gaps += 1
             elif action != "finish" or chosen.num_tokens:
                 open_requests.remove(chosen)
                 if action == "finish":
-                    recorder.finish(chosen.flight, now_s)
+                    recorder.finish(chosen.timer, now_s)
                     finished += 1
                 else:
-                    recorder.drop(chosen.flight, now_s, by_server=action == "fail")
+                    recorder.drop(chosen.timer, now_s, by_server=action == "fail")
     for left in open_requests:
-        recorder.drop(left.flight, now_s, by_server=True)
+        recorder.drop(left.timer, now_s, by_server=True)
     ticks = close(recorder, now_s + TICK_SECONDS)
     assert total(ticks, "arrivals") == total(ticks, "ttft.n") == number + refused
     assert total(ticks, "refused") == refused
@@ -589,7 +589,7 @@ def test_whatever_happens_each_arrival_is_counted_once(
     assert total(ticks, "e2e.n") == number + refused
     for tick in ticks:
         by = tick.ttft.by
-        assert by.cap + by.kv + by.prefill + by.cold == tick.ttft.over <= tick.ttft.n
+        assert by.cap + by.kv + by.prefill + by.outside == tick.ttft.over <= tick.ttft.n
         assert tick.itl.over_after_over <= tick.itl.over <= tick.itl.n
         assert tick.itl.over_at_cap <= min(tick.itl.over, tick.itl.n_at_cap)
         assert max(tick.good, tick.smooth) <= tick.finished
@@ -607,9 +607,9 @@ def serve(
     recorder: Recorder, seconds: float, now_s: float, *, prompt: int = 90, cached: int = 0
 ) -> None:
     """A request whose first token comes at `now_s`, after so many seconds of nothing but work."""
-    flight = recorder.arrive(f"served at {now_s}", now_s - seconds, now_s - seconds, prompt)
-    recorder.first_token(flight, now_s, FirstToken(0.0, 0.0, seconds, cached))
-    recorder.finish(flight, now_s)
+    timer = recorder.arrive(f"served at {now_s}", now_s - seconds, now_s - seconds, prompt)
+    recorder.first_token(timer, now_s, FirstToken(0.0, 0.0, seconds, cached))
+    recorder.finish(timer, now_s)
 
 
 def create_learned(model: StepModel = MODEL) -> Recorder:
@@ -625,14 +625,14 @@ def test_hopeless_learns_that_prefills_take_longer_among_decodes() -> None:
     recorder.arrive("next", 1.0, 1.0, 90)
     recorder.engine.snapshot = BUSY
     assert recorder.hopeless(1.19, 500) == []
-    assert [flight.request_id for flight in recorder.hopeless(1.22, 500)] == ["next"]
+    assert [timer.request_id for timer in recorder.hopeless(1.22, 500)] == ["next"]
 
 
 def test_what_was_waited_for_is_not_learned_as_prefill() -> None:
     recorder = create_learned()
     for i in range(100):
-        flight = recorder.arrive(str(i), 0.0, 0.0, 90)
-        recorder.first_token(flight, 1.5, FirstToken(1.0, 0.4, 0.1, 0))
+        timer = recorder.arrive(str(i), 0.0, 0.0, 90)
+        recorder.first_token(timer, 1.5, FirstToken(1.0, 0.4, 0.1, 0))
     assert recorder.engine.prefill_ms(90, 1.5) == pytest.approx(100, abs=1)
 
 
@@ -640,8 +640,8 @@ def test_what_others_took_that_the_order_has_before_is_not_learned_as_prefill() 
     """A late one is passed by for minutes: a newcomer that can be in time is not."""
     recorder = create_learned()
     for i in range(100):
-        flight = recorder.arrive(str(i), 0.0, 0.0, 90)
-        recorder.first_token(flight, 60.0, FirstToken(0.0, 0.0, 60.0, 0, passed_s=59.9))
+        timer = recorder.arrive(str(i), 0.0, 0.0, 90)
+        recorder.first_token(timer, 60.0, FirstToken(0.0, 0.0, 60.0, 0, passed_s=59.9))
     assert recorder.engine.prefill_ms(90, 60.0) == pytest.approx(100, abs=1)
 
 
@@ -701,7 +701,7 @@ def test_what_a_prefill_takes_is_asked_only_of_requests_with_a_deadline(
         return 0.0
 
     monkeypatch.setattr(recorder.engine, "prefill_ms", counted)
-    assert [flight.request_id for flight in recorder.hopeless(0.2, None)] == ["2"]
+    assert [timer.request_id for timer in recorder.hopeless(0.2, None)] == ["2"]
     assert asked == [12]
 
 
@@ -710,8 +710,8 @@ def test_a_deadline_of_its_own_decides_when_a_request_is_hopeless() -> None:
     recorder.arrive("patient", 0.0, 0.0, 10, ttft_ms=5000.0)
     recorder.arrive("hasty", 0.0, 0.0, 10, ttft_ms=100.0)
     recorder.arrive("plain", 0.0, 0.0, 10)
-    assert [flight.request_id for flight in recorder.hopeless(0.2, None)] == ["hasty"]
-    late = [flight.request_id for flight in recorder.hopeless(0.6, 500)]
+    assert [timer.request_id for timer in recorder.hopeless(0.2, None)] == ["hasty"]
+    late = [timer.request_id for timer in recorder.hopeless(0.6, 500)]
     assert late == ["hasty", "plain"]
 
 
@@ -727,10 +727,10 @@ def test_service_time_is_that_of_the_requests_that_ended_lately() -> None:
     recorder = create_recorder()
     assert recorder.recent.service_s() is None
     for i in range(3):
-        flight = recorder.arrive(str(i), 0.0, 0.0, 10)
+        timer = recorder.arrive(str(i), 0.0, 0.0, 10)
         step(recorder, create_report(running=1, started_s=0.99, admitted=[str(i)]))
-        recorder.first_token(flight, 1.5, NO_WAIT)
-        recorder.finish(flight, 3.0 + i)
+        recorder.first_token(timer, 1.5, NO_WAIT)
+        recorder.finish(timer, 3.0 + i)
     assert recorder.recent.service_s() == pytest.approx(3.01)  # the first step is of it
 
 

@@ -177,10 +177,10 @@ TARGETED = {
 
 def test_quantiles_of_the_last_minute_are_shown_for_each_target() -> None:
     recorder = Recorder("boot", 0.0, 0.0)
-    flight = recorder.arrive("r", 0.0, 0.0, 1)
+    timer = recorder.arrive("r", 0.0, 0.0, 1)
     for i in range(100):
-        recorder.next_token(flight, flight.last_s + (i + 1) / 1000, at_cap=False)
-        recorder.advance(flight.last_s, flight.last_s, 0.0)
+        recorder.next_token(timer, timer.last_s + (i + 1) / 1000, at_cap=False)
+        recorder.advance(timer.last_s, timer.last_s, 0.0)
     seen = scrape(Statistics(Slo(), 0.0), replace(VIEW, last_minute=recorder.ticks.newest(30)))
     name = "sluice_last_minute_inter_token_latency_seconds"
     common = (("engine", "0"), ("model_name", "m"))

@@ -118,8 +118,8 @@ def serving(directory: Path, policy: SchedulingPolicy) -> Service:
     recorder.recent.add_service(2.0)
     for _ in range(4):
         asyncio.run(service.open(asked(), now_s))
-    for flight in list(recorder.pending):
-        recorder._leave(flight)  # they have their first tokens
+    for timer in list(recorder.pending):
+        recorder._leave(timer)  # they have their first tokens
     for _ in range(6):
         asyncio.run(service.open(asked(), now_s - 60.0))
     return service
@@ -161,6 +161,6 @@ def test_who_is_dropped_hears_when_all_that_are_open_would_be_served(
 
     service.client.drop = drop  # type: ignore[method-assign]
     now_s = time.monotonic()
-    service.runtime.pulse.serving(now_s)
+    service.runtime.engine_liveness.serving(now_s)
     service.runtime.shed(now_s)
     assert [error.retry_after_s for error in told] == [4] * 6

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from sluice_core.contract import RuntimePatch, Slo
 from sluice_core.errors import OverCeiling, SluiceError, StaleEpoch
-from sluice_frontend.serving.limits import Live
+from sluice_frontend.serving.limits import RuntimeLimits
 
-LIVE = Live(
+LIVE = RuntimeLimits(
     epoch=7,
     max_num_seqs=8,
     max_num_batched_tokens=512,
@@ -18,7 +18,7 @@ LIVE = Live(
 )
 
 
-def changed(**fields: object) -> Live:
+def changed(**fields: object) -> RuntimeLimits:
     patch = RuntimePatch(**{"epoch": 7, **fields})  # type: ignore[arg-type]
     return LIVE.changed(patch, ceiling=16, largest_budget=1024)
 
@@ -69,7 +69,7 @@ def test_only_shedding_gives_requests_a_deadline_that_bring_none() -> None:
 def test_the_order_follows_a_target_that_comes_or_goes_until_one_is_asked_for() -> None:
     live = replace(LIVE, scheduling_policy=None)
 
-    def after(**fields: object) -> Live:
+    def after(**fields: object) -> RuntimeLimits:
         patch = RuntimePatch(7, **fields)  # type: ignore[arg-type]
         return live.changed(patch, ceiling=16, largest_budget=1024)
 

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 import pytest
 from sluice_core.contract import TICK_SECONDS, Causes, MemoryReport, RuntimePatch, Slo
 from sluice_core.errors import NotReady, QueueFull, SluiceError
-from sluice_core.wire import Limits, Ready, Submit
+from sluice_core.wire import EngineLimits, Ready, Submit
 from sluice_frontend.config import ServerConfig
-from sluice_frontend.evidence.health import Pulse
+from sluice_frontend.evidence.health import Liveness
 from sluice_frontend.openai.protocol import Completion, parse_completion
 from sluice_frontend.serving.admission import Admission
 from sluice_frontend.serving.backend import Listener, Sink
-from sluice_frontend.serving.limits import Live
+from sluice_frontend.serving.limits import RuntimeLimits
 from sluice_frontend.serving.runtime import Runtime
 
 MEMORY_BYTES = 1 << 30
-LIVE = Live(0, 1, 512, Slo(), "Queue", None)
+LIVE = RuntimeLimits(0, 1, 512, Slo(), "Queue", None)
 READY = Ready(
     ceiling=2,
     predicted_max_num_seqs=2,
@@ -35,11 +35,11 @@ READY = Ready(
 class Foreign:
     """A server that says nothing of its steps."""
 
-    def __init__(self, pulse: Pulse, listener: Listener) -> None:
+    def __init__(self, engine_liveness: Liveness, listener: Listener) -> None:
         self.ready: Ready | None = None
         self.closed = asyncio.Event()
         self.sinks: dict[str, Sink] = {}
-        self.limits: list[Limits] = []
+        self.limits: list[EngineLimits] = []
 
     @property
     def num_open(self) -> int:
@@ -61,7 +61,7 @@ class Foreign:
         for request_id in list(self.sinks):
             self.fail(request_id, error)
 
-    def configure(self, limits: Limits) -> None:
+    def configure(self, limits: EngineLimits) -> None:
         self.limits.append(limits)
 
     async def check_integrity(self) -> str | None:
@@ -120,4 +120,4 @@ async def test_a_foreign_engine_gets_what_its_limits_hold_and_a_cap_that_is_chan
     evidence = runtime.evidence(0)
     assert evidence.step_model is None
     assert (evidence.ticks[0].epoch, evidence.ticks[0].refused) == (1, 2)
-    assert evidence.ticks[0].ttft.by == Causes(cold=1, cap=1)
+    assert evidence.ticks[0].ttft.by == Causes(outside=1, cap=1)

@@ -101,7 +101,7 @@ NUMBERS = st.one_of(
     st.sampled_from([-1, 4096, 1000, 10**11, 10**12, 10**30, -(10**11), 1e11, 1e300, 1e-300, NOW]),
     st.floats(allow_nan=False, allow_infinity=False),
 )
-VALUES = NUMBERS | st.none() | st.sampled_from(["Headroom", "SlowSpellLasts", ""]) | ANY
+VALUES = NUMBERS | st.none() | st.sampled_from(["Headroom", "InterferenceLasts", ""]) | ANY
 
 
 def _like(known: dict[str, Any]) -> st.SearchStrategy[Any]:

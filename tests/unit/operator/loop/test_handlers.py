@@ -13,7 +13,7 @@ import pytest
 from sluice_operator.children.runtime import OWNER_ANNOTATION
 from sluice_operator.cluster.client import LIVE_PODS
 from sluice_operator.loop.handlers import Operator, configure, create_registry
-from sluice_operator.loop.reconcile import Context, Reconciler
+from sluice_operator.loop.reconcile import Dependencies, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.pods.scrape import create_client
 from unit.operator.loop.test_reconciler import Children, Store, body
@@ -22,9 +22,9 @@ from unit.operator.observations import SETTINGS, pod_body
 KEY = ("default", "demo")
 
 
-def create_context(store: Store, operator: Operator, instance: str = "one") -> Context:
+def create_context(store: Store, operator: Operator, instance: str = "one") -> Dependencies:
     settings = replace(SETTINGS, instance=instance)
-    return Context(settings, store, create_client(), Metrics(), operator.store)
+    return Dependencies(settings, store, create_client(), Metrics(), operator.store)
 
 
 @pytest.fixture

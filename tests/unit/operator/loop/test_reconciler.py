@@ -21,7 +21,7 @@ from sluice_operator.children import manifests, runtime
 from sluice_operator.cluster.child_store import ChildStore
 from sluice_operator.cluster.client import Cluster, ClusterError, Ref
 from sluice_operator.loop import children, reconcile
-from sluice_operator.loop.reconcile import Context, Reconciler
+from sluice_operator.loop.reconcile import Dependencies, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.model import reader
 from sluice_operator.model.checkpoint import Unread
@@ -190,19 +190,21 @@ def ports() -> AdminPorts:
 
 
 @pytest.fixture
-def context(store: Store, ports: AdminPorts) -> Context:
+def context(store: Store, ports: AdminPorts) -> Dependencies:
     client = httpx.AsyncClient(transport=httpx.MockTransport(ports.answer))
-    return Context(SETTINGS, store, client, Metrics(), Children(store))
+    return Dependencies(SETTINGS, store, client, Metrics(), Children(store))
 
 
 @pytest.fixture
-def reconciler(context: Context) -> Reconciler:
+def reconciler(context: Dependencies) -> Reconciler:
     made = Reconciler(context, "default", "demo")
     made.see(body())
     return made
 
 
-async def test_nothing_is_done_before_the_pods_are_known(store: Store, context: Context) -> None:
+async def test_nothing_is_done_before_the_pods_are_known(
+    store: Store, context: Dependencies
+) -> None:
     """Else each start of an operator would tell that none is ready, and forget what they serve."""
     children = ChildStore()
     children.open(DEMO)
@@ -218,7 +220,7 @@ async def test_nothing_is_done_before_the_pods_are_known(store: Store, context: 
 
 
 async def test_a_child_that_goes_while_it_is_written_is_made_again(
-    store: Store, context: Context, reconciler: Reconciler
+    store: Store, context: Dependencies, reconciler: Reconciler
 ) -> None:
     await reconciler.reconcile()
 
@@ -250,7 +252,7 @@ async def test_a_child_that_went_unseen_right_after_it_was_written_is_found_miss
 
 @pytest.mark.parametrize("is_webhooks", [False, True])
 async def test_only_what_a_write_undoes_is_told_as_put_back(
-    store: Store, context: Context, reconciler: Reconciler, is_webhooks: bool
+    store: Store, context: Dependencies, reconciler: Reconciler, is_webhooks: bool
 ) -> None:
     """A new operator finds an image that differs: a person's, or the one that a webhook makes of
     whatever is written."""
@@ -420,7 +422,7 @@ async def test_pods_that_serve_are_looked_after_though_a_child_cannot_be_read(
 async def test_a_pod_that_takes_no_configuration_holds_up_neither_the_pass_nor_the_others(
     store: Store,
     reconciler: Reconciler,
-    context: Context,
+    context: Dependencies,
     ports: AdminPorts,
     refused: Exception | int,
     reason: str,
@@ -439,7 +441,7 @@ async def test_a_pod_that_takes_no_configuration_holds_up_neither_the_pass_nor_t
 
 
 async def test_an_object_that_is_being_deleted_gets_no_child_back(
-    store: Store, context: Context, reconciler: Reconciler
+    store: Store, context: Dependencies, reconciler: Reconciler
 ) -> None:
     await reconciler.reconcile()
     leaving = body(2)
@@ -529,7 +531,7 @@ async def test_an_api_server_that_is_away_for_a_night_ends_nothing(
 
 @pytest.mark.usefixtures("hurried")
 async def test_a_pod_that_cannot_be_understood_fails_a_pass_and_ends_nothing(
-    store: Store, reconciler: Reconciler, context: Context
+    store: Store, reconciler: Reconciler, context: Dependencies
 ) -> None:
     store.pods = [pod_body(startTime="yesterday")]
     passes = asyncio.create_task(reconciler.run())
@@ -574,7 +576,7 @@ async def test_a_pod_that_its_node_refuses_is_the_reason_of_not_ready(
 
 
 async def test_a_child_that_goes_during_a_pass_is_told_at_the_next(
-    store: Store, context: Context, reconciler: Reconciler
+    store: Store, context: Dependencies, reconciler: Reconciler
 ) -> None:
     await reconciler.reconcile()
 
@@ -594,7 +596,7 @@ async def test_a_child_that_goes_during_a_pass_is_told_at_the_next(
 
 
 async def test_a_pod_that_hangs_is_told_once_also_by_an_operator_that_is_new(
-    store: Store, ports: AdminPorts, context: Context, reconciler: Reconciler, clock: Clock
+    store: Store, ports: AdminPorts, context: Dependencies, reconciler: Reconciler, clock: Clock
 ) -> None:
     """It is not ready, and has not been asked by this process before."""
     await reconciler.reconcile()

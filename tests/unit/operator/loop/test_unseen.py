@@ -14,7 +14,7 @@ from sluice_operator.cluster.child_store import ChildStore
 from sluice_operator.cluster.client import Ref
 from sluice_operator.loop import children, reconcile
 from sluice_operator.loop.ownership import owner_of
-from sluice_operator.loop.reconcile import Context, Reconciler
+from sluice_operator.loop.reconcile import Dependencies, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.model import reader
 from sluice_operator.model.fit import Refused
@@ -55,11 +55,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def create_context(
     store: Slow, instance: str = "one", children: ChildStore | None = None
-) -> Context:
+) -> Dependencies:
     """What a new operator's reconcilers share."""
     client = httpx.AsyncClient(transport=httpx.MockTransport(AdminPorts().answer))
     settings = replace(SETTINGS, instance=instance)
-    return Context(settings, store, client, Metrics(), children or Children(store))
+    return Dependencies(settings, store, client, Metrics(), children or Children(store))
 
 
 def create_operator(

@@ -16,7 +16,7 @@ from sluice_core.errors import CheckpointError
 from sluice_core.model import files
 from sluice_core.model.sizing import SizingError
 from sluice_core.model.stored import INDEX, MAX_CONFIG_BYTES, MAX_HEADER_BYTES
-from sluice_operator.model.checkpoint import Checkpoint, Unread, read
+from sluice_operator.model.checkpoint import ModelFacts, Unread, read
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
@@ -47,7 +47,7 @@ def _read(model: Path, dtype: str = "auto", uri: str = "file:///models/demo") ->
 
 def test_weights_come_from_the_headers(model: Path) -> None:
     found = _read(model)
-    assert isinstance(found, Checkpoint)
+    assert isinstance(found, ModelFacts)
     assert (found.dtype, found.weights_bytes, found.num_parameters) == ("bfloat16", 2000, 1000)
 
 

@@ -14,7 +14,7 @@ import pytest
 from sluice_operator.cluster.client import Cluster
 from sluice_operator.model import reader
 from sluice_operator.model.checkpoint import Unread
-from sluice_operator.model.hub import HubModel, read
+from sluice_operator.model.hub import HubSource, read
 from sluice_operator.model.reader import ModelReader
 from unit.operator.observations import SETTINGS, create_service
 from unit.worker.hub.hub_server import REPO
@@ -74,7 +74,7 @@ def _nothing(connection: socket.socket) -> None:
 
 
 def _unread(url: str, ends_s: float) -> str:
-    found = read(HubModel(url, REPO, "main", ends_s=ends_s), "auto", on_cpu=True)
+    found = read(HubSource(url, REPO, "main", ends_s=ends_s), "auto", on_cpu=True)
     assert isinstance(found, Unread)
     return found.message
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sluice_core.errors import CheckpointError, DownloadError
 from sluice_operator.model import hub as module
-from sluice_operator.model.checkpoint import Checkpoint, Unread
-from sluice_operator.model.hub import HubModel, read
+from sluice_operator.model.checkpoint import ModelFacts, Unread
+from sluice_operator.model.hub import HubSource, read
 from unit.operator.model.test_checkpoint import CONFIG
 from unit.worker.hub.forward_proxy import running_proxy
 from unit.worker.hub.hub_server import (
@@ -45,23 +45,23 @@ def hub() -> Iterator[Hub]:
         yield served
 
 
-def of(hub: Hub, **changes: Any) -> HubModel:
-    return dataclasses.replace(HubModel(hub.url, REPO, "main"), **changes)
+def of(hub: Hub, **changes: Any) -> HubSource:
+    return dataclasses.replace(HubSource(hub.url, REPO, "main"), **changes)
 
 
-def found(hub: Hub, dtype: str = "auto", **changes: Any) -> Checkpoint:
+def found(hub: Hub, dtype: str = "auto", **changes: Any) -> ModelFacts:
     answer = read(of(hub, **changes), dtype, on_cpu=True)
-    assert isinstance(answer, Checkpoint), answer
+    assert isinstance(answer, ModelFacts), answer
     return answer
 
 
-def refusal(model: HubModel) -> str:
+def refusal(model: HubSource) -> str:
     with pytest.raises((CheckpointError, DownloadError)) as refused:
         read(model, "auto", on_cpu=True)
     return str(refused.value)
 
 
-def unread(model: HubModel) -> str:
+def unread(model: HubSource) -> str:
     answer = read(model, "auto", on_cpu=True)
     assert isinstance(answer, Unread)
     return answer.message

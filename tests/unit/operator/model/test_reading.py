@@ -15,7 +15,7 @@ import pytest
 from sluice_operator.children import manifests
 from sluice_operator.cluster.client import Cluster, Ref
 from sluice_operator.model import reader
-from sluice_operator.model.checkpoint import Checkpoint, Unread
+from sluice_operator.model.checkpoint import ModelFacts, Unread
 from sluice_operator.model.fit import Refused
 from sluice_operator.model.reader import Found, ModelReader
 from sluice_operator.spec.service import InferenceService
@@ -160,7 +160,7 @@ async def test_a_model_without_pods_is_waited_for(model: Model) -> None:
     done, _ = await asyncio.wait({reading}, timeout=0.1)
     assert not done
     model.may_end.set()
-    assert isinstance(await reading, Checkpoint)
+    assert isinstance(await reading, ModelFacts)
 
 
 async def test_a_first_look_that_takes_long_goes_on_beside_the_passes(
@@ -322,7 +322,7 @@ def test_a_model_that_the_operator_may_not_read_is_told_with_file_cause_and_user
         shutil.copytree(EXAMPLE, root / "demo")
         settings = replace(SETTINGS, models_dir=root)
         asked = create_service(model__uri="file:///models/demo").spec.model
-        assert isinstance(reader._read(asked, settings, None, True), Checkpoint)
+        assert isinstance(reader._read(asked, settings, None, True), ModelFacts)
         (root / closed).chmod(0)
         with ordinary_user() as user:
             found = reader._read(asked, settings, None, True)

@@ -35,7 +35,7 @@ from sluice_operator.pods.scrape import (
     Scrape,
     ScrapeError,
     Scraper,
-    Target,
+    ScrapeTarget,
     bytes_of,
     create_client,
     last_seq,
@@ -59,7 +59,7 @@ def _reply(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
 
 
 @asynccontextmanager
-async def _admin_port(answer: Answer) -> AsyncIterator[Target]:
+async def _admin_port(answer: Answer) -> AsyncIterator[ScrapeTarget]:
     """A TCP server that reads one request after another and lets `answer` do what it likes."""
 
     serving = set[asyncio.Task[None]]()
@@ -85,7 +85,7 @@ async def _admin_port(answer: Answer) -> AsyncIterator[Target]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        yield Target("uid-demo-1", "127.0.0.1", port)
+        yield ScrapeTarget("uid-demo-1", "127.0.0.1", port)
         for task in (left := list(serving)):
             task.cancel()
         await asyncio.gather(*left)
@@ -96,7 +96,7 @@ def _scraper(client: httpx.AsyncClient, exchanges: asyncio.Semaphore | None = No
     return Scraper(client, Metrics(), exchanges or asyncio.Semaphore(MAX_OPEN))
 
 
-async def _scrape(target: Target, times: int = 1) -> Scrape:
+async def _scrape(target: ScrapeTarget, times: int = 1) -> Scrape:
     async with create_client() as client:
         scraper = _scraper(client)
         for _ in range(times):
@@ -368,7 +368,7 @@ async def test_a_pod_that_misbehaves_is_named_and_what_it_said_before_is_kept(
 
 
 async def test_an_absent_pod_is_named() -> None:
-    held = await _scrape(Target("uid-gone", "127.0.0.1", 1))
+    held = await _scrape(ScrapeTarget("uid-gone", "127.0.0.1", 1))
     assert held.problem is not None
     assert "ConnectError" in held.problem
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given, settings
-from sluice_operator.spec.service import InferenceService, Slo, SpecError, parse
+from sluice_operator.spec.service import InferenceService, SloSpec, SpecError, parse
 from unit.operator.objects import (
     REMOVED,
     Invalid,
@@ -52,7 +52,7 @@ def test_an_object_without_slo_promises_nothing() -> None:
     body = valid_object()
     del body["spec"]["slo"]
     slo = parse(body).spec.slo
-    assert slo == Slo()
+    assert slo == SloSpec()
     assert not slo.has_target
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import tokenizers
 import yaml
-from sluice_operator.model.checkpoint import Checkpoint, read
+from sluice_operator.model.checkpoint import ModelFacts, read
 from sluice_operator.model.fit import judge
 from sluice_operator.spec.service import parse
 from unit.operator.objects import valid_object
@@ -28,9 +28,9 @@ def make_models() -> ModuleType:
     return module
 
 
-def checkpoint(name: str) -> Checkpoint:
+def checkpoint(name: str) -> ModelFacts:
     found = read(f"file:///models/{name}", "auto", MODELS, on_cpu=True)
-    assert isinstance(found, Checkpoint)
+    assert isinstance(found, ModelFacts)
     return found
 
 

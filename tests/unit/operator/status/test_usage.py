@@ -13,7 +13,7 @@ def test_only_the_window_counts_and_misses_keep_their_cause() -> None:
     found = work([create_evidence(ticks=ticks), create_evidence(ticks=ticks[:2])], 8.0)
     assert (found["tokens"], found["promptTokens"], found["finished"]) == (180, 42, 6)
     assert (found["podSeconds"], found["busyPercent"]) == (10, "25")
-    assert found["misses"] == {"cap": 0, "kv": 6, "prefill": 12, "cold": 0, "other": 6}
+    assert found["misses"] == {"cap": 0, "kv": 6, "prefill": 12, "outside": 0, "other": 6}
 
 
 @pytest.mark.parametrize(("same_targets_s", "num"), [(0.0, 0), (1.9, 0), (8.0, 3), (1e9, 4)])

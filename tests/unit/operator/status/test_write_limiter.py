@@ -13,7 +13,7 @@ import pytest
 from sluice_core.contract import FirstTokens, encode
 from sluice_operator.children.runtime import Runtime
 from sluice_operator.loop.plan import plan
-from sluice_operator.loop.reconcile import Context, Reconciler
+from sluice_operator.loop.reconcile import Dependencies, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.status.schema import STATUS as STATUS_SCHEMA
 from sluice_operator.status.write_limiter import (
@@ -21,7 +21,7 @@ from sluice_operator.status.write_limiter import (
     PERIOD_S,
     WRITES_PER_S,
     Pace,
-    Turns,
+    WriteTurns,
     acted_on,
 )
 from unit.operator.loop.test_reconciler import Children, Store
@@ -61,7 +61,7 @@ def measured(count: int, **acted: Any) -> dict[str, Any]:
 def count_writes(num_objects: int, seconds: int) -> tuple[Counter[int], list[float], float]:
     """Writes by object, their times, and the oldest status that anybody could see after a while."""
     clock = Clock()
-    turns = Turns(clock)
+    turns = WriteTurns(clock)
     paces = [Pace(turns) for _ in range(num_objects)]
     live: list[dict[str, Any]] = [measured(0)] * num_objects
     seen_s = [0.0] * num_objects
@@ -117,7 +117,7 @@ def test_a_few_objects_are_seen_at_most_ten_seconds_late() -> None:
 )
 def test_what_is_acted_on_waits_for_no_turn(acted: dict[str, Any]) -> None:
     clock = Clock()
-    pace = Pace(Turns(clock, free_s=1000.0))
+    pace = Pace(WriteTurns(clock, free_s=1000.0))
     pace.wrote()
     assert pace.wait_s(measured(2), measured(1)) > 0
     assert pace.wait_s({**measured(2), **acted}, measured(1)) == 0
@@ -125,7 +125,7 @@ def test_what_is_acted_on_waits_for_no_turn(acted: dict[str, Any]) -> None:
 
 def test_a_turn_that_was_not_used_is_not_kept() -> None:
     clock = Clock()
-    turns = Turns(clock)
+    turns = WriteTurns(clock)
     first, second = Pace(turns), Pace(turns)
     assert first.wait_s(measured(1), measured(0)) == 0
     clock.now_s = 1000.0
@@ -193,7 +193,9 @@ async def test_a_reconciler_writes_the_traffic_of_a_minute_six_times(
         return httpx.Response(200, stream=httpx.ByteStream(encode(create_evidence(ticks=ticks))))
 
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    context = Context(SETTINGS, store, client, Metrics(), Children(store), turns=Turns(clock))
+    context = Dependencies(
+        SETTINGS, store, client, Metrics(), Children(store), turns=WriteTurns(clock)
+    )
     reconciler = Reconciler(context, "default", "demo")
     reconciler.see(pace_object())
     for _ in range(3):

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 from sluice_core.contract import TICK_SECONDS
-from sluice_operator.tuner import Decision, Limits, Observation, Past, Targets, decide
+from sluice_operator.tuner import CapLimits, Decision, Observation, Past, Targets, decide
 from unit.operator.tuner.podmodel import Shape
 from unit.operator.tuner.world import World
 
@@ -15,7 +15,7 @@ class Loop:
     """Observes `world` every `every_s`, decides, and applies the decision."""
 
     world: World
-    limits: Limits
+    limits: CapLimits
     every_s: float = TICK_SECONDS
     past: Past = field(default_factory=Past)
     decisions: list[tuple[float, Decision]] = field(default_factory=list)
@@ -74,7 +74,7 @@ SMALL_CPU = Shape(a=4, b=1.0, c=0.0005, d=0.3, kv_tokens=40_000, ceiling=32, noi
 TARGETS = Targets("99", ttft_ms=500, itl_ms=60, e2e_ms=None, window_s=60)
 
 
-def limits(**changes: Any) -> Limits:
+def limits(**changes: Any) -> CapLimits:
     """1..32 sequences on 1..4 replicas, scaled in after 30 s."""
-    usual = Limits(32, 1, min_replicas=1, max_replicas=4, scale_down_window_s=30)
+    usual = CapLimits(32, 1, min_replicas=1, max_replicas=4, scale_down_window_s=30)
     return replace(usual, **changes)

@@ -19,10 +19,10 @@ from sluice_core.contract import (
     TokenGaps,
     Waiting,
 )
-from sluice_operator.tuner import Limits, Observation, PodView, Targets
+from sluice_operator.tuner import CapLimits, Observation, PodView, Targets
 
 TARGETS = Targets("99", ttft_ms=500, itl_ms=50, e2e_ms=None, window_s=600)
-LIMITS = Limits(ceiling=64, min_num_seqs=1, min_replicas=1, max_replicas=4)
+LIMITS = CapLimits(ceiling=64, min_num_seqs=1, min_replicas=1, max_replicas=4)
 
 
 def tick(seq: int, **changes: Any) -> Tick:

@@ -23,7 +23,7 @@ from sluice_operator.tuner.demand import (
     share_late_in_prefill,
     share_too_late,
 )
-from sluice_operator.tuner.evidence import HeardPod, Work, describe_work
+from sluice_operator.tuner.evidence import HeardPod, Workload, describe_work
 from sluice_operator.tuner.types import ReplicaChange
 from unit.operator.tuner.made import LIMITS, TARGETS, late, observation, pod, tick
 
@@ -37,7 +37,7 @@ def heard(ticks: list[Tick], name: str = "a", shift_s: float = 0.0) -> HeardPod:
     return HeardPod(pod(name, ticks), ticks, shift_s)
 
 
-def work_of(ticks: list[Tick]) -> Work:
+def work_of(ticks: list[Tick]) -> Workload:
     return describe_work([heard(ticks)])
 
 

@@ -270,14 +270,14 @@ def test_the_promise_is_of_the_window_only() -> None:
 
 
 def test_a_burst_of_cold_starts_changes_nothing() -> None:
-    ticks = [tick(seq, ttft=late(10, 10, "cold")) for seq in range(1, 20)]
+    ticks = [tick(seq, ttft=late(10, 10, "outside")) for seq in range(1, 20)]
     _, decision = decide(Past(), observation(pod("a", ticks)))
     assert (decision.cap, decision.replicas) == (8, 1)
     assert decision.cap_move.reason == "ColdStart"
 
 
 def test_time_outside_the_engine_of_an_old_pod_is_no_cold_start() -> None:
-    ticks = [tick(seq, ttft=late(10, 10, "cold")) for seq in range(100, 120)]
+    ticks = [tick(seq, ttft=late(10, 10, "outside")) for seq in range(100, 120)]
     _, decision = decide(Past(), observation(pod("a", ticks)))
     assert (decision.cap, decision.cap_move.reason) == (8, "OutsideEngine")
     assert decision.replicas == 2

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sluice_core.contract import Causes, FirstTokens, Requests, StepModel, Tick, TokenGaps, Waiting
 from sluice_operator.reasons import Reason
-from sluice_operator.tuner import Decision, Limits, Past, PodView, Targets, decide
+from sluice_operator.tuner import CapLimits, Decision, Past, PodView, Targets, decide
 from unit.operator.tuner.made import observation, pod, tick
 
 count = st.integers(0, 10**6)
@@ -108,7 +108,7 @@ def all_targets(draw: st.DrawFn) -> Targets:
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_evidence_gives_a_bounded_finite_explained_decision(data: st.DataObject) -> None:
-    limits = Limits(
+    limits = CapLimits(
         data.draw(st.integers(1, 64)),
         data.draw(st.integers(1, 8)),
         1,
@@ -133,7 +133,7 @@ def test_any_evidence_gives_a_bounded_finite_explained_decision(data: st.DataObj
             epoch=epoch,
             replicas=replicas,
         )
-        before_spell = _before_spell(past)
+        before_spell = _before_interference(past)
         past, decision = decide(past, seen)
         check(decision, seen.cap, seen.replicas, limits, before_spell)
         assert decide(past, seen) == decide(past, seen)
@@ -152,17 +152,19 @@ def test_a_cap_that_is_proven_unused_or_not_yet_proven_is_decided_so(
     """What random evidence seldom reaches."""
     seen = observation(pod("a", [tick(seq, max_running=max_running) for seq in range(1, num + 1)]))
     past, decision = decide(Past(), seen)
-    check(decision, seen.cap, seen.replicas, seen.limits, _before_spell(past))
+    check(decision, seen.cap, seen.replicas, seen.limits, _before_interference(past))
     assert decision.cap_move.reason == reason
 
 
-def _before_spell(past: Past) -> int:
-    """The cap that was lowered in a slow spell; it may come back in one step."""
+def _before_interference(past: Past) -> int:
+    """The cap that was lowered under interference; it may come back in one step."""
     last = past.last_change
-    return last.from_cap if last and last.reason == Reason.SLOW_SPELL_LASTS else 0
+    return last.from_cap if last and last.reason == Reason.INTERFERENCE_LASTS else 0
 
 
-def check(decision: Decision, cap: int, replicas: int, limits: Limits, before_spell: int) -> None:
+def check(
+    decision: Decision, cap: int, replicas: int, limits: CapLimits, before_spell: int
+) -> None:
     """In bounds, at most doubled, every number finite, and every change with its reason."""
     low = min(limits.min_num_seqs, limits.ceiling)
     assert low <= decision.cap_move.to <= limits.ceiling

@@ -448,7 +448,7 @@ def test_what_was_wanted_before_a_silence_has_to_be_wanted_anew() -> None:
 
 FEW: dict[str, Any] = {"arrivals": 1, "finished": 1, "running": 1, "max_running": 1}
 FEW |= {"generated_tokens": 100, "decodes": 100, "steps": 100, "prefill_tokens": 64}
-LATE_OUTSIDE = FEW | {"ttft": late(10, 3, "cold")}
+LATE_OUTSIDE = FEW | {"ttft": late(10, 3, "outside")}
 ENDS_LATE = FEW | {"e2e": Requests(10, 3, {400: 7, 500: 3})}
 ENDS = replace(MADE_TARGETS, ttft_ms=None, e2e_ms=8000.0)
 

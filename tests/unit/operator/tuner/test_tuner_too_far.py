@@ -72,7 +72,7 @@ def test_else_it_stays(why: str, changes: dict[str, Any]) -> None:
 def test_it_goes_back_where_the_gaps_are_over_in_two_fifths_of_the_ticks(
     num_over: int, cap: int
 ) -> None:
-    """Of 20, and more than one in a hundred of all gaps is over by a little: no slow spell."""
+    """Of 20, and more than one in a hundred of all gaps is over by a little: no interference."""
     slow = sketch.bucket_of(60.0)
     broken = TokenGaps(1000, 30, 0, 1000, 30, {150: 970, slow: 30})
     ticks = [

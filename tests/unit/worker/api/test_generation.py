@@ -10,9 +10,9 @@ from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.metrics import Statistics
 from sluice_frontend.evidence.recorder import Recorder
 from sluice_frontend.openai.protocol import parse_completion
-from sluice_worker.api.generation import Choice, Generation
+from sluice_worker.api.generation import Generation, OpenChoice
 from sluice_worker.api.prompts import Echo
-from sluice_worker.text.output import StopStrings, Transcript
+from sluice_worker.text.output import OutputText, StopStrings
 from sluice_worker.text.tokenizer import Tokenizer
 from unit.worker.api.tiny import write_tokenizer
 
@@ -35,11 +35,13 @@ def left(directory: Path, dropped: SluiceError | None = None) -> Tick:
         Ledger(recorder, Statistics(Slo(), 0.0)),
         aborted.append,
     )
-    text = Transcript(
+    text = OutputText(
         tokenizer.detokenizer(), stops=StopStrings(()), stop_token_ids=frozenset(), min_tokens=0
     )
-    flights = [recorder.arrive(str(i), now_s, now_s, 1) for i in range(3)]
-    choices = [Choice(i, f, text, packed([1]), counts_prompt=i == 0) for i, f in enumerate(flights)]
+    timers = [recorder.arrive(str(i), now_s, now_s, 1) for i in range(3)]
+    choices = [
+        OpenChoice(i, f, text, packed([1]), counts_prompt=i == 0) for i, f in enumerate(timers)
+    ]
     sinks = [generation.add(choice) for choice in choices]
     if dropped is not None:
         sinks[0].ended(dropped)
@@ -53,15 +55,15 @@ def left(directory: Path, dropped: SluiceError | None = None) -> Tick:
 
 def test_a_scored_prompt_ends_by_its_length_whatever_token_would_have_come(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer.json")
-    text = Transcript(
+    text = OutputText(
         Tokenizer(tmp_path).detokenizer(),
         stops=StopStrings(()),
         stop_token_ids=frozenset(),
         min_tokens=0,
     )
-    flight = Recorder("boot", 0.0, 0.0).arrive("0", 0.0, 0.0, 1)
-    choice = Choice(
-        0, flight, text, packed([1]), counts_prompt=True, echo=Echo("a"), is_scoring=True
+    timer = Recorder("boot", 0.0, 0.0).arrive("0", 0.0, 0.0, 1)
+    choice = OpenChoice(
+        0, timer, text, packed([1]), counts_prompt=True, echo=Echo("a"), is_scoring=True
     )
     parts = FirstToken(0.0, 0.0, 0.0, 0)
     assert choice.feed(TokenOut("0", 2, first=parts, finish_reason="stop")) == "a"

@@ -56,7 +56,7 @@ def test_a_request_whose_body_finds_no_room_is_booked_as_an_arrival(tmp_path: Pa
     recorder = service.runtime.recorder
     recorder.advance(recorder.ticks.start_s + TICK_SECONDS, 0.0, 0.0)
     (tick,) = recorder.evidence(0).ticks
-    assert (tick.arrivals, tick.refused, tick.ttft.by) == (1, 1, Causes(cold=1))
+    assert (tick.arrivals, tick.refused, tick.ttft.by) == (1, 1, Causes(outside=1))
     assert service.runtime.stats.rejected == {"large_bodies": 1}
 
 

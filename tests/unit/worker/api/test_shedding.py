@@ -25,7 +25,7 @@ def shed(directory: Path, stalled_s: float) -> tuple[Generation, list[ToEngine]]
         service.runtime.live, slo=Slo(ttft_ms=1e3 * HOUR_S), overload="Shed"
     )
     now_s = time.monotonic()
-    service.runtime.pulse.serving(now_s)
+    service.runtime.engine_liveness.serving(now_s)
     asked = parse_completion(b'{"prompt": [1, 2, 3], "max_tokens": 1}')
     generation = asyncio.run(service.open(asked, now_s))
     told: list[ToEngine] = []
@@ -33,7 +33,7 @@ def shed(directory: Path, stalled_s: float) -> tuple[Generation, list[ToEngine]]
     service.runtime.shed(now_s)
     assert told == []
     later_s = now_s + 2 * HOUR_S
-    service.runtime.pulse.stepped(later_s - stalled_s)
+    service.runtime.engine_liveness.stepped(later_s - stalled_s)
     service.runtime.shed(later_s)
     return generation, told
 

@@ -18,9 +18,9 @@ from sluice_frontend.evidence.recorder import Recorder
 from sluice_frontend.http.bodies import FREE_BYTES, Answers
 from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api import stream
-from sluice_worker.api.generation import Arrived, Choice, Generation
+from sluice_worker.api.generation import Arrived, Generation, OpenChoice
 from sluice_worker.api.stream import EventStream, WholeReply
-from sluice_worker.text.output import StopStrings, Transcript
+from sluice_worker.text.output import OutputText, StopStrings
 from sluice_worker.text.tokenizer import Tokenizer
 from starlette.responses import Response
 from unit.worker.api.tiny import write_tokenizer
@@ -54,7 +54,7 @@ async def test_a_large_reply_is_written_down_in_a_thread(kind: Callable[[Any], R
         choice: Any = SimpleNamespace(
             index=0,
             finish_reason=None,
-            transcript=SimpleNamespace(token_ids=[]),
+            output_text=SimpleNamespace(token_ids=[]),
             feed=lambda token: "",
             is_booked=True,
         )
@@ -85,14 +85,14 @@ async def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_cam
     recorder.ticks.start(1, 4, Slo(itl_ms=1.5e3 * GAP_S))
     ledger = Ledger(recorder, Statistics(Slo(), 0.0))
     generation = Generation("cmpl-1", parse_completion(b'{"prompt": "a"}'), ledger, lambda _: None)
-    text = Transcript(
+    text = OutputText(
         Tokenizer(tmp_path).detokenizer(),
         stops=StopStrings(()),
         stop_token_ids=frozenset(),
         min_tokens=0,
     )
-    flight = recorder.arrive("0", clock.now_s, clock.now_s, 1)
-    sink = generation.add(Choice(0, flight, text, packed([1]), counts_prompt=True))
+    timer = recorder.arrive("0", clock.now_s, clock.now_s, 1)
+    sink = generation.add(OpenChoice(0, timer, text, packed([1]), counts_prompt=True))
     loop, came_s, sent = asyncio.get_running_loop(), list[float](), list[Any]()
 
     def come() -> None:
@@ -134,6 +134,6 @@ async def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_cam
     come()
     await EventStream(form, Answers(), 0.0)({"type": "http"}, receive, send)
     assert sent[-1]["more_body"] is False
-    assert (flight.num_tokens, flight.num_gaps_over) == (TOKENS, 0)
+    assert (timer.num_tokens, timer.num_gaps_over) == (TOKENS, 0)
     told_s = (clock.now_s, clock.now_s) if slow == "writing" else (came_s[0], came_s[-1])
-    assert (flight.first_s, flight.last_s) == told_s
+    assert (timer.first_s, timer.last_s) == told_s

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sluice_core.contract import MemoryReport
 from sluice_core.wire import (
-    Limits,
+    EngineLimits,
     Ready,
     Submit,
     encode_frame,
@@ -93,7 +93,7 @@ def test_a_prompt_that_waits_for_the_engine_is_kept_packed_in_the_api_process(
 
 def test_a_prompt_that_waits_in_the_engine_is_kept_packed() -> None:
     scheduler = Scheduler(
-        BlockPool(1024, 16), Limits(0, 4, 512), max_model_len=4096, vocab_size=VOCAB_SIZE
+        BlockPool(1024, 16), EngineLimits(0, 4, 512), max_model_len=4096, vocab_size=VOCAB_SIZE
     )
     frames = bytearray()
     for i, ids in enumerate(prompts()):

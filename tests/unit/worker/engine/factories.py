@@ -9,7 +9,7 @@ import torch
 from sluice_core.contract import SchedulingPolicy
 from sluice_core.model.files import read_json
 from sluice_core.model.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES
-from sluice_core.wire import Finished, Limits, Sampling, Submit, packed
+from sluice_core.wire import EngineLimits, Finished, Sampling, Submit, packed
 from sluice_kernels.choose import choose
 from sluice_kernels.interface import Kernels
 from sluice_kernels.plain import PlainKernels
@@ -49,7 +49,7 @@ def create_scheduler(
 ) -> Scheduler:
     return Scheduler(
         BlockPool(num_blocks, block_size, prefix_caching=prefix_caching),
-        Limits(0, cap, budget, itl_ms, ttft_ms, policy),
+        EngineLimits(0, cap, budget, itl_ms, ttft_ms, policy),
         max_model_len=max_model_len,
         vocab_size=VOCAB,
         eos_token_ids=frozenset(eos),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from sluice_kernels.interface import Spans
-from sluice_kernels.triton.kernels import Plan, TritonKernels
+from sluice_kernels.triton.kernels import LaunchPlan, TritonKernels
 from sluice_worker.engine import startup
 from sluice_worker.execution.gpu.decode_step import PendingTokens
 from sluice_worker.execution.models import decoder
@@ -157,7 +157,7 @@ def _plan_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
         with _disable_current_modes():
             return spans(*args)
 
-    def real_plan(self: TritonKernels, found: Spans, cache: Tensor, windows: Any) -> Plan:
+    def real_plan(self: TritonKernels, found: Spans, cache: Tensor, windows: Any) -> LaunchPlan:
         here = SimpleNamespace(
             shape=cache.shape, device=torch.device("cpu"), element_size=cache.element_size
         )
@@ -167,7 +167,7 @@ def _plan_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
             _pinned(part).to(cache.device, non_blocking=True)
             for part in (real.tables, real.lengths, real.tiles)
         )
-        return Plan(tables, lengths, tiles, real.splits)
+        return LaunchPlan(tables, lengths, tiles, real.splits)
 
     monkeypatch.setattr(Runner, "_spans", real_spans)
     monkeypatch.setattr(TritonKernels, "plan", real_plan)

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import msgspec
 from sluice_core.wire import (
+    Frame,
     FromEngine,
-    Message,
     StepReport,
     encode_frame,
     from_engine_decoder,
@@ -34,7 +34,7 @@ class EngineUnderTest:
         self._buffer = bytearray()
         self._pending: list[FromEngine] = []
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Frame) -> None:
         self._socket.sendall(encode_frame(message))
 
     def send_raw(self, body: bytes) -> None:

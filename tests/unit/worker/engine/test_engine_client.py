@@ -15,15 +15,15 @@ from sluice_core.errors import EngineDied, SluiceError, StartupError, Unavailabl
 from sluice_core.wire import (
     Failed,
     Finished,
+    Frame,
     Integrity,
-    Message,
     StepReport,
     Submit,
     TokenOut,
     packed,
 )
 from sluice_frontend.evidence.engine_side import NOTHING
-from sluice_frontend.evidence.health import Pulse
+from sluice_frontend.evidence.health import Liveness
 from sluice_worker.base.resources import Resources
 from sluice_worker.engine import client as module
 from sluice_worker.engine.client import EngineClient, EngineProcess, _Wire
@@ -46,7 +46,7 @@ async def ended_by(*command: str) -> EngineProcess:
         return EngineProcess(await asyncio.create_subprocess_exec(*command), unused)
 
 
-def _step(*tokens: TokenOut) -> Message:
+def _step(*tokens: TokenOut) -> Frame:
     """A step that gave `tokens`."""
     return StepReport(list(tokens), 1, 0.0, 0.01, 1, 1, 0, 1, at_cap=False, snapshot=NOTHING)
 
@@ -61,23 +61,23 @@ class Sink(Silence):
 
 
 async def test_a_panic_is_told_to_everybody_with_its_reason_and_ends_readiness_at_once() -> None:
-    pulse = Pulse(0.0)
-    client = EngineClient(pulse, Silence())
+    engine_liveness = Liveness(0.0)
+    client = EngineClient(engine_liveness, Silence())
     client._transport = Silence()  # type: ignore[assignment]
-    pulse.serving(0.0)
+    engine_liveness.serving(0.0)
     sinks = [Sink(), Sink()]
     for i, sink in enumerate(sinks):
         client.submit(Submit(str(i), packed([1]), 1, 0.0, 0, False, [], 0, 0.0), sink)
-    assert pulse.readiness(time.monotonic(), 1e9).ok
+    assert engine_liveness.readiness(time.monotonic(), 1e9).ok
     client.receive(msgspec.msgpack.encode(Failed("IndexError: oops")))
     client._engine = await ended_by(sys.executable, "-c", "raise SystemExit(1)")
     client.lost(None)
-    assert not pulse.readiness(time.monotonic(), 1e9).ok
+    assert not engine_liveness.readiness(time.monotonic(), 1e9).ok
     await client.closed.wait()
     for sink in sinks:
         assert re.fullmatch(f"{ENDED} with exit code 1: IndexError: oops", str(sink.error))
     assert [sink.error.retry_after_s for sink in sinks if sink.error] == [1, 1]
-    verdict = pulse.readiness(time.monotonic(), 1e9)
+    verdict = engine_liveness.readiness(time.monotonic(), 1e9)
     assert (verdict.ok, verdict.reason) == (False, str(sinks[0].error))
     with pytest.raises(EngineDied) as refused:
         client.submit(Submit("2", packed([1]), 1, 0.0, 0, False, [], 0, 0.0), Sink())
@@ -90,13 +90,13 @@ async def test_a_panic_is_told_to_everybody_with_its_reason_and_ends_readiness_a
 async def test_an_engine_ended_by_a_signal_is_told_with_signal_and_time(
     number: int, name: str
 ) -> None:
-    pulse = Pulse(0.0)
-    pulse.serving(0.0)
-    client = EngineClient(pulse, Silence())
+    engine_liveness = Liveness(0.0)
+    engine_liveness.serving(0.0)
+    client = EngineClient(engine_liveness, Silence())
     client._engine = await ended_by("sh", "-c", f"kill -{number} $$")
     client.lost(None)
     await client.closed.wait()
-    assert re.fullmatch(f"{ENDED} by signal {number}{re.escape(name)}", pulse.death or "")
+    assert re.fullmatch(f"{ENDED} by signal {number}{re.escape(name)}", engine_liveness.death or "")
 
 
 async def test_an_engine_killed_for_memory_is_told_so_where_the_cgroup_counted_it(
@@ -104,26 +104,26 @@ async def test_an_engine_killed_for_memory_is_told_so_where_the_cgroup_counted_i
 ) -> None:
     for num_before, cause in ((2, ": killed for memory"), (3, "")):
         monkeypatch.setattr(Resources, "oom_kills", lambda self: 3)
-        pulse = Pulse(0.0)
-        client = EngineClient(pulse, Silence())
+        engine_liveness = Liveness(0.0)
+        client = EngineClient(engine_liveness, Silence())
         engine = await ended_by("sh", "-c", "kill -9 $$")
         client._engine = replace(engine, oom_kills=num_before)
         client.lost(None)
         await client.closed.wait()
         told = rf"{ENDED} by signal 9 \(SIGKILL\) before it could serve{cause}"
-        assert re.fullmatch(told, pulse.death or "")
+        assert re.fullmatch(told, engine_liveness.death or "")
         with pytest.raises(StartupError, match=f"{cause}$"):
             client.raise_if_never_served()
 
 
 async def test_what_breaks_in_handling_a_message_is_not_called_the_end_of_the_process() -> None:
-    pulse = Pulse(0.0)
-    client = EngineClient(pulse, Silence())
+    engine_liveness = Liveness(0.0)
+    client = EngineClient(engine_liveness, Silence())
     _Wire(client).connection_lost(KeyError("slot"))
     await client.closed.wait()
     assert re.fullmatch(
         f"what the engine process sent at {MOMENT} cannot be handled: KeyError: 'slot'",
-        pulse.death or "",
+        engine_liveness.death or "",
     )
 
 
@@ -131,7 +131,7 @@ async def test_an_integrity_answer_after_its_deadline_does_not_break_the_connect
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "INTEGRITY_TIMEOUT_S", 0.01)
-    client = EngineClient(Pulse(0.0), Silence())
+    client = EngineClient(Liveness(0.0), Silence())
     client._transport = Silence()  # type: ignore[assignment]
     with pytest.raises(Unavailable, match="did not answer within"):
         await client.check_integrity()
@@ -140,7 +140,7 @@ async def test_an_integrity_answer_after_its_deadline_does_not_break_the_connect
 
 
 async def test_a_request_that_has_begun_outlives_being_dropped() -> None:
-    client, sent, transport = EngineClient(Pulse(0.0), Silence()), list[bytes](), Silence()
+    client, sent, transport = EngineClient(Liveness(0.0), Silence()), list[bytes](), Silence()
     transport.__dict__["write"] = sent.append
     client._transport = transport  # type: ignore[assignment]
     waiting, begun = Sink(), Sink()
@@ -160,7 +160,7 @@ async def test_a_request_that_has_begun_outlives_being_dropped() -> None:
 
 
 async def test_an_integrity_check_before_the_engine_is_there_leaves_nothing_behind() -> None:
-    client = EngineClient(Pulse(0.0), Silence())
+    client = EngineClient(Liveness(0.0), Silence())
     with pytest.raises(EngineDied):
         await client.check_integrity()
     client._transport = Silence()  # type: ignore[assignment]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sluice_core.wire import Abort, Limits, Submit
+from sluice_core.wire import Abort, EngineLimits, Submit
 from sluice_worker.engine.loop import Engine
 from sluice_worker.scheduling.step import Outcome, Step
 from sluice_worker.scheduling.steptime import StepTimes
@@ -96,7 +96,7 @@ def test_configure_is_in_force_from_the_next_step(checkpoint: Path) -> None:
     for request in create_requests((40, 20)):
         engine.submit(request, 0.0)
     before, _ = engine.step()
-    engine.configure(Limits(epoch=5, max_num_seqs=2, max_num_batched_tokens=64, itl_ms=None))
+    engine.configure(EngineLimits(epoch=5, max_num_seqs=2, max_num_batched_tokens=64, itl_ms=None))
     after, _ = engine.step()
     assert before is not None
     assert after is not None

@@ -12,12 +12,12 @@ from sluice_core.errors import MAX_TOLD, told
 from sluice_core.wire import (
     Abort,
     CheckIntegrity,
+    EngineLimits,
     Failed,
     Finished,
+    Frame,
     Heartbeat,
     Integrity,
-    Limits,
-    Message,
     Ready,
     Shutdown,
     StepReport,
@@ -97,7 +97,7 @@ def test_life_of_an_engine_process(checkpoint: Path) -> None:
         for request in long:
             engine.send(request)
         engine.wait_for(StepReport, lambda report: report.num_running == 3)
-        engine.send(Limits(epoch=4, max_num_seqs=1, max_num_batched_tokens=32, itl_ms=None))
+        engine.send(EngineLimits(epoch=4, max_num_seqs=1, max_num_batched_tokens=32, itl_ms=None))
         changed = engine.wait_for(StepReport, lambda report: report.epoch == 4)
         assert changed.num_running == 3
         assert changed.at_cap
@@ -199,13 +199,13 @@ class Hearer(Link):
     """What is heard of the engine, and what its standard error had said by then."""
 
     def __init__(self, config: EngineConfig, capsys: pytest.CaptureFixture[str]) -> None:
-        self.heard: list[tuple[Message, str]] = []
+        self.heard: list[tuple[Frame, str]] = []
         self._config, self._capsys = config, capsys
 
     def receive_config(self) -> tuple[EngineConfig, list[bytes]]:
         return self._config, []
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Frame) -> None:
         self.heard.append((message, self._capsys.readouterr().err))
 
 
@@ -230,9 +230,9 @@ class Leaver(Link):
     """What is heard of the engine until its first look at what has come."""
 
     def __init__(self) -> None:
-        self.heard: list[Message] = []
+        self.heard: list[Frame] = []
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Frame) -> None:
         self.heard.append(message)
 
     def receive(self, timeout_s: float) -> list[bytes]:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from sluice_core.wire import Message, Shutdown, encode_frame, split_frames
+from sluice_core.wire import Frame, Shutdown, encode_frame, split_frames
 from sluice_worker.base.config import EngineConfig
 from sluice_worker.engine import startup
 from sluice_worker.engine.loop import Engine
@@ -40,7 +40,7 @@ class Quiet:
     def __init__(self) -> None:
         self.waits: list[float] = []
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Frame) -> None:
         pass
 
     def receive(self, timeout_s: float) -> list[bytes]:

@@ -3,11 +3,11 @@
 import zlib
 from collections.abc import Iterable
 
-from sluice_core.wire import Limits, Submit
+from sluice_core.wire import EngineLimits, Submit
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.speculation import Growth, few_decodes
-from sluice_worker.scheduling.step import Outcome, Step, Work
+from sluice_worker.scheduling.step import Outcome, Step, StepWork
 
 SEES = 3
 """Tokens that the next one depends on; few, so that texts run into loops that drafts can copy."""
@@ -25,7 +25,7 @@ def written(request: Submit) -> list[int]:
     return token_ids[len(request.prompt_token_ids) :]
 
 
-def sample(works: Iterable[Work]) -> list[int]:
+def sample(works: Iterable[StepWork]) -> list[int]:
     """A token for each sampled position, as a runner would give it."""
     tokens = []
     for work in works:
@@ -54,4 +54,4 @@ def step(
 
 
 def set_limits(scheduler: Scheduler, cap: int, budget: int) -> None:
-    scheduler.limits = Limits(scheduler.limits.epoch + 1, cap, budget)
+    scheduler.limits = EngineLimits(scheduler.limits.epoch + 1, cap, budget)

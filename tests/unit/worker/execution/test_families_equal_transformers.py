@@ -18,7 +18,7 @@ from sluice_worker.engine.startup import start
 from sluice_worker.execution.models.decoder import Decoder
 from sluice_worker.execution.runner import Runner
 from sluice_worker.scheduling.sequence import Sequence
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from unit.worker.engine.factories import (
@@ -169,7 +169,7 @@ def logits_in_chunks(model: Decoder, prompt: list[int], bounds: tuple[int, ...])
     sequence.block_ids = [7, 2, 9, 0, 12, 5]
     found = []
     for begin, end in pairwise(bounds):
-        step = runner.build([Work(sequence, begin, end - begin, samples=True)])
+        step = runner.build([StepWork(sequence, begin, end - begin, samples=True)])
         step = replace(step, sampled_rows=torch.arange(end - begin))
         with torch.inference_mode():
             found.append(model.logits(model.hidden(step, runner.caches)[step.sampled_rows]))

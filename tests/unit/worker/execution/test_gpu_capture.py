@@ -19,7 +19,7 @@ from sluice_worker.execution.gpu.capture import (
 from sluice_worker.execution.gpu.rows import Row, decodes_of, rows_after, rows_of
 from sluice_worker.execution.sampler import Draw, row_seed
 from sluice_worker.scheduling.sequence import Sequence
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 from unit.worker.engine.factories import create_request
 
 
@@ -119,7 +119,7 @@ def test_what_goes_to_the_device_in_one_piece_are_the_steps_arrays() -> None:
 
 def test_rows_go_on_unless_their_last_token_is_being_sampled() -> None:
     goes_on, ends = sequence(5, [1, 2]), sequence(4, [3], max_tokens=1)
-    works = [Work(goes_on, 4, 1, True), Work(ends, 0, 4, True)]
+    works = [StepWork(goes_on, 4, 1, True), StepWork(ends, 0, 4, True)]
     rows = rows_of(works, 4, draw)
     assert rows is not None
     assert [row.position for row in rows] == [4, 3]
@@ -131,16 +131,20 @@ def test_rows_go_on_unless_their_last_token_is_being_sampled() -> None:
 def test_a_step_decodes_only_where_each_work_is_one_token_that_a_sample_comes_of() -> None:
     one = sequence(5, [1, 2])
     edited = Draw(1.0, 1, 5, top_p=0.9)
-    decode = Work(one, 4, 1, True)
+    decode = StepWork(one, 4, 1, True)
     assert decodes_of([decode], [edited], 4) == [Row(one, 4, 2, edited)]
-    for more in (Work(one, 3, 2, True), Work(one, 3, 1, False), Work(one, 4, 2, True, (7,))):
+    for more in (
+        StepWork(one, 3, 2, True),
+        StepWork(one, 3, 1, False),
+        StepWork(one, 4, 2, True, (7,)),
+    ):
         assert decodes_of([decode, more], [edited] * 3, 4) is None
     scored = Sequence(create_request("s", 5, sampling=Sampling(prompt_logprobs=1)), seed=1)
     scored.block_ids = [1, 2]
-    assert decodes_of([Work(scored, 4, 1, True)], [edited], 4) is None
+    assert decodes_of([StepWork(scored, 4, 1, True)], [edited], 4) is None
 
 
 def test_no_row_goes_on_where_one_has_no_slot_left() -> None:
     has_room, full = sequence(5, [1, 2]), sequence(8, [3, 4])
-    works = [Work(has_room, 4, 1, True), Work(full, 7, 1, True)]
+    works = [StepWork(has_room, 4, 1, True), StepWork(full, 7, 1, True)]
     assert rows_after(enumerate(rows_of(works, 4, draw) or ()), 4, draw) == []

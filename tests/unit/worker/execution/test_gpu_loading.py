@@ -12,7 +12,7 @@ from sluice_core.contract import StepModel
 from sluice_core.latency import TARGET_MARGIN, predicted_cap
 from sluice_worker.engine.startup import _Dummy, _Start
 from sluice_worker.execution.weights import Checkpoint
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 from sluice_worker.scheduling.steptime import StepRecord, StepTimes
 
 LONGEST = 131_072
@@ -28,7 +28,7 @@ class Estimated(_Dummy):
     def __init__(self) -> None:
         super().__init__(SimpleNamespace(block_size=16), LONGEST)  # type: ignore[arg-type]
 
-    def run(self, works: list[Work]) -> StepRecord:
+    def run(self, works: list[StepWork]) -> StepRecord:
         tokens = sum(work.num_tokens for work in works)
         if works[0].num_tokens == 1:
             slots = sum(work.start + 1 for work in works)

@@ -12,7 +12,7 @@ from sluice_worker.engine.loop import Engine
 from sluice_worker.engine.startup import start
 from sluice_worker.execution.gpu.capture import first_sizes, graph_sizes
 from sluice_worker.execution.gpu.runner import GpuRunner
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 from unit.worker.engine.factories import create_request
 from unit.worker.engine.fake_gpu import Trace, fake_gpu
 
@@ -100,7 +100,7 @@ def test_steps_of_all_sizes_have_run_before_a_worker_is_ready(
     config = EngineConfig(str(tmp_path), dtype="bfloat16", load_format="dummy", max_num_seqs=4)
     sizes, execute = [], GpuRunner.execute
 
-    def noted(self: GpuRunner, works: list[Work]) -> list[int | None]:
+    def noted(self: GpuRunner, works: list[StepWork]) -> list[int | None]:
         sizes.append(sum(work.num_tokens for work in works))
         return execute(self, works)
 

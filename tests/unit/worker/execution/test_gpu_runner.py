@@ -22,7 +22,7 @@ from sluice_worker.execution.runner import Runner
 from sluice_worker.scheduling import drafts as drafts_module
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.speculation import Drafter
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 from unit.worker.engine.factories import (
     collect,
     create_engine_of,
@@ -128,7 +128,7 @@ def test_a_newcomers_prefill_is_of_one_forward_with_those_who_decode(
     built: list[list[int]] = []
     build = Runner.build
 
-    def noted(self: Runner, works: list[Work]) -> StepInput:
+    def noted(self: Runner, works: list[StepWork]) -> StepInput:
         built.append([work.num_tokens for work in works])
         return build(self, works)
 

@@ -18,7 +18,7 @@ from sluice_worker.engine.startup import start
 from sluice_worker.execution.models.decoder import Decoder
 from sluice_worker.execution.runner import Runner
 from sluice_worker.scheduling.sequence import Sequence
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 from sluice_worker.text.tokenizer import Tokenizer
 from unit.worker.engine.factories import create_request, load_decoder
 
@@ -39,7 +39,7 @@ def perplexity(model: Decoder, tokens: list[int]) -> float:
     runner = Runner(model, 16, 64, frozenset())
     sequence = Sequence(create_request("p", tokens), seed=0, token_ids=tokens)
     sequence.block_ids = list(range(16))
-    step = runner.build([Work(sequence, 0, len(tokens), samples=True)])
+    step = runner.build([StepWork(sequence, 0, len(tokens), samples=True)])
     with torch.inference_mode():
         logits = model.logits(model.hidden(step, runner.caches)[:-1])
     loss = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:]))

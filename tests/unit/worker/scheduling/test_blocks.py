@@ -17,7 +17,7 @@ def sealed(pool: BlockPool, tokens: list[int], salt: str = "") -> list[int]:
     parent: int | str = salt
     for index in range(len(tokens) // SIZE):
         content = tuple(tokens[index * SIZE : (index + 1) * SIZE])
-        parent = pool.seal(blocks[index], parent, content)
+        parent = pool.cache_block(blocks[index], parent, content)
     return blocks
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.runner import Runner
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 from sluice_worker.scheduling.steptime import StepRecord, StepTimes
 from unit.worker.engine.factories import create_request, create_scheduler
 from unit.worker.engine.virtual import sample
@@ -39,7 +39,7 @@ class MadeUpTime:
 
     is_ahead = False
 
-    def execute(self, works: list[Work], _: bool) -> list[int]:
+    def execute(self, works: list[StepWork], _: bool) -> list[int]:
         self.now += 1e-3 * self.step_ms(
             sum(1 for work in works if work.num_tokens == 1),
             sum(work.start + work.num_tokens for work in works),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.latency import MIN_CHUNK_TOKENS
-from sluice_core.wire import Limits, Sampling, Submit
+from sluice_core.wire import EngineLimits, Sampling, Submit
 from sluice_worker.scheduling.scheduler import ALONE_TIMES, Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Outcome, Step
@@ -33,7 +33,7 @@ def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Step, list[Outcome]]:
 
 
 def set_cap(scheduler: Scheduler, cap: int, budget: int = 48) -> None:
-    scheduler.limits = Limits(scheduler.limits.epoch + 1, cap, budget)
+    scheduler.limits = EngineLimits(scheduler.limits.epoch + 1, cap, budget)
 
 
 def test_decodes_come_first_and_prefill_takes_the_rest_of_the_budget() -> None:

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 from sluice_core.contract import SchedulingPolicy
-from sluice_core.wire import Limits, Submit, packed
+from sluice_core.wire import EngineLimits, Submit, packed
 from sluice_frontend.evidence.recorder import largest_part
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
@@ -129,7 +129,7 @@ def test_targets_and_policy_change_live() -> None:
         ttft_ms = {"old": None, "new": 100}[name]
         add(scheduler, create_request(name, 64, ttft_ms=ttft_ms))
     assert step(scheduler) == {"old": 16}
-    scheduler.limits = Limits(1, 8, 16, None, 1000, "deadline")
+    scheduler.limits = EngineLimits(1, 8, 16, None, 1000, "deadline")
     assert step(scheduler, 0.01) == {"new": 16}, "in time, and due before the other"
 
 
@@ -142,7 +142,7 @@ Model = tuple[float, float, float, float]
 class Run:
     """Requests under one policy; a step takes what its model says, without noise."""
 
-    def __init__(self, requests: list[Submit], limits: Limits, num_blocks: int, model: Model):
+    def __init__(self, requests: list[Submit], limits: EngineLimits, num_blocks: int, model: Model):
         self.model, self.limits = model, limits
         self.scheduler = Scheduler(
             BlockPool(num_blocks, 16), limits, max_model_len=num_blocks * 16, vocab_size=1 << 20
@@ -223,7 +223,7 @@ def test_of_any_trace_all_end_once_and_hardly_more_are_late_than_first_come(hund
         requests, ttft_ms = random_requests(chance, num_blocks), chance.uniform(50, 5000)
         late: dict[SchedulingPolicy, int] = {}
         for policy in ("fcfs", "deadline"):
-            limits = Limits(0, cap, 2048, itl_ms, ttft_ms, policy)
+            limits = EngineLimits(0, cap, 2048, itl_ms, ttft_ms, policy)
             run = Run(requests, limits, num_blocks, model)
             assert sorted(run.ended) == sorted(each.request_id for each in requests)
             late[policy] = run.num_late(requests)

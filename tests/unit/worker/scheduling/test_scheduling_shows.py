@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from sluice_core.contract import StepModel
-from sluice_core.wire import Limits, Submit
+from sluice_core.wire import EngineLimits, Submit
 from sluice_worker.base.config import NgramSpeculation
 from sluice_worker.engine.loop import Engine
 from sluice_worker.scheduling.static_batch import StaticBatching
@@ -50,7 +50,7 @@ def test_100_random_changes_of_the_cap_under_load_lose_nothing_and_change_no_tok
         if num_changes < 100 and engine.has_work:
             num_changes += 1
             cap = chance.randint(1, 16)
-            engine.configure(Limits(num_changes, cap, chance.randint(cap, 96), None))
+            engine.configure(EngineLimits(num_changes, cap, chance.randint(cap, 96), None))
         if engine.has_work:
             assert collect(engine, outputs) == []
     assert num_changes == 100

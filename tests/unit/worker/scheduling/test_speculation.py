@@ -17,7 +17,7 @@ from sluice_worker.scheduling.speculation import (
     draft_length,
     num_right,
 )
-from sluice_worker.scheduling.step import Work
+from sluice_worker.scheduling.step import StepWork
 from unit.worker.engine.factories import create_request, create_scheduler
 from unit.worker.engine.virtual import add, set_limits, step, unlimited, written
 
@@ -259,7 +259,7 @@ def test_a_guess_takes_no_block_that_is_not_there() -> None:
 LOOP = [1, 2, 3]
 
 
-def sample_loop(works: Seq[Work]) -> list[int]:
+def sample_loop(works: Seq[StepWork]) -> list[int]:
     """As `sample`, of a model that writes the three over and over."""
     ends = [(work.start + work.num_tokens, work.num_samples) for work in works]
     return [LOOP[p % 3] for end, num in ends for p in range(end - num + 1, end + 1)]

@@ -138,12 +138,12 @@ def after_spells(*, every: int, spell_steps: int, scale: float) -> StepTimes:
 
 def test_a_spell_that_is_over_leaves_room_for_prefill_and_a_hiccup_counts() -> None:
     plain = after_spells(every=400, spell_steps=0, scale=1.0).chunk_limit(40.0, 8, 1600)
-    spell = after_spells(every=400, spell_steps=40, scale=4.0)
+    interference = after_spells(every=400, spell_steps=40, scale=4.0)
     for i in range(50):
-        spell.add(record(20.0 + 0.01 * i, *STEPS[i % len(STEPS)]))
-    spell.refit(20.5)
+        interference.add(record(20.0 + 0.01 * i, *STEPS[i % len(STEPS)]))
+    interference.refit(20.5)
     hiccups = after_spells(every=100, spell_steps=1, scale=4.0)
-    assert spell.chunk_limit(40.0, 8, 1600) > 0.8 * plain
+    assert interference.chunk_limit(40.0, 8, 1600) > 0.8 * plain
     assert hiccups.chunk_limit(40.0, 8, 1600) < 0.5 * plain
 
 
@@ -154,7 +154,7 @@ def test_within_a_spell_prefill_keeps_the_target_at_the_speed_of_the_spell() -> 
 
 
 def test_a_spell_that_is_over_leaves_the_model_as_it_was() -> None:
-    """Also when it is read just after: the last steps are not yet known to be out of the spell."""
+    """Also when it is read just after: the last steps are not yet known to be out of it."""
     times = after_spells(every=400, spell_steps=0, scale=1.0)
     before = times.model
     assert before is not None

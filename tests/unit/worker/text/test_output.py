@@ -5,7 +5,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_worker.text.output import StopFinder, StopStrings, Transcript
+from sluice_worker.text.output import OutputText, StopFinder, StopStrings
 
 PIECES = st.lists(st.text(alphabet="ab\n", max_size=4), max_size=12)
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=8)
@@ -60,7 +60,7 @@ def test_a_stop_counts_if_it_ends_after_min_tokens_wherever_it_begins(
     pieces: list[str], stops: list[str], min_tokens: int, include: bool
 ) -> None:
     """Token n is the n-th piece. The reference searches the whole text after each token."""
-    transcript = Transcript(
+    output_text = OutputText(
         Pieces(pieces),
         stops=StopStrings(stops),
         stop_token_ids=frozenset(),
@@ -69,7 +69,7 @@ def test_a_stop_counts_if_it_ends_after_min_tokens_wherever_it_begins(
     )
     sent, ended_by = "", None
     for num, _ in enumerate(pieces, start=1):
-        sent += transcript.push(num - 1, is_last=num == len(pieces), by_token=False)
+        sent += output_text.push(num - 1, is_last=num == len(pieces), by_token=False)
         before, text = "".join(pieces[: num - 1]), "".join(pieces[:num])
         hits = [
             (at, stop)
@@ -85,7 +85,7 @@ def test_a_stop_counts_if_it_ends_after_min_tokens_wherever_it_begins(
         assert not include or sent == text
     else:
         assert sent == "".join(pieces)
-    assert transcript.stop_reason == ended_by
+    assert output_text.stop_reason == ended_by
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def create_transcript(
     stop_ids: frozenset[int] = frozenset(),
     min_tokens: int = 0,
     include_stop: bool = False,
-) -> Transcript:
-    return Transcript(
+) -> OutputText:
+    return OutputText(
         Letters(),
         stops=StopStrings(stops),
         stop_token_ids=stop_ids,
@@ -161,61 +161,61 @@ def create_transcript(
 
 
 def test_a_text_held_back_for_a_stop_string_is_sent_at_the_end() -> None:
-    transcript = create_transcript(stops=("abc",))
-    assert transcript.push(1, is_last=False, by_token=False) == ""
-    assert transcript.push(2, is_last=True, by_token=False) == "ab"
-    assert transcript.stop_reason is None
+    output_text = create_transcript(stops=("abc",))
+    assert output_text.push(1, is_last=False, by_token=False) == ""
+    assert output_text.push(2, is_last=True, by_token=False) == "ab"
+    assert output_text.stop_reason is None
 
 
 def test_a_stop_token_is_counted_but_is_no_text() -> None:
-    transcript = create_transcript(stop_ids=frozenset({2}))
-    assert transcript.push(1, is_last=False, by_token=False) == "a"
-    assert transcript.push(2, is_last=True, by_token=True) == ""
-    assert (transcript.token_ids, transcript.stop_reason) == ([1, 2], 2)
+    output_text = create_transcript(stop_ids=frozenset({2}))
+    assert output_text.push(1, is_last=False, by_token=False) == "a"
+    assert output_text.push(2, is_last=True, by_token=True) == ""
+    assert (output_text.token_ids, output_text.stop_reason) == ([1, 2], 2)
 
 
 def test_an_included_stop_token_is_text() -> None:
-    transcript = create_transcript(stop_ids=frozenset({2}), include_stop=True)
-    assert transcript.push(1, is_last=False, by_token=False) == "a"
-    assert transcript.push(2, is_last=True, by_token=True) == "b"
-    assert (transcript.token_ids, transcript.stop_reason) == ([1, 2], 2)
+    output_text = create_transcript(stop_ids=frozenset({2}), include_stop=True)
+    assert output_text.push(1, is_last=False, by_token=False) == "a"
+    assert output_text.push(2, is_last=True, by_token=True) == "b"
+    assert (output_text.token_ids, output_text.stop_reason) == ([1, 2], 2)
 
 
 def test_a_token_has_its_place_whether_its_text_is_sent_or_held_back() -> None:
-    transcript = create_transcript(stops=("abc",), stop_ids=frozenset({5}))
+    output_text = create_transcript(stops=("abc",), stop_ids=frozenset({5}))
     for place, token_id in enumerate((1, 2)):
-        assert transcript.push(token_id, is_last=False, by_token=False) == ""
-        assert transcript.place() == place
-    assert transcript.push(5, is_last=True, by_token=True) == "ab"
-    assert transcript.place() == 2
+        assert output_text.push(token_id, is_last=False, by_token=False) == ""
+        assert output_text.place() == place
+    assert output_text.push(5, is_last=True, by_token=True) == "ab"
+    assert output_text.place() == 2
 
 
 def test_the_end_token_gives_no_stop_reason() -> None:
-    transcript = create_transcript(stop_ids=frozenset({2}))
-    assert transcript.push(0, is_last=True, by_token=True) == ""
-    assert transcript.stop_reason is None
+    output_text = create_transcript(stop_ids=frozenset({2}))
+    assert output_text.push(0, is_last=True, by_token=True) == ""
+    assert output_text.stop_reason is None
 
 
 @pytest.mark.parametrize(("min_tokens", "text"), [(0, ""), (1, "a"), (3, "aaa")])
 def test_stop_strings_count_only_after_min_tokens(min_tokens: int, text: str) -> None:
-    transcript = create_transcript(stops=("a",), min_tokens=min_tokens)
+    output_text = create_transcript(stops=("a",), min_tokens=min_tokens)
     sent = ""
-    while transcript.stop_reason is None:
-        sent += transcript.push(1, is_last=False, by_token=False)
+    while output_text.stop_reason is None:
+        sent += output_text.push(1, is_last=False, by_token=False)
     assert sent == text
 
 
 def test_the_last_token_of_min_tokens_ends_nothing() -> None:
-    transcript = create_transcript(stops=("a",), min_tokens=2)
-    assert transcript.push(1, is_last=False, by_token=False) == "a"
-    assert transcript.push(1, is_last=True, by_token=False) == "a"
-    assert transcript.stop_reason is None
+    output_text = create_transcript(stops=("a",), min_tokens=2)
+    assert output_text.push(1, is_last=False, by_token=False) == "a"
+    assert output_text.push(1, is_last=True, by_token=False) == "a"
+    assert output_text.stop_reason is None
 
 
 @pytest.mark.parametrize(("include_stop", "text"), [(False, "a"), (True, "abcd")])
 def test_a_stop_string_that_begins_within_min_tokens_is_found(
     include_stop: bool, text: str
 ) -> None:
-    transcript = create_transcript(stops=("bcd",), min_tokens=3, include_stop=include_stop)
-    sent = "".join(transcript.push(i, is_last=i == 4, by_token=False) for i in (1, 2, 3, 4))
-    assert (sent, transcript.stop_reason) == (text, "bcd")
+    output_text = create_transcript(stops=("bcd",), min_tokens=3, include_stop=include_stop)
+    sent = "".join(output_text.push(i, is_last=i == 4, by_token=False) for i in (1, 2, 3, 4))
+    assert (sent, output_text.stop_reason) == (text, "bcd")

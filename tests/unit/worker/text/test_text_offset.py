@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_worker.text.output import StopStrings, Transcript
+from sluice_worker.text.output import OutputText, StopStrings
 from sluice_worker.text.tokenizer import REPLACEMENT, Tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
@@ -115,8 +115,8 @@ def test_tokens_of_an_answer_stand_in_its_text_as_far_as_no_stop_string_cuts_it(
     some = tokenizer.encode(data.draw(TEXTS), add_special_tokens=False, parse_special=True)
     any_ids = st.lists(st.integers(0, tokenizer.vocab_size - 1), min_size=1, max_size=24)
     ids = some or data.draw(any_ids)
-    transcript, uncut = (
-        Transcript(
+    output_text, uncut = (
+        OutputText(
             tokenizer.detokenizer(),
             stops=StopStrings(stops),
             stop_token_ids=frozenset(),
@@ -129,9 +129,9 @@ def test_tokens_of_an_answer_stand_in_its_text_as_far_as_no_stop_string_cuts_it(
     for at, token_id in enumerate(ids):
         is_last = at == len(ids) - 1
         whole += uncut.push(token_id, is_last=is_last, by_token=False)
-        if transcript.stop_reason is None:
-            sent += transcript.push(token_id, is_last=is_last, by_token=False)
-            places.append(transcript.place())
+        if output_text.stop_reason is None:
+            sent += output_text.push(token_id, is_last=is_last, by_token=False)
+            places.append(output_text.place())
     assert whole.startswith(sent)
     check(tokenizer, ids[: len(places)], places, whole)
 

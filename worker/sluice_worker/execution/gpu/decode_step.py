@@ -13,7 +13,7 @@ from sluice_kernels.linear import PlainLinear
 from sluice_kernels.triton.choose import choose
 from sluice_kernels.triton.cut import Draws
 from sluice_kernels.triton.decode import Splits
-from sluice_kernels.triton.kernels import Plan, TritonKernels
+from sluice_kernels.triton.kernels import LaunchPlan, TritonKernels
 from sluice_kernels.waiting import reached
 from torch import Tensor
 
@@ -186,7 +186,7 @@ class DecodeStep:
             positions=positions,
             blocks=blocks,
             slots=slots,
-            plan=Plan(
+            plan=LaunchPlan(
                 tables=self._tables,
                 lengths=self._lengths[:size],
                 tiles=self._no_tiles,

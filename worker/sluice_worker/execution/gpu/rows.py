@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from ...scheduling.sequence import Sequence
-from ...scheduling.step import Work
+from ...scheduling.step import StepWork
 from ..sampler import Draw
 
 DrawOf = Callable[[Sequence, int], Draw]
@@ -32,7 +32,7 @@ class Row:
     draw: Draw
     source: int = -1
 
-    def is_of(self, work: Work, block_size: int) -> bool:
+    def is_of(self, work: StepWork, block_size: int) -> bool:
         """Whether this is what the scheduler asks for, where it must lie."""
         return (
             work.sequence is self.sequence
@@ -41,7 +41,7 @@ class Row:
         )
 
 
-def rows_of(works: Seq[Work], block_size: int, draw_of: DrawOf) -> list[Row] | None:
+def rows_of(works: Seq[StepWork], block_size: int, draw_of: DrawOf) -> list[Row] | None:
     """One row for each work that samples; None where one needs the host between the steps."""
     rows = []
     for work in works:
@@ -57,7 +57,7 @@ def rows_of(works: Seq[Work], block_size: int, draw_of: DrawOf) -> list[Row] | N
     return rows
 
 
-def decodes_of(works: Seq[Work], draws: Seq[Draw], block_size: int) -> list[Row] | None:
+def decodes_of(works: Seq[StepWork], draws: Seq[Draw], block_size: int) -> list[Row] | None:
     """One row for each work, however it is drawn; None unless all do no more than decode."""
     if not all(_only_decodes(work) for work in works):
         return None
@@ -67,7 +67,7 @@ def decodes_of(works: Seq[Work], draws: Seq[Draw], block_size: int) -> list[Row]
     ]
 
 
-def _only_decodes(work: Work) -> bool:
+def _only_decodes(work: StepWork) -> bool:
     sampled = work.num_tokens, work.num_samples
     return sampled == (1, 1) and not work.sequence.needs_prompt_scores
 

@@ -12,7 +12,7 @@ from sluice_kernels.triton.kernels import TritonKernels, upload
 from sluice_kernels.waiting import reached
 from torch import Tensor
 
-from ...scheduling.step import Work
+from ...scheduling.step import StepWork
 from ..models.decoder import Decoder
 from ..runner import Runner, Tokens, by_length
 from ..sampler import Draw, sample
@@ -56,7 +56,7 @@ class GpuRunner(Runner):
         return self._ahead is not None
 
     @torch.inference_mode()
-    def execute(self, works: Seq[Work], prefill_follows: bool = False) -> list[int | None]:
+    def execute(self, works: Seq[StepWork], prefill_follows: bool = False) -> list[int | None]:
         """As `Runner.execute`; draws have other noise than on a CPU, but for edited ones."""
         ahead, self._ahead = self._ahead, None
         claimed = self._claimed(ahead, works)
@@ -88,7 +88,7 @@ class GpuRunner(Runner):
 
     # Ahead
 
-    def _claimed(self, ahead: PendingTokens | None, works: Seq[Work]) -> dict[int, int]:
+    def _claimed(self, ahead: PendingTokens | None, works: Seq[StepWork]) -> dict[int, int]:
         """The rows that ran ahead, by the identity of the work that asks for them."""
         if ahead is None:
             return {}
@@ -113,7 +113,7 @@ class GpuRunner(Runner):
     # What was not ahead. Where sampling needs the host (edits, drafts, scores) it is
     # waited for (`_run`).
 
-    def _launch(self, works: Seq[Work], rows: Seq[Row], offset: int) -> PendingTokens:
+    def _launch(self, works: Seq[StepWork], rows: Seq[Row], offset: int) -> PendingTokens:
         """Start `works`, whose samples are `rows`; `offset`: behind the rows that ran ahead."""
         if offset == 0 and len(rows) == len(works) == sum(work.num_tokens for work in works):
             return self._decodes.launch(rows)
@@ -125,7 +125,7 @@ class GpuRunner(Runner):
         tokens = self._choose(logits, [row.draw for row in rows])
         return self._decodes.keep(rows, tokens, offset)
 
-    def _forward(self, works: Seq[Work], draws: Seq[Draw]) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, works: Seq[StepWork], draws: Seq[Draw]) -> tuple[Tensor, Tensor | None]:
         """Logits of all `draws`; and the last layer's output, None where `works` only decode, for
         which there are graphs."""
         rows = decodes_of(works, draws, self.block_size)

@@ -25,7 +25,7 @@ class Attention:
     def __call__(
         self,
         rows: Tensor,
-        turns: Tensor,
+        rotary: Tensor,
         cache: Tensor,
         step: StepInput,
         wanted: Tensor | None = None,
@@ -33,8 +33,8 @@ class Attention:
         """rows [num_rows, hidden_size] -> the same, or those `wanted`; keys and values of all
         tokens go to `cache`."""
         qkv = self.qkv(rows).view(rows.shape[0], -1, self.heads.head_dim)
-        places = (step.blocks, step.slots)
-        self.kernels.turn_and_store(qkv[: len(step.slots)], turns, self.heads, cache, places)
+        slot_mapping = (step.blocks, step.slots)
+        self.kernels.rope_and_store(qkv[: len(step.slots)], rotary, self.heads, cache, slot_mapping)
         if wanted is not None and not len(wanted):  # a chunk that ends no prompt
             return self.output(rows.new_empty(0, self.heads.num_heads * self.heads.head_dim))
         seen = self.kernels.attention(qkv, self.heads, cache, step.plan)

@@ -105,31 +105,31 @@ class Decoder:
         caches: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], written in place. Of
         the last layer, other rows need their keys and values only.
         """
-        stream = self.embedding[step.token_ids]  # [num_rows, hidden_size]
+        residual = self.embedding[step.token_ids]  # [num_rows, hidden_size]
         if self._embedding_scale is not None:
-            stream *= self._embedding_scale
-        turns = {rope: rotary.at(step.positions) for rope, rotary in self._rotaries.items()}
-        full, sliding = turns[self.config.rope], turns[self.config.sliding_rope]
-        mixed: Tensor | None = None
+            residual *= self._embedding_scale
+        rotary = {rope: rotary.at(step.positions) for rope, rotary in self._rotaries.items()}
+        full, sliding = rotary[self.config.rope], rotary[self.config.sliding_rope]
+        hidden: Tensor | None = None
         whole = caches if wanted is None else caches[:-1]
         if self._stack is None or not whole:
             whole = []
         else:
-            places = (step.blocks, step.slots)
-            mixed = self._stack(stream, (full, sliding), whole, places, step.plan)
+            slot_mapping = (step.blocks, step.slots)
+            hidden = self._stack(residual, (full, sliding), whole, slot_mapping, step.plan)
         for layer, cache in list(zip(self.layers, caches, strict=True))[len(whole) :]:
-            layer_turns = sliding if layer.is_sliding else full
+            layer_rotary = sliding if layer.is_sliding else full
             rows = wanted if layer is self.layers[-1] else None
-            normed = layer.attention_norm(stream, mixed)
-            mixed = layer.attention(normed, layer_turns, cache, step, rows)
+            normed = layer.attention_norm(residual, hidden)
+            hidden = layer.attention(normed, layer_rotary, cache, step, rows)
             if rows is not None:
-                stream = stream[rows]
+                residual = residual[rows]
             if layer.attention_out_norm is not None:
-                mixed = layer.attention_out_norm(mixed)
-            mixed = layer.mlp(layer.mlp_norm(stream, mixed))
+                hidden = layer.attention_out_norm(hidden)
+            hidden = layer.mlp(layer.mlp_norm(residual, hidden))
             if layer.mlp_out_norm is not None:
-                mixed = layer.mlp_out_norm(mixed)
-        hidden = stream if mixed is None else stream.add_(mixed)
+                hidden = layer.mlp_out_norm(hidden)
+        hidden = residual if hidden is None else residual.add_(hidden)
         return hidden[: len(step.slots)] if wanted is None else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

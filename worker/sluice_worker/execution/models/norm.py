@@ -17,9 +17,9 @@ class Norm:
     eps: float
     kernels: Kernels
 
-    def __call__(self, stream: Tensor, mixed: Tensor | None = None) -> Tensor:
-        """The norm of stream [num_rows, width], to which `mixed` is added in place before."""
-        return self.kernels.norm(stream, mixed, self.weight, self.eps)
+    def __call__(self, residual: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """The norm of residual [num_rows, width], to which `hidden` is added in place before."""
+        return self.kernels.norm(residual, hidden, self.weight, self.eps)
 
 
 def read_norm_weight(config: DecoderConfig, read: ReadTensor, name: str, width: int) -> Tensor:

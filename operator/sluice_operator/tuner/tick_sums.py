@@ -16,7 +16,7 @@ from sluice_core.contract import TICK_SECONDS, Tick
 from . import constants as k
 from .detect import NOTHING, Bets, Capital, Series, evidence_of
 
-Part = tuple[Tick, ...]
+TickSlice = tuple[Tick, ...]
 Reading = Callable[[Tick], tuple[int, int]]
 Count = Callable[..., Series]
 T = TypeVar("T")
@@ -31,7 +31,7 @@ _numbers = count()
 class Run:
     """Successive spans of a tick. `number`: no other run's; `used_s`: when it was last found."""
 
-    def __init__(self, parts: tuple[Part, ...]) -> None:
+    def __init__(self, parts: tuple[TickSlice, ...]) -> None:
         self.parts = parts
         self.number, self.used_s = next(_numbers), 0.0
         self._hash = hash((parts[0][0].boot_id, parts[0][0].seq))
@@ -63,10 +63,10 @@ class Run:
         return found
 
 
-class Spans:
+class TickWindow:
     """The spans of a tick that count, oldest first: of each, the ticks of all pods."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[TickSlice]) -> None:
         self.parts = parts
         runs = _runs(parts)
         self._whole = [run for run in runs if run.is_whole]
@@ -78,7 +78,7 @@ class Spans:
     def __len__(self) -> int:
         return len(self.parts)
 
-    def newest(self, num: int) -> Sequence[Part]:
+    def newest(self, num: int) -> Sequence[TickSlice]:
         """The last `num` of them, or as many as there are."""
         return self.parts[-num:]
 
@@ -139,7 +139,7 @@ class Spans:
         return evidence_of(_capital_after(self._after, capital, bets, count, *rest))
 
 
-def series_of(parts: Sequence[Part], reading: Reading) -> Series:
+def series_of(parts: Sequence[TickSlice], reading: Reading) -> Series:
     """`reading` of each span, added up over the pods."""
     return [
         reading(part[0]) if len(part) == 1 else add_up([reading(tick) for tick in part])
@@ -152,7 +152,7 @@ def add_up(series: Series) -> tuple[int, int]:
     return sum([first for first, _ in series]), sum([second for _, second in series])
 
 
-def _sizes(parts: Sequence[Part], count: Count, *rest: Any) -> tuple[int, int]:
+def _sizes(parts: Sequence[TickSlice], count: Count, *rest: Any) -> tuple[int, int]:
     """Spans with samples, and samples."""
     sizes = [n for n, _ in count(parts, *rest) if n]
     return len(sizes), sum(sizes)
@@ -166,18 +166,22 @@ def _capital_after(
     return capital
 
 
-def _bet(parts: Sequence[Part], bets: Bets, capital: Capital, count: Count, *rest: Any) -> Capital:
+def _bet(
+    parts: Sequence[TickSlice], bets: Bets, capital: Capital, count: Count, *rest: Any
+) -> Capital:
     after = capital
     for after in bets.path(count(parts, *rest), capital):  # noqa: B007 - the last
         pass
     return after
 
 
-def _total_of(parts: Sequence[Part], reading: Reading) -> tuple[int, int]:
+def _total_of(parts: Sequence[TickSlice], reading: Reading) -> tuple[int, int]:
     return add_up(series_of(parts, reading))
 
 
-def _merged(parts: Sequence[Part], reading: Callable[[Tick], dict[int, int]]) -> dict[int, int]:
+def _merged(
+    parts: Sequence[TickSlice], reading: Callable[[Tick], dict[int, int]]
+) -> dict[int, int]:
     return sketch.merge(reading(tick) for part in parts for tick in part)
 
 
@@ -203,7 +207,7 @@ class _Known:
 _known = _Known()
 
 
-def _runs(parts: Sequence[Part]) -> list[Run]:
+def _runs(parts: Sequence[TickSlice]) -> list[Run]:
     """`parts` in runs that begin at the same ticks at every look, all whole but those at the
     ends."""
     if not parts:

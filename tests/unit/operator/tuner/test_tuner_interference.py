@@ -1,4 +1,4 @@
-"""Slow spells: gaps that half the cap would not have held do not move it, unless they last."""
+"""Interference: gaps that half the cap would not have held do not move it, unless they last."""
 
 from collections import deque
 from random import Random
@@ -13,7 +13,7 @@ MODEL = StepModel(5.0, 2.0, 0.0, 0.05, 1000, 1.05)
 """A full cap of 8 takes 21 ms, of 4 takes 13: half of it holds 50 ms where 8 take up to 81."""
 HOURS = 6
 LOOK_TICKS = 7
-"""Between two looks: no divisor of the two minutes between spells, so each of their ticks comes."""
+"""Between two looks: no divisor of the two minutes between slow times, so all their ticks come."""
 NEAR, FAR = 210, 240
 """Sketch buckets of 64 and 116 ms."""
 
@@ -38,8 +38,8 @@ def decided(
 def test_a_spell_breaks_the_promise_and_is_named_but_does_not_lower_the_cap() -> None:
     decision = decided(over(FAR), range(57, 61))
     assert decision.verdicts["interTokenLatency"].verdict == "Breach"
-    assert (decision.cap, decision.replicas, decision.cap_move.reason) == (8, 1, "SlowSpells")
-    assert "4000 of them in slow spells" in decision.cap_move.message
+    assert (decision.cap, decision.replicas, decision.cap_move.reason) == (8, 1, "Interference")
+    assert "4000 of them under interference" in decision.cap_move.message
     assert decision.slo_met.holds is False
 
 
@@ -50,9 +50,9 @@ def test_what_half_the_cap_would_have_held_lowers_it() -> None:
 
 
 def test_a_spell_that_the_pod_saw_itself_is_one_whatever_its_gaps() -> None:
-    """A spell keeps the batch small, and a small batch's gaps are not far over the target."""
+    """Interference keeps the batch small, and a small batch's gaps are not far over the target."""
     decision = decided(over(NEAR), range(57, 61), slow_steps=100)
-    assert (decision.cap, decision.replicas, decision.cap_move.reason) == (8, 1, "SlowSpells")
+    assert (decision.cap, decision.replicas, decision.cap_move.reason) == (8, 1, "Interference")
     assert decided(over(NEAR), range(57, 61), slow_steps=20).cap < 8
     assert decided(over(NEAR), range(46, 61), slow_steps=100).cap < 8, "it lasts"
 
@@ -90,10 +90,10 @@ def after_a_spell(reason: str, model: StepModel, slow_steps: int = 0) -> int:
 
 def test_a_cap_that_was_lowered_in_a_spell_goes_back_at_once_when_it_is_over() -> None:
     slow = StepModel(15.0, 6.0, 0.0, 0.15, 1000, 1.05)
-    assert after_a_spell("SlowSpellLasts", MODEL) == 40
+    assert after_a_spell("InterferenceLasts", MODEL) == 40
     assert after_a_spell("InterTokenLatencyBreached", MODEL) <= 16
-    assert after_a_spell("SlowSpellLasts", slow) < 12, "it is not over: the model is of it"
-    assert after_a_spell("SlowSpellLasts", MODEL, slow_steps=125) <= 16
+    assert after_a_spell("InterferenceLasts", slow) < 12, "it is not over: the model is of it"
+    assert after_a_spell("InterferenceLasts", MODEL, slow_steps=125) <= 16
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_spell_at_the_smallest_cap_keeps_it_from_being_raised_only_if_it_is_no
     assert (decision.cap, decision.cap_reason) == (2, reason)
 
 
-def in_spells(random: Random, seq: int, cap: int, epoch: int) -> Tick:
+def in_interference(random: Random, seq: int, cap: int, epoch: int) -> Tick:
     """Every two minutes about five seconds of slow steps; the cap in use, first tokens in time."""
     slow = seq % 60 in range(int(random.expovariate(1 / 2.5)) + 1)
     shape = {"epoch": epoch, "max_num_seqs": cap, "max_running": cap}
@@ -131,7 +131,7 @@ def test_hours_of_slow_spells_change_the_cap_less_than_once_an_hour() -> None:
     random, ring, past = Random(1), deque[Tick](maxlen=300), Past()
     cap, epoch, changes = 8, 1, 0
     for seq in range(1, HOURS * 1800):
-        ring.append(in_spells(random, seq, cap, epoch))
+        ring.append(in_interference(random, seq, cap, epoch))
         if seq % LOOK_TICKS:
             continue
         view = pod("a", ring, epoch=epoch, model=MODEL)
@@ -142,7 +142,7 @@ def test_hours_of_slow_spells_change_the_cap_less_than_once_an_hour() -> None:
 
 
 def test_a_spell_while_the_cap_was_not_used_excuses_nothing_at_the_cap() -> None:
-    """2 % over at the cap: no headroom, whatever came in a spell with half as many."""
+    """2 % over at the cap: no headroom, whatever came under interference with half as many."""
     used = gaps(100, 2)
     unused = TokenGaps(100, 100, 100, 0, 0, {FAR: 100})
     ticks = [tick(seq, itl=used) for seq in range(1, 57)]

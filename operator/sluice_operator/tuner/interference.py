@@ -1,4 +1,4 @@
-"""Slow spells: gaps so long that no reasonable cap would have held them.
+"""Interference: gaps so long that no reasonable cap would have held them.
 
 A neighbour, a throttled quota or a collection of garbage slows all steps for seconds. What is over
 target then says nothing about the cap, and a tuner that lowers it loses the batch as well.
@@ -21,7 +21,7 @@ Slices = Sequence[Sequence[Tick]]
 def far_ms(model: StepTime, ran: int, seen: Observation, epoch: Slices) -> float:
     """From which length on a gap is not the cap's doing: half of the `ran` would not have held it.
 
-    At the minimum there is no half: only what the pod itself saw as a spell is none of the cap's
+    At the minimum there is no half: only what the pod itself saw as interference is not the cap's
     doing. Infinite without a target, and where slowness lasts: it is a regime then, and the cap has
     to follow it.
     """
@@ -46,22 +46,24 @@ def far_bucket(far: float) -> int | None:
 
 
 def num_far(ticks: Sequence[Tick], bucket: int | None) -> int:
-    """Gaps above `bucket`, see `far_bucket`, and in spells all that are over target."""
+    """Gaps above `bucket`, see `far_bucket`, and under interference all that are over target."""
     if bucket is None:
         return 0
     return sum(
-        tick.itl.over if _is_spell(tick) else sketch.count_above(tick.itl.sketch, bucket)
+        tick.itl.over if _has_interference(tick) else sketch.count_above(tick.itl.sketch, bucket)
         for tick in ticks
         if tick.itl.over
     )
 
 
 def mostly(ticks: Sequence[Tick]) -> bool:
-    """True where the pods themselves saw most of `ticks` as a spell."""
-    return 2 * sum(map(_is_spell, ticks)) > len(ticks)
+    """True where the pods themselves saw most of `ticks` as interference."""
+    return 2 * sum(map(_has_interference, ticks)) > len(ticks)
 
 
-def _is_spell(tick: Tick) -> bool:
-    """True where the pod itself saw most of the tick's steps in a spell. A batch that a spell keeps
-    small has gaps just over the target that are not the cap's doing."""
-    return tick.slow_steps > 0 and tick.slow_steps >= k.SPELL_SHARE * tick.steps
+def _has_interference(tick: Tick) -> bool:
+    """True where the pod itself saw most of the tick's steps under interference.
+
+    It keeps batches small, and those have gaps just over the target that are not the cap's doing.
+    """
+    return tick.slow_steps > 0 and tick.slow_steps >= k.INTERFERENCE_SHARE * tick.steps

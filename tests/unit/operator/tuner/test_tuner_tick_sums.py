@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.contract import TICK_RING, FirstTokens, Tick, Waiting
 from sluice_operator.tuner import constants as k
-from sluice_operator.tuner import runs
+from sluice_operator.tuner import tick_sums
 from sluice_operator.tuner.detect import NOTHING, Bets, Moments, Series, evidence_of
-from sluice_operator.tuner.runs import Part, Spans, series_of
+from sluice_operator.tuner.tick_sums import TickSlice, TickWindow, series_of
 from sluice_operator.tuner.verdicts import _busy_periods, _on_end
 from unit.operator.tuner.made import gaps, tick
 
 LOOKED_AT: list[int] = []
 
 
-def each(parts: Sequence[Part], factor: int = 1) -> list[int]:
-    """The arrivals of each span, as `Spans` find them."""
-    return Spans(parts).joined(in_a_row, arrivals, "arrivals", factor)
+def each(parts: Sequence[TickSlice], factor: int = 1) -> list[int]:
+    """The arrivals of each span, as `TickWindow` find them."""
+    return TickWindow(parts).joined(in_a_row, arrivals, "arrivals", factor)
 
 
 def in_a_row(lists: Sequence[list[Any]]) -> list[Any]:
@@ -60,18 +60,18 @@ def test_a_tick_that_differs_is_not_taken_for_the_one_before() -> None:
 
 def test_sums_follow_the_ticks_and_unused_runs_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
-    monkeypatch.setattr(runs, "_known", runs._Known())
-    monkeypatch.setattr(runs, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(tick_sums, "_known", tick_sums._Known())
+    monkeypatch.setattr(tick_sums, "monotonic", lambda: now_s[0])
     ticks = [
         (tick(seq, boot_id="a day", itl=gaps(1000, seq % 7)),) for seq in range(10 * TICK_RING)
     ]
     for end in range(TICK_RING, len(ticks), 77):
         now_s[0] += 2.0
         ring = ticks[end - TICK_RING : end]
-        spans = Spans(ring)
+        spans = TickWindow(ring)
         assert spans.total(gaps_of) == (1000 * TICK_RING, sum(part[0].itl.over for part in ring))
         assert sum(spans.sketch(lambda t: t.itl.sketch).values()) == 1000 * TICK_RING
-    kept = len(runs._known.runs)
+    kept = len(tick_sums._known.runs)
     assert TICK_RING // k.RUN_TICKS <= kept <= 3 * TICK_RING // k.RUN_TICKS
 
 
@@ -79,12 +79,12 @@ def gaps_of(tick: Tick) -> tuple[int, int]:
     return tick.itl.n, tick.itl.over
 
 
-def parts_of(first: int, series: Series) -> list[Part]:
+def parts_of(first: int, series: Series) -> list[TickSlice]:
     return [(tick(seq, itl=gaps(*counted)),) for seq, counted in enumerate(series, first)]
 
 
-def evidence_on(parts: list[Part], threshold: float) -> float:
-    return Spans(parts).breach_evidence(0.01, threshold, series_of, gaps_of)
+def evidence_on(parts: list[TickSlice], threshold: float) -> float:
+    return TickWindow(parts).breach_evidence(0.01, threshold, series_of, gaps_of)
 
 
 counts = st.integers(0, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n)))
@@ -100,7 +100,7 @@ def test_bets_on_runs_are_bets_on_all_ticks(
     first: int, series: list[tuple[int, int]], threshold: float
 ) -> None:
     parts = parts_of(first, series)
-    whole = Spans(parts).joined(in_a_row, _whole) or parts
+    whole = TickWindow(parts).joined(in_a_row, _whole) or parts
     sizes = [n for n, _ in series_of(whole, gaps_of) if n]
     mean_size = sum(sizes) / len(sizes) if sizes else 1.0
     bets = Bets(0.01, mean_size, k.EVIDENCE_KEPT * threshold)
@@ -108,7 +108,7 @@ def test_bets_on_runs_are_bets_on_all_ticks(
     assert evidence_on(parts, threshold) == pytest.approx(told)
 
 
-def _whole(parts: Sequence[Part]) -> list[Part]:
+def _whole(parts: Sequence[TickSlice]) -> list[TickSlice]:
     return list(parts) if len(parts) == k.RUN_TICKS else []
 
 
@@ -138,7 +138,7 @@ def test_busy_periods_go_on_from_run_to_run(
         if not waits:
             periods.append((n, above))
             n = above = 0
-    told = Spans(parts).joined(_on_end, _busy_periods, sketch_of, 2)
+    told = TickWindow(parts).joined(_on_end, _busy_periods, sketch_of, 2)
     assert told.moments == Moments.of([*periods, (n, above)])
 
 

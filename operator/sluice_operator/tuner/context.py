@@ -14,7 +14,7 @@ from .evidence import (
     Accepts,
     Fleet,
     HeardPod,
-    Work,
+    Workload,
     acknowledged,
     describe_work,
     misses_by_cause,
@@ -22,9 +22,9 @@ from .evidence import (
     slices,
     survey,
 )
+from .interference import far_ms
 from .model import corrected, step_time
-from .runs import Spans
-from .spells import far_ms
+from .tick_sums import TickWindow
 from .types import Cause, Observation, Past, TargetName, TargetVerdict, Verdict
 from .verdicts import READERS, is_breached, judge
 
@@ -32,7 +32,7 @@ FIRST_TOKENS = READERS["timeToFirstToken"]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Context:
     """One decision's facts.
 
     `pods`: heard and not noisy; `acked`: those of them that run this epoch; `epoch`: their ticks
@@ -50,10 +50,10 @@ class Case:
     acked: tuple[HeardPod, ...]
     accepts: Accepts
     noisy: tuple[str, ...]
-    window: Spans
-    epoch: Spans
+    window: TickWindow
+    epoch: TickWindow
     verdicts: dict[TargetName, TargetVerdict]
-    work: Work
+    work: Workload
     model: StepTime | None
     predicted_cap: int | None
     calibration: float
@@ -85,7 +85,7 @@ class Case:
 
     @property
     def gaps_breached(self) -> bool:
-        """True where more than slow spells breach the inter-token target."""
+        """True where more than interference breach the inter-token target."""
         judged = self.verdicts.get("interTokenLatency")
         return judged is not None and judged.cap_breached
 
@@ -107,7 +107,7 @@ class Case:
         )
 
 
-def build_case(past: Past, seen: Observation) -> Case:
+def build_case(past: Past, seen: Observation) -> Context:
     """Select, merge, test and model what `seen` holds."""
     fleet = survey(seen)
     accepts = Accepts(_regime_since_s(past), seen.epoch, _used_since_s(past, seen))
@@ -117,14 +117,14 @@ def build_case(past: Past, seen: Observation) -> Case:
     acked = tuple(pod for pod in all_acked if pod.view.name not in noisy)
     since_s = max(seen.now - seen.targets.window_s, past.targets_since_s)
     promised = fleet.heard + fleet.leaving + tuple(pod for pod in fleet.unheard if pod.ticks)
-    window = Spans(slices(promised, Accepts(since_s)))
-    epoch = Spans(slices(acked, accepts))
+    window = TickWindow(slices(promised, Accepts(since_s)))
+    epoch = TickWindow(slices(acked, accepts))
     work = describe_work(pods)
     model, far = _model(pods, work, seen, epoch)
     verdicts = judge(seen.targets, window, epoch, far)
     late = _late_in_queue(verdicts, work)
     misses = misses_by_cause(epoch.newest_having(FIRST_TOKENS.seen, k.RECENT_TICKS))
-    return Case(
+    return Context(
         past=past,
         seen=seen,
         fleet=fleet,
@@ -146,9 +146,9 @@ def build_case(past: Past, seen: Observation) -> Case:
 
 
 def _model(
-    pods: Sequence[HeardPod], work: Work, seen: Observation, epoch: Spans
+    pods: Sequence[HeardPod], work: Workload, seen: Observation, epoch: TickWindow
 ) -> tuple[StepTime | None, float]:
-    """The step model as measured gaps correct it, and the ms from which gaps are of slow spells."""
+    """The step model corrected by measured gaps, and the ms from which gaps are of interference."""
     quantile = 1 - seen.targets.allowed_share
     fitted = step_time(pods, work, quantile)
     if fitted is None:
@@ -215,20 +215,20 @@ def _predicted_cap(model: StepTime | None, seen: Observation) -> int | None:
     return model.largest_batch(TARGET_MARGIN * seen.targets.itl_ms, seen.limits.ceiling)
 
 
-def _late_in_queue(verdicts: dict[TargetName, TargetVerdict], work: Work) -> TargetName | None:
+def _late_in_queue(verdicts: dict[TargetName, TargetVerdict], work: Workload) -> TargetName | None:
     breached = {name for name, judged in verdicts.items() if judged.verdict == "Breach"}
     if "timeToFirstToken" in breached:
         return "timeToFirstToken"
     return "endToEnd" if "endToEnd" in breached and work.waiting_cap + work.waiting_kv else None
 
 
-def _main_cause(late: TargetName | None, misses: dict[Cause, int], work: Work) -> Cause:
+def _main_cause(late: TargetName | None, misses: dict[Cause, int], work: Workload) -> Cause:
     """The largest cause. A request that is not booked was refused or never started: it waited in
     the queue. So did one that ends too late with a first token in time."""
     waits_for: Cause = "kv" if work.waiting_kv > work.waiting_cap else "cap"
     if late == "endToEnd":
         return waits_for
-    causes: tuple[Cause, ...] = ("cap", "kv", "prefill", "cold", "none")
+    causes: tuple[Cause, ...] = ("cap", "kv", "prefill", "outside", "none")
     largest = max(causes, key=lambda cause: misses[cause])
     if not misses[largest]:
         return "none"
