@@ -17,6 +17,7 @@ lint: setup
 	@.venv/bin/ruff format --check . && .venv/bin/ruff check .
 	@.venv/bin/mypy core/sluice_core frontend/sluice_frontend operator/sluice_operator worker/sluice_worker kernels/sluice_kernels cli/sluice cluster
 	@.venv/bin/mypy tests && .venv/bin/lint-imports
+	@PYTHONPATH=tests $(PY) -m rooms
 
 unit: setup
 	@$(PY) -m pytest -q tests/unit

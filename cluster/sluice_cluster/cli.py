@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from sluice_cluster import binaries, docker, images, kind, local
+from sluice_cluster import binaries, docker, images, kind
 from sluice_cluster.choose import Found, VersionChoice, choose
+from sluice_cluster.node import local
 from sluice_cluster.settings import REGISTRY, ClusterError, ImpossibleError, Settings
 from sluice_cluster.shell import Word, locked, run, say, succeeds
 from sluice_cluster.state import State

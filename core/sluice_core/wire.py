@@ -278,7 +278,7 @@ class StepReport(Frame, frozen=True):
     `at_cap`: it ran at the cap (`AT_CAP_SHARE`).
 
     `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `is_slow`:
-    under interference, see `StepTimes.slowdown`. `prompts`: what it found out about prompts, of which
+    under interference, see `StepTimes.slowdown`. `prompts`: its findings about prompts, of which
     each request's last comes no later than its first token. `admitted`: requests that began.
     `price_s`: what the order has a prefill token take, in seconds; 0 without an order.
     """

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_cluster import binaries, controlplane, pki, processes, render
+from sluice_cluster import binaries
+from sluice_cluster.node import controlplane, pki, processes, render
 from sluice_cluster.settings import Settings
 from sluice_cluster.shell import Word, succeeds, tail, wait_until
 

@@ -6,6 +6,7 @@ what the service's parameters and their noise say.
 """
 
 from collections import deque
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
@@ -87,6 +88,8 @@ class SimulatedPod:
         self.noise = Noise(params, seed)
         self.profiled = profile_records(params, seed)
         self.times = profile(self.profiled)
+        self._chunk_limit = partial(self.times.chunk_limit, slo.itl_ms)
+        self._price_s = partial(self.times.price_s, slo.itl_ms, params.max_num_batched_tokens)
         self.cap, self.epoch, self.slo = cap, epoch, slo
         self.terminating = False
         self._recorder = self._recording(name, start_s, start_s)
@@ -230,22 +233,12 @@ class SimulatedPod:
     def _let_in(self, request: Request) -> None:
         number, now_s = self._num_let_in, request.t_s
         self._num_let_in += 1
-        prompt, name = self._prompt(request, number), str(number)
+        prompt, name = _prompt(request, number, self._shared), str(number)
         submit = Submit(
             name, prompt, request.max_tokens, 0.0, number, True, [], 0, now_s, arrived_s=now_s
         )
         self.open[name] = self.recorder.arrive(name, now_s, now_s, request.prompt_tokens)
         self.inbox.append(Sequence(submit, number))
-
-    def _prompt(self, request: Request, number: int) -> bytes:
-        """The shared prefix, then the request's own token, of which its output consists too."""
-        num_shared, unit = request.prefix_tokens, min(request.prefix_unit, request.prompt_tokens)
-        shared = b"".join(
-            packed([self._shared.setdefault(name, FIRST_SHARED + len(self._shared))]) * unit
-            for name in request.prefix
-        )
-        own = packed([number]) * (request.prompt_tokens - num_shared)
-        return shared[: num_shared * TOKEN_BYTES] + own
 
     # A step
 
@@ -271,13 +264,6 @@ class SimulatedPod:
                 del self.open[timer.request_id]
                 self.num_refused += 1
 
-    def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
-        return self.times.chunk_limit(self.slo.itl_ms, decodes, kv_tokens)
-
-    def _price_s(self, decodes: int, kv_tokens: int) -> float:
-        most = self.params.max_num_batched_tokens
-        return self.times.price_s(self.slo.itl_ms, most, decodes, kv_tokens)
-
     def _end(self, step: Step, started_s: float, step_ms: float, now_s: float) -> None:
         self._advance(now_s)
         self.now, self.under_way = now_s, None
@@ -285,7 +271,9 @@ class SimulatedPod:
         for outcome in self.scheduler.commit(step, sampled, now_s):
             self._book(outcome, step, now_s)
         model = self._learn(step, step_ms, now_s)
-        report = self._report(step, started_s, step_ms, len(sampled), model)
+        report = _report(
+            self.scheduler, step, started_s, step_ms, model, is_slow=self.times.is_slow
+        )
         self.recorder.engine.step(report)
         self.recorder.admit(report.admitted, started_s)
 
@@ -309,28 +297,48 @@ class SimulatedPod:
         self._refitted_s = now_s
         return self.times.refit(now_s)
 
-    def _report(
-        self, step: Step, started_s: float, step_ms: float, num_tokens: int, model: StepModel | None
-    ) -> StepReport:
-        scheduler = self.scheduler
-        waiting = scheduler.num_waiting_for("cap"), scheduler.num_waiting_for("kv")
-        return StepReport(
-            tokens=[_ANY] * num_tokens,
-            epoch=step.limits.epoch,
-            started_s=started_s,
-            step_s=step_ms / 1e3,
-            num_decodes=step.num_decodes,
-            num_kv_tokens=step.num_kv_tokens,
-            num_prefill_tokens=step.num_prefill_tokens,
-            num_running=step.num_running,
-            at_cap=step.at_cap,
-            snapshot=Snapshot(len(scheduler.running), *waiting, 0, 0, 0, 0, 0, 0, 0),
-            step_model=model,
-            is_slow=self.times.is_slow,
-            admitted=[*step.admitted],
-        )
-
 
 def _outcome(timer: RequestTimer) -> Outcome:
     first_s = inf if timer.first_s is None else timer.first_s
     return Outcome(timer.arrival_s, first_s, timer.last_s, timer.num_tokens, timer.num_gaps_over)
+
+
+def _prompt(request: Request, number: int, shared: dict[str | int, int]) -> bytes:
+    """The shared prefixes, then the request's own token, of which its output consists too.
+
+    `shared`: the token that each prefix consists of; new prefixes are added.
+    """
+    num_shared, unit = request.prefix_tokens, min(request.prefix_unit, request.prompt_tokens)
+    prefixes = b"".join(
+        packed([shared.setdefault(name, FIRST_SHARED + len(shared))]) * unit
+        for name in request.prefix
+    )
+    own = packed([number]) * (request.prompt_tokens - num_shared)
+    return prefixes[: num_shared * TOKEN_BYTES] + own
+
+
+def _report(
+    scheduler: Scheduler,
+    step: Step,
+    started_s: float,
+    step_ms: float,
+    model: StepModel | None,
+    *,
+    is_slow: bool,
+) -> StepReport:
+    waiting = scheduler.num_waiting_for("cap"), scheduler.num_waiting_for("kv")
+    return StepReport(
+        tokens=[_ANY for work in step.works if work.samples],
+        epoch=step.limits.epoch,
+        started_s=started_s,
+        step_s=step_ms / 1e3,
+        num_decodes=step.num_decodes,
+        num_kv_tokens=step.num_kv_tokens,
+        num_prefill_tokens=step.num_prefill_tokens,
+        num_running=step.num_running,
+        at_cap=step.at_cap,
+        snapshot=Snapshot(len(scheduler.running), *waiting, 0, 0, 0, 0, 0, 0, 0),
+        step_model=model,
+        is_slow=is_slow,
+        admitted=[*step.admitted],
+    )

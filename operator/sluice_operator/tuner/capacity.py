@@ -1,13 +1,20 @@
-"""What one pod can do: from the step model, corrected by what full pods were seen to do."""
+"""The capacity of one pod, and the least cap that does what arrives.
+
+Capacity comes from the step model, corrected by the measured speed of full pods. Where no more pods
+will come, the cap rises for the load, and the gaps pay.
+"""
+
+from math import ceil
 
 from sluice_core.contract import TICK_SECONDS
 from sluice_core.latency import StepTime
 
 from . import constants as k
-from .caps import Bound, sequences_in_memory, sequences_in_time
+from .caps import Bound, is_another_time, is_forgotten, sequences_in_memory, sequences_in_time
 from .context import Context
-from .demand import Capacity
+from .demand import Capacity, Demand, OfferedLoad
 from .evidence import recent
+from .types import Condition, LoadedCap
 
 
 def pod_capacity(context: Context, bound: Bound) -> Capacity | None:
@@ -60,3 +67,105 @@ def in_memory(context: Context, reach: float) -> float:
     """`reach`, or as many sequences as the KV memory of one pod carries."""
     carried = sequences_in_memory(context)
     return reach if carried is None else min(reach, carried)
+
+
+def read_load(context: Context, demand: Demand, feasible: Condition) -> OfferedLoad:
+    """Nothing is asked while pods may still be added, or where whoever waits for too long is
+    refused."""
+    seen, limits, known = context.seen, context.seen.limits, context.past.loaded_cap
+    are_all = limits.replicas_external or seen.replicas >= limits.max_replicas
+    may_wait = seen.targets.ttft_ms is None and seen.targets.e2e_ms is None
+    enough = _enough(context, demand)
+    if may_wait or seen.targets.overload == "Shed" or not (are_all or feasible.holds is False):
+        return OfferedLoad(enough=enough)
+    is_starved = _is_starved(context, demand)
+    waiting_per_s = context.work.waiting_cap / max(1, len(context.pods)) / seen.targets.window_s
+    per_s = _of_one(context, demand.arrivals.mean_per_s) + waiting_per_s
+    needed = _needed(context, per_s) if is_starved or known else 0
+    keep = max(needed, _kept(known, context, demand)) if known else 0
+    raise_to = needed if is_starved and _is_worth_it(context, needed) else 0
+    return OfferedLoad(raise_to, keep if _is_worth_it(context, keep) else 0, enough)
+
+
+def _is_worth_it(context: Context, cap: int) -> bool:
+    """Whether the mean gap at that cap holds its target, where the order has some first tokens late
+    and not all: else the gaps of all pay for those few."""
+    model, work, itl_ms = context.model, context.work, context.seen.targets.itl_ms
+    if not context.by_deadline or model is None or itl_ms is None:
+        return True
+    whole_ms = model.request_ms(cap, work.output_steps, work.prompt_tokens)
+    return whole_ms <= work.output_steps * itl_ms
+
+
+def _is_starved(context: Context, demand: Demand) -> bool:
+    """Whether far more arrives than the cap lets the pods do: of a burst, interference or chance
+    the queue is gone again."""
+    if context.late_in_queue is None or context.cause != "cap" or not _queues_on(context):
+        return False
+    arrives = _of_one(context, demand.arrivals.surely_per_s)
+    return arrives > k.OVERLOADED * _does_per_s(context)
+
+
+def _does_per_s(context: Context) -> float:
+    """What the step model sees one pod do at the present cap; 0 where nobody knows."""
+    done = (
+        None
+        if context.model is None
+        else modelled_capacity(context, context.model, context.seen.cap)
+    )
+    return done.per_s if done else 0.0
+
+
+def _queues_on(context: Context) -> bool:
+    spans = [pod.present[-k.STARVED_TICKS :] for pod in context.pods]
+    queued = [sum(tick.waiting.cap > 0 for tick in span) for span in spans]
+    return min(queued, default=0) >= k.USED_SHARE * k.STARVED_TICKS
+
+
+def _enough(context: Context, demand: Demand) -> int:
+    """The least cap with a tenth to spare for what arrives; the ceiling where none has."""
+    if context.seen.targets.e2e_ms is None:
+        return 0
+    per_s = _of_one(context, demand.arrivals.mean_per_s)
+    needed = _needed(context, k.OVERLOADED * per_s)
+    return needed or context.seen.limits.ceiling
+
+
+def _needed(context: Context, of_one_per_s: float) -> int:
+    """The least cap at which a pod does so many requests; 0 where none would do, or nobody
+    knows."""
+    model, work, seen = context.model, context.work, context.seen
+    if model is None or not work.lengths_known:
+        return 0
+    per_s = of_one_per_s / context.calibration
+    lengths = work.output_steps, work.prompt_tokens
+    fixed_s = model.request_ms(0, *lengths) / 1000
+    each_s = model.request_ms(1, *lengths) / 1000 - fixed_s
+    spare = 1 - per_s * each_s  # of n at once each takes fixed_s + n * each_s
+    if spare <= 0 or per_s * fixed_s > spare * in_memory(context, seen.limits.ceiling):
+        return 0
+    return ceil(per_s * fixed_s / spare)
+
+
+def _of_one(context: Context, per_s: float) -> float:
+    """One pod's part of what arrives at all: at those that are not heard, too."""
+    return per_s / max(1, len(context.fleet.heard) + len(context.fleet.silent))
+
+
+def _kept(known: LoadedCap, context: Context, demand: Demand) -> int:
+    """The cap that was raised to for the load, where that is not long ago, requests are no
+    shorter and steps no faster, and not far less arrives at a pod; else 0."""
+    if is_forgotten(known, context) or is_another_time(known, context, also_if_longer=False):
+        return 0
+    per_s = _of_one(context, demand.arrivals.mean_per_s)
+    return min(known.cap, context.seen.limits.ceiling) if per_s >= k.LOAD_FELL * known.per_s else 0
+
+
+def remember_load(context: Context, demand: Demand, cap: int) -> LoadedCap:
+    """What to remember of a raise to `cap` for the load alone: for longer at each repetition."""
+    known, times = context.past.loaded_cap, 0
+    if known is not None and not is_another_time(known, context, also_if_longer=False):
+        times = min(known.times + is_forgotten(known, context), k.MAX_DOUBLINGS)
+    tail_ms = context.model.fitted_tail_ms(cap) if context.model else 0.0
+    per_s = _of_one(context, demand.arrivals.mean_per_s)
+    return LoadedCap(cap, context.seen.now, times, per_s, context.work.total_tokens, tail_ms)

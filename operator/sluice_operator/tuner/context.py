@@ -9,7 +9,6 @@ from sluice_core.contract import TICK_SECONDS, Tick
 from sluice_core.latency import TARGET_MARGIN, StepTime
 
 from . import constants as k
-from .calibration import calibration
 from .evidence import (
     Accepts,
     Fleet,
@@ -23,7 +22,7 @@ from .evidence import (
     survey,
 )
 from .interference import far_ms
-from .model import corrected, step_time
+from .model import calibration, corrected, step_time
 from .tick_sums import TickWindow
 from .types import Cause, Observation, Past, TargetName, TargetVerdict, Verdict
 from .verdicts import READERS, is_breached, judge

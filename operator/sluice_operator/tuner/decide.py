@@ -6,12 +6,12 @@ import msgspec
 from sluice_core.contract import Tick
 
 from ..reasons import Reason
+from .capacity import read_load, remember_load
 from .caps import Bound, bounded_cap, cap_move, raise_bound, remember_breach
 from .conditions import feasible, limited_by, metrics_available, slo_met
 from .context import Context, build_case
 from .demand import Demand
 from .evidence import num_begun
-from .load import read_load, remember_load
 from .replicas import (
     given_replicas,
     measure_demand,

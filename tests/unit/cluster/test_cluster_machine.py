@@ -6,9 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from sluice_cluster import binaries, processes
+from sluice_cluster import binaries
 from sluice_cluster.images import IMAGES, image_key
-from sluice_cluster.leftovers import mounts_under
+from sluice_cluster.node import processes
+from sluice_cluster.node.leftovers import mounts_under
 from sluice_cluster.settings import Settings
 from sluice_cluster.state import State
 

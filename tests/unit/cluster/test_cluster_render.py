@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sluice_cluster import controlplane, render
-from sluice_cluster.pki import Authority, Identity
+from sluice_cluster.node import controlplane, render
+from sluice_cluster.node.pki import Authority, Identity
 from sluice_cluster.settings import ClusterError, Settings
 
 TEMPLATES = Settings.from_environment({}).paths.templates

@@ -1,11 +1,12 @@
 """docs/structure.md names each room once, and no room that is not there; nothing is a heap."""
 
-import ast
 import re
 from pathlib import Path
 
+import pytest
+import rooms
+
 ROOT = Path(__file__).parents[3]
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _listed() -> dict[str, list[str]]:
@@ -21,28 +22,33 @@ def _listed() -> dict[str, list[str]]:
 
 def test_every_room_has_its_one_line() -> None:
     listed = _listed()
-    assert len(listed) == 6
-    for package, rooms in listed.items():
+    assert len(listed) == 7
+    for package, names in listed.items():
         folders = {path.parent.name for path in (ROOT / package).glob("*/*.py")}
-        assert sorted(rooms) == sorted({".", *folders}), package
+        assert sorted(names) == sorted({".", *folders}), package
 
 
-def test_no_folder_of_a_package_is_a_heap() -> None:
-    for package in _listed():
-        for folder in {path.parent for path in (ROOT / package).rglob("*.py")}:
-            limit = 20 if folder.name == "tuner" else 15
-            modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-            assert len(modules) <= limit, folder
+def test_no_folder_of_a_package_and_no_class_is_a_heap() -> None:
+    assert rooms.largest_folder(ROOT)[0] <= 15
+    assert rooms.largest_class(ROOT)[0] <= 20
 
 
-def test_no_class_is_a_heap() -> None:
-    packages = (*_listed(), "cluster")
-    modules = [path for package in packages for path in (ROOT / package).rglob("*.py")]
-    heaps = {
-        f"{path.relative_to(ROOT)}: {node.name}": len(methods)
-        for path in modules
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-        and len(methods := [each for each in node.body if isinstance(each, FUNCTIONS)]) > 20
-    }
-    assert not heaps
+def test_rooms_import_each_other_in_no_circle() -> None:
+    assert rooms.floors(rooms.arrows(ROOT)) > 1
+    with pytest.raises(ValueError, match="circle"):
+        rooms.floors({("a", "b"), ("b", "c"), ("c", "a")})
+
+
+def test_a_package_over_its_budget_needs_a_line_in_the_changelog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rooms, "BUDGETS", {"core/small": 2})
+    (tmp_path / "core/small/room").mkdir(parents=True)
+    (tmp_path / "core/small/room/module.py").write_text("A = 1\nB = 2\nC = 3\n")
+    changelog = tmp_path / "CHANGELOG.md"
+    changelog.write_text("- `core/small` is small.\n")
+    assert rooms.main([str(tmp_path)]) == 1
+    assert "core/small is over its budget" in capsys.readouterr().err
+    changelog.write_text("- `core/small` is over its budget: it has three constants.\n")
+    assert rooms.main([str(tmp_path)]) == 0
+    assert "3 of      2 lines: room 3" in capsys.readouterr().out

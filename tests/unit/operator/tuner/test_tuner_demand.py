@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sluice_core.contract import FirstTokens, Requests, StepModel, Tick, Waiting
 from sluice_core.latency import StepLaw, StepTime
 from sluice_operator.tuner import Past, decide
-from sluice_operator.tuner.calibration import calibration
 from sluice_operator.tuner.constants import MAX_DISPERSION
 from sluice_operator.tuner.demand import (
     Arrivals,
@@ -24,6 +23,7 @@ from sluice_operator.tuner.demand import (
     share_too_late,
 )
 from sluice_operator.tuner.evidence import HeardPod, Workload, describe_work
+from sluice_operator.tuner.model import calibration
 from sluice_operator.tuner.types import ReplicaChange
 from unit.operator.tuner.made import LIMITS, TARGETS, late, observation, pod, tick
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from sluice_cluster import pki
+from sluice_cluster.node import pki
 
 COMMIT = "c0ffee" + "0" * 34
 REPO = "acme/tiny"

@@ -6,7 +6,7 @@ The local cluster runs them at the node's address; tests run them alone on loopb
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_cluster.pki import Authority, Identity
+from sluice_cluster.node.pki import Authority, Identity
 from sluice_cluster.settings import SERVICE_CIDR, SERVICE_IP
 from sluice_cluster.shell import Word
 

@@ -6,11 +6,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_cluster import binaries, debian, images, leftovers, network, pki, render
-from sluice_cluster.controlplane import ControlPlane, identities
-from sluice_cluster.leftovers import Before
-from sluice_cluster.pki import Authority, Identity
-from sluice_cluster.processes import Register, spawn, stop
+from sluice_cluster import binaries, debian, images
+from sluice_cluster.node import leftovers, network, pki, render
+from sluice_cluster.node.controlplane import ControlPlane, identities
+from sluice_cluster.node.leftovers import Before
+from sluice_cluster.node.pki import Authority, Identity
+from sluice_cluster.node.processes import Register, spawn, stop
 from sluice_cluster.settings import (
     API_PORT,
     BRIDGE,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from sluice_cluster import network, processes
+from sluice_cluster.node import network, processes
 from sluice_cluster.settings import ClusterError, Paths
 from sluice_cluster.shell import run, say, wait_until, write_whole
 

@@ -1,0 +1,1 @@
+"""A cluster of one node on this machine, from its programs to its clean-up."""

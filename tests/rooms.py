@@ -1,0 +1,185 @@
+"""Lines by room against their budgets, and the house in figures; `make lint` calls it.
+
+    python -m rooms [--figures] [ROOT]
+
+It fails where a package has more lines than its budget and no line of CHANGELOG.md says why: a line
+that names the package in backticks, and the word budget. A room is a folder of a package.
+`--figures` adds what docs/structure.md shows.
+"""
+
+import argparse
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+BUDGETS = {
+    "core/sluice_core": 1_900,
+    "frontend/sluice_frontend": 3_900,
+    "worker/sluice_worker": 11_000,
+    "operator/sluice_operator": 8_400,
+    "kernels/sluice_kernels": 4_400,
+    "cli/sluice": 2_500,
+    "cluster/sluice_cluster": 2_000,
+}
+"""Most lines of Python and C++ a package, blank lines and docstrings too."""
+LONG_FUNCTION = 40
+
+
+def sources(root: Path, package: str) -> list[Path]:
+    """The package's Python and C++ files."""
+    return sorted(
+        path
+        for path in (root / package).rglob("*")
+        if path.suffix in (".py", ".cpp", ".h") and "build" not in path.parts
+    )
+
+
+def lines_by_room(root: Path, package: str) -> dict[str, int]:
+    """Lines of each room; `.` is the package's own folder."""
+    lines: dict[str, int] = defaultdict(int)
+    for path in sources(root, package):
+        inside = path.relative_to(root / package).parent.parts
+        lines[inside[0] if inside else "."] += len(path.read_bytes().splitlines())
+    return dict(lines)
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """The packages' modules by their dotted names."""
+    found = {}
+    for package in BUDGETS:
+        for path in sources(root, package):
+            if path.suffix == ".py":
+                name = ".".join(path.relative_to(root).with_suffix("").parts[1:])
+                found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def _imported(name: str, path: Path) -> Iterator[str]:
+    """Dotted names that a module imports, each with what is taken from it."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            module = ".".join([*(above if node.level else ()), *filter(None, [node.module])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def arrows(root: Path) -> set[tuple[str, str]]:
+    """Which room imports which, of all packages."""
+    known, found = modules(root), set()
+
+    def room_of(name: str) -> str | None:
+        while name and name not in known:
+            name = name.rpartition(".")[0]
+        if not name:
+            return None
+        return ".".join(name.split(".")[:2])  # a module of the package's own folder is its own room
+
+    for name, path in known.items():
+        for other in _imported(name, path):
+            pair = room_of(name), room_of(other)
+            if pair[0] and pair[1] and pair[0] != pair[1]:
+                found.add((pair[0], pair[1]))
+    return found
+
+
+def floors(pairs: set[tuple[str, str]]) -> int:
+    """Rooms on the longest way down; raises ValueError on a circle of imports."""
+    below: dict[str, set[str]] = defaultdict(set)
+    for upper, lower in pairs:
+        below[upper].add(lower)
+
+    @cache
+    def height(room: str, above: frozenset[str] = frozenset()) -> int:
+        if room in above:
+            raise ValueError(f"{room} is in a circle with {', '.join(sorted(above))}")
+        return 1 + max((height(other, above | {room}) for other in below[room]), default=0)
+
+    return max((height(room) for room in list(below)), default=0)
+
+
+def long_functions(root: Path) -> list[str]:
+    """Functions of more than LONG_FUNCTION lines, as module:function."""
+    return [
+        f"{name}:{node.name}"
+        for name, path in modules(root).items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= LONG_FUNCTION
+    ]
+
+
+def largest_class(root: Path) -> tuple[int, str]:
+    """Methods of the class that has most, and its name."""
+    return max(
+        (
+            sum(isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) for item in node.body),
+            node.name,
+        )
+        for path in modules(root).values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+
+
+def largest_folder(root: Path) -> tuple[int, str]:
+    """Modules in the fullest folder, and its name."""
+    count: dict[str, int] = defaultdict(int)
+    for path in modules(root).values():
+        count[str(path.parent.relative_to(root))] += path.name != "__init__.py"
+    return max((number, name) for name, number in count.items())
+
+
+def words(root: Path) -> int:
+    """Words of README and docs/, docs/history excepted."""
+    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
+    return sum(len(page.read_text().split()) for page in pages if "history" not in page.parts)
+
+
+def _figures(root: Path) -> None:
+    pairs = arrows(root)
+    for package in BUDGETS:
+        name = Path(package).name
+        inside = {pair for pair in pairs if all(room.split(".")[0] == name for room in pair)}
+        rooms = len({room for pair in inside for room in pair})
+        print(f"{package}: {rooms} rooms, {len(inside)} arrows, {floors(inside)} floors")
+    print(f"all rooms: {len(pairs)} arrows, {floors(pairs)} floors")
+    print("modules in the fullest folder: {} ({})".format(*largest_folder(root)))
+    print("methods of the largest class: {} ({})".format(*largest_class(root)))
+    long = long_functions(root)
+    print(f"functions over {LONG_FUNCTION} lines: {len(long)}", *long, sep="\n  ")
+    print(f"words of README and docs: {words(root):,}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; 1 where a package is over its budget and the changelog is silent."""
+    parser = argparse.ArgumentParser(prog="python -m rooms")
+    parser.add_argument("--figures", action="store_true", help="add arrows, functions, words")
+    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1])
+    given = parser.parse_args(argv)
+    changelog, total, unexplained = (given.root / "CHANGELOG.md").read_text(), 0, []
+    for package, budget in BUDGETS.items():
+        rooms = lines_by_room(given.root, package)
+        lines = sum(rooms.values())
+        total += lines
+        inside = ", ".join(f"{room} {number:,}" for room, number in sorted(rooms.items()))
+        print(f"{package:26} {lines:6,} of {budget:6,} lines: {inside}")
+        if lines > budget and not re.search(rf"^.*`{package}`.*budget", changelog, re.MULTILINE):
+            unexplained.append(package)
+    print(f"{'together':26} {total:6,}")
+    if given.figures:
+        _figures(given.root)
+    for package in unexplained:
+        print(f"{package} is over its budget: delete, or say in CHANGELOG.md why.", file=sys.stderr)
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
