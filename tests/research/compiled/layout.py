@@ -14,7 +14,7 @@ class Config(Structure):
         "refit_s log_gamma smallest_ms smooth_share at_cap_share "
         "due_ms",
         "cap epoch num_blocks block_size caching max_num_batched_tokens max_num_queued min_chunk "
-        "has_spells has_order patience arranged_a_step recent",
+        "has_interference has_order patience arranged_a_step recent",
     )
 
 
@@ -41,8 +41,8 @@ class Fit(Structure):
         ("model", Model),
         *_fields(
             "tail_ms stretch max_age_s anchor_weight model_quantile tail_quantile stretch_quantile "
-            "spell_shift regime_s normal_tail max_step_ms",
-            "bucket_records min_judged least_chunk spell_steps known_steps no_limit",
+            "interference_shift regime_s normal_tail max_step_ms",
+            "bucket_records min_judged least_chunk interference_steps known_steps no_limit",
         ),
     ]
 

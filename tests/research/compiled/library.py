@@ -32,7 +32,7 @@ def _declared(path: Path) -> ctypes.CDLL:
         ("pod_delete", None, (pod,)),
         ("pod_send", None, (pod, c_double, c_int64, c_int64)),
         ("pod_factors", None, (pod, reals, c_int64)),
-        ("pod_spells", None, (pod, reals, c_int64)),
+        ("pod_interference", None, (pod, reals, c_int64)),
         ("pod_run", c_int64, (pod, c_double)),
         ("pod_patch", None, (pod, c_int64, c_int64, c_double)),
         ("pod_view", POINTER(layout.View), (pod,)),

@@ -17,7 +17,7 @@
 
 namespace {
 
-enum Need : int64_t { NOTHING, FACTORS, SPELLS };
+enum Need : int64_t { NOTHING, FACTORS, INTERFERENCE };
 
 struct View {  // what is read after each `run`
   int64_t num_open, running, waiting_cap, waiting_kv, num_refused, num_preemptions, num_ticks;
@@ -110,7 +110,7 @@ struct Pod {
           continue;
         }
         if (factors.empty()) return FACTORS;
-        if (config.has_spells && (interference.empty() || now >= interference.back())) return SPELLS;
+        if (config.has_interference && (interference.empty() || now >= interference.back())) return INTERFERENCE;
         begin(now);
         continue;
       }
@@ -223,7 +223,7 @@ struct Pod {
   double factor(double now_s) {
     double factor = factors.front();
     factors.pop_front();
-    if (config.has_spells) {
+    if (config.has_interference) {
       while (now_s >= interference[1]) interference.erase(interference.begin(), interference.begin() + 2);
       factor *= now_s >= interference[0] ? config.interference_factor : 1.0;
     }
@@ -536,7 +536,7 @@ void pod_send(Pod* pod, double t_s, int64_t prompt, int64_t max_tokens) {
 void pod_factors(Pod* pod, const double* values, int64_t num) {
   pod->factors.insert(pod->factors.end(), values, values + num);
 }
-void pod_spells(Pod* pod, const double* values, int64_t num) {
+void pod_interference(Pod* pod, const double* values, int64_t num) {
   pod->interference.insert(pod->interference.end(), values, values + num);
 }
 int64_t pod_run(Pod* pod, double until_s) { return pod->run(until_s); }

@@ -38,8 +38,8 @@ from sluice_worker.scheduling import running, steptime
 from sluice_worker.scheduling.steptime import StepTimes
 
 NUM_BUCKETS = 2560
-SPELLS_AT_ONCE = 64
-_NEEDS_FACTORS, _NEEDS_SPELLS = 1, 2
+INTERFERENCE_AT_ONCE = 64
+_NEEDS_FACTORS, _NEEDS_INTERFERENCE = 1, 2
 
 
 class CannotCompile(RuntimeError):
@@ -123,12 +123,12 @@ class CompiledPod(SimulatedPod):
             if need == _NEEDS_FACTORS:
                 factors = self.noise.factors()[::-1]  # it takes the last first
                 loaded.pod_factors(pod, (c_double * len(factors))(*factors), len(factors))
-            elif need == _NEEDS_SPELLS:
+            elif need == _NEEDS_INTERFERENCE:
                 interference = chain.from_iterable(
-                    self.noise.interference() for _ in range(SPELLS_AT_ONCE)
+                    self.noise.interference() for _ in range(INTERFERENCE_AT_ONCE)
                 )
-                num = 2 * SPELLS_AT_ONCE
-                loaded.pod_spells(pod, (c_double * num)(*interference), num)
+                num = 2 * INTERFERENCE_AT_ONCE
+                loaded.pod_interference(pod, (c_double * num)(*interference), num)
         self._is_read, self.num_refused = False, int(self._view.num_refused)
 
     def patch(self, cap: int, epoch: int, now_s: float) -> None:
@@ -185,7 +185,7 @@ def _config(params: Params, slo: Slo, cap: int, epoch: int, start_s: float) -> l
         num_blocks=params.kv_tokens // params.block_size,
         caching=params.prefix_caching,
         min_chunk=MIN_CHUNK_TOKENS,
-        has_spells=params.interference_every_s > 0,
+        has_interference=params.interference_every_s > 0,
         has_order=params.order != "fcfs",
         due_ms=targets["ttft_ms"] if params.order == "deadline" else math.inf,
         patience=ordering.PATIENCE,

@@ -15,7 +15,7 @@ struct Config {
   double start_s, tick_s, refit_s, log_gamma, smallest_ms, smooth_share;
   double at_cap_share, due_ms;
   int64_t cap, epoch, num_blocks, block_size, caching, max_num_batched_tokens, max_num_queued;
-  int64_t min_chunk, has_spells, has_order, patience, arranged_a_step, recent;
+  int64_t min_chunk, has_interference, has_order, patience, arranged_a_step, recent;
 };
 
 struct Tick {

@@ -20,9 +20,9 @@ struct StepModel {
 struct Fit {  // a step model and its `latency.Tail`, and the constants of steptime.py
   StepModel model;
   double tail_ms, stretch;
-  double max_age_s, anchor_weight, model_quantile, tail_quantile, stretch_quantile, spell_shift,
+  double max_age_s, anchor_weight, model_quantile, tail_quantile, stretch_quantile, interference_shift,
       regime_s, normal_tail, max_step_ms;
-  int64_t bucket_records, min_judged, least_chunk, spell_steps, known_steps, no_limit;
+  int64_t bucket_records, min_judged, least_chunk, interference_steps, known_steps, no_limit;
 };
 
 struct Row {
@@ -91,11 +91,11 @@ class StepTimes {
   std::vector<double> ratios_, beyond_, taken_;
   std::vector<double> sizes_;
   double slowdown_ = 1.0;
-  struct Spell {
+  struct Interference {
     bool is_on = false, is_regime = false;
     double since_s = 0, known = 0;
     StepModel before{};
-  } spell_;
+  } interference_;
   bool is_fitted_ = false;
   double known_ = 0;
 
@@ -110,19 +110,19 @@ class StepTimes {
 
   // Steps as they would be now: rid of interference; in one that lasts, those before it as slow.
   void as_of_now(double now_s) {
-    const double since_s = spell_.since_s;
-    bool is_old = spell_.is_on && now_s - since_s >= fit.regime_s;
+    const double since_s = interference_.since_s;
+    bool is_old = interference_.is_on && now_s - since_s >= fit.regime_s;
     ratios_.clear();
     for (const Row& row : recent_)
       if (row.at_s >= since_s) ratios_.push_back(row.slowdown);
     const bool all_own = ratios_.size() == recent_.size();
-    if (is_old && (int64_t)ratios_.size() >= fit.min_judged) spell_.is_regime = true;
-    is_old = is_old && spell_.is_regime;
+    if (is_old && (int64_t)ratios_.size() >= fit.min_judged) interference_.is_regime = true;
+    is_old = is_old && interference_.is_regime;
     const double shift = is_old ? quantile(ratios_, 0.5) : 1.0;
     for (Row& row : recent_)
       if (!is_old || row.at_s < since_s) row.ms = row.ms / std::max(row.slowdown, 1.0) * shift;
     if (!is_old || !all_own) return;
-    spell_ = {};
+    interference_ = {};
     for (Row& row : rows_) row.slowdown = 1.0;
     newest_.clear();
   }
@@ -132,7 +132,7 @@ class StepTimes {
   }
 
   void compare(size_t place, const Row& row) {
-    const Spell& interference = spell_.is_on ? spell_ : Spell{true, false, row.at_s, known_, fit.model};
+    const Interference& interference = interference_.is_on ? interference_ : Interference{true, false, row.at_s, known_, fit.model};
     const double predicted_ms =
         predict_ms(interference.before, row.decodes, row.kv_tokens, row.prefill);
     double ratio = row.ms / std::max(predicted_ms, 1e-6);
@@ -141,19 +141,19 @@ class StepTimes {
     ratio = std::min(ratio, std::max(ratio / larger, 1.0));
     newest_.emplace_back(place, ratio);
     if (is_fitted_) rows_[place].slowdown = std::min(slowdown_, std::max(ratio, 1.0));
-    if ((int64_t)newest_.size() > fit.spell_steps) newest_.pop_front();
-    if ((int64_t)newest_.size() < fit.spell_steps) return;
+    if ((int64_t)newest_.size() > fit.interference_steps) newest_.pop_front();
+    if ((int64_t)newest_.size() < fit.interference_steps) return;
     ratios_.clear();
     for (const auto& [_, ratio] : newest_) ratios_.push_back(ratio);
     std::sort(ratios_.begin(), ratios_.end());
-    double median = ratios_[fit.spell_steps / 2];
-    double shift = std::fabs(median - 1) > fit.spell_shift ? median : 1.0;
-    if (is_fitted_) rows_[newest_[fit.spell_steps / 2].first].slowdown = shift;
+    double median = ratios_[fit.interference_steps / 2];
+    double shift = std::fabs(median - 1) > fit.interference_shift ? median : 1.0;
+    if (is_fitted_) rows_[newest_[fit.interference_steps / 2].first].slowdown = shift;
     if (shift <= 1)
-      spell_ = {};
-    else if (!spell_.is_on && is_fitted_)
-      spell_ = interference;
-    slowdown_ = spell_.is_regime ? 1.0 : shift;
+      interference_ = {};
+    else if (!interference_.is_on && is_fitted_)
+      interference_ = interference;
+    slowdown_ = interference_.is_regime ? 1.0 : shift;
   }
 
   // The most decodes of as many bits.
