@@ -42,8 +42,7 @@ def check_length(num_at_least: int, window: int, field: str) -> None:
 
 
 def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int) -> int:
-    """The max_tokens of a sequence whose prompt has `num_prompt` tokens, cut to the room behind it
-    as in vLLM.
+    """The max_tokens of a sequence whose prompt has `num_prompt` tokens, cut to the room behind it.
 
     `window`: tokens of the longest sequence; `pool`: tokens of KV cache. Raises RequestError if the
     prompt leaves no room, and for more tokens than a window has.

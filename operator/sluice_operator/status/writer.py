@@ -11,8 +11,11 @@ from .write_limiter import Pace, WriteTurns
 
 
 class StatusWriter:
-    """The writer of one object's status. `unwritten`: the status that was refused last, empty once
-    one is written: what it says has been told."""
+    """The writer of one object's status.
+
+    `unwritten`: the status that the API server refused last; empty after one is written. Events that
+    come from it are not sent again.
+    """
 
     def __init__(self, cluster: Cluster, turns: WriteTurns) -> None:
         self._cluster, self._pace = cluster, Pace(turns)
@@ -20,9 +23,11 @@ class StatusWriter:
         self.unwritten: Object = {}
 
     async def write(self, body: Object, wanted: dict[str, Any]) -> tuple[Object, float]:
-        """Write `wanted` if it differs from the status of `body`, once for each difference: the
-        object as it is then, and seconds until it may be, where only measurements do and it is not
-        their turn, else infinite. Raises ClusterError."""
+        """Write `wanted` if it differs from the status of `body`; raises ClusterError.
+
+        Returns the object after that, and the seconds until a write is due: infinite, unless only
+        measurements differ and their turn comes later.
+        """
         live = body.get("status") or {}
         if wanted == live or self._accepted == digest([wanted, live]):
             return body, math.inf

@@ -1,4 +1,4 @@
-"""Where the cap may go: the decision table's left half, bounded steps, and caps that breached."""
+"""The cap: why it moves or stays, how far a step goes, and which caps breached before."""
 
 from dataclasses import dataclass
 from math import ceil, floor, inf, sqrt

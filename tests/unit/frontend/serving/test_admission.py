@@ -52,7 +52,7 @@ def test_what_can_never_fit_is_refused_by_its_field(
 def test_a_length_is_cut_to_the_room_behind_the_prompt(
     num_prompt: int, max_tokens: int, budget: int
 ) -> None:
-    """As vLLM's get_max_tokens cuts it; and to the KV pool."""
+    """To the window, and to the KV pool."""
     request, pool = create_request(max_tokens=max_tokens), 80 if num_prompt < 80 else 200
     assert token_budget(num_prompt, request, window=100, pool=pool) == budget
 
