@@ -13,8 +13,8 @@ from .write_limiter import Pace, WriteTurns
 class StatusWriter:
     """The writer of one object's status.
 
-    `unwritten`: the status that the API server refused last; empty after one is written. Events that
-    come from it are not sent again.
+    `unwritten`: the status that the API server refused last; empty after one is written. Its events
+    are not sent again.
     """
 
     def __init__(self, cluster: Cluster, turns: WriteTurns) -> None:
