@@ -45,7 +45,7 @@ from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import StepWork
-from sluice_worker.scheduling.steptime import StepTimes
+from sluice_core.steptime import StepTimes
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 

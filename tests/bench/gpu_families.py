@@ -18,7 +18,7 @@ from sluice_worker.execution.weights import Checkpoint
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import StepWork
-from sluice_worker.scheduling.steptime import StepTimes
+from sluice_core.steptime import StepTimes
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from unit.worker.engine.factories import create_request, create_requests, create_scheduler, run_all

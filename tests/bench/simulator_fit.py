@@ -41,7 +41,7 @@ from sluice_worker.execution.models.decoder import Decoder
 from sluice_worker.execution.runner import Runner
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
-from sluice_worker.scheduling.steptime import StepRecord, StepTimes, non_negative_fit
+from sluice_core.steptime import StepRecord, StepTimes, non_negative_fit
 
 TARGETS = Targets("99", 1000, 30, None)
 NUM_BLOCKS, BLOCK_SIZE, BUDGET = 256, 64, 512

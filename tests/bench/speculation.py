@@ -38,7 +38,7 @@ from sluice_worker.execution.weights import Checkpoint
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.step import StepWork
-from sluice_worker.scheduling.steptime import StepTimes
+from sluice_core.steptime import StepTimes
 from sluice_worker.text.tokenizer import Tokenizer
 
 HELD_OUT = (

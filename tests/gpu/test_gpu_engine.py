@@ -14,7 +14,7 @@ from sluice_worker.execution.runner import Runner
 from sluice_worker.execution.weights import random_weights
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
-from sluice_worker.scheduling.steptime import StepTimes
+from sluice_core.steptime import StepTimes
 
 SMALL = {
     "vocab_size": 199,

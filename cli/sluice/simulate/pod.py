@@ -31,7 +31,7 @@ from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
-from sluice_worker.scheduling.steptime import StepRecord
+from sluice_core.steptime import StepRecord
 
 from .noise import Noise
 from .params import Params

@@ -6,7 +6,7 @@ from random import Random
 from sluice_core.contract import Slo
 from sluice_core.latency import predicted_cap
 from sluice_core.model.sizing import DEFAULT_MEAN_LENGTH
-from sluice_worker.scheduling.steptime import StepRecord, StepTimes
+from sluice_core.steptime import StepRecord, StepTimes
 
 from .params import Params
 

@@ -1,4 +1,4 @@
-// `sluice_worker.scheduling.steptime.StepTimes`, compiled. Sums are taken in another order than numpy's and
+// `sluice_core.steptime.StepTimes`, compiled. Sums are taken in another order than numpy's and
 // the equations are solved by elimination, so that coefficients agree to about 1e-10, not bit for
 // bit.
 #pragma once

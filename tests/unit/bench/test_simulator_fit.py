@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 from bench.simulator_fit import Part, fit_coefficients
-from sluice_worker.scheduling.steptime import StepRecord
+from sluice_core.steptime import StepRecord
 
 TRUE = (0.5, 0.07, 0.0006, 0.025)
 STALL_MS = 20.0

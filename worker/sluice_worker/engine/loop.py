@@ -23,7 +23,7 @@ from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import Sequence
 from ..scheduling.speculation import few_decodes
 from ..scheduling.step import Outcome, Step
-from ..scheduling.steptime import StepRecord, StepTimes
+from sluice_core.steptime import StepRecord, StepTimes
 
 REFIT_S = 1.0
 UNLEARNT_S = 60.0

@@ -49,7 +49,7 @@ from ..scheduling.scheduler import SCORED_LOGITS, Scheduler
 from ..scheduling.sequence import Sequence
 from ..scheduling.static_batch import StaticBatching
 from ..scheduling.step import StepWork
-from ..scheduling.steptime import StepRecord, StepTimes
+from sluice_core.steptime import StepRecord, StepTimes
 from ..text.tokenizer_config import TokenizerConfig, eos_token_ids
 from .loop import Engine
 

@@ -23,7 +23,7 @@ from sluice_worker.execution.weights import Checkpoint
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.static_batch import StaticBatching
-from sluice_worker.scheduling.steptime import StepTimes
+from sluice_core.steptime import StepTimes
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 199

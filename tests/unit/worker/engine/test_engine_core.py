@@ -8,7 +8,7 @@ import pytest
 from sluice_core.wire import Abort, EngineLimits, Submit
 from sluice_worker.engine.loop import Engine
 from sluice_worker.scheduling.step import Outcome, Step
-from sluice_worker.scheduling.steptime import StepTimes
+from sluice_core.steptime import StepTimes
 from unit.worker.engine.factories import (
     collect,
     create_engine,

@@ -12,7 +12,7 @@ from sluice_core.wire import EngineLimits, Submit
 from sluice_worker.base.config import NgramSpeculation
 from sluice_worker.engine.loop import Engine
 from sluice_worker.scheduling.static_batch import StaticBatching
-from sluice_worker.scheduling.steptime import StepTimes
+from sluice_core.steptime import StepTimes
 from unit.worker.engine.factories import (
     collect,
     create_engine,

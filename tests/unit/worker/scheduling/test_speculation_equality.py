@@ -13,7 +13,7 @@ from sluice_worker.execution.runner import Runner
 from sluice_worker.scheduling import drafts as drafts_module
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.speculation import Drafter
-from sluice_worker.scheduling.steptime import StepTimes
+from sluice_core.steptime import StepTimes
 from sluice_worker.text.tokenizer import Tokenizer
 from unit.worker.engine.factories import (
     create_request,

@@ -7,12 +7,7 @@ from statistics import fmean
 import pytest
 from sluice_core.contract import StepModel
 from sluice_core.latency import NO_LIMIT, chunk_limit, predicted_cap
-from sluice_worker.scheduling.steptime import (
-    MAX_AGE_S,
-    MAX_STEP_MS,
-    StepRecord,
-    StepTimes,
-)
+from sluice_core.steptime import MAX_AGE_S, MAX_STEP_MS, StepRecord, StepTimes
 
 TRUTH = StepModel(a=2.0, b=0.3, c=0.001, d=0.1, n=0, resid_q=1.0)
 
