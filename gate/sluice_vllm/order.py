@@ -1,0 +1,59 @@
+"""The order of vLLM's queue, by deadline. Pure; times are Unix time, as vLLM stamps requests."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from sluice_core.ordering import Line, Pace, Terms
+from sluice_core.wire import Limits
+
+OWN_DEADLINE = "sluice_ttft_ms"
+"""Where a request says when its first token is due, in milliseconds: a key of `vllm_xargs`."""
+RECENT = 32
+"""Departures of which the mean distance is taken."""
+
+
+class DeadlineOrder:
+    """Who waits, in the order of `sluice_core.ordering`; who was preempted comes before all."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._line: Line[Any] = Line(self._terms)
+        self._known: dict[int, Any] = {}
+        self._gone_s, self._num_gone, self._place_s = 0.0, 0, 0.0
+
+    def arrange(self, waiting: deque[Any], now_s: float, price_s: float, num_free: int) -> None:
+        """Sort `waiting`, vLLM's requests, in place. `price_s`: of a prompt's token."""
+        preempted = [request for request in waiting if request.num_preemptions]
+        fresh = {id(request): request for request in waiting if not request.num_preemptions}
+        gone = self._known.keys() - fresh.keys()
+        self._learn_pace(len(gone), now_s)
+        for key in gone:
+            self._line.remove(self._known.pop(key))
+        for key, request in fresh.items():
+            if key not in self._known:
+                self._known[key] = request
+                self._line.add(request)
+        ordered = list(self._line.ordered(now_s, Pace(price_s, self._place_s, num_free)))
+        waiting.clear()
+        waiting.extend(preempted + ordered)
+
+    def _learn_pace(self, num_gone: int, now_s: float) -> None:
+        """So many left the queue. While others wait, their distance is how fast places come."""
+        if 0 < num_gone < len(self._known):
+            self._num_gone = min(self._num_gone + 1, RECENT)
+            self._place_s += ((now_s - self._gone_s) / num_gone - self._place_s) / self._num_gone
+        if num_gone or not self._known:
+            self._gone_s = now_s
+
+    def _terms(self, request: Any) -> Terms:
+        due_s = self.limits.due_s(request.arrival_time, own_deadline_ms(request))
+        work = request.num_tokens - request.num_computed_tokens
+        return Terms(request.priority, due_s, request.arrival_time, work)
+
+
+def own_deadline_ms(request: Any) -> float | None:
+    """The request's own deadline, if it brings one that is a time."""
+    extra = getattr(request.sampling_params, "extra_args", None)
+    asked = extra.get(OWN_DEADLINE) if isinstance(extra, Mapping) else None
+    return float(asked) if isinstance(asked, int | float) and asked > 0 else None
