@@ -4,7 +4,6 @@ import logging
 import os
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
@@ -24,16 +23,6 @@ KV_FULL = 0.95
 """Share of the KV cache from which on who waits below the cap waits for it."""
 
 
-@dataclass(slots=True)
-class _Step:
-    """A step under way."""
-
-    started_s: float
-    limits: Limits
-    num_decodes: int
-    num_kv_tokens: int
-
-
 class Control:
     """Sets a scheduler's cap, token budget and order before each step, and reports the step.
 
@@ -45,18 +34,12 @@ class Control:
         self._scheduler, self._version, self._may_cut = scheduler, version, may_cut
         self._ceiling: int = scheduler.max_num_running_reqs
         self._most_tokens: int = scheduler.max_num_scheduled_tokens
-        self.limits = Limits(
-            epoch=0,
-            max_num_seqs=scheduler.max_num_active_reqs,
-            max_num_batched_tokens=self._most_tokens,
-            itl_ms=given.itl_ms,
-            ttft_ms=given.ttft_ms,
-            policy=policy_in_force(None, given.ttft_ms),
-        )
+        cap, policy = scheduler.max_num_active_reqs, policy_in_force(None, given.ttft_ms)
+        self.limits = Limits(0, cap, self._most_tokens, given.itl_ms, given.ttft_ms, policy)
         self.budget = Budget()
         self._order = DeadlineOrder(self.limits)
-        self._link = Link(given.socket, self._ready) if given.socket else None
-        self._steps: dict[int, _Step] = {}  # by vLLM's output
+        self.link = Link(given.socket, self._ready) if given.socket else None
+        self._steps: dict[int, tuple[float, Limits, int, int]] = {}  # by vLLM's output
         self._ended_s: float | None = None  # of the last step; None: it left nothing to do
         self._num_preemptions = 0
         self._num_blocks: int = scheduler.cache_config.num_gpu_blocks
@@ -96,40 +79,31 @@ class Control:
             decodes += num_tokens <= per_decode
             kv_tokens += requests[request_id].num_computed_tokens
         self._num_preemptions += len(output.preempted_req_ids or ())
-        self._steps[id(output)] = _Step(started_s, self.limits, decodes, kv_tokens)
+        self._steps[id(output)] = started_s, self.limits, decodes, kv_tokens
 
     def ended(self, output: Any) -> None:
-        """The step's tokens are booked, and so many requests ended with it.
+        """The step's tokens are booked.
 
         A step lasts from the end of the one before, if that left something to do: what lies
         between two steps is in the gap between two tokens as well.
         """
         now_s = time.monotonic()
-        step = self._steps.pop(id(output))
-        started_s = step.started_s if self._ended_s is None else self._ended_s
+        started_s, limits, decodes, kv_tokens = self._steps.pop(id(output))
+        started_s = started_s if self._ended_s is None else self._ended_s
         is_busy = bool(self._steps) or self._scheduler.get_num_unfinished_requests() > 0
         self._ended_s = now_s if is_busy else None
         if not output.total_num_scheduled_tokens:
             return
-        record = StepRecord(
-            at_s=now_s,
-            num_decodes=step.num_decodes,
-            num_kv_tokens=step.num_kv_tokens,
-            num_prefill_tokens=output.total_num_scheduled_tokens - step.num_decodes,
-            step_ms=1e3 * (now_s - started_s),
-        )
+        step_ms = 1e3 * (now_s - started_s)
+        prefill = output.total_num_scheduled_tokens - decodes
+        record = StepRecord(now_s, decodes, kv_tokens, prefill, step_ms)
         model = self.budget.learn(record)
-        if self._link is not None:
-            self._link.send(self._report(step, record, len(output.num_scheduled_tokens), model))
-
-    def close(self) -> None:
-        """Leave the gate."""
-        if self._link is not None:
-            self._link.close()
+        if self.link is not None:
+            self.link.send(self._report(limits, record, len(output.num_scheduled_tokens), model))
 
     def _poll(self, now_s: float) -> None:
         """Take the newest limits, as far as the engine was started for them."""
-        for limits in self._link.receive(now_s) if self._link else ():
+        for limits in self.link.receive(now_s) if self.link else ():
             self.limits = self._order.limits = replace(
                 limits,
                 max_num_seqs=max(min(limits.max_num_seqs, self._ceiling), 1),
@@ -159,20 +133,20 @@ class Control:
         )
 
     def _report(
-        self, step: _Step, record: StepRecord, num_running: int, model: StepModel | None
+        self, limits: Limits, record: StepRecord, num_running: int, model: StepModel | None
     ) -> StepReport:
         """`tokens` stays empty: the gate sees them pass."""
         snapshot = self._snapshot()
         return StepReport(
             tokens=[],
-            epoch=step.limits.epoch,
+            epoch=limits.epoch,
             started_s=record.at_s - record.step_ms / 1e3,
             step_s=record.step_ms / 1e3,
             num_decodes=record.num_decodes,
             num_kv_tokens=record.num_kv_tokens,
             num_prefill_tokens=record.num_prefill_tokens,
             num_running=num_running,
-            at_cap=snapshot.running >= AT_CAP_SHARE * step.limits.max_num_seqs,
+            at_cap=snapshot.running >= AT_CAP_SHARE * limits.max_num_seqs,
             snapshot=snapshot,
             step_model=model,
             is_slow=self.budget.times.is_slow,
@@ -182,18 +156,19 @@ class Control:
         running, waiting = self._scheduler.get_request_counts()
         usage = self._scheduler.kv_cache_manager.usage
         at_cap, kv_full = running >= self.limits.max_num_seqs, usage >= KV_FULL
+        for_cap, for_kv = waiting * at_cap, waiting * (kv_full and not at_cap)
         return Snapshot(
             running=running,
-            waiting_cap=waiting if at_cap else 0,
-            waiting_kv=waiting if kv_full and not at_cap else 0,
+            waiting_cap=for_cap,
+            waiting_kv=for_kv,
             used_blocks=round(usage * self._num_blocks),
-            cached_blocks=0,
-            num_blocks=self._num_blocks,
-            num_preemptions=self._num_preemptions,
+            cached_blocks=0,  # this and three more are in vLLM's own metrics
             preempted_tokens=0,
             prefix_queries=0,
             prefix_hits=0,
-            waiting_turn=waiting if not kv_full and not at_cap else 0,
+            num_blocks=self._num_blocks,
+            num_preemptions=self._num_preemptions,
+            waiting_turn=waiting - for_cap - for_kv,
         )
 
 

@@ -68,15 +68,12 @@ class Link:
         self._backlog.clear()
 
     def _connect(self) -> None:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.setblocking(False)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.setblocking(False)
         try:
-            connection.connect(self._path)
+            self._socket.connect(self._path)
         except OSError:
-            connection.close()
-            return
-        self._socket = connection
-        log.info("Sluice's gate is at %s", self._path)
+            self.close()
         self.send(self._ready())
 
     def _messages(self) -> list[Limits]:

@@ -29,11 +29,6 @@ class _Steered:
             self._sluice.ended(scheduler_output)
         return outputs
 
-    def shutdown(self) -> None:
-        if self._sluice is not None:
-            self._sluice.close()
-        super().shutdown()  # type: ignore[misc]
-
 
 class SyncScheduler(_Steered, scheduler.Scheduler):
     """For an engine that ends each step before it schedules the next."""

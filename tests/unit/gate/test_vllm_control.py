@@ -108,7 +108,8 @@ def controlled() -> Iterator[Make]:
 
     yield make
     for control in made:
-        control.close()
+        assert control.link is not None
+        control.link.close()
 
 
 def until_in_force(control: Control, epoch: int) -> None:
