@@ -3,8 +3,10 @@
 Without that environment the tests are skipped, unless SLUICE_REQUIRE_ENGINES=1 has it made.
 """
 
+import json
 import os
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +18,7 @@ import httpx
 import pytest
 from bench.peers.checkpoint import CACHE
 from bench.peers.client import body
+from bench.peers.install import install
 from bench.peers.launch import Peers, Server
 from bench.peers.results import Result
 from bench.peers.traces import Trace
@@ -138,6 +141,24 @@ def test_a_lower_target_cuts_chunks_and_gaps_in_the_same_process(vllm: Steered) 
     assert chunks[0] > 256
     assert chunks[1] <= 32, "the target leaves no room: the smallest chunk"
     assert gaps_ms[1] < 0.7 * gaps_ms[0]
+
+
+def test_steps_that_overlap_are_steered_too(vllm: Steered) -> None:
+    """On GPUs vLLM schedules a step while the one before it runs."""
+    site = install("vllm", CACHE)
+    script = Path(__file__).with_name("two_at_once.py")
+    told = subprocess.run(
+        [str(site.python), str(script), str(CACHE / "models" / "88M")],
+        env={**os.environ, **dict(vllm.server.launch.environ), "SLUICE_GATE_SOCKET": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600.0,
+    ).stdout
+    seen = json.loads(told.splitlines()[-1])
+    assert seen["overlaps"]
+    assert (seen["tokens"], seen["most_running"]) == (24 * 20, 16)
+    assert seen["learnt"] == seen["steps"] > 0
 
 
 def test_who_must_be_answered_first_is(vllm: Steered) -> None:
