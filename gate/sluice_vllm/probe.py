@@ -13,7 +13,7 @@ HELD = (
 
 def what_lacks(scheduler: Any, stock: Any) -> str | None:
     """What a scheduler of vLLM's class `stock` has not, as a part of a sentence; None: nothing."""
-    reads = stock.schedule.__code__.co_names
+    reads = getattr(getattr(stock.schedule, "__code__", None), "co_names", ())
     for name in READ_EACH_STEP:
         if name not in reads:
             return f"its schedule() does not read {name}"
@@ -24,7 +24,7 @@ def what_lacks(scheduler: Any, stock: Any) -> str | None:
 def why_whole(scheduler: Any) -> str | None:
     """Why a prompt must not be cut at will: a budget below what it needs at once starves it."""
     config = scheduler.scheduler_config
-    if not config.enable_chunked_prefill:
+    if not getattr(config, "enable_chunked_prefill", False):
         return "chunked prefill is off"
     if getattr(config, "disable_chunked_mm_input", False):
         return "images are not computed in parts (--disable-chunked-mm-input)"
