@@ -6,7 +6,7 @@ target, and a smallest chunk always, so that it ends.
 
 from sluice_core.contract import MIN_CHUNK_TOKENS, StepModel
 from sluice_core.steptime import MIN_JUDGED, StepRecord, StepTimes
-from sluice_core.wire import Limits
+from sluice_core.wire import EngineLimits
 
 REFIT_S = 1.0
 
@@ -22,7 +22,7 @@ class Budget:
         self.num_steps = 0
         self._refitted_s = 0.0
 
-    def tokens(self, limits: Limits, decodes: int, kv_tokens: int, per_decode: int = 1) -> int:
+    def tokens(self, limits: EngineLimits, decodes: int, kv_tokens: int, per_decode: int = 1) -> int:
         """The token budget of a step with prefill. `per_decode`: a token and its drafts."""
         reserved = decodes * per_decode
         room = max(limits.max_num_batched_tokens - reserved, 1)

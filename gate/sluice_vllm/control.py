@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 from sluice_core.contract import AT_CAP_SHARE, MemoryReport, StepModel, policy_in_force
 from sluice_core.steptime import StepRecord
-from sluice_core.wire import Limits, Ready, Snapshot, StepReport
+from sluice_core.wire import EngineLimits, Ready, Snapshot, StepReport
 
 from .budget import Budget
 from .link import Link
@@ -35,11 +35,11 @@ class Control:
         self._ceiling: int = scheduler.max_num_running_reqs
         self._most_tokens: int = scheduler.max_num_scheduled_tokens
         cap, policy = scheduler.max_num_active_reqs, policy_in_force(None, given.ttft_ms)
-        self.limits = Limits(0, cap, self._most_tokens, given.itl_ms, given.ttft_ms, policy)
+        self.limits = EngineLimits(0, cap, self._most_tokens, given.itl_ms, given.ttft_ms, policy)
         self.budget = Budget()
         self._order = DeadlineOrder(self.limits)
         self.link = Link(given.socket, self._ready) if given.socket else None
-        self._steps: dict[int, tuple[float, Limits, int, int]] = {}  # by vLLM's output
+        self._steps: dict[int, tuple[float, EngineLimits, int, int]] = {}  # by vLLM's output
         self._ended_s: float | None = None  # of the last step; None: it left nothing to do
         self._num_preemptions = 0
         self._num_blocks: int = scheduler.cache_config.num_gpu_blocks
@@ -133,7 +133,7 @@ class Control:
         )
 
     def _report(
-        self, limits: Limits, record: StepRecord, num_running: int, model: StepModel | None
+        self, limits: EngineLimits, record: StepRecord, num_running: int, model: StepModel | None
     ) -> StepReport:
         """`tokens` stays empty: the gate sees them pass."""
         snapshot = self._snapshot()

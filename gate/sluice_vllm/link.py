@@ -1,7 +1,7 @@
 """*Rim*: the Unix socket to the gate. Nothing here waits: a step costs two system calls.
 
 The gate listens, so that several engines of one server find it. The frames are those of
-`sluice_core.wire`: the engine sends `Ready` and `StepReport`s, the gate sends `Limits`. A gate that
+`sluice_core.wire`: the engine sends `Ready` and `StepReport`s, the gate sends `EngineLimits`. A gate that
 is away is tried once a second; meanwhile the last limits hold.
 """
 
@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 
 import msgspec
-from sluice_core.wire import Limits, Message, Ready, encode_frame, split_frames, to_engine_decoder
+from sluice_core.wire import EngineLimits, Frame, Ready, encode_frame, split_frames, to_engine_decoder
 
 log = logging.getLogger("vllm.sluice")  # below vLLM's logger, whose handlers print it
 
@@ -29,7 +29,7 @@ class Link:
         self._tried_s = -RETRY_S
         self._received, self._backlog = bytearray(), bytearray()
 
-    def receive(self, now_s: float) -> list[Limits]:
+    def receive(self, now_s: float) -> list[EngineLimits]:
         """The limits that have come, oldest first."""
         if self._socket is None and now_s - self._tried_s >= RETRY_S:
             self._tried_s = now_s
@@ -46,7 +46,7 @@ class Link:
             self.close()
         return self._messages()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Frame) -> None:
         """Send it as soon as the gate reads; drop it if that takes too long."""
         if self._socket is None:
             return
@@ -76,7 +76,7 @@ class Link:
             self.close()
         self.send(self._ready())
 
-    def _messages(self) -> list[Limits]:
+    def _messages(self) -> list[EngineLimits]:
         try:
             bodies = split_frames(self._received)
             messages = [to_engine_decoder.decode(body) for body in bodies]
@@ -84,4 +84,4 @@ class Link:
             log.warning("Sluice's gate sent what is no message: %s", error)
             self.close()
             return []
-        return [message for message in messages if isinstance(message, Limits)]
+        return [message for message in messages if isinstance(message, EngineLimits)]

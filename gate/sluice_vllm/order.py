@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice_core.ordering import Line, Pace, Terms
-from sluice_core.wire import Limits
+from sluice_core.wire import EngineLimits
 
 OWN_DEADLINE = "sluice_ttft_ms"
 """Where a request says when its first token is due, in milliseconds: a key of `vllm_xargs`."""
@@ -16,7 +16,7 @@ RECENT = 32
 class DeadlineOrder:
     """Who waits, in the order of `sluice_core.ordering`; who was preempted comes before all."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
         self._line: Line[Any] = Line(self._terms)
         self._known: dict[int, Any] = {}

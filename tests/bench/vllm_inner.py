@@ -30,7 +30,7 @@ from bench.peers.variants import VARIANTS, Launch, launch
 from bench.peers.versions import versions
 from engines.gate import Gate, steered
 from msgspec.structs import asdict
-from sluice_core.wire import Limits
+from sluice_core.wire import EngineLimits
 
 STOCK, STEERED = "vllm", "vllm-sluice"
 CAP, TOKENS = 16, 2048
@@ -72,9 +72,9 @@ SETTINGS = {
 }
 
 
-def limits(epoch: int, itl_ms: float, *, cap: int = CAP) -> Limits:
+def limits(epoch: int, itl_ms: float, *, cap: int = CAP) -> EngineLimits:
     """What a gate tells."""
-    return Limits(epoch=epoch, max_num_seqs=cap, max_num_batched_tokens=TOKENS, itl_ms=itl_ms)
+    return EngineLimits(epoch=epoch, max_num_seqs=cap, max_num_batched_tokens=TOKENS, itl_ms=itl_ms)
 
 
 def launches(trace: Trace, path: Path) -> tuple[Launch, Launch]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.peers.variants import Launch
 from sluice_core.wire import (
-    Limits,
+    EngineLimits,
     Ready,
     StepReport,
     encode_frame,
@@ -36,7 +36,7 @@ def steered(stock: Launch, path: Path) -> Launch:
 class Gate:
     """Listens at `path` for one engine at a time. `limits` go to each that comes, and when set."""
 
-    def __init__(self, path: Path, limits: Limits) -> None:
+    def __init__(self, path: Path, limits: EngineLimits) -> None:
         self.path = path
         self.ready: Ready | None = None
         self.reports: list[StepReport] = []
@@ -47,7 +47,7 @@ class Gate:
         self._listener.listen()
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def configure(self, limits: Limits) -> None:
+    def configure(self, limits: EngineLimits) -> None:
         """Send new limits; the engine reads them before its next step."""
         self._limits = limits
         if self._engine is not None:

@@ -24,7 +24,7 @@ from bench.peers.results import Result
 from bench.peers.traces import Trace
 from bench.peers.variants import VARIANTS, launch
 from engines.gate import Gate, steered
-from sluice_core.wire import Limits, StepReport
+from sluice_core.wire import EngineLimits, StepReport
 
 CEILING, TOKENS = 32, 2048
 SHORT = Trace("cap", "many short ones", "88M", 60, (16, 32), (24, 48), CEILING, CEILING)
@@ -51,7 +51,7 @@ class Steered:
         """Send limits; returns their epoch, and when they were sent."""
         self._epoch += 1
         told = {"epoch": self._epoch, "max_num_seqs": cap, "max_num_batched_tokens": TOKENS}
-        self.gate.configure(Limits(**(told | limits)))  # type: ignore[arg-type]
+        self.gate.configure(EngineLimits(**(told | limits)))  # type: ignore[arg-type]
         return self._epoch, time.monotonic()
 
     def run(self, trace: Trace, repeat: int = 0) -> Future[Result]:
@@ -83,7 +83,7 @@ class Steered:
 @pytest.fixture(scope="module")
 def vllm() -> Iterator[Steered]:
     with TemporaryDirectory() as directory, Peers(CACHE, CACHE / "logs") as peers:
-        gate = Gate(Path(directory) / "gate.sock", Limits(0, CEILING, TOKENS))
+        gate = Gate(Path(directory) / "gate.sock", EngineLimits(0, CEILING, TOKENS))
         cpus = tuple(sorted(os.sched_getaffinity(0)))
         stock = launch(VARIANTS["vllm"], SHORT, cpus, all_cpus=True)
         flags = ("--max-num-batched-tokens", str(TOKENS), "--enforce-eager")

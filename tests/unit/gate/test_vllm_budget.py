@@ -5,14 +5,14 @@ from itertools import pairwise
 import pytest
 from sluice_core.contract import MIN_CHUNK_TOKENS
 from sluice_core.steptime import StepRecord
-from sluice_core.wire import Limits
+from sluice_core.wire import EngineLimits
 from sluice_vllm.budget import REFIT_S, Budget
 
 MS, MS_PER_DECODE, MS_PER_TOKEN = 10.0, 0.5, 0.4
 
 
-def limits(itl_ms: float | None, tokens: int = 2048) -> Limits:
-    return Limits(epoch=1, max_num_seqs=16, max_num_batched_tokens=tokens, itl_ms=itl_ms)
+def limits(itl_ms: float | None, tokens: int = 2048) -> EngineLimits:
+    return EngineLimits(epoch=1, max_num_seqs=16, max_num_batched_tokens=tokens, itl_ms=itl_ms)
 
 
 def record(decodes: int, prefill: int, at_s: float) -> StepRecord:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from sluice_core.steptime import StepRecord
-from sluice_core.wire import Limits
+from sluice_core.wire import EngineLimits
 from sluice_vllm.budget import Budget
 
 CAP, TOKENS = 16, 2048
@@ -53,7 +53,7 @@ class Machine:
         decodes = [r for r in self._running if r.computed >= r.prompt]
         chunks = [r for r in self._running if r.computed < r.prompt]
         kv_tokens = sum(r.prompt + r.made for r in decodes)
-        limits = Limits(0, CAP, TOKENS, itl_ms=TARGET_MS)
+        limits = EngineLimits(0, CAP, TOKENS, itl_ms=TARGET_MS)
         budget = TOKENS
         if self._budget is not None and (chunks or self._waiting):
             budget = self._budget.tokens(limits, len(decodes), kv_tokens)

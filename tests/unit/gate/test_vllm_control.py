@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from engines.gate import Gate
-from sluice_core.wire import Limits
+from sluice_core.wire import EngineLimits
 from sluice_vllm.control import Control, attach
 from sluice_vllm.settings import Settings
 
@@ -90,7 +90,7 @@ def step(control: Control, scheduler: Scheduler) -> Any:
 @pytest.fixture
 def gate() -> Iterator[Gate]:
     with TemporaryDirectory() as directory:  # a socket's path is short
-        gate = Gate(Path(directory) / "s", Limits(1, 4, 256, itl_ms=50.0))
+        gate = Gate(Path(directory) / "s", EngineLimits(1, 4, 256, itl_ms=50.0))
         yield gate
         gate.close()
 
@@ -131,7 +131,7 @@ def test_a_cap_from_the_gate_holds_from_the_next_step_on(gate: Gate, controlled:
     scheduler.come(*(Request(str(i), num_tokens=8) for i in range(20)))
     step(control, scheduler)
     assert len(scheduler.running) == 4
-    gate.configure(Limits(2, 9, 256))
+    gate.configure(EngineLimits(2, 9, 256))
     until_in_force(control, 2)
     step(control, scheduler)
     assert len(scheduler.running) == 9
@@ -139,7 +139,7 @@ def test_a_cap_from_the_gate_holds_from_the_next_step_on(gate: Gate, controlled:
 
 def test_no_limit_is_over_what_the_engine_was_started_for(gate: Gate, controlled: Make) -> None:
     control, scheduler = controlled(gate.path)
-    gate.configure(Limits(2, 1000, 1 << 20))
+    gate.configure(EngineLimits(2, 1000, 1 << 20))
     until_in_force(control, 2)
     assert (scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens) == (CEILING, TOKENS)
 
@@ -206,7 +206,7 @@ def test_the_limits_outlive_their_gate(gate: Gate, controlled: Make) -> None:
 def test_a_gate_that_comes_late_is_found(gate: Gate, controlled: Make) -> None:
     path = gate.path.with_name("late")
     control, _ = controlled(path, epoch=0)
-    late = Gate(path, Limits(7, 3, 64))
+    late = Gate(path, EngineLimits(7, 3, 64))
     until_in_force(control, 7)
     assert control.limits.max_num_seqs == 3
     late.close()
@@ -216,7 +216,7 @@ def test_the_queue_is_in_order_of_deadlines_where_a_place_is_free(
     gate: Gate, controlled: Make
 ) -> None:
     control, scheduler = controlled(gate.path)
-    gate.configure(Limits(2, 1, 256, ttft_ms=1e9, policy="deadline"))
+    gate.configure(EngineLimits(2, 1, 256, ttft_ms=1e9, policy="deadline"))
     until_in_force(control, 2)
     urgent = SimpleNamespace(extra_args={"sluice_ttft_ms": 1e8})
     scheduler.come(

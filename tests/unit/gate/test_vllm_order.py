@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sluice_core.wire import Limits
+from sluice_core.wire import EngineLimits
 from sluice_vllm.order import DeadlineOrder, own_deadline_ms
 
 PRICE_S = 0.001
-DEADLINE = Limits(
+DEADLINE = EngineLimits(
     epoch=1, max_num_seqs=4, max_num_batched_tokens=512, ttft_ms=1000.0, policy="deadline"
 )
 
