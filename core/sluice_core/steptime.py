@@ -23,8 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sluice_core.contract import StepModel
-from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT, Tail, chunk_limit
+
+from .contract import StepModel
+from .latency import MIN_CHUNK_TOKENS, NO_LIMIT, Tail, chunk_limit
 
 MAX_AGE_S = 120.0
 BUCKET_RECORDS = 64

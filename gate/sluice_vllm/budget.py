@@ -4,7 +4,8 @@ Decodes come first, each with its drafts; prefill gets what keeps the step withi
 target, and a smallest chunk always, so that it ends.
 """
 
-from sluice_core.contract import MIN_CHUNK_TOKENS, StepModel
+from sluice_core.contract import StepModel
+from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.steptime import MIN_JUDGED, StepRecord, StepTimes
 from sluice_core.wire import EngineLimits
 
@@ -22,7 +23,9 @@ class Budget:
         self.num_steps = 0
         self._refitted_s = 0.0
 
-    def tokens(self, limits: EngineLimits, decodes: int, kv_tokens: int, per_decode: int = 1) -> int:
+    def tokens(
+        self, limits: EngineLimits, decodes: int, kv_tokens: int, per_decode: int = 1
+    ) -> int:
         """The token budget of a step with prefill. `per_decode`: a token and its drafts."""
         reserved = decodes * per_decode
         room = max(limits.max_num_batched_tokens - reserved, 1)

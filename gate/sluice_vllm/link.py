@@ -1,8 +1,8 @@
 """*Rim*: the Unix socket to the gate. Nothing here waits: a step costs two system calls.
 
 The gate listens, so that several engines of one server find it. The frames are those of
-`sluice_core.wire`: the engine sends `Ready` and `StepReport`s, the gate sends `EngineLimits`. A gate that
-is away is tried once a second; meanwhile the last limits hold.
+`sluice_core.wire`: the engine sends `Ready` and `StepReport`s, the gate sends
+`EngineLimits`. A gate that is away is tried once a second; meanwhile the last limits hold.
 """
 
 import logging
@@ -10,7 +10,14 @@ import socket
 from collections.abc import Callable
 
 import msgspec
-from sluice_core.wire import EngineLimits, Frame, Ready, encode_frame, split_frames, to_engine_decoder
+from sluice_core.wire import (
+    EngineLimits,
+    Frame,
+    Ready,
+    encode_frame,
+    split_frames,
+    to_engine_decoder,
+)
 
 log = logging.getLogger("vllm.sluice")  # below vLLM's logger, whose handlers print it
 

@@ -31,6 +31,7 @@ from bench.gpu_kernels import (
     shrunk,
     timed,
 )
+from sluice_core.steptime import StepTimes
 from sluice_core.wire import Abort, EngineLimits, Sampling, Submit, packed
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker.engine.loop import Engine
@@ -45,7 +46,6 @@ from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import StepWork
-from sluice_core.steptime import StepTimes
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from bench.gpu_kernels import DEVICE, DTYPE, REHEARSED, num_processors
 from sluice_core.model.files import read_json
+from sluice_core.steptime import StepTimes
 from sluice_core.wire import Submit
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker.engine.loop import Engine
@@ -18,7 +19,6 @@ from sluice_worker.execution.weights import Checkpoint
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import StepWork
-from sluice_core.steptime import StepTimes
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from unit.worker.engine.factories import create_request, create_requests, create_scheduler, run_all

@@ -34,6 +34,7 @@ from sluice.simulate.pod import SimulatedPod
 from sluice.simulate.trace import Request
 from sluice.simulate.world import World
 from sluice_core import sketch
+from sluice_core.steptime import StepRecord, StepTimes, non_negative_fit
 from sluice_core.wire import EngineLimits, StepReport, Submit, packed
 from sluice_operator.tuner import Targets
 from sluice_worker.engine.loop import Engine
@@ -41,7 +42,6 @@ from sluice_worker.execution.models.decoder import Decoder
 from sluice_worker.execution.runner import Runner
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
-from sluice_core.steptime import StepRecord, StepTimes, non_negative_fit
 
 TARGETS = Targets("99", 1000, 30, None)
 NUM_BLOCKS, BLOCK_SIZE, BUDGET = 256, 64, 512

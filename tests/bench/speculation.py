@@ -27,6 +27,7 @@ from bench.serving import MODEL
 from sluice.machine import processor
 from sluice_core.model.files import read_json
 from sluice_core.model.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, resolve_dtype
+from sluice_core.steptime import StepTimes
 from sluice_core.wire import EngineLimits, Submit, packed
 from sluice_kernels.choose import choose
 from sluice_worker.base.config import DType, NgramSpeculation
@@ -38,7 +39,6 @@ from sluice_worker.execution.weights import Checkpoint
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.step import StepWork
-from sluice_core.steptime import StepTimes
 from sluice_worker.text.tokenizer import Tokenizer
 
 HELD_OUT = (

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from gpu.paged import DEVICE
+from sluice_core.steptime import StepTimes
 from sluice_core.wire import EngineLimits, Sampling, Submit, packed
 from sluice_kernels.plain import PlainKernels
 from sluice_kernels.triton.kernels import TritonKernels
@@ -14,7 +15,6 @@ from sluice_worker.execution.runner import Runner
 from sluice_worker.execution.weights import random_weights
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
-from sluice_core.steptime import StepTimes
 
 SMALL = {
     "vocab_size": 199,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sluice_core.contract import MemoryReport, RuntimeConfig, Slo, StepModel, Waiting
 from sluice_core.model.sizing import blocks_for
+from sluice_core.steptime import StepRecord
 from sluice_core.wire import (
     TOKEN_BYTES,
     EngineLimits,
@@ -31,7 +32,6 @@ from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
-from sluice_core.steptime import StepRecord
 
 from .noise import Noise
 from .params import Params

@@ -33,9 +33,9 @@ from sluice_core.contract import (
 )
 from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT
 from sluice_core.sketch import SMALLEST_MS
+from sluice_core.steptime import StepTimes
 from sluice_core.wire import Snapshot
 from sluice_worker.scheduling import running, steptime
-from sluice_core.steptime import StepTimes
 
 NUM_BUCKETS = 2560
 INTERFERENCE_AT_ONCE = 64

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from sluice_core.contract import MIN_CHUNK_TOKENS
+from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.steptime import StepRecord
 from sluice_core.wire import EngineLimits
 from sluice_vllm.budget import REFIT_S, Budget

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from sluice_core.contract import StepModel
+from sluice_core.steptime import StepRecord, StepTimes
 from sluice_core.wire import (
     Abort,
     EngineLimits,
@@ -23,7 +24,6 @@ from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import Sequence
 from ..scheduling.speculation import few_decodes
 from ..scheduling.step import Outcome, Step
-from sluice_core.steptime import StepRecord, StepTimes
 
 REFIT_S = 1.0
 UNLEARNT_S = 60.0

@@ -33,6 +33,7 @@ from sluice_core.model.sizing import (
     weights_bytes,
 )
 from sluice_core.model.stored import Weights, read_config, with_stored_dtype
+from sluice_core.steptime import StepRecord, StepTimes
 from sluice_core.wire import EngineLimits, Ready, Submit, packed
 from sluice_kernels.choose import CannotChoose, choose
 from sluice_kernels.interface import Kernels
@@ -49,7 +50,6 @@ from ..scheduling.scheduler import SCORED_LOGITS, Scheduler
 from ..scheduling.sequence import Sequence
 from ..scheduling.static_batch import StaticBatching
 from ..scheduling.step import StepWork
-from sluice_core.steptime import StepRecord, StepTimes
 from ..text.tokenizer_config import TokenizerConfig, eos_token_ids
 from .loop import Engine
 

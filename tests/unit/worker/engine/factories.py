@@ -9,6 +9,7 @@ import torch
 from sluice_core.contract import SchedulingPolicy
 from sluice_core.model.files import read_json
 from sluice_core.model.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES
+from sluice_core.steptime import StepTimes
 from sluice_core.wire import EngineLimits, Finished, Sampling, Submit, packed
 from sluice_kernels.choose import choose
 from sluice_kernels.interface import Kernels
@@ -23,7 +24,6 @@ from sluice_worker.execution.weights import Checkpoint
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.static_batch import StaticBatching
-from sluice_core.steptime import StepTimes
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 199

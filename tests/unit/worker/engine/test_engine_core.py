@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sluice_core.steptime import StepTimes
 from sluice_core.wire import Abort, EngineLimits, Submit
 from sluice_worker.engine.loop import Engine
 from sluice_worker.scheduling.step import Outcome, Step
-from sluice_core.steptime import StepTimes
 from unit.worker.engine.factories import (
     collect,
     create_engine,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from sluice_core.steptime import StepRecord
 from sluice_core.wire import Sampling, Scores, Submit
 from sluice_worker.engine.loop import Engine
-from sluice_core.steptime import StepRecord
 from torch import Tensor
 from transformers import LlamaForCausalLM
 from transformers.generation.logits_process import (

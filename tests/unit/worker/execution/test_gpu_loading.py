@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from sluice_core.contract import StepModel
 from sluice_core.latency import TARGET_MARGIN, predicted_cap
+from sluice_core.steptime import StepRecord, StepTimes
 from sluice_worker.engine.startup import _Dummy, _Start
 from sluice_worker.execution.weights import Checkpoint
 from sluice_worker.scheduling.step import StepWork
-from sluice_core.steptime import StepRecord, StepTimes
 
 LONGEST = 131_072
 H100 = StepModel(a=6.0, b=0.01, c=128 * 1024 / 3.0e9, d=0.019, n=0, resid_q=1.0)

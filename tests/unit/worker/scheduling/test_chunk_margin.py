@@ -9,10 +9,10 @@ from typing import cast
 
 import numpy as np
 import pytest
+from sluice_core.steptime import StepRecord, StepTimes
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.runner import Runner
 from sluice_worker.scheduling.step import StepWork
-from sluice_core.steptime import StepRecord, StepTimes
 from unit.worker.engine.factories import create_request, create_scheduler
 from unit.worker.engine.virtual import sample
 

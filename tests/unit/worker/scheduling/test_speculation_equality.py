@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from sluice_core.contract import StepModel
+from sluice_core.steptime import StepTimes
 from sluice_core.wire import Submit
 from sluice_worker.base.config import NgramSpeculation
 from sluice_worker.engine.loop import Engine
@@ -13,7 +14,6 @@ from sluice_worker.execution.runner import Runner
 from sluice_worker.scheduling import drafts as drafts_module
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.speculation import Drafter
-from sluice_core.steptime import StepTimes
 from sluice_worker.text.tokenizer import Tokenizer
 from unit.worker.engine.factories import (
     create_request,
