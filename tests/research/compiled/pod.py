@@ -16,7 +16,7 @@ from sluice.simulate.params import Params
 from sluice.simulate.pod import REFIT_S, Outcome, SimulatedPod
 from sluice.simulate.recording import Recording, Totals
 from sluice.simulate.trace import Request
-from sluice_core import ordering
+from sluice_core import ordering, steptime
 from sluice_core.contract import (
     AT_CAP_SHARE,
     SKETCH_GAMMA,
@@ -35,7 +35,7 @@ from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT
 from sluice_core.sketch import SMALLEST_MS
 from sluice_core.steptime import StepTimes
 from sluice_core.wire import Snapshot
-from sluice_worker.scheduling import running, steptime
+from sluice_worker.scheduling import running
 
 NUM_BUCKETS = 2560
 INTERFERENCE_AT_ONCE = 64
