@@ -17,7 +17,7 @@ COMMANDS = {
     "plan": "Work out whether a checkpoint fits, and for how many sequences, without a pod.",
 }
 EXIT_SIGPIPE = 141
-"""As a shell tells of a program that wrote to a reader who had left."""
+"""Exit code that a shell reports for a program that wrote to a reader who had left."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +71,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def _discard_output() -> None:
-    """Else the buffered rest would fail once more at the end of the process."""
+    """Otherwise the buffered rest would fail once more at the end of the process."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
@@ -79,7 +79,7 @@ def _discard_output() -> None:
 def _imported(command: str) -> Any:
     try:
         return importlib.import_module(f"sluice.{command}")
-    except ImportError as e:  # or only a part of a package is
+    except ImportError as e:  # even if only a part of a package is missing
         sys.exit(f"sluice {command}: {e.name} is not installed here, as in the operator's image")
 
 

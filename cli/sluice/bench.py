@@ -1,10 +1,10 @@
-"""`sluice bench`: the same bursts at several caps of one running server, and what each cap brings.
+"""`sluice bench`: the same bursts at several caps of one running server, and each cap's effect.
 
-The traffic is the sources': 200 requests at once, silence until 30 s after them, 100 times,
-prompts of 1,024 to 3,072 tokens. `--scale 0.1` makes sizes, silence, number and lengths a tenth.
-Each round brings one wave of the same lengths (and new tokens) to every cap, in a drawn order. A
-machine that becomes slower does so for all caps. A wave begins when the one before it is
-answered, whatever the silence: no cap inherits a queue.
+The traffic is the sources': 200 requests at once, silence until 30 s after them, 100 times, prompts
+of 1,024 to 3,072 tokens. `--scale 0.1` makes sizes, silence, number and lengths a tenth. Each round
+brings one wave of the same lengths (and new tokens) to every cap, in a drawn order. A machine that
+becomes slower does so for all caps. A wave begins only when the one before it is answered, even
+after the silence: no cap inherits a queue.
 """
 
 import argparse
@@ -45,12 +45,12 @@ from sluice.page import page, picture, section, table, text_table
 
 CAPS = [1, 4, 8, 16, 32, 64]
 EVEN = 0.02
-"""Throughput within which static and continuous batches are called equal."""
+"""Share of throughput within which static and continuous batches are called equal."""
 CONNECT_SECONDS = 10.0
 WARM_UP = 4
-"""Requests before the first wave, which are not counted: connections, pages, code paths."""
+"""Requests before the first wave, not counted: they warm up connections, pages and code paths."""
 SAY_EVERY_SECONDS = 5.0
-"""How often a wave under way tells how far it is."""
+"""Seconds between progress lines of a wave under way."""
 
 
 def caps(text: str) -> list[int]:
@@ -98,8 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The waves, scaled, but never to a wave of one request or an output without a gap. Seconds,
-    tokens."""
+    """The waves in seconds and tokens, scaled; at least two requests a wave and two tokens an
+    output."""
 
     wave: int
     waves: int
@@ -149,7 +149,7 @@ class Bench:
                 await self._wave(number, self.tallies[cap], lengths)
 
     async def put_back(self) -> None:
-        """Put the cap in force that was there before; EndpointError if that fails."""
+        """Restore the cap that was in force before; EndpointError if that fails."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 cap = await self.cap.restore()
@@ -160,8 +160,8 @@ class Bench:
             print(f"cap {cap} is in force again, as before", flush=True)
 
     async def _send(self, name: str, lengths: list[curve.Length]) -> tuple[list[Outcome], float]:
-        """Answers to requests sent at once, and the seconds until the last one; says how far the
-        wave of that `name` is meanwhile."""
+        """Answers to requests sent at once, and the seconds until the last one. Meanwhile it prints
+        the progress of the wave called `name`."""
         url, slot, ended = self.args.url + self.args.route, self.cap.slot, list[Outcome]()
         bodies = [self.shape.body(self.rng, one) for one in lengths]
 
@@ -204,7 +204,7 @@ class Bench:
         )
 
     def result(self, left_out: list[int]) -> dict[str, Any]:
-        """Everything that was found, ready for JSON."""
+        """All results, ready for JSON."""
         points = [
             curve.point(tally, self.targets, self.costs, self.traffic.silence_s)
             for tally in self.tallies.values()
@@ -225,7 +225,7 @@ class Bench:
 
 
 async def _say_how_far(name: str, ended: list[Outcome], num: int) -> None:
-    """A line every few seconds, for ever; `ended`: of `num` requests those that have."""
+    """Print a line every few seconds, for ever; `ended`: the finished requests out of `num`."""
     start = time.monotonic()
     while True:
         await asyncio.sleep(SAY_EVERY_SECONDS)
@@ -236,7 +236,7 @@ async def _say_how_far(name: str, ended: list[Outcome], num: int) -> None:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The whole measurement; raises EndpointError where there is nothing to measure."""
+    """The whole measurement; raises EndpointError if there is nothing to measure."""
     traffic = Traffic.of(args)
     async with (
         open_session(args.api_key_file, args.timeout, CONNECT_SECONDS) as api,
@@ -348,15 +348,15 @@ class Ended(Exception):
 
 
 async def _run_until_signal(bench: Bench) -> None:
-    """Run it, and put the cap back whatever ends it. Raises `Ended`."""
+    """Run it, and restore the cap however it ends. Raises `Ended`."""
     work, got = asyncio.ensure_future(bench.run()), list[int]()
 
     def end(number: int) -> None:
         got.append(number)
-        work.cancel()  # and nothing else, so that no signal keeps the cap from being put back
+        work.cancel()  # and nothing else, so that no signal keeps the cap from being restored
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup sets SIG_IGN
             asyncio.get_running_loop().add_signal_handler(number, end, number)
     try:
         await work
@@ -372,7 +372,7 @@ def main(args: argparse.Namespace) -> int:
         told = "--admin-token-file says nothing with --client-side"
         print(f"sluice bench: {told}", file=sys.stderr)
         return 2
-    if find_spec("matplotlib") is None:  # told before minutes of measuring, not after them
+    if find_spec("matplotlib") is None:  # reported before minutes of measuring, not after them
         print("sluice bench: the picture needs matplotlib: sluice[plots]", file=sys.stderr)
         return 2
     try:

@@ -9,27 +9,27 @@ from typing import Any
 
 COMMAND_TIMEOUT_SECONDS = 180.0
 REQUEST_TIMEOUT_SECONDS = 20
-"""Each try of a read has it; where the server does not answer, kubectl asks up to eight times."""
+"""Seconds for each try of a read; without an answer, kubectl tries up to eight times."""
 NAMESPACE = "default"
 OTHER_VERSION = "its status is of another version"
 UNREADABLE = AttributeError, KeyError, TypeError, ValueError
-"""Reading such a status raises these."""
+"""Errors that reading a malformed status raises."""
 
 
 class KubeError(Exception):
-    """A command failed, or what was waited for did not come; the message says which."""
+    """A command failed or took too long; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kube:
-    """One cluster, as its kubeconfig names it; None: as kubectl finds its own."""
+    """One cluster, as its kubeconfig names it; None: kubectl's own choice."""
 
     kubeconfig: Path | None = None
 
     def get(self, *argv: str) -> Any:
         """`kubectl get ARGV -o json`, parsed; raises `KubeError`.
 
-        What kubectl writes on standard error is shown as it comes: it may ask a person to sign in.
+        kubectl's standard error is shown as it comes: it may ask a person to sign in.
         """
         chosen = [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []
         limit = f"--request-timeout={REQUEST_TIMEOUT_SECONDS}s"

@@ -33,7 +33,7 @@ from sluice.numbers import positive, vocabulary
 
 KINDS = ("closed", "open", "burst")
 CAPACITY = "capacity"
-"""The closed phase of this name measures what shares are of."""
+"""A closed phase of this name measures the capacity; other phases send shares of it."""
 PHASES = (
     "NAME:closed:CONCURRENCY:SECONDS, NAME:open:FRACTION:SECONDS of the capacity, or "
     "NAME:burst:FRACTION:SECONDS, at once as many requests as the capacity brings in FRACTION s. "
@@ -47,7 +47,7 @@ Phase = tuple[str, str, float, float]
 class Ledger:
     """Counts of one phase; at its end every request sent has exactly one of `outcomes`.
 
-    One without an answer has waited for ever for its first token.
+    A request without an answer counts as waiting for ever for its first token.
     """
 
     name: str
@@ -82,13 +82,13 @@ class Ledger:
 
 
 def quantile_ms(seconds: Sequence[float], q: float) -> float | None:
-    """`exact_quantile_ms`, to a hundredth."""
+    """`exact_quantile_ms`, rounded to a hundredth."""
     value = exact_quantile_ms(seconds, q)
     return None if value is None else round(value, 2)
 
 
 Send = Callable[..., "asyncio.Task[None]"]
-"""Sends one request of a ledger; a second argument: when it was to be sent, monotonic clock."""
+"""Sends one request of a ledger; a second argument is its due time on the monotonic clock."""
 
 
 async def closed_loop(send: Send, ledger: Ledger, concurrency: int, seconds: float) -> None:
@@ -115,7 +115,7 @@ async def open_loop(
 
 
 async def burst(send: Send, ledger: Ledger, size: int, seconds: float) -> None:
-    """`size` requests at once, then silence: until all are answered, `seconds` at least."""
+    """Send `size` requests at once, then nothing until all are answered, `seconds` at least."""
     end = time.monotonic() + seconds
     await asyncio.gather(*(send(ledger) for _ in range(size)))
     await asyncio.sleep(max(0.0, end - time.monotonic()))
@@ -140,7 +140,7 @@ async def report_progress(ledgers: list[Ledger]) -> None:
 async def run(args: argparse.Namespace) -> int:
     """All phases of the command line in order; 0 if requests were sent and all ended ok.
 
-    Raises EndpointError where they cannot be.
+    Raises EndpointError if they cannot be sent.
     """
     rng = random.Random(args.seed)  # noqa: S311 - a load, not a secret
     (prompt, longest), (least, most) = sorted(args.prompt_tokens), sorted(args.max_tokens)
@@ -159,7 +159,7 @@ async def run(args: argparse.Namespace) -> int:
             return asyncio.create_task(one())
 
         progress = asyncio.create_task(report_progress(ledgers))
-        # What ends it, as a reader who has left, ends the next phase's line as well.
+        # An error that ends it, such as a reader who left, ends the next phase's line as well.
         progress.add_done_callback(lambda task: task.cancelled() or task.exception())
         capacity = args.capacity or 1.0
         for one in args.phases:
@@ -178,7 +178,7 @@ async def run(args: argparse.Namespace) -> int:
 async def _run_phase(
     one: Phase, ledger: Ledger, capacity: float, send: Send, rng: random.Random
 ) -> float:
-    """Run it, tell its summary, and return the capacity in requests/s from then on."""
+    """Run it, print its summary, and return the capacity in requests/s from then on."""
     name, kind, amount, seconds = one
     start = time.monotonic()
     if kind == "closed":
@@ -219,9 +219,9 @@ def phase(text: str) -> Phase:
 
 
 def refusal(phases: Sequence[Phase], capacity: float | None) -> str:
-    """The reason why shares are not of the capacity that they seem to be of, "" if they are.
+    """Why the shares would be of another capacity than they seem to be, "" if they would not.
 
-    `capacity`: the one that is given.
+    `capacity`: the given one.
     """
     measured = [name == CAPACITY and kind == "closed" for name, kind, _, _ in phases]
     shares = [kind != "closed" for _, kind, _, _ in phases]

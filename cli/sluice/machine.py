@@ -1,11 +1,11 @@
-"""*rim*: the machine, as figures name it."""
+"""*rim*: the machine's name, for figures."""
 
 import platform
 from pathlib import Path
 
 
 def processor() -> str:
-    """This machine's, as Linux calls it, with its family where a host hides the model."""
+    """The processor's name in Linux, with its family if a host hides the model."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

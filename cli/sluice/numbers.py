@@ -1,11 +1,11 @@
-"""Numbers of a command line: argparse's `type=`, each refuses what it cannot use in one clause."""
+"""Numbers of a command line: argparse's `type=`; each refuses unusable text in one clause."""
 
 import argparse
 from collections.abc import Callable
 from math import inf
 
 FIRST_TOKEN_ID = 10
-"""Ids below it are left to special tokens."""
+"""Token ids below it are left to special tokens."""
 
 
 def at_least(least: int) -> Callable[[str], int]:

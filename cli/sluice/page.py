@@ -1,4 +1,4 @@
-"""Tables as text, and pages of HTML that need nothing beside them. Pure."""
+"""Tables as text, and HTML pages that need no other files. Pure."""
 
 import base64
 from collections.abc import Sequence

@@ -92,7 +92,7 @@ def _read(args: argparse.Namespace) -> checkpoint.ModelFacts:
 
 
 def _ceiling(plan: sizing.MemoryPlan) -> str:
-    """`explain` counts the longest sequences; of usual ones more may fit."""
+    """`explain` counts the longest sequences; more of the usual ones may fit."""
     longest = min(plan.guaranteed_seqs, plan.ceiling)
     lengths = f" (of usual length; {longest} of the longest)" if longest < plan.ceiling else ""
     return f"max_num_seqs: {plan.ceiling}{lengths}"

@@ -1,6 +1,6 @@
 """`sluice report NAME`: what one service promised, held and cost, and what would help.
 
-All of it is from the object: its status is what the operator measured over `spec.slo.window`.
+All data comes from the object: its status holds the measurements over `spec.slo.window`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from sluice.status import UNSEEN, milliseconds, note_on
 GIB = 2**30
 TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")
 UNIFORM = 0.05
-"""Padding below which static batches are worth a measurement."""
+"""Share of padding below which static batches are worth a measurement."""
 INDEPENDENT = (
     "95 % intervals (Wilson) take samples as independent; those of one burst are not, so the true "
     "ones are wider"
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """The pods' work, as `status` has it: means of a request in tokens, and the step model."""
+    """The pods' work, from `status`: means of a request in tokens, and the step model."""
 
     output: float
     prompt: float
@@ -74,7 +74,7 @@ class WorkDone:
 
 
 def read_work(status: Object) -> WorkDone | None:
-    """None until requests have finished and a step model is fitted."""
+    """The work, None until requests have finished and a step model is fitted."""
     load, step = status.get("load") or {}, (status.get("batching") or {}).get("step") or {}
     finished, lengths = load.get("finished"), load.get("lengths")
     if not (finished and load.get("tokens") and lengths and step):
@@ -127,7 +127,7 @@ def _attained(name: str, target: Object) -> dict[str, Any]:
 
 def _cap(status: Object, work: WorkDone | None) -> dict[str, Any]:
     """The cap and the throughput it costs, by the step model. It is compared with the ceiling, or
-    with what memory carries if that is less."""
+    with the sequences that fit in memory if those are fewer."""
     batching = status.get("batching") or {}
     names = {"in_force": "maxNumSeqs", "ceiling": "ceiling", "limited_by": "limitedBy"}
     cap: dict[str, Any] = {name: batching.get(key) for name, key in names.items()}
@@ -249,7 +249,7 @@ def _batching(status: Object, work: WorkDone) -> Iterator[str]:
 
 
 def _bytes(memory: Object, key: str) -> int:
-    """Measured, or else planned."""
+    """Measured bytes, else planned ones."""
     parts = {**(memory.get("planned") or {}), **(memory.get("measured") or {})}
     return int(parts.get(key, 0))
 
@@ -265,7 +265,7 @@ def _row(t: Object) -> list[str]:
 
 
 def _told(value: object, form: str) -> str:
-    """The value, or a dash of what is not known."""
+    """The value, or a dash if it is not known."""
     return "-" if value is None else form.format(value)
 
 
@@ -309,7 +309,7 @@ def as_text(report: Object) -> str:
 
 
 def _asked(report: Object) -> str:
-    """The promise, and the generation of the spec that the report is of."""
+    """The promise, and the generation of the spec that the report is about."""
     asked = f"P{report['percentile']} over {report['window_s'] or 0:g} s"
     asked, note = asked if report["percentile"] else "no targets", report["note"]
     if note == UNSEEN:

@@ -14,9 +14,9 @@ from sluice_worker import __main__ as worker
 from sluice_worker.base.config import WorkerConfig
 
 GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""A driver's device: CUDA's own, and that of WSL."""
+"""Device files of a GPU driver: CUDA's own, and WSL's."""
 CPU_UTILIZATION = "0.5"
-"""Without a GPU the memory is the machine's, and a person works on it too."""
+"""Share of the machine's memory without a GPU: a person works on the machine too."""
 GIB = 2**30
 
 
@@ -36,14 +36,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def arguments(model: str, flags: list[str]) -> list[str]:
-    """The worker's command line; what the user gives comes last and wins."""
+    """The worker's command line; the user's flags come last and win."""
     has_gpu = any(path.exists() for path in GPU_FILES)
     gentle = [] if has_gpu else [f"--gpu-memory-utilization={CPU_UTILIZATION}"]
     return [f"--model={model}", *gentle, *flags]
 
 
 class Narration(logging.Formatter):
-    """The worker's events as sentences; those without one as their name and fields."""
+    """The worker's events as sentences; an event without a sentence shows its name and fields."""
 
     def __init__(self, config: WorkerConfig) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Narration(logging.Formatter):
 
 
 def _plain(record: logging.LogRecord) -> str:
-    """An event that has no sentence of its own."""
+    """An event without a sentence of its own."""
     if record.exc_info:
         return EventFormatter().format(record)
     fields = ", ".join(f"{key}={value}" for key, value in fields_of(record).items())

@@ -48,7 +48,7 @@ def _events_of(kube: Kube, name: str, body: Object) -> tuple[Sequence[Object], s
     meta = body.get("metadata") or {}
     try:
         return kube.events(name, meta.get("namespace", NAMESPACE), meta.get("uid")), ""
-    except KubeError as e:  # as for those who may read the object and no events
+    except KubeError as e:  # for example without the right to list events
         return (), str(e)
 
 
@@ -79,7 +79,7 @@ def _head(body: Object, status: Object) -> str:
 
 
 def note_on(status: Object, generation: int) -> str:
-    """Why `status` is not what an operator says of the spec at `generation`, "" where it is."""
+    """Why `status` does not describe the spec at `generation`, "" if it does."""
     if not status:
         return UNSEEN
     seen = status.get("observedGeneration", 0)
@@ -87,7 +87,7 @@ def note_on(status: Object, generation: int) -> str:
 
 
 def milliseconds(text: str | None) -> float | None:
-    """`"123ms"` or `"1.5s"` of a status field as milliseconds."""
+    """A status field such as `"123ms"` or `"1.5s"` in milliseconds."""
     if not text:
         return None
     return float(text[:-2]) if text.endswith("ms") else 1000 * float(text.removesuffix("s"))
@@ -130,13 +130,13 @@ def _cap(batching: Object) -> str:
 
 
 def _change(change: Object) -> tuple[str, str, str]:
-    """From what to what it went, when and why."""
+    """The old and the new value, the time and the reason."""
     moved = f"{change.get('from', '-')} -> {change.get('to', '-')}"
     return moved, change.get("time", "-"), change.get("reason", "-")
 
 
 def _why(part: Object) -> list[str]:
-    """The last look's reason, and what advisory mode would do."""
+    """The last look's reason, and the change that advisory mode proposes."""
     told = [f"{part['reason']}: {part.get('message', '')}"] if "reason" in part else []
     return told + ([f"advised: {part['proposed']}"] if "proposed" in part else [])
 
@@ -166,8 +166,8 @@ def _evidence(status: Object) -> str:
 
 
 def _needed(target: Object, is_unused: bool) -> str:
-    """Clean samples that headroom still needs; `is_unused`: no more run than a lower cap allows,
-    so that none of them says anything of this one."""
+    """Clean samples that headroom still needs. `is_unused`: no more requests run than a lower cap
+    allows, so no sample says anything about this cap."""
     rare = "" if target.get("verifiable", True) else " (over an hour at this traffic)"
     unused = " (the cap is unused)" if target.get("samplesNeeded") else ""
     return f"{target.get('samplesNeeded', '-')}{unused if is_unused else rare}"

@@ -45,7 +45,7 @@ LINKER_FLAGS = " ".join(
 
 
 def folder(paths: Paths) -> Path:
-    """Where the binaries of this module's go.sum belong, whether they are there or not."""
+    """The folder for the binaries of this module's go.sum, even if they are not built yet."""
     key = key_of_files(paths.module, ["go.sum", "pause/main.go"], LINKER_FLAGS)
     return paths.cache / "binaries" / key
 
@@ -56,7 +56,7 @@ def missing(paths: Paths, names: Iterable[str] = tuple(PACKAGES)) -> list[str]:
 
 
 def ensure(paths: Paths, names: Iterable[str] = tuple(PACKAGES)) -> Path:
-    """The folder that holds `names`, built now if they are not there."""
+    """The folder that holds `names`; builds those that are missing."""
     target = folder(paths)
     if not missing(paths, names):
         return target
@@ -117,6 +117,6 @@ def _go_version(go: Path) -> str:
 
 
 def is_new_enough(version: str) -> bool:
-    """Whether `go version`'s line names at least MIN_GO."""
+    """True if `go version`'s line names at least MIN_GO."""
     match = re.search(r"go(\d+)\.(\d+)", version)
     return match is not None and (int(match[1]), int(match[2])) >= MIN_GO

@@ -8,7 +8,7 @@ Kind = Literal["existing", "kind", "local", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What this machine and its environment offer."""
+    """Facts about this machine and its environment that decide the choice."""
 
     kubeconfig: str | None
     docker_answers: bool

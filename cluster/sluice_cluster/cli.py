@@ -20,7 +20,7 @@ CLIENTS = ("kubectl", "helm")
 
 
 def find(settings: Settings) -> Found:
-    """What this machine offers."""
+    """Find out what this machine offers."""
     return Found(
         kubeconfig=settings.kubeconfig,
         docker_answers=not settings.wants_local and docker.answers(),
@@ -39,7 +39,7 @@ def decide(settings: Settings) -> VersionChoice:
 
 
 def up(settings: Settings, with_images: bool) -> None:
-    """Have a cluster, and our images in it if asked; both at once where nothing is built yet."""
+    """Start a cluster, with our images if asked; both at once if nothing is built yet."""
     choice = decide(settings)
     say(choice.reason)
     paths = settings.paths
@@ -73,7 +73,7 @@ def _up(settings: Settings, choice: VersionChoice) -> State:
 
 
 def _aside(work: Callable[[], None]) -> Future[None]:
-    """`work` in a thread that an exit does not wait for, as those of an executor."""
+    """`work` in a thread that an exit does not wait for; it would wait for an executor's."""
     done: Future[None] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Names made from content: what has not changed is not built again. Pure but for reading files."""
+"""Names made from content: unchanged things are not built again. Pure but for reading files."""
 
 import hashlib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What the local cluster takes from Debian or Ubuntu."""
+"""Packages that the local cluster takes from Debian or Ubuntu."""
 
 import contextlib
 import glob
@@ -27,7 +27,7 @@ PACKAGES = {
     "ca-certificates": "/etc/ssl/certs/ca-certificates.crt",
     "python3-venv": "/usr/lib/python3*/ensurepip",
 }
-# while it exists and exits 101, dpkg starts no service: ours are instances of our own
+# while it exists and exits 101, dpkg starts no service: we start instances of our own
 POLICY = Path("/usr/sbin/policy-rc.d")
 FOUND_ELSEWHERE = {"iproute2": "/sbin/ip", "nftables": "/sbin/nft", "iptables": "/sbin/iptables"}
 
@@ -42,7 +42,7 @@ def _is_there(package: str, file: str) -> bool:
 
 
 def install_missing(paths: Paths) -> None:
-    """apt-get install what is missing, saying so. No service of theirs is started."""
+    """Install missing packages with apt-get, and say so. None of their services is started."""
     if not missing():
         return
     with locked(paths.cache / "apt.lock"):
@@ -75,7 +75,7 @@ def _no_services() -> Iterator[None]:
 
 
 def check_disk(paths: Paths) -> None:
-    """ClusterError when images and pods would not fit on the disk of the cache."""
+    """ClusterError if images and pods would not fit on the disk of the cache."""
     paths.cache.mkdir(parents=True, exist_ok=True)
     warm = (paths.cache / "registry" / "docker").exists()
     need = WARM_NEED_BYTES if warm else COLD_NEED_BYTES

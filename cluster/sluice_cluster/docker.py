@@ -1,11 +1,11 @@
-"""A Docker engine's part: building and pushing our images, where there is one."""
+"""The part of a Docker engine: building and pushing our images, if there is one."""
 
 from sluice_cluster.settings import Paths
 from sluice_cluster.shell import run_visibly, succeeds
 
 
 def answers() -> bool:
-    """Whether a Docker engine, not only its client, is there."""
+    """True if a Docker engine answers, not only its client."""
     return succeeds(["docker", "info"], timeout=10.0)
 
 

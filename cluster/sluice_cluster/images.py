@@ -82,7 +82,7 @@ def _registry_answers() -> bool:
 
 
 def is_pushed(reference: str) -> bool:
-    """Whether the loopback registry holds the manifest of `reference`."""
+    """True if the loopback registry holds the manifest of `reference`."""
     name, _, tag = reference.removeprefix(f"{REGISTRY}/").rpartition(":")
     return _status(f"http://{REGISTRY}/v2/{name}/manifests/{tag}") == 200
 
@@ -108,7 +108,7 @@ def push(paths: Paths, what: str, name: str) -> None:
 
 
 def _fetch(paths: Paths, what: str, name: str) -> None:
-    """Bring an image to the node now: a first pod would wait a minute for it."""
+    """Bring an image to the node now: the first pod would wait a minute for it."""
     registries = paths.run / "config" / "registries"
     command = [*_ctr(paths), "images", "pull", f"--hosts-dir={registries}", name]
     log = paths.logs / f"pull-{what}.log"
@@ -116,7 +116,7 @@ def _fetch(paths: Paths, what: str, name: str) -> None:
 
 
 def _forget_older(paths: Paths, name: str) -> None:
-    """Remove earlier builds of `name` where they were built and from the node: 6 GB each.
+    """Remove earlier builds of `name` from the place of the build and from the node: 6 GB each.
 
     Pods that run them go on, and the registry still has them.
     """
@@ -138,7 +138,7 @@ def image_key(paths: Paths, image: Image) -> str:
 
 
 def reference(paths: Paths, image: Image, registry: str | None) -> str:
-    """What a pod asks for."""
+    """The image reference in a pod's template."""
     prefix = f"{registry}/" if registry else ""
     return f"{prefix}sluice/{image.name}:{image_key(paths, image)}"
 
@@ -156,7 +156,7 @@ def _suite() -> str:
 
 
 def prepare(paths: Paths) -> None:
-    """Build now, for the local cluster, what its registry takes once it is up."""
+    """Build in advance the images that the local cluster's registry takes once it is up."""
     debian.install_missing(paths)
     for image in IMAGES:
         name = reference(paths, image, REGISTRY)
@@ -165,7 +165,7 @@ def prepare(paths: Paths) -> None:
 
 
 def deliver(paths: Paths, state: State) -> dict[str, str]:
-    """Our images, built if their inputs changed and known to the cluster: {name: reference}."""
+    """Build our images whose inputs changed, and bring them to the cluster: {name: reference}."""
     if state.kind == "existing" and state.registry is None:
         raise ClusterError(
             "the cluster that SLUICE_KUBECONFIG names needs a registry to pull our images "
@@ -205,7 +205,7 @@ def _deliver_with_docker(paths: Paths, state: State, image: Image, name: str) ->
 
 
 def ensure_base(paths: Paths) -> str:
-    """A base image as python:3-slim is one, made from Debian packages; returns its name."""
+    """Build a base image like python:3-slim from Debian packages; returns its name."""
     name = base_reference()
     buildah = _buildah(paths)
     if succeeds([*buildah, "inspect", "--type=image", name]):
@@ -220,7 +220,7 @@ def ensure_base(paths: Paths) -> str:
 
 
 def build(paths: Paths, image: Image, name: str) -> None:
-    """Build one image with buildah: layers that did not change come from its cache."""
+    """Build one image with buildah; unchanged layers come from its cache."""
     with locked(paths.cache / "images.lock"):
         if succeeds([*_buildah(paths), "inspect", "--type=image", name]):
             return

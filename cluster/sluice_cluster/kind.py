@@ -1,4 +1,4 @@
-"""A kind cluster, where a Docker engine answers. Written from kind's manual and tried nowhere."""
+"""A kind cluster, if a Docker engine answers. Written from kind's manual and tried nowhere."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ def _kind(paths: Paths) -> str:
 
 
 def up(paths: Paths) -> None:
-    """Have a kind cluster called sluice, and its kubeconfig."""
+    """Start a kind cluster called sluice, if it is not there, and write its kubeconfig."""
     kind = _kind(paths)
     if "sluice" not in run([kind, "get", "clusters"]).split():
         command = [kind, "create", "cluster", NAME, "--wait=5m"]

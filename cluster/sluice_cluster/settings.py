@@ -1,4 +1,4 @@
-"""Where things live, and the few things about the cluster that are ours to choose."""
+"""Paths, and the few settings of the cluster that are ours to choose."""
 
 import os
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ WARM_NEED_BYTES = 4 * 10**9
 
 
 class ClusterError(Exception):
-    """What a person must change, in one sentence. `exit_code` is what the command returns."""
+    """A problem that a person must solve, in one sentence. `exit_code`: the command's."""
 
     exit_code = 1
 
@@ -74,7 +74,7 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says; read here and nowhere else."""
+    """Settings from the environment; read here and nowhere else."""
 
     paths: Paths
     kubeconfig: str | None  # SLUICE_KUBECONFIG: a cluster that is already there

@@ -1,4 +1,4 @@
-"""Commands, waiting, locks and what is printed while they run."""
+"""Commands, waiting, locks, and the progress printed while they run."""
 
 import contextlib
 import fcntl
@@ -54,7 +54,7 @@ def run(
 
 
 def succeeds(command: Sequence[Word], timeout: float = 30.0) -> bool:
-    """Whether `command` exists and exits 0."""
+    """True if `command` exists and exits 0."""
     try:
         run(command, timeout=timeout)
     except ClusterError:
@@ -121,7 +121,7 @@ def wait_until(
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One at a time on this machine; who waits says so."""
+    """One holder at a time on this machine; a process that waits says so."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         try:
@@ -133,7 +133,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Whoever is killed meanwhile leaves the file as it was."""
+    """Write `text` at once: if the process is killed meanwhile, the file stays as it was."""
     file.parent.mkdir(parents=True, exist_ok=True)
     staging = file.with_suffix(".new")
     staging.write_text(text)
@@ -141,7 +141,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def tail(path: Path) -> str:
-    """The last lines of a log, or nothing where there is no such file."""
+    """The last lines of a log, or nothing if there is no such file."""
     if not path.exists():
         return ""
     return "\n".join(path.read_text(errors="replace").splitlines()[-8:])

@@ -12,7 +12,7 @@ from sluice_cluster.shell import write_whole
 class State:
     """`kind` is existing, kind or local; `bin_dir` holds kubectl and helm.
 
-    `images` maps operator and worker to what pods pull.
+    `images` maps operator and worker to the references that pods pull.
     """
 
     kind: str
@@ -26,7 +26,7 @@ class State:
         try:
             return cls(**json.loads(file.read_text()))
         except (FileNotFoundError, ValueError, TypeError):
-            return None  # none yet, cut short, or of another version: `up` writes it anew
+            return None  # none yet, truncated, or from another version: `up` writes it anew
 
     def write(self, file: Path) -> None:
         write_whole(file, json.dumps(asdict(self), indent=1) + "\n")

@@ -2,11 +2,11 @@
 
 Each step's token budget keeps the step within the inter-token target, by the law of Sluice's own
 engine (`sluice_core.steptime`). The cap on running requests, the target and the order of the queue
-are live: a gate sends them over a Unix socket, and gets a record of each step. Without a gate the
-environment says what holds (`settings`). Needs `sluice_core`, msgspec and numpy beside vLLM.
+are live. A gate sends them over a Unix socket, and gets a record of each step. Without a gate the
+environment sets them (`settings`). It needs `sluice_core`, msgspec and numpy beside vLLM.
 
-vLLM does not promise this interface. `probe` looks at the start for all that is used here. Where
-something lacks, one line in the log says so, and the scheduler behaves as the stock one.
+vLLM does not promise this interface. At the start `probe` looks for all that is used here. If
+something is missing, one line in the log says so, and the scheduler behaves as the stock one.
 docs/engines.md lists the versions.
 """
 

@@ -1,7 +1,7 @@
-"""How many tokens the next step may have. Pure.
+"""The token budget of the next step. Pure.
 
-Decodes come first, each with its drafts; prefill gets what keeps the step within the inter-token
-target, and a smallest chunk always, so that it ends.
+Decodes come first, each with its drafts. Prefill gets the tokens that keep the step within the
+inter-token target, but always a smallest chunk, so that it ends.
 """
 
 from sluice_core.contract import StepModel
@@ -33,7 +33,7 @@ class Budget:
         return reserved + min(room, max(chunk, MIN_CHUNK_TOKENS))
 
     def learn(self, record: StepRecord) -> StepModel | None:
-        """Remember a step; the model where it was fitted anew."""
+        """Remember a step; returns the model if it was fitted anew."""
         self.num_steps += 1
         self.times.add(record)
         if self.num_steps > MIN_JUDGED and record.at_s - self._refitted_s < REFIT_S:

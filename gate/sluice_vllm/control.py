@@ -1,4 +1,4 @@
-"""What is done before and after each step of vLLM's scheduler. *Rim*: reads the clocks."""
+"""The work before and after each step of vLLM's scheduler. *Rim*: reads the clocks."""
 
 import logging
 import os
@@ -20,13 +20,13 @@ from .settings import Settings, read
 log = logging.getLogger("vllm.sluice")
 
 KV_FULL = 0.95
-"""Share of the KV cache from which on who waits below the cap waits for it."""
+"""Share of KV cache in use from which on requests below the cap count as waiting for it."""
 
 
 class Control:
     """Sets a scheduler's cap, token budget and order before each step, and reports the step.
 
-    `scheduler`: vLLM's, of which `probe` lists what is used.
+    `scheduler`: vLLM's; `probe` lists what is used of it.
     """
 
     def __init__(self, scheduler: Any, given: Settings, version: str, *, may_cut: bool) -> None:
@@ -46,7 +46,7 @@ class Control:
         self._poll(time.monotonic())
 
     def before_step(self) -> float:
-        """Set what holds for the next step; returns its start on the monotonic clock."""
+        """Set the limits of the next step; returns its start on the monotonic clock."""
         started_s, scheduler = time.monotonic(), self._scheduler
         self._poll(started_s)
         scheduler.max_num_active_reqs = self.limits.max_num_seqs
@@ -59,7 +59,7 @@ class Control:
                 decodes += 1
                 kv_tokens += request.num_computed_tokens
                 is_mixed = is_mixed or has_prefill
-        if is_mixed:  # a chunk before a decode would take its token
+        if is_mixed:  # a prefill chunk before a decode would take its token
             scheduler.running.sort(key=lambda request: bool(request.is_prefill_chunk))
         num_running, num_waiting = scheduler.get_request_counts()
         if self._may_cut and (has_prefill or num_waiting):
@@ -72,7 +72,7 @@ class Control:
         return started_s
 
     def scheduled(self, output: Any, started_s: float) -> None:
-        """vLLM made a step of it, which runs now. Drafts count as prefill, whose work they are."""
+        """vLLM scheduled `output`, which runs now. Drafts count as prefill, whose work they are."""
         per_decode, requests = 1 + self._scheduler.num_spec_tokens, self._scheduler.requests
         decodes = kv_tokens = 0
         for request_id, num_tokens in output.num_scheduled_tokens.items():
@@ -82,10 +82,10 @@ class Control:
         self._steps[id(output)] = started_s, self.limits, decodes, kv_tokens
 
     def ended(self, output: Any) -> None:
-        """The step's tokens are booked.
+        """Book the step's tokens.
 
-        A step lasts from the end of the one before, if that left something to do: what lies
-        between two steps is in the gap between two tokens as well.
+        A step lasts from the end of the one before, if that left something to do. Time between two
+        steps is part of the gap between two tokens as well.
         """
         now_s = time.monotonic()
         started_s, limits, decodes, kv_tokens = self._steps.pop(id(output))
@@ -102,7 +102,7 @@ class Control:
             self.link.send(self._report(limits, record, len(output.num_scheduled_tokens), model))
 
     def _poll(self, now_s: float) -> None:
-        """Take the newest limits, as far as the engine was started for them."""
+        """Take the newest limits, within those that the engine was started with."""
         for limits in self.link.receive(now_s) if self.link else ():
             self.limits = self._order.limits = replace(
                 limits,
@@ -173,7 +173,7 @@ class Control:
 
 
 def attach(scheduler: Any, stock: Any, version: str) -> Control | None:
-    """A control of `scheduler`, of class `stock`; None where this vLLM is not known: the log says
+    """A control of `scheduler`, of class `stock`; None if this vLLM is not supported: the log says
     why."""
     lack = what_lacks(scheduler, stock)
     if lack is not None:

@@ -24,11 +24,11 @@ log = logging.getLogger("vllm.sluice")  # below vLLM's logger, whose handlers pr
 RETRY_S = 1.0
 READ_BYTES = 1 << 16
 MAX_BACKLOG_BYTES = 1 << 20
-"""A gate that does not read misses the reports beyond."""
+"""Most bytes that wait for a gate that does not read; it misses the reports beyond."""
 
 
 class Link:
-    """The connection to the gate at `path`, made anew when it breaks. `ready`: said first."""
+    """The connection to the gate at `path`, remade when it breaks. `ready`: its first message."""
 
     def __init__(self, path: str, ready: Callable[[], Ready]) -> None:
         self._path, self._ready = path, ready

@@ -8,13 +8,13 @@ from sluice_core.ordering import Line, Pace, Terms
 from sluice_core.wire import EngineLimits
 
 OWN_DEADLINE = "sluice_ttft_ms"
-"""Where a request says when its first token is due, in milliseconds: a key of `vllm_xargs`."""
+"""Key of `vllm_xargs` with a request's own deadline: milliseconds until its first token is due."""
 RECENT = 32
-"""Departures of which the mean distance is taken."""
+"""Number of departures in the mean distance."""
 
 
 class DeadlineOrder:
-    """Who waits, in the order of `sluice_core.ordering`; who was preempted comes before all."""
+    """The waiting requests in the order of `sluice_core.ordering`; preempted ones come first."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
@@ -23,7 +23,7 @@ class DeadlineOrder:
         self._gone_s, self._num_gone, self._place_s = 0.0, 0, 0.0
 
     def arrange(self, waiting: deque[Any], now_s: float, price_s: float, num_free: int) -> None:
-        """Sort `waiting`, vLLM's requests, in place. `price_s`: of a prompt's token."""
+        """Sort `waiting`, vLLM's requests, in place. `price_s`: seconds per token of a prompt."""
         preempted = [request for request in waiting if request.num_preemptions]
         fresh = {id(request): request for request in waiting if not request.num_preemptions}
         gone = self._known.keys() - fresh.keys()
@@ -39,7 +39,7 @@ class DeadlineOrder:
         waiting.extend(preempted + ordered)
 
     def _learn_pace(self, num_gone: int, now_s: float) -> None:
-        """So many left the queue. While others wait, their distance is how fast places come."""
+        """While others wait, the distance between departures tells how fast places come."""
         if 0 < num_gone < len(self._known):
             self._num_gone = min(self._num_gone + 1, RECENT)
             self._place_s += ((now_s - self._gone_s) / num_gone - self._place_s) / self._num_gone

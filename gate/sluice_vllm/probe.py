@@ -1,4 +1,4 @@
-"""Whether this vLLM is one whose scheduler can be steered from outside. Pure."""
+"""Checks if the scheduler of this vLLM can be steered from outside. Pure."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ HELD = (
 
 
 def what_lacks(scheduler: Any, stock: Any) -> str | None:
-    """What a scheduler of vLLM's class `stock` has not, as a part of a sentence; None: nothing."""
+    """The first thing that vLLM's class `stock` lacks, as part of a sentence; None: nothing."""
     reads = getattr(getattr(stock.schedule, "__code__", None), "co_names", ())
     for name in READ_EACH_STEP:
         if name not in reads:
@@ -22,7 +22,7 @@ def what_lacks(scheduler: Any, stock: Any) -> str | None:
 
 
 def why_whole(scheduler: Any) -> str | None:
-    """Why a prompt must not be cut at will: a budget below what it needs at once starves it."""
+    """Why a prompt must not be cut at will: a budget below its need at once starves it."""
     config = scheduler.scheduler_config
     if not getattr(config, "enable_chunked_prefill", False):
         return "chunked prefill is off"

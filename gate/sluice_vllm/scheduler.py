@@ -1,4 +1,4 @@
-"""The class that vLLM is given. Importing this needs vLLM; all that it does is in `control`."""
+"""The class that vLLM is given. Importing this needs vLLM; `control` does all the work."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the environment says. vLLM hands its environment on to the engine process."""
+"""Settings from the environment. vLLM hands its environment on to the engine process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Settings:
 
 
 def read(environ: Mapping[str, str]) -> Settings:
-    """Raises ValueError with a sentence where a target is no time."""
+    """Raises ValueError with a sentence if a target is no time."""
     return Settings(
         environ.get("SLUICE_GATE_SOCKET") or None,
         _milliseconds("SLUICE_ITL_MS", environ),

@@ -12,7 +12,7 @@ from .loop.handlers import Operator, create_registry
 from .settings import Settings, parse
 
 _CHATTY = ("aiohttp.access", "httpx", "kopf.activities", "kopf.objects")
-"""Loggers with a line for each probe, scrape and watch event."""
+"""Loggers that write a line for each probe, scrape and watch event."""
 
 _FATAL = ("kopf._core.reactor.running", "kopf._core.reactor.orchestration")
 """Loggers that tell why kopf ends."""
@@ -24,8 +24,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Exit with 1 and a sentence where a watch fails for good, such
-    as that of a namespace without rights: kopf asks for 54 s, and the kubelet starts us again."""
+    """Serve until SIGTERM or SIGINT. Exit with 1 and a sentence if a watch fails for good, such as
+    one of a namespace without rights. kopf asks for 54 s, and the kubelet starts us again."""
     _try_port(settings.address, "--metrics-port", settings.metrics_port)
     _try_port(settings.address, "--liveness-port", settings.liveness_port)
     log_format = kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.FULL
@@ -51,7 +51,7 @@ def run(settings: Settings) -> None:
 
 
 def _try_port(address: str, flag: str, port: int) -> None:
-    """Exit with a sentence where nobody can listen on it; kopf does with a hundred lines."""
+    """Exit with a sentence if the port cannot be used; kopf would print a hundred lines."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         socket.create_server((address, port), family=family).close()
@@ -60,7 +60,7 @@ def _try_port(address: str, flag: str, port: int) -> None:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Of a task of kopf that has failed, which ends it: what it says of the error is enough."""
+    """The error message of a failed kopf task is enough; the process ends anyway."""
     record.exc_info = None
     return True
 

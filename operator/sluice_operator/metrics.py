@@ -1,4 +1,4 @@
-"""The operator's own metrics, in a registry of their own. No label grows with traffic or epochs."""
+"""The operator's own metrics, in their own registry. No label grows with traffic or epochs."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 

@@ -1,6 +1,6 @@
-"""Every reason that conditions, events and decisions give: stable words to look up and to alert on.
+"""Every reason that conditions, events and decisions give: stable words for look-ups and alerts.
 
-Where Kubernetes has a word of its own (CrashLoopBackOff, Unschedulable), that one is passed on.
+If Kubernetes has a word of its own (CrashLoopBackOff, Unschedulable), that one is passed on.
 `python -m sluice_operator.reasons` prints the table of `docs/reasons.md`.
 """
 
@@ -13,12 +13,12 @@ Foreign = NewType("Foreign", str)
 
 
 class Reason(StrEnum):
-    """A word, and what it says."""
+    """A word, and its meaning."""
 
     meaning: str
 
     def __new__(cls, word: str, meaning: str) -> Self:
-        """A member that is its word."""
+        """A member that is its own word."""
         member = str.__new__(cls, word)
         member._value_, member.meaning = word, meaning
         return member

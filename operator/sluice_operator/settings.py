@@ -1,4 +1,4 @@
-"""What the operator is started with: flags only, read once. One source, so `ps` shows the truth."""
+"""The operator's start-up settings: flags only, read once. One source, so `ps` shows the truth."""
 
 import argparse
 import contextlib
@@ -22,11 +22,11 @@ _DESCRIPTION = (
 class Settings:
     """Start-up settings of one operator process.
 
-    `instance`: the name of this installation. `hub_endpoint`: of hf:// models, for this process and
-    for the pods; `hub_proxy`: the HTTP proxy on both ways there; `hub_authorities`: ConfigMap of
-    the pods' namespace, and its key, with the certificates that they trust on it (this process's
-    own are in SSL_CERT_FILE, as httpx has it). `assigned_user`: who admits the pods gives them user
-    and groups. `models_dir`: where this process reads checkpoints for
+    `instance`: the name of this installation. `hub_endpoint`: the hub of hf:// models, for this
+    process and for the pods; `hub_proxy`: the HTTP proxy on both ways there. `hub_authorities`:
+    ConfigMap and key, in the pods' namespace, with the certificates that pods trust there. This
+    process trusts those in SSL_CERT_FILE, as httpx does. `assigned_user`: the platform that admits
+    the pods gives them user and groups. `models_dir`: where this process reads
     `file:///models/...`. `namespaces`: those that are served; empty means all. `tick_s`: seconds
     between two looks at the evidence of one object; `resync_s`: seconds between two passes when
     nothing asks for one.
@@ -51,7 +51,7 @@ class Settings:
 
 
 def parse(argv: Sequence[str] | None = None) -> Settings:
-    """Settings from `argv`; exits with 2 and one sentence when a flag is wrong (argparse)."""
+    """Settings from `argv`; exits with 2 and one sentence if a flag is wrong (argparse)."""
     given = vars(_parser().parse_args(argv))
     return Settings(**{**given, "namespaces": tuple(given.get("namespaces", ()))})
 
@@ -119,8 +119,8 @@ def _add_listening(parser: argparse.ArgumentParser) -> None:
 
 
 def _all_of_family(text: str) -> str:
-    """What to listen on in a pod of that address: its loopback too, where `kubectl port-forward`
-    arrives. Not both families: a node may have IPv6 switched off, and kopf listens on one."""
+    """The address to listen on: all of the family, as `kubectl port-forward` arrives at loopback.
+    Not both families: a node may have IPv6 switched off, and kopf listens on one."""
     try:
         version = ip_address(text).version
     except ValueError as e:
@@ -129,7 +129,7 @@ def _all_of_family(text: str) -> str:
 
 
 def _url(text: str) -> str:
-    """Without credentials: it is in flags, manifests and messages, for all tenants to see."""
+    """Refuse credentials: the URL is in flags, manifests and messages, where all tenants see it."""
     if "@" in text:
         raise argparse.ArgumentTypeError("a URL here is seen by all, so it may hold no credentials")
     if not text.startswith(("https://", "http://")):

@@ -1,7 +1,7 @@
-"""One request as an ordinary client sends it, and what became of it.
+"""One request as an ordinary client sends it, and its outcome.
 
-Clients keep connections alive. Like the openai client they come again after 429, 503 or a
-connection that closed before any byte of the answer. A request's clock starts with its first try.
+Clients keep connections alive. Like the openai client they retry after 429, 503 or a connection
+that closed before any byte of the answer. A request's clock starts with its first try.
 """
 
 import argparse
@@ -76,7 +76,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one request. `result`: ok, failed (typed error) or cut (no end was told).
+    """The end of one request. `result`: ok, failed (typed error) or cut (no end was received).
 
     `detail`: why it was not answered in full, or had to be sent again.
     `gaps_s`: between arrivals of tokens. Tokens that come at once, as accepted drafts do, have no
@@ -98,7 +98,7 @@ class Outcome:
 
     @property
     def mean_gap_s(self) -> float:
-        """Seconds for each token behind the first; 0 without any."""
+        """Seconds for each token after the first; 0 without any."""
         return sum(self.gaps_s) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
 
@@ -109,13 +109,13 @@ def quantile(values: Sequence[float], q: float) -> float | None:
 
 
 def exact_quantile_ms(seconds: Sequence[float], q: float) -> float | None:
-    """The q-quantile in milliseconds; None of nothing, or of a request that was never answered."""
+    """The q-quantile in ms; None without values, or at a request that was never answered."""
     value = quantile(seconds, q)
     return None if value is None or math.isinf(value) else 1000 * value
 
 
 class Retry(Exception):
-    """The server asked to come again, or closed before it answered."""
+    """The server asked for a retry, or closed the connection before it answered."""
 
     def __init__(self, after_s: float, why: str) -> None:
         super().__init__(why)
@@ -125,7 +125,7 @@ class Retry(Exception):
 async def read_stream(response: aiohttp.ClientResponse, start: float) -> Outcome:
     """Read one SSE answer to its end; with an error event it failed, without an end it is cut.
 
-    Tokens are those that the usage tells, where it does: an event may hold several.
+    The number of tokens is the usage's, if it is told: an event may hold several.
     """
     times: list[float] = []
     events = _Events()
@@ -150,7 +150,7 @@ async def read_whole(response: aiohttp.ClientResponse, start: float) -> Outcome:
 
 
 async def _arrivals(response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
-    """The lines that became whole by what was read at once; the last may lack its newline."""
+    """The lines that each read completes; the last line may lack its newline."""
     begun = b""
     async for read in response.content.iter_any():
         *lines, begun = (begun + read).split(b"\n")
@@ -160,7 +160,7 @@ async def _arrivals(response: aiohttp.ClientResponse) -> AsyncIterator[list[byte
 
 @dataclass(slots=True)
 class _Events:
-    """Facts from an answer's events. Its end is `[DONE]`, or on /generate the whole text."""
+    """Facts from an answer's events. It ends with `[DONE]`, or on /generate with the whole text."""
 
     num_texts: int = 0
     is_done: bool = False
@@ -186,7 +186,7 @@ class _Events:
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    """That of an event; one that is none is an error of the server's."""
+    """The JSON object of an event; anything else is an error of the server's."""
     try:
         found = json.loads(data)
     except ValueError:
@@ -195,7 +195,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _retry_after_s(response: aiohttp.ClientResponse) -> float:
-    """Seconds that the server asks to wait, at most ten; one where it names a date or nothing."""
+    """Seconds that the server asks to wait, at most ten; one if it gives a date or nothing."""
     try:
         return min(max(float(response.headers.get("Retry-After", "1")), 0.0), 10.0)
     except ValueError:
@@ -205,8 +205,8 @@ def _retry_after_s(response: aiohttp.ClientResponse) -> float:
 async def attempt(
     session: aiohttp.ClientSession, url: str, body: dict[str, object], start: float
 ) -> Outcome:
-    """One try. Raises `Retry` where the server says so, or closes the connection before any answer;
-    ordinary clients come again then."""
+    """One try. Raises `Retry` if the server asks for it, or closes the connection before any
+    answer; ordinary clients retry then."""
     has_begun = False
     try:
         async with session.post(url, json=body) as response:
@@ -237,8 +237,8 @@ async def request(
 ) -> Outcome:
     """One request to the route at `url` with its retries, as one outcome.
 
-    It waits for `slot` before it is sent. Its clock runs meanwhile, from the monotonic `due_s` on
-    if that is given: a client that is late hides nothing.
+    It waits for `slot` before it is sent. Its clock runs meanwhile, and starts at the monotonic
+    `due_s` if given: so a late client hides nothing.
     """
     start = time.monotonic() if due_s is None else due_s
     why = ""

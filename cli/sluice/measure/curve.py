@@ -1,6 +1,6 @@
-"""The effect of each cap on the same waves: the curve, its knee, and the cap to take. Pure."""
+"""The effect of each cap on the same waves: the curve, its knee, and the best cap. Pure."""
 
-from __future__ import annotations  # array is generic to the type checker only
+from __future__ import annotations  # only the type checker sees array as generic
 
 import math
 from array import array
@@ -41,7 +41,7 @@ class StepCosts:
     chunk: int
 
     def work_ms(self, steps: float, rows: Sequence[Length]) -> float:
-        """Time of `steps` that prefill the prompts and decode each row behind its first token."""
+        """Time of `steps` that prefill the prompts and decode each row after its first token."""
         decodes = sum(output - 1 for _, output in rows)
         kv = sum((output - 1) * (prompt + output / 2) for prompt, output in rows)
         return (
@@ -54,8 +54,8 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """One wave. `seconds`: from the burst to the last answer; `lengths`: of those answered, in
-    order of arrival; `steps`: engine steps meanwhile; `batch`: tokens of a step. None: unknown."""
+    """One wave. `seconds`: from the burst to the last answer; `lengths`: of answered requests, in
+    order of arrival; `steps`: engine steps meanwhile; `batch`: tokens a step. None: unknown."""
 
     seconds: float
     lengths: tuple[Length, ...]
@@ -66,13 +66,13 @@ class Wave:
 
     @property
     def tokens(self) -> int:
-        """Tokens that were generated for requests answered in full."""
+        """Tokens generated for requests that were answered in full."""
         return sum(output for _, output in self.lengths)
 
 
 @dataclass(slots=True)
 class Tally:
-    """All waves at one cap. Seconds; a request without an answer has waited for ever."""
+    """All waves at one cap. Seconds; a request without an answer counts as waiting for ever."""
 
     cap: int
     waves: list[Wave] = field(default_factory=list)
@@ -110,7 +110,7 @@ def point(
     """One cap of the curve, ready for JSON: times in ms, shares 0..1, rates a second.
 
     Rates count the time in which a wave was being answered. Goodput counts the time from wave to
-    wave, at least `silence_s`: a cap that is done sooner gets no more requests.
+    wave, at least `silence_s`: a cap that finishes sooner gets no more requests.
     """
     waves, sent = tally.waves, len(tally.ttft_s)
     seconds = sum(wave.seconds for wave in waves)
@@ -149,7 +149,7 @@ def _few(over: int, n: int, targets: Targets) -> bool:
 
 
 def _over(tally: Tally, targets: Targets) -> dict[str, Any]:
-    """For each target: samples, those over, and whether they are few enough."""
+    """For each target: the samples, those over it, and the verdict on their number."""
     samples = {"ttft": tally.ttft_s, "itl": tally.gaps_s, "e2e": tally.e2e_s}
     limits = {"ttft": targets.ttft_ms, "itl": targets.itl_ms, "e2e": targets.e2e_ms}
     found = {}
@@ -177,13 +177,13 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
 
 
 def knee(points: Sequence[Mapping[str, Any]]) -> int:
-    """By the rule in `RULES`."""
+    """The cap at the knee, by the rule in `RULES`."""
     best = max(p["tokens_per_s"] for p in points)
     return min(int(p["cap"]) for p in points if p["tokens_per_s"] >= KNEE_SHARE * best)
 
 
 def recommend(points: Sequence[Mapping[str, Any]], *, has_targets: bool) -> int:
-    """By the rule in `RULES`."""
+    """The cap to use, by the rule in `RULES`."""
     among = [p for p in points if p["holds"]] or points
     best = max(p["goodput_rps"] for p in among)
     if not has_targets or not best:
@@ -192,9 +192,9 @@ def recommend(points: Sequence[Mapping[str, Any]], *, has_targets: bool) -> int:
 
 
 def static(tally: Tally, costs: StepCosts | None) -> dict[str, Any]:
-    """Static batches of the cap's size: rows padded, throughput gained (below 0: lost), mean gap.
+    """Static batches of the cap's size: padded rows, throughput gained (below 0: lost), mean gap.
 
-    The gap is of a full batch without prefill. None where no step is known.
+    The gap is of a full batch without prefill. None if no step is known.
     """
     batches = [batch for wave in tally.waves for batch in _batches(wave.lengths, tally.cap)]
     tokens = sum(output for batch in batches for _, output in batch)
@@ -219,7 +219,7 @@ def _longest(batch: Sequence[Length]) -> int:
 
 
 def _static_ms(batch: Sequence[Length], costs: StepCosts) -> float:
-    """All prompts first, whose last step brings the first tokens; then as long as the longest."""
+    """All prompts first, whose last step brings the first tokens; then the longest row's steps."""
     longest = _longest(batch)
     prefills = math.ceil(sum(prompt for prompt, _ in batch) / costs.chunk)
     padded = [(prompt, longest) for prompt, _ in batch]

@@ -1,4 +1,4 @@
-"""A server under test: how a cap is put in force on it, and what its own counters say."""
+"""A server under test: how to put a cap in force on it, and how to read its counters."""
 
 import argparse
 import asyncio
@@ -51,7 +51,7 @@ def base_url(text: str) -> str:
 def open_session(
     bearers: Path | None, timeout_s: float, connect_s: float | None = None
 ) -> aiohttp.ClientSession:
-    """Connections that show the first of a file of bearers; raises EndpointError."""
+    """Connections that send the first bearer token of a file; raises EndpointError."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s),
@@ -76,8 +76,8 @@ def _headers(path: Path | None) -> dict[str, str]:
 class Counters:
     """Counters of /metrics, under vLLM's names: tokens generated and engine steps since the start.
 
-    `process_s`: when the processes started that say so, in seconds of the epoch, by which they are
-    known. `costs`: the step model, which only workers of ours have.
+    `process_s`: start times of the processes that report one, in seconds of the epoch; they
+    identify the processes. `costs`: the step model, which only our workers have.
     """
 
     tokens: float
@@ -86,7 +86,7 @@ class Counters:
     costs: StepCosts | None = None
 
     def batch_since(self, before: "Counters | None") -> tuple[float | None, float | None]:
-        """Steps, and tokens of a step; None where `before` is of another process."""
+        """Steps, and tokens a step; None if `before` is of another process."""
         if before is None or before.process_s != self.process_s:
             return None, None
         steps, tokens = self.steps - before.steps, self.tokens - before.tokens
@@ -96,9 +96,9 @@ class Counters:
 
 
 class LiveCap:
-    """A worker of ours: the cap is its own, and each change of it opens an epoch.
+    """A worker of ours: it has a cap of its own, and each change of it opens an epoch.
 
-    `slo`: targets for which it sizes its chunks of prefill meanwhile; None leaves its own.
+    `slo`: targets for which it sizes its chunks of prefill meanwhile; None keeps its own.
     """
 
     def __init__(
@@ -111,12 +111,12 @@ class LiveCap:
         self.ceiling: int | None = found.ceiling
 
     async def use(self, cap: int) -> None:
-        """The next epoch with `cap`."""
+        """Open the next epoch with `cap`."""
         await self._patch(cap, self._slo)
 
     async def _patch(self, cap: int, slo: Slo | None) -> None:
         self._epoch += 1
-        self._sent[self._epoch] = cap  # in force perhaps though no answer is ever read
+        self._sent[self._epoch] = cap  # perhaps in force though no answer is ever read
         body = encode(RuntimePatch(epoch=self._epoch, max_num_seqs=cap, slo=slo))
         async with self._session.patch(self._url + RUNTIME_CONFIG, data=body) as response:
             if response.status != 200:
@@ -124,7 +124,7 @@ class LiveCap:
                 raise EndpointError(f"cap {cap} was refused: {why}")
 
     async def check(self) -> None:
-        """An operator sets its own cap again within seconds: that is no measurement of ours."""
+        """An operator restores its own cap within seconds, which spoils our measurement."""
         if (await read_config(self._session, self._url)).epoch != self._epoch:
             raise EndpointError(
                 "somebody else (an operator?) changed the cap meanwhile; measure a worker of your "
@@ -132,15 +132,15 @@ class LiveCap:
             )
 
     def slot(self) -> None:
-        """Requests wait in the server."""
+        """Nothing to hold: requests wait in the server."""
 
     async def counters(self) -> Counters | None:
-        """Those of the admin port, which are open."""
+        """Counters of the admin port, which need no token."""
         return await scrape(self._session, self._url, self._found.max_num_batched_tokens)
 
     async def restore(self) -> int | None:
-        """Put back cap and targets that were in force, unless somebody else's are by now; the cap
-        that was put back."""
+        """Restore the former cap and targets, unless somebody else has set others by now. Returns
+        the restored cap."""
         now = await read_config(self._session, self._url)
         if self._sent.get(now.epoch) != now.max_num_seqs:
             return None
@@ -159,29 +159,29 @@ class ClientLimit:
         self._slots = asyncio.Semaphore(1)
 
     async def use(self, cap: int) -> None:
-        """From the next wave on."""
+        """Takes effect from the next wave on."""
         self._slots = asyncio.Semaphore(cap)
 
     async def check(self) -> None:
-        """Nobody else knows of it."""
+        """Nothing to check: nobody else can change it."""
 
     def slot(self) -> AbstractAsyncContextManager[Any]:
         return self._slots
 
     async def counters(self) -> Counters | None:
-        """Those beside the API, as vLLM has them."""
+        """Counters beside the API, at vLLM's place."""
         return await scrape(self._session, self._url)
 
     async def restore(self) -> None:
-        """Nothing was changed."""
+        """Nothing to restore."""
 
 
 Cap = LiveCap | ClientLimit
-"""How a cap is put in force. `how`: one clause for the reader; `ceiling`: None if unknown."""
+"""A way to put a cap in force. `how`: one clause for the reader; `ceiling`: None if unknown."""
 
 
 async def read_config(session: aiohttp.ClientSession, url: str) -> RuntimeConfig:
-    """The configuration in force; raises EndpointError, or aiohttp's where nothing answers."""
+    """The configuration in force; raises EndpointError, or aiohttp's error if nothing answers."""
     async with session.get(url + RUNTIME_CONFIG) as response:
         if response.status == 401:
             raise EndpointError(f"{url} wants its bearer: --admin-token-file")
@@ -190,7 +190,7 @@ async def read_config(session: aiohttp.ClientSession, url: str) -> RuntimeConfig
 
 
 async def named_live(admin: aiohttp.ClientSession, url: str, slo: Slo | None) -> LiveCap:
-    """The admin port at `url`; raises EndpointError where none answers."""
+    """The admin port at `url`; raises EndpointError if none answers."""
     try:
         return LiveCap(admin, url, await read_config(admin, url), slo)
     except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as e:
@@ -200,7 +200,7 @@ async def named_live(admin: aiohttp.ClientSession, url: str, slo: Slo | None) ->
 async def find_live(
     api: aiohttp.ClientSession, admin: aiohttp.ClientSession, url: str, slo: Slo | None
 ) -> LiveCap | None:
-    """The usual admin port of the host of `url`, if it is one of the process that serves `url`."""
+    """The usual admin port on the host of `url`, if it belongs to the process that serves `url`."""
     parts = urlsplit(url)
     at = f"{parts.scheme}://{in_url(parts.hostname or '')}:{ADMIN_PORT}"
     served, found = await scrape(api, url), await scrape(admin, at)
@@ -210,8 +210,8 @@ async def find_live(
 
 
 def read_counters(text: str, chunk: int | None = None) -> Counters | None:
-    """None where the page lacks them. `chunk`: the most prompt tokens of a step, without which
-    nothing is said of costs."""
+    """The page's counters, None if it lacks them. `chunk`: the most prompt tokens of a step;
+    without it the costs are unknown."""
     tokens = _values(text, "vllm:generation_tokens_total")
     steps = _values(text, "vllm:iteration_tokens_total_count")
     if not tokens or not steps:
@@ -235,7 +235,7 @@ def _values(text: str, name: str, label: str = "") -> list[float]:
 async def scrape(
     session: aiohttp.ClientSession, url: str, chunk: int | None = None
 ) -> Counters | None:
-    """The counters at `url`/metrics, None where there are none."""
+    """The counters at `url`/metrics, None if there are none."""
     try:
         async with session.get(f"{url}/metrics") as response:
             return read_counters(await response.text(), chunk) if response.ok else None
@@ -255,9 +255,9 @@ class ServedModel:
 async def served_model(
     session: aiohttp.ClientSession, url: str, name: str | None = None
 ) -> ServedModel:
-    """The first model that `url` lists, or the one of that `name`, listed or not.
+    """The first model that `url` lists, or the one of that `name`, even if it is not listed.
 
-    Raises EndpointError where there is none.
+    Raises EndpointError if there is none.
     """
     try:
         async with session.get(f"{url}/v1/models") as response:

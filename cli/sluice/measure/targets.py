@@ -1,4 +1,4 @@
-"""Targets as a command line names them, and whether one request held them. Pure."""
+"""Targets in a command line's notation, and the test if one request held them. Pure."""
 
 import argparse
 import re
@@ -42,12 +42,12 @@ def read_targets(text: str, overload: Overload = "Queue") -> Targets:
 
 
 def is_good(outcome: Outcome, targets: Targets) -> bool:
-    """Answered in full, with first token, mean gap and end within their targets."""
+    """True if it was answered in full, with first token, mean gap and end within their targets."""
     return _within(outcome.mean_gap_s, targets.itl_ms) and _starts_and_ends(outcome, targets)
 
 
 def is_smooth(outcome: Outcome, targets: Targets) -> bool:
-    """As good, but of the request's own gaps at most 1 %, rounded down, are over."""
+    """True if as good, but with at most 1 %, rounded down, of its own gaps over the target."""
     over = sum(not _within(gap, targets.itl_ms) for gap in outcome.gaps_s)
     return over <= floor(SMOOTH_SHARE * len(outcome.gaps_s)) and _starts_and_ends(outcome, targets)
 

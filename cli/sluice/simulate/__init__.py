@@ -1,6 +1,6 @@
 """`sluice simulate`: a model of pods under a trace, tuned by the operator's own code.
 
-What lives here is pure but `command` and `trace`, which read files: a virtual clock, no socket, and
+The code here is pure but `command` and `trace`, which read files: a virtual clock, no socket, and
 no thread. The tuner is the operator's own. Scheduler, block pool, evidence and step-time fit are
 the worker's own.
 """

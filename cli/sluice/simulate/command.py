@@ -1,4 +1,4 @@
-"""*rim*: `sluice simulate`: one policy on one trace, and what came of it."""
+"""*rim*: `sluice simulate`: one policy on one trace, and its result."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from .trace import TraceError, read_trace
 from .world import World
 
 SAY_EVERY_SECONDS = 5.0
-"""How often a run tells how far it is."""
+"""Seconds between two reports of a run's progress."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, policies: str = POLICIES) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser, policies: str = POLICIES) -> 
 
 
 def main(args: argparse.Namespace, run: Callable[..., Result] = simulate) -> int:
-    """Entry of `sluice simulate`: 0, or 2 if what was given cannot be used."""
+    """Entry of `sluice simulate`: 0, or 2 if the input cannot be used."""
     try:
         params = read_params(args.params)
         targets = read_targets(args.slo, params.overload)
@@ -50,7 +50,7 @@ def main(args: argparse.Namespace, run: Callable[..., Result] = simulate) -> int
 
 
 def _progress(policy: str) -> Watch:
-    """Tells every few seconds how far a run of `policy` is, which may try several caps."""
+    """Reports the progress of a run of `policy` every few seconds; the run may try several caps."""
     started_s = told_s = time.monotonic()
 
     def watch(name: str, world: World) -> None:

@@ -1,4 +1,4 @@
-"""Step times over their mean: independent noise, interference, a leak."""
+"""Step times relative to their mean: independent noise, interference, a leak."""
 
 from random import Random
 
@@ -10,7 +10,7 @@ _BLOCK = 4096
 
 
 class Noise:
-    """Factors on step times, reproducible by `seed` whatever is done with them."""
+    """Factors on step times, reproducible by `seed` in any use."""
 
     def __init__(self, params: Params, seed: int) -> None:
         self._params = params
@@ -20,11 +20,11 @@ class Noise:
         self._interference_s = (0.0, 0.0)
 
     def step_ms(self, mean_ms: float, now_s: float) -> float:
-        """Time of a step of `mean_ms` that starts at `now_s`; asked for in order of time."""
+        """Time of a step of `mean_ms` that starts at `now_s`; calls must be in order of time."""
         return mean_ms * self.factor(now_s)
 
     def factor(self, now_s: float) -> float:
-        """Factor of the step that starts at `now_s`; asked for in order of time."""
+        """Factor of the step that starts at `now_s`; calls must be in order of time."""
         if not self._factors:
             self._factors = self.factors()
         factor = self._factors.pop()
@@ -33,14 +33,14 @@ class Noise:
         return factor * (1 + self._params.leak_per_hour * now_s / 3600)
 
     def factors(self) -> list[float]:
-        """The next ones without interference and leak, to be used from the last to the first."""
+        """The next factors without interference and leak, to be used from the last to the first."""
         block: list[float] = np.exp(
             self._params.noise * self._normal.standard_normal(_BLOCK)
         ).tolist()
         return block
 
     def interference(self) -> tuple[float, float]:
-        """Start and end of the next interference; never asked for without any."""
+        """Start and end of the next interference; never called if there is none."""
         start_s = self._interference_s[1] + self._interference.expovariate(
             1 / self._params.interference_every_s
         )

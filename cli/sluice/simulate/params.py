@@ -11,13 +11,13 @@ from sluice_core.model.sizing import DEFAULT_BATCHED_TOKENS
 from sluice_operator.tuner import CapLimits
 
 MOST = 1e9
-"""Bound of every number: sums and products of such stay finite."""
+"""Bound of every number: sums and products of such numbers stay finite."""
 NonNegative = Annotated[float, Meta(ge=0, le=MOST)]
 Positive = Annotated[float, Meta(gt=0, le=MOST)]
 Sigma = Annotated[float, Meta(ge=0, le=5)]
 Count = Annotated[int, Meta(ge=1)]
 KvTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
-"""A pod's block pool has each of its blocks in memory."""
+"""A pod's block pool keeps every block in memory, hence the bound."""
 
 
 class ParamsError(ValueError):
@@ -30,8 +30,8 @@ class Params(StepLaw, frozen=True, forbid_unknown_fields=True):
     `kv_tokens`: the KV memory of one pod; `cold_start_s`: from asking for a pod until it is ready.
     `between_ms`: from a step's end to the next one's start. `noise`: sigma of each step's
     log-normal factor. Interference: about every `interference_every_s` seconds (0: never) all steps
-    take `interference_factor` times as long, for about `interference_mean_s`. `leak_per_hour`: what
-    an hour adds to every step, as a share of it.
+    take `interference_factor` times as long, for about `interference_mean_s`. `leak_per_hour`: the
+    share that an hour adds to every step.
     """
 
     kv_tokens: KvTokens

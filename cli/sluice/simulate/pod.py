@@ -1,8 +1,8 @@
 """One worker in virtual time: its own scheduler, block pool, recorder and step fit.
 
-The rest of the engine and the API process is modelled here. It hands over what came between two
-steps, refuses and sheds, and books each step when its time is over. No model runs: a step takes
-what the service's parameters and their noise say.
+The rest of the engine and the API process is modelled here. It hands over the requests that came
+between two steps, refuses and sheds, and books each step when its time is over. No model runs: a
+step takes the time that the service's parameters and their noise give.
 """
 
 from collections import deque
@@ -41,11 +41,11 @@ from .trace import Request
 
 REFIT_S = 1.0
 BEAT_S = 0.1
-"""How often the worker looks for hopeless requests."""
+"""Seconds between two searches of the worker for hopeless requests."""
 FIRST_SHARED = 1 << 30
-"""Token ids from here on are of shared prefixes, one for each name; below, one for each request."""
+"""First token id of shared prefixes, one for each name; ids below are of requests, one for each."""
 _ANY = TokenOut("", 0, None, None)
-"""A step's tokens are only counted."""
+"""Stands for any token: a step's tokens are only counted."""
 
 
 class Outcome(NamedTuple):
@@ -112,7 +112,7 @@ class SimulatedPod:
         self.open: dict[str, RequestTimer] = {}
         self.done: list[RequestTimer] = []
         self._num_let_in = 0
-        self._shared: dict[str | int, int] = {}  # name of a prefix -> the token that it consists of
+        self._shared: dict[str | int, int] = {}  # name of a prefix -> the token that fills it
 
     def _limits(self) -> EngineLimits:
         return EngineLimits(
@@ -127,7 +127,7 @@ class SimulatedPod:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sequence had to give its blocks back."""
+        """Number of times that a sequence had to give its blocks back."""
         return self.scheduler.counters.num_preemptions
 
     @property
@@ -140,13 +140,13 @@ class SimulatedPod:
         return self._recorder.totals
 
     def outcomes(self) -> tuple[list[Outcome], list[Outcome]]:
-        """Requests that ended, in that order, and those that did not yet."""
+        """Requests that ended, in that order, and those that are still open."""
         return [_outcome(f) for f in self.done], [_outcome(f) for f in self.open.values()]
 
     # From outside
 
     def run(self, until_s: float, arrivals: deque[Request]) -> None:
-        """Let everything happen that happens up to `until_s`, the first of `arrivals` included."""
+        """Let everything happen up to `until_s`, including the first of `arrivals`."""
         while True:
             if self.under_way is None:
                 if not (self.scheduler.has_work or self.inbox):
@@ -166,7 +166,7 @@ class SimulatedPod:
         self._advance(until_s)
 
     def patch(self, cap: int, epoch: int, now_s: float) -> None:
-        """A new cap, from the next step on; the excess drains."""
+        """Set a new cap, from the next step on; the excess drains."""
         self._advance(now_s)
         self.cap, self.epoch = cap, epoch
         self.scheduler.limits = self._limits()
@@ -218,7 +218,7 @@ class SimulatedPod:
             cap=self.cap,
             service_s=recorder.recent.service_s(),
             step_model=recorder.engine.step_model,
-            kv_per_seq=0.0,  # of no consequence to the wait
+            kv_per_seq=0.0,  # without effect on the wait
         )
         prefill_ms = recorder.engine.prefill_ms(request.prompt_tokens, request.t_s)
         problem = unreachable(
@@ -249,7 +249,7 @@ class SimulatedPod:
         if self.params.overload == "Shed" and now_s >= self._shed_s:
             self._shed(now_s)
         step = self.scheduler.schedule(now_s, self._chunk_limit, price=self._price_s)
-        if not step.works:  # as where all were shed
+        if not step.works:  # for example if all were shed
             return
         kinds = step.num_decodes, step.num_kv_tokens, step.num_prefill_tokens
         step_ms = self.noise.step_ms(self.params.step_ms(*kinds), now_s)
@@ -304,9 +304,9 @@ def _outcome(timer: RequestTimer) -> Outcome:
 
 
 def _prompt(request: Request, number: int, shared: dict[str | int, int]) -> bytes:
-    """The shared prefixes, then the request's own token, of which its output consists too.
+    """The shared prefixes, then the request's own token, which also fills its output.
 
-    `shared`: the token that each prefix consists of; new prefixes are added.
+    `shared`: the token that fills each prefix; new prefixes are added.
     """
     num_shared, unit = request.prefix_tokens, min(request.prefix_unit, request.prompt_tokens)
     prefixes = b"".join(

@@ -11,7 +11,7 @@ from sluice_core.steptime import StepRecord, StepTimes
 from .params import Params
 
 LONG = 4096
-"""Context behind which the deepest chunk is timed."""
+"""Tokens of context before the deepest chunk that is timed."""
 
 
 def profile_records(params: Params, seed: int) -> list[StepRecord]:

@@ -1,4 +1,4 @@
-"""One run by the name of its policy: the operator's tuner, for the replicas at a fixed cap too."""
+"""One run of a named policy: the operator's tuner, which sets the replicas at a fixed cap too."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,12 +15,12 @@ from .world import World
 
 Result = dict[str, Any]
 Watch = Callable[[str, World], None]
-"""Is told after each slice of virtual time whose world it is: `sluice`, `deadline` or `fixed:8`."""
+"""Called after each virtual slice with policy (`sluice`, `deadline` or `fixed:8`) and world."""
 POLICIES = "sluice, deadline, fixed:N, fixed:max"
 
 
 class Tuner:
-    """The operator's own code. With a `cap` only the replicas are its to decide."""
+    """The operator's own code. With a `cap` it decides only the replicas."""
 
     def __init__(
         self, limits: CapLimits, cap: int | None = None, every_s: float = TICK_SECONDS
@@ -59,9 +59,9 @@ def simulate(
 ) -> Result:
     """The score of one policy.
 
-    `deadline` is `sluice` with the prompts in order of their deadlines, not of arrival. A fixed cap
-    comes with the tuner's own replicas at that cap. `every_s`: how often the tuner looks. Raises
-    ParamsError.
+    `deadline` is `sluice` with the prompts in order of their deadlines, not of arrival. With a
+    fixed cap, the tuner sets the replicas for that cap. `every_s`: seconds between the tuner's
+    looks. Raises ParamsError.
     """
     cap = None
     if policy == "deadline":
@@ -74,7 +74,7 @@ def simulate(
 
 
 def read_cap(policy: str, ceiling: int, known: str) -> int:
-    """N of `fixed:N`, where max is `ceiling`. Raises ParamsError, which names the `known` ones."""
+    """N of `fixed:N`; max means `ceiling`. Raises ParamsError, which names the `known` ones."""
     kind, _, number = policy.partition(":")
     is_number = number.isdecimal() and len(number) <= len(str(ceiling))
     cap = ceiling if number == "max" else int(number) if is_number else 0

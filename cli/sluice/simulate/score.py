@@ -17,8 +17,8 @@ def score(world: World) -> dict[str, Any]:
     """Shares are of all arrivals; a request that was refused or never ended counts as missed.
 
     `goodput_rps`: good requests over the time until the last answer. `gpu_seconds_per_1k_tokens`:
-    seconds of all pods, cold starts too. First tokens: of requests that were let in, those that
-    still wait with their age; None if unknown. `last_cap_change_s`: 0 without any.
+    seconds of all pods, cold starts too. First tokens: of admitted requests; those that still wait
+    count with their age; None if unknown. `last_cap_change_s`: 0 without any.
     """
     pods, totals, targets = world.pods + world.gone, world.totals, world.targets
     ended, going = zip(*(pod.outcomes() for pod in pods), strict=True)
@@ -55,7 +55,7 @@ def score(world: World) -> dict[str, Any]:
 
 
 def _good_and_smooth(jobs: list[Outcome], ttft_ms: float, itl_ms: float) -> tuple[int, int]:
-    """How many of `jobs` had mean gap, or all but few gaps, within the targets."""
+    """Numbers of `jobs` whose mean gap, or all but few gaps, are within the targets."""
     in_time = [job for job in jobs if 1e3 * (job.first_s - job.t_s) <= ttft_ms]
     gaps_ms = [(j.last_s - j.first_s) * 1e3 / max(1, j.num_tokens - 1) for j in in_time]
     good = sum(gap_ms <= itl_ms for gap_ms in gaps_ms)

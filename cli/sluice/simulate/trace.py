@@ -12,7 +12,7 @@ from typing import Any
 
 MOONCAKE_BLOCK = 512
 LONGEST_S = 366 * 86_400
-"""The tuner looks every two seconds of a trace."""
+"""Longest trace in seconds: the tuner looks every two seconds of it."""
 
 
 class TraceError(ValueError):
@@ -21,10 +21,10 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One arrival. `max_tokens` are all generated.
+    """One arrival. `max_tokens`: all of them are generated.
 
-    `prefix`: the begin of the prompt, a name for each `prefix_unit` tokens. Two prompts share the
-    tokens of their common leading names.
+    `prefix`: the beginning of the prompt, a name for each `prefix_unit` tokens. Two prompts share
+    the tokens of their common leading names.
     """
 
     t_s: float
@@ -43,7 +43,7 @@ def read_trace(path: Path) -> list[Request]:
     """The requests of a file in order of arrival, the first at second 0.
 
     A JSON line of ours is {"t_s", "prompt_tokens", "max_tokens", "prefix_id"}. Prompts of one
-    `prefix_id` begin alike for `prefix_tokens`, by default as far as the shorter one goes.
+    `prefix_id` begin alike for `prefix_tokens`, by default over the length of the shorter one.
     Requests of public traces that generated nothing (failures) are left out. Raises TraceError.
     """
     try:
@@ -86,7 +86,7 @@ def _csv(lines: Iterable[str]) -> Iterator[Request]:
 
 @contextmanager
 def _at(number: int) -> Iterator[None]:
-    """Names the line in whatever is wrong with it."""
+    """Names the line in any error about it."""
     try:
         yield
     except KeyError as e:
@@ -96,7 +96,7 @@ def _at(number: int) -> Iterator[None]:
 
 
 def _csv_time(text: str) -> float:
-    """Seconds (BurstGPT), or a date of UTC with up to seven digits after the second (Azure)."""
+    """Seconds (BurstGPT), or a date in UTC with up to seven digits after the second (Azure)."""
     try:
         return float(text)
     except ValueError:
@@ -105,7 +105,7 @@ def _csv_time(text: str) -> float:
 
 
 def _parse(row: Mapping[str, Any]) -> list[Request]:
-    """Ours or Mooncake's line; of the latter none where nothing was generated."""
+    """A line of ours or Mooncake's; none if Mooncake's generated nothing."""
     if "input_length" in row:  # Mooncake: milliseconds; chained hashes of 512 tokens each
         prefix = tuple(row.get("hash_ids") or ())
         seconds, output = float(row["timestamp"]) / 1000, row["output_length"]
@@ -119,7 +119,7 @@ def _parse(row: Mapping[str, Any]) -> list[Request]:
 
 
 def _csv_request(row: Mapping[str, Any], t_s: float) -> list[Request]:
-    """Azure's or BurstGPT's row; none where nothing was generated."""
+    """Azure's or BurstGPT's row; none if nothing was generated."""
     is_azure = "ContextTokens" in row
     prompt = int(row["ContextTokens" if is_azure else "Request tokens"])
     output = int(row["GeneratedTokens" if is_azure else "Response tokens"])

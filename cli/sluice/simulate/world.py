@@ -1,4 +1,4 @@
-"""Pods, the arrivals spread over them, and whoever decides: in slices of virtual time."""
+"""Pods, the arrivals spread over them, and the policy: in slices of virtual time."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from .recording import Totals
 from .trace import Request
 
 DRAIN_S = 600.0
-"""How long after the last arrival a run may go on; what is open then counts as missed."""
+"""Seconds that a run may go on after the last arrival; open requests then count as missed."""
 
 
 class Policy(Protocol):
-    """It sets cap and replicas. `first_cap`: None for what a pod's profile predicts."""
+    """It sets cap and replicas. `first_cap`: None for the prediction of a pod's profile."""
 
     first_cap: int | None
     every_s: float
@@ -29,7 +29,7 @@ class Policy(Protocol):
 
 
 class World:
-    """One service under one trace. All that happened is read from it after `run`."""
+    """One service under one trace. After `run`, all results are read from it."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class World:
         return sum(not pod.terminating for pod in self.pods)
 
     def run(self, watch: "Callable[[World], None] | None" = None) -> None:
-        """Until everything is answered, or `DRAIN_S` after the last arrival; `watch` is told after
-        each slice of time."""
+        """Run until everything is answered, or `DRAIN_S` after the last arrival; `watch` is called
+        after each slice of time."""
         arrivals = deque(self.trace)
         end_s = self.trace[-1].t_s + DRAIN_S if self.trace else 0.0
         while self.now < end_s and (arrivals or not all(pod.is_idle for pod in self.pods)):
@@ -117,7 +117,7 @@ class World:
         self._inboxes[name] = deque()
 
     def _route(self, request: Request) -> None:
-        """To any pod with equal chance, as connections through a Service are."""
+        """To any pod with equal chance, as a Service spreads connections."""
         serving = [pod for pod in self.pods if pod.ready_s <= request.t_s and not pod.terminating]
         if not serving:
             self.num_lost += 1

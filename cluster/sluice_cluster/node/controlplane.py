@@ -15,7 +15,7 @@ APISERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """Where one etcd and one kube-apiserver listen, and what they run with."""
+    """Addresses of one etcd and one kube-apiserver, and the files that they run with."""
 
     binaries: Path
     authority: Authority
@@ -34,7 +34,7 @@ class ControlPlane:
         return f"https://127.0.0.1:{self.etcd_port}"
 
     def etcd(self) -> list[Word]:
-        """etcd, open to this authority's clients on loopback. It loses nothing but power cuts."""
+        """etcd, open to this authority's clients on loopback. It loses data only in power cuts."""
         peer = f"http://127.0.0.1:{self.peer_port}"
         return [
             self.binaries / "etcd",
@@ -69,7 +69,7 @@ class ControlPlane:
             f"--kubelet-certificate-authority={authority.certificate}",
             f"--kubelet-client-certificate={authority.cert('admin')}",
             f"--kubelet-client-key={authority.key('admin')}",
-            # else `kubectl logs` looks the node's name up in DNS
+            # otherwise `kubectl logs` looks up the node's name in DNS
             "--kubelet-preferred-address-types=InternalIP",
             f"--service-account-key-file={authority.service_account_key}",
             f"--service-account-signing-key-file={authority.service_account_key}",
@@ -83,7 +83,7 @@ class ControlPlane:
 
 
 def identities(host: str) -> list[Identity]:
-    """What etcd, the apiserver and an administrator need."""
+    """Identities for etcd, the apiserver and an administrator."""
     return [
         Identity("admin", "sluice-admin", groups=("system:masters",)),
         Identity("etcd", "etcd", addresses=("127.0.0.1", "localhost")),

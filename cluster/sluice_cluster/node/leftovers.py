@@ -1,4 +1,4 @@
-"""Undo everything that a local cluster did to the machine, whether it ended well or was killed."""
+"""Undo everything that a local cluster did to the machine, even if it was killed."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from sluice_cluster.node import network, processes
 from sluice_cluster.settings import ClusterError, Paths
 from sluice_cluster.shell import run, say, wait_until, write_whole
 
-# programs of a cluster, of which those that name our folder in their arguments are ours
+# programs of a cluster; those whose arguments name our folder are ours
 PROGRAMS = (
     "etcd",
     "kube-apiserver",
@@ -43,7 +43,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the machine was like before a start, in a file: a killed run can be undone too."""
+    """State of the machine before a start, in a file: a killed run can be undone too."""
 
     sysctls: dict[str, str]
     present: list[str]

@@ -27,7 +27,7 @@ from sluice_cluster.shell import Word, run, say, succeeds, tail, wait_until
 
 SERVER = f"https://{NODE_IP}:{API_PORT}"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# clients of the apiserver: what they log in as (RBAC's own bindings name these users)
+# clients of the apiserver and their user names (RBAC's own bindings name these users)
 CLIENTS = (
     Identity("kube-controller-manager", "system:kube-controller-manager"),
     Identity("kube-scheduler", "system:kube-scheduler"),
@@ -67,8 +67,8 @@ class Node:
         )
 
     def kubectl(self, *arguments: str, timeout: float = 5.0) -> str:
-        """What kubectl as administrator says, without any proxy of the user's environment; "" where
-        it fails."""
+        """Output of kubectl as administrator, without any proxy of the user's environment; "" on
+        failure."""
         command: list[Word] = [self.binaries / "kubectl", f"--kubeconfig={self.admin_config}"]
         try:
             return run([*command, *arguments], env=self.environment(), timeout=timeout)
@@ -93,7 +93,7 @@ class Node:
 
 
 def up(paths: Paths) -> None:
-    """Have a healthy cluster: at once where there is one, else from a clean machine."""
+    """Start a healthy cluster: at once if there is one, else from a clean machine."""
     node = Node(paths, binaries.folder(paths))
     if is_healthy(node):
         say(f"the local cluster is already up ({SERVER})")
@@ -111,7 +111,7 @@ def up(paths: Paths) -> None:
 
 
 def down(paths: Paths) -> None:
-    """Stop everything and leave the machine as it was. Built and pulled things stay cached."""
+    """Stop everything and restore the machine. Built and pulled things stay cached."""
     leftovers.clean(paths)
     paths.kubeconfig.unlink(missing_ok=True)
     paths.state_file.unlink(missing_ok=True)
@@ -119,7 +119,7 @@ def down(paths: Paths) -> None:
 
 
 def is_healthy(node: Node) -> bool:
-    """Every program alive, the API server ready and the node Ready."""
+    """True if every program is alive, the API server ready and the node Ready."""
     entries = node.register.read()
     if not entries or not node.admin_config.exists():
         return False
@@ -246,7 +246,7 @@ def _start_containers(node: Node) -> None:
     command: list[Word] = ["containerd", "--config", node.config / "containerd.toml"]
     node.start("containerd", command)
     wait_until("containerd to answer", answers, 30.0)
-    if leftovers.forget_containers(node.paths):  # of a run that was killed: its CRI knows them
+    if leftovers.forget_containers(node.paths):  # containers of a killed run: its CRI knows them
         stop(node.register.read()["containerd"])
         node.start("containerd", command)
         wait_until("containerd to answer", answers, 30.0)

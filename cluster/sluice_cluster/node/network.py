@@ -7,7 +7,7 @@ from pathlib import Path
 from sluice_cluster.settings import BRIDGE, NODE_IP
 from sluice_cluster.shell import run
 
-# what we set, and what the kubelet and the bridge plugin set on their own
+# settings that we change, and those that the kubelet and the bridge plugin change
 SYSCTLS = {
     "net.ipv4.ip_forward": "1",
     "vm.overcommit_memory": None,
@@ -30,7 +30,7 @@ def read_sysctls() -> dict[str, str]:
 
 
 def restore_sysctls(saved: dict[str, str]) -> None:
-    """Write back what differs."""
+    """Write back the values that differ."""
     for name, value in saved.items():
         if _file(name).read_text().strip() != value:
             _file(name).write_text(value)

@@ -12,7 +12,7 @@ DAYS = "30"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One certificate: who it names, in which groups, and at which addresses it serves."""
+    """One certificate: its name, its groups, and the addresses at which it serves."""
 
     file: str
     name: str
@@ -39,7 +39,7 @@ def _alternative(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A folder with a certificate authority and what it signed."""
+    """A folder with a certificate authority and the certificates that it signed."""
 
     folder: Path
 

@@ -26,7 +26,7 @@ class Process:
 
 
 def started_at(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat, or None for no such process or a zombie."""
+    """Field 22 of /proc/PID/stat, or None if there is no such process or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -52,7 +52,7 @@ def spawn(name: str, command: Sequence[Word], logs: Path, env: Mapping[str, str]
 
 
 def stop(process: Process, seconds: float = 10.0) -> None:
-    """SIGTERM, then SIGKILL to what is still there after `seconds`; returns when it is gone."""
+    """SIGTERM, then SIGKILL to processes left after `seconds`; returns when all are gone."""
     if not process.alive:
         return
     _signal(process, signal.SIGTERM)

@@ -1,1 +1,1 @@
-"""Pure: manifests of all that an InferenceService owns, and how far the cluster's differ."""
+"""Pure: manifests of everything that an InferenceService owns, and how the live objects differ."""

@@ -1,4 +1,4 @@
-"""Tokens in Secrets, never logged: an object's admin ports' (made once), and a hub's."""
+"""Tokens in Secrets, never logged: an object's admin token (made once) and a hub's token."""
 
 import base64
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from .manifests import MANAGED_BY, MANAGED_BY_LABEL
 
 
 def token_of(secret: Mapping[str, Any]) -> str | None:
-    """The token in a live Secret, None where a person has taken it out or spoilt it."""
+    """The token in a live Secret, None if a person has removed or spoilt it."""
     encoded = (secret.get("data") or {}).get("token")
     try:
         token = base64.b64decode(encoded, validate=True).decode("ascii").strip() if encoded else ""
@@ -18,6 +18,6 @@ def token_of(secret: Mapping[str, Any]) -> str | None:
 
 
 def may_be_sent(secret: Mapping[str, Any]) -> bool:
-    """Whether a hub and a pod may have what it holds: not a service account's token, nor ours."""
+    """True if a hub and a pod may have what it holds: no service account's token, nor ours."""
     labels = secret.get("metadata", {}).get("labels") or {}
     return secret.get("type", "Opaque") == "Opaque" and labels.get(MANAGED_BY_LABEL) != MANAGED_BY

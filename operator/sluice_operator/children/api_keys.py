@@ -1,4 +1,4 @@
-"""The Secret of the API's keys: no watch shows it, so it is read now and then."""
+"""The Secret with the API's keys. No watch shows it, so it is read at intervals."""
 
 import base64
 import math
@@ -10,18 +10,18 @@ from ..spec.service import InferenceService
 from .pod import KEYS
 
 _AGAIN_S = 5.0
-"""Until one that is of no use is read again."""
+"""Seconds until a Secret without usable keys is read again."""
 
 
 class ApiKeys:
-    """Of one object; read every `every_s` at most while all is well."""
+    """The API keys of one object; read every `every_s` at most while all is well."""
 
     def __init__(self, cluster: Cluster, every_s: float) -> None:
         self._cluster, self._every_s = cluster, every_s
         self._name, self._problem, self._read_s = "", "", -math.inf
 
     async def problem(self, service: InferenceService, now_s: float) -> str:
-        """Why no pod could start with them, "" where it could. Raises ClusterError."""
+        """Why no pod could start with them, "" if it could. Raises ClusterError."""
         ref = service.spec.api_key_secret_ref
         if ref is None:
             return ""
@@ -34,7 +34,7 @@ class ApiKeys:
 
 
 def problem_of(secret: Mapping[str, Any] | None, name: str) -> str:
-    """Why the Secret called `name` holds no keys that a worker would take; "" where it does."""
+    """Why the Secret called `name` holds no keys that a worker would take; "" if it holds some."""
     where = "spec.apiKeySecretRef: "
     if secret is None:
         return f"{where}there is no Secret {name}"

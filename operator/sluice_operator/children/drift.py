@@ -1,7 +1,7 @@
-"""What is live against what is wanted: is a write needed, and what was edited. Pure.
+"""Drift: compares live objects with wanted ones, to see what to write and what was edited. Pure.
 
 Only our own fields are compared. Defaults of the API server and fields of others are left alone, as
-server-side apply leaves them. Another manifest shows in its hash, also one with a field less.
+server-side apply leaves them. Another manifest has another hash, also one with a field less.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +12,11 @@ from .manifests import MANIFEST_ANNOTATION, TARGET_PREFIX, annotation, digest
 
 _ESSENCE = ("labels", "annotations", "ownerReferences")
 _WHOLE = frozenset({"spec.selector"})
-"""One value to the API server: a key that somebody adds to it is an edit of ours."""
+"""Fields that the API server treats as one value: a key that somebody adds is an edit of ours."""
 
 
 def changes(wanted: Object, live: Object) -> Iterator[str]:
-    """Paths of what a write of `wanted` changes in `live`, and of targets that it takes out."""
+    """Paths that a write of `wanted` changes in `live`, and targets that it removes."""
     yield from differences(wanted, live)
     for key in (live.get("data") or {}).keys() - wanted.get("data", {}).keys():
         if key.startswith(TARGET_PREFIX):
@@ -24,7 +24,7 @@ def changes(wanted: Object, live: Object) -> Iterator[str]:
 
 
 def differences(wanted: object, live: object, path: str = "") -> Iterator[str]:
-    """Paths of the fields of `wanted` that `live` lacks or has otherwise."""
+    """Paths of the fields of `wanted` that `live` lacks or has with another value."""
     if isinstance(wanted, Mapping) and path not in _WHOLE:
         found = live if isinstance(live, Mapping) else {}
         for key, value in wanted.items():
@@ -49,12 +49,12 @@ def _list_differences(wanted: Sequence[Any], live: Sequence[Any], path: str) -> 
 
 
 def manifest_hash(thing: Object | None) -> str | None:
-    """The hash that our manifest carries, in it and on the live object."""
+    """The hash of our manifest, as the manifest and the live object carry it."""
     return annotation(thing, MANIFEST_ANNOTATION)
 
 
 def acceptance(wanted: Object, live: Object) -> str:
-    """Names the pair, so that a write which the API server changes itself is not repeated."""
+    """Names the pair, so that a write which the API server itself changes is not repeated."""
     meta = live["metadata"]
     body = {key: value for key, value in live.items() if key not in ("metadata", "status")}
     return digest([manifest_hash(wanted), body, [meta.get(key) for key in _ESSENCE]])

@@ -1,7 +1,7 @@
 """The manifests of an object's children. Pure: the same arguments give the same bytes.
 
-Names are deterministic and quantities in the API server's own spelling, so that what is live can be
-compared with what is wanted, and a pass over an object that is as it should be writes nothing.
+Names are deterministic and quantities in the API server's own spelling. So live and wanted objects
+can be compared, and a pass over an object without drift writes nothing.
 """
 
 import base64
@@ -23,38 +23,38 @@ MANAGED_BY = "sluice-operator"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 MANIFEST_ANNOTATION = "sluice.dev/manifest"
-"""Hash of the manifest that was applied last: a field that we no longer want shows up in it."""
+"""Hash of the manifest that was applied last: it shows that we no longer want a field."""
 TEMPLATE_ANNOTATION = "sluice.dev/template"
 TEMPLATE_INPUTS_ANNOTATION = "sluice.dev/template-inputs"
-"""Hash of what the pod template was made from; the same hash keeps the template as it was."""
+"""Hash of the pod template's inputs; the same hash keeps the template as it was."""
 CEILING_ANNOTATION = "sluice.dev/ceiling"
 """`--max-num-seqs` of the template, or that the workers size themselves."""
 ASKED_ANNOTATION = "sluice.dev/asked-ceiling"
-"""`spec.batching.maxNumSeqs` as it was then, or that it was left to us, and bytes of memory."""
+"""`spec.batching.maxNumSeqs` at that time, or that it was left to us, and bytes of memory."""
 MODEL_ANNOTATION = "sluice.dev/model"
-"""Hash of which model the template is of."""
+"""Hash of the model that the template is of."""
 COMMIT_ANNOTATION = "sluice.dev/commit"
-"""What the revision of a hub's model stood for when the template was made; "" where not known."""
+"""The commit of a hub model's revision when the template was made; "" if not known."""
 TARGET_PREFIX = "slo_"
-"""Of the ConfigMap's keys that are there only while the object gives the target."""
+"""Prefix of ConfigMap keys that are there only while the object gives the target."""
 WATCHED = ("ConfigMap", "Service", "Deployment")
 UNWATCHED = ("Secret", "PodDisruptionBudget")
-"""Children that no watch shows: the operator has no right to list secrets, for one."""
+"""Children that no watch shows; for example, the operator has no right to list secrets."""
 _AUTO = "auto"
 _LOAD_S, _FETCH_S = 1800, 6 * 3600
-"""A large checkpoint loads for minutes, and comes from a hub for hours; a pod that crashes or has
-no room is told of long before."""
+"""Seconds until a rollout is called stuck: a checkpoint loads for minutes, a hub's download takes
+hours. A pod that crashes or has no room is reported long before."""
 
 
 def name_of(service: InferenceService, kind: str) -> str:
-    """Of the child of a kind."""
+    """Name of the object's child of a kind."""
     names = {"ConfigMap": runtime_name(service.name), "Secret": secret_name(service)}
     return names.get(kind, service.name)
 
 
 def owner_of(kind: str, body: Object) -> tuple[str, str]:
-    """Namespace and name of the object whose child `body` would be: the label of a pod tells, of
-    others the name, which nobody edits."""
+    """Namespace and name of the object whose child `body` would be. A pod's label tells it; for
+    others it is the name, which nobody edits."""
     meta = body["metadata"]
     name: str = meta["name"]
     if kind == "Pod":
@@ -75,7 +75,7 @@ def labels(service: InferenceService) -> dict[str, str]:
 
 
 def is_ours(service: InferenceService, live: Object) -> bool:
-    """Whether `live` is a child of exactly this object, or was before a person edited it."""
+    """True if `live` is a child of exactly this object, or was before a person edited it."""
     controller = controller_of(live)
     if controller:
         return controller == service.uid
@@ -83,7 +83,7 @@ def is_ours(service: InferenceService, live: Object) -> bool:
 
 
 def is_of_former(service: InferenceService, live: Object) -> bool:
-    """Whether `live` was of a deleted object of the same name: it is on its way out.
+    """True if `live` belonged to a deleted object of the same name: it is on its way out.
 
     KServe calls its objects by the same kind, and they stay.
     """
@@ -97,7 +97,7 @@ def is_of_former(service: InferenceService, live: Object) -> bool:
 
 
 def configmap(service: InferenceService, settings: Settings, runtime: Runtime) -> Manifest:
-    """Cap, epoch, targets, order and the tuner's memory; mounted into the pods, which read it once,
+    """Cap, epoch, targets, order and the tuner's memory, mounted into the pods. Pods read it once,
     when they start: an edit of targets or order restarts none."""
     data = {**runtime.data(), **_targets(service)}
     owner = {OWNER_ANNOTATION: settings.instance}
@@ -105,8 +105,8 @@ def configmap(service: InferenceService, settings: Settings, runtime: Runtime) -
 
 
 def _targets(service: InferenceService) -> dict[str, str]:
-    """Named as the worker's flags: a pod predicts its first cap, and sizes chunks, for them. How
-    it holds them, too: what it sheds, and whom it serves first."""
+    """Keys are the worker's flags: a pod predicts its first cap, and sizes chunks, for the targets.
+    They also say what a pod sheds and whom it serves first."""
     slo = service.spec.slo
     targets = {"ttft_ms": slo.ttft_ms, "itl_ms": slo.itl_ms, "e2e_ms": slo.e2e_ms}
     given = {TARGET_PREFIX + name: str(ms) for name, ms in targets.items() if ms is not None}
@@ -125,15 +125,15 @@ def secret(service: InferenceService, token: str) -> Manifest:
 
 
 def kube_service(service: InferenceService) -> Manifest:
-    """Where clients go. The admin port is not in it."""
+    """The Service that clients use. The admin port is not in it."""
     port = {"name": "http", "port": SERVICE_PORT, "targetPort": "http", "protocol": "TCP"}
     body = {"spec": {"type": "ClusterIP", "selector": selector(service), "ports": [port]}}
     return _child(service, "v1", "Service", service.name, body)
 
 
 def disruption_budget(service: InferenceService, unplaced: int = 0) -> Manifest:
-    """A drained node takes one pod at a time; one that cannot serve anyway never holds it up, nor
-    do those that are `unplaced`, which count as disrupted."""
+    """A drained node takes one pod at a time. A pod that cannot serve never holds up the drain, nor
+    do the `unplaced` ones, which count as disrupted."""
     spec = {
         "maxUnavailable": 1 + unplaced,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
@@ -155,19 +155,19 @@ def deployment(
     is_pending: bool = False,
     unplaced: int = 0,
 ) -> Manifest:
-    """The pods. A template made from the same inputs stays as `live` has it.
+    """The Deployment. A template made from the same inputs stays as `live` has it.
 
     So an operator that renders templates differently restarts no pod until its object changes.
-    `loading_bytes`: of the host, for a pod with a GPU whose object does not say.
-    `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods that started with a higher
-    one stay too, as the cap is lowered live; to go beyond what they started with takes new ones,
-    if it was asked for: an operator that finds room for more in the same memory restarts none.
-    `is_unread`: the model cannot be read now (its hub is away), which is no reason to.
-    `is_pending`: another model is asked for and is not known yet, or does not fit: until then
+    `loading_bytes`: host memory for a pod with a GPU whose object does not say.
+    `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods with a higher ceiling stay,
+    as the cap is lowered live. A higher ceiling takes new pods, and only if it was asked for. An
+    operator that finds room for more in the same memory restarts none.
+    `is_unread`: the model cannot be read now (its hub is away), which is no reason to restart.
+    `is_pending`: another model is asked for and is not known yet, or does not fit. Until it does,
     `live` stays, whatever was asked for since.
-    `commit`: what the revision of a hub's model stands for, so that all replicas run the same;
-    where it cannot be asked now, the one of `live`.
-    `unplaced`: of `replicas`, those that no node takes.
+    `commit`: the commit of a hub model's revision, so that all replicas run the same; `live`'s
+    commit if the hub cannot be asked now.
+    `unplaced`: the number of `replicas` that no node takes.
     """
     inputs = digest(pod.inputs(service, settings))
     started = annotation(live, CEILING_ANNOTATION)
@@ -205,37 +205,37 @@ def deployment(
 
 
 def _progress_seconds(template: Manifest) -> int:
-    """Until pods that are not ready are called stuck."""
+    """Seconds until pods that are not ready are called stuck."""
     return _FETCH_S if "--model=hf://" in json.dumps(template) else _LOAD_S
 
 
 def _rolling(service: InferenceService, unplaced: int) -> Manifest:
-    """With Replace, a pod that serves nothing for want of a node must not be the one that may be
-    away: nothing would ever be replaced."""
+    """With Replace, a pod that no node takes must not be the one that may be unavailable. Otherwise
+    nothing would ever be replaced."""
     if service.spec.rollout == "Surge":
         return {"maxUnavailable": 0, "maxSurge": 1}
     return {"maxUnavailable": 1 + unplaced, "maxSurge": 0}
 
 
 def pinned_commit(live: Object | None) -> str:
-    """The commit that the pods of the Deployment `live` are pinned to, "" where none is known."""
+    """The commit that the pods of the Deployment `live` are pinned to, "" if none is known."""
     return annotation(live, COMMIT_ANNOTATION) or ""
 
 
 def model_of(service: InferenceService) -> str:
-    """Hash of which model is asked for."""
+    """Hash of the model that is asked for."""
     model = service.spec.model
     secret = model.secret_ref.name if model.secret_ref else None
     return digest([model.uri, model.dtype, model.revision, secret])
 
 
 def is_of_model(service: InferenceService, live: Object | None) -> bool:
-    """Whether the pod template of `live` is of the model that is asked for now."""
+    """True if the pod template of `live` is of the model that is asked for now."""
     return annotation(live, MODEL_ANNOTATION) == model_of(service)
 
 
 def is_as_asked(service: InferenceService, settings: Settings, live: Object) -> bool:
-    """Whether the pod template of `live` was made from what is asked for now."""
+    """True if the pod template of `live` was made from what is asked for now."""
     return annotation(live, TEMPLATE_INPUTS_ANNOTATION) == digest(pod.inputs(service, settings))
 
 
@@ -276,20 +276,20 @@ def _owner(service: InferenceService) -> Manifest:
         "name": service.name,
         "uid": service.uid,
         "controller": True,
-        # Would need the right to set finalizers; background collection does not.
+        # True would need the right to set finalizers; background collection does not.
         "blockOwnerDeletion": False,
     }
 
 
 def annotation(live: Object | None, name: str) -> str | None:
-    """Of a live object, or of none."""
+    """An annotation of a live object; None without an object or a text."""
     annotations = (live or {}).get("metadata", {}).get("annotations") or {}
     value = annotations.get(name)
     return value if isinstance(value, str) else None
 
 
 def _suffices(started: str | None, ceiling: int | None) -> bool:
-    if started == _AUTO:  # a worker that sizes itself goes up to this
+    if started == _AUTO:  # a worker that sizes itself goes up to MAX_CEILING
         return ceiling is None or ceiling <= MAX_CEILING
     return (
         started is not None

@@ -1,4 +1,4 @@
-"""The pod template: what a worker's pod is made of. Pure: equal arguments give equal bytes."""
+"""The template of a worker's pod. Pure: equal arguments give equal bytes."""
 
 import math
 from typing import Any
@@ -10,13 +10,13 @@ from .runtime import runtime_name
 
 Manifest = dict[str, Any]
 _Volume = tuple[str, Manifest, Manifest]
-"""Name, source and mount."""
+"""A volume's name, source and mount."""
 
 API_PORT = 8000
 ADMIN_PORT = 8001
 DELAY_SECONDS = 5
-"""Longer than endpoints take to leave kube-proxy, so that no request meets a closed port. No
-preStop hook waits so long: the worker is to know that it leaves, and says so in its answers."""
+"""Seconds, longer than endpoints take to leave kube-proxy, so that no request meets a closed port.
+No preStop hook waits so long: the worker must know that it leaves, and says so in its answers."""
 GRACE_MARGIN_SECONDS = 10
 _USER = 65532
 _CLAIM_MOUNT = "/mnt/models"
@@ -25,12 +25,12 @@ _ADMIN_DIR = "/etc/sluice/admin"
 _RUNTIME_DIR = "/etc/sluice/runtime"
 _KEYS_DIR = "/etc/sluice/keys"
 _TERMINATION_LOG = "/dev/termination-log"
-"""Kubernetes' default, which the kubelet mounts writable."""
+"""Kubernetes' default path, which the kubelet mounts writable."""
 _AUTHORITIES_DIR, _AUTHORITIES = "/etc/sluice/ca", "ca.crt"
 KEYS = "keys"
 """Key of the Secret of spec.apiKeySecretRef."""
 _SPECULATION = '{"method":"ngram","num_speculative_tokens":8}'
-"""What Auto means: drafts by lookup, which the engine stops where they do not pay."""
+"""Meaning of Auto: drafts by lookup, which the engine stops if they do not pay."""
 
 
 def secret_name(service: InferenceService) -> str:
@@ -39,16 +39,16 @@ def secret_name(service: InferenceService) -> str:
 
 
 def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
-    """What restarts pods: never the cap, the epoch, the targets, the replicas or the API's keys.
+    """Inputs that restart pods: never cap, epoch, targets, replicas or the API's keys.
 
-    Wishes of the object and the image, not what we render from them, or an upgrade that renders
-    them differently would restart every pod.
+    They are the object's wishes and the image, not what we render from them. An upgrade that
+    renders them differently must restart no pod.
     """
     spec = service.spec
     return {
         **_hub_inputs(service, settings),
         **({"user": "assigned"} if settings.assigned_user else {}),
-        # Of a CPU's pod it is the container's limit.
+        # A CPU pod's memory is its container's limit.
         **({"gpu": spec.hardware.memory_bytes} if spec.hardware.accelerator == "nvidia" else {}),
         **({"keys": spec.api_key_secret_ref.name} if spec.api_key_secret_ref else {}),
         "image": [spec.engine.image or settings.worker_image, settings.image_pull_policy],
@@ -67,7 +67,7 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
 
 
 def _hub_inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
-    """The revision as it was asked for: pods stay at the commit that it stood for, until then."""
+    """The revision as it was asked for: pods stay at its commit until that changes."""
     model = service.spec.model
     if model.repo is None:
         return {}
@@ -83,8 +83,8 @@ def pod_spec(
     commit: str,
     loading_bytes: int,
 ) -> Manifest:
-    """`spec` of the template. `ceiling`, `commit` and `loading_bytes` as `children.deployment`
-    takes them."""
+    """`spec` of the template. `children.deployment` explains `ceiling`, `commit` and
+    `loading_bytes`."""
     hardware = service.spec.hardware
     spec: Manifest = {
         "automountServiceAccountToken": False,
@@ -109,8 +109,8 @@ def pod_spec(
 
 
 def metadata_annotations(service: InferenceService) -> dict[str, str]:
-    """For those who handle pods: an autoscaler of nodes would keep a node for our scratch files,
-    and a mesh that asks for its own certificates would keep the operator from the admin port."""
+    """An autoscaler of nodes would keep a node because of our scratch files. A mesh that asks for
+    its own certificates would keep the operator from the admin port."""
     scratch = [name for name, source, _ in _storage(service) if "emptyDir" in source]
     return {
         "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": ",".join(scratch),
@@ -126,7 +126,7 @@ def _user(settings: Settings) -> dict[str, int]:
 
 
 def grace_seconds(service: InferenceService) -> int:
-    """How long a pod may take to leave."""
+    """Seconds that a pod may take to leave."""
     return DELAY_SECONDS + math.ceil(service.spec.drain.timeout_s) + GRACE_MARGIN_SECONDS
 
 
@@ -160,7 +160,7 @@ def _container(
         "startupProbe": _probe("/healthz", period=2, failures=900),  # half an hour to listen
         "livenessProbe": _probe("/healthz", period=10, failures=3),
         "readinessProbe": _probe("/readyz", period=2, failures=2),
-        # For an end that left no word: the worker writes why it ends, for our status, if it can.
+        # For an end without a message: the worker writes why it ends, for our status, if it can.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": name, **mount} for name, _, mount in _volumes(service, settings)],
     }
@@ -176,7 +176,7 @@ def _probe(path: str, *, period: int, failures: int) -> Manifest:
 
 
 def _environment(service: InferenceService) -> list[Manifest]:
-    # More threads than the quota carries only get throttled: 4 ms steps at an ITL P99 of 54 ms.
+    # More threads than the quota carries are only throttled: 4 ms steps had an ITL P99 of 54 ms.
     threads = max(service.spec.hardware.cpu_millis // 1000, 1)
     return [
         {"name": "HOME", "value": "/tmp"},  # noqa: S108 - an emptyDir; the root is read-only
@@ -186,7 +186,7 @@ def _environment(service: InferenceService) -> list[Manifest]:
 
 
 def _hub_environment(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """Which hub and by which proxy, and the token from the Secret: it is in no manifest of ours."""
+    """The hub, its proxy, and the token from the Secret: no manifest of ours holds the token."""
     model = service.spec.model
     if model.repo is None:
         return []
@@ -196,7 +196,7 @@ def _hub_environment(service: InferenceService, settings: Settings) -> list[Mani
         environment += [{"name": name, "value": settings.hub_proxy} for name in names]
     if settings.hub_authorities:
         file = f"{_AUTHORITIES_DIR}/{_AUTHORITIES}"
-        environment.append({"name": "SSL_CERT_FILE", "value": file})  # httpx's, for the public ones
+        environment.append({"name": "SSL_CERT_FILE", "value": file})  # replaces httpx's public ones
     if model.secret_ref is not None:
         source = {"secretKeyRef": {"name": model.secret_ref.name, "key": "token"}}
         environment.append({"name": "HF_TOKEN", "valueFrom": source})
@@ -204,7 +204,7 @@ def _hub_environment(service: InferenceService, settings: Settings) -> list[Mani
 
 
 def _storage(service: InferenceService) -> list[_Volume]:
-    """What an object's pods need wherever they run."""
+    """Volumes that an object's pods need on any node."""
     keys, (claim, _) = service.spec.api_key_secret_ref, _claim(service.spec.model)
     storage: list[_Volume] = [
         ("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"}),  # noqa: S108
@@ -212,7 +212,7 @@ def _storage(service: InferenceService) -> list[_Volume]:
         ("runtime", {"configMap": {"name": runtime_name(service.name)}}, _read_only(_RUNTIME_DIR)),
     ]
     if keys:
-        # Required: without it pods wait instead of ending. Other keys are not for the image.
+        # Required: without it pods wait instead of ending. The image needs no other keys.
         chosen = {"secretName": keys.name, "items": [{"key": KEYS, "path": KEYS}]}
         storage.append(("keys", {"secret": chosen}, _read_only(_KEYS_DIR)))
     if claim:
@@ -224,8 +224,8 @@ def _storage(service: InferenceService) -> list[_Volume]:
 
 
 def _volumes(service: InferenceService, settings: Settings) -> list[_Volume]:
-    """All of a pod's: also the certificates that a hub is known by, where they are none of the
-    public ones."""
+    """All volumes of a pod: also a hub's certificate authorities, if they are not the public
+    ones."""
     volumes = _storage(service)
     if service.spec.model.repo and settings.hub_authorities:
         name, key = settings.hub_authorities
@@ -239,7 +239,7 @@ def _read_only(path: str) -> Manifest:
 
 
 def _cache(service: InferenceService) -> Manifest:
-    """What keeps a hub's files: the object's claim, which pods may share, or the pod's own disk."""
+    """Storage of a hub's files: the object's claim, which pods may share, or the pod's own disk."""
     cache = service.spec.model.cache
     if cache is None:
         return {"emptyDir": {}}

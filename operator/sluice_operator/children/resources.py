@@ -1,11 +1,11 @@
-"""What a pod asks of its node, in the API server's own spelling of quantities. Pure."""
+"""Resources that a pod asks of its node, in the API server's own spelling of quantities. Pure."""
 
 from ..spec.hardware import Hardware
 from ..spec.kinds import BYTES
 
 
 def limits(hardware: Hardware) -> dict[str, str]:
-    """The container's limits. `memory` is the GPU's where there is one, `hostMemory` its own."""
+    """The container's limits. With a GPU, `memory` is the GPU's; `hostMemory` is the host's."""
     cpu = {"cpu": cpu_quantity(hardware.cpu_millis)}
     if hardware.accelerator == "cpu":
         return {**cpu, "memory": bytes_quantity(hardware.memory_bytes)}
@@ -15,8 +15,8 @@ def limits(hardware: Hardware) -> dict[str, str]:
 
 
 def requests(hardware: Hardware, loading_bytes: int) -> dict[str, str]:
-    """The limits, with `loading_bytes` beside a GPU without `hostMemory`: the node has that much,
-    and no pod is killed for a number that was never measured."""
+    """The limits, plus `loading_bytes` beside a GPU without `hostMemory`. So the node has that
+    much, and no pod is killed for a number that was never measured."""
     return {"memory": bytes_quantity(loading_bytes), **limits(hardware)}
 
 

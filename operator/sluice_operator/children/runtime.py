@@ -1,4 +1,4 @@
-"""What must survive an operator: cap, epoch, replicas and the tuner's memory, as ConfigMap data."""
+"""State that must survive an operator: cap, epoch, replicas and tuner memory, as ConfigMap data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from ..tuner import Past
 from ..tuner.constants import HISTORY, MAX_DOUBLINGS, MAX_DRAIN_S, REMEMBERED_CAPS
 
 OWNER_ANNOTATION = "sluice.dev/operator"
-"""On the ConfigMap: the installation that cares for the object."""
+"""Annotation of the ConfigMap: the installation that manages the object."""
 _MAX_EPOCH = 2**52
-"""Far below what workers and the status can hold: there is room for those that follow."""
+"""Far below the limit of workers and of the status: there is room for the epochs that follow."""
 _MAX_NUMBER = 1e11
-"""Of the tuner's memory, where it says nothing else: as seconds the year 5138."""
+"""Largest number in the tuner's memory without a bound of its own; as seconds, the year 5138."""
 _MAX_TEXT = 256
-"""Characters of a reason, or of the targets' key."""
+"""Most characters of a reason, or of the targets' key."""
 _LEAST = {"cap": 1, "from_cap": 1, "to_cap": 1}
-"""Of fields of the tuner's memory; no other is below 0."""
+"""Least values of fields in the tuner's memory; all others must be at least 0."""
 _MOST = {
     "cap": MAX_NUM_SEQS,
     "from_cap": MAX_NUM_SEQS,
@@ -33,8 +33,8 @@ _MOST = {
     "breached_caps": REMEMBERED_CAPS,
     "scale_history": HISTORY,
 }
-"""Of fields and lists of the tuner's memory. `times` is an exponent of two: who may write the
-ConfigMap must not choose it."""
+"""Largest values, and longest lists, in the tuner's memory. `times` is an exponent of two: a writer
+of the ConfigMap must not choose it."""
 
 
 def runtime_name(name: str) -> str:
@@ -44,7 +44,7 @@ def runtime_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The decided state of one object. `cap` None: no pod has said yet what it predicts.
+    """The decided state of one object. `cap` None: no pod has reported its prediction yet.
 
     `epoch` rises with every change of the cap and is persisted before any pod hears of it.
     """
@@ -55,14 +55,14 @@ class Runtime:
     past: Past = Past()
 
     def data(self) -> dict[str, str]:
-        """As the ConfigMap holds it; workers read `epoch` and `max_num_seqs` when they start."""
+        """The ConfigMap's data; workers read `epoch` and `max_num_seqs` when they start."""
         cap = {} if self.cap is None else {"max_num_seqs": str(self.cap)}
         past = msgspec.json.encode(self.past).decode()
         return {"epoch": str(self.epoch), **cap, "replicas": str(self.replicas), "past.json": past}
 
 
 def parse(data: Mapping[str, str]) -> Runtime | None:
-    """Read ConfigMap data; None where a person has made nonsense of the numbers."""
+    """Read ConfigMap data; None if a person has spoilt the numbers."""
     try:
         epoch, replicas = int(data["epoch"]), int(data["replicas"])
         cap = int(data["max_num_seqs"]) if "max_num_seqs" in data else None
@@ -83,8 +83,8 @@ def _past_of(text: str) -> Past:
 
 
 def _is_believable(name: str, value: object) -> bool:
-    """Whether the field `name` is such as the law leaves it, so that the law can compute with it
-    and a status name it: others may write the ConfigMap, too."""
+    """True if the tuner could have written this value of the field `name`. Then the law can compute
+    with it and a status name it: others may write the ConfigMap, too."""
     if isinstance(value, Mapping):
         return all(_is_believable(key, inner) for key, inner in value.items())
     if isinstance(value, list | tuple):

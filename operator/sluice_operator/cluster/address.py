@@ -2,5 +2,5 @@
 
 
 def in_url(host: str) -> str:
-    """`host` as a URL has it: an address of IPv6 between brackets."""
+    """`host` in the form that URLs use: an IPv6 address is put between brackets."""
     return f"[{host}]" if ":" in host else host

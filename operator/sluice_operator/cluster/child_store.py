@@ -1,8 +1,8 @@
-"""The children of all objects that are looked after, as far as known. Pure.
+"""The known children of all objects that the operator manages. Pure.
 
-A child is as a watch, a read or our own write has shown it, whichever has the highest
-resourceVersion: a pass sees what the last one wrote, also before the watch does. A child of no such
-object is not kept, nor is more of a pod than is read: anybody may give our label to what they make.
+A watch, a read and our own writes all show a child; the highest resourceVersion counts. So a pass
+sees what the last one wrote, even before the watch does. Children of other objects are dropped, and
+of a pod only the fields that are read are kept. Anybody may give our label to what they make.
 """
 
 from collections.abc import Collection
@@ -14,12 +14,12 @@ from .observed import Object, controller_of, essence_of, version
 Key = tuple[str, str]
 """Namespace and name of an object."""
 MAX_PODS = 2 * MAX_REPLICAS
-"""Of one object: a rollout has less than twice as many as replicas."""
+"""Most pods kept of one object: a rollout has less than twice as many as replicas."""
 
 
 @dataclass(slots=True)
 class _Children:
-    """One object's. `named`: by kind; `lost`: by kind, the last one that has gone; `pods`: by
+    """Children of one object. `named`: by kind; `lost`: the last one gone, by kind; `pods`: by
     uid."""
 
     named: dict[str, Object] = field(default_factory=dict)
@@ -35,16 +35,16 @@ class ChildStore:
         self._key_of: dict[str, Key] = {}
 
     def open(self, key: Key) -> None:
-        """The object is looked after."""
+        """Start to hold children of the object."""
         self._of.setdefault(key, _Children())
 
     def close(self, key: Key) -> None:
-        """It is not any more."""
+        """Stop, and forget its children."""
         for uid in self._of.pop(key, _Children()).pods:
             del self._key_of[uid]
 
     def child(self, key: Key, kind: str) -> Object | None:
-        """The object's child of a kind that is no pod."""
+        """The object's child of a kind other than Pod."""
         return self._of[key].named.get(kind)
 
     def pods(self, key: Key) -> Collection[Object]:
@@ -52,7 +52,7 @@ class ChildStore:
         return self._of[key].pods.values()
 
     def lost(self, key: Key, uid: str) -> frozenset[str]:
-        """Kinds of which the last child to go was controlled by the object with `uid`."""
+        """Kinds whose last deleted child was controlled by the object with `uid`."""
         lost = self._of[key].lost.items()
         return frozenset(kind for kind, body in lost if controller_of(body) == uid)
 
@@ -63,7 +63,7 @@ class ChildStore:
             return self._show_pod(key, children, body)
         if children is None:
             return set()
-        if _uid(children.lost.get(kind)) == _uid(body):  # its label was taken away, and put back
+        if _uid(children.lost.get(kind)) == _uid(body):  # its label was removed and restored
             del children.lost[kind]
         self.keep(key, kind, body)
         return {key}
@@ -80,7 +80,7 @@ class ChildStore:
         return {former, key}
 
     def keep(self, key: Key, kind: str, body: Object) -> None:
-        """A read or our own write returned a child, which the watch may have shown gone since."""
+        """Keep a child from a read or our own write; the watch may have shown it gone since."""
         children = self._of[key]
         if _uid(children.lost.get(kind)) != _uid(body):
             children.named[kind] = _newer(children.named.get(kind), body)
@@ -105,7 +105,7 @@ class ChildStore:
         return {key}
 
     def lose_pod(self, uid: str) -> None:
-        """That pod is gone, or another object's."""
+        """That pod is gone, or belongs to another object now."""
         if key := self._key_of.pop(uid, None):
             del self._of[key].pods[uid]
 

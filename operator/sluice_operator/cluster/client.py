@@ -1,6 +1,6 @@
 """The only module that writes to the API server: server-side apply through the official client.
 
-Every write is idempotent (deterministic names, one field manager), so one that is repeated after a
+Every write is idempotent (deterministic names, one field manager). So one that is repeated after a
 crash or a broken connection does no harm. Calls run in threads and each has a deadline.
 """
 
@@ -27,21 +27,21 @@ from .observed import Object
 _log = logging.getLogger(__name__)
 _DEADLINE_S = 30
 _THREADS = 64
-"""Calls under way: a webhook that lets those of many objects wait must not hold up the others."""
+"""Concurrent calls: a slow webhook for many objects must not hold up the others."""
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _ATTEMPTS = 4
 _MAX_WAIT_S = 10.0
 _PAGE = "10"
-"""Of a list: whoever may create objects may make each of them some MiB large."""
+"""Objects on one page of a list: a user may create objects of some MiB each."""
 _LISTS = 4
 """Pages that are read at once."""
 _MAX_FAILED = 200
 _JSON = {"Accept": "application/json", "Content-Type": "application/json"}
 _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
-"""Of each object only its metadata."""
+"""Content type of a list that holds only the metadata of each object."""
 LIVE_PODS = "status.phase!=Failed,status.phase!=Succeeded"
-"""Selects those that have not ended, of which there may be thousands."""
+"""Selects pods that have not ended; there may be thousands that have."""
 RESOURCES: Mapping[str, tuple[str, str, str]] = {
     KIND: (GROUP, VERSION, PLURAL),
     "ConfigMap": ("", "v1", "configmaps"),
@@ -73,7 +73,7 @@ class Ref:
 
     @property
     def path(self) -> str:
-        """Its path at the API server; the collection's without a name."""
+        """Its path at the API server; without a name the collection's."""
         group, version, plural = RESOURCES[self.kind]
         prefix = f"apis/{group}" if group else "api"
         collection = f"/{prefix}/{version}/namespaces/{self.namespace}/{plural}"
@@ -96,7 +96,7 @@ class Cluster:
 
     @staticmethod
     def connect(metrics: Metrics) -> "Cluster":
-        """By the pod's service account, else by KUBECONFIG; ClusterError where neither is there."""
+        """Connect by the pod's service account, else by KUBECONFIG; ClusterError without either."""
         configuration = Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
@@ -114,7 +114,7 @@ class Cluster:
         return await self._unless(404, "GET", ref.kind, ref.path)
 
     async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
-        """The uids of the live object that `ref` names, or of those of its kind and namespace with
+        """The uids of the live object that `ref` names, or of all of its kind and namespace with
         the label. Pods that have ended are left out."""
         named = ("fieldSelector", f"metadata.name={ref.name}")
         query = [("labelSelector", label) if label else named]
@@ -131,7 +131,7 @@ class Cluster:
         return self._list(Ref("Pod", namespace), query)
 
     async def failed_pods(self, namespace: str, label: str) -> AsyncIterator[Object]:
-        """The first pods with the label that have failed. Names are random, so that a sample of
+        """The first pods with the label that have failed. Names are random, so a sample of
         thousands holds some of each hour."""
         query = [("labelSelector", label), ("fieldSelector", "status.phase=Failed")]
         num_left = _MAX_FAILED
@@ -157,12 +157,12 @@ class Cluster:
                 return
 
     async def serves_objects(self) -> bool:
-        """True where the CRD is installed."""
+        """True if the CRD is installed."""
         known = await self._unless(404, "GET", KIND, f"/apis/{API_VERSION}") or {}
         return any(resource.get("name") == PLURAL for resource in known.get("resources", ()))
 
     async def apply(self, manifest: Object, subresource: str = "") -> Object:
-        """Server-side apply of all of `manifest`'s fields; the object as it is then.
+        """Server-side apply of all of `manifest`'s fields; returns the object after it.
 
         A resourceVersion in the manifest makes it conditional: 409 if somebody else wrote since.
         """
@@ -173,8 +173,8 @@ class Cluster:
         return await self._call("PATCH", ref.kind, path, query, manifest, headers)
 
     async def merge(self, ref: Ref, patch: Object) -> None:
-        """Write `patch` over what is there: a list takes the place of the one there, and None takes
-        a field away. Server-side apply leaves what others have put beside ours."""
+        """Write `patch` over the live object: a list replaces the list there, and None removes a
+        field. Server-side apply would leave what others have put beside ours."""
         headers = {**_JSON, "Content-Type": _MERGE}
         query = [("fieldManager", FIELD_MANAGER)]
         await self._call("PATCH", ref.kind, ref.path, query, patch, headers)
@@ -185,7 +185,7 @@ class Cluster:
         await self._unless(409, "POST", ref.kind, replace(ref, name="").path, body=manifest)
 
     async def _unless(self, status: int, *call: Any, **more: Any) -> Object | None:
-        """The answer of `_call`; None where it is refused with `status`."""
+        """The answer of `_call`; None if it is refused with `status`."""
         try:
             return await self._call(*call, **more)
         except ClusterError as e:
@@ -249,16 +249,16 @@ class Cluster:
 
 
 _UNREACHABLE = (urllib3.exceptions.HTTPError, ApiException, ConfigException, OSError)
-"""Of a connection and what it needs; ApiException is of TLS, ConfigException of an empty token."""
+"""Errors of a connection: ApiException comes from TLS, ConfigException from an empty token."""
 
 
 def _is_worth_retrying(error: ClusterError) -> bool:
-    # 409 is not here: it means that what we know is stale, and the next pass looks again.
+    # 409 is not here: it means that our knowledge is stale, and the next pass looks again.
     return error.status in (0, 429) or error.status >= 500
 
 
 def _object_of(data: bytes) -> Object | None:
-    """`data` as a JSON object; None where it is none, such as the page of a proxy."""
+    """`data` as a JSON object; None if it is none, for example a proxy's page."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

@@ -10,14 +10,14 @@ from ..reasons import Foreign, Reason
 from ..times import unix_time
 
 _OF_SIGNALS = 128
-"""A container whose process a signal ends has this exit code and the signal's number more."""
+"""A process that a signal ends gives its container this exit code plus the signal's number."""
 _MAX_WORDS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last end of one container. `words`: what it said of it, if anything; `at_s`: Unix time;
-    `restarts`: of that container, whatever they were for."""
+    """The last end of one container. `words`: its own message, if any; `at_s`: Unix time;
+    `restarts`: all restarts of that container, for any reason."""
 
     container: str
     is_for_memory: bool
@@ -28,12 +28,12 @@ class Ended:
 
     @property
     def reason(self) -> Reason | Foreign:
-        """The word for a container that starts again after this."""
+        """The reason for a container that starts again after this end."""
         return Foreign("OOMKilled") if self.is_for_memory else Reason.RESTARTING
 
     @property
     def sentence(self) -> str:
-        """Of the pod: `its container ...`."""
+        """A clause about the pod: `its container ...`."""
         restarts = f"{self.restarts} restart{'s' if self.restarts != 1 else ''} in all"
         said = f": {self.words}" if self.words else ""
         return f"its container {self.container} {self._how} ({restarts}){said}"
@@ -49,7 +49,7 @@ class Ended:
 
 
 def last_end(container: Mapping[str, Any]) -> Ended | None:
-    """Of an entry of a pod's `containerStatuses`; None where it has not ended yet."""
+    """The last end in an entry of a pod's `containerStatuses`; None before any end."""
     ended = (container.get("state") or {}).get("terminated") or (
         container.get("lastState") or {}
     ).get("terminated")
@@ -60,7 +60,7 @@ def last_end(container: Mapping[str, Any]) -> Ended | None:
         container=str(container.get("name") or "worker"),
         is_for_memory=ended.get("reason") == "OOMKilled",
         exit_code=code,
-        # Whoever is killed writes no last words; the kubelet then gives the end of its log.
+        # A killed process writes no last words; the kubelet then gives the end of its log.
         words="" if code > _OF_SIGNALS else _words(str(ended.get("message") or "")),
         at_s=unix_time(ended.get("finishedAt")),
         restarts=int(container.get("restartCount") or 0),
@@ -68,7 +68,7 @@ def last_end(container: Mapping[str, Any]) -> Ended | None:
 
 
 def _words(message: str) -> str:
-    """Its sentences: no log events, which are JSON, nor the end of one whose beginning is lost."""
+    """Its sentences, without log events (JSON) and without the tail of an event that was cut."""
     lines = (line.strip() for line in message.splitlines())
     plain = [line for line in lines if not (line.startswith("{") or line.endswith("}"))]
     return " ".join(" ".join(plain).split())[:_MAX_WORDS]

@@ -1,7 +1,7 @@
 """Why an object's pods failed before any container ran, asked for while none of them serves.
 
-The watch shows no pod that has ended. Where a node refuses every pod there is one more each second,
-up to 12,500 by default (kube-controller-manager's `--terminated-pod-gc-threshold`).
+The watch shows no pod that has ended. If a node refuses every pod, one more fails each second, up
+to 12,500 by default (kube-controller-manager's `--terminated-pod-gc-threshold`).
 """
 
 import math
@@ -13,7 +13,7 @@ from .observed import Object, Pod, Trouble, essence_of, failure_of
 
 
 class Failures:
-    """Of one object, whose pods bear `label`; looked at every `every_s` at most."""
+    """Failed pods of one object, by the pods' `label`; read every `every_s` at most."""
 
     def __init__(self, cluster: Cluster, namespace: str, label: str, every_s: float) -> None:
         self._cluster, self._namespace, self._label = cluster, namespace, label
@@ -21,7 +21,7 @@ class Failures:
         self._seen: Sequence[Object] = ()
 
     async def newest(self, pods: Sequence[Pod], now: float) -> Trouble | None:
-        """Why the newest did, if that was lately and none of `pods` serves. Raises ClusterError."""
+        """Why the newest failed, if lately and while none of `pods` serves. Raises ClusterError."""
         if any(pod.serving for pod in pods):
             return None
         if time.monotonic() - self._looked_s >= self._every_s:

@@ -24,32 +24,32 @@ _WAITING_TROUBLES = frozenset(
     }
 )
 _SAME_TROUBLE = {"ErrImagePull": "ImagePullBackOff"}
-"""The kubelet alternates between the two; one that flaps would be told at every turn."""
+"""The kubelet alternates between the two reasons; without this, each change would be reported."""
 _HELD_BACK_S = 10.0
-"""The kubelet's first back-off; before that it starts a container again within a second or two."""
+"""Seconds of the kubelet's first back-off; before that it restarts a container within 1 or 2 s."""
 _FAILED_S = 600.0
-"""For so long a pod that failed may be why none serves."""
+"""Seconds for which a failed pod may explain that none serves."""
 _UNMOUNTED_S = 120.0
-"""A pod has no volumes and no network for so long before it is called trouble."""
+"""Seconds without volumes or network before a pod is in trouble."""
 _LATE_S = 10.0
-"""A pod that is not gone so long after its grace period is stuck, and so is its room."""
+"""Seconds after its grace period until a pod counts as stuck, and its room as taken."""
 _MAX_MESSAGE = 300
 _LACKS_ROOM = ("Insufficient ", "Too many pods")
-"""As the scheduler says it."""
+"""The scheduler's words."""
 _LACKS_QUOTA = "exceeded quota: "
-"""As the API server says it. What it refuses for another reason, it would refuse in place of a pod
-that serves, too."""
+"""The API server's words. If it refuses a pod for another reason, it would also refuse the
+replacement of a pod that serves."""
 NODE_S = 600.0
-"""A pod that no node takes for so long counts as one that will not come: a node that restarts, or
-that an autoscaler adds, is there by then."""
+"""Seconds until a pod that no node takes counts as one that will not come. By then, a node that
+restarts, or that an autoscaler adds, is there."""
 _POD_META = ("name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
 _TEMPLATE_LABEL = "pod-template-hash"
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a pod, or the creation of pods, makes no progress; the reason is Kubernetes' own word
-    where it has one. `passes`: it may by itself, and soon."""
+    """Why a pod, or the creation of pods, makes no progress; the reason is Kubernetes' own word if
+    it has one. `passes`: the trouble may pass by itself, and soon."""
 
     reason: Reason | Foreign
     message: str
@@ -58,10 +58,10 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod of an object. `started_s`: Unix time of its start, 0 before it has one. `drains`: it
-    leaves, and its grace period is not over: its room will be free. `roomless_s`: Unix time since
-    when no node takes it, 0 where one does; `lacks_room`: more room on some node would do.
-    `template`: names the pod template it is made from."""
+    """One pod of an object. `started_s`: Unix time of its start, 0 before it. `drains`: it leaves
+    within its grace period, and its room will be free. `roomless_s`: Unix time since when no node
+    takes it, 0 if one does. `lacks_room`: more room on some node would suffice. `template`: names
+    its pod template."""
 
     name: str
     uid: str
@@ -80,19 +80,19 @@ class Pod:
 
     @property
     def has_no_room(self) -> bool:
-        """True where no node takes it."""
+        """True if no node takes it."""
         return self.trouble is not None and self.trouble.reason == "Unschedulable"
 
     @property
     def serving(self) -> bool:
-        """True where the Service sends requests to it."""
+        """True if the Service sends requests to it."""
         return self.ready and not self.terminating
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The Deployment's own account of itself; all 0 where there is none. `roomless_s`: Unix time
-    since when pods cannot be made for want of quota, 0 where they can."""
+    """The Deployment's own account of itself; all 0 without one. `roomless_s`: Unix time since when
+    quota prevents new pods, 0 if it does not."""
 
     observed: bool = False
     replicas: int = 0
@@ -133,11 +133,10 @@ def pod_of(body: Object, now: float) -> Pod:
 def unplaced(
     pods: Sequence[Pod], rollout: Rollout, wanted: int, now: float, patience_s: float
 ) -> int:
-    """How many of the pods that are wanted no node has taken for `patience_s`, or no quota. Those
-    that wait for the room of one that drains are none, nor those of a template of which no node has
-    taken any: it may be one that none ever will, and must not take the place of pods that serve.
-    One of them is, where it is room that lacks: it will have that of the next one that stops.
-    """
+    """Number of wanted pods that no node or quota has accepted for `patience_s`. Pods that wait for
+    a draining pod's room do not count. Nor do pods of a template that no node has taken yet:
+    perhaps none ever will, and such pods must not replace pods that serve. But one of them counts
+    if it lacks room: it gets the room of the next pod that stops."""
     on_nodes = [pod for pod in pods if pod.started_s and not pod.has_no_room]
     known = {pod.template for pod in on_nodes}
     waiting = [pod for pod in pods if pod.has_no_room and not pod.terminating]
@@ -147,7 +146,7 @@ def unplaced(
     is_one_late = any(pod.lacks_room for pod in late if pod.template not in known)
     num_missing = max(0, wanted - placed - len(waiting))
     if num_missing and rollout.roomless_s and now - rollout.roomless_s >= patience_s:
-        # Of the newest template, which some node knows where more are on nodes than of older ones.
+        # They have the newest template; a node has it if more pods are on nodes than outdated.
         is_known = sum(not pod.terminating for pod in on_nodes) > rollout.outdated
         num_late += num_missing if is_known else 0
         is_one_late |= not is_known
@@ -155,7 +154,7 @@ def unplaced(
 
 
 def essence_of(body: Object) -> Object:
-    """A live pod without its spec, and of its metadata only what is read: much may be in there."""
+    """A live pod without its spec and with only the metadata that is read: there may be much."""
     meta = body["metadata"]
     kept = {key: meta[key] for key in _POD_META if key in meta}
     labels = {_TEMPLATE_LABEL: (meta.get("labels") or {}).get(_TEMPLATE_LABEL, "")}
@@ -163,8 +162,8 @@ def essence_of(body: Object) -> Object:
 
 
 def failure_of(bodies: Iterable[Object], now: float) -> Trouble | None:
-    """Why the newest of the pods that failed lately did, where Kubernetes says so: evicted, or not
-    admitted by its node. Such a pod has no container that could."""
+    """Why the newest recently failed pod failed, if Kubernetes says so: evicted, or not admitted by
+    its node. Such a pod has no container that could tell."""
     newest = max(filter(_is_failure, bodies), key=_changed_s, default=None)
     if newest is None or now - _changed_s(newest) >= _FAILED_S:
         return None
@@ -177,7 +176,7 @@ def version(thing: Object) -> int:
 
 
 def controller_of(body: Object) -> str | None:
-    """uid of the object that a child is of; None where its owner references name none."""
+    """uid of the object that a child is of; None if its owner references name none."""
     owners = body["metadata"].get("ownerReferences") or ()
     return next((owner["uid"] for owner in owners if owner.get("controller")), None)
 
@@ -208,7 +207,7 @@ def _rollout_trouble(status: Object) -> Trouble | None:
     if failure.get("status") == "True":  # quota, or an admission that refuses the pods
         return _trouble(failure.get("reason") or "FailedCreate", failure.get("message"))
     progress = _condition(status, "Progressing")
-    if progress.get("reason") == "DeploymentPaused":  # by hand: nothing that is edited comes about
+    if progress.get("reason") == "DeploymentPaused":  # paused by hand: no edit takes effect
         return _trouble("DeploymentPaused", "`kubectl rollout resume` lets it go on")
     if progress.get("status") == "False":
         return _trouble(
@@ -229,7 +228,7 @@ def _pod_trouble(status: Object, now: float) -> Trouble | None:
         return _trouble(scheduled.get("reason") or "Unschedulable", scheduled.get("message"))
     if _condition(status, "Ready").get("status") == "True":
         return None
-    initial = status.get("initContainerStatuses") or ()  # of a webhook's, say
+    initial = status.get("initContainerStatuses") or ()  # for example a webhook's
     containers = (*initial, *(status.get("containerStatuses") or ()))
     unready_s = _unready_s(status)
     told = next(filter(None, (_container_trouble(one, unready_s) for one in containers)), None)
@@ -237,7 +236,7 @@ def _pod_trouble(status: Object, now: float) -> Trouble | None:
 
 
 def _unready_s(status: Object) -> float:
-    """The condition turns also when a container ends, but then before the next one starts."""
+    """The condition also turns when a container ends, but then before the next one starts."""
     states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
     ready = _condition(status, "Ready")
     is_running = bool(states) and all("running" in state for state in states)
@@ -275,19 +274,19 @@ def _turned_s(condition: Object) -> float:
 
 def _is_failure(body: Object) -> bool:
     status = body.get("status") or {}
-    # One that is deleted fails without a reason, as its worker leaves with a signal's exit code.
+    # A deleted pod fails without a reason, as its worker leaves with a signal's exit code.
     return status.get("phase") == "Failed" and bool(status.get("reason"))
 
 
 def _changed_s(body: Object) -> float:
-    """Unix time of the newest condition of a pod that has ended, else of its creation."""
+    """Unix time of the newest condition of an ended pod, else of its creation."""
     conditions = body["status"].get("conditions") or ()
     changed = [str(c.get("lastTransitionTime") or "") for c in conditions]
     return unix_time(max([*changed, str(body["metadata"].get("creationTimestamp") or "")]))
 
 
 def _container_trouble(container: Object, unready_s: float) -> Trouble | None:
-    """A container that was ready since it ended has no end that keeps it from serving."""
+    """An end no longer counts as trouble once the container has been ready after it."""
     waiting = (container.get("state") or {}).get("waiting") or {}
     ended, said = last_end(container), str(waiting.get("reason", ""))
     reason = _SAME_TROUBLE.get(said, said)
@@ -302,8 +301,8 @@ def _container_trouble(container: Object, unready_s: float) -> Trouble | None:
 
 
 def _was_held_back(container: Object) -> bool:
-    """True where the kubelet waited before it started this run. It would again, and says nothing
-    of that while the container runs."""
+    """True if the kubelet waited before it started this run. It would wait again, but reports
+    nothing while the container runs."""
     state, last = container.get("state") or {}, container.get("lastState") or {}
     run = state.get("running") or state.get("terminated") or {}
     ended_s = unix_time((last.get("terminated") or {}).get("finishedAt"))

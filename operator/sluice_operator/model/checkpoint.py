@@ -1,6 +1,6 @@
-"""What a checkpoint says of itself: config.json and safetensors headers, never a tensor.
+"""Facts from a checkpoint itself: config.json and safetensors headers, never a tensor.
 
-Rim, but only for reading under one root directory; `hub` brings the same from a hub.
+Rim, but only for reading under one root directory; `hub` reads the same from a hub.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ ROOT_URI = "file:///models/"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model before any pod. `weights_bytes` in `dtype`, as it would run.
+    """Facts about a model before any pod. `weights_bytes`: in `dtype`, as it would run.
 
-    `commit`: what the revision of a hub's model stood for; "" elsewhere.
+    `commit`: the commit of a hub model's revision; "" elsewhere.
     """
 
     shape: ModelShape
@@ -39,9 +39,9 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Nothing is known of the model, and why: it is not within this process's reach.
+    """Nothing is known of the model, and why: this process cannot reach it.
 
-    `is_pending`: not yet; what serves stays as it is until then, whatever was asked for since.
+    `is_pending`: not yet. Until then the serving pods stay as they are, whatever is asked for.
     """
 
     message: str
@@ -51,8 +51,8 @@ class Unread:
 def read(uri: str, dtype: str, root: Path, *, on_cpu: bool) -> ModelFacts | Unread:
     """The checkpoint at `uri` under `root`, which stands for `ROOT_URI`.
 
-    `dtype`: the one asked for, "auto" for the checkpoint's own. Raises CheckpointError, or
-    SizingError from the arithmetic, where the checkpoint is there and cannot be served.
+    `dtype`: the requested one, "auto" for the checkpoint's own. Raises CheckpointError, or
+    SizingError from the arithmetic, if the checkpoint is there and cannot be served.
     """
     if not uri.startswith(ROOT_URI):
         return Unread(f"{uri} is not read by the operator: the worker sizes itself")
@@ -63,9 +63,9 @@ def read(uri: str, dtype: str, root: Path, *, on_cpu: bool) -> ModelFacts | Unre
 
 
 def examine(source: Source, dtype: str, commit: str = "", *, on_cpu: bool) -> ModelFacts:
-    """What the files of `source` say; raises as `read`."""
+    """The facts in the files of `source`; raises as `read` does."""
     config = read_config(source)
-    ModelShape.from_config(config)  # what is not built is told before what is missing
+    ModelShape.from_config(config)  # an unsupported model is reported before a missing file
     weights = Weights.of(source)
     shape = ModelShape.from_config(with_stored_dtype(config, weights))
     runs_as = resolve_dtype(dtype, shape, on_cpu=on_cpu)
@@ -78,7 +78,7 @@ def examine(source: Source, dtype: str, commit: str = "", *, on_cpu: bool) -> Mo
 def _num_bytes(weights: Weights, shape: ModelShape, wanted: int) -> tuple[int, int]:
     """Bytes of the model's tensors in its own dtype and at `wanted` bytes per element.
 
-    From the headers of the files where they are there, else from the index's total_size.
+    They come from the files' headers if those are there, else from the index's total_size.
     """
     own = DTYPE_BYTES[shape.dtype]
     if not weights.has_headers:

@@ -1,4 +1,4 @@
-"""Whether the model fits, before any pod exists. Pure: its numbers against the memory."""
+"""Decides if the model fits, before any pod exists. Pure: its numbers against the memory."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +22,7 @@ from ..spec.service import Spec
 from .checkpoint import ModelFacts, Unread
 
 UNREAD_CAP = 4
-"""The ceiling that is assumed of a model that cannot be read, until a pod has told its own."""
+"""The assumed ceiling of a model that cannot be read, until a pod has reported its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The answer for one object. `memory` and `checkpoint` are None where nothing could be read;
+    """The answer for one object. `memory` and `checkpoint` are None if nothing could be read;
     `is_pending`: it is not known yet."""
 
     status: Literal["True", "False", "Unknown"]
@@ -63,14 +63,14 @@ def judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
 
 
 def ceiling_of(spec: Spec, fit: Fit) -> int | None:
-    """`--max-num-seqs`: what memory and the user allow; None: the worker sizes itself."""
+    """`--max-num-seqs` that memory and the user allow; None: the worker sizes itself."""
     if fit.memory:
         return fit.memory.ceiling
     return None if spec.batching.max_num_seqs is None else most_num_seqs(spec)
 
 
 def most_num_seqs(spec: Spec) -> int:
-    """What the user allows, also by default, whatever the memory."""
+    """The most sequences that the user allows, also by default, whatever the memory."""
     return most_sequences(spec.batching.max_num_seqs, _budget(spec))
 
 
@@ -79,7 +79,7 @@ def _budget(spec: Spec) -> int:
 
 
 def loading_bytes(fit: Fit) -> int:
-    """Memory of the host that a pod with a GPU loads the model in."""
+    """Host memory in which a pod with a GPU loads the model."""
     found = fit.checkpoint
     return host_memory_bytes(found.shape, DTYPE_BYTES[found.dtype]) if found else HOST_BYTES
 
@@ -103,7 +103,7 @@ def _plan(spec: Spec, found: ModelFacts) -> MemoryPlan:
 
 
 def _argument(spec: Spec, flag: str) -> str | None:
-    """What `spec.engine.args` says of a flag."""
+    """The value of a flag in `spec.engine.args`."""
     given = dict(arg.removeprefix("--").split("=", 1) for arg in spec.engine.args)
     return given.get(flag)
 

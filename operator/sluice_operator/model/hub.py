@@ -1,7 +1,7 @@
 """Headers of a hub's model over HTTP: config.json and the beginnings of its files, no tensor.
 
-Rim. What comes is hostile input: the connection is closed as soon as enough was read, whether or
-not the server honours Range. All requests of one reading share a deadline.
+Rim. All that arrives is hostile input: the connection is closed as soon as enough was read, even if
+the server ignores Range. All requests of one reading share a deadline.
 """
 
 import time
@@ -18,9 +18,9 @@ from sluice_core.hub.site import TIMEOUT_S, NoCertificates, Site, Transient, beg
 from .checkpoint import ModelFacts, Unread, examine
 
 MAX_FILES = 32
-"""Headers of more would take minutes; the index then tells the size."""
+"""Headers of more files would take minutes; the index then tells the size."""
 _DEADLINE_S = 60.0
-"""For all of a model: the time above is for each read of a socket."""
+"""Seconds for a whole model: TIMEOUT_S covers only each read of a socket."""
 _ADVICE = "name in spec.model.secretRef a Secret whose key `token` holds a token that may read it"
 
 
@@ -38,9 +38,9 @@ class HubSource:
 
 
 def read(model: HubSource, dtype: str, *, on_cpu: bool) -> ModelFacts | Unread:
-    """What the headers of `model` say. Raises CheckpointError and SizingError, as the checkpoint's.
+    """Facts from `model`'s headers. Raises CheckpointError and SizingError, as `examine` does.
 
-    DownloadError where the hub says that the model is not there or may not be read.
+    DownloadError if the hub says that the model is not there or may not be read.
     """
     named = reference.HubModel(model.repo, model.revision)
     try:
@@ -51,7 +51,7 @@ def read(model: HubSource, dtype: str, *, on_cpu: bool) -> ModelFacts | Unread:
             files = _Files(site, model, site.listing())
             return examine(files, dtype, files.listing.commit, on_cpu=on_cpu)
     except (Transient, StartupError) as e:
-        if time.monotonic() >= model.ends_s:  # whatever the silence looked like
+        if time.monotonic() >= model.ends_s:  # whatever caused the silence
             late = f"it took over {_DEADLINE_S:g} s"
             return Unread(f"{model.repo} cannot be read from {model.endpoint}: {late}")
         if isinstance(e, StartupError) and not isinstance(e, NoCertificates):
@@ -84,7 +84,7 @@ class _Files:
         return MAX_FILES
 
     def names(self) -> Collection[str]:
-        """Those at the top."""
+        """Names of the files at the top."""
         return {name for name in self.listing.files if "/" not in name}
 
     def read(self, name: str, start: int, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Reading one object's model, which goes on beside the passes where a hub takes its time."""
+"""Reading one object's model, which goes on beside the passes if a hub takes its time."""
 
 import asyncio
 import math
@@ -23,24 +23,24 @@ Found = ModelFacts | Unread | Refused
 
 _REREAD_S = 60.0
 _MOST_REREAD_S = 600.0
-"""Until a hub's model that was read in vain is read again: at first the former, and twice as long
-each time."""
+"""Most seconds until a hub's model is read again after a failure: the wait starts at _REREAD_S and
+doubles each time."""
 _SERVING_REREAD_S = 600.0
-"""Of what pods serve: they have sized themselves, but an edit is not judged without it."""
+"""Seconds until a served model is read again: pods sized themselves, but edits are judged by it."""
 _MEANWHILE_S = 5.0
-"""Pods are looked after while it takes longer."""
+"""Seconds a pass waits for a reading; a longer one goes on while pods are looked after."""
 _FIRST_S = 15.0
-"""Of a first look where nothing serves: the status then says what goes on, before any pod is made.
-It may be that all readers are busy with others' slow hubs."""
+"""Seconds for a first read while nothing serves. After that, the status says what goes on, before
+any pod is made. All readers may be busy with others' slow hubs."""
 _DEADLINE_S = 60.0
-"""Until a reading is given up; where a thread hangs in it, it goes on."""
+"""Seconds until a reading is given up; a thread that hangs in it goes on."""
 _HUB_READERS, _LOCAL_READERS = ThreadPoolExecutor(4, "hub"), ThreadPoolExecutor(4, "model")
-"""Apart from each other, and from the API server's calls: a slow hub or a file system that hangs
-holds up readings of its own kind only. Four hubs' readings may take 470 MiB."""
+"""Separate threads, also from the API server's calls. So a slow hub or a hanging file system holds
+up only readings of its own kind. Four hubs' readings may take 470 MiB."""
 
 
 class ModelReader:
-    """What is known of the model of one object."""
+    """Reads and remembers the model of one object."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster, self._settings = cluster, settings
@@ -54,10 +54,10 @@ class ModelReader:
         is_served: Callable[[], Awaitable[bool]] | None,
         now_s: float,
     ) -> Found:
-        """Read once; what could not be read is tried again now and then. `now_s`: any clock's.
+        """Read once; after a failure, try again at intervals. `now_s`: any clock's.
 
-        Where it takes long, or pods serve (`is_served`: whether it is this model), that is beside
-        the passes: waiting for a hub that is away would hold up what they do.
+        A long reading, or one while pods serve, goes on beside the passes: they must not wait for a
+        hub that is away. `is_served`: tells if the pods serve this model.
         """
         key = f"{model_of(service)}/{service.spec.hardware.accelerator}"
         known = self._found if self._found_key == key else None
@@ -71,19 +71,19 @@ class ModelReader:
         if found is None:
             return known or Unread("the model is being read", is_pending=True)
         if isinstance(found, Refused) and is_served and await is_served():
-            # It could be read once: what serves is looked after, and nothing is rolled out.
+            # It could be read once: the serving pods are kept, and nothing is rolled out.
             found = Unread(found.message, is_pending=True)
         self._found, self._found_key, self._found_s = found, key, now_s + time.monotonic() - began_s
         return found
 
     def stop(self) -> None:
-        """Nobody waits for it any more: it is not begun, where it is not under way yet."""
+        """Nobody waits for the reading any more: it is not begun, unless it is under way."""
         if self._under_way:
             self._under_way[1].cancel()
 
     async def _reading(self, service: InferenceService, key: str, wait_s: float) -> Found | None:
-        """What comes of reading the model, None if that takes longer than `wait_s`: it goes on, and
-        is not begun again, also past its deadline."""
+        """The result of reading the model, None if it takes longer than `wait_s`. Then it goes on
+        and is not begun again, also past its deadline."""
         settings, model = self._settings, service.spec.model
         if self._under_way is None or self._under_way[0] != key:
             token, loop = await self._token(service), asyncio.get_running_loop()
@@ -110,10 +110,10 @@ class ModelReader:
         return Unread(f"{late}: the worker sizes itself")
 
     async def _token(self, service: InferenceService) -> str | Refused | None:
-        """What the Secret that the object names holds; None without one, or without its key.
+        """The token in the object's Secret; None without a Secret or without its key.
 
-        One that is not there yet could become anybody's, after the model was read and when pods get
-        its token.
+        A Secret that is not there yet could become anybody's, after the model was read and when
+        pods get its token.
         """
         ref = service.spec.model.secret_ref
         if ref is None:

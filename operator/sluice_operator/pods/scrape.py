@@ -1,4 +1,4 @@
-"""Evidence and configuration of the own pods. One that misbehaves is named, and never fatal.
+"""Evidence and configuration of the own pods. A misbehaving pod is named, and never fatal.
 
 Any image may stand for the worker's. So exchanges have a limit for all objects and one for each
 object, a deadline and a byte cap. Redirects are not followed. Decoding is strict: NaN, negative
@@ -34,20 +34,20 @@ DEADLINE_S = 2.0
 MAX_OPEN = 64
 """Exchanges at once with the pods of all objects."""
 MAX_OPEN_OF_OBJECT = 8
-"""Exchanges at once with the pods of one object. Only where eight objects or more have pods that
-never answer do others wait for their deadlines."""
+"""Exchanges at once with the pods of one object. Others wait for deadlines only if eight or more
+objects have pods that never answer."""
 MAX_BODY_BYTES = 8 << 20
-"""A full ring of a pod with 300 short requests/s is 4 MiB, and 6 where each tick's lengths differ a
-hundredfold."""
+"""Most bytes of an answer. A full ring of a pod with 300 short requests/s is 4 MiB, and 6 MiB if
+each tick's lengths differ a hundredfold."""
 MAX_CONFIG_BYTES = 64 << 10
-"""Of a configuration, which takes 400."""
+"""Most bytes of a configuration, which takes 400."""
 MAX_KEPT_BYTES = 128 << 20
-"""Of the ticks of one object, in equal parts for its pods. A full ring of a pod takes 16 MiB at 30
-requests/s and 40 at 300. The oldest ticks beyond it are dropped."""
+"""Most bytes of one object's ticks, in equal parts for its pods. A pod's full ring takes 16 MiB at
+30 requests/s and 40 at 300. The oldest ticks beyond it are dropped."""
 _TICK_BYTES, _ENTRY_BYTES = 1024, 104
-"""Of a tick without its sketches, and of each entry in these: a slot and two integers."""
+"""Bytes of a tick without its sketches, and of each entry in these: a slot and two integers."""
 MAX_GONE = 16
-"""Pods that are gone and still held: of a rollout that loops, the newest."""
+"""Pods that are gone and still held: in a rollout that loops, the newest."""
 
 
 class ScrapeError(Exception):
@@ -67,16 +67,16 @@ class ScrapeTarget:
     port: int = ADMIN_PORT
 
     def url(self, path: str) -> str:
-        """`path` at the admin port."""
+        """The URL of `path` at the admin port."""
         return f"http://{in_url(self.ip)}:{self.port}{path}"
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What is held of one pod. `problem`: why its last answer is missing, None if it is there.
+    """The held evidence of one pod. `problem`: why its last answer is missing, None if it is there.
 
-    `evidence` keeps at most TICK_RING ticks, those of earlier boots as well: what they served
-    belongs to the promise. `seen_s`: when it was last read.
+    `evidence` keeps at most TICK_RING ticks, also those of earlier boots: what they served belongs
+    to the promise. `seen_s`: when it was last read.
     """
 
     evidence: Evidence | None = None
@@ -86,12 +86,12 @@ class Scrape:
 
     @property
     def ticks(self) -> list[Tick]:
-        """Those of its evidence."""
+        """The ticks of its evidence."""
         return self.evidence.ticks if self.evidence else []
 
     def within(self, num_bytes: int) -> "Scrape":
-        """It without the oldest ticks that do not fit; the newest stays, as it tells what to ask
-        for next."""
+        """This scrape without the oldest ticks that do not fit. The newest stays, as it tells what
+        to ask for next."""
         first, left = len(self.ticks), num_bytes
         while first and (size := bytes_of(self.ticks[first - 1])) <= left:
             first -= 1
@@ -104,13 +104,13 @@ class Scrape:
 
 
 def bytes_of(tick: Tick) -> int:
-    """About the memory that `tick` takes."""
+    """Approximate memory of `tick` in bytes."""
     num_entries = len(tick.ttft.sketch) + len(tick.itl.sketch) + len(tick.e2e.sketch)
     return _TICK_BYTES + _ENTRY_BYTES * num_entries
 
 
 def merge(held: Evidence | None, fresh: Evidence) -> Evidence:
-    """`fresh` with the ticks already held before it, also those of another boot."""
+    """`fresh` preceded by the ticks already held, also those of another boot."""
     first = fresh.ticks[0].seq if fresh.ticks else None
     before = [
         tick
@@ -121,14 +121,14 @@ def merge(held: Evidence | None, fresh: Evidence) -> Evidence:
 
 
 def last_seq(held: Evidence | None) -> int | None:
-    """The newest tick held of the present boot, for `after`."""
+    """The newest tick held of the present boot, for the query's `after`."""
     ticks: list[Tick] = held.ticks if held else []
     is_present = bool(held and ticks and ticks[-1].boot_id == held.boot_id)
     return ticks[-1].seq if is_present else None
 
 
 class Scraper:
-    """The pods' admin ports of one object. Holds what each pod said, for as long as it counts.
+    """The pods' admin ports of one object. Holds each pod's evidence for as long as it counts.
 
     `exchanges`: places for exchanges, which all objects share.
     """
@@ -141,15 +141,15 @@ class Scraper:
         self._held: dict[str, Scrape] = {}
 
     def knows(self, uid: str) -> bool:
-        """Whether that pod has been asked before."""
+        """True if that pod has been asked before."""
         return uid in self._held
 
     async def scrape(
         self, targets: tuple[ScrapeTarget, ...], token: str, now: float, window_s: float = 0.0
     ) -> Mapping[str, Scrape]:
-        """Ask all `targets` at once; by pod uid. Pods that are gone are in it with their ticks of
-        the last `window_s`, or for as long as bursts are remembered: their misses do not leave with
-        them."""
+        """Ask all `targets` at once; the result is by pod uid. Pods that are gone stay in it,
+        because their misses still count. They keep the ticks of `window_s`, or of the burst memory
+        if that is longer."""
         for target in targets:
             self._held.setdefault(target.uid, Scrape())
         await asyncio.gather(*(self._scrape_one(t, token, now) for t in targets))
@@ -164,7 +164,7 @@ class Scraper:
         return self._held
 
     async def patch(self, target: ScrapeTarget, token: str, patch: RuntimePatch) -> RuntimeConfig:
-        """Send `patch`; the pod's effective configuration. ScrapeError if it is refused."""
+        """Send `patch`; returns the pod's effective configuration. ScrapeError if it is refused."""
         call = _Call("/v1/runtime_config", MAX_CONFIG_BYTES, "PATCH", encode(patch))
         config = _decoded(await self._ask(target, token, call), RuntimeConfig)
         held = self._held.get(target.uid, Scrape())
@@ -189,7 +189,7 @@ class Scraper:
 
     @property
     def _most_bytes(self) -> int:
-        """That may be kept of one pod."""
+        """Most bytes that may be kept of one pod."""
         return MAX_KEPT_BYTES // max(len(self._held), 1)
 
     async def _ask(self, target: ScrapeTarget, token: str, call: "_Call") -> bytes:
@@ -233,7 +233,7 @@ def create_client() -> httpx.AsyncClient:
 
 
 def _since(held: Scrape, time_s: float, now: float) -> Scrape:
-    """What a pod that is not asked any more did from then on; without evidence if nothing."""
+    """Evidence of a gone pod since `time_s`; an empty Scrape if there is none."""
     if not held.evidence or not held.ticks:
         return Scrape()
     shift_s = clock_shift(held.ticks[-1].t_s, held.seen_s, now)
