@@ -1,1 +1,1 @@
-"""Watches, one task for each object, and the pure plan that each look carries out."""
+"""Watches, one task for each object, and the pure plan that each pass carries out."""

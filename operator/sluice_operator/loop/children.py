@@ -1,4 +1,4 @@
-"""The children of one object: read where no watch has shown them, and written as a plan says."""
+"""The children of one object: read if no watch has shown them, and written as a plan says."""
 
 import logging
 import math
@@ -15,18 +15,18 @@ from ..spec.service import InferenceService
 
 _log = logging.getLogger(__name__)
 _WRITTEN_OVER: Mapping[str, Object] = {"Service": {}, "PodDisruptionBudget": {"minAvailable": None}}
-"""Kinds whose spec is all ours, with what it must not have beside."""
+"""Kinds whose spec is all ours, with the fields that must not be there beside it."""
 _SWEEP_RESYNCS = 10
-"""Five minutes by default between two looks for deletions that the watch has missed."""
+"""Resyncs between two checks for deletions that the watch has missed: five minutes by default."""
 
 
 class Children:
     """The children of the object `key`.
 
-    `unread`: by kind, why a child could not be read at the last pass; `accepted`: by kind,
-    `drift.acceptance` of our last write; `saved`: manifest hash of the ConfigMap that we wrote
-    last, and `saved_s` when; `pods_label`: selects the object's pods. Times are of
-    `time.monotonic`, as nobody else reads them.
+    `unread`: by kind, why a child could not be read in the last pass. `accepted`: by kind,
+    `drift.acceptance` of our last write. `saved`, `saved_s`: manifest hash and time of our last
+    write of the ConfigMap. `pods_label`: selects the object's pods. Times are of `time.monotonic`,
+    as no other process reads them.
     """
 
     def __init__(self, cluster: Cluster, store: ChildStore, key: Key, resync_s: float) -> None:
@@ -45,7 +45,7 @@ class Children:
         self.token = ""
 
     async def list_pods(self) -> None:
-        """Read the pods once, as the watch may be yet to show them: without them a pass would
+        """Read the pods once, as the watch may not have shown them yet. Without them a pass would
         decide as if none served. Raises ClusterError."""
         if not self._has_listed:
             async for body in self._cluster.live_pods(self._key[0], self.pods_label):
@@ -53,7 +53,7 @@ class Children:
             self._has_listed = True
 
     async def find(self, ref: Ref) -> Object | None:
-        """The child of that name; read where it is not known, or no watch would tell of it."""
+        """The child of that name; read if it is not known, or if no watch would show it."""
         if (known := self._store.child(self._key, ref.kind)) is not None:
             return known
         live = await self._cluster.get(ref)
@@ -62,7 +62,7 @@ class Children:
         return live
 
     async def are_of_model(self, service: InferenceService) -> bool:
-        """True where the Deployment is of the model that is asked for now."""
+        """True if the Deployment is of the model that is asked for now."""
         return manifests.is_of_model(service, await self._deployment(service))
 
     async def _deployment(self, service: InferenceService) -> Object | None:
@@ -73,19 +73,19 @@ class Children:
         return {kind: child for kind, child in found.items() if child is not None}
 
     async def look(self, service: InferenceService, *, fits: bool) -> dict[str, Object]:
-        """All live ones by kind; only the known ones for a model that does not fit and was never
+        """All live children by kind; only the known ones if the model does not fit and was never
         rolled out. Raises ClusterError."""
         refs = _refs(service, manifests.WATCHED)
         self.unread = {}
         pods = await self._deployment(service)
         if not fits and not (pods and manifests.is_ours(service, pods)):
             return self._known(refs)
-        # The watch shows only labelled ones; others of that name must not be written over.
+        # The watch shows only labelled ones; others of that name must not be overwritten.
         found = {ref.kind: await self.find(ref) for ref in refs}
         live = {kind: child for kind, child in found.items() if child is not None}
         live |= await self._by_name(service)
         secret = live.get("Secret")
-        # Pods read theirs again when it changes: an edited Secret is put back, not believed.
+        # Pods read the Secret again when it changes, so an edited one is restored, not believed.
         is_ours = secret is not None and manifests.is_ours(service, secret)
         token = self.token or (token_of(secret) if secret and is_ours else None)
         if not token and "Secret" in self.unread:
@@ -104,7 +104,7 @@ class Children:
         return found
 
     async def _read(self, refs: Iterable[Ref]) -> None:
-        """One that cannot be read stays as it was known."""
+        """A child that cannot be read stays as it was known."""
         for ref in refs:
             try:
                 live = await self._cluster.get(ref)
@@ -120,9 +120,9 @@ class Children:
                 self._store.lose(self._key, ref.kind, before)
 
     async def sweep(self, service: InferenceService) -> bool:
-        """Find deletions that the watch has missed: after a gap it lists anew, and tells none.
+        """Find deletions that the watch has missed: after a gap it lists again, and reports none.
 
-        False where it was done lately. Raises ClusterError.
+        False if it was done recently. Raises ClusterError.
         """
         now_s = time.monotonic()
         if now_s - self._swept_s < _SWEEP_RESYNCS * self._resync_s:
@@ -140,7 +140,7 @@ class Children:
         return True
 
     async def apply(self, wanted: Iterable[Object]) -> set[str]:
-        """Write all of them, also behind one that is refused. Raises the first ClusterError.
+        """Write all of them, even after one is refused. Raises the first ClusterError.
 
         Returns the kinds for which that changed nothing, as a webhook makes the same of it again.
         """
@@ -170,8 +170,8 @@ class Children:
     async def _write(self, manifest: Object) -> Object:
         """Apply it and return the live object.
 
-        A field that somebody has put beside ours may be the reason of a refusal, such as a second
-        port of the same name: then ours replace the whole spec.
+        A field that somebody added beside ours may cause a refusal, such as a second port of the
+        same name. Then our fields replace the whole spec.
         """
         ref = ref_of(manifest)
         try:
@@ -190,7 +190,7 @@ def _refs(service: InferenceService, kinds: Iterable[str]) -> list[Ref]:
 
 
 def _is_watched(live: Object) -> bool:
-    """True where the watch shows it: somebody may have taken its label away."""
+    """True if the watch shows it: somebody may have removed its label."""
     labels = live["metadata"].get("labels") or {}
     return labels.get(manifests.MANAGED_BY_LABEL) == manifests.MANAGED_BY
 

@@ -1,7 +1,7 @@
 """The watches of kopf, and nothing else: each handler only wakes the reconciler of an object.
 
-No handler causes a finalizer, an annotation or a status of kopf's: children go with their owner by
-garbage collection, also while the operator is down.
+No handler makes kopf write a finalizer, an annotation or a status. Garbage collection deletes
+children with their owner, also while the operator is down.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from .reconcile import Dependencies, Reconciler
 _log = logging.getLogger(__name__)
 
 CHILDREN = {kind: RESOURCES[kind] for kind in ("Pod", *WATCHED)}
-"""What is watched, and only with our label; the other children are read by name."""
+"""Kinds that are watched, only with our label; the other children are read by name."""
 _OF_A_LIST = 10
-"""Objects that kopf asks for at once: each may be some MiB, and of all kinds it lists one page."""
+"""Objects in one page of a list of kopf's: each may be some MiB, and it lists all kinds at once."""
 _WORKER_IDLE_S = 0.2
-"""kopf's worker of an object holds what it last saw of it for so long."""
+"""Seconds for which kopf's worker of an object keeps what it last saw of it."""
 
 
 @dataclass(slots=True)
@@ -110,9 +110,8 @@ def create_registry(operator: Operator) -> kopf.OperatorRegistry:
 def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> None:
     @kopf.on.login(registry=registry)
     def login(**known: Any) -> kopf.ConnectionInfo | None:
-        # A registry of one's own comes without kopf's default logins. The first reads the token
-        # anew at each login, which rotated ones need; its server is a name, and not every cluster
-        # has a DNS.
+        # A custom registry lacks kopf's default logins. The first reads the token again at each
+        # login, as rotated tokens need. Its server is a name, and not every cluster has DNS.
         account = kopf.login_with_service_account(**known)
         if account is None:
             return kopf.login_via_client(**known)
@@ -149,8 +148,8 @@ def _register_child(
 ) -> None:
     selector = {MANAGED_BY_LABEL: MANAGED_BY}
 
-    # Not an index of kopf's: it keeps whatever bears the label, and wakes all that wait for any of
-    # it at each of it, so that the time to start would grow with the square of their number.
+    # Not an index of kopf's: it keeps whatever bears the label, and each change wakes all that wait
+    # for any of it. The time to start would grow with the square of their number.
     @kopf.on.event(*resource, id=f"{kind}-changed", labels=selector, registry=registry)
     async def changed(body: kopf.Body, type: str, **_: Any) -> None:
         operator.see_child(kind, dict(body), is_gone=type == "DELETED")
@@ -172,7 +171,7 @@ def _register_objects(registry: kopf.OperatorRegistry, operator: Operator) -> No
 
 
 class _NoDifferences(kopf.DiffBaseStorage):
-    """No handler of ours asks what differs; kopf would copy each object for it, twice."""
+    """No handler of ours needs differences; kopf would copy each object for them, twice."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         """Nothing is copied."""

@@ -1,7 +1,7 @@
-"""Whose an object is where two installations watch it, with different images perhaps. Pure.
+"""The owner of an object that two installations watch, perhaps with different images. Pure.
 
-The object's ConfigMap names its installation (`--instance`), from whoever made it first. Others
-leave the object alone, until a person writes another name there.
+The object's ConfigMap names its installation (`--instance`), that of its first writer. Others leave
+the object alone, until a person writes another name there.
 """
 
 from ..children.runtime import OWNER_ANNOTATION
@@ -11,12 +11,12 @@ from ..reasons import Reason
 from ..status.events import Notice
 
 _EVENT_S = 3600.0
-"""The API server keeps an event for so long."""
+"""Seconds for which the API server keeps an event."""
 
 
 def owner_of(uid: str, held: Object | None) -> str:
-    """Whom the ConfigMap `held` of the object with `uid` names; "" for nobody, or where it belongs
-    to something else."""
+    """The owner that the ConfigMap `held` of the object with `uid` names; "" for nobody, or if it
+    belongs to something else."""
     meta = (held or {}).get("metadata", {})
     if uid not in {owner.get("uid") for owner in meta.get("ownerReferences") or ()}:
         return ""
@@ -24,7 +24,7 @@ def owner_of(uid: str, held: Object | None) -> str:
 
 
 def refusal(owner: str, me: str, held: Ref, now: float) -> Notice:
-    """That `me` leaves an object of `owner`'s alone, and how its ConfigMap `held` hands it over."""
+    """Notice that `me` leaves `owner`'s object alone; its ConfigMap `held` can hand it over."""
     command = f"kubectl annotate configmap {held.name} -n {held.namespace} --overwrite"
     text = (
         f"installation {owner} cares for it, so {me} leaves it alone; "

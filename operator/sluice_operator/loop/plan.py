@@ -1,7 +1,7 @@
-"""One pass as a value: (object, observed, now) -> what to write, to send and to tell. Pure.
+"""One pass as a value: (object, observed, now) -> what to write, send and report. Pure.
 
-The order of `Plan.apply` is binding: the ConfigMap with cap and epoch comes first, so that no pod
-ever hears of an epoch that would be lost with the operator.
+The order of `Plan.apply` is binding: the ConfigMap with cap and epoch comes first. So no pod ever
+learns an epoch that would be lost with the operator.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -27,26 +27,26 @@ from ..status.events import Notice
 from ..tuner import CapLimits, Decision, Observation, PodView, Targets, decide
 
 PAST_SAVE_SECONDS = 30.0
-"""The tuner's memory alone is saved this rarely: losing it costs caution, not correctness."""
+"""Seconds between saves of the tuner's memory alone: losing it costs caution, not correctness."""
 
 _TOLD_AGAIN_S = 600.0
 _ROOM_S = 60.0
-"""What a pod leaves is taken within this time: the scheduler looks again after 10 s at most."""
+"""Seconds in which the room of a stopped pod is taken: the scheduler retries after 10 s at most."""
 _FORMER_S = 1.0
-"""Until a look whether the children of a deleted object are gone: not all of them are watched."""
+"""Seconds until the next check for children of a deleted object: not all of them are watched."""
 _MEMORY_ONLY = {"data.past.json", f"metadata.annotations.{manifests.MANIFEST_ANNOTATION}"}
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that one pass knows. `live`: children by kind; `scrapes`: by pod uid, also of pods that
+    """All that one pass knows. `live`: children by kind. `scrapes`: by pod uid, also of pods that
     are gone.
 
-    `runtime`: what the ConfigMap holds, or the newer memory of this process; None at the start.
-    `accepted`: by kind, `drift.acceptance` of our last write; `deleted`: kinds whose last child
-    somebody deleted; `unsaved_s`: seconds since the runtime was last
-    persisted; `failed`: why the newest of the pods that failed did; `keys_problem`: why the Secret
-    of the API's keys is of no use, "" where it is; `former`: the pods of the last pass, by uid.
+    `runtime`: from the ConfigMap, or the newer memory of this process; None at the start.
+    `accepted`: by kind, `drift.acceptance` of our last write. `deleted`: kinds whose last child
+    somebody deleted. `unsaved_s`: seconds since the runtime was last persisted. `failed`: why the
+    newest failed pod failed. `keys_problem`: why the Secret of the API's keys is unusable, "" if it
+    is usable. `former`: the pods of the last pass, by uid.
     """
 
     live: Mapping[str, Object]
@@ -74,9 +74,9 @@ class PodPatch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The order: apply the ConfigMap, send, tell of `decided`, apply the rest, tell of `restored`
-    (by kind) where that changed anything, tell of `noticed`, write the status if it differs.
-    `pods`: as they were told of, by uid."""
+    """The order: apply the ConfigMap, send, report `decided`, apply the rest. Then report
+    `restored` (by kind) where that changed anything, and `noticed`; write the status if it differs.
+    `pods`: as reported, by uid."""
 
     apply: tuple[Object, ...]
     patches: tuple[PodPatch, ...]
@@ -141,8 +141,8 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
 def _plan_nothing(
     service: InferenceService, observed: Observed, settings: Settings, now: float
 ) -> Plan:
-    """The model does not fit, or is being read, or the API's keys are missing, and no pods are
-    there: no child is made."""
+    """No child is made: no pods are there, and the model does not fit, or is being read, or the
+    API's keys are missing."""
     runtime = observed.runtime or Runtime(0, None, 0)
     rollout = rollout_of(observed.live.get("Deployment"))
     report = _report(service, observed, _Tuned(runtime, None), None, rollout)
@@ -154,20 +154,20 @@ def _plan_nothing(
 
 
 def _is_premature(observed: Observed) -> bool:
-    """True where new pods could not start, as far as is known."""
+    """True if new pods could not start, as far as is known."""
     is_unknown = observed.fit.is_pending and not observed.pods
     return is_unknown or observed.fit.status == "False" or bool(observed.keys_problem)
 
 
 def _has_pods(service: InferenceService, observed: Observed) -> bool:
-    """True where pods of an older spec, which did fit, are looked after."""
+    """True if there are pods of an older spec, which did fit."""
     live = observed.live.get("Deployment")
     return live is not None and manifests.is_ours(service, live)
 
 
 def _is_withheld(service: InferenceService, observed: Observed, settings: Settings) -> bool:
-    """True where the Deployment stays as it is: the model of the new spec is not known, or new pods
-    would wait for the API's keys."""
+    """True if the Deployment stays as it is: the new spec's model is not known, or new pods would
+    wait for the API's keys."""
     live = observed.live.get("Deployment")
     if live is None:
         return False
@@ -177,8 +177,8 @@ def _is_withheld(service: InferenceService, observed: Observed, settings: Settin
 
 
 def _commit(observed: Observed) -> str:
-    """The commit that pods are pinned to, or will be before there are any. Pods that were made
-    while the hub was away have none, and fetch the revision as it is when they start."""
+    """The commit that pods are pinned to, or will be before there are any. Pods made while the hub
+    was away have none, and fetch the revision as it is when they start."""
     if live := observed.live.get("Deployment"):
         return manifests.pinned_commit(live)
     return observed.fit.checkpoint.commit if observed.fit.checkpoint else ""
@@ -221,13 +221,13 @@ def _noticed(observed: Observed, new_status: Object) -> Iterator[Notice]:
 
 
 def _requeue_s(observed: Observed, settings: Settings) -> float:
-    """Pods are asked while they may have something to say, and the Secret of the keys is looked at
-    while it lacks; everything else wakes us by itself."""
+    """Pods are read while they may have something to report, and the Secret of the keys while it is
+    missing. Everything else wakes us by itself."""
     speaks = any(pod.serving or pod.unready_s for pod in observed.pods)
     return settings.tick_s if speaks or observed.keys_problem else settings.resync_s
 
 
-# What the pods said
+# Reports of the pods
 
 
 def _scrape_of(observed: Observed, pod: Pod) -> Scrape:
@@ -235,7 +235,7 @@ def _scrape_of(observed: Observed, pod: Pod) -> Scrape:
 
 
 def _told(observed: Observed) -> Iterator[Pod]:
-    """The pods, those that are not ready though they run with what they say of it themselves."""
+    """The pods; those that run but are not ready include what they report about that."""
     for pod in observed.pods:
         scrape = _scrape_of(observed, pod)
         hung = scrape.config.hung if scrape.config and not scrape.problem else None
@@ -288,7 +288,7 @@ def _gone_views(observed: Observed) -> Iterator[PodView]:
 
 
 def _effective_ceiling(spec: Spec, observed: Observed) -> int:
-    """The planned ceiling, or the median of the workers' where that is less: one worker on a
+    """The planned ceiling, or the median of the workers' ceilings if that is less. One worker on a
     smaller GPU must not lower the cap of all."""
     fits = observed.fit.status != "False"
     planned = ceiling_of(spec, observed.fit) if fits else None
@@ -329,7 +329,7 @@ def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
     runtime = observed.runtime or _unremembered(spec, observed)
     if spec.replicas is not None:  # one writer: an outside owner
         runtime = replace(runtime, replicas=spec.replicas)
-    elif observed.runtime is None or runtime.cap is None:  # else the tuner's, which tells of it
+    elif observed.runtime is None or runtime.cap is None:  # else the tuner's, which reports it
         runtime = replace(runtime, replicas=limits.bound_replicas(runtime.replicas))
     settled = _settle(observed, runtime)
     cap = settled.runtime.cap
@@ -353,7 +353,7 @@ def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
 
 
 def _unremembered(spec: Spec, observed: Observed) -> Runtime:
-    """A new object; or one whose ConfigMap is gone or spoilt, whose pods then tell."""
+    """A new object, or one whose ConfigMap is gone or spoilt: its pods then report the state."""
     deployment = observed.live.get("Deployment") or {}
     replicas = int(deployment.get("spec", {}).get("replicas") or 0)
     running = [config.max_num_seqs for config in _configs(observed) if config.epoch]
@@ -369,7 +369,7 @@ def _decided(spec: Spec, runtime: Runtime, decision: Decision) -> Runtime:
 
 
 def _settle(observed: Observed, runtime: Runtime) -> _Tuned:
-    """Moves that need no evidence: the first cap, and an epoch that pods are past."""
+    """Moves that need no evidence: the first cap, and a newer epoch if pods are ahead."""
     ahead = max((config.epoch for config in _configs(observed)), default=0)
     # The ConfigMap was lost or edited; pods refuse an older epoch, and another cap in the same one.
     if ahead > runtime.epoch or _is_refused(observed, runtime):
@@ -384,7 +384,7 @@ def _settle(observed: Observed, runtime: Runtime) -> _Tuned:
 
 
 def _is_refused(observed: Observed, runtime: Runtime) -> bool:
-    """True where a pod runs another cap in this very epoch."""
+    """True if a pod runs another cap in this very epoch."""
     return runtime.cap is not None and any(
         config.epoch == runtime.epoch and config.max_num_seqs != min(runtime.cap, config.ceiling)
         for config in _configs(observed)
@@ -403,7 +403,7 @@ def _adopt(observed: Observed, runtime: Runtime) -> _Tuned:
     )
 
 
-# What to write and to send
+# Children, events and patches
 
 
 def _num_unplaced(service: InferenceService, observed: Observed, replicas: int, now: float) -> int:
@@ -447,7 +447,7 @@ def _children(
 def _taken(
     service: InferenceService, wanted: tuple[Object, ...], observed: Observed
 ) -> dict[str, Object]:
-    """Objects of others that have our children's names, by kind: those are never written over."""
+    """Objects of others that have our children's names, by kind; they are never overwritten."""
     found = {kind: observed.live.get(kind) for kind in (manifest["kind"] for manifest in wanted)}
     return {
         kind: live for kind, live in found.items() if live and not manifests.is_ours(service, live)
@@ -474,14 +474,14 @@ def _in_sync(manifest: Object, live: Object | None, observed: Observed) -> bool:
 
 
 def _can_wait(manifest: Object, live: Object, observed: Observed) -> bool:
-    """True where only the tuner's memory changed, and was saved not long ago."""
+    """True if only the tuner's memory changed, and was saved recently."""
     changed = set(drift.changes(manifest, live))
     return changed <= _MEMORY_ONLY and observed.unsaved_s < PAST_SAVE_SECONDS
 
 
 def _rollout(written: tuple[Object, ...], observed: Observed) -> Rollout:
-    """The Deployment's account of itself: of no spec that is only being written. One that is put
-    back, which a webhook may make of each that we write, is none."""
+    """The Deployment's own account, but of no spec that is only now being written. A spec that is
+    put back is not new; a webhook may change each one that we write."""
     live = observed.live.get("Deployment")
     held = live.get("spec") if live else None
     rollout, known = rollout_of(live), drift.manifest_hash(live)
@@ -502,8 +502,8 @@ def _conditional(manifest: Object, live: Object | None) -> Object:
 def _restorations(
     wanted: tuple[Object, ...], observed: Observed, now: float
 ) -> Iterator[tuple[str, Notice]]:
-    """By kind, what a person (or another controller) did to a child, and that it is undone: told
-    once in ten minutes, or a fight over a field would be an event at every pass."""
+    """By kind, an edit or deletion of a child by a person or another controller, and that it is
+    undone. Reported once in ten minutes: a fight over a field would be an event in every pass."""
     when = int(now // _TOLD_AGAIN_S)
     for manifest in wanted:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -521,7 +521,7 @@ def _restorations(
 
 
 def _patches(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPatch]:
-    """For every pod that is not as it should be: late, new, or with targets since edited."""
+    """Patches for every pod that is not as it should be: late, new, or with older targets."""
     if runtime.cap is None:
         return
     slo = _wire_slo(spec)

@@ -1,7 +1,7 @@
 """One task per object: observe -> plan -> apply, woken by events, else by the clock.
 
-Level-triggered: a pass starts from what is there, so it does not matter what woke it, how often, or
-where the last one was killed. Memory of earlier passes only saves reads.
+Level-triggered: a pass starts from the present state. It does not matter what woke it, how often,
+or where the last one was killed. Memory of earlier passes only saves reads.
 """
 
 import asyncio
@@ -44,12 +44,12 @@ from .plan import Observed, Plan, plan
 
 _log = logging.getLogger(__name__)
 _MIN_SPACING_S = 0.5
-"""Between two passes, so that a fight over a field with somebody else stays cheap."""
+"""Seconds between two passes, so that a fight with another writer over a field stays cheap."""
 _MAX_BACKOFF_S = 60.0
 _MAX_DOUBLINGS = 10
-"""More than either back-off takes, and far from the largest float."""
+"""Doublings of a back-off: more than either takes, and far from the largest float."""
 _SERVING_BACKOFF_S = 10.0
-"""The longest where pods serve: they are looked at every two seconds else."""
+"""Longest back-off in seconds while pods serve: else they are read every two seconds."""
 _NOT_READ = frozenset({"labels", "annotations", "managedFields"})
 
 
@@ -70,7 +70,7 @@ class Dependencies:
 class _Memory:
     """The memory of one reconciler; all of it can be lost at any time.
 
-    `pods`: as they were told of last, by uid; `told`: by reason, the key of the last event.
+    `pods`: as last reported, by uid. `told`: by reason, the key of the last event.
     """
 
     runtime: Runtime | None = None
@@ -120,7 +120,7 @@ class Reconciler:
         self._wake.set()
 
     async def run(self) -> None:
-        """Pass after pass, until the object is found to be gone."""
+        """Run pass after pass, until the object is found to be gone."""
         try:
             await self._passes()
         finally:
@@ -155,7 +155,7 @@ class Reconciler:
             _log.warning("%s/%s: %s: %s", self._namespace, self._name, e.reason, e)
             passes.labels("error").inc()
         except Exception:
-            # Ours to mend: it must be seen, and must not take the other objects down with it.
+            # Our bug: it must be seen, and must not take the other objects down with it.
             _log.exception("%s/%s: a pass failed", self._namespace, self._name)
             passes.labels("bug").inc()
         else:
@@ -164,8 +164,8 @@ class Reconciler:
         return None
 
     async def reconcile(self) -> float:
-        """One pass; seconds until the next, infinite where the object is gone and the watch has
-        missed it. Raises ClusterError where the API server refuses."""
+        """One pass; seconds until the next, infinite if the object is gone and the watch missed it.
+        Raises ClusterError if the API server refuses."""
         await self._children.list_pods()
         now, body = time.time(), self._body
         self._serves = any(pod.serving for pod in self._pods(now))
@@ -194,11 +194,11 @@ class Reconciler:
         planned = plan(service, observed, self._dependencies.settings, now)
         wait_s = await self._execute(planned, previous, now)
         self._memory.pods = planned.pods
-        # A look a tick is enough also where the status waits for its turn.
+        # One pass per tick is enough, also while the status waits for its turn.
         return min(planned.requeue_s, max(wait_s, self._dependencies.settings.tick_s))
 
     async def _is_to_care(self, now: float) -> bool:
-        """False where the object is another installation's, which is then told."""
+        """True if the object is this installation's; otherwise an event reports that it is not."""
         memory, meta, me = (
             self._memory,
             self._body["metadata"],
@@ -241,19 +241,18 @@ class Reconciler:
         )
 
     def _take(self, held: Object) -> None:
-        """Go on from the stored state where this process has none, or another one has written:
-        two would undo each other's writes. A person's edit leaves our hash, and is put back."""
+        """Continue from the stored state if this process has none, or another one has written: two
+        would undo each other's writes. A person's edit keeps our hash, and is undone."""
         memory = self._memory
         if memory.runtime is not None and manifest_hash(held) == self._children.saved:
             return
         stored = runtime.parse(held.get("data") or {})
         if memory.runtime is None or (stored and stored.epoch >= memory.runtime.epoch):
-            # Nobody has seen since that other replicas are still wanted.
+            # It is unknown if other replicas were wanted all the while since.
             memory.runtime = stored and replace(stored, past=wanting_none(stored.past))
 
     async def _is_there(self, service: InferenceService) -> bool:
-        """False where the object itself is found to be gone; looked for as often as its
-        children."""
+        """True unless the object itself is found to be gone; checked as often as its children."""
         if not await self._children.sweep(service):
             return True
         itself = Ref(KIND, self._namespace, self._name)
@@ -277,11 +276,11 @@ class Reconciler:
     # Execute
 
     async def _execute(self, planned: Plan, previous: Object, now: float) -> float:
-        """Seconds until the status may be written, where that waits for its turn."""
+        """Seconds until the status may be written, if that waits for its turn."""
         meta, unread = self._body["metadata"], self._children.unread
         wanted = [m for m in planned.apply if m["kind"] not in unread]  # it may be somebody else's
         try:
-            # A child that is refused must not keep what was decided from the pods that serve.
+            # A refused child must not hold up the decision from the serving pods.
             same = await self._children.apply([m for m in wanted if m["kind"] == "ConfigMap"])
             self._memory.runtime = planned.runtime
             for notice in planned.decided:
@@ -301,7 +300,7 @@ class Reconciler:
     async def _tell_refusal(
         self, known: dict[str, Any], previous: Object, refused: ClusterError, now: float
     ) -> None:
-        """Say in the status `known` what is refused, where waiting may not be enough."""
+        """Report in the status `known` what is refused, if waiting may not be enough."""
         if 400 <= refused.status <= 500 and refused.status not in (409, 429):  # 500: webhook down
             why = Reason.APPLY_FAILED
             failed = compose.fail(known, previous, why, str(refused), now)
@@ -309,7 +308,7 @@ class Reconciler:
             await self._write_status(failed)
 
     async def _send(self, planned: Plan) -> None:
-        """A pod that cannot be reached is sent its configuration again at the next pass."""
+        """A pod that cannot be reached gets its configuration again in the next pass."""
         answers = await asyncio.gather(
             *(
                 self._scraper.patch(_target(item.pod), self._children.token, item.patch)
@@ -334,18 +333,18 @@ class Reconciler:
             _log.info("%s/%s: %s: %s", self._namespace, self._name, notice.reason, notice.message)
             try:
                 await self._dependencies.cluster.create_once(events.manifest(meta, notice, now))
-            except ClusterError as e:  # an event less is no reason to stop serving
+            except ClusterError as e:  # a missing event is no reason to stop serving
                 _log.warning("%s/%s: no event: %s", self._namespace, self._name, e)
 
     async def _write_status(self, wanted: dict[str, Any]) -> float:
-        """Seconds until it may be written, where it waits for its turn, else infinite."""
+        """Seconds until it may be written, if it waits for its turn, else infinite."""
         body, wait_s = await self._status.write(self._body, wanted)
         self.see(body)  # it may bring a spec that this pass has not seen
         return wait_s
 
 
 def _own_metadata(body: Object) -> Object:
-    """Without what may be large, and is not read."""
+    """The metadata without fields that may be large and are not read."""
     return {key: value for key, value in body["metadata"].items() if key not in _NOT_READ}
 
 

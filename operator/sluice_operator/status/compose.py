@@ -25,20 +25,20 @@ from .usage import digits, step_times, work
 
 _MAX_MESSAGE = 2048
 _OF_THE_NODES = frozenset({"Unschedulable", "SchedulingGated"})
-"""Troubles of a new pod that say nothing of what it runs."""
+"""Troubles of a new pod that say nothing about what it runs."""
 _ENDED = frozenset({"Evicted", "Preempting", "Terminated"})
-"""By its node, which shuts down or lacks something: the next pod is another's."""
+"""Ended by the node, which shuts down or lacks something: the next pod gets another node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a status is made of. `desired`: replicas asked for; `commit`: what the pods
-    are pinned to, "" where they are not.
+    """Everything that a status is made of. `desired`: replicas asked for; `commit`: the one that
+    pods are pinned to, "" if they are not.
 
-    `decision` is None before there is a cap; `problems`: sentences on pods that did not answer;
-    `is_withheld`: an edit waits for its model to be read, or for its keys; `keys_problem`: why the
-    Secret of the API's keys is of no use, "" where it is; `failed`: why the newest of the pods that
-    failed did.
+    `decision` is None before there is a cap. `problems`: sentences on pods that did not answer.
+    `is_withheld`: an edit waits for its model to be read, or for its keys. `keys_problem`: why the
+    Secret of the API's keys is unusable, "" if it is usable. `failed`: why the newest failed pod
+    failed.
     """
 
     service: InferenceService
@@ -59,7 +59,7 @@ class Report:
 
     @property
     def drains(self) -> bool:
-        """True while a pod leaves, whose room will be another's."""
+        """True while a pod leaves, whose room another one will get."""
         return any(pod.drains for pod in self.pods)
 
 
@@ -78,7 +78,7 @@ def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
         "scaling": _scaling(report),
     }
     if decision is not None:
-        # spec.slo may have been taken out; then there is nothing to say about it.
+        # spec.slo may have been removed; then there is nothing to report about it.
         parts["slo"] = _slo(decision) if service.spec.slo.has_target else {}
         parts |= {"load": _load(report, decision, now), "pods": _pods(decision)}
     return {
@@ -109,7 +109,7 @@ def fail(
 def wait_for_deletion(
     status: dict[str, Any], previous: Object, names: str, now: float
 ) -> dict[str, Any]:
-    """`status` while children of a deleted object of this name, `names`, are there."""
+    """`status` while children, `names`, of a deleted object of this name still exist."""
     reason, message = Reason.AWAITING_DELETION, f"{names}: of a deleted object of this name"
     conditions = _kept(status)
     conditions["Ready"] = Condition(False, reason, message)
@@ -140,7 +140,7 @@ def _kept(previous: Object) -> dict[str, Condition]:
 def _stamped(
     conditions: Mapping[str, Condition], previous: Object, generation: int, now: float
 ) -> list[dict[str, Any]]:
-    """As the API has them; a transition is a change of the status, not of the words."""
+    """In the API's form; a transition is a change of the status, not of the message."""
     before = {entry["type"]: entry for entry in previous.get("conditions") or ()}
     stamped = []
     for kind, condition in conditions.items():
@@ -190,7 +190,7 @@ def _tuned(report: Report) -> dict[str, Condition]:
 
 
 def _ready(report: Report) -> Condition:
-    """True while a pod serves. Past troubles are told as past."""
+    """The Ready condition: True while a pod serves. Past troubles are reported as past."""
     trouble = _keys_trouble(report) or _first_trouble(report)
     if serving := num_serving(report.pods):
         told = trouble[1] if trouble else _last_restart(report.pods)
@@ -222,7 +222,7 @@ def _last_restart(pods: Sequence[Pod]) -> str:
 
 
 def _keys_trouble(report: Report) -> tuple[Reason, str] | None:
-    """None where pods have the keys, and none of them serves for another reason."""
+    """None if pods have the keys, and none of them serves for another reason."""
     has_keys = any(pod.has_volumes and not pod.terminating for pod in report.pods)
     if not report.keys_problem or (has_keys and not num_serving(report.pods)):
         return None
@@ -230,8 +230,8 @@ def _keys_trouble(report: Report) -> tuple[Reason, str] | None:
 
 
 def _first_trouble(report: Report) -> tuple[Reason | Foreign, str] | None:
-    """Reason and sentence of the first pod, by name, that makes no progress. One that waits for
-    the room of a pod that drains will."""
+    """Reason and sentence of the first pod, by name, that makes no progress. A pod that waits for
+    the room of a draining one makes progress."""
     pods = [pod for pod in report.pods if not (report.drains and pod.has_no_room)]
     if told := _first_of(pods):
         return told
@@ -246,11 +246,11 @@ def _first_of(pods: Sequence[Pod]) -> tuple[Reason | Foreign, str] | None:
 
 
 def _of_failed(report: Report) -> tuple[Reason | Foreign, str] | None:
-    """Why pods have failed, where none has got further since."""
+    """Why pods have failed, if none has got further since."""
     live = [pod for pod in report.pods if not pod.terminating]
     if not report.failed or not report.desired or any(pod.started_s for pod in live):
         return None
-    # Not its name: where each is refused by its node, another one fails every second.
+    # Without its name: if its node refuses each pod, another one fails every second.
     return report.failed.reason, _sentence("a pod that failed", report.failed)
 
 
@@ -267,7 +267,7 @@ def _sentence(who: str, trouble: Trouble) -> str:
 
 
 def _stalled(report: Report, ready: Condition, now: float) -> Condition:
-    """True where the spec will not come about by itself."""
+    """The Stalled condition: True if the spec will not be reached by itself."""
     if report.fit.status == "False":
         return Condition(True, report.fit.reason, report.fit.message)
     if ready.reason == Reason.KEYS_MISSING or (report.is_withheld and report.keys_problem):
@@ -279,27 +279,27 @@ def _stalled(report: Report, ready: Condition, now: float) -> Condition:
 
 
 def _stuck_start(report: Report, now: float) -> tuple[Reason | Foreign, str] | None:
-    """Why none will serve by itself. A node may yet take a pod, or be added for it."""
+    """Why no pod will serve by itself. A node may still take a pod, or be added for it."""
     live = [pod for pod in report.pods if not pod.terminating]
     waiting = [
         pod for pod in live if pod.roomless_s and (report.drains or now - pod.roomless_s < NODE_S)
     ]
     if told := _first_of([pod for pod in _stuck(live) if pod not in waiting]):
         return told
-    # The place of one that its node has ended is another's.
+    # A pod that its node ended is replaced elsewhere.
     is_past = waiting or (report.failed and report.failed.reason in _ENDED)
     return (None if is_past else _of_failed(report)) or _of_deployment(report)
 
 
 def _stuck(pods: Sequence[Pod]) -> list[Pod]:
-    """Those whose trouble does not pass by itself."""
+    """Pods whose trouble does not pass by itself."""
     return [pod for pod in pods if pod.trouble and not pod.trouble.passes]
 
 
 def _stuck_rollout(report: Report, now: float) -> tuple[Reason | Foreign, str] | None:
-    """Why the newest spec cannot take over, where pods of an older one go on serving. A pod that
-    is ready does not stand in its way, and of nodes without room `_rolling_out` tells: but that no
-    node takes a pod for another reason is none of room, unless an autoscaler adds one."""
+    """Why the newest spec cannot take over while pods of an older one serve. A ready pod does not
+    block it, and `_rolling_out` reports nodes without room. If no node takes a pod for another
+    reason, that is not a lack of room, unless an autoscaler adds a node."""
     if not report.rollout.outdated:
         return None
     starting = [pod for pod in report.pods if not pod.ready and not pod.terminating]
@@ -310,7 +310,7 @@ def _stuck_rollout(report: Report, now: float) -> tuple[Reason | Foreign, str] |
 
 
 def _is_late(report: Report, pod: Pod, now: float) -> bool:
-    """True where no node will take a new pod by itself. A lack of room under Surge is told
+    """True if no node will take a new pod by itself. A lack of room under Surge is reported
     elsewhere; under Replace the pod gets the room of the next one that stops."""
     waited_s = now - pod.roomless_s
     if not pod.lacks_room:
@@ -336,14 +336,14 @@ def _reconciling(report: Report, ready: Condition, stalled: Condition) -> Condit
 
 
 def _serving_still(report: Report) -> int:
-    """Pods of an older template that serve while they leave: the Deployment counts them no more."""
+    """Pods of an older template that serve while they leave: the Deployment omits them."""
     newest = {pod.template for pod in report.pods if not pod.terminating}
     leaving = [pod for pod in report.pods if pod.terminating and pod.ready]
     return sum(pod.template not in newest for pod in leaving) if newest else 0
 
 
 def _rolling_out(report: Report) -> Condition:
-    """How far it is; and where no node takes one more pod, that it waits for that."""
+    """The progress of the rollout, and if it waits because no node takes one more pod."""
     rollout, old = report.rollout, report.rollout.outdated
     roomless = [pod for pod in report.pods if pod.has_no_room and not pod.terminating]
     waits = sorted(pod.name for pod in roomless if pod.lacks_room)
@@ -390,7 +390,7 @@ def _memory(report: Report) -> dict[str, Any]:
 
 
 def _observed(report: Report, kv_tokens: int) -> dict[str, Any]:
-    """Sequences and preemptions that the observed lengths mean for the memory."""
+    """Sequences and expected preemptions in this memory at the observed lengths."""
     lengths = pooled(report.evidence)
     if not lengths.n:
         return {}
@@ -402,9 +402,9 @@ def _observed(report: Report, kv_tokens: int) -> dict[str, Any]:
 
 
 def _error_percent(planned: Mapping[str, int], measured: Mapping[str, int]) -> str:
-    """By how much weights and activations miss the plan, as a share of all that the model gets.
+    """Deviation of weights and activations from the plan, as a share of all that the model gets.
 
-    The reserve, the process's own, stands apart; and the KV cache is made to fill what is left.
+    The reserve is the process's own and stands apart. The KV cache is made to fill what is left.
     """
     model = [key for key in ("weights_bytes", "activation_bytes") if key in measured]
     missed = sum(measured[key] - planned.get(key, 0) for key in model)
@@ -440,7 +440,7 @@ def _batching(report: Report) -> dict[str, Any]:
 
 
 def _why(move: Move, now: int) -> dict[str, Any]:
-    """The last look's reason, and what it would change where it may not."""
+    """The last pass's reason, and the change that it would make but may not."""
     why = {"reason": move.reason, "message": move.message[:_MAX_MESSAGE]}
     return why if move.to == now else {**why, "proposed": move.to}
 
@@ -517,6 +517,6 @@ def milliseconds(value: float) -> str:
 
 
 def _percent(share: float) -> str:
-    """Under a thousandth of a percent it is 0: no target allows as little."""
+    """A share as percent; 0 below a thousandth of a percent, as no target allows so little."""
     percent = 100 * share
     return digits(percent) if abs(percent) >= 0.001 else "0"

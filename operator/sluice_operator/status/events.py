@@ -16,7 +16,7 @@ from ..tuner import Decision
 from .compose import milliseconds
 
 _MAX_MESSAGE = 1024
-"""The API server's own limit."""
+"""Characters: the API server's own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ _GOOD = {
     "SLOFeasible": "True",
     "MetricsAvailable": "True",
 }
-"""Conditions that are told, the one that explains most first, and the status that is good."""
+"""Conditions that are reported, the one that explains most first, and their good status."""
 _QUIET = frozenset(
     {
         Reason.READING_MODEL,
@@ -47,14 +47,14 @@ _QUIET = frozenset(
         Reason.NO_PODS,
     }
 )
-"""Reasons that are the course of things."""
+"""Reasons of normal operation, which need no event."""
 _WAITS = frozenset({Reason.NO_ROOM_TO_SURGE, Reason.HEADERS_UNAVAILABLE})
-"""For these `Reconciling` may stay true for good, until somebody does something."""
+"""Reasons for which `Reconciling` may stay true for good, until somebody acts."""
 
 
 def of_pods(before: Mapping[str, Pod], pods: Sequence[Pod]) -> Iterator[Notice]:
-    """An event for each container that ended since `before`, by uid, and for each pod that hangs
-    since then: also of a pod whose object is Ready all the while."""
+    """An event for each container that ended and each pod that hangs since `before`, by uid. Its
+    object may have been Ready all the while."""
     for pod in pods:
         old = before.get(pod.uid)
         if old is None or pod.terminating:
@@ -72,8 +72,8 @@ def transitions(
 ) -> Iterator[Notice]:
     """An event for what turned bad, or bad for another reason, and for what is good again.
 
-    One reason is told once, though it may turn several conditions, or is `told` already. From
-    Unknown to good is no news.
+    One reason is reported once, even if it turns several conditions, and never if it is in `told`.
+    From Unknown to good is no news.
     """
     before = {entry["type"]: entry for entry in previous.get("conditions") or ()}
     after = {entry["type"]: entry for entry in status["conditions"]}
@@ -97,8 +97,8 @@ def transitions(
 
 
 def _when(entry: Object) -> str:
-    """When it turned. A share near what is allowed goes over it and back all the time: each way is
-    told once in ten minutes."""
+    """Time of the transition. A share near the allowed one crosses it again and again, so each
+    direction is reported once in ten minutes."""
     at: str = entry["lastTransitionTime"]
     return at[: len("2006-01-02T15:0")] if entry["type"] == "SLOMet" else at
 
@@ -119,7 +119,7 @@ def decided(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Not
 
 
 def left_out(unknown: tuple[str, ...], generation: int) -> Notice:
-    """That the fields `unknown` are left out, told once for each edit."""
+    """The event that the fields `unknown` are left out, once for each edit."""
     text = f"left out, as this operator does not know them: {', '.join(unknown)}"
     key = f"unknown/{digest(unknown)}/{generation}"
     return Notice(True, Reason.UNKNOWN_FIELDS, text, key)

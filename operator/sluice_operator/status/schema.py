@@ -1,7 +1,7 @@
 """The schema of `status`: what the operator reports. No floats: shares and times are texts.
 
 A newer operator may run beside this CRD. So every level takes fields that it does not declare, and
-words of ours are texts: the API server refuses a whole status for one word that an `enum` lacks.
+our words are texts. The API server refuses a whole status for one word that an `enum` lacks.
 """
 
 from typing import Any, Literal, get_args

@@ -14,9 +14,9 @@ def work(
 ) -> dict[str, Any]:
     """Part of `status.load`; empty without work in the window, so that idle pods change nothing.
 
-    The window is the newest `window_s` of each pod's ticks. Misses count of ticks that began
-    within `same_targets_s`, since when the targets are these. Seconds are whole tens and busy whole
-    percents, or a window that fills would be a write of the status every two seconds.
+    The window is the newest `window_s` of each pod's ticks. Misses count only in ticks that began
+    within `same_targets_s`, the age of these targets. Seconds are whole tens and busy whole
+    percents. Otherwise a window that fills would write the status every two seconds.
     """
     kept = max(1, round(window_s / TICK_SECONDS))
     ticks = _newest(evidence, kept)

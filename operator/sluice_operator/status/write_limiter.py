@@ -1,8 +1,8 @@
-"""When a status is written: at once what is acted on, what was merely measured in its turn.
+"""When a status is written: at once if people act on the change, in its turn if it is measured.
 
-Counters and percentiles differ at every look at a pod with traffic. Nothing reads them back after a
-restart, so the newest that a stopped operator has not written is not missed: the next one measures.
-Pure: the clock is given.
+Counters and percentiles differ in every pass over a pod with traffic. Nothing reads them back after
+a restart, so the newest unwritten ones are not missed: the next operator measures. Pure: the clock
+is given.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,11 +15,11 @@ from ..cluster.observed import Object
 Clock = Callable[[], float]
 
 PERIOD_S = 10.0
-"""Between two writes of an object for measurements alone, so `kubectl get` shows none much older;
-Prometheus, for those who want every second, scrapes the pods."""
+"""Seconds between two writes of an object for measurements alone: `kubectl get` shows none much
+older. For values of every second, Prometheus scrapes the pods."""
 WRITES_PER_S = 5.0
-"""Of all objects together, for measurements alone: what client-go allows a controller by default.
-Over fifty objects with traffic they take turns, and a hundred are 20 s apart."""
+"""Writes of all objects together, for measurements alone: client-go's default for a controller.
+Over fifty objects with traffic take turns, and a hundred are 20 s apart."""
 
 _TARGET = dict.fromkeys(("p99", "over", "samples", "usedPercent", "samplesNeeded", "verifiable"))
 MEASURED: Mapping[str, Any] = {
@@ -38,7 +38,7 @@ _MEASURED_MESSAGES = frozenset({"SLOMet", "SLOFeasible", "MetricsAvailable"})
 
 
 def acted_on(status: Object) -> dict[str, Any]:
-    """What of `status` people and machines act on: all but what was measured."""
+    """The part of `status` that people and machines act on: all but the measurements."""
     kept = _without(status, MEASURED)
     kept["conditions"] = [
         {k: v for k, v in c.items() if k != "message" or c["type"] not in _MEASURED_MESSAGES}
@@ -60,7 +60,7 @@ def _without(part: Object, measured: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class WriteTurns:
-    """What the objects of one operator share; the first to ask is the first to write."""
+    """Turns shared by the objects of one operator; the first to ask is the first to write."""
 
     clock: Clock
     free_s: float = 0.0
@@ -74,7 +74,7 @@ class WriteTurns:
 
 @dataclass(slots=True)
 class Pace:
-    """Of one object's status."""
+    """The pace of one object's status."""
 
     turns: WriteTurns
     written_s: float = -inf
@@ -92,5 +92,5 @@ class Pace:
         return max(self.turn_s - now, 0.0)
 
     def wrote(self) -> None:
-        """It was written just now, with all that it holds."""
+        """The status was written just now, with all that it holds."""
         self.written_s, self.turn_s = self.turns.clock(), None

@@ -1,4 +1,4 @@
-"""Writes one object's status: where it differs, and in its turn."""
+"""Writes one object's status: only if it differs, and in its turn."""
 
 import math
 from typing import Any

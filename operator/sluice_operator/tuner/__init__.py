@@ -1,12 +1,11 @@
 """The tuner: evidence of the pods in, the cap and the replicas out. Pure; stdlib and msgspec only.
 
-`types` is the interface, `decide.decide` the one entry. `evidence` selects and merges ticks,
-`tick_sums` keeps their sums between two looks (its clock only lets old ones go), `interference`
-tells gaps that are not the cap's doing, `context` is all that a look goes by, `sketch` reads
-quantiles, `detect` holds the statistical tests, `verdicts` judges the targets, `model` predicts the
-step time and `capacity` what a pod does, `caps` moves the cap, `demand` counts replicas, `replicas`
-moves them, `conditions` says whether the promise holds, `constants` has every number with its
-reason.
+`types` is the interface, `decide.decide` the only entry. `evidence` selects and merges ticks.
+`tick_sums` caches their sums between passes; its clock only evicts old ones. `interference` finds
+gaps that no cap would have held. `context` holds the facts of one decision. `detect` has the
+statistical tests, `verdicts` judges the targets. `model` predicts the step time, `capacity` the
+throughput of a pod. `caps` moves the cap, `demand` counts replicas, `replicas` moves them.
+`conditions` says if the promise holds. `constants` has every number with its reason.
 """
 
 from .decide import decide

@@ -1,7 +1,7 @@
-"""The capacity of one pod, and the least cap that does what arrives.
+"""The capacity of one pod, and the lowest cap that serves the arrivals.
 
-Capacity comes from the step model, corrected by the measured speed of full pods. Where no more pods
-will come, the cap rises for the load, and the gaps pay.
+Capacity comes from the step model, corrected by the measured speed of full pods. If no more pods
+will come, the cap rises for the load at the expense of the gaps.
 """
 
 from math import ceil
@@ -18,7 +18,7 @@ from .types import Condition, LoadedCap
 
 
 def pod_capacity(context: Context, bound: Bound) -> Capacity | None:
-    """Of one pod: from the step model where there is one, else from what was seen (Little).
+    """Capacity of one pod: from the step model if there is one, else observed (Little's law).
 
     `bound`: how far the cap can be raised.
     """
@@ -31,7 +31,7 @@ def pod_capacity(context: Context, bound: Bound) -> Capacity | None:
 
 
 def modelled_capacity(context: Context, model: StepTime, concurrency: float) -> Capacity:
-    """What the step model sees one pod do with so many sequences at once."""
+    """Capacity that the step model predicts for one pod with `concurrency` sequences."""
     service_ms = model.request_ms(
         concurrency, context.work.output_steps, context.work.prompt_tokens
     )
@@ -54,7 +54,7 @@ def _observed_capacity(context: Context) -> Capacity | None:
 
 
 def _reachable_concurrency(context: Context, bound: Bound) -> float:
-    """The cap that raises can reach or a lowering would leave, or what the KV memory holds."""
+    """The cap after possible raises or a lowering, at most what the KV memory holds."""
     cap, best = context.seen.cap, context.predicted_cap
     if context.gaps_breached:
         reach = float(min(cap, best) if best else k.LOWER * cap)
@@ -64,13 +64,13 @@ def _reachable_concurrency(context: Context, bound: Bound) -> float:
 
 
 def in_memory(context: Context, reach: float) -> float:
-    """`reach`, or as many sequences as the KV memory of one pod carries."""
+    """`reach`, at most the number of sequences that the KV memory of one pod carries."""
     carried = sequences_in_memory(context)
     return reach if carried is None else min(reach, carried)
 
 
 def read_load(context: Context, demand: Demand, feasible: Condition) -> OfferedLoad:
-    """Nothing is asked while pods may still be added, or where whoever waits for too long is
+    """Asks nothing of the cap while pods may still be added, or if requests that wait too long are
     refused."""
     seen, limits, known = context.seen, context.seen.limits, context.past.loaded_cap
     are_all = limits.replicas_external or seen.replicas >= limits.max_replicas
@@ -88,8 +88,8 @@ def read_load(context: Context, demand: Demand, feasible: Condition) -> OfferedL
 
 
 def _is_worth_it(context: Context, cap: int) -> bool:
-    """Whether the mean gap at that cap holds its target, where the order has some first tokens late
-    and not all: else the gaps of all pay for those few."""
+    """True if the mean gap at `cap` holds its target; checked only under an order by deadline.
+    There only some first tokens are late, and all gaps would pay for those few."""
     model, work, itl_ms = context.model, context.work, context.seen.targets.itl_ms
     if not context.by_deadline or model is None or itl_ms is None:
         return True
@@ -98,8 +98,8 @@ def _is_worth_it(context: Context, cap: int) -> bool:
 
 
 def _is_starved(context: Context, demand: Demand) -> bool:
-    """Whether far more arrives than the cap lets the pods do: of a burst, interference or chance
-    the queue is gone again."""
+    """True if far more arrives than the cap lets the pods serve. The queue must stand: one from a
+    burst, interference or chance goes away."""
     if context.late_in_queue is None or context.cause != "cap" or not _queues_on(context):
         return False
     arrives = _of_one(context, demand.arrivals.surely_per_s)
@@ -107,7 +107,7 @@ def _is_starved(context: Context, demand: Demand) -> bool:
 
 
 def _does_per_s(context: Context) -> float:
-    """What the step model sees one pod do at the present cap; 0 where nobody knows."""
+    """Requests/s that the step model predicts for one pod at the present cap; 0 if unknown."""
     done = (
         None
         if context.model is None
@@ -123,7 +123,7 @@ def _queues_on(context: Context) -> bool:
 
 
 def _enough(context: Context, demand: Demand) -> int:
-    """The least cap with a tenth to spare for what arrives; the ceiling where none has."""
+    """The lowest cap that serves the arrivals with a tenth to spare; the ceiling if none does."""
     if context.seen.targets.e2e_ms is None:
         return 0
     per_s = _of_one(context, demand.arrivals.mean_per_s)
@@ -132,8 +132,8 @@ def _enough(context: Context, demand: Demand) -> int:
 
 
 def _needed(context: Context, of_one_per_s: float) -> int:
-    """The least cap at which a pod does so many requests; 0 where none would do, or nobody
-    knows."""
+    """The lowest cap at which a pod serves `of_one_per_s` requests/s; 0 if none does or it is
+    unknown."""
     model, work, seen = context.model, context.work, context.seen
     if model is None or not work.lengths_known:
         return 0
@@ -141,20 +141,20 @@ def _needed(context: Context, of_one_per_s: float) -> int:
     lengths = work.output_steps, work.prompt_tokens
     fixed_s = model.request_ms(0, *lengths) / 1000
     each_s = model.request_ms(1, *lengths) / 1000 - fixed_s
-    spare = 1 - per_s * each_s  # of n at once each takes fixed_s + n * each_s
+    spare = 1 - per_s * each_s  # n at once take fixed_s + n * each_s each
     if spare <= 0 or per_s * fixed_s > spare * in_memory(context, seen.limits.ceiling):
         return 0
     return ceil(per_s * fixed_s / spare)
 
 
 def _of_one(context: Context, per_s: float) -> float:
-    """One pod's part of what arrives at all: at those that are not heard, too."""
+    """One pod's part of all arrivals, including those at pods that are not heard."""
     return per_s / max(1, len(context.fleet.heard) + len(context.fleet.silent))
 
 
 def _kept(known: LoadedCap, context: Context, demand: Demand) -> int:
-    """The cap that was raised to for the load, where that is not long ago, requests are no
-    shorter and steps no faster, and not far less arrives at a pod; else 0."""
+    """The remembered cap that the load needed. 0 if it is forgotten, requests are shorter, steps
+    are faster, or far less arrives at a pod."""
     if is_forgotten(known, context) or is_another_time(known, context, also_if_longer=False):
         return 0
     per_s = _of_one(context, demand.arrivals.mean_per_s)
@@ -162,7 +162,7 @@ def _kept(known: LoadedCap, context: Context, demand: Demand) -> int:
 
 
 def remember_load(context: Context, demand: Demand, cap: int) -> LoadedCap:
-    """What to remember of a raise to `cap` for the load alone: for longer at each repetition."""
+    """The record of a raise to `cap` for the load alone; each repetition is kept longer."""
     known, times = context.past.loaded_cap, 0
     if known is not None and not is_another_time(known, context, also_if_longer=False):
         times = min(known.times + is_forgotten(known, context), k.MAX_DOUBLINGS)

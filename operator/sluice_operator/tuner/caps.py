@@ -31,13 +31,12 @@ class Bound:
     message: str
 
     def is_worth_it(self, cap: int) -> bool:
-        """Whether going there from `cap` is worth a new epoch, whose evidence starts at nothing."""
+        """True if going there from `cap` is worth a new epoch, whose evidence starts from zero."""
         return self.cap > cap and self.cap >= k.MIN_RAISE * cap
 
 
 def cap_move(context: Context, feasible: Condition, bound: Bound, load: OfferedLoad) -> Move:
-    """What the cap shall be; `bound`: how far it can be raised; `load`: what it must be for what
-    arrives."""
+    """The next cap. `bound`: how far it can be raised; `load`: the caps that the arrivals need."""
     cap = context.seen.cap
     if (within := bounded_cap(context)) is not None:
         return within
@@ -57,7 +56,7 @@ def _by_evidence(context: Context, feasible: Condition, bound: Bound, load: Offe
     if (fewer := _ends_too_late(context, max(load.keep, load.enough))) is not None:
         return fewer
     late, in_interference = context.late_in_queue, context.verdict("interTokenLatency") == "Breach"
-    # What may still prove to be a regime is no time to raise.
+    # No raise while interference may still prove to be a lasting regime.
     if in_interference and (late is None or len(context.epoch) < k.REGIME_WINDOW):
         return Move(cap, feasible.reason, feasible.message)
     if late is not None and context.cause != "none":
@@ -66,7 +65,7 @@ def _by_evidence(context: Context, feasible: Condition, bound: Bound, load: Offe
 
 
 def bounded_cap(context: Context) -> Move | None:
-    """The move back within the limits, which needs no evidence; None where the cap is."""
+    """The move back within the limits, which needs no evidence; None if the cap is within."""
     limits, cap = context.seen.limits, context.seen.cap
     within = limits.bound_cap(cap)
     if within == cap:
@@ -76,11 +75,11 @@ def bounded_cap(context: Context) -> Move | None:
 
 
 def _raise_for_load(context: Context, least: int, otherwise: int) -> Move | None:
-    """The way up to the `least` that does what arrives; None where the cap goes that far
+    """The raise to `least`, which serves the arrivals; None if the cap gets that far
     `otherwise`."""
     cap, ceiling, late = context.seen.cap, context.seen.limits.ceiling, context.late_in_queue
     room = min(ceiling, sequences_if_shared(context) or ceiling)
-    # Each raise is a new epoch: it is worth one, also where less would do.
+    # Each raise opens an epoch, so it goes at least this far, even if less would do.
     to = min(max(least, ceil(k.MIN_RAISE * cap)), _doubled(cap), room)
     if late is None or least <= cap or to <= max(cap, otherwise):
         return None
@@ -117,8 +116,8 @@ def _lower(context: Context, feasible: Condition, keep: int) -> Move:
 
 
 def _proven_before(context: Context) -> int:
-    """The cap that this epoch was raised from on measured headroom a short while ago, or 0: what
-    held other targets proves nothing of these."""
+    """The cap before this epoch's raise, if measured headroom caused that recently, or 0. It does
+    not count if the targets were edited since."""
     last = context.past.last_change
     if last is None or last.epoch != context.seen.epoch or last.reason != Reason.HEADROOM:
         return 0
@@ -128,8 +127,8 @@ def _proven_before(context: Context) -> int:
 
 
 def _raised_too_far(context: Context, keep: int) -> Move | None:
-    """The way back from a raise after which the gaps are over what is allowed, where the step model
-    sees less room too: the two say together what gaps alone take minutes to show. None else."""
+    """The way back from a raise, if the gaps exceed the allowed share and the step model sees less
+    room, too; else None. Together the two show what gaps alone take minutes to show."""
     cap, last, targets = context.seen.cap, context.past.last_change, context.seen.targets
     if last is None or last.epoch != context.seen.epoch or last.from_cap >= cap:
         return None
@@ -152,9 +151,9 @@ def _raised_too_far(context: Context, keep: int) -> Move | None:
 
 
 def _ends_too_late(context: Context, enough: int) -> Move | None:
-    """The way down to as many as end in time together, where so many more ran that none of them
-    does: their batch is what takes too long, not their queue. None else, and where it would not be
-    `enough` for what arrives: then the queue would take what the batch gives."""
+    """The way down to as many sequences as end in time together, if so many more ran that none
+    does. Then the batch takes too long, not the queue. None else, and if that is not `enough` for
+    the arrivals: the queue would lose what the batch gains."""
     cap, ran = context.seen.cap, effective_cap(context.seen.cap, context.recent_ticks)
     in_time = sequences_in_time(context)
     if context.verdict("endToEnd") != "Breach" or not enough <= in_time < k.SAME_CAP * ran:
@@ -221,8 +220,8 @@ def _raise_with_headroom(context: Context, bound: Bound) -> Move:
 
 
 def _queue_for_more(context: Context) -> str | None:
-    """Why a queue for the cap is reason enough to act on a prediction of room, before measured
-    gaps have shown any; None where it is not."""
+    """Why a queue for the cap justifies a raise on a prediction alone, before measured gaps have
+    shown room; None if it does not."""
     if _queue_stands(context):
         return "requests wait for the cap, and the last of them will be late"
     predicted, cap = context.predicted_cap, context.seen.cap
@@ -233,8 +232,7 @@ def _queue_for_more(context: Context) -> str | None:
 
 
 def _queue_stands(context: Context) -> bool:
-    """Whether requests have waited for the cap for so long, or are so many, that some will be
-    late."""
+    """True if requests wait for the cap for so long, or are so many, that some will be late."""
     if _is_too_long(context):
         return True
     num = _standing_ticks(context.seen.targets)
@@ -243,8 +241,8 @@ def _queue_stands(context: Context) -> bool:
 
 
 def _is_too_long(context: Context) -> bool:
-    """Whether the last of those who wait for the cap waits for longer than its first token, or all
-    of it, may take, at the pace that the step model sees."""
+    """True if the last request that waits for the cap will be late at the pace of the step model.
+    Late means past the first-token target, or without one past the end-to-end target."""
     targets, work, cap = context.seen.targets, context.work, context.seen.cap
     due_ms = targets.e2e_ms if targets.ttft_ms is None else targets.ttft_ms
     if context.model is None or due_ms is None or not work.lengths_known:
@@ -257,7 +255,7 @@ def _is_too_long(context: Context) -> bool:
 
 
 def _standing_ticks(targets: Targets) -> int:
-    """As long as the first token may take, within bounds."""
+    """Ticks that a queue must stand: as long as the first token may take, within bounds."""
     if targets.ttft_ms is None:
         return k.RECENT_TICKS
     due = ceil(targets.ttft_ms / 1000 / TICK_SECONDS)
@@ -265,7 +263,7 @@ def _standing_ticks(targets: Targets) -> int:
 
 
 def _shows_headroom(context: Context) -> bool:
-    """First-token headroom never gates a raise; the inter-token evidence does."""
+    """True if inter-token evidence shows headroom; first-token headroom never gates a raise."""
     judged = context.verdicts.get("interTokenLatency")
     if judged is None:
         return len(context.epoch) >= k.RECENT_TICKS
@@ -301,11 +299,11 @@ def _raised(context: Context, to: int) -> str:
 
 
 def _before_interference(context: Context) -> int:
-    """The cap that was lowered under interference that is over, or 0: it had not been wrong."""
+    """The cap before a lowering under interference that is now over, or 0; it was not wrong."""
     last = context.past.last_change
     if last is None or last.epoch != context.seen.epoch or last.reason != Reason.INTERFERENCE_LASTS:
         return 0
-    # In interference that lasts, the worker's model is of it, and sees less room than before.
+    # In lasting interference the worker fits its model to it, which then predicts less room.
     is_over = context.predicted_cap is not None and context.predicted_cap >= context.seen.cap
     return last.from_cap if is_over and not interference.mostly(context.recent_ticks) else 0
 
@@ -315,7 +313,7 @@ def _doubled(cap: int) -> int:
 
 
 def raise_bound(context: Context) -> Bound:
-    """How far the cap may be raised: memory, evidence, the prediction, and what breached before."""
+    """How far the cap may be raised: memory, evidence, the prediction, and earlier breaches."""
     cap, limits = context.seen.cap, context.seen.limits
     if not _inter_token_allows(context):
         message = f"{context.numbers('interTokenLatency')}: no room to raise the cap {cap}"
@@ -337,7 +335,7 @@ def raise_bound(context: Context) -> Bound:
 
 
 def _to_end(context: Context, bound: Bound, enough: int) -> Bound:
-    """`bound`, or as many as end in time together, where that is `enough` for what arrives."""
+    """`bound`, or as many sequences as end in time together, if those are `enough` for the load."""
     in_time = sequences_in_time(context)
     if in_time >= bound.cap or in_time < enough:
         return bound
@@ -346,12 +344,12 @@ def _to_end(context: Context, bound: Bound, enough: int) -> Bound:
 
 
 def sequences_in_memory(context: Context) -> int | None:
-    """How many sequences of the observed whole lengths the KV memory of one pod carries with rare
-    preemptions, as status says; None before any has finished.
+    """Sequences of the observed whole lengths that the KV memory of one pod carries with rare
+    preemptions, as in status; None before any has finished.
 
-    A running one is shorter where outputs are alike and start at any time: half of its output on
-    the mean. Of a burst all reach their ends together, and of outputs that spread as an
-    exponential's the longest run most of the time: then the mean is that of whole lengths.
+    If outputs are alike and start at any time, a running sequence is shorter: half of its output on
+    average. In a burst all reach their ends together. If lengths are exponential, the longest run
+    most of the time, and their mean is that of whole lengths.
     """
     kv_tokens = median_kv_tokens(context.pods)
     if not kv_tokens or not context.work.lengths_known:
@@ -361,9 +359,9 @@ def sequences_in_memory(context: Context) -> int | None:
 
 
 def sequences_if_shared(context: Context) -> int | None:
-    """As many, where what the prefix cache gave is one beginning for all, held once. It bounds
-    raises only: of beginnings that each has for itself (turns of a chat) it is too many, and then
-    they wait for memory and not for the cap."""
+    """The same if what the prefix cache gave is one prefix for all, held once. It bounds raises
+    only. If each request has its own prefix (turns of a chat), it is too high, and requests then
+    wait for memory, not for the cap."""
     work, carried = context.work, sequences_in_memory(context)
     own = work.prompt_tokens + work.output_tokens
     shared = work.total_tokens - own
@@ -374,8 +372,8 @@ def sequences_if_shared(context: Context) -> int | None:
 
 
 def sequences_in_time(context: Context) -> float:
-    """How many sequences of the mean lengths end within their target if they run together, by the
-    step model; infinite without one, without a target, or where not even one does."""
+    """Sequences of the mean lengths that end within their target when run together, by the step
+    model. Infinite without a model or a target, or if not even one does."""
     due_ms, work = context.seen.targets.e2e_ms, context.work
     if context.model is None or due_ms is None or not work.lengths_known:
         return inf
@@ -385,9 +383,9 @@ def sequences_in_time(context: Context) -> float:
 
 
 def believed_cap(context: Context) -> int | None:
-    """How far the prediction lets the cap go. Where first tokens are late for want of a cap, or
-    soon will be, the margin is small; and from a cap that has shown headroom, the measured gaps
-    tell more."""
+    """The highest cap that the prediction allows. The margin is small if first tokens are late for
+    want of a cap, or soon will be. From a cap with proven headroom, measured gaps may allow
+    more."""
     target_ms, ceiling = context.seen.targets.itl_ms, context.seen.limits.ceiling
     if context.model is None or context.predicted_cap is None or target_ms is None:
         return context.predicted_cap
@@ -401,7 +399,7 @@ def believed_cap(context: Context) -> int | None:
 
 
 def _projected_cap(context: Context, model: StepTime, target_ms: float) -> int:
-    """The largest cap that measured gaps, stretched as the model says, would hold the target at."""
+    """The largest cap at which the measured gaps, scaled by the model, would hold the target."""
     cap, gaps = context.seen.cap, context.epoch.sketch(GAPS.sketch)
     over = sketch.count_above(gaps, sketch.bucket_of(target_ms))
     share = k.PROJECTED_SHARE * context.seen.targets.allowed_share
@@ -417,7 +415,7 @@ def _projected_cap(context: Context, model: StepTime, target_ms: float) -> int:
 
 
 def _inter_token_allows(context: Context) -> bool:
-    """Whether the gaps at the cap stay within what is allowed, as far as they can tell."""
+    """True if the gaps at the cap stay within the allowed share, as far as they can tell."""
     judged = context.verdicts.get("interTokenLatency")
     if judged is None:
         return True
@@ -429,7 +427,7 @@ def _inter_token_allows(context: Context) -> bool:
 
 
 def blocked_from(context: Context) -> int | None:
-    """The smallest cap that counts as one that breached and is not to be retried yet."""
+    """The smallest cap that counts as breached and must not be retried yet."""
     blocked = [
         max(1, floor(k.SAME_CAP * known.cap))
         for known in context.past.breached_caps
@@ -440,7 +438,7 @@ def blocked_from(context: Context) -> int | None:
 
 
 def is_forgotten(known: BreachedCap | LoadedCap, context: Context) -> bool:
-    """Whether it was learnt too long ago: longer at each repetition."""
+    """True if it was learnt too long ago; each repetition is kept longer."""
     kept_s = k.REMEMBER_S * (1 << min(known.times, k.MAX_DOUBLINGS))
     return context.seen.now - known.time_s >= kept_s
 
@@ -448,8 +446,8 @@ def is_forgotten(known: BreachedCap | LoadedCap, context: Context) -> bool:
 def is_another_time(
     known: BreachedCap | LoadedCap, context: Context, *, also_if_longer: bool
 ) -> bool:
-    """Whether steps have become faster, or requests shorter, than when it was learnt; or longer,
-    `also_if_longer`: longer ones only need a cap for their load all the more."""
+    """True if steps are faster or requests shorter than when it was learnt. `also_if_longer`: or
+    longer; a cap for the load does not set it, as longer requests need that cap even more."""
     work = context.work
     chance = k.LENGTHS_DOUBT * work.total_sigma / sqrt(max(work.num_totals, 1))
     shift = known.mean_tokens - work.total_tokens
@@ -464,7 +462,7 @@ def is_another_time(
 
 
 def remember_breach(context: Context) -> Past:
-    """The past, with the concurrency that just breached remembered, longer at each repetition."""
+    """The past, including the concurrency that just breached; each repetition is kept longer."""
     cap = effective_cap(context.seen.cap, context.recent_ticks)
     same = [known for known in context.past.breached_caps if _is_same(known.cap, cap)]
     others = [known for known in context.past.breached_caps if known not in same]

@@ -1,4 +1,4 @@
-"""What status says: does the promise hold, can it hold, and are there metrics to tell."""
+"""Conditions for status: does the promise hold, can it hold, and are there metrics to tell."""
 
 from ..reasons import Reason
 from . import constants as k
@@ -9,7 +9,7 @@ from .types import Condition, LimitedBy, Move
 
 
 def metrics_available(context: Context) -> Condition:
-    """Whether enough pods speak to decide."""
+    """MetricsAvailable: enough pods report to decide."""
     fleet = context.fleet
     if not fleet.num_ready:
         return Condition(None, Reason.NO_READY_PODS, "no pod is ready yet")
@@ -27,7 +27,7 @@ def metrics_available(context: Context) -> Condition:
 
 
 def feasible(context: Context, demand: Demand) -> Condition:
-    """Whether the targets can be held at all on this hardware."""
+    """SLOFeasible: this hardware can hold the targets at all."""
     if context.gaps_breached:
         return _inter_token_feasible(context)
     if context.verdict("interTokenLatency") == "Breach":
@@ -37,7 +37,7 @@ def feasible(context: Context, demand: Demand) -> Condition:
             "which half the cap would not have held"
         )
         return Condition(True, Reason.INTERFERENCE, message)
-    # Prefills that queue up behind each other want pods; one that is alone too long does not.
+    # More pods help prefills that queue behind each other, not one that alone takes too long.
     enough_pods = demand.arrivals.is_known and demand.needed <= context.fleet.num_ready
     if (
         context.late_in_queue
@@ -62,7 +62,7 @@ def feasible(context: Context, demand: Demand) -> Condition:
 
 
 def _late_alone(context: Context, demand: Demand) -> bool:
-    """Whether more first tokens are late than can have met another prompt's prefill."""
+    """True if more first tokens are late than can have met another prompt's prefill."""
     judged = context.verdicts.get("timeToFirstToken")
     if context.model is None or judged is None:
         return True
@@ -72,7 +72,7 @@ def _late_alone(context: Context, demand: Demand) -> bool:
 
 
 def _one_ends_late(context: Context) -> bool:
-    """Whether the step model sees the mean request, alone on a pod, end too late."""
+    """True if the step model predicts that the mean request, alone on a pod, ends too late."""
     work, due_ms = context.work, context.seen.targets.e2e_ms
     if context.model is None or due_ms is None or not work.lengths_known:
         return False
@@ -101,7 +101,7 @@ def _inter_token_feasible(context: Context) -> Condition:
 
 
 def slo_met(context: Context, demand: Demand, replicas: Move) -> Condition:
-    """Whether every target holds over its window, among all arrivals."""
+    """SLOMet: every target holds over its window, among all arrivals."""
     judged = [verdict for verdict in context.verdicts.values() if verdict.n]
     if not context.verdicts:
         return Condition(None, Reason.NO_TARGETS, "spec.slo has no target")
@@ -132,8 +132,7 @@ def _at_the_maximum(context: Context, demand: Demand) -> bool:
 
 
 def limited_by(context: Context, bound: Bound) -> LimitedBy | None:
-    """What keeps the cap from growing, None while nothing does. `bound`: how far it can be
-    raised."""
+    """The reason why the cap cannot grow; None without one. `bound`: how far it can be raised."""
     cap, limits = context.seen.cap, context.seen.limits
     blocked = blocked_from(context)
     if context.gaps_breached and cap <= limits.min_num_seqs:

@@ -1,4 +1,4 @@
-"""Everything that one decision rests on, worked out once from what was observed."""
+"""Everything that one decision rests on, computed once from the observation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,14 +32,14 @@ FIRST_TOKENS = READERS["timeToFirstToken"]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One decision's facts.
+    """The facts of one decision.
 
-    `pods`: heard and not noisy; `acked`: those of them that run this epoch; `epoch`: their ticks
-    that are evidence; `window`: all ticks of the promise. `predicted_cap`: the largest cap whose
+    `pods`: heard and not noisy. `acked`: those of them that run this epoch. `epoch`: their ticks
+    that are evidence. `window`: all ticks of the promise. `predicted_cap`: the largest cap whose
     step holds the inter-token target, at most the ceiling; None without a model or a target.
-    `calibration`: how fast full pods are beside the model, 1 where nobody knows.
-    `late_in_queue`: the target that breaks in the queue: the first token, or the end while some
-    wait; `cause`: for what most of the late waited, `none` where the newest were not late.
+    `calibration`: measured over predicted speed of full pods, 1 if unknown. `late_in_queue`: the
+    target that breaks in the queue: the first token, or the end while some wait. `cause`: what most
+    of the late waited for, `none` if the newest were not late.
     """
 
     past: Past
@@ -71,20 +71,19 @@ class Context:
         return self.epoch.newest_ticks(k.RECENT_TICKS)
 
     def newest(self, num: int) -> list[Sequence[Tick]]:
-        """The last `num` ticks of each pod that runs this epoch, of those where all are
-        evidence."""
+        """The last `num` ticks of each pod that runs this epoch, if all of them are evidence."""
         found = [self.accepts.newest(pod, num) for pod in self.acked]
         return [ticks for ticks in found if len(ticks) == num]
 
     @property
     def by_deadline(self) -> bool:
-        """True where all heard pods serve requests that can be in time before late ones."""
+        """True if all heard pods serve requests that can be in time before late ones."""
         configs = [pod.view.config for pod in self.fleet.heard]
         return all(c is not None and c.scheduling_policy == "deadline" for c in configs)
 
     @property
     def gaps_breached(self) -> bool:
-        """True where more than interference breach the inter-token target."""
+        """True if not interference alone breaches the inter-token target."""
         judged = self.verdicts.get("interTokenLatency")
         return judged is not None and judged.cap_breached
 
@@ -147,7 +146,7 @@ def build_case(past: Past, seen: Observation) -> Context:
 def _model(
     pods: Sequence[HeardPod], work: Workload, seen: Observation, epoch: TickWindow
 ) -> tuple[StepTime | None, float]:
-    """The step model corrected by measured gaps, and the ms from which gaps are of interference."""
+    """The step model corrected by measured gaps, and the ms from which a gap is interference."""
     quantile = 1 - seen.targets.allowed_share
     fitted = step_time(pods, work, quantile)
     if fitted is None:
@@ -158,7 +157,7 @@ def _model(
 
 
 def effective_cap(cap: int, newest: Sequence[Tick]) -> int:
-    """The concurrency that really ran: a cap above it is not what breached."""
+    """The concurrency that really ran: a higher cap is not what breached."""
     ran = max((tick.max_running for tick in newest), default=cap)
     return max(1, min(cap, ran))
 
@@ -170,7 +169,7 @@ def _regime_since_s(past: Past) -> float:
 
 
 def _used_since_s(past: Past, seen: Observation) -> float:
-    """From when on ticks count although no admission above the old cap has settled a raise."""
+    """When ticks start to count although no admission above the old cap has settled a raise."""
     last = past.last_change
     if last is None or last.epoch != seen.epoch or last.to_cap < last.from_cap:
         return inf
@@ -178,9 +177,9 @@ def _used_since_s(past: Past, seen: Observation) -> float:
 
 
 def _noisy_pods(pods: Sequence[HeardPod], accepts: Accepts, seen: Observation) -> tuple[str, ...]:
-    """Pods that alone breach the inter-token target, at most half, where the others do not.
+    """Pods that alone breach the inter-token target while the others do not; at most half.
 
-    Only that target: a late first token is a matter of how the load is spread, not of the node.
+    Only that target: late first tokens come from how the load is spread, not from the node.
     """
     if len(pods) < 2 or seen.targets.itl_ms is None:
         return ()
@@ -195,8 +194,8 @@ def _noisy_pods(pods: Sequence[HeardPod], accepts: Accepts, seen: Observation) -
 
 
 def _is_only_busier(slow: Sequence[HeardPod], rest: Sequence[HeardPod]) -> bool:
-    """True where `slow` have larger batches than `rest`, in steps such as theirs would be. Then the
-    load is spread unevenly (clients that keep a connection), and the others would break as well."""
+    """True if `slow` have larger batches than `rest`, in steps such as theirs would be. Then the
+    load is uneven (clients that keep a connection), and the others would breach as well."""
     work = describe_work(slow)
     if describe_work(rest).decodes >= k.BUSY_ALIKE * work.decodes:
         return False
@@ -222,8 +221,8 @@ def _late_in_queue(verdicts: dict[TargetName, TargetVerdict], work: Workload) ->
 
 
 def _main_cause(late: TargetName | None, misses: dict[Cause, int], work: Workload) -> Cause:
-    """The largest cause. A request that is not booked was refused or never started: it waited in
-    the queue. So did one that ends too late with a first token in time."""
+    """The largest cause. A request without a booked cause was refused or never started, so it
+    waited in the queue. So did one that ends too late with a first token in time."""
     waits_for: Cause = "kv" if work.waiting_kv > work.waiting_cap else "cap"
     if late == "endToEnd":
         return waits_for

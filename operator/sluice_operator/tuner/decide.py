@@ -1,4 +1,4 @@
-"""Puts evidence, model, demand and causes together: the decision table of the design, section 6."""
+"""Combines evidence, model, demand and causes: the decision table of the design, section 6."""
 
 from typing import TypeVar
 
@@ -28,11 +28,11 @@ _BREACHES = (
     Reason.RAISED_TOO_FAR,
     Reason.TOO_MANY_TO_END,
 )
-"""Of a lowering whose cap is remembered."""
+"""Reasons for which the cap that is lowered is remembered as breached."""
 
 
 def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
-    """What the cap and the replicas shall be, and why; `past` is what to hand in next time."""
+    """The next cap and replicas, and why; the returned `Past` is the next call's `past`."""
     past = _with_targets(_until(observation.now, past), observation.targets, observation.now)
     past = settle_scale(past, observation)
     context = build_case(past, observation)
@@ -44,13 +44,13 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
         past, replicas = replicas_move(context, demand, cap, bound, can_hold)
     else:
         cap, replicas = _held(context, metrics)
-        past = wanting_none(past)  # for how long it was wanted, nobody has seen
+        past = wanting_none(past)  # nobody has seen for how long it was wanted
     decision = _decision(context, demand, bound, cap, replicas, metrics, can_hold)
     return _remember(past, context, demand, decision), decision
 
 
 def _done(move: Move, now: int, context: Context) -> int:
-    """Where a move leads: advice changes nothing but what is outside the limits."""
+    """The value after `move`: Advisory mode only moves back within the limits."""
     is_done = context.seen.targets.mode == "Enforce" or move.reason == Reason.WITHIN_LIMITS
     return move.to if is_done else now
 
@@ -63,8 +63,8 @@ def _held(context: Context, metrics: Condition) -> tuple[Move, Move]:
 
 
 def _until(now: float, past: Past) -> Past:
-    """The past, where a clock that was put back would have it in the future: what was then is now.
-    Else all evidence would be of before an edit, and a change would settle for hours."""
+    """The past with no time after `now`, in case the clock was set back. Otherwise all evidence
+    would predate an edit, and a change would settle for hours."""
 
     def earlier(at_s: float | None) -> float | None:
         return None if at_s is None else min(at_s, now)
@@ -145,8 +145,8 @@ def _decision(
 
 
 def _quality(context: Context) -> tuple[int, int, int]:
-    """Requests of the window that finished, were refused or left unserved past the target; the good
-    and the smooth ones."""
+    """Requests of the window: ended, good, smooth. Ended are those that finished, were refused or
+    stayed unserved past the target."""
     window = context.window
     good, smooth = window.total(_well)
     finished, refused = window.total(_ended)

@@ -16,11 +16,11 @@ from .evidence import HeardPod, is_fresh
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """`per_s`: sustained rate; `dispersion`: variance over mean of the counts of ticks, at least 1.
+    """`per_s`: sustained rate. `dispersion`: variance over mean of the counts of ticks, at least 1.
 
     `burst`: the largest burst if bursts recur, else 0. `is_known`: seen for half a minute at least.
-    `newest_per_s`: what comes now, chance included, where a queue rises; else 0. `mean_per_s`: of
-    ten minutes; `surely_per_s`: what these show beyond chance.
+    `newest_per_s`: the present rate, chance included, if a queue rises; else 0. `mean_per_s`: over
+    ten minutes. `surely_per_s`: its part beyond chance.
     """
 
     per_s: float
@@ -34,9 +34,9 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one pod does: `concurrency` sequences at once, each for `service_s` seconds.
+    """Capacity of one pod: `concurrency` sequences at once, each for `service_s` seconds.
 
-    `is_modelled`: at that concurrency; else `service_s` was seen at whatever ran.
+    `is_modelled`: `service_s` is at that concurrency; else it was seen at whatever ran.
     """
 
     concurrency: float
@@ -51,9 +51,9 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The replicas that are needed, and those that would be with the margin for scaling in.
+    """The replicas needed, and those needed with the margin for scaling in.
 
-    `for_prefill`: it is prompts that would wait for each other that ask for so many.
+    `for_prefill`: prompts that would wait for each other determine the number.
     """
 
     arrivals: Arrivals
@@ -65,12 +65,11 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class OfferedLoad:
-    """What the cap must be where no more pods will come; 0 for anything.
+    """The caps that the arrivals need if no more pods will come; 0: any cap.
 
-    `raise_to`: the least that does what arrives, where the present one is seen not to: the queue
-    grows without end, so that all first tokens are late. `keep`: it is not lowered below, as that
-    was too little not long ago. `enough`: with a tenth to spare, so that fewer may run in order to
-    end in time.
+    `raise_to`: the lowest that serves the arrivals, if the present one does not: the queue grows
+    without end, so all first tokens are late. `keep`: a cap below it was recently too low, so none
+    is set. `enough`: with a tenth to spare, so that fewer may run in order to end in time.
     """
 
     raise_to: int = 0
@@ -99,7 +98,7 @@ def read_arrivals(pods: Sequence[HeardPod], now: float, heard_share: float) -> A
 
 
 def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
-    """Arrivals of each span of a tick, oldest first, up to the newest that all have closed."""
+    """Arrivals in each span of a tick, oldest first, up to the newest that all pods have closed."""
     by_time: dict[int, int] = {}
     oldest = round((now - k.BURST_MEMORY_S) / TICK_SECONDS)
     for pod in pods:
@@ -112,7 +111,7 @@ def _counts(pods: Sequence[HeardPod], now: float) -> list[int]:
     # A pod that is gone or dead has closed its last tick: it would stop the clock for all.
     speaking = [pod for pod in pods if is_fresh(pod, now)] or pods
     last = min(round(pod.end_s(pod.ticks[-1]) / TICK_SECONDS) for pod in speaking)
-    last = min(last, round(now / TICK_SECONDS) + 1)  # no clock is believed of the future
+    last = min(last, round(now / TICK_SECONDS) + 1)  # no clock is trusted about the future
     return [by_time.get(index, 0) for index in range(max(oldest, min(by_time)), last + 1)]
 
 
@@ -130,7 +129,7 @@ def _sustained_per_s(counts: Sequence[float]) -> float:
 
 
 def _queue_rises(pods: Sequence[HeardPod]) -> bool:
-    """Whether more waits after nearly each of the newest ticks: of a burst, it is one of them."""
+    """True if the queue grew in nearly each of the newest ticks; a burst grows it in one."""
     newest = [pod.ticks[-k.RISING_TICKS - 1 :] for pod in pods if len(pod.ticks) > k.RISING_TICKS]
     waits = [[tick.waiting.total for tick in ticks] for ticks in newest]
     queue = [sum(of_pods) for of_pods in zip(*waits, strict=True)]
@@ -139,7 +138,7 @@ def _queue_rises(pods: Sequence[HeardPod]) -> bool:
 
 
 def _at_least(per_s: float, dispersion: float, num_ticks: int) -> float:
-    """The rate that `per_s`, seen over so many ticks, shows beyond chance."""
+    """The rate that `per_s`, seen over `num_ticks`, shows beyond chance."""
     span_s = num_ticks * TICK_SECONDS
     return per_s - k.RATE_DOUBT * sqrt(per_s * dispersion / span_s)
 
@@ -147,7 +146,7 @@ def _at_least(per_s: float, dispersion: float, num_ticks: int) -> float:
 def _dispersion(counts: Sequence[float]) -> float:
     """From differences of neighbours, so that a step of the load does not read as noise.
 
-    A lower bound of it: half a minute of a Poisson stream may read as 2 by chance.
+    It is a lower bound: half a minute of a Poisson stream may read as 2 by chance.
     """
     newest = counts[-k.DISPERSION_TICKS :]
     mean = fmean(newest)
@@ -159,9 +158,8 @@ def _dispersion(counts: Sequence[float]) -> float:
 
 
 def _recurring_burst(counts: Sequence[float], sustained: float, may_be_cut: bool) -> int:
-    """The largest burst if there were several; `sustained`: arrivals of a tick at the steady
-    rate. `may_be_cut`: the ticks of several pods end at different times, so that what comes at once
-    may be in two."""
+    """The largest burst if there were several. `sustained`: arrivals of a tick at the steady rate.
+    `may_be_cut`: ticks of several pods end at different times, so one burst may be in two."""
     usual = max(fmean(counts), sustained)
     bar = _bar(usual)
     high = [count > bar and _stands_out(counts, at) for at, count in enumerate(counts)]
@@ -177,13 +175,13 @@ def _recurring_burst(counts: Sequence[float], sustained: float, may_be_cut: bool
 
 
 def _bar(usual: float) -> float:
-    """Arrivals of a tick from which on it is a burst."""
+    """Arrivals in a tick from which they are a burst."""
     return max(k.BURST_MEAN * usual, usual + k.BURST_SIGMA * sqrt(usual))
 
 
 def _stands_out(counts: Sequence[float], at: int) -> bool:
-    """Whether so much came for a moment only. A load that rose for longer is a step: the sustained
-    rate had followed it, and its pods are not held for ten minutes after it."""
+    """True if so much came only briefly. A load that rose for longer is a step: the sustained rate
+    followed it, and its pods are not held for ten minutes after it."""
     half = k.RECENT_TICKS // 2
     around = counts[max(0, at - half) : at + half + 1]
     return counts[at] > _bar(median(around))
@@ -191,12 +189,12 @@ def _stands_out(counts: Sequence[float], at: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What a plan for replicas must hold: waits of at most `wait_s` for all but `allowed`.
+    """The requirement of a plan for replicas: all but the share `allowed` wait at most `wait_s`.
 
-    `wait_s` is infinite without a first-token target; then only utilisation counts. `waiting` are
-    to be gone within `drain_s`. `prefill_s`: for how long one prompt keeps a pod's prefill to
-    itself; `prefill_spread`: the variance of that over its square. `by_deadline`: who can still be
-    in time passes the late.
+    `wait_s` is infinite without a first-token target; then only utilisation counts. `waiting`
+    requests must be gone within `drain_s`. `prefill_s`: how long one prompt occupies a pod's
+    prefill. `prefill_spread`: the variance of that over its square. `by_deadline`: requests that
+    can still be in time go before late ones.
     """
 
     wait_s: float
@@ -266,21 +264,21 @@ def share_too_late(arrivals: Arrivals, capacity: Capacity, queue: Queue, replica
 
 
 def _in_order(late: float, busy: float, queue: Queue) -> float:
-    """What the order leaves of the share that is `late` under first come, first served.
+    """The share that is late under the serving order; `late`: under first come, first served.
 
-    If nobody served the late at all, they would hold nobody up, and (1 - busy) / (1 - busy * late)
-    of that share were left (Boots and Tijms 1999, doi:10.1287/mnsc.45.3.444). They are served
-    where nobody in time waits, and keep their places then: so it is the mean of the two (geometric;
-    simulated: 0.7 to 1.1 of it, at loads of 60 to 95 %).
+    If the late were never served, they would delay nobody. Then (1 - busy) / (1 - busy * late) of
+    the share is left (Boots and Tijms 1999, doi:10.1287/mnsc.45.3.444). They are served when nobody
+    in time waits, and then keep their places. So the result is the geometric mean of the two
+    (simulated: 0.7 to 1.1 of it, at loads of 60 to 95 %).
     """
     return late * sqrt((1 - busy) / (1 - busy * late)) if queue.by_deadline else late
 
 
 def share_late_in_prefill(arrivals: Arrivals, queue: Queue, replicas: int) -> float:
-    """The same of the wait for a pod's prefill, which takes one prompt after the other: the tail of
-    a single server in heavy traffic (Kingman 1962).
+    """The same for the wait for a pod's prefill, which takes one prompt after the other. The tail
+    is that of a single server in heavy traffic (Kingman 1962).
 
-    A prompt that takes too long by itself does so on any number of pods.
+    A prompt that alone takes too long does so on any number of pods.
     """
     if not queue.prefill_s or not queue.wait_s:
         return 0.0
@@ -304,8 +302,8 @@ def _for_rate(
 
 
 def _for_prefill(arrivals: Arrivals, queue: Queue, allowed: float, idle: float) -> int:
-    """Pods among which prompts do not wait for each other for too long, or whose prefill is busy
-    for at most `idle` of the time."""
+    """Pods among which prompts do not wait too long for each other, or whose prefill is busy for at
+    most `idle` of the time."""
     most = max(1, _whole(arrivals.per_s * queue.prefill_s / idle))
     pods = range(1, most)
     held = (num for num in pods if share_late_in_prefill(arrivals, queue, num) <= allowed)
@@ -318,8 +316,8 @@ def _whole(replicas: float) -> int:
 
 
 def _for_burst(arrivals: Arrivals, capacity: Capacity, queue: Queue) -> int:
-    """Pods that start a whole burst within the wait: those free at once, and those that end, which
-    of those that came together none does before its whole time."""
+    """Pods that start a whole burst within the wait. They use free sequences and those that end;
+    none of the burst's own ends before its service time."""
     if not arrivals.burst or queue.wait_s == inf:
         return 1
     started = capacity.concurrency * (1 + queue.wait_s // capacity.service_s)
@@ -327,7 +325,7 @@ def _for_burst(arrivals: Arrivals, capacity: Capacity, queue: Queue) -> int:
 
 
 def _for_backlog(arrivals: Arrivals, capacity: Capacity, queue: Queue, replicas: int) -> int:
-    """Pods that drain the queue in time, where `replicas` do not by themselves."""
+    """Pods that drain the queue in time, if `replicas` do not by themselves."""
     if drain_seconds(queue.waiting, arrivals, capacity, replicas) <= queue.drain_s:
         return 1
     per_s = arrivals.per_s + queue.waiting / queue.drain_s

@@ -1,4 +1,4 @@
-"""The two tests of the evidence: is a target breached, and is there headroom. Otherwise: hold."""
+"""Two tests of the evidence: is a target breached, and is there headroom? Otherwise: hold."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ NOTHING: Capital = (1.0,) * len(k.BETS)
 
 class Bets(NamedTuple):
     """A betting CUSUM (e-detector: Shin, Ramdas, Rinaldo 2023) on the ticks' fractions, so any
-    dependence inside a tick is allowed. A tick smaller than `mean_size` bets less. Clipped at
-    `most`, so that it can be forgotten again."""
+    dependence inside a tick is allowed. A tick smaller than `mean_size` bets less. Capital is
+    clipped at `most`, so that a breach can be forgotten."""
 
     allowed: float
     mean_size: float
@@ -26,12 +26,12 @@ class Bets(NamedTuple):
 
     @property
     def stakes(self) -> tuple[float, ...]:
-        """What each bet puts on a tick, in units of its capital."""
+        """The stake of each bet on a tick, in units of its capital."""
         return tuple([bet * 0.01 / self.allowed for bet in k.BETS])
 
     def path(self, series: Series, capital: Capital = NOTHING) -> Iterator[Capital]:
-        """The capital of each bet after each tick of `series`; `capital`: before the first. What
-        was lost before a tick is made up for."""
+        """The capital of each bet after each tick of `series`; `capital`: before the first. A bet
+        below 1 starts the next tick at 1."""
         size, allowed, stakes = self.mean_size, self.allowed, self.stakes
         for n, over in series:
             if n:
@@ -57,7 +57,7 @@ def evidence_of(capital: Capital) -> float:
 
 
 class Moments(NamedTuple):
-    """Sums over batches of (samples, marked samples): how many batches, the samples and the marked
+    """Sums over batches of (samples, marked samples): the number of batches, samples and marked
     ones, and their squares and products."""
 
     num: int
@@ -69,7 +69,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, batches: Series) -> "Moments":
-        """Those of `batches`."""
+        """The sums over `batches`."""
         ns, marks = [n for n, _ in batches], [marked for _, marked in batches]
         return cls(
             sum(map(bool, ns)),
@@ -82,12 +82,12 @@ class Moments(NamedTuple):
 
     @classmethod
     def total(cls, parts: Iterable["Moments"]) -> "Moments":
-        """Those of all batches of `parts`."""
+        """The sums over all batches of `parts`."""
         return cls(*map(sum, zip(cls.of(()), *parts, strict=True)))
 
 
 def design_effect(batches: Moments, interference_correlation: float = 0.0) -> float:
-    """By how much the variance of a share exceeds that of independent samples, at least 1.
+    """The variance of a share over that of independent samples, at least 1.
 
     With fewer than `MIN_BATCHES` a whole batch counts as one sample. `interference_correlation`:
     share of slow samples that follow a slow one.
@@ -111,7 +111,7 @@ def _batch_effect(batches: Moments) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Whether a share of m/4 has been shown against m, and how many clean samples are missing."""
+    """The test of a share of m/4 against m: is it shown, and how many clean samples are missing."""
 
     shown: bool
     samples_needed: int

@@ -1,4 +1,4 @@
-"""Which pods are heard, which of their ticks count, and what those ticks add up to."""
+"""Selects the pods that are heard and their ticks that count, and adds those ticks up."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ class HeardPod:
 
     @property
     def present(self) -> Sequence[Tick]:
-        """The ticks of its present boot: what ran at the end of another one never finished."""
+        """The ticks of its present boot: what ran as an earlier boot ended never finished."""
         ticks, evidence = self.ticks, self.view.evidence
         boot_id = evidence.boot_id if evidence else ""
         if not ticks or ticks[0].boot_id == boot_id:
@@ -38,10 +38,10 @@ class HeardPod:
         return tick.t_s + self.shift_s
 
     def by_span(self, ticks: Iterable[Tick]) -> Iterator[tuple[int, Tick]]:
-        """`ticks` of its own, each with the span of the operator's clock that it is of.
+        """`ticks` of this pod, each with its span in the operator's clock.
 
-        Counted from its newest: ends in the middle between two spans would be rounded now to one,
-        now to the other, and two ticks be of the same.
+        Spans count from its newest tick. Otherwise ends midway between two spans would round to
+        either, and two ticks could get the same span.
         """
         if not self.ticks:
             return
@@ -53,8 +53,8 @@ class HeardPod:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """`heard`: ready pods with fresh evidence; `leaving`, `unheard`: pods that end, and ready ones
-    without, whose ticks belong to the promise; `silent`: those of the latter that should speak."""
+    """`heard`: ready pods with fresh evidence. `leaving`, `unheard`: pods that end, and ready ones
+    without it; their ticks belong to the promise. `silent`: the unheard that should report."""
 
     heard: tuple[HeardPod, ...]
     leaving: tuple[HeardPod, ...]
@@ -64,7 +64,7 @@ class Fleet:
 
     @property
     def majority_silent(self) -> bool:
-        """Whether too few pods speak to decide anything."""
+        """True if too few pods report to decide anything."""
         return 2 * len(self.silent) > self.num_ready
 
 
@@ -89,22 +89,22 @@ def survey(observation: Observation) -> Fleet:
 
 
 def _aligned(view: PodView, now: float) -> HeardPod:
-    """The pod with its ticks in order, and its clock beside the operator's. Where they are out of
-    order, or one is there twice, they are put right."""
+    """The pod with its ticks in order, and its clock aligned to the operator's. Ticks that are out
+    of order or duplicated are repaired."""
     if view.evidence is None or not view.evidence.ticks:
         return HeardPod(view, ())
     ticks: Sequence[Tick] = view.evidence.ticks
     ends_s = [tick.t_s for tick in ticks]
     if not all(map(lt, ends_s, islice(ends_s, 1, None))):
         ticks = _in_order(view.evidence)
-    if ticks[-1].boot_id != view.evidence.boot_id:  # it has just begun anew: how late is not known
+    if ticks[-1].boot_id != view.evidence.boot_id:  # it just restarted: its delay is unknown
         return HeardPod(view, ticks)
     return HeardPod(view, ticks, clock_shift(ticks[-1].t_s, view.seen_s, now))
 
 
 def _in_order(evidence: Evidence) -> list[Tick]:
-    """Its ticks, each once, boot after boot as they began. Those of before its clock was put back
-    are timed back from the first one after it: the ticks of a boot are `TICK_SECONDS` apart."""
+    """The ticks, each once, boots and ticks in the order they began. Ticks from before the clock
+    was set back are timed back from the first after it: a boot's ticks are `TICK_SECONDS` apart."""
     earlier = [tick.boot_id for tick in evidence.ticks if tick.boot_id != evidence.boot_id]
     boots = [*dict.fromkeys(earlier), evidence.boot_id]
     rank = {boot_id: number for number, boot_id in enumerate(boots)}
@@ -133,7 +133,7 @@ def clock_shift(newest_s: float, seen_s: float | None, now: float) -> float:
 
 
 def _is_new(view: PodView, now: float) -> bool:
-    """Whether it is too young to have been read, or answered and has closed no tick yet."""
+    """True if it is too young to have been read, or has answered but closed no tick yet."""
     if view.evidence is None:
         return view.started_s is not None and now - view.started_s < k.YOUNG_S
     ticks = view.evidence.ticks
@@ -143,12 +143,12 @@ def _is_new(view: PodView, now: float) -> bool:
 
 
 def is_fresh(pod: HeardPod, now: float) -> bool:
-    """Whether it closed a tick a short while ago."""
+    """True if it closed a tick recently."""
     return bool(pod.ticks) and now - pod.end_s(pod.ticks[-1]) <= k.STALE_TICKS * TICK_SECONDS
 
 
 def slices(pods: Sequence[HeardPod], accepts: "Accepts") -> list[tuple[Tick, ...]]:
-    """The accepted ticks of `pods`, put together by time: one tuple for each span of a tick."""
+    """The accepted ticks of `pods`, grouped by time: one tuple for each span of a tick."""
     if len(pods) == 1:
         return list(zip(accepts.of(pods[0])))
     by_time: dict[int, list[Tick]] = {}
@@ -160,10 +160,10 @@ def slices(pods: Sequence[HeardPod], accepts: "Accepts") -> list[tuple[Tick, ...
 
 @dataclass(frozen=True, slots=True)
 class Accepts:
-    """Which ticks count: those begun since `since_s`, of `epoch` and settled if one is given.
+    """Selects ticks: those begun since `since_s`, of `epoch` and settled if one is given.
 
-    From `used_since_s` on a tick need not be settled: a raise that nothing has used for that long
-    is in force, and what breaks then (memory, prefill, the node) must still be seen.
+    From `used_since_s` on a tick need not be settled: a raise that nothing used for that long is in
+    force. Breaches by memory, prefill or the node must still be seen then.
     """
 
     since_s: float
@@ -171,11 +171,11 @@ class Accepts:
     used_since_s: float = inf
 
     def newest(self, pod: HeardPod, num: int) -> Sequence[Tick]:
-        """Those of the last `num` ticks of `pod` that count, oldest first."""
+        """The last `num` ticks of `pod`, without those that do not count, oldest first."""
         return self.of(replace(pod, ticks=pod.ticks[-num:]))
 
     def of(self, pod: HeardPod) -> Sequence[Tick]:
-        """Those ticks of `pod` that count, oldest first."""
+        """The ticks of `pod` that count, oldest first."""
         ended_s, epoch = TICK_SECONDS - pod.shift_s, self.epoch
         begun = pod.ticks[bisect_left(pod.ticks, self.since_s + ended_s, key=_end_s) :]
         if epoch is None:
@@ -201,15 +201,14 @@ def acknowledged(pods: Sequence[HeardPod], epoch: int) -> tuple[HeardPod, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the recent ticks of some pods say about the work, whatever the epoch.
+    """The work that the recent ticks of some pods show, whatever the epoch.
 
-    `lengths_known`: whether enough requests finished for their mean output to be believed.
-    `output_tokens`, `prompt_tokens`: means of a request, the prompt without what the prefix
-    cache gave; `output_steps`: steps that bring its output, fewer with speculation;
-    `total_tokens`, `total_sigma`, `num_totals`: mean, standard deviation and number of whole
-    lengths observed; `context_tokens`: mean KV tokens of a running sequence; `decodes`,
-    `prefill_tokens`: means of a step; `throttled_share`: of the busy time; `waiting_cap`,
-    `waiting_kv`: now, over all pods.
+    `lengths_known`: enough requests finished for their mean output to be believed. `output_tokens`,
+    `prompt_tokens`: means per request, the prompt without what the prefix cache gave.
+    `output_steps`: steps that bring its output, fewer with speculation. `total_tokens`,
+    `total_sigma`, `num_totals`: mean, standard deviation and number of whole lengths observed.
+    `context_tokens`: mean KV tokens of a running sequence. `decodes`, `prefill_tokens`: means per
+    step. `throttled_share`: of the busy time. `waiting_cap`, `waiting_kv`: now, over all pods.
     """
 
     lengths_known: bool
@@ -241,7 +240,7 @@ def describe_work(pods: Sequence[HeardPod]) -> Workload:
     busy_s = sum(tick.busy_s for tick in ticks)
     telling = _telling(pods)
     spare = tuple(pod.view.name for pod in pods if _has_spare(pod))
-    # Where all have room, those that finished first are not the short ones.
+    # If all have room, those that finished first are not the short ones.
     num_pods = len(pods) if len(spare) < len(pods) else 1
     known = _num_finished(telling) >= num_pods * k.MIN_FINISHED
     output = _output_tokens(telling, known)
@@ -267,7 +266,7 @@ def describe_work(pods: Sequence[HeardPod]) -> Workload:
 
 
 def _has_spare(pod: HeardPod) -> bool:
-    """Whether nothing waited and at most half of the cap ran for ten seconds."""
+    """True if nothing waited and at most half of the cap ran for ten seconds."""
     return all(
         2 * tick.max_running <= tick.max_num_seqs and not tick.waiting.total
         for tick in pod.ticks[-k.STALE_TICKS :]
@@ -277,7 +276,7 @@ def _has_spare(pod: HeardPod) -> bool:
 def _telling(pods: Sequence[HeardPod]) -> list[Sequence[Tick]]:
     """Each pod's newest ticks: those of half a minute, or as many more as it takes to know lengths.
 
-    Of rare or long requests, half a minute holds too few.
+    Half a minute holds too few rare or long requests.
     """
     present = [pod.present for pod in pods if pod.present]
     num, longest = k.RECENT_TICKS, max(map(len, present), default=0)
@@ -298,10 +297,10 @@ def num_begun(ticks: Iterable[Tick]) -> int:
 
 
 def _output_tokens(spans: Sequence[Sequence[Tick]], known: bool) -> float:
-    """Mean output of those that ended, whether they finished or were cancelled once they ran.
+    """Mean output of requests that ended, finished or cancelled once they ran.
 
-    Who runs has part of its output: of those that began more than ended, half on the mean. Before
-    lengths are known all that run count: a lower bound.
+    A running request has part of its output: if more began than ended, the surplus counts half.
+    Before lengths are known all that run count, which gives a lower bound.
     """
     if not known:
         generated = sum(tick.generated_tokens for ticks in spans for tick in ticks)
@@ -312,7 +311,7 @@ def _output_tokens(spans: Sequence[Sequence[Tick]], known: bool) -> float:
     generated = sum(tick.generated_tokens for ticks in later for tick in ticks)
     finished, begun = _num_finished(later), sum(map(num_begun, later))
     grown = sum(ticks[-1].running - ticks[0].running for ticks in spans)
-    grown = min(grown, begun - finished)  # some are in prefill yet
+    grown = min(grown, begun - finished)  # some are still in prefill
     ended = max(finished, begun - grown)
     return max(generated / (ended + max(grown, 0) / 2), 1.0)
 
@@ -332,8 +331,8 @@ def _prompt_tokens(spans: Sequence[Sequence[Tick]]) -> float:
 
 
 def pooled(evidence: Iterable[Evidence]) -> Lengths:
-    """Mean, standard deviation and number of the whole lengths of all that finished; zeros before
-    any."""
+    """Mean, standard deviation and number of the whole lengths of all finished requests; zeros
+    before any."""
     lengths = [pod.lengths for pod in evidence]
     num = sum(length.n for length in lengths)
     if not num:
@@ -344,7 +343,7 @@ def pooled(evidence: Iterable[Evidence]) -> Lengths:
 
 
 def is_filled(tick: Tick) -> bool:
-    """Whether no more could run: the cap was reached, or some waited for memory."""
+    """True if no more could run: the cap was reached, or some waited for memory."""
     return tick.waiting.kv > 0 or _reaches_cap(tick)
 
 
@@ -353,13 +352,13 @@ def _reaches_cap(tick: Tick) -> bool:
 
 
 def cap_is_used(ticks: Sequence[Tick]) -> bool:
-    """Whether at least half of `ticks` ran at the cap or had requests waiting for it."""
+    """True if at least half of `ticks` ran at the cap or had requests waiting for it."""
     used = [tick for tick in ticks if _reaches_cap(tick) or tick.waiting.cap]
     return bool(ticks) and 2 * len(used) >= len(ticks)
 
 
 def misses_by_cause(ticks: Iterable[Tick]) -> dict[Cause, int]:
-    """First-token misses of `ticks` by what they were booked to; `none`: refused or not booked."""
+    """First-token misses of `ticks` by booked cause; `none`: refused or not booked."""
     by: dict[Cause, int] = {"cap": 0, "kv": 0, "prefill": 0, "outside": 0, "none": 0}
     for tick in ticks:
         causes = tick.ttft.by

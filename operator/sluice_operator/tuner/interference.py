@@ -1,7 +1,7 @@
 """Interference: gaps so long that no reasonable cap would have held them.
 
-A neighbour, a throttled quota or a collection of garbage slows all steps for seconds. What is over
-target then says nothing about the cap, and a tuner that lowers it loses the batch as well.
+A neighbour, a throttled quota or garbage collection slows all steps for seconds. Gaps over target
+then say nothing about the cap, and a tuner that lowers it loses the batch as well.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ Slices = Sequence[Sequence[Tick]]
 
 
 def far_ms(model: StepTime, ran: int, seen: Observation, epoch: Slices) -> float:
-    """From which length on a gap is not the cap's doing: half of the `ran` would not have held it.
+    """Gap length from which the cap is not the cause: half of the `ran` would not have held it.
 
-    At the minimum there is no half: only what the pod itself saw as interference is not the cap's
-    doing. Infinite without a target, and where slowness lasts: it is a regime then, and the cap has
-    to follow it.
+    At the minimum there is no half, so only what the pod itself saw as interference is excused.
+    Infinite without a target, and if slowness lasts: it is a regime then, which the cap must
+    follow.
     """
     half, target_ms = max(floor(k.HALVE * ran), seen.limits.min_num_seqs), seen.targets.itl_ms
     if target_ms is None:
@@ -33,7 +33,7 @@ def far_ms(model: StepTime, ran: int, seen: Observation, epoch: Slices) -> float
 
 
 def _lasts(far: float, epoch: Slices, allowed: float) -> bool:
-    """True where most of the last ticks with traffic had such gaps."""
+    """True if most of the last ticks with traffic had such gaps."""
     with_traffic = (part for part in reversed(epoch) if any(tick.itl.n for tick in part))
     busy, bucket = islice(with_traffic, k.REGIME_WINDOW), far_bucket(far)
     slow = [part for part in busy if num_far(part, bucket) > allowed * sum(t.itl.n for t in part)]
@@ -46,7 +46,7 @@ def far_bucket(far: float) -> int | None:
 
 
 def num_far(ticks: Sequence[Tick], bucket: int | None) -> int:
-    """Gaps above `bucket`, see `far_bucket`, and under interference all that are over target."""
+    """Gaps above `bucket`, see `far_bucket`; in ticks under interference all gaps over target."""
     if bucket is None:
         return 0
     return sum(
@@ -57,13 +57,13 @@ def num_far(ticks: Sequence[Tick], bucket: int | None) -> int:
 
 
 def mostly(ticks: Sequence[Tick]) -> bool:
-    """True where the pods themselves saw most of `ticks` as interference."""
+    """True if the pods themselves saw most of `ticks` as interference."""
     return 2 * sum(map(_has_interference, ticks)) > len(ticks)
 
 
 def _has_interference(tick: Tick) -> bool:
-    """True where the pod itself saw most of the tick's steps under interference.
+    """True if the pod itself saw most of the tick's steps under interference.
 
-    It keeps batches small, and those have gaps just over the target that are not the cap's doing.
+    Interference keeps batches small, and gaps just over the target are then not due to the cap.
     """
     return tick.slow_steps > 0 and tick.slow_steps >= k.INTERFERENCE_SHARE * tick.steps

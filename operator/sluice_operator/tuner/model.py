@@ -1,5 +1,5 @@
-"""The step time, predicted: which cap holds the inter-token target, and how long a request
-takes."""
+"""Predicted step times: the cap that holds the inter-token target, and the duration of a
+request."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -58,10 +58,10 @@ def _with_tail(plain: StepTime, stretch: float, work: Workload) -> StepTime:
 def corrected(
     model: StepTime, pods: Sequence[HeardPod], work: Workload, quantile: float, far_ms: float
 ) -> StepTime:
-    """Where the measured quantile of the gaps lies below the model's, that is believed instead.
+    """Corrects the model if the measured quantile of the gaps lies below the predicted one.
 
-    Gaps over `far_ms` are left out: they are of interference, of which the model knows nothing.
-    Where they are most of all, it may be the model of just that time, and nothing is compared.
+    Gaps over `far_ms` are left out: they come from interference, which the model does not know. If
+    most gaps are, the model may be fitted to just that time, and nothing is compared.
     """
     measured = sketch.merge(tick.itl.sketch for tick in recent(pods))
     far = sketch.bucket_of(far_ms) if far_ms < inf else inf
@@ -78,8 +78,8 @@ def corrected(
 def calibration(model: StepTime | None, pods: Sequence[HeardPod], work: Workload) -> float:
     """Measured over predicted speed: what HTTP, a CPU quota and a bad fit cost; about 1.
 
-    Of the newest ticks in which a pod was full, however long ago: a pod that is throttled when full
-    runs freely when it is not, and would look able to take twice the load.
+    It uses the newest ticks in which a pod was full, however long ago. A pod that is throttled only
+    when full would otherwise seem able to take twice the load.
     """
     if model is None or not work.lengths_known:
         return 1.0
@@ -94,20 +94,20 @@ def calibration(model: StepTime | None, pods: Sequence[HeardPod], work: Workload
 
 
 def _full_ticks(pod: HeardPod) -> Iterator[tuple[float, Tick]]:
-    """(end, tick) of those ticks in which the pod was full, newest first."""
+    """(end, tick) of the ticks in which the pod was full, newest first."""
     newest_first = pairwise(reversed(pod.ticks))
     return ((pod.end_s(tick), tick) for tick, before in newest_first if _is_full(tick, before))
 
 
 def _is_full(tick: Tick, before: Tick) -> bool:
-    """Whether it was all the while: some waited when it began, and when it ended."""
+    """True if it was full throughout: requests waited when the tick began and when it ended."""
     waited = before.waiting.total and tick.waiting.total
     return bool(waited and tick.steps) and is_filled(tick)
 
 
 def _predicted_tokens(model: StepTime, work: Workload, tick: Tick) -> float:
-    """Tokens that a tick in which so many ran should have given. Of those in prefill, which waits
-    for room beside the others' next tokens, nobody knows how many there would be."""
+    """Tokens that a tick with so many running should have given. Nobody knows how many would be in
+    prefill, which waits for room beside the others' next tokens."""
     batch = max(tick.running, 1)
     service_ms = model.request_ms(batch, work.output_steps, work.prompt_tokens)
     if service_ms <= 0:

@@ -1,4 +1,4 @@
-"""When replicas change: the decision table's right half, with its guards."""
+"""The decision on replicas: the right half of the decision table, with its guards."""
 
 from math import inf
 
@@ -17,7 +17,7 @@ from .verdicts import READERS
 
 
 def measure_demand(context: Context, bound: Bound) -> Demand:
-    """What the arrivals need, at the concurrency that a pod can reach; `bound`: of its cap."""
+    """Demand of the arrivals at the concurrency that a pod can reach; `bound`: of its cap."""
     fleet, seen = context.fleet, context.seen
     # A pod that is too new to be heard has taken nothing yet.
     speaking = len(fleet.heard) + len(fleet.silent)
@@ -40,9 +40,9 @@ def _queue(context: Context, capacity: Capacity | None) -> Queue:
             prefill_s = context.model.prefill_s(context.work.prompt_tokens)
             step_s = context.model.mean_ms(capacity.concurrency, 0) / 1000
         wait_s = max(0.0, targets.ttft_ms / 1000 - prefill_s - step_s)
-    # How far prompts spread is not reported; whole lengths do at least as far.
+    # The spread of prompts is not reported; whole lengths spread at least as far.
     spread = (context.work.total_sigma / max(context.work.prompt_tokens, 1.0)) ** 2
-    # A queue that is gone before a new pod is there needs none.
+    # A queue that drains before a new pod is ready needs none.
     drain_s = max(targets.window_s, min(_cold_start_s(context.past), k.MAX_DRAIN_S))
     return Queue(
         wait_s,
@@ -60,7 +60,7 @@ def _cold_start_s(past: Past) -> float:
 
 
 def _is_overdue(context: Context) -> bool:
-    """Whether the pods of the last scale-out should have been ready long ago."""
+    """True if the pods of the last scale-out should have been ready long ago."""
     last = context.past.last_scale
     if last is None or last.settled_s is not None or last.to_replicas < last.from_replicas:
         return False
@@ -72,8 +72,8 @@ def _patience_s(past: Past) -> float:
 
 
 def _never_came(context: Context) -> bool:
-    """Whether a pod of an overdue scale-out, which a node took long ago, was never heard: another
-    one may get a sound node. Those that no node takes would only be more of them."""
+    """True if a pod of an overdue scale-out got a node long ago and was never heard. Another one
+    may get a sound node. Pods that no node takes would only become more."""
     if not _is_overdue(context) or context.fleet.num_ready >= context.seen.replicas:
         return False
     until_s = context.seen.now - _patience_s(context.past)
@@ -84,22 +84,22 @@ def _never_came(context: Context) -> bool:
 
 
 def _has_substitute(past: Past) -> bool:
-    """Whether one was asked for in place of a pod that never came: of those that load for hours
-    nobody can tell, and one more is all that is risked."""
+    """True if a pod was already requested in place of one that never came. A pod that loads for
+    hours looks the same, so only one more is risked."""
     before = past.scale_history[-2:-1]
     return any(c.settled_s is None and c.to_replicas > c.from_replicas for c in before)
 
 
 def _backlog(context: Context) -> int:
-    """Requests that wait for want of pods: none while a pod has much room (clients that keep an old
-    connection, or a queue from before it came)."""
+    """Requests that wait for want of pods. None do while a pod has much room: clients keep an old
+    connection, or the queue is older than the pod."""
     return 0 if context.work.spare_pods else context.work.waiting_cap + context.work.waiting_kv
 
 
 def replicas_move(
     context: Context, demand: Demand, cap: Move, bound: Bound, feasible: Condition
 ) -> tuple[Past, Move]:
-    """What the replicas shall be, and the past with since when more or fewer were wanted."""
+    """The next replicas, and the past with the time since when more or fewer are wanted."""
     replicas = context.seen.replicas
     if (given := given_replicas(context)) is not None:
         return wanting_none(context.past), given
@@ -115,7 +115,7 @@ def replicas_move(
 
 
 def given_replicas(context: Context) -> Move | None:
-    """What needs no evidence: an outside owner's replicas, and the move back within the limits."""
+    """The move that needs no evidence: an outside owner's replicas, or back within the limits."""
     limits, replicas = context.seen.limits, context.seen.replicas
     if limits.replicas_external:
         return Move(replicas, Reason.REPLICAS_EXTERNAL, "spec.replicas has an outside owner")
@@ -127,7 +127,7 @@ def given_replicas(context: Context) -> Move | None:
 
 
 def wanting_none(past: Past) -> Past:
-    """The past of one who wants the replicas as they are."""
+    """The past with no wish for more or fewer replicas."""
     return _wanting(past, None, None)
 
 
@@ -140,7 +140,7 @@ def _wanting(past: Past, out_s: float | None, in_s: float | None, in_to: int = 0
 def _rate(demand: Demand) -> str:
     arrivals, capacity = demand.arrivals, demand.capacity
     burst = f", bursts of {arrivals.burst}" if arrivals.burst > 1 else ""
-    # What a pod holds moves as traffic ages: it is not told where nothing is compared with it.
+    # A pod's capacity moves as traffic ages: it is left out if nothing is compared with it.
     is_idle = arrivals.per_s < k.LEAST_RATE
     one = f"; one pod holds {capacity.per_s:.2f}/s" if capacity and not is_idle else ""
     each_other = "; prompts wait for each other's prefill" if demand.for_prefill else ""
@@ -148,7 +148,7 @@ def _rate(demand: Demand) -> str:
 
 
 def _wanted(context: Context, demand: Demand, cap: Move, bound: Bound, feasible: Condition) -> int:
-    """Replicas that are wanted now; those that are unless something presses for more."""
+    """Replicas that are wanted now; the present ones unless something presses for more."""
     replicas = context.seen.replicas
     if feasible.holds is False and context.gaps_breached:
         return replicas
@@ -164,13 +164,13 @@ def _wanted(context: Context, demand: Demand, cap: Move, bound: Bound, feasible:
 
 
 def _raises_first(context: Context, bound: Bound) -> bool:
-    """Without a model nobody knows what a higher cap would do: it is tried before adding a pod."""
+    """True if a higher cap is tried before a new pod: without a model nobody knows its effect."""
     waits_for_cap = context.cause in ("cap", "none")
     return context.model is None and waits_for_cap and bound.cap > context.seen.cap
 
 
 def _overloaded(context: Context, demand: Demand) -> bool:
-    """More arrives than the pods can do, and it shows as a queue that stays for ten seconds."""
+    """True if more arrives than the pods can serve, and a queue has stood for ten seconds."""
     if demand.capacity is None:
         return False
     spans = [pod.ticks[-k.STALE_TICKS :] for pod in context.pods]
@@ -180,8 +180,8 @@ def _overloaded(context: Context, demand: Demand) -> bool:
 
 
 def _queue_grows(context: Context) -> bool:
-    """Whether the queue grew, or was full and the rest refused, all the while that every pod was
-    full, and none is on its way."""
+    """True if the queue grew, or was full and the rest refused, while every pod was full. No pod
+    may be on its way."""
     num = int(k.GROWING_QUEUE_S / TICK_SECONDS)
     if not context.pods or context.fleet.num_ready < context.seen.replicas - _never_came(context):
         return False
@@ -230,8 +230,8 @@ def _last_change_settles(past: Past, arrivals: Arrivals, now: float) -> str:
 
 
 def _is_replaced(context: Context, demand: Demand) -> str:
-    """Why what is late is no want of pods, or '': one was replaced (a rollout, a lost node), and
-    those asked for can do what arrives. Its successor is not there, or drains what has waited."""
+    """Why lateness is not for want of pods, or '': one was replaced (a rollout, a lost node), and
+    those requested can serve the arrivals. Its successor is not ready, or drains the backlog."""
     fleet, capacity, replicas = context.fleet, demand.capacity, context.seen.replicas
     if capacity is None or demand.arrivals.per_s > replicas * capacity.per_s:
         return ""
@@ -245,8 +245,8 @@ def _is_replaced(context: Context, demand: Demand) -> str:
 
 
 def _may_shrink(context: Context, demand: Demand) -> bool:
-    """Fewer would do with margin and hold what runs, nothing waits, those that would do are there,
-    and none is on its way: it would be stopped before it has served."""
+    """True if fewer replicas suffice with margin, hold what runs and are ready, and nothing waits.
+    No pod may be on its way: it would be stopped before it has served."""
     fewer = demand.needed_with_margin
     if fewer >= context.seen.replicas or _backlog(context) or context.fleet.num_ready < fewer:
         return False
@@ -258,8 +258,8 @@ def _may_shrink(context: Context, demand: Demand) -> bool:
 
 
 def _still_missed(context: Context, feasible: Condition) -> TargetName | None:
-    """A target in breach that the newest half minute missed as well, so that no pod is taken from
-    it; None where none is, nobody comes any more, or no number of pods would hold it."""
+    """A breached target that the newest half minute missed as well, so that no pod is removed. None
+    without one, if nothing arrives, or if no number of pods would hold it."""
     newest = recent(context.pods)
     if feasible.holds is False or not any(tick.arrivals for tick in newest):
         return None
@@ -271,7 +271,7 @@ def _still_missed(context: Context, feasible: Condition) -> TargetName | None:
 def _scale_in(context: Context, demand: Demand) -> tuple[Past, Move]:
     now, limits, replicas = context.seen.now, context.seen.limits, context.seen.replicas
     since_s = now if context.past.scale_in_since_s is None else context.past.scale_in_since_s
-    # As an HPA's: the most that any look since has left.
+    # Like an HPA: the most that any pass since then has left.
     target = min(max(context.past.scale_in_to, _fewer(context, demand)), replicas)
     past = _wanting(context.past, None, since_s, target)
     fits = f"{_rate(demand)} fits {demand.needed_with_margin} with margin"
@@ -279,21 +279,21 @@ def _scale_in(context: Context, demand: Demand) -> tuple[Past, Move]:
         tens_s = (now - since_s) // 10 * 10  # the status is written where its words change
         message = f"{fits}, for {tens_s:.0f} of {limits.scale_down_window_s:.0f} s"
         return past, Move(replicas, Reason.SCALE_DOWN_WINDOW, message)
-    # Where nothing comes of it (Advisory), the window goes on, and not what was needed in it once.
+    # If nothing comes of it (Advisory), the window goes on, without its highest need so far.
     past = _wanting(context.past, None, since_s, _fewer(context, demand))
     message = f"{fits}; replicas {replicas} -> {target}"
     return past, Move(target, Reason.SCALED_IN, message)
 
 
 def _fewer(context: Context, demand: Demand) -> int:
-    """The replicas that scaling in leaves: half of them at least, while anything comes or runs."""
+    """The replicas after scaling in: at least half of them while anything arrives or runs."""
     is_idle = not (demand.arrivals.mean_per_s or _running(context) or context.fleet.silent)
     half = 0 if is_idle else -(-context.seen.replicas // 2)
     return max(demand.needed_with_margin, context.seen.limits.min_replicas, half)
 
 
 def _running(context: Context) -> int:
-    """What runs on all that are heard: of long requests, arrivals may have ceased long ago."""
+    """Sequences on all heard pods: with long requests, arrivals may have ceased long ago."""
     return sum(pod.present[-1].running for pod in context.fleet.heard if pod.present)
 
 
@@ -328,10 +328,10 @@ def _drain_after(past: Past, context: Context, demand: Demand, replicas: int) ->
 
 
 def settle_scale(past: Past, seen: Observation) -> Past:
-    """Note when the last change's pods were all ready: the cold start is then measured, from the
-    start of the last of them on a node. For that it may have waited for hours.
+    """Note when the last change's pods were all ready, which measures the cold start. It counts
+    from the start of the last of them on a node, which may have taken hours.
 
-    Where somebody else has since asked for other replicas, it is over, and measures nothing.
+    If somebody else has since asked for other replicas, it is over and measures nothing.
     """
     last, now = past.last_scale, seen.now
     if last is None or last.settled_s is not None:

@@ -1,8 +1,8 @@
-"""Sums over spans of ticks, worked out once for spans that were there at the last look.
+"""Sums over spans of ticks, computed once for spans that an earlier pass already had.
 
 A closed tick never changes, and half an hour of them is read every two seconds. So each sum over a
-whole run of spans is kept with it, and runs are found again by their ticks. The runs at both ends,
-which grow and shrink, are not kept.
+whole run of spans is cached with it, and later passes find runs by their ticks. The runs at both
+ends grow and shrink, so they are not cached.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -22,14 +22,14 @@ Count = Callable[..., Series]
 T = TypeVar("T")
 Join = Callable[[Sequence[T]], T]
 _UNUSED_S = 5 * TICK_SECONDS
-"""A run that no look has used for so long is let go: looks are a tick apart."""
+"""Seconds after which a run that no pass used is dropped: passes are a tick apart."""
 _MOST_KEPT = 64
-"""Of one run: with quantiles and stakes that wander, what was made for old ones is let go."""
+"""Results that one run caches at most; those for old quantiles and stakes are dropped."""
 _numbers = count()
 
 
 class Run:
-    """Successive spans of a tick. `number`: no other run's; `used_s`: when it was last found."""
+    """Successive spans of a tick. `number`: unique; `used_s`: when it was last found."""
 
     def __init__(self, parts: tuple[TickSlice, ...]) -> None:
         self.parts = parts
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def is_whole(self) -> bool:
-        """A whole run does not grow, and looks find it again."""
+        """True if the run no longer grows; later passes find it again."""
         return len(self.parts) == k.RUN_TICKS
 
     def __hash__(self) -> int:
@@ -49,11 +49,11 @@ class Run:
         return isinstance(other, Run) and self.parts == other.parts
 
     def of(self, work: Callable[..., T], *rest: Hashable) -> T:
-        """`work(parts, *rest)`, kept."""
+        """`work(parts, *rest)`, cached."""
         return self.kept((work, rest), lambda: work(self.parts, *rest))
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What is kept here as `key`, and goes with this run; else what `make` makes."""
+        """The value cached under `key`, for as long as this run; else what `make` makes."""
         made = self._made
         if key not in made:
             if len(made) >= _MOST_KEPT:
@@ -64,7 +64,7 @@ class Run:
 
 
 class TickWindow:
-    """The spans of a tick that count, oldest first: of each, the ticks of all pods."""
+    """The spans of a tick that count, oldest first; each has the ticks of all pods."""
 
     def __init__(self, parts: Sequence[TickSlice]) -> None:
         self.parts = parts
@@ -79,21 +79,21 @@ class TickWindow:
         return len(self.parts)
 
     def newest(self, num: int) -> Sequence[TickSlice]:
-        """The last `num` of them, or as many as there are."""
+        """The last `num` spans, or as many as there are."""
         return self.parts[-num:]
 
     def newest_ticks(self, num: int) -> list[Tick]:
-        """The ticks of the last `num` of them."""
+        """The ticks of the last `num` spans."""
         return [tick for part in self.newest(num) for tick in part]
 
     def newest_having(self, reading: Reading, num: int) -> list[Tick]:
-        """The ticks of the last `num` of them in which `reading` counts anything."""
+        """The ticks of the last `num` spans in which `reading` counts anything."""
         having = (part for part in reversed(self.parts) if any(reading(t)[0] for t in part))
         return [tick for part in islice(having, num) for tick in part]
 
     def joined(self, join: Join[T], work: Callable[..., T], *rest: Hashable) -> T:
-        """`join` of what `work(parts, *rest)` makes of each run of spans, in order; what was joined
-        may be joined again."""
+        """`join` of the results of `work(parts, *rest)` for each run of spans, in order. `join`
+        must accept its own results."""
         key = (join, work, rest)
         if key not in self._joined:
             found = [run.of(work, *rest) for run in self._before]
@@ -110,7 +110,7 @@ class TickWindow:
         )
 
     def total(self, reading: Reading) -> tuple[int, int]:
-        """`reading` of them all, added up."""
+        """`reading` of all spans, added up."""
         return self.joined(add_up, _total_of, reading)
 
     def sketch(self, reading: Callable[[Tick], dict[int, int]]) -> dict[int, int]:
@@ -122,9 +122,8 @@ class TickWindow:
     ) -> float:
         """Evidence that more than `allowed` of what is counted are over: a breach from `threshold`.
 
-        `count(parts, *rest)` counts. So that the bets on a whole run hold until the next one is
-        whole, the mean size of a tick is that of whole runs, and bets on many runs begin with a
-        whole one.
+        `count(parts, *rest)` counts. Bets on a whole run must hold until the next one is whole. So
+        the mean size of a tick is that of whole runs, and bets on many runs begin with a whole one.
         """
         sizes = self._of_whole if self._whole else self.joined
         num_ticks, num = sizes(add_up, _sizes, count, *rest)
@@ -148,12 +147,12 @@ def series_of(parts: Sequence[TickSlice], reading: Reading) -> Series:
 
 
 def add_up(series: Series) -> tuple[int, int]:
-    """The sums of both numbers of each."""
+    """The sums of the first and of the second numbers."""
     return sum([first for first, _ in series]), sum([second for _, second in series])
 
 
 def _sizes(parts: Sequence[TickSlice], count: Count, *rest: Any) -> tuple[int, int]:
-    """Spans with samples, and samples."""
+    """How many spans have samples, and how many samples there are."""
     sizes = [n for n, _ in count(parts, *rest) if n]
     return len(sizes), sum(sizes)
 
@@ -186,7 +185,7 @@ def _merged(
 
 
 class _Known:
-    """The runs of the last looks, of all pods. The clock only lets old ones go; no sum depends on
+    """The runs of the last passes, of all pods. The clock only evicts old ones; no sum depends on
     it."""
 
     def __init__(self) -> None:
@@ -194,7 +193,7 @@ class _Known:
         self._swept_s = 0.0
 
     def known(self, run: Run) -> Run:
-        """`run` as it was at an earlier look."""
+        """`run` as an earlier pass left it."""
         now_s = monotonic()
         found = self.runs.setdefault(run, run)
         found.used_s = now_s
@@ -208,7 +207,7 @@ _known = _Known()
 
 
 def _runs(parts: Sequence[TickSlice]) -> list[Run]:
-    """`parts` in runs that begin at the same ticks at every look, all whole but those at the
+    """`parts` in runs that begin at the same ticks in every pass; all are whole but those at the
     ends."""
     if not parts:
         return []

@@ -1,4 +1,4 @@
-"""What the tuner is told, what it remembers, and what it answers.
+"""The tuner's input, its memory and its answers.
 
 All values are frozen. Times are Unix seconds (`*_s`), targets milliseconds (`*_ms`), shares 0..1.
 """
@@ -48,7 +48,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class CapLimits:
-    """What the tuner may not leave. `replicas_external`: somebody else writes `spec.replicas`."""
+    """The limits of the tuner. `replicas_external`: somebody else writes `spec.replicas`."""
 
     ceiling: int
     min_num_seqs: int
@@ -60,7 +60,7 @@ class CapLimits:
     ceiling_by: Literal["VRAM", "User"] = "VRAM"
 
     def bound_cap(self, cap: int) -> int:
-        """`cap` within the minimum (or the ceiling, where that is less) and the ceiling."""
+        """`cap` within the minimum (or the ceiling, if that is less) and the ceiling."""
         return min(max(cap, min(self.min_num_seqs, self.ceiling)), self.ceiling)
 
     def bound_replicas(self, replicas: int) -> int:
@@ -72,8 +72,8 @@ class CapLimits:
 class PodView:
     """One pod. `evidence`: all ticks held of it; `config`: its last runtime configuration.
 
-    `started_s`: its container started. `seen_s`: its evidence was last read; with it the clock of
-    the pod may be off, without it a pod is silent when its newest tick is old.
+    `started_s`: when its container started. `seen_s`: when its evidence was last read; then the
+    pod's clock may be off. Without it a pod is silent when its newest tick is old.
     """
 
     name: str
@@ -87,8 +87,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything observed at `now`. `cap`, `epoch`: those persisted; `replicas`: those asked
-    for."""
+    """Everything observed at `now`. `cap`, `epoch`: as persisted; `replicas`: as requested."""
 
     now: float
     targets: Targets
@@ -102,7 +101,7 @@ class Observation:
 class BreachedCap(Struct, frozen=True):
     """A cap whose inter-token target broke. Not retried for 10 min * 2**times at these lengths.
 
-    `tail_ms`: what the step model said of that cap then; 0 without one.
+    `tail_ms`: the step model's tail at that cap then; 0 without one.
     """
 
     cap: int
@@ -113,10 +112,10 @@ class BreachedCap(Struct, frozen=True):
 
 
 class LoadedCap(Struct, frozen=True):
-    """A cap that was raised to because a pod could not do `per_s` arrivals below it. None below
-    it for 10 min * 2**times while requests are no shorter; their length is 0 where nobody kept it.
+    """A raised cap: below it a pod could not serve `per_s` arrivals. The cap stays there for 10 min
+    * 2**times while requests are no shorter; their length is 0 if it was not recorded.
 
-    `tail_ms`: what the step model said of that cap then; 0 without one.
+    `tail_ms`: the step model's tail at that cap then; 0 without one.
     """
 
     cap: int
@@ -150,10 +149,10 @@ class ReplicaChange(Struct, frozen=True):
 
 
 class Past(Struct, frozen=True):
-    """All that cannot be recomputed from the ticks; kept in the ConfigMap as JSON by the rim.
+    """All that cannot be recomputed from the ticks; the caller keeps it in the ConfigMap as JSON.
 
-    `targets_since_s`: when the targets were last edited: older ticks were counted against others.
-    `scale_out_since_s`, `scale_in_since_s`: since when the demand asks for more or fewer replicas;
+    `targets_since_s`: when the targets were last edited; older ticks were counted against others.
+    `scale_out_since_s`, `scale_in_since_s`: since when the demand asks for more or fewer replicas.
     `scale_in_to`: the most that it asked for since the latter.
     """
 
@@ -178,14 +177,13 @@ class Past(Struct, frozen=True):
 class TargetVerdict:
     """One target, judged.
 
-    `n`, `over`, `over_share`: the promise, over all arrivals of the window, at most
-    `allowed_share` when it holds. `quantile_ms`: the asked
-    percentile of the window from the merged sketches. `epoch_n`, `epoch_over`, `verdict`: the
-    evidence of this epoch. `samples_needed`: until headroom is shown if none more is over; 0
-    once it is shown. `verifiable`: False when that would take more than an hour at the present
-    traffic. `epoch_far`: gaps of interference among `epoch_over`, which a lower cap would not have
-    held either; `far_at_cap`: those among them that came at the cap; `cap_breached`: the verdict is
-    Breach also without them.
+    `n`, `over`, `over_share`: the promise, over all arrivals of the window; it holds up to
+    `allowed_share`. `quantile_ms`: the asked percentile of the window from the merged sketches.
+    `epoch_n`, `epoch_over`, `verdict`: the evidence of this epoch. `samples_needed`: until headroom
+    is shown if none more is over; 0 once it is shown. `verifiable`: False if that would take more
+    than an hour at the present traffic. `epoch_far`: gaps of interference among `epoch_over`, which
+    a lower cap would not have held either. `far_at_cap`: those among them that came at the cap.
+    `cap_breached`: the verdict is Breach also without them.
     """
 
     target: TargetName
@@ -216,7 +214,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A value to go to, and why. Holding is a move to the same."""
+    """The next value, and why. Holding is a move to the same value."""
 
     to: int
     reason: Reason | Foreign
@@ -225,13 +223,13 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do and why. `cap`, `replicas`: what shall be (in Advisory mode: what is, within the
-    limits).
+    """The decision and its reasons. `cap`, `replicas`: the next values (in Advisory mode the
+    present ones, within the limits).
 
-    `cap_move`, `replicas_move`: what the law says, in every mode. `desired_replicas`: what
-    the demand alone asks for. `cap_reason`, `replicas_reason`: empty when that side holds.
-    `effective_batch`: mean decodes in a step. `limited_by`: what keeps the cap from growing, None
-    while nothing does.
+    `cap_move`, `replicas_move`: the moves of the control law, in every mode. `desired_replicas`:
+    the number that the demand alone needs. `cap_reason`, `replicas_reason`: empty when that side
+    holds. `effective_batch`: mean decodes in a step. `limited_by`: why the cap cannot grow, None
+    without a reason.
     """
 
     cap: int

@@ -58,8 +58,8 @@ READERS: dict[TargetName, Counts] = {
 def judge(
     targets: Targets, window: TickWindow, epoch: TickWindow, far_ms: float = inf
 ) -> dict[TargetName, TargetVerdict]:
-    """Every target asked for. `window`: all ticks of the window; `epoch`: those that are
-    evidence; `far_ms`: gaps over it are of interference."""
+    """Judges every target asked for. `window`: all ticks of the window. `epoch`: those that are
+    evidence. `far_ms`: gaps over it are interference."""
     names = targets.by_name()
     threshold = k.BREACH_EVIDENCE * max(1, len(names))
     return {
@@ -124,7 +124,7 @@ def _test(
 
 
 def is_breached(name: TargetName, epoch: Sequence[TickSlice], targets: Targets) -> bool:
-    """Whether the ticks of `epoch` alone breach the target `name`."""
+    """True if the ticks of `epoch` alone breach the target `name`."""
     threshold = k.BREACH_EVIDENCE * max(1, len(targets.by_name()))
     counted = TickWindow(epoch).breach_evidence(
         targets.allowed_share, threshold, series_of, READERS[name].seen
@@ -140,7 +140,7 @@ def _near(parts: Sequence[TickSlice], reading: Reading, bucket: int | None) -> S
 
 
 def _far(parts: Sequence[TickSlice], proof: Reading, bucket: int) -> tuple[int, int]:
-    """Gaps of interference, and those of them that would be proof: ticks in which the cap was not
+    """Gaps of interference, and those of them that would be proof. Ticks in which the cap was not
     used prove nothing about it, and excuse nothing."""
     far = [interference.num_far(part, bucket) for part in parts]
     over = [over for _, over in series_of(parts, proof)] if any(far) else ()
@@ -177,10 +177,10 @@ def _marked(
 
 
 class _Periods(NamedTuple):
-    """Spans put together until nobody waits: the requests of one burst share one queue.
+    """Spans grouped until nobody waits: the requests of one burst share one queue.
 
-    `first`: (samples, marked ones) up to the end of the first period, None if none ends; `rest`: of
-    the periods between; `last`: of the one that has not ended.
+    `first`: (samples, marked ones) up to the end of the first period, None if none ends. `rest`:
+    those of the periods between. `last`: those of the one that has not ended.
     """
 
     first: tuple[int, int] | None
@@ -189,7 +189,7 @@ class _Periods(NamedTuple):
 
     @property
     def moments(self) -> Moments:
-        """Of all of them."""
+        """The moments of all periods."""
         return Moments.total([Moments.of([self.first or (0, 0), self.last]), self.rest])
 
 
@@ -207,7 +207,7 @@ def _busy_periods(
 
 
 def _on_end(runs: Sequence[_Periods]) -> _Periods:
-    """Successive ones: the last period of one goes on as the first of the next."""
+    """Joins successive ones: the last period of one goes on as the first of the next."""
     across, last = [], (0, 0)
     for run in runs:
         if run.first is None:
@@ -226,6 +226,6 @@ def _interference(slow_runs: tuple[int, int]) -> float:
 
 
 def _verifiable(needed: int, n: int, num_spans: int) -> bool:
-    """Whether `needed` samples come in within `VERIFIABLE_S` at the window's rate."""
+    """True if `needed` samples come in within `VERIFIABLE_S` at the window's rate."""
     per_second = n / (num_spans * TICK_SECONDS) if num_spans else 0.0
     return needed <= per_second * k.VERIFIABLE_S
