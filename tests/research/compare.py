@@ -107,8 +107,11 @@ def compare(args: argparse.Namespace) -> None:
     rows = _whole_rows(path)
     jobs = _left(_jobs(args), rows, args.again)
     started_s = time.monotonic()
-    ignored = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for this process
-    spawned = multiprocessing.get_context("spawn").Pool(args.jobs, *ignored)
+    heard = signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # children inherit it from their first step
+    spawned = multiprocessing.get_context("spawn").Pool(args.jobs)
+    signal.signal(signal.SIGINT, heard)
     with spawned as pool, path.open("a") as file:
         for number, row in enumerate(pool.imap_unordered(run_job, jobs), 1):
             rows.append(row)
