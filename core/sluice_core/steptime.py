@@ -8,8 +8,8 @@ make the other coefficients zero.
 Slow steps come alone (a hiccup: the tail of all steps) or in a row (interference: a noisy
 neighbour, a lower clock). Model and tail are fitted on steps without interference. Otherwise a few
 slow seconds would leave no room for prefill in the next two minutes. Lasting interference counts
-as the pod's speed until it ends. A batch larger than all fitted ones is no interference if its
-time grows no more than its size: few sequences may have taught the model that one costs nothing.
+as the pod's speed until it ends. A batch larger than all fitted ones may take as many times longer
+as it is larger: this is no interference. A fit on few sequences may find that one costs nothing.
 A pod throttled by its CPU quota has no interference: it alternates between running and pausing.
 When its pauses counted as interference, each fit made the model faster, until it was faster than
 every step.

@@ -117,8 +117,8 @@ class ModelShape:
     def default_len(self) -> int:
         """The longest sequence that is served by default, in tokens.
 
-        With longrope it is the original length, as in vLLM: all sequences share one set of factors,
-        and the long one is worse for short sequences. With linear scaling: the config's length."""
+        With longrope it is the original length, as in vLLM: all sequences share one set of factors.
+        The set for long sequences is worse for short ones. With linear scaling: the config's."""
         return min(self.original_position or self.max_position, self.max_position)
 
     def holds(self, tensor: str) -> bool:

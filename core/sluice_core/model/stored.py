@@ -89,8 +89,8 @@ class Weights:
 
     @property
     def dtype(self) -> str | None:
-        """Type of the first tensor by name in the first file, of the first floating one if there is
-        any; None if it is not known."""
+        """Type of the first tensor by name in the first file. A floating tensor goes before others.
+        None if it is not known."""
         header = self.first_header
         if not header:
             return None
