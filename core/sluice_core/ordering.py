@@ -20,8 +20,8 @@ Job = TypeVar("Job")
 PATIENCE = 4
 """Late jobs wait at most about this many times as long as under first come, first served."""
 ARRANGED_A_STEP = 128
-"""Jobs: each so many jobs add a step between two full arrangements. In between, newcomers are
-inserted at their places and jobs that became late are moved out of the way."""
+"""Waiting jobs for each step between two full arrangements. In between, newcomers are inserted at
+their places, and jobs that became late are moved out of the way."""
 
 
 class Terms(NamedTuple):

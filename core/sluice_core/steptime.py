@@ -119,7 +119,7 @@ class StepTimes:
         ratio = record.step_ms / max(interference.before.step_ms(*work), 1e-6)
         larger = max(record.num_decodes / max(interference.known, 1), 1.0)
         if interference.is_regime and 1 < ratio <= larger:
-            return  # whether it lasts, this does not say
+            return  # such a step does not show that the interference lasts
         ratio = min(ratio, max(ratio / larger, 1.0))
         self._newest.append((place, ratio))
         if self._is_fitted:

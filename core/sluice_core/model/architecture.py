@@ -14,7 +14,7 @@ MAX_EXPERTS = 1 << 16
 MAX_NUMBER = (1 << 31) - 1
 """Upper bound of any number in a config."""
 MAX_SOFTCAP = 10_000
-"""Bound of the soft cap on attention scores. Kernels' tanh is exact to 1e-7, times the cap."""
+"""Bound of the soft cap on scores: kernels' tanh is exact to 1e-7, so more would blur scores."""
 MAX_WINDOW = (1 << 31) - 1
 """Tokens that kernels can count; no sequence is longer."""
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -118,7 +118,7 @@ class ModelShape:
         """The longest sequence that is served by default, in tokens.
 
         With longrope it is the original length, as in vLLM: all sequences share one set of factors.
-        The set for long sequences is worse for short ones. With linear scaling: the config's."""
+        Long sequences' set is worse for short ones. With linear scaling: the config's length."""
         return min(self.original_position or self.max_position, self.max_position)
 
     def holds(self, tensor: str) -> bool:

@@ -117,7 +117,7 @@ def activation_bytes(
 ) -> int:
     """Peak bytes of one step: the wider of attention and MLP per token, and the sampled logits.
 
-    Each row of logits has a copy in the model's dtype, one in float32, and one for sampling.
+    A row of logits has three copies: the model's dtype, float32, and one for sampling.
     in_a_row: all layers share one scratch, in which a gate is never written out.
     """
     hidden, head_dim = shape.hidden_size, shape.head_dim

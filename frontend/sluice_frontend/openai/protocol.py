@@ -406,5 +406,5 @@ def refuse_unsupported(
 
 
 def _is_same(value: object, item: object) -> bool:
-    """Equal as JSON is: true is not 1."""
+    """True if both are equal as JSON: true is not 1."""
     return value == item and isinstance(value, bool) == isinstance(item, bool)

@@ -114,7 +114,7 @@ def forecast_for(
     forecast, engine = forecast_of(recorder, live, num_open), recorder.engine
     limits = live.for_engine()
     if limits.policy == "fcfs" or live.overload == "Shed":
-        return forecast  # without late ones all open sequences go first
+        return forecast  # by arrival, or without late ones: all open sequences go first
 
     def terms(priority: int, ttft_ms: float | None, arrived_s: float, tokens: int) -> Terms:
         due_s = limits.due_s(arrived_s, ttft_ms)

@@ -24,10 +24,10 @@ Fields = tuple[int, int | None, int | None, int | None, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class PanelLinear:
-    """A weight in panels. panels: int32, ordered by `_Order.panels`; a word is two neighbouring
-    bfloat16, or four bytes. Bytes have scales and shifts; shifts: what ZERO adds to each output.
-    scales, shifts, bias: float32, one per output of the panels, or None. outputs: the number that
-    a row returns. gate: an index into GATES."""
+    """panels: int32, ordered by `_Order.panels`; a word is two neighbouring bfloat16 or four bytes.
+    scales, shifts, bias: float32, one per output of the panels, or None. Only bytes have scales
+    and shifts; a shift is the sum that ZERO adds to its output. outputs: the number that a row
+    returns. gate: an index into GATES."""
 
     panels: Tensor
     scales: Tensor | None

@@ -40,8 +40,8 @@ OTHER_FILES = 128
 ANSWER_S = 2.0
 """Seconds in which open requests get their error, once the engine has died or a drain must end."""
 QUIET_S = 1.0
-"""Seconds of silence after which a drain closes a connection: a client that has just connected,
-or was just answered, may be about to send a request."""
+"""Seconds of silence after which a drain closes a connection. A client that has just connected, or
+was just answered, may be about to send a request."""
 POOL_S = 20.0
 """The same for clients out of our control: longer than the pools of openai and httpx (5 s) and
 aiohttp (15 s) keep one. A request sent as it closes would get no answer (RFC 9112, 9.5)."""

@@ -84,7 +84,7 @@ class KvCache:
         return len(sequence.block_ids) * size >= num_tokens
 
     def extend_for_drafts(self, sequence: Sequence, num_drafts: int) -> bool:
-        """Room for a draft behind its tokens, only from free blocks: a guess preempts nothing."""
+        """True if free blocks give a draft room behind its tokens: a guess preempts nothing."""
         lacking = blocks_for(sequence.num_tokens + num_drafts, self.pool.block_size)
         lacking -= len(sequence.block_ids)
         if lacking > self.pool.num_available:

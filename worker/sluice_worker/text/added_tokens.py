@@ -54,8 +54,8 @@ def _check_id(tokenizer: Tokenizer, text: str, token_id: int, file: str) -> None
 
 
 def _add_special(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
-    """Add special tokens that only those files name, if they are in the vocabulary. transformers
-    also gives ids to others, for which the model may have no row."""
+    """Add special tokens of the vocabulary that only those files name. The model may have no row
+    for others, to which transformers gives ids too."""
     known = _known(tokenizer)
     named = [*config.named_special.values(), *config.extra_special]
     tokens = [_added({**token, "special": True}) for token in named]

@@ -77,8 +77,8 @@ class StopFinder:
     def push(self, piece: str, *, may_end: bool = True) -> tuple[str, str | None]:
         """The text that may be sent, and the stop string that ends it, if one was found.
 
-        Only stop strings that end in `piece` count. Earlier ones were found, or ended in a piece
-        with `may_end` False; a stop string may begin in such a piece but not end in it.
+        Only stop strings that end in `piece` count: earlier ones were found, or ended in a piece
+        with `may_end` False. A stop string may begin in such a piece but not end in it.
         """
         if not self._stops:
             return piece, None

@@ -88,7 +88,7 @@ class ChatTemplate:
             "add_generation_prompt": conversation.add_generation_prompt,
             "strftime_now": now.strftime,
         }
-        if conversation.reasoning_effort is not None:  # templates ask whether it is defined
+        if conversation.reasoning_effort is not None:  # templates test if it is defined
             names["reasoning_effort"] = self._marked(conversation.reasoning_effort)
             names.setdefault("enable_thinking", conversation.reasoning_effort != "none")  # as vLLM
         messages = self._fitting([self._marked(each) for each in conversation.messages], names)

@@ -75,8 +75,8 @@ def _only_decodes(work: StepWork) -> bool:
 def rows_after(sampled: Iterable[tuple[int, Row]], block_size: int, draw_of: DrawOf) -> list[Row]:
     """The next step's rows, or none if one continuing sequence cannot run ahead.
 
-    That sequence would need a forward of its own beside the one that ran ahead.
-    sampled: each row with its place among the tokens that the device keeps.
+    It would need a forward of its own beside the one that ran ahead.
+    `sampled`: each row with its place among the device's kept tokens.
     """
     following = []
     for source, row in sampled:
